@@ -1,21 +1,29 @@
 """Files that were made to run code, to fill the memory or never to end: each is refused at once, with a reason."""
 
+import functools
 import gzip
+import importlib
 import io
 import json
 import os
+import resource
+import socket
 import sys
 import tarfile
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 import vitmods as vm
-from vitmods.adapters import load
+from vitmods.adapters import load, open_model, save
 from vitmods.data.groups import keys_by
 from vitmods.data.read import Unreadable, decode
 from vitmods.data.sources import open_source
@@ -25,12 +33,14 @@ from vitmods.data.tars import open_tar
 from vitmods.model.config import ViTConfig
 from vitmods.recipes import Recipe
 from vitmods.stats.read import read_csv
+from vitmods.study.bases import ForeignBase
+from vitmods.study.edits import Function
 from vitmods.study.models import rebuilt
 from vitmods.study.store import StudyFolder
 from vitmods.train import checkpoint
 from vitmods.train.launch import launch
 from vitmods.train.trial import read_scores
-from vitmods.util import limits
+from vitmods.util import limits, registry
 from vitmods.util.address import AddressPlace
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user
@@ -83,6 +93,38 @@ def record(**changed):
     return {**known, "tensors": "", **changed}
 
 
+@pytest.fixture
+def weights(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    return tmp_path / "model.safetensors"
+
+
+MINE = """
+from os import getpid
+from json import dumps
+calls = []
+class Kept:
+    def method(model):
+        calls.append("method")
+def outer(model):
+    calls.append("outer")
+    return model
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A module of the user's that was imported, and not by the script."""
+    (tmp_path / "mine_of_a_test.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    named = set()
+    for where in ("util.registry", "study.edits"):
+        monkeypatch.setattr(f"vitmods.{where}.named_by_user", named)
+    module = importlib.import_module("mine_of_a_test")
+    yield module
+    del sys.modules["mine_of_a_test"]
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -93,18 +135,195 @@ def record(**changed):
         ),
         ({"base": "python:os:getpid"}, "Python's own"),
         ({"base": "python:torch:load", "num_classes": "evil.pth"}, "whole numbers"),
+        ({"base": "python:torch:sys.exit"}, "did not name its module"),
+        ({"edits": "python(os:system)"}, "Python's own"),
+        ({"edits": "python(torch:sys.exit)"}, "did not name its module"),
+        ({"edits": "python(torch:use_deterministic_algorithms)"}, "did not name its module"),
+        ({"edits": "python(mine_of_a_test:outer)"}, "did not name its module"),
         ({"base": "timm:vit_tiny_patch16_224?checkpoint_path=evil.pth"}, "leave checkpoint_path out"),
+        ({"base": "timm:vit_tiny_patch16_224?pretrained_cfg_overlay={'file':'x'}"}, "leave pretrained_cfg_overlay out"),
         ({"base": None}, "how its model was made"),
     ],
 )
-def test_a_record_of_a_trial_calls_nothing_but_models(changed, words):
+def test_a_record_of_a_trial_calls_nothing_but_models(changed, words, mine, weights):
     with pytest.raises(UserError, match=words):
-        rebuilt(record(**changed))
+        rebuilt(record(**changed), weights)
+    assert mine.calls == []
 
 
-def test_a_record_of_a_trial_cannot_name_a_function_of_python_as_an_arm():
-    with pytest.raises(UserError, match="Python's own"):
-        rebuilt(record(base={"depth": 1, "embed_dim": 8, "num_heads": 1}, edits="python(os:system)"))
+@pytest.mark.parametrize("path", ["getpid", "dumps", "Kept.method", "outer.__globals__", "calls", "__name__", "gone"])
+@pytest.mark.parametrize("how", ["plugin", "script"])
+def test_of_a_module_that_the_user_names_its_own_functions_alone_are_called(path, how, mine, weights, monkeypatch):
+    edit = Function(f"mine_of_a_test:{path}")
+    if how == "plugin":
+        registry.load_plugins(["mine_of_a_test"])
+    else:
+        monkeypatch.setattr(sys.modules["__main__"], "mine", mine, raising=False)
+    with pytest.raises(UserError, match="does not define a function"):
+        edit.resolve()
+    assert Function("mine_of_a_test:outer").resolve() is mine.outer
+
+
+def test_what_the_user_passes_as_a_function_may_be_named(mine, monkeypatch):
+    assert str(Function.of(mine.outer, "x")) == "python(mine_of_a_test:outer)"
+    assert Function("mine_of_a_test:outer").resolve() is mine.outer
+    with pytest.raises(UserError, match="did not name its module"):
+        Function("mine_of_a_test:Kept").resolve()
+    monkeypatch.setattr(sys.modules["__main__"], "Kept", mine.Kept, raising=False)  # from mine_of_a_test import Kept
+    assert Function("mine_of_a_test:Kept").resolve() is mine.Kept
+
+
+# Size and network of models that a file describes
+
+
+class MostMemory:
+    """A limit of memory for what is within, in MB above what the process has."""
+
+    def __init__(self, most):
+        self.most = most
+
+    def __enter__(self):
+        self.before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def __exit__(self, *_):
+        taken = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self.before) / 1024
+        assert taken < self.most, f"{taken:.0f} MB"
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What was asked of the network: names and addresses."""
+    found = []
+
+    def refuse(*address, **_):
+        found.append(address)
+        raise ConnectionError
+
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    return found
+
+
+LIES = {
+    "a giant": {"base": "timm:vit_giant_patch14_224"},
+    "depth": {"base": "timm:vit_tiny_patch16_224?depth=1000000000"},
+    "blocks": {"base": "timm:vit_tiny_patch16_224?depth=100000"},
+    "width": {"base": "timm:vit_tiny_patch16_224?embed_dim=12288"},
+    "classes": {"num_classes": 2**30},
+    "side": {"img_size": [8000, 8000]},
+    "windows": {"base": "timm:swin_tiny_patch4_window7_224", "img_size": [8000, 8000]},
+    "our own": {"base": {"depth": 10**9, "embed_dim": 8, "num_heads": 1}},
+    "our own width": {"base": {"depth": 1, "embed_dim": 2**20, "num_heads": 1}},
+    "a change": {
+        "base": {"depth": 1, "embed_dim": 8, "num_heads": 1},
+        "edits": "replace(rms)+size(width=1000000,heads=1)",
+    },
+    "a regnet": {"base": "torchvision:regnet_y_128gf", "img_size": [224, 224]},
+    "text": {"base": "hf-text:bert?num_hidden_layers=1000000000", "img_size": [1, 64], "in_chans": 100},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_record_of_a_trial_that_describes_a_larger_model_makes_none(lie, weights):
+    with MostMemory(200), pytest.raises(UserError, match=r"another model|limit|larger|modules|whole numbers|no ViT"):
+        rebuilt(record(**LIES[lie]), weights)
+
+
+FETCHED = {
+    "torchvision:fasterrcnn_resnet50_fpn": "no classifier",
+    "torchvision:fcn_resnet50": "no classifier",
+    "timm:hf-hub:someone/model": "no model",
+    "timm:local-dir:/tmp": "no model",
+    "timm:resnet18?pretrained=1": "another model",
+}
+
+
+@pytest.mark.parametrize("base", FETCHED)
+def test_a_record_of_a_trial_asks_nobody(base, weights, asked):
+    with pytest.raises(UserError, match=FETCHED[base]):
+        rebuilt(record(base=base, img_size=[224, 224]), weights)
+    assert asked == []
+
+
+HF = {
+    "timm_wrapper": {"model_type": "timm_wrapper", "architecture": "hf-hub:someone/model"},
+    "its arguments": {
+        "model_type": "timm_wrapper", "architecture": "resnet18", "model_args": {"pretrained_cfg": {"url": "http://x"}}
+    },
+    "a backbone": {"model_type": "beit", "use_pretrained_backbone": True, "backbone": "x/y"},
+    "attention": {"model_type": "vit", "attn_implementation": "someone/kernels"},
+    "code": {"model_type": "mine", "auto_map": {"AutoConfig": "code.py--Config"}},
+    "depth": {"model_type": "vit", "num_hidden_layers": 10**9},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", HF)
+def test_a_folder_of_hugging_face_asks_nobody(lie, tmp_path, asked):
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(HF[lie]))
+    for read in (lambda: ForeignBase(f"hf:{tmp_path}", 2, (32, 32), 3).build(), lambda: open_model(f"hf:{tmp_path}")):
+        with MostMemory(200), pytest.raises(UserError):
+            read()
+    assert asked == []
+
+
+def test_options_of_a_base_of_hugging_face_ask_nobody(tmp_path, asked):
+    pytest.importorskip("transformers")
+    wrapped = {"model_type": "timm_wrapper", "architecture": "resnet18", "num_classes": 2}
+    (tmp_path / "config.json").write_text(json.dumps(wrapped))
+    with pytest.raises(UserError, match="no model 'hf-hub:someone/model'"):
+        ForeignBase(f"hf:{tmp_path}?architecture=hf-hub:someone/model", 2, (32, 32), 3).build()
+    assert asked == []
+
+
+TIMM = {
+    "width": {"model_args": {"embed_dim": 12288}},
+    "side": {"model_args": {"img_size": 8000}},
+    "a million blocks": {"model_args": {"depth": 10**6}},
+    "a billion blocks": {"model_args": {"depth": 10**9}},
+    "a giant": {"architecture": "vit_giant_patch14_224"},
+    "swin": {"architecture": "swin_base_patch4_window7_224", "model_args": {"img_size": 8000}},
+    "size of input": {
+        "model_args": {"depth": 1},
+        "pretrained_cfg": {"input_size": [3, 8000, 8000], "fixed_input_size": True},
+    },
+    "hub": {"architecture": "hf-hub:someone/model"},
+    "address": {"model_args": {"pretrained_cfg": {"url": "http://x"}}},
+    "file": {"model_args": {"checkpoint_path": "/dev/zero"}},
+    "class": {"model_args": {"block_fn": "Block"}},
+    "no names": {"pretrained_cfg": [], "model_args": 3},
+}
+
+
+@pytest.mark.parametrize("lie", TIMM)
+def test_a_folder_of_timm_that_lies_is_refused_before_memory_is_taken(lie, tmp_path, asked):
+    plain = {"architecture": "vit_tiny_patch16_224", "num_classes": 2, "model_args": {"depth": 1, "img_size": 32}}
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=2, depth=1, img_size=32)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    for values, refused in ((plain, False), ({**plain, **TIMM[lie]}, True)):
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        with MostMemory(200), pytest.raises(UserError) if refused else nullcontext():
+            load(tmp_path)
+    assert asked == []
+
+
+def test_an_existing_file_is_not_looked_up_on_the_hub(tmp_path, asked):
+    save(vm.vit("mu1/4", img_size=8, num_classes=2), tmp_path / "model.safetensors")
+    assert isinstance(vm.from_pretrained(tmp_path / "model.safetensors"), vm.ViT)
+    assert asked == []
+
+
+def test_offline_stops_this_thread_alone():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        connect = functools.partial(socket.create_connection, server.getsockname(), timeout=SOON_S)
+        with limits.offline():
+            with pytest.raises(ConnectionError, match="nobody allowed"):
+                connect()
+            with ThreadPoolExecutor() as others:
+                others.submit(connect).result().close()
+        connect().close()
 
 
 def test_processes_of_one_training_do_not_import_from_the_working_directory(monkeypatch):

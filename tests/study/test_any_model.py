@@ -183,7 +183,7 @@ def test_a_trial_whose_function_is_gone_says_so(finished, tmp_path):
         open_trial(finished[2] / "trials/wide/seed0")
     folder = shutil.copytree(finished[2] / "trials/relu/seed0", tmp_path / "seed0")
     config = json.loads((folder / "config.json").read_text())
-    wrong = {"antigravity": "Python's own", "not_here": "import not_here first, in the shell --plugin not_here"}
+    wrong = {"antigravity": "Python's own", "not_here": "import not_here in your script, or add --plugin"}
     for module, words in wrong.items():
         config["model"]["edits"] = f"python({module}:anything)"
         (folder / "config.json").write_text(json.dumps(config))
@@ -327,7 +327,7 @@ def test_what_is_no_base_or_no_arm_is_refused():
         study_of(3)
     with pytest.raises(UserError, match="There is no plugin 'no_such_module'"):
         study_of("python:no_such_module:base")
-    with pytest.raises(UserError, match="has no 'wider'"):
+    with pytest.raises(UserError, match="does not define a function 'wider'"):
         arm_from_text("python(timm:wider)")
     with pytest.raises(UserError, match="is no change"):
         study_of(arms={"dpn": vm.DualPatchNorm})

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from fnmatch import fnmatch
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch import nn
@@ -60,19 +62,25 @@ def read_model(model: nn.Module) -> tuple[ViT, Coverage]:
 
     Raises UserError for classes and parts that are not covered.
     """
+    found: tuple[ViT, Coverage] = _reader(model).read(model)
+    return found
+
+
+def config_of(model: nn.Module) -> ViTConfig:
+    """The config of a model that `as_vit` reads, which may be on the meta device. Raises UserError as that."""
+    if isinstance(model, ViT):
+        return model.vit_config
+    config: ViTConfig = _reader(model).read_config(model)
+    return config
+
+
+def _reader(model: nn.Module) -> Any:
+    """The module of this package that reads models of a library. Raises UserError for other classes."""
     libraries = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
-    if "timm" in libraries:
-        from vitmods.adapters.timm import read as read_timm
-
-        return read_timm(model)
-    if "transformers" in libraries:
-        from vitmods.adapters.huggingface import read as read_huggingface
-
-        return read_huggingface(model)
-    if "torchvision" in libraries:
-        from vitmods.adapters.torchvision import read as read_torchvision
-
-        return read_torchvision(model)
+    readers = {"timm": "timm", "transformers": "huggingface", "torchvision": "torchvision"}
+    for library, reader in readers.items():
+        if library in libraries:
+            return import_module(f"vitmods.adapters.{reader}")
     name = type(model).__name__
     if name in WRAPPERS:
         raise UserError(f"A {name} wraps the model: give the model inside, model.{WRAPPERS[name]}.")

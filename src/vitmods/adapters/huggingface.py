@@ -1,6 +1,7 @@
 """Hugging Face's ViTModel and ViTForImageClassification as a vitmods ViT and back, exactly; also their saved files."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from vitmods.adapters.tensors import STACKED, Coverage, Row, read_tensors, rows_of
 from vitmods.adapters.transfer import (
     build,
+    check_numbers,
     check_readable,
     export_model,
     fields,
@@ -21,6 +23,7 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
+from vitmods.util.limits import offline, read_json
 
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -45,6 +48,14 @@ def from_huggingface(model: Any) -> ViT:
 
 def read(model: Any) -> tuple[ViT, Coverage]:
     """As ``from_huggingface``, with the account of all tensors."""
+    source, config, tensors = f"Hugging Face's {type(model).__name__}", read_config(model), model.state_dict()
+    new, coverage = import_model(source, model, config, _rows(config, tensors), _look, _left_out(tensors))
+    new.set_grad_checkpointing(any(getattr(m, "gradient_checkpointing", False) for m in model.modules()))
+    return new, coverage
+
+
+def read_config(model: Any) -> ViTConfig:
+    """The config of such a model, its weights aside. Raises UserError as ``from_huggingface``."""
     from transformers import ViTForImageClassification, ViTModel
 
     source = f"Hugging Face's {type(model).__name__}"
@@ -53,10 +64,7 @@ def read(model: Any) -> tuple[ViT, Coverage]:
         raise UserError(f"{source} is not covered: {reason}ViTModel and ViTForImageClassification are.")
     tensors, values = model.state_dict(), model.config.to_dict()
     refuse(source, _uncovered(values, tensors))
-    config = _read_config(values, tensors)
-    new, coverage = import_model(source, model, config, _rows(config, tensors), _look, _left_out(tensors))
-    new.set_grad_checkpointing(any(getattr(m, "gradient_checkpointing", False) for m in model.modules()))
-    return new, coverage
+    return _read_config(values, tensors)
 
 
 def read_saved(source: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> tuple[ViT, Coverage]:
@@ -68,6 +76,49 @@ def read_saved(source: str, tensors: Mapping[str, Tensor], values: Mapping[str, 
     if set(named) == {str(k) for k in range(config.num_classes)}:
         model.pretrained_cfg["label_names"] = tuple(str(named[str(k)]) for k in range(config.num_classes))
     return model, coverage
+
+
+def read_huggingface_config(source: str, folder: Path) -> Any:
+    """The configuration in a folder that `save_pretrained` wrote.
+
+    Raises UserError where there is none, where it is too large for a model, or where it names what Hugging Face would
+    fetch: a model of timm that is not in timm, a trained backbone, attention from the Hub.
+    """
+    try:
+        from transformers import AutoConfig
+    except ImportError as error:
+        raise UserError("Models of Hugging Face need transformers: pip install 'vitmods[hf]'.") from error
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{source}: there is no {folder / 'config.json'}. Give a folder that save_pretrained wrote.")
+    try:
+        values = read_json(folder / "config.json")
+        check_values(source, values)
+        with offline():
+            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except UserError:
+        raise
+    except Exception as error:  # transformers raises what it likes
+        raise UserError(f"{folder / 'config.json'} cannot be read: {str(error).partition(chr(10))[0]}") from error
+
+
+def check_values(source: str, values: Any) -> None:
+    """The same of its values, at any depth: parts of a model have configurations of their own."""
+    if isinstance(values, list):
+        for value in values:
+            check_values(source, value)
+    if not isinstance(values, Mapping):
+        return
+    check_numbers(source, values)
+    if values.get("model_type") == "timm_wrapper":
+        from vitmods.adapters.timm import check_timm
+
+        check_timm(source, values.get("architecture"), values.get("model_args") or {})
+    if values.get("use_pretrained_backbone"):
+        raise UserError(f"{source}: its config asks for a trained backbone: set use_pretrained_backbone to false.")
+    for name, value in values.items():
+        if name.endswith("implementation") and "/" in str(value):
+            raise UserError(f"{source}: its config names code of others as {name}: set it to 'sdpa'.")
+        check_values(source, value)
 
 
 def is_saved(tensors: Iterable[str]) -> bool:

@@ -6,7 +6,8 @@ from typing import Any
 from torch import nn
 
 from vitmods.model.vit import ViT, vit
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UserError
+from vitmods.util.limits import offline
 
 LIBRARIES = ("timm", "hf", "torchvision")
 
@@ -85,31 +86,33 @@ def _file(path: Path, img_size: int | tuple[int, int] | None) -> nn.Module:
 def _timm(name: str, img_size: int | tuple[int, int] | None) -> nn.Module:
     import timm
 
-    if not timm.is_model(name):
-        raise UserError(f"timm has no model '{name}'. {nearest(name, timm.list_models('*vit*'))}")
+    from vitmods.adapters.timm import check_timm
+
+    check_timm(f"timm:{name}", name, {})
     sized: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
     model: nn.Module = timm.create_model(name, **sized)
     return model
 
 
 def _torchvision(name: str, img_size: int | tuple[int, int] | None) -> nn.Module:
-    from torchvision.models import get_model, list_models
+    from torchvision.models import get_model
 
-    if name not in list_models():
-        raise UserError(f"torchvision has no model '{name}'. {nearest(name, list_models(include='vit*'))}")
+    from vitmods.adapters.torchvision import check_torchvision
+
+    check_torchvision(name)
     side = img_size[0] if isinstance(img_size, tuple) else img_size  # its images are square
     model: nn.Module = get_model(name, **({} if side is None else {"image_size": side}))
     return model
 
 
 def _huggingface(name: str, img_size: int | tuple[int, int] | None) -> nn.Module:
-    try:
-        from transformers import AutoConfig, AutoModelForImageClassification
-    except ImportError as error:
-        raise UserError("Models of Hugging Face need transformers: pip install 'vitmods[hf]'.") from error
-    if not (Path(name) / "config.json").is_file():
-        raise UserError(f"hf:{name} is no folder with a config.json: download the model first.")
-    sized = {} if img_size is None else {"image_size": img_size}
-    config = AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False, **sized)
-    model: nn.Module = AutoModelForImageClassification.from_config(config)
+    from vitmods.adapters.huggingface import read_huggingface_config
+
+    config = read_huggingface_config(f"hf:{name}", Path(name))
+    if img_size is not None:
+        config.image_size = img_size
+    from transformers import AutoModelForImageClassification
+
+    with offline():
+        model: nn.Module = AutoModelForImageClassification.from_config(config)
     return model

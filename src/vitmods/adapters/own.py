@@ -51,7 +51,7 @@ def own_description(weights: Path) -> Description | None:
             )
         if not isinstance(config, dict) or "embed_dim" not in config:
             return None
-        return Description(config, {name: _read(name, seen[name]) for name in _SEEN if name in seen})
+        return Description(config, read_seen(seen))
     except UserError:
         raise
     except (OSError, ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
@@ -99,6 +99,11 @@ def _seen_by_trial(record: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: augment[theirs] for name, theirs in names.items() if theirs in augment}
     known = {"label_names": record.get("data", {}).get("classes"), "task": record.get("task")}
     return {**found, **{name: value for name, value in known.items() if value}}
+
+
+def read_seen(known: Mapping[str, Any]) -> dict[str, Any]:
+    """How images are prepared and what outputs are called, of what a file says. Raises ValueError or TypeError."""
+    return {name: _read(name, known[name]) for name in _SEEN if known.get(name) is not None}
 
 
 def _read(name: str, value: Any) -> Any:

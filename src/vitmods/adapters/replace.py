@@ -69,6 +69,15 @@ def replace_norms(
     and norms that mix tokens where they must not: in causal attention, chunks of a sequence, with tokens on the first
     axis, and, unless ``where`` is given, in decoders and where no block with attention was recognized.
     """
+    found, may_leak = put_norms(model, change, where, heads)
+    try_out(_copy(model), _copy(found.model), [row.site.name for row in found.rows if row.now], example, may_leak)
+    return found
+
+
+def put_norms(
+    model: nn.Module, change: Norm | DynamicTokenNorm, where: Where | None = None, heads: Heads | None = None
+) -> tuple[Replaced, bool]:
+    """The same without running a model, and whether tokens may now see later ones."""
     _check_model(model, change)
     anatomy = Anatomy(model)
     if not anatomy.sites:
@@ -93,8 +102,7 @@ def replace_norms(
     _leave_fused_path(new)
     if not plan.token_wise:
         ReadsMask.put_on(new)
-    try_out(_copy(model), _copy(new), norms, example, may_leak=where is None and not plan.token_wise)
-    return Replaced(new, rows)
+    return Replaced(new, rows), where is None and not plan.token_wise
 
 
 def _with_heads(sites: tuple[NormSite, ...], heads: Heads | None) -> tuple[NormSite, ...]:

@@ -1,5 +1,6 @@
 """timm's VisionTransformer as a vitmods ViT and back, exactly."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,15 +14,34 @@ from timm.models import vision_transformer as timm_vit
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
-from vitmods.adapters.tensors import Coverage, Row
-from vitmods.adapters.transfer import check_readable, export_model, fields, import_model, refuse, refuse_slots
+from vitmods.adapters.own import read_seen
+from vitmods.adapters.tensors import Coverage, Row, read_tensors
+from vitmods.adapters.transfer import (
+    build,
+    check_numbers,
+    check_readable,
+    export_model,
+    fields,
+    import_model,
+    outline,
+    refuse,
+    refuse_slots,
+)
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.limits import read_json
+from vitmods.util.text import printable
 
 timm_layers: Any = timm.layers
 _GELUS = (nn.GELU, timm_layers.GELU, timm_layers.GELUTanh)
+_MODULES = ("vision_transformer", "deit")  # of timm, where its VisionTransformers are
+_PLAIN = inspect.signature(timm_vit.VisionTransformer).parameters.keys() - {
+    *("embed_layer", "block_fn", "mlp_layer", "attn_layer", "device", "dtype")  # which are code
+}
+_BESIDE = ("num_classes", "label_names")  # also of config.json itself
+_KNOWN = ("num_classes", "input_size", "fixed_input_size", "global_pool", "first_conv", "classifier", "pool_size")
 _POOLS = {"token": "token", "avg": "avg", "map": "map", "": "none"}
 
 
@@ -35,12 +55,7 @@ def from_timm(model: Any) -> ViT:
 
 def read(model: Any) -> tuple[ViT, Coverage]:
     """As ``from_timm``, with the account of all tensors."""
-    source = f"timm's {type(model).__name__}"
-    if type(model) is VisionTransformerDistilled:
-        raise UserError(f"{source} is not covered: there is no slot for its distillation token and second head.")
-    if type(model) is not timm_vit.VisionTransformer:
-        raise UserError(f"{source} is not covered; VisionTransformer is.")
-    config = read_config(model)
+    source, config = f"timm's {type(model).__name__}", read_config(model)
     new, coverage = import_model(source, model, config, _rows(config), _look)
     new.set_grad_checkpointing(model.grad_checkpointing)
     new.pretrained_cfg = new.default_cfg = getattr(model, "pretrained_cfg", new.pretrained_cfg)
@@ -48,15 +63,57 @@ def read(model: Any) -> tuple[ViT, Coverage]:
 
 
 def read_saved(weights: Path, tensors: Mapping[str, Tensor]) -> tuple[ViT, Coverage]:
-    """timm's own reading of the config, and of tensors that were read here: timm opens no file of weights, since some
-    of its versions run the code that a pickle holds. Raises UserError."""
-    given = {"state_dict": dict(tensors), "source": "", "file": None}
+    """A ViT from tensors and the config.json beside their file, as timm's `save_for_hf` writes it.
+
+    What the architecture and its plain arguments mean, timm's model of them on the meta device says; timm is given no
+    file and no address. Raises UserError.
+    """
+    source = str(weights.parent)
     try:
-        model: Any = timm.create_model(f"local-dir:{weights.parent}", pretrained=True, pretrained_cfg_overlay=given)
-    except Exception as error:  # whatever timm and torch raise for a damaged config or an unknown model
-        raise UserError(f"{weights.parent} cannot be read by timm: {error}") from error
-    model.pretrained_cfg.pop("state_dict", None)
-    return read(model)
+        record: dict[str, Any] = read_json(weights.with_name("config.json"))
+        known = {**record.get("pretrained_cfg", record), **{n: record[n] for n in _BESIDE if n in record}}
+        arguments = dict(record.get("model_args") or {})
+        pretrained = {name: known[name] for name in _KNOWN if name in known} | read_seen(known)
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise UserError(f"{source}/config.json cannot be read; it may be damaged: {error}") from error
+    architecture = record["architecture"]
+    check_timm(source, architecture, arguments)
+    if not timm.models.is_model_in_modules(architecture, _MODULES):
+        raise UserError(f"{source}: timm's {printable(architecture)} is not covered; VisionTransformer is.")
+    if unknown := sorted(arguments.keys() - _PLAIN):
+        raise UserError(f"{source}: VisionTransformer takes no argument {printable(unknown[0])} from a file.")
+    check_numbers(source, [arguments, pretrained])
+    if isinstance(depth := arguments.get("depth", 0), int) and depth > len(tensors):
+        raise UserError(f"{source} does not fit its own config, which has more blocks than the file has tensors.")
+    try:
+        with outline(source):
+            model: Any = timm.create_model(architecture, pretrained_cfg=pretrained, **arguments)
+            config = _config_of_outline(model, tensors)
+            rows = _rows(config)
+    except UserError:
+        raise
+    except Exception as error:  # whatever timm and torch raise for values that describe no model
+        raise UserError(f"{source} describes no model that timm can make: {error}") from error
+    weights_of, coverage = read_tensors(source, rows, tensors)
+    new = build(source, config, weights_of)
+    new.pretrained_cfg = new.default_cfg = model.pretrained_cfg
+    return new, coverage
+
+
+def _config_of_outline(model: Any, tensors: Mapping[str, Tensor]) -> ViTConfig:
+    config, scale = read_config(model), tensors.get("blocks.0.ls1.gamma")
+    return config if scale is None else config.with_(layer_scale=_scale_of(scale))
+
+
+def check_timm(source: str, name: Any, arguments: Mapping[str, Any]) -> None:
+    """Raise UserError unless timm itself has a model of this name, and the arguments name no file and no address."""
+    if not isinstance(name, str) or not timm.is_model(name):
+        known = nearest(printable(str(name)), timm.list_models())
+        raise UserError(f"{source}: timm has no model '{printable(str(name)[:80])}'. {known}")
+    if named := [one for one in arguments if one.startswith("pretrained") or one in ("checkpoint_path", "cache_dir")]:
+        raise UserError(
+            f"{source}: leave {named[0]} out. Give trained weights as --from FILE, or ask for pretrained=1."
+        )
 
 
 def timm_counterpart(config: ViTConfig) -> dict[str, Any]:
@@ -161,7 +218,12 @@ def _read_norm(module: Any) -> NormConfig | None:
 
 def read_config(model: Any) -> ViTConfig:
     """The config of a timm VisionTransformer, its weights aside. Raises UserError as ``from_timm``."""
-    refuse(f"timm's {type(model).__name__}", uncovered(model))
+    source = f"timm's {type(model).__name__}"
+    if type(model) is VisionTransformerDistilled:
+        raise UserError(f"{source} is not covered: there is no slot for its distillation token and second head.")
+    if type(model) is not timm_vit.VisionTransformer:
+        raise UserError(f"{source} is not covered; VisionTransformer is.")
+    refuse(source, uncovered(model))
     block: Any = _first_branches(model.blocks[0])
     stem: Any = model.patch_embed
     rates = [getattr(_first_branches(b).drop_path1, "drop_prob", 0.0) or 0.0 for b in model.blocks]
@@ -211,7 +273,11 @@ def _read_layer_scale(model: Any) -> float | None:
     scale = _first_branches(model.blocks[0]).ls1
     if isinstance(scale, nn.Identity):
         return None
-    return scale.init_values if scale.gamma.is_meta else float(scale.gamma.detach().float().mean()) or 1e-5
+    return scale.init_values if scale.gamma.is_meta else _scale_of(scale.gamma)
+
+
+def _scale_of(gamma: Tensor) -> float:
+    return float(gamma.detach().float().mean()) or 1e-5
 
 
 _COPIED = (

@@ -11,7 +11,7 @@ from vitmods.adapters.transfer import check_readable, export_model, fields, impo
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig
 from vitmods.model.vit import ViT
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, nearest
 
 # What torchvision's published weights were trained with.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -27,16 +27,18 @@ def from_torchvision(model: Any) -> ViT:
 
 def read(model: Any) -> tuple[ViT, Coverage]:
     """As ``from_torchvision``, with the account of all tensors."""
-    from torchvision.models.vision_transformer import VisionTransformer
-
-    source = f"torchvision's {type(model).__name__}"
-    if type(model) is not VisionTransformer:
-        raise UserError(f"{source} is not covered; VisionTransformer is.")
-    refuse(source, _uncovered(model))
-    config = _read_config(model)
+    source, config = f"torchvision's {type(model).__name__}", read_config(model)
     new, coverage = import_model(source, model, config, _rows(config), _look)
     new.pretrained_cfg = new.default_cfg = {**new.pretrained_cfg, "mean": _MEAN, "std": _STD}
     return new, coverage
+
+
+def check_torchvision(name: str) -> None:
+    """Raise UserError unless torchvision has a classifier of this name. Its other models fetch a trained backbone."""
+    from torchvision import models
+
+    if name not in (known := models.list_models(module=models)):
+        raise UserError(f"torchvision has no classifier '{name}'. {nearest(name, known)}")
 
 
 def to_torchvision(model: ViT) -> nn.Module:
@@ -93,7 +95,14 @@ def _uncovered(model: Any) -> list[str]:
     return missing
 
 
-def _read_config(model: Any) -> ViTConfig:
+def read_config(model: Any) -> ViTConfig:
+    """The config of torchvision's VisionTransformer, its weights aside. Raises UserError as ``from_torchvision``."""
+    from torchvision.models.vision_transformer import VisionTransformer
+
+    source = f"torchvision's {type(model).__name__}"
+    if type(model) is not VisionTransformer:
+        raise UserError(f"{source} is not covered; VisionTransformer is.")
+    refuse(source, _uncovered(model))
     block = model.encoder.layers[0]
     norm = NormConfig("layer", float(model.encoder.ln.eps))
     drop = model.encoder.dropout.p

@@ -1,8 +1,10 @@
 """A model of another library into vitmods and out again: refuse what cannot be exact, convert, compare the outputs."""
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -54,16 +56,86 @@ def export_model(target: str, model: ViT, foreign: nn.Module, rows: Sequence[Row
     check_same(target, (model, look_at_vit), (foreign, look))
 
 
+MOST_MODULES = 5_000
+"""of a model that a file describes; timm's deepest have some 2,000"""
+MOST_NUMBER = 1 << 20
+"""the largest width, length or count in such a description"""
+
+
+class _Limit(threading.local):
+    """What a thread may make: of whose model (None: anything), and how many modules and bytes more."""
+
+    source: str | None = None
+    modules, left = 0, 0
+
+
+_LIMIT = _Limit()
+
+
+@contextmanager
+def bounded(source: str, most_bytes: int) -> Iterator[None]:
+    """A model is made as a file says, which may be damaged or hostile: UserError as soon as this thread makes more than
+    `MOST_MODULES` modules, or parameters and buffers of more bytes."""
+    _watch_modules()
+    _LIMIT.source, _LIMIT.modules, _LIMIT.left = source, MOST_MODULES, most_bytes
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        _LIMIT.source = None
+
+
+@contextmanager
+def outline(source: str, most_bytes: int = 1 << 60) -> Iterator[None]:
+    """The same on the meta device, without memory for the tensors."""
+    with bounded(source, most_bytes), torch.device("meta"):
+        yield
+
+
+@cache  # PyTorch's hooks are those of all threads, some of which may be making modules: they are added once and stay
+def _watch_modules() -> None:
+    def watch_module(parent: nn.Module, name: str, module: nn.Module | None) -> None:
+        if _LIMIT.source is not None:
+            _LIMIT.modules -= 1
+            if _LIMIT.modules < 0:
+                raise UserError(f"{_LIMIT.source}: its config has more than {MOST_MODULES:,} modules.")
+
+    def watch_tensor(parent: nn.Module, name: str, tensor: Tensor | None) -> None:
+        if _LIMIT.source is not None and tensor is not None:
+            _LIMIT.left -= tensor.nbytes
+            if _LIMIT.left < 0:
+                raise UserError(f"{_LIMIT.source}: its config describes a much larger model than its weights are.")
+
+    hooks = nn.modules.module
+    hooks.register_module_module_registration_hook(watch_module)
+    hooks.register_module_parameter_registration_hook(watch_tensor)
+    hooks.register_module_buffer_registration_hook(watch_tensor)
+
+
+def check_numbers(source: str, values: Any) -> None:
+    """Raise UserError for a number in a description of a model, at any depth, that is larger than models have; the
+    bases of rotary positions (theta) may be larger."""
+    if isinstance(values, Mapping):
+        values = [value for name, value in values.items() if not str(name).endswith("theta")]
+    if isinstance(values, list | tuple):
+        for value in values:
+            check_numbers(source, value)
+    elif isinstance(values, int | float) and not -MOST_NUMBER <= values <= MOST_NUMBER:
+        raise UserError(f"{source}: its config has the number {str(values)[:20]}, above the limit of {MOST_NUMBER:,}.")
+
+
 def shapes_of(source: str, config: ViTConfig, at_most: int) -> dict[str, torch.Size]:
-    """Name and shape of every tensor of the config's model, without memory for them: what a file says of its model may
-    be damaged or hostile. Raises UserError when no model can be made of it, or one of more than ``at_most`` branches.
+    """Name and shape of every tensor of the config's model, without memory for them. Raises UserError when no model can
+    be made of it, or one of more than ``at_most`` branches.
     """
     if config.depth * config.parallel > at_most:
         raise UserError(f"{source} does not fit its own config, which has more blocks than the file has tensors.")
     try:
-        with torch.device("meta"):
+        with outline(source):
             return {name: tensor.shape for name, tensor in ViT(config).state_dict().items()}
     except (TypeError, AttributeError, ValueError, RuntimeError) as error:
+        if isinstance(error, UserError):
+            raise
         reason = str(error).partition("\n")[0]
         raise UserError(f"{source} cannot be read: its config describes no ViT ({reason}).") from error
 

@@ -119,7 +119,7 @@ def from_pretrained(source: str | Path, *, revision: str | None = None, token: s
     """A model that `save_pretrained` or `push_to_hub` wrote, in evaluation mode; timm's and Hugging Face's ViTs too.
 
     Args:
-        source: the folder, or "user/name" on the Hub, of which files without code are downloaded.
+        source: the folder or file, or "user/name" on the Hub, of which files without code are downloaded.
         revision: branch, tag or commit on the Hub; None: the newest.
         token: for private ones.
 
@@ -127,10 +127,10 @@ def from_pretrained(source: str | Path, *, revision: str | None = None, token: s
         UserError: there is no such folder or repository, or it holds no model that can be read.
     """
     folder = Path(source)
-    if not folder.is_dir():
+    if not folder.exists():
         folder = _downloaded(str(source), revision, token)
     elif revision is not None:
-        raise UserError(f"{source} is a folder, which has no revisions: leave revision out.")
+        raise UserError(f"{source} is here and has no revisions: leave revision out.")
     if (folder / RESULT).is_file():
         model: nn.Module = open_trial(folder)
         return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,12 @@ from urllib.parse import parse_qsl
 import torch
 from torch import nn
 
+from vitmods.adapters.transfer import MOST_NUMBER, check_numbers
 from vitmods.model.config import ViTConfig
 from vitmods.study.edits import PYTHON, Function, is_foreign
 from vitmods.study.token_models import LIBRARY, from_text
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.limits import offline
 
 if TYPE_CHECKING:
     from vitmods.recipes.recipe import ModelSettings
@@ -42,9 +45,10 @@ class ForeignBase:
     def __post_init__(self) -> None:
         # They are arguments of the function, and may come from a file that somebody else wrote.
         numbers = (self.num_classes, *self.img_size, self.in_chans)
-        if not all(isinstance(number, int) and 0 <= number < 2**31 for number in numbers):
+        if not all(isinstance(number, int) and 0 <= number <= MOST_NUMBER for number in numbers):
             raise UserError(
-                f"{self.spec}: classes, sides and channels of images are whole numbers, not {numbers!r:.60}."
+                f"{self.spec}: classes, sides and channels of images are whole numbers up to {MOST_NUMBER:,}, not "
+                f"{numbers!r:.60}."
             )
 
     def build(self, settings: ModelSettings | None = None, pretrained: bool = True) -> nn.Module:
@@ -65,6 +69,7 @@ class ForeignBase:
             return self._call(Function(rest, self.call).resolve())
         name, _, query = rest.partition("?")
         options = {key: _literal(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+        check_numbers(self.spec, options)
         trained = bool(options.pop("pretrained", False)) and pretrained
         make = {"timm": _from_timm, "torchvision": _from_torchvision, "hf": _from_huggingface, LIBRARY: from_text}[
             library
@@ -73,7 +78,8 @@ class ForeignBase:
 
         def attempt(optional: Options) -> nn.Module:
             torch.set_rng_state(state)
-            return make(self, name, trained, {**optional, **options})
+            with nullcontext() if trained else offline():
+                return make(self, name, trained, {**optional, **options})
 
         return _with_what_it_takes(self.spec, attempt, self._optional(library), drop_path)
 
@@ -110,10 +116,9 @@ def make_base(base: str | Mapping[str, Any], num_classes: int, img_size: Sequenc
 def _from_timm(base: ForeignBase, name: str, trained: bool, options: Options) -> nn.Module:
     import timm
 
-    if not timm.is_model(name):
-        raise UserError(f"timm has no model '{name}'. {nearest(name, timm.list_models())}")
-    if "checkpoint_path" in options:
-        raise UserError(f"{base.spec}: leave checkpoint_path out, and give weights as --from FILE.")
+    from vitmods.adapters.timm import check_timm
+
+    check_timm(base.spec, name, options)
     drop_path = options.pop("drop_path", None)
     options |= {} if drop_path is None else {"drop_path_rate": drop_path}
     model: nn.Module = timm.create_model(
@@ -125,8 +130,9 @@ def _from_timm(base: ForeignBase, name: str, trained: bool, options: Options) ->
 def _from_torchvision(base: ForeignBase, name: str, trained: bool, options: Options) -> nn.Module:
     from torchvision import models
 
-    if name not in models.list_models():
-        raise UserError(f"torchvision has no model '{name}'. {nearest(name, models.list_models())}")
+    from vitmods.adapters.torchvision import check_torchvision
+
+    check_torchvision(name)
     if "drop_path" in options:
         raise _not_set(base.spec, "drop_path", options["drop_path"])
     if base.in_chans != 3:
@@ -142,18 +148,20 @@ def _from_torchvision(base: ForeignBase, name: str, trained: bool, options: Opti
 
 
 def _from_huggingface(base: ForeignBase, name: str, trained: bool, options: Options) -> nn.Module:
-    from transformers import AutoConfig, AutoModelForImageClassification
-
     folder = Path(name).expanduser()
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{base.spec}: there is no {folder / 'config.json'}. Give a folder that save_pretrained wrote.")
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    from vitmods.adapters.huggingface import check_values, read_huggingface_config
+
+    config = read_huggingface_config(base.spec, folder)
+    from transformers import AutoModelForImageClassification
+
     rows, columns = base.img_size
     drop_path = options.pop("drop_path", None)
     if drop_path is not None:
         if not hasattr(config, "drop_path_rate"):
             raise _not_set(base.spec, "drop_path", drop_path)
         options["drop_path_rate"] = drop_path
+    wrapped = {name: getattr(config, name, None) for name in ("model_type", "architecture", "model_args")}
+    check_values(base.spec, {**wrapped, **options})
     for key, value in options.items():
         if not hasattr(config, key):
             raise UserError(f"{base.spec}: the config has no '{key}'. {nearest(key, config.to_dict())}")

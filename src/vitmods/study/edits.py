@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import reduce
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from vitmods.papers.line_up import refuse_line_ups
 from vitmods.util.errors import UserError
-from vitmods.util.registry import load_plugins
+from vitmods.util.registry import load_plugins, named_by_user
 from vitmods.util.shorthand import read_settings, split_form, split_outside
 
 if TYPE_CHECKING:
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 PYTHON = "python"
 LIBRARIES = ("timm", "torchvision", "hf", "hf-text", PYTHON)
+COMMON = frozenset(
+    ("vitmods", "torch", "torchvision", "timm", "transformers", "numpy", "scipy", "pandas", "matplotlib")
+)
+"""Packages that scripts import for other reasons than to name a function of theirs as an arm or a base."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,10 @@ class Function:
 
     @classmethod
     def of(cls, call: Callable[..., nn.Module], otherwise: str) -> Function:
-        """The function by the name under which it can be imported, or `otherwise`."""
-        return cls(_importable(call) or otherwise, call)
+        """The function by the name under which it can be imported, or `otherwise`. From then on files may name it."""
+        name = _importable(call)
+        named_by_user.update([name] if name else [])
+        return cls(name or otherwise, call)
 
     def load(self) -> None:
         """Import its module, for the user names it now. UserError where there is none, or no such function."""
@@ -115,10 +121,11 @@ class Function:
         return module if colon else None
 
     def resolve(self) -> Callable[..., nn.Module]:
-        """The function itself. Nothing is imported: what a file names is not run because a file names it.
+        """The function itself. A file that names a function neither imports its module nor chooses among what other
+        modules of this process happen to hold: the user has to have named the module.
 
         Raises:
-            UserError: its module is not imported, or has no such function.
+            UserError: the user did not name its module, or the module does not define such a function.
         """
         if self.call is not None:
             return self.call
@@ -127,20 +134,20 @@ class Function:
                 f"'{self.name}' is a function of the script or notebook that began this study and is known there "
                 "alone: run that again. A function of a module that can be imported is known everywhere."
             )
-        path = self.name.partition(":")[2]
         if self.module.partition(".")[0] in sys.stdlib_module_names:
             raise UserError(f"{self.name} is a function of Python's own, and makes no model: name one of yours.")
-        if self.module not in sys.modules:
+        path = self.name.partition(":")[2]
+        module = sys.modules.get(self.module)
+        found: Any = vars(module).get(path) if module else None
+        if module is None or not ({self.name, self.module} & named_by_user or _script_imports(module, found)):
             raise UserError(
-                f"{self.name} is not known: import {self.module} first, in the shell --plugin {self.module}."
+                f"{self.name} is not called, because you did not name its module: import {self.module} in your script, "
+                f"or add --plugin {self.module} in the shell."
             )
-        try:
-            found = reduce(getattr, path.split("."), sys.modules[self.module])
-        except AttributeError:
-            raise UserError(f"The module {self.module} has no '{path}'.") from None
-        if not callable(found):
-            raise UserError(f"{self.name} is no function.")
-        return found
+        if not callable(found) or getattr(found, "__module__", None) != self.module:
+            raise UserError(f"The module {self.module} does not define a function '{path}'.")
+        function: Callable[..., nn.Module] = found
+        return function
 
     def describe(self) -> dict[str, str]:
         """As of a change, for reports: its docstring is all that is known."""
@@ -217,12 +224,14 @@ def _replace(inside: str) -> Replace:
 
 
 def _importable(call: Any) -> str | None:
-    """`module:qualname` where that is this very object; None for lambdas, methods, and what a script itself defines."""
+    """`module:name` where that is this very object; None for lambdas, methods, and what a script itself defines."""
     module, name = getattr(call, "__module__", None), getattr(call, "__qualname__", None)
     if not module or not name or module == "__main__" or module not in sys.modules:
         return None
-    try:
-        found = reduce(getattr, name.split("."), sys.modules[module])
-    except AttributeError:
-        return None
-    return f"{module}:{name}" if found is call else None
+    return f"{module}:{name}" if vars(sys.modules[module]).get(name) is call else None
+
+
+def _script_imports(module: ModuleType, function: Any) -> bool:
+    """Whether the script or notebook of this process has imported a user's module, or that function of it."""
+    imported = {id(value) for value in vars(sys.modules["__main__"]).values()}
+    return module.__name__.partition(".")[0] not in COMMON and not imported.isdisjoint((id(module), id(function)))

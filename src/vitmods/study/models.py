@@ -8,21 +8,23 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from vitmods.adapters.apply import apply
-from vitmods.adapters.replace import replace_norms
-from vitmods.adapters.transfer import evaluating
+from vitmods.adapters.apply import apply, config_of
+from vitmods.adapters.replace import put_norms, replace_norms
+from vitmods.adapters.transfer import bounded, check_numbers, evaluating, outline
 from vitmods.analysis.timing import peak_bytes
 from vitmods.changes import Change
+from vitmods.changes.compose import edit as edit_config
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs
 from vitmods.model.vit import ViT, vit
 from vitmods.study.bases import Base, ForeignBase, make_base
-from vitmods.study.edits import Function, Replace, parse_edits
+from vitmods.study.edits import PYTHON, Function, Replace, base_function, functions_of, parse_edits
 from vitmods.tasks.base import TaskModel, noise
 from vitmods.tasks.features import without_head
 from vitmods.util.errors import UserError
@@ -126,8 +128,11 @@ def _names_and_shapes(model: nn.Module) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
 
 
-def rebuilt(record: Mapping[str, Any]) -> nn.Module:
-    """The model that `record_of` recorded, with other weights, in evaluation mode.
+def rebuilt(record: Mapping[str, Any], weights: Path) -> nn.Module:
+    """The model that `record_of` recorded, with new weights, in evaluation mode.
+
+    The record may be damaged or hostile, so nothing larger than the file of its weights is made, no model is run, and
+    no function is called that the user did not name.
 
     Raises:
         UserError: what it was made with is not there any more, or makes another model.
@@ -135,21 +140,61 @@ def rebuilt(record: Mapping[str, Any]) -> nn.Module:
     try:
         if not isinstance(record["base"], str | dict):
             raise TypeError("base is no model")
+        name = base_name(record["base"])
+        check_numbers(name, [record["base"], record["num_classes"], record["img_size"], record["in_chans"]])
         base = make_base(record["base"], record["num_classes"], record["img_size"], record["in_chans"])
         edits, head, tensors = parse_edits(record["edits"]), record.get("head", True), record["tensors"]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        most = TIMES * weights.stat().st_size + SMALL
+    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"It does not say how its model was made ({error!r}): copy config.json anew.") from error
-    with torch.random.fork_rng(devices=[]):
-        model = base.build(pretrained=False) if isinstance(base, ForeignBase) else vit(base)
-        model = edited(model, edits, base, head)
-        model = model if head else without_head(model)
+    for function in [*functions_of(edits), *filter(None, [base_function(record["base"])])]:
+        function.resolve()
+    other = UserError(f"{name} is another model than the one that was trained: its tensors differ.")
+    if _is_outlined(base, edits):
+        with outline(name, most):
+            if _names_and_shapes(_made(base, edits, head)) != tensors:
+                raise other
+    with bounded(name, most):
+        model = _made(base, edits, head)
     if _names_and_shapes(model) != tensors:
-        raise UserError(
-            f"{base_name(record['base'])} is another model than the one that was trained: its tensors differ."
-        )
+        raise other
     return model.eval()
+
+
+TIMES, SMALL = 10, 128 << 20
+"""As it is made, a model may be that many times as large as the file of its weights, and so many bytes more."""
+
+
+def _is_outlined(base: Base, edits: Sequence[Edit]) -> bool:
+    """Whether a model can be made on the meta device: not by users' functions and torchvision's RegNets, which compute
+    with tensors as they make modules."""
+    spec = base.spec if isinstance(base, ForeignBase) else ""
+    return not functions_of(edits) and not spec.startswith((f"{PYTHON}:", "torchvision:regnet"))
+
+
+def _made(base: Base, edits: Sequence[Edit], head: bool) -> nn.Module:
+    """What `edited` gives, without carrying weights and without running models."""
+    model = base.build(pretrained=False) if isinstance(base, ForeignBase) else vit(base)
+    if isinstance(model, ViT):
+        edits = [edit.on_slots if isinstance(edit, Replace) else edit for edit in edits]
+    for kind, group in groupby(edits, key=lambda edit: isinstance(edit, Change)):
+        if kind:
+            changes = [edit for edit in group if isinstance(edit, Change)]
+            config = edit_config(config_of(model), changes)
+            check_numbers("+".join(map(str, changes)), json.loads(config.to_json()))
+            model = vit(config)
+            model.changes = tuple(changes)
+            continue
+        for edit in group:
+            if isinstance(edit, Replace):
+                model = put_norms(model, edit.change, edit.where, edit.heads)[0].model  # type: ignore[arg-type]
+            else:
+                model = _edited_by(model, edit)
+    if head and (isinstance(base, ForeignBase) or not all(isinstance(edit, Change) for edit in edits)):
+        model.register_forward_hook(_logits)
+    return model if head else without_head(model)
 
 
 def base_name(base: Any) -> str:

@@ -39,7 +39,7 @@ def open_trial(folder: Path) -> Any:
         )
     record = (read_json(folder / "config.json") or {}).get("model")
     if isinstance(record, dict) and "base" in record:
-        return trained_model(folder, _with_weights(rebuilt(record), folder))
+        return trained_model(folder, _with_weights(rebuilt(record, folder / "model.safetensors"), folder))
     return trained_model(folder, load(folder))
 
 

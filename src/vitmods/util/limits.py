@@ -8,9 +8,12 @@ import csv
 import json
 import os
 import stat
+import sys
+import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -141,3 +144,35 @@ def read_npz(path: Path, names: Sequence[str] | None = None, small: int = SMALL)
     if odd := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
         raise ValueError(f"its part {odd[0]} is no array")
     return found
+
+
+class _Network(threading.local):
+    """Whether this thread may use the network."""
+
+    allowed = True
+
+
+_NETWORK = _Network()
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """This thread opens no connection for a while, whatever a library looks up: it gets a ConnectionError. Other
+    threads, which may be uploading results, are left alone."""
+    _watch_sockets()
+    before, _NETWORK.allowed = _NETWORK.allowed, False
+    try:
+        yield
+    finally:
+        _NETWORK.allowed = before
+
+
+@cache  # Python's audit hooks cannot be removed
+def _watch_sockets() -> None:
+    events = {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.sendmsg"}
+
+    def watch(event: str, _: object) -> None:
+        if event in events and not _NETWORK.allowed:
+            raise ConnectionError("it asks for the network, which nobody allowed: nothing is downloaded for a file")
+
+    sys.addaudithook(watch)

@@ -140,6 +140,8 @@ class Registry(Mapping[str, T]):
 
 asked_for: list[str] = []
 """The names that `load_plugins` was given, for processes that do the same command; workers need `plugins()` alone."""
+named_by_user: set[str] = set()
+"""What files may name: modules that `load_plugins` was given, and functions (`module:name`) that were given as such."""
 
 
 def load_plugins(names: Iterable[str]) -> None:
@@ -160,6 +162,7 @@ def load_plugins(names: Iterable[str]) -> None:
         except Exception as error:
             raise UserError(f"The plugin '{name}' cannot be imported: {type(error).__name__}: {error}") from error
         asked_for.append(name)
+        named_by_user.add(_name(name))
 
 
 def plugins() -> list[str]:
