@@ -2,8 +2,8 @@
 
 Each family of tests/fuzz gets so many seconds of CPU time in a process of its own. Where atheris is installed
 (`pip install atheris`) it looks for inputs that reach new code; otherwise inputs are drawn at random. An input fails
-that raises anything but UserError, or takes more than 2 s, or 500 MB. The command prints the inputs that failed, each
-kind of failure once.
+that raises anything but UserError, reaches the network or a function that a file names, or takes more than 2 s, or
+500 MB. The command prints the inputs that failed, each kind of failure once.
 """
 
 import argparse
@@ -33,10 +33,12 @@ def _too_slow(*_: object) -> None:
 class Runs:
     """Counts inputs and keeps the failures, by where they were raised."""
 
-    def __init__(self, family: str, seconds: float) -> None:
-        from tests.fuzz.families import run
+    def __init__(self, family: str, seconds: float, inputs: int) -> None:
+        from tests.fuzz.families import Reached, run
 
-        self.read, self.family, self.seconds = run, family, seconds
+        self.read, self.family, self.seconds, self.inputs = run, family, seconds, inputs
+        self.raised = (Exception, TooSlow, Reached)
+        self.slowest = self.most = 0.0
         self.count, self.found = 0, dict[str, str]()
         self.cpu = resource.getrusage(resource.RUSAGE_SELF)
         self.begun = self._cpu()
@@ -47,7 +49,7 @@ class Runs:
         signal.setitimer(signal.ITIMER_VIRTUAL, SLOW_S)  # of this process's own time: the machine may be busy
         try:
             self.read(self.family, value)
-        except (Exception, TooSlow) as error:
+        except self.raised as error:
             where = traceback.extract_tb(error.__traceback__)
             inside = [one for one in where if "/vitmods/" in one.filename] or list(where)
             self._keep(
@@ -55,16 +57,22 @@ class Runs:
             )
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        if _peak_mb() - peak > MOST_MB:
-            self._keep(f"took {_peak_mb() - peak:.0f} MB", value)
-        if time.process_time() - before > SLOW_S:
+        megabytes, seconds = _peak_mb() - peak, time.process_time() - before
+        self.slowest, self.most = max(self.slowest, seconds), max(self.most, megabytes)
+        if megabytes > MOST_MB:
+            self._keep(f"took {megabytes:.0f} MB", value)
+        if seconds > SLOW_S:
             self._keep("took more than 2 s", value)
-        if self._cpu() - self.begun > self.seconds:
+        if self._cpu() - self.begun > self.seconds or self.count == self.inputs:
             self.end()
 
     def end(self) -> None:
         """Say what came out, and leave: atheris has no other way to stop."""
-        print(f"{self.family}: {self.count:,} inputs, {len(self.found)} kinds of failure", flush=True)
+        print(
+            f"{self.family}: {self.count:,} inputs, at most {self.slowest:.1f} s and {self.most:.0f} MB more each, "
+            f"{len(self.found)} kinds of failure",
+            flush=True,
+        )
         for kind, value in self.found.items():
             print(f"  {kind}\n    {value}", flush=True)
         os._exit(1 if self.found else 0)
@@ -85,7 +93,7 @@ def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def fuzz(family: str, seconds: float) -> None:
+def fuzz(family: str, seconds: float, inputs: int) -> None:
     """One family in this process; it does not return."""
     sys.path.insert(0, str(ROOT))
     os.environ["HYPOTHESIS_DATABASE_FILE"] = ""
@@ -95,16 +103,19 @@ def fuzz(family: str, seconds: float) -> None:
         atheris = None
     if atheris is not None:
         with atheris.instrument_imports(include=["vitmods"]):
-            from tests.fuzz.families import FAMILIES
+            from tests.fuzz import families
     else:
-        from tests.fuzz.families import FAMILIES
+        from tests.fuzz import families
     from hypothesis import HealthCheck, given, settings
 
     signal.signal(signal.SIGVTALRM, _too_slow)
-    runs = Runs(family, seconds)
+    if family == "models":  # imports of libraries are not an input's
+        for value in families.PLAIN:
+            families.models(value)
+    runs = Runs(family, seconds, inputs)
 
     @settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(FAMILIES[family][0])
+    @given(families.FAMILIES[family][0])
     def read(value: object) -> None:
         runs(value)
 
@@ -124,13 +135,15 @@ def fuzz(family: str, seconds: float) -> None:
 def main() -> int:
     """Run the families one after the other; 1 where one found something."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("families", nargs="*", default=["expressions", "recipes", "configs", "files"])
+    parser.add_argument("families", nargs="*", default=["expressions", "recipes", "configs", "files", "models"])
     parser.add_argument("--seconds", type=float, default=600, help="CPU time of each")
+    parser.add_argument("--inputs", type=int, default=0, help="of each, at most; 0: no limit")
     parser.add_argument("--here", action="store_true", help="one family, in this process")
     given = parser.parse_args()
     if given.here:
-        fuzz(given.families[0], given.seconds)
-    commands = [[sys.executable, __file__, "--here", "--seconds", str(given.seconds), one] for one in given.families]
+        fuzz(given.families[0], given.seconds, given.inputs)
+    options = ["--here", "--seconds", str(given.seconds), "--inputs", str(given.inputs)]
+    commands = [[sys.executable, __file__, *options, one] for one in given.families]
     return max(subprocess.run(command, check=False).returncode for command in commands)
 
 

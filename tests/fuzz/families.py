@@ -10,8 +10,10 @@ import os
 import tarfile
 import tempfile
 import warnings
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ from PIL import Image
 from safetensors.torch import save
 
 import vitmods as vm
-from vitmods.adapters import coverage, load
+from vitmods.adapters import coverage, load, open_model
 from vitmods.changes import REGISTRY, parse_changes
 from vitmods.data.groups import keys_by
 from vitmods.data.read import Unreadable, decode
@@ -32,7 +34,8 @@ from vitmods.model.config import ViTConfig
 from vitmods.recipes import RECIPES, Recipe
 from vitmods.recipes.registry import parse_recipe
 from vitmods.stats.read import read_csv
-from vitmods.study.edits import parse_edits
+from vitmods.study.bases import ForeignBase
+from vitmods.study.edits import Function, parse_edits
 from vitmods.study.models import rebuilt
 from vitmods.study.opened import open_trained
 from vitmods.study.store import StudyFolder
@@ -360,6 +363,134 @@ def files(value):
         read(Path(where))
 
 
+# Models that a file describes ------------------------------------------------------------------------------------------
+
+TIMM = {"architecture": "vit_tiny_patch16_224", "num_classes": 2, "num_features": 8, "global_pool": "token",
+        "model_args": {"img_size": [8, 8], "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2, "mlp_ratio": 1.0,
+                       "act_layer": "gelu", "norm_layer": "layernorm", "init_values": 0.1},
+        "pretrained_cfg": {"num_classes": 2, "input_size": [3, 8, 8], "fixed_input_size": True, "mean": [0.5, 0.5, 0.5],
+                           "std": [0.5, 0.5, 0.5], "first_conv": "patch_embed.proj", "classifier": "head"}}  # fmt: skip
+ADDRESSES = [
+    "hf-hub:someone/model",
+    "someone/model",
+    "hf_hub:x/y",
+    "local-dir:/tmp",
+    "http://127.0.0.1/x.pth",
+    "file:///dev/zero",
+]
+NAMES = [*ADDRESSES, "vit_giant_patch14_224", "vit_gigantic_patch14_224", "swin_large_patch4_window12_384", "resnet18",
+         "vit_tiny_patch16_224", "vitmods_vit", "eva_giant_patch14_560", "vit_base_patch16_224.augreg_in1k"]  # fmt: skip
+SIZES = [8000, 12288, 10**5, 10**6, 10**9, 2**31, 2**63, 10**400, 1e308, 0, -1]
+EXTRA = ["checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained", "cache_dir", "block_fn", "use_naflex",
+         "features_only", "depth", "depths", "img_size", "embed_dim", "window_size", "weights_backbone", "image_size",
+         "num_hidden_layers", "hidden_size", "architecture", "auto_map", "attn_implementation", "_attn_implementation",
+         "use_pretrained_backbone", "use_timm_backbone", "backbone", "backbone_config", "model_type", "model_args",
+         "num_labels", "quantization_config", "torch_dtype", "num_channels", "patch_size"]  # fmt: skip
+OPTIONS = st.dictionaries(
+    st.sampled_from(EXTRA), st.sampled_from([*SIZES, *ADDRESSES, True, None]).map(str), max_size=2
+).map(lambda given: "&".join(f"{name}={value}" for name, value in given.items()))
+MODULES = [
+    "os",
+    "sys",
+    "torch",
+    "torch.hub",
+    "timm",
+    "subprocess",
+    "vitmods",
+    "builtins",
+    "numpy",
+    "tests.fuzz.families",
+]
+CALLS = [
+    "system",
+    "sys.exit",
+    "load",
+    "exit",
+    "hub.load",
+    "load_state_dict_from_url",
+    "create_model",
+    "run",
+    "save",
+    "__dict__",
+]
+BASES = st.one_of(
+    st.builds("timm:{}?{}".format, st.sampled_from(NAMES), OPTIONS),
+    st.builds("torchvision:{}?{}".format,
+              st.sampled_from(["fasterrcnn_resnet50_fpn", "vit_b_16", "swin_t", "regnet_y_128gf", "resnet18", "fcn_resnet50",
+                               "r3d_18", "raft_large", "quantized_resnet18"]), OPTIONS),
+    st.builds("hf-text:{}?{}".format, st.sampled_from(["bert", "reformer", "llama", "big_bird", *ADDRESSES]), OPTIONS),
+    st.builds("hf:{}?{}".format, st.sampled_from(["HERE", "someone/model", "/tmp", "."]), OPTIONS),
+    st.builds("python:{}:{}".format, st.sampled_from(MODULES), st.sampled_from(CALLS)),
+    _edited({**VIT, "depth": 1}),
+)  # fmt: skip
+EDITS = st.one_of(
+    st.sampled_from(["", "dpn", "replace(rms)", "replace(dtn)+dpn", "size(width=1000000,heads=1)", "size(depth=1000000)",
+                     "parallel(branches=1000000)", "subln+rms", "hmlp"]),
+    st.builds("python({}:{})".format, st.sampled_from(MODULES), st.sampled_from(CALLS)),
+)  # fmt: skip
+
+
+@st.composite
+def _large(draw, tree):
+    """The same tree with a size, an address or a name of code in one place more."""
+    tree = draw(_edited(tree)) if draw(st.booleans()) else json.loads(json.dumps(tree))
+    inside = [tree, *(value for value in tree.values() if isinstance(value, dict))] if isinstance(tree, dict) else [{}]
+    node = draw(st.sampled_from(inside))
+    name = draw(st.sampled_from([*EXTRA, *node]))
+    node[name] = draw(st.sampled_from([*SIZES, *NAMES, *EXTRA, [8000, 8000], [10**6] * 4, {"url": ADDRESSES[4]}, True]))
+    return tree
+
+
+def _models():
+    size = st.sampled_from([[8, 8], [224, 224], [8000, 8000], [2**40, 8], [0, 0], ["a", None]])
+    record = st.fixed_dictionaries(
+        {"base": BASES, "edits": EDITS, "num_classes": st.sampled_from([2, 2**20, 2**30, "x"]), "img_size": size,
+         "in_chans": st.sampled_from([1, 3, 2**20, None]), "head": st.booleans(), "class": st.just("X"),
+         "tensors": st.just("")}
+    )  # fmt: skip
+    return st.one_of(
+        *(st.tuples(st.just(kind), _large(values)) for kind, values in PLAIN),
+        st.tuples(st.just("trial"), st.builds(lambda model: {**TRIAL, "model": model}, record)),
+    )
+
+
+class Reached(BaseException):
+    """The network, or a function that a file names. Not an Exception, so that no reader takes it for damage."""
+
+
+def _reach(*address, **_):
+    raise Reached(address)
+
+
+def _resolve(function, resolve=Function.resolve):
+    raise Reached(resolve(function))
+
+
+def models(value):
+    """A folder of timm, of Hugging Face or of a trial, with the weights of a small ViT, by all that read such folders."""
+    kind, record = value
+    with tempfile.TemporaryDirectory(prefix="fuzz") as where, ExitStack() as stack:
+        for name in ("socket.getaddrinfo", "socket.socket.connect"):
+            stack.enter_context(patch(name, _reach))
+        stack.enter_context(patch.object(Function, "resolve", _resolve))
+        folder = Path(where)
+        (folder / "model.safetensors").write_bytes(WEIGHTS[kind])
+        (folder / "config.json").write_bytes(_json(record).replace(b"hf:HERE", f"hf:{where}".encode()))
+        _attempt(load, folder)
+        if kind == "hf":
+            _attempt(lambda one: ForeignBase(f"hf:{one}", 2, (8, 8), 3).build(), folder)
+            _attempt(lambda one: open_model(f"hf:{one}"), folder)
+        if kind == "trial":
+            _attempt(lambda one: open_trained(str(one)), folder)
+
+
+WRAPPED = {"model_type": "timm_wrapper", "architecture": "resnet18", "num_classes": 2, "model_args": {}}
+FROM_TIMM = {**TRIAL, "model": {**RECORD, "base": "timm:vit_tiny_patch16_224", "edits": "replace(rms)"}}
+PLAIN = [("timm", TIMM), ("hf", HF), ("hf", {**HF, "model_type": "beit"}), ("hf", WRAPPED), ("trial", FROM_TIMM)]
+WEIGHTS = {"timm": _safetensors(None), "trial": _safetensors(None),
+           "hf": save({"vit.embeddings.cls_token": torch.zeros(1, 1, 8)})}  # fmt: skip
+
+
 def _attempt(read, value):
     try:
         read(value)
@@ -372,6 +503,7 @@ FAMILIES = {
     "recipes": (_recipe_texts(), lambda text: parse_recipe(text, model="S/16")),
     "configs": (_configs(), configs),
     "files": (_files(), files),
+    "models": (_models(), models),
 }
 """name -> what hostile input looks like, and what reads it"""
 

@@ -10,7 +10,7 @@ from vitmods.util.errors import UserError
 
 from .families import FAMILIES, VIT, run
 
-COUNTS = {"expressions": 100, "recipes": 60, "configs": 100, "files": 120}
+COUNTS = {"expressions": 100, "recipes": 60, "configs": 100, "files": 120, "models": 300}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

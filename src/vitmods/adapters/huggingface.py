@@ -9,13 +9,16 @@ from torch import Tensor, nn
 
 from vitmods.adapters.tensors import STACKED, Coverage, Row, read_tensors, rows_of
 from vitmods.adapters.transfer import (
+    UNLIMITED,
     build,
     check_numbers,
     check_readable,
     export_model,
     fields,
     import_model,
+    most_bytes,
     one_norm,
+    outline,
     refuse,
     refuse_slots,
 )
@@ -99,6 +102,31 @@ def read_huggingface_config(source: str, folder: Path) -> Any:
         raise
     except Exception as error:  # transformers raises what it likes
         raise UserError(f"{folder / 'config.json'} cannot be read: {str(error).partition(chr(10))[0]}") from error
+
+
+def build_classifier(source: str, folder: Path, config: Any) -> nn.Module:
+    """A classifier with new weights. UserError for a config that describes none, or where there are weights in the
+    folder, a much larger one than they are of."""
+    from transformers import AutoModelForImageClassification
+
+    check_classifier(source, folder, config)
+    with offline():
+        model: nn.Module = AutoModelForImageClassification.from_config(config, trust_remote_code=False)
+    return model
+
+
+def check_classifier(source: str, folder: Path, config: Any) -> None:
+    """The errors of `build_classifier`, before memory is taken."""
+    from transformers import AutoModelForImageClassification
+
+    weights = [file.stat().st_size for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
+    try:
+        with offline(), outline(source, most_bytes(sum(weights)) if weights else UNLIMITED):
+            AutoModelForImageClassification.from_config(config, trust_remote_code=False)
+    except UserError:
+        raise
+    except Exception as error:  # transformers raises what it likes
+        raise UserError(f"{source} cannot be built: {str(error).partition(chr(10))[0]}") from error
 
 
 def check_values(source: str, values: Any) -> None:

@@ -7,7 +7,6 @@ from torch import nn
 
 from vitmods.model.vit import ViT, vit
 from vitmods.util.errors import UserError
-from vitmods.util.limits import offline
 
 LIBRARIES = ("timm", "hf", "torchvision")
 
@@ -106,13 +105,9 @@ def _torchvision(name: str, img_size: int | tuple[int, int] | None) -> nn.Module
 
 
 def _huggingface(name: str, img_size: int | tuple[int, int] | None) -> nn.Module:
-    from vitmods.adapters.huggingface import read_huggingface_config
+    from vitmods.adapters.huggingface import build_classifier, read_huggingface_config
 
     config = read_huggingface_config(f"hf:{name}", Path(name))
     if img_size is not None:
         config.image_size = img_size
-    from transformers import AutoModelForImageClassification
-
-    with offline():
-        model: nn.Module = AutoModelForImageClassification.from_config(config)
-    return model
+    return build_classifier(f"hf:{name}", Path(name), config)

@@ -58,8 +58,14 @@ def export_model(target: str, model: ViT, foreign: nn.Module, rows: Sequence[Row
 
 MOST_MODULES = 5_000
 """of a model that a file describes; timm's deepest have some 2,000"""
+UNLIMITED = 1 << 60
 MOST_NUMBER = 1 << 20
 """the largest width, length or count in such a description"""
+
+
+def most_bytes(weights: int) -> int:
+    """How large a model may be, as it is made, that goes with weights of so many bytes."""
+    return 10 * weights + (128 << 20)
 
 
 class _Limit(threading.local):
@@ -86,7 +92,7 @@ def bounded(source: str, most_bytes: int) -> Iterator[None]:
 
 
 @contextmanager
-def outline(source: str, most_bytes: int = 1 << 60) -> Iterator[None]:
+def outline(source: str, most_bytes: int = UNLIMITED) -> Iterator[None]:
     """The same on the meta device, without memory for the tensors."""
     with bounded(source, most_bytes), torch.device("meta"):
         yield

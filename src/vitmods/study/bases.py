@@ -149,11 +149,9 @@ def _from_torchvision(base: ForeignBase, name: str, trained: bool, options: Opti
 
 def _from_huggingface(base: ForeignBase, name: str, trained: bool, options: Options) -> nn.Module:
     folder = Path(name).expanduser()
-    from vitmods.adapters.huggingface import check_values, read_huggingface_config
+    from vitmods.adapters.huggingface import build_classifier, check_classifier, check_values, read_huggingface_config
 
     config = read_huggingface_config(base.spec, folder)
-    from transformers import AutoModelForImageClassification
-
     rows, columns = base.img_size
     drop_path = options.pop("drop_path", None)
     if drop_path is not None:
@@ -172,8 +170,10 @@ def _from_huggingface(base: ForeignBase, name: str, trained: bool, options: Opti
         raise UserError(f"{base.spec} reads 3 channels, not {base.in_chans}: set in_chans to 3.")
     config.num_channels, config.num_labels = base.in_chans, base.num_classes
     if not trained:
-        made: nn.Module = AutoModelForImageClassification.from_config(config, trust_remote_code=False)
-        return made
+        return build_classifier(base.spec, folder, config)
+    check_classifier(base.spec, folder, config)
+    from transformers import AutoModelForImageClassification
+
     model, about = AutoModelForImageClassification.from_pretrained(
         folder,
         config=config,

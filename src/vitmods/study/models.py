@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitmods.adapters.apply import apply, config_of
 from vitmods.adapters.replace import put_norms, replace_norms
-from vitmods.adapters.transfer import bounded, check_numbers, evaluating, outline
+from vitmods.adapters.transfer import bounded, check_numbers, evaluating, most_bytes, outline
 from vitmods.analysis.timing import peak_bytes
 from vitmods.changes import Change
 from vitmods.changes.compose import edit as edit_config
@@ -144,7 +144,7 @@ def rebuilt(record: Mapping[str, Any], weights: Path) -> nn.Module:
         check_numbers(name, [record["base"], record["num_classes"], record["img_size"], record["in_chans"]])
         base = make_base(record["base"], record["num_classes"], record["img_size"], record["in_chans"])
         edits, head, tensors = parse_edits(record["edits"]), record.get("head", True), record["tensors"]
-        most = TIMES * weights.stat().st_size + SMALL
+        most = most_bytes(weights.stat().st_size)
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         if isinstance(error, UserError):
             raise
@@ -161,10 +161,6 @@ def rebuilt(record: Mapping[str, Any], weights: Path) -> nn.Module:
     if _names_and_shapes(model) != tensors:
         raise other
     return model.eval()
-
-
-TIMES, SMALL = 10, 128 << 20
-"""As it is made, a model may be that many times as large as the file of its weights, and so many bytes more."""
 
 
 def _is_outlined(base: Base, edits: Sequence[Edit]) -> bool:
