@@ -89,7 +89,7 @@ test-minimum: $(MINIMUM)/.ready  ## files from outside, adapters, sources and a 
 		--cost-seconds 0 --device cpu --out "$$out/study" && rm -r "$$out"
 
 FUZZ_SECONDS ?= 600
-fuzz: $(READY)  ## hostile input for all readers, FUZZ_SECONDS of CPU time for each of four kinds (finds more with atheris)
+fuzz: $(READY)  ## hostile input for all readers, FUZZ_SECONDS of CPU time for each of five kinds (finds more with atheris)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fuzz.py --seconds $(FUZZ_SECONDS)
 
 format: $(READY)  ## let ruff fix what it can

@@ -51,9 +51,9 @@ def test_published_configs(name):
         theirs = getattr(vision_transformer, name)()
     with pytest.raises(UserError, match="meta device"):
         from_torchvision(theirs)
-    from vitmods.adapters.torchvision import _read_config
+    from vitmods.adapters.torchvision import read_config
 
-    assert _read_config(theirs) == vm.ViTConfig.from_name(f"{size}/{name[-2:]}")
+    assert read_config(theirs) == vm.ViTConfig.from_name(f"{size}/{name[-2:]}")
 
 
 def test_vit_b_16_with_another_head_and_changes(scatter, same_function):

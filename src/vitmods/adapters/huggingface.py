@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from vitmods.adapters.tensors import STACKED, Coverage, Row, read_tensors, rows_of
 from vitmods.adapters.transfer import (
+    MOST_CLASSES,
+    OTHERWISE,
     UNLIMITED,
     build,
     check_numbers,
@@ -64,7 +66,7 @@ def read_config(model: Any) -> ViTConfig:
     source = f"Hugging Face's {type(model).__name__}"
     if type(model) not in (ViTModel, ViTForImageClassification):
         reason = "there is no slot for its distillation token; " if type(model).__name__.startswith("DeiT") else ""
-        raise UserError(f"{source} is not covered: {reason}ViTModel and ViTForImageClassification are.")
+        raise UserError(f"{source} is not covered: {reason}ViTModel and ViTForImageClassification are. {OTHERWISE}")
     tensors, values = model.state_dict(), model.config.to_dict()
     refuse(source, _uncovered(values, tensors))
     return _read_config(values, tensors)
@@ -137,6 +139,10 @@ def check_values(source: str, values: Any) -> None:
     if not isinstance(values, Mapping):
         return
     check_numbers(source, values)
+    if any(
+        isinstance(count := values.get(name), int) and count > MOST_CLASSES for name in ("num_labels", "num_classes")
+    ):
+        raise UserError(f"{source}: its config has more than {MOST_CLASSES:,} classes.")
     if values.get("model_type") == "timm_wrapper":
         from vitmods.adapters.timm import check_timm
 

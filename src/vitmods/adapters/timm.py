@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vitmods.adapters.own import read_seen
 from vitmods.adapters.tensors import Coverage, Row, read_tensors
 from vitmods.adapters.transfer import (
+    OTHERWISE,
     build,
     check_numbers,
     check_readable,
@@ -220,9 +221,11 @@ def read_config(model: Any) -> ViTConfig:
     """The config of a timm VisionTransformer, its weights aside. Raises UserError as ``from_timm``."""
     source = f"timm's {type(model).__name__}"
     if type(model) is VisionTransformerDistilled:
-        raise UserError(f"{source} is not covered: there is no slot for its distillation token and second head.")
+        raise UserError(
+            f"{source} is not covered: there is no slot for its distillation token and second head. {OTHERWISE}"
+        )
     if type(model) is not timm_vit.VisionTransformer:
-        raise UserError(f"{source} is not covered; VisionTransformer is.")
+        raise UserError(f"{source} is not covered; VisionTransformer is. {OTHERWISE}")
     refuse(source, uncovered(model))
     block: Any = _first_branches(model.blocks[0])
     stem: Any = model.patch_embed

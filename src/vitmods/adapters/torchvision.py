@@ -7,7 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.adapters.tensors import Coverage, Row, rows_of
-from vitmods.adapters.transfer import check_readable, export_model, fields, import_model, one_norm, refuse, refuse_slots
+from vitmods.adapters.transfer import (
+    OTHERWISE,
+    check_readable,
+    export_model,
+    fields,
+    import_model,
+    one_norm,
+    refuse,
+    refuse_slots,
+)
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig
 from vitmods.model.vit import ViT
@@ -34,10 +43,13 @@ def read(model: Any) -> tuple[ViT, Coverage]:
 
 
 def check_torchvision(name: str) -> None:
-    """Raise UserError unless torchvision has a classifier of this name. Its other models fetch a trained backbone."""
+    """Raise UserError unless torchvision, or the user in its registry, has a classifier of this name. Its detectors and
+    models of segmentation fetch a trained backbone."""
     from torchvision import models
 
-    if name not in (known := models.list_models(module=models)):
+    others = (models.detection, models.segmentation, models.optical_flow, models.quantization, models.video)
+    known = sorted({*models.list_models()}.difference(*(models.list_models(module=kind) for kind in others)))
+    if name not in known:
         raise UserError(f"torchvision has no classifier '{name}'. {nearest(name, known)}")
 
 
@@ -101,7 +113,7 @@ def read_config(model: Any) -> ViTConfig:
 
     source = f"torchvision's {type(model).__name__}"
     if type(model) is not VisionTransformer:
-        raise UserError(f"{source} is not covered; VisionTransformer is.")
+        raise UserError(f"{source} is not covered; VisionTransformer is. {OTHERWISE}")
     refuse(source, _uncovered(model))
     block = model.encoder.layers[0]
     norm = NormConfig("layer", float(model.encoder.ln.eps))

@@ -59,6 +59,8 @@ def export_model(target: str, model: ViT, foreign: nn.Module, rows: Sequence[Row
 MOST_MODULES = 5_000
 """of a model that a file describes; timm's deepest have some 2,000"""
 UNLIMITED = 1 << 60
+MOST_CLASSES = 1 << 17
+"""of a head, each of which Hugging Face gives a name; ImageNet-21k has 21,843"""
 MOST_NUMBER = 1 << 20
 """the largest width, length or count in such a description"""
 
@@ -183,10 +185,17 @@ def check_readable(source: str, model: nn.Module) -> None:
         raise UserError(f"{source} shares a parameter between two places; each place has its own here.")
 
 
+OTHERWISE = (
+    "Without being read it can have other norms, by vm.replace_norms, and be base of a study (timm:NAME, hf:FOLDER or "
+    "torchvision:NAME) with arms as replace(rms) or functions of yours."
+)
+"""What can be done with a model that cannot be read."""
+
+
 def refuse(source: str, problems: Sequence[str]) -> None:
     """Raises UserError naming every part that has no counterpart here, if there is one."""
     if problems:
-        raise UserError(f"{source} cannot be read exactly. Not covered: {'; '.join(problems)}.")
+        raise UserError(f"{source} cannot be read exactly. Not covered: {'; '.join(problems)}. {OTHERWISE}")
 
 
 def refuse_slots(target: str, config: ViTConfig, counterpart: ViTConfig) -> None:

@@ -2,11 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from fnmatch import fnmatch
 
-from vitmods.changes.base import Change, Preserves
+from vitmods.changes.base import Change, Preserves, Weights
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError
+
+_GAMMAS = "blocks.*.ls?.gamma"
 
 
 @dataclass(frozen=True)
@@ -14,7 +17,8 @@ class LayerScale(Change):
     """``x + gamma * F(LN(x))`` with a vector gamma for each branch, started at ``init`` (Touvron et al., 2021, CaiT).
 
     Started at 1 the function is unchanged; the published small starts (1e-4 in Three Things, 1e-5 in deep CaiT) give
-    a model that is nearly the identity at first.
+    a model that is nearly the identity at first. A model with LayerScale starts at ``init`` instead of its own value,
+    unless its factors were trained.
     """
 
     name = "layerscale"
@@ -46,4 +50,21 @@ class LayerScale(Change):
         return frozenset({Slot.LAYER_SCALE})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
-        return config if config.layer_scale is not None else config.with_(layer_scale=self.init)
+        if self.init == 1 and config.layer_scale not in (None, 1):
+            raise UserError(
+                "layerscale(init=1) keeps the function of a model without LayerScale, and this one has it, from "
+                f"{config.layer_scale:g} on: give another start, as layerscale(init=0.1)."
+            )
+        return config.with_(layer_scale=self.init)
+
+    def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
+        for name, gamma in weights.items():
+            if fnmatch(name, _GAMMAS) and not gamma.is_meta and bool((gamma != gamma[0]).any()):
+                raise UserError(
+                    f"The LayerScale of this model was trained ({name} differs from channel to channel), and no start "
+                    "is of use to it: leave layerscale out, or train from new weights."
+                )
+        return weights
+
+    def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
+        return () if old.layer_scale is None else (_GAMMAS,)

@@ -81,7 +81,8 @@ class Norm(Change):
     ) -> None:
         known = kinds()
         if kind not in known:
-            raise UserError(f"norm(kind=...) cannot be '{kind}'. {nearest(kind, known)}")
+            what = f"norm(kind=...) cannot be '{kind}'." if kind else "norm needs a kind, as in norm(batch)."
+            raise UserError(f"{what} {nearest(kind, known)}")
         given = {**dict(options), **more}
         for name in given:
             others = [other for other, about in known.items() if name in about.options]
@@ -109,8 +110,10 @@ class Norm(Change):
 
     @classmethod
     def from_settings(cls, inside: str, **values: Any) -> Self:
-        named = re.search(r"\bkind\s*=\s*([\w-]+)", inside)
         known = kinds()
+        if inside.partition(",")[0].strip() in known:  # norm(batch)
+            inside = f"kind={inside}"
+        named = re.search(r"\bkind\s*=\s*([\w-]+)", inside)
         first = known.get(named[1] if named else values.get("kind", ""))
         types = {name: kind for about in known.values() for name, kind in about.options.items()}
         types |= {"kind": str, "exact": bool, **(first.options if first else {})}

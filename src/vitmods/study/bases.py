@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 import torch
 from torch import nn
 
-from vitmods.adapters.transfer import MOST_NUMBER, check_numbers
+from vitmods.adapters.transfer import MOST_CLASSES, MOST_NUMBER, check_numbers
 from vitmods.model.config import ViTConfig
 from vitmods.study.edits import PYTHON, Function, is_foreign
 from vitmods.study.token_models import LIBRARY, from_text
@@ -45,9 +45,12 @@ class ForeignBase:
     def __post_init__(self) -> None:
         # They are arguments of the function, and may come from a file that somebody else wrote.
         numbers = (self.num_classes, *self.img_size, self.in_chans)
-        if not all(isinstance(number, int) and 0 <= number <= MOST_NUMBER for number in numbers):
+        limits = (MOST_CLASSES, MOST_NUMBER, MOST_NUMBER, MOST_NUMBER)
+        if not all(
+            isinstance(number, int) and 0 <= number <= most for number, most in zip(numbers, limits, strict=True)
+        ):
             raise UserError(
-                f"{self.spec}: classes, sides and channels of images are whole numbers up to {MOST_NUMBER:,}, not "
+                f"{self.spec}: classes, sides and channels of images are whole numbers up to {limits[:2]}, not "
                 f"{numbers!r:.60}."
             )
 
