@@ -1,9 +1,12 @@
 """Ways of running a trial that change its speed: torch.compile and TF32, each recorded with the result."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
+from numpy.random import mtrand
 from safetensors.torch import load_file
 
 from vitmods.study.running import Running
@@ -51,6 +54,22 @@ def test_results_tell_the_ways_that_were_on(bench, tmp_path):
     expected = {**HOW, "recompute": True, "checkpointing": True}
     assert {way: result["how"][way] for way in HOW} == expected
     assert json.loads((tmp_path / "result.json").read_text())["how"] == result["how"]
+
+
+def test_what_a_killed_compiler_left_unfinished_is_made_again(bench, tmp_path, monkeypatch):
+    """Loading it would fail, or end the process. What another process is writing stays, and what is whole."""
+    cache, whole = tmp_path / "cache", Path(mtrand.__file__).read_bytes()
+    sizes = {"whole.so": None, "cut.so": 1000, "cut.main.so": -100, "empty.so": 0, "busy.so": 1000}
+    for folder in ("ab", "locks"):
+        (cache / folder).mkdir(parents=True)
+    for name, size in sizes.items():
+        (cache / "ab" / name).write_bytes(whole[:size])
+    (cache / "ab" / "other.so").write_bytes(b"of another system")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: None)
+    with FileLock(cache / "locks" / "busy.lock"), pytest.warns(UserWarning, match="left 3 unfinished files in"):
+        bench.train(tmp_path / "trial", compile=True)
+    assert {path.name for path in (cache / "ab").iterdir()} == {"whole.so", "busy.so", "other.so"}
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0)])

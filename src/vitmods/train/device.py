@@ -1,19 +1,28 @@
 """Where a trial computes."""
 
+import getpass
+import os
+import struct
+import tempfile
 import time
+import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
+from filelock import FileLock, Timeout
 
 from vitmods.util.errors import UserError
+from vitmods.util.text import plural
 
 if TYPE_CHECKING:
     from vitmods.train.distributed import Processes
 
 T = TypeVar("T")
+INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"  # environment variable: the folder of what torch.compile has made
 MOST_WORKERS = 8  # threads that prepare images, by default
 
 
@@ -101,6 +110,37 @@ def tf32_products(on: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def remove_unfinished_graphs() -> None:
+    """Delete the libraries that a killed torch.compile left unfinished in its cache, with a warning: loading one fails,
+    or ends the process. Those that another process is writing stay."""
+    given = os.environ.get(INDUCTOR)
+    folder = Path(given) if given else Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+    removed = 0
+    for library in folder.glob("??/*.so"):
+        lock = FileLock(folder / "locks" / f"{library.name.partition('.')[0]}.lock", timeout=0)
+        with suppress(Timeout, OSError):
+            if not _is_whole(library):
+                with lock:  # the compiler's own: whoever holds it is writing
+                    if not _is_whole(library):
+                        library.unlink()
+                        removed += 1
+    if removed:
+        text = f"A torch.compile that was killed left {plural(removed, 'unfinished file')} in {folder}"
+        warnings.warn(f"{text}: deleted, and made again.", stacklevel=2)
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether an ELF file reaches to the end of its table of sections, which linkers write last; True for others."""
+    with library.open("rb") as file:
+        head = file.read(64)
+    if head and not head.startswith(b"\x7fELF\x02\x01"):  # of 64 bits, the lowest byte first
+        return True
+    if len(head) < 64:
+        return False
+    (offset,), (size, count) = struct.unpack_from("<Q", head, 40), struct.unpack_from("<HH", head, 58)
+    return bool(library.stat().st_size >= offset + size * count)
 
 
 class DataWait:
