@@ -68,7 +68,7 @@ def _inception_box(sizes: Ints, scale: tuple[float, float], aspect: Floats, draw
     image_h, image_w = sizes.T
     least, most = (part * image_h * image_w for part in scale)
     shortest, tallest = (np.rint(np.sqrt(area / aspect)).astype(np.int64) for area in (least, most))
-    widest = _height(image_w + 0.5 - 1e-7, aspect)
+    widest = ((image_w + 0.5 - 1e-7) / aspect).astype(np.int64)
     widest -= _width(widest, aspect) > image_w
     tallest = np.minimum(np.where(_width(tallest, aspect) > image_w, widest, tallest), image_h)
     shortest = np.minimum(shortest, tallest)
@@ -85,10 +85,6 @@ def _inception_box(sizes: Ints, scale: tuple[float, float], aspect: Floats, draw
 
 def _width(height: Ints, aspect: Floats) -> Ints:
     return np.rint(height * aspect).astype(np.int64)
-
-
-def _height(width: Floats, aspect: Floats) -> Ints:
-    return (width / aspect).astype(np.int64)
 
 
 def erase_boxes(seed: int, epoch: int, index: Ints, size: tuple[int, int], probability: float) -> tuple[Ints, Ints]:

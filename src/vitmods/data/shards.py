@@ -217,15 +217,11 @@ def tar_parts(items: Sequence[Item]) -> tuple[list[bytes], list[Row]]:
         label = PurePosixPath(row.member).with_suffix(".cls").name
         for name, content in ((row.member, raw), (label, str(row.label).encode())):
             padding = bytes(padded(len(content)) - len(content))
-            parts += [_header(name, len(content)), content, padding]
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o644
+            parts += [member.tobuf(tarfile.USTAR_FORMAT), content, padding]
             offset += tarfile.BLOCKSIZE + padded(len(content))
     return [*parts, bytes(EMPTY)], rows
-
-
-def _header(name: str, size: int) -> bytes:
-    member = tarfile.TarInfo(name)
-    member.size, member.mode = size, 0o644
-    return member.tobuf(tarfile.USTAR_FORMAT)
 
 
 def padded(length: int) -> int:

@@ -199,7 +199,8 @@ class Detection(Task):
         sure = [one for one in shown["objects"] if one["score"] >= SURE]
         labels = np.array([classes.index(one["class"]) for one in sure], dtype=np.int64)
         boxes = np.array([one["box"] for one in sure], dtype=np.float32).reshape(-1, 4)
-        masks = _drawn_masks(sure) if self.masks and sure else None
+        runs = [one["mask"] for one in sure] if self.masks else []
+        masks = np.stack([drawn(one, tuple(one["size"])) for one in runs]) if runs else None
         return with_objects(image, boxes, labels, [f"{one['class']} {one['score']:.2f}" for one in sure], masks)
 
 
@@ -240,7 +241,3 @@ def _runs(mask: Tensor) -> dict[str, Any]:
     code = coco_masks().encode(np.asfortranarray(mask.numpy().astype(np.uint8)))
     counts = code["counts"]
     return {"size": list(code["size"]), "counts": counts.decode() if isinstance(counts, bytes) else counts}
-
-
-def _drawn_masks(objects: list[dict[str, Any]]) -> NDArray[np.bool_]:
-    return np.stack([drawn(one["mask"], tuple(one["mask"]["size"])) for one in objects])

@@ -31,7 +31,10 @@ def _open(spec: Spec) -> Source:
             raise spec.kind.missing(root, f"there is no {path.name}")
     loaded = {split: _load(path) for split, path in tables.items()}
     number = {c["id"]: i for i, c in enumerate(sorted(loaded["train"]["categories"], key=lambda c: c["id"]))}
-    source = Source(spec.kind.title, _names(loaded["train"]["categories"]), {})
+    names = [str(c["name"]) for c in sorted(loaded["train"]["categories"], key=lambda c: c["id"])]
+    count = Counter(names)
+    classes = tuple(name if count[name] == 1 else f"{name} ({i})" for i, name in enumerate(names))
+    source = Source(spec.kind.title, classes, {})
     for split, table in loaded.items():
         source.splits[split] = _records(root, table, number, tables[split])
     return source
@@ -48,12 +51,6 @@ def _load(path: Path) -> dict[str, Any]:
             f"({type(error).__name__}: {error}). Fetch it again."
         ) from error
     return table
-
-
-def _names(categories: list[dict[str, Any]]) -> tuple[str, ...]:
-    names = [str(c["name"]) for c in sorted(categories, key=lambda c: c["id"])]
-    count = Counter(names)
-    return tuple(name if count[name] == 1 else f"{name} ({i})" for i, name in enumerate(names))
 
 
 def _records(root: Path, table: dict[str, Any], number: dict[int, int], path: Path) -> Records:

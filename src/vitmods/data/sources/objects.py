@@ -101,7 +101,12 @@ def source_of_boxes(
                 image.wrong = image.wrong or "is listed a second time: put all its objects into one entry"
             seen.add(image.path)
         fit = [image for image in images if not image.wrong]
-        _check_unit(spec, split, fit)
+        ends = [max(box[2:]) for image in fit if image.size is not None for box in image.boxes]
+        if ends and max(ends) <= 1:
+            raise UserError(
+                f"{spec}: all boxes of {split} lie in the first pixel, so they look like fractions of the images' "
+                "sides. Multiply them by width and height."
+            )
         repeated += [
             _id(image.path, root) for image in fit if len(set(zip(image.boxes, image.labels))) < len(image.boxes)
         ]
@@ -116,16 +121,6 @@ def source_of_boxes(
     ]
     source = Source(name, tuple(map(printable, named)), records, warnings * bool(repeated), lacking, target="boxes")
     return with_rarest(source)
-
-
-def _check_unit(spec: Spec, split: str, images: Sequence[Found]) -> None:
-    """Raise UserError where boxes that are said to be in pixels are fractions of the sides."""
-    ends = [max(box[2:]) for image in images if image.size is not None for box in image.boxes]
-    if ends and max(ends) <= 1:
-        raise UserError(
-            f"{spec}: all boxes of {split} lie in the first pixel, so they look like fractions of the images' sides. "
-            "Multiply them by width and height."
-        )
 
 
 def _chosen(spec: Spec, classes: Sequence[str]) -> tuple[str, ...]:
