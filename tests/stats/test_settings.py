@@ -229,7 +229,7 @@ def test_trials_that_fail_are_counted_in_their_setting_and_on_average():
     assert found.each["dpn"]["S/16"].verdict == Verdict.HELPS
     assert found["dpn"].failures == 1
     assert found["rms"].failures == 0
-    assert "Ti/16: 1 of 4 dpn trials diverged" in found.decision.notes
+    assert "under Ti/16: 1 of 4 dpn trials diverged" in found.decision.notes
     assert found["dpn"].effect == pytest.approx(2.0, abs=0.4)
     named = points(scores_of({"S/16": {"dpn": 2.0}, "Ti/16": {"dpn": 2.0}}), failed={"S/16": {"dpn": {0: "inf"}}})
     assert named["dpn"].failures == 1

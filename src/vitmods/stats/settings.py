@@ -129,7 +129,7 @@ def over_settings(
         for decisions in others
     )
     apart = grouped((name, note) for name, one in zip(scores, others[0], strict=True) for note in one.notes)
-    notes = [f"{listing(names)}: {note}" for note, names in apart.items()]
+    notes = [f"under {listing(names)}: {note}" for note, names in apart.items()]
     return OverSettings(replace(average[0], notes=(*average[0].notes, *notes)), each, departures)
 
 
