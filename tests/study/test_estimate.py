@@ -8,17 +8,23 @@ from dataclasses import replace
 import pytest
 import torch
 
+import vitmods as vm
 from vitmods.cli import main
+from vitmods.model.flops import count_macs, count_params
 from vitmods.model.vit import vit
 from vitmods.recipes import plain
 from vitmods.stats.plan import detectable, sd_range
 from vitmods.study import Answer, Study
 from vitmods.study.estimate import ArmEstimate, Estimate
 from vitmods.study.fits import planned_within, smaller
+from vitmods.study.models import take_images
+from vitmods.study.ready import build_arms
 from vitmods.study.schedule import make_budget
 from vitmods.study.spread import Spread
 from vitmods.study.steps import Steps
+from vitmods.study.stopwatch import Pace, Stopwatch
 from vitmods.study.store import StudyFolder
+from vitmods.study.tuning import AS_IS
 from vitmods.tasks import Classification
 from vitmods.util.errors import UserError
 
@@ -37,7 +43,7 @@ def made(k=3, trial_s=60.0, spread=None, finished=0, **options):
     settings = Study("S/16", ["dpn", "rms", "layerscale"][:k], "digits", img_size=224, in_chans=3, **options).settings
     each = len(settings.seeds) - finished
     arms = [ArmEstimate(arm.name, arm.short, 10, 10, 0.1, trial_s, each, finished) for arm in settings.every_arm]
-    return Estimate(settings, tuple(arms), 1, 1, 100, {"train": 1000, "test": 400}, spread)
+    return Estimate(settings, tuple(arms), 1, 1, {"": 100}, {"train": 1000, "test": 400}, spread)
 
 
 def test_a_step_is_what_a_trial_makes():
@@ -209,6 +215,64 @@ def test_a_dry_run_says_at_once_what_it_does_and_names_every_arm(tmp_path, capsy
     assert said.startswith("dpn: ")
     assert "the trial about" in said
     assert not (tmp_path / "a").exists()
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """The depth and class of the stem of each model that a dry run times; its paces follow from these."""
+    found = []
+
+    def pace(self, steps, largest, place):
+        found.append((len(steps.model.blocks), type(steps.model.patch_embed).__name__))
+        slower = 1.5 if "Dual" in found[-1][1] else 1.0
+        return Pace(slower * found[-1][0], 1e-9, 1e-9)
+
+    monkeypatch.setattr(Stopwatch, "_measured", pace)
+    return found
+
+
+def test_arms_on_a_larger_base_follow_from_the_smallest_one(measured):
+    found = study(("dpn", "layerscale"), sweep={"base": ["mu3/4", "mu2/4"]}).dry_run(**RUN)
+    assert [depth for depth, _ in measured] == [2, 2, 2, 3]
+    assert [arm.arm for arm in found.arms] == [
+        f"base={base}, {arm}" for base in ("mu3/4", "mu2/4") for arm in ("base", "dpn", "layerscale")
+    ]
+    assert [arm.step_s / 128 for arm in found.arms] == pytest.approx([3.0, 4.5, 3.0, 2.0, 3.0, 2.0], abs=0.1)
+    for arm, changes in zip(found.arms[:3], ("", "dpn", "layerscale"), strict=True):
+        model = vm.apply(vit("mu3/4", img_size=8, in_chans=1, num_classes=10), *vm.parse_changes(changes))
+        assert (arm.params, arm.macs) == (count_params(model), count_macs(model.vit_config))
+
+
+def test_settings_of_one_structure_are_timed_once_and_each_has_its_length(measured):
+    found = study(sweep={"epochs": [1, 3]}).dry_run(**RUN)
+    assert len(measured) == 2
+    assert "A trial has 2 steps with epochs=1 and 6 steps with epochs=3." in str(found)
+    assert [arm.trial_s // arm.step_s for arm in found.arms] == [2, 2, 6, 6]
+    study(sweep={"batch_size": [64, 128]}).dry_run(**RUN)
+    assert len(measured) == 2 + 3, "base again, whose batch is another"
+
+
+def test_an_arm_that_a_larger_base_cannot_have_is_refused(measured):
+    with pytest.raises(UserError, match=r"base=mu1/4, arm dtn: .*needs a second block"):
+        study(("dtn",), sweep={"base": ["mu3/4", "mu1/4"]}).dry_run(**RUN)
+    with pytest.raises(UserError, match=r"base=mu3/4, arm few: .*12"):
+        study(("few=dtn(blocks=12)",), sweep={"base": ["mu3/4", "mu14/4"]}).dry_run(**RUN)
+    assert measured == []
+
+
+def test_outlines_have_shapes_alone_and_functions_get_numbers():
+    settings = Study("mu2/4", {"dpn": "dpn", "mine": lambda model: model}, "digits").settings
+    _, (_, dpn, _), (_, mine, _) = build_arms(settings, AS_IS, 10, lambda arm: arm.name != "base", take_images)
+    assert next(dpn.parameters()).is_meta
+    assert not next(mine.parameters()).is_meta
+    made = vm.apply(vit("mu2/4", img_size=8, in_chans=1, num_classes=10), vm.DualPatchNorm()).state_dict()
+    assert {name: value.shape for name, value in dpn.state_dict().items()} == {n: v.shape for n, v in made.items()}
+
+    def fails(model, images):
+        raise RuntimeError("no numbers")
+
+    _, (_, dpn, _), _ = build_arms(settings, AS_IS, 10, lambda arm: True, fails)
+    assert not next(dpn.parameters()).is_meta
 
 
 def test_a_study_imports_neither_torchvision_nor_scipy_stats():

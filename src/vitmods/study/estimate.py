@@ -56,6 +56,7 @@ class ArmEstimate:
 class Estimate:
     """What `vitmods compare --dry-run` prints.
 
+    steps:   of a trial of base, under each setting of the sweep
     workers: trials at a time, of which `abreast` do not slow each other down: on GPUs one each
     spread:  None: not known
     budget_s: seconds that the study may take; None: no end
@@ -69,7 +70,7 @@ class Estimate:
     arms: tuple[ArmEstimate, ...]
     workers: int
     abreast: int
-    steps: int
+    steps: Mapping[str, int]
     dataset: Mapping[str, int]
     spread: Spread | None = None
     test_images: int = 0
@@ -181,7 +182,7 @@ class Estimate:
             [
                 *_drawn(table, 2 if named else 1),
                 "",
-                f"Images: {splits}. A trial has {self.steps:,} steps.{tried}",
+                f"Images: {splits}. {self._lengths()}{tried}",
                 f"{sum(arm.trials for arm in self.arms)} trials to run{done}, {self.workers} at a time: {lasts}.",
                 self._disk(),
                 "",
@@ -191,6 +192,13 @@ class Estimate:
                 *([str(self.smaller)] if self.smaller else []),
             ]
         )
+
+    def _lengths(self) -> str:
+        """`A trial has 40 steps.`, or where settings differ in it the length of each."""
+        counts = list(self.steps.values())
+        if len(set(counts)) == 1:
+            return f"A trial has {counts[0]:,} steps."
+        return f"A trial has {listing([f'{count:,} steps with {setting}' for setting, count in self.steps.items()])}."
 
     def _disk(self) -> str:
         other: Keep = "best" if self.keep_weights == "all" else "all"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from vitmods.data.split_file import SPLIT_FILE, write_split
+from vitmods.model.config import ViTConfig
+from vitmods.model.flops import count_macs
 from vitmods.recipes import Recipe
 from vitmods.recipes.length import resolve_on
 from vitmods.stats.sequential import LOOKS
@@ -21,7 +25,7 @@ from vitmods.study.describe import describe_model, environment
 from vitmods.study.edits import Function, base_function, functions_of
 from vitmods.study.evaluation import answer_splits, check_images
 from vitmods.study.facts import Facts, ModelFacts, Plan
-from vitmods.study.models import activation_bytes
+from vitmods.study.models import activation_bytes, take_images
 from vitmods.study.plan import Settings
 from vitmods.study.running import Running
 from vitmods.study.state import Evaluated, StudyState
@@ -85,22 +89,70 @@ def open_study(folder: StudyFolder, settings: Settings, how: Running) -> Ready:
     return Ready(runner, dataset, how, *_survey(runner))
 
 
-def build_arms(settings: Settings, setting: Point, num_classes: int) -> Iterator[tuple[Arm, nn.Module, Recipe]]:
-    """Every arm's model as it is trained under a setting, base first, and its recipe; one at a time."""
+def build_arms(
+    settings: Settings,
+    setting: Point,
+    num_classes: int,
+    outlined: Callable[[Arm], bool] = lambda arm: False,
+    tried: Callable[[nn.Module, Base], None] = lambda model, images: None,
+) -> Iterator[tuple[Arm, nn.Module, Recipe]]:
+    """Every arm's model as it is trained under a setting, base first, and its recipe; one at a time.
+
+    outlined: of which arms shapes are enough: their models are on the meta device, where they can be.
+    tried: called with each of these; where it fails, the model is built with numbers.
+    """
     settings = settings.at(setting)
     config = base_config(settings, num_classes)
     for arm in settings.every_arm:
         try:
             recipe = settings.recipe_of(arm)
-            task, start = task_of(settings.fixed, recipe), settings.fixed.get("start")
-            backbone = build_model(config, arm, settings.seeds[0], start, recipe, task.uses_head)
-            model = with_modules(backbone, task, num_classes, settings.seeds[0])
-            freeze(model, recipe)
+            build = partial(_built, settings, config, arm, recipe, num_classes)
+            model = _outline(build, tried, settings, config, arm) if outlined(arm) else None
+            model = build() if model is None else model
         except UserError as error:
             place = f"{setting}, arm" if setting else "Arm"
             raise type(error)(f"{place} {arm.name}: {error}") from error
         yield arm, model, recipe
-        del backbone, model  # before the next one is made
+        del model  # before the next one is made
+
+
+def _built(settings: Settings, config: Base, arm: Arm, recipe: Recipe, num_classes: int) -> nn.Module:
+    task, start = task_of(settings.fixed, recipe), settings.fixed.get("start")
+    backbone = build_model(config, arm, settings.seeds[0], start, recipe, task.uses_head)
+    model: nn.Module = with_modules(backbone, task, num_classes, settings.seeds[0])
+    freeze(model, recipe)
+    return model
+
+
+def _outline(
+    build: Callable[[], nn.Module],
+    tried: Callable[[nn.Module, Base], None],
+    settings: Settings,
+    config: Base,
+    arm: Arm,
+) -> nn.Module | None:
+    """The model on the meta device; None where only numbers tell: of other libraries' models, functions, trained
+    weights, and whatever fails here."""
+    if not isinstance(config, ViTConfig) or settings.fixed.get("start") or functions_of(arm.changes):
+        return None
+    try:
+        with torch.device("meta"):
+            model = build()
+            tried(model, config)
+    except Exception:  # of any kind: the same with numbers says what is wrong, or works
+        return None
+    return model
+
+
+def smallest_first(settings: Settings, num_classes: int) -> list[Point]:
+    """The settings of a sweep by the multiply-adds of their base; models of other libraries, which are not known, keep
+    their place."""
+
+    def macs(point: Point) -> int:
+        config = base_config(settings.at(point), num_classes)
+        return count_macs(config) if isinstance(config, ViTConfig) else 0
+
+    return sorted(settings.sweep.points, key=macs)
 
 
 def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], list[str], int]:
@@ -112,11 +164,12 @@ def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], list[str], int]
     facts: dict[str, ModelFacts] = {}
     sizes: list[int] = []
     notices: dict[str, list[str]] = {}
+    whole, *_ = smallest_first(runner.settings, runner.dataset(runner.settings.recipe).num_classes)
     for point in runner.settings.sweep.points:
         settings = runner.settings.at(point)
         dataset = runner.dataset(settings.recipe, point)
         base = base_config(settings, dataset.num_classes)
-        built = build_arms(runner.settings, point, dataset.num_classes)
+        built = build_arms(runner.settings, point, dataset.num_classes, lambda arm: point != whole, take_images)  # noqa: B023
         found = study_warnings(_described(built, settings, point, base, facts, sizes), dataset)
         for notice in (*found, *few_images(settings, dataset)):
             notices.setdefault(notice, []).append(str(point))

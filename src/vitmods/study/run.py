@@ -25,7 +25,7 @@ from vitmods.study.fits import planned_within, smaller
 from vitmods.study.outcome import costs_under, read_costs
 from vitmods.study.plan import Evaluation, Settings, Work
 from vitmods.study.progress import Progress, planned
-from vitmods.study.ready import Ready, build_arms, open_study, plan_of, user_functions, write_facts
+from vitmods.study.ready import Ready, build_arms, open_study, plan_of, smallest_first, user_functions, write_facts
 from vitmods.study.running import Running
 from vitmods.study.schedule import ENDLESS, Budget, Schedule
 from vitmods.study.state import Evaluated, StudyState
@@ -152,9 +152,11 @@ def _estimated(ready: Ready, budget: Budget, command: str | None, fixed: bool = 
     state = StudyState(runner.folder, settings, Evaluated(answer_splits(settings, dataset)))
     workers = ready.workers(len(state.missing))
     with already_reported():
-        points = settings.sweep.points
-        built = ((point, *one) for point in points for one in build_arms(settings, point, dataset.num_classes))
-        found = estimate(runner, built, state, workers, min(workers, how.devices), how.torch_device, partial(_say, how))
+        build = partial(build_arms, settings, num_classes=dataset.num_classes)
+        points = smallest_first(settings, dataset.num_classes)
+        found = estimate(
+            runner, points, build, state, workers, min(workers, how.devices), how.torch_device, partial(_say, how)
+        )
     found = replace(found, budget_s=budget.seconds, keep_weights=how.keep_weights)
     if not fixed and budget != ENDLESS:
         found = planned_within(budget, found)

@@ -77,10 +77,12 @@ class Steps:
 
     def fitting(self, make: Callable[[int], Work], largest: int, most_s: float, least: int = 1) -> int:
         """The largest batch, halved from `largest`, for which a call of `make(batch)` takes no longer than about
-        `most_s` seconds."""
+        `most_s` seconds. A first call that takes many times that is not repeated."""
         least = min(least, largest)
-        few = make(least)
+        few, begin = make(least), now(self.device)
         few()
+        if now(self.device) - begin > 4 * most_s:
+            return least
         alone, batch = seconds_per_call(few, 2, self.device) / least, largest
         while batch > least and alone * batch > most_s:
             batch = max(least, batch // 2)
