@@ -13,6 +13,7 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.adapters import coverage, from_timm, load, save, to_timm
+from vitmods.cli import main
 from vitmods.util.errors import UserError
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
@@ -174,3 +175,26 @@ def test_every_public_name_is_there():
     with pytest.raises(AttributeError, match="from_keras"):
         _ = vm.adapters.from_keras
     assert vm.adapters.from_timm(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)).vit_config.depth == 1
+
+
+def test_a_refusal_names_every_reason_and_what_can_be_done():
+    model = VisionTransformer(**SMALL, mlp_layer=timm.layers.SwiGLU, proj_bias=False)
+    with pytest.raises(UserError, match=r"MLP SwiGLU with GELU; proj_bias=False.*vm\.replace_norms.*timm:NAME"):
+        vm.apply(model, vm.DualPatchNorm())
+
+
+def test_a_wrapped_model_of_timm_is_named():
+    class TimmWrapperModel(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.timm_model = nn.Linear(1, 1)
+
+    with pytest.raises(UserError, match=r"give the model inside, model\.timm_model"):
+        vm.apply(TimmWrapperModel(), vm.DualPatchNorm())
+
+
+def test_the_shell_tells_a_model_of_timm_by_its_prefix(capsys):
+    assert main(["diff", "--base", "deit3_small_patch16_224", "--arm", "dpn"]) == 2
+    assert "timm:deit3_small_patch16_224" in capsys.readouterr().err
+    assert main(["diff", "--base", "timm:vit_tiny_patch16_224", "--arm", "dpn", "--img-size", "32"]) == 0
+    assert "DualPatchNormStem" in capsys.readouterr().out

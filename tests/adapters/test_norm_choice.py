@@ -328,7 +328,6 @@ def test_what_cannot_be_done_says_so():
         ((nn.DataParallel(model), DTN), UserError, "give the model inside, model.module"),
         (("model", DTN), UserError, "takes an nn.Module"),
         ((model, vm.DualPatchNorm()), UserError, r"takes Norm\(...\) or DynamicTokenNorm"),
-        ((model, vm.Norm("rms")), UserError, r"Norm\('rms', exact=False\)"),
         ((model, vm.Norm("layer")), NoEffect, "finds no norm to replace(.|\n)*is so already"),
         ((model, DTN, "blocks.*"), NoEffect, r"finds no norm to replace(.|\n)*\*\.one"),
         ((model, BOTH, "*"), UserError, "both choose the norms"),
@@ -377,7 +376,7 @@ def test_models_without_a_recognized_block_may_be_causal(make, kind):
     with pytest.raises(UserError, match=r"in no block whose attention is recognized.*where"):
         vm.replace_norms(model, vm.Norm(kind), heads=heads)
     asked = vm.replace_norms(model, vm.Norm(kind), where="block", heads=heads).model
-    one_by_one = vm.replace_norms(model, vm.Norm("rms", exact=False)).model.eval()
+    one_by_one = vm.replace_norms(model, vm.Norm("rms")).model.eval()
     words = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[1, 2, 3, 9]])
     outputs = [one_by_one(each).last_hidden_state[:, :-1] for each in words]
     torch.testing.assert_close(*outputs)

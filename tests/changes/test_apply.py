@@ -28,7 +28,7 @@ from vitmods.util.errors import NoEffect, SlotConflict, UserError
         ("rms", "rms"),
         ("subln", "subln"),
         ("normformer", "normformer"),
-        ("layerscale", "layerscale(init=0.5)"),
+        ("layerscale", "layerscale"),
         ("postnorm", "postnorm"),
     ],
 )
@@ -38,6 +38,21 @@ def test_a_change_that_alters_nothing_is_an_error_naming_it(base, model, changes
     with pytest.raises(NoEffect, match="alters nothing") as error:
         vm.apply(model, *change)
     assert str(change[0]) in str(error.value)
+
+
+def test_another_start_for_a_layer_scale_that_was_not_trained(base):
+    model = vm.apply(base, vm.LayerScale(1e-6))
+    again = vm.apply(model, vm.LayerScale(0.5))
+    assert again.vit_config.layer_scale == 0.5
+    assert {
+        round(one, 6) for name, gamma in again.named_parameters() if name.endswith("gamma") for one in gamma.tolist()
+    } == {0.5}
+    with pytest.raises(UserError, match="keeps the function of a model without LayerScale"):
+        vm.apply(model, vm.LayerScale(1.0))
+    with torch.no_grad():
+        model.blocks[0].ls1.gamma[0] += 1
+    with pytest.raises(UserError, match="was trained"):
+        vm.apply(model, vm.LayerScale(0.5))
 
 
 @pytest.mark.parametrize(

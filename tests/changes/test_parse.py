@@ -27,6 +27,8 @@ from vitmods.util.errors import UserError
         ("postnorm(mlp=pre+post)", (vm.Placement(attn="post", mlp="pre+post"),)),
         ("placement(attn=post,mlp=pre+post)", (vm.Placement(attn="post", mlp="pre+post"),)),
         ("layerscale(init=1e-5)", (vm.LayerScale(1e-5),)),
+        ("norm(batch)", (vm.Norm("batch"),)),
+        ("norm(rms,exact=false)", (vm.Norm("rms", exact=False),)),
         ("subln(rescale=false)", (vm.SubLN(rescale=False),)),
         (
             "dpn+placement(attn=post,mlp=pre+post)+rms",
@@ -66,6 +68,8 @@ def test_short_forms(text, changes):
         ("dpn(before=false,after=false)", "without any norm"),
         ("dpn(class_token=true)", "after_position"),
         ("layerscale(init=0)", "layerscale"),
+        ("norm", r"norm needs a kind, as in norm\(batch\)"),
+        ("norm(bach)", "no setting 'bach'"),
         ("dpn(before=false,before=true)", "before=...\\) is given twice"),
     ],
 )

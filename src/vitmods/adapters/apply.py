@@ -77,6 +77,8 @@ def config_of(model: nn.Module) -> ViTConfig:
 
 def _reader(model: nn.Module) -> Any:
     """The module of this package that reads models of a library. Raises UserError for other classes."""
+    if type(model).__name__.startswith("TimmWrapper") and isinstance(getattr(model, "timm_model", None), nn.Module):
+        raise UserError(f"A {type(model).__name__} wraps a model of timm: give the model inside, model.timm_model.")
     libraries = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
     readers = {"timm": "timm", "transformers": "huggingface", "torchvision": "torchvision"}
     for library, reader in readers.items():

@@ -83,6 +83,7 @@ def put_norms(
     if not anatomy.sites:
         raise UserError(f"A {type(model).__name__} without LayerNorm has nothing to replace.")
     _check_change(change, where)
+    change = Norm("rms", exact=False) if change == Norm("rms") else change  # its conversion is of ViTs that can be read
     plan = NormPlan(anatomy, change, where)
     if heads is not None and not plan.by_heads:
         raise UserError(f"'{change}' has no heads: leave heads=... out.")
@@ -124,11 +125,6 @@ def _check_model(model: nn.Module, change: Change) -> None:
 def _check_change(change: Change, where: Where | None) -> None:
     if not isinstance(change, Norm | DynamicTokenNorm):
         raise UserError(f"replace_norms takes Norm(...) or DynamicTokenNorm(...), not {change!r}.")
-    if isinstance(change, Norm) and change.preserves == "function":
-        raise UserError(
-            "replace_norms keeps weights, not outputs: write Norm('rms', exact=False). Of ViTs that vm.apply can read, "
-            "it converts to RMSNorm exactly."
-        )
     if where is not None and isinstance(change, DynamicTokenNorm) and (change.norms, change.blocks) != ("attn", None):
         raise UserError("dtn(norms=..., blocks=...) and where=... both choose the norms: give one of them.")
     if where is not None and not isinstance(where, str | re.Pattern) and not callable(where):

@@ -193,7 +193,7 @@ def _block_problems(block: Any) -> list[str]:
         problems.append("an attention other than timm's plain one")
     if type(mlp) is not timm_layers.Mlp or not isinstance(mlp.act, _GELUS):
         problems.append(f"MLP {type(mlp).__name__} with {type(getattr(mlp, 'act', None)).__name__}")
-    elif attn.proj.bias is None or mlp.fc1.bias is None:
+    if attn.proj.bias is None or getattr(mlp, "fc2", attn.proj).bias is None:
         problems.append("proj_bias=False")
     return problems
 

@@ -23,7 +23,8 @@ class Diff:
     arm: Annotated[str, tyro.conf.arg(name="arm")]
     """changes, joined by +; `vitmods changes` lists them"""
     base: str = "S/16"
-    """the model that is changed: Ti/16, S/16, B/16, S36/16 (36 deep), or timm's name"""
+    """the model that is changed: Ti/16, S/16, B/16, S36/16 (36 deep), or timm:NAME, torchvision:NAME, hf:FOLDER
+    with their own classes"""
     img_size: tuple[int, ...] = (224,)
     """image side, or rows and columns, in pixels"""
     in_chans: int = 3
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from vitmods.adapters.apply import apply
     from vitmods.adapters.diff import diff
+    from vitmods.adapters.named import LIBRARIES, open_model
     from vitmods.changes import parse_changes
     from vitmods.model.vit import vit
     from vitmods.papers.line_up import refuse_line_ups
@@ -46,11 +48,10 @@ def main(arguments: Sequence[str]) -> int:
     refuse_line_ups(options.arm)
     changes = parse_changes(options.arm)
     torch.manual_seed(0)
-    base = vit(
-        options.base,
-        img_size=rows_and_columns(options.img_size),
-        in_chans=options.in_chans,
-        num_classes=options.num_classes,
-    )
+    size = rows_and_columns(options.img_size)
+    if options.base.partition(":")[0] in LIBRARIES:
+        base = open_model(options.base, size)
+    else:
+        base = vit(options.base, img_size=size, in_chans=options.in_chans, num_classes=options.num_classes)
     print(diff(base, apply(base, *changes)))
     return 0

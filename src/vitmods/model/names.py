@@ -64,5 +64,6 @@ def parse_name(name: str) -> tuple[str, int | None, int, int, int | None]:
     raise UserError(
         f"'{name}' names no ViT. Give a size and a patch side as in 'S/16' (sizes: {', '.join(SIZES)}), with a depth "
         "as in 'S36/16', with parallel branches as in 'S18x2/16', timm's name as in 'vit_small_patch16_224', or "
-        f"{', '.join(MODELS)}. {nearest(name, examples)}"
+        f"{', '.join(MODELS)}. Any other model of timm is named with its prefix, as in 'timm:deit3_small_patch16_224'. "
+        f"{nearest(name, examples)}"
     )
