@@ -39,6 +39,8 @@ from vitmods.recipes import Recipe
 
 NORMALISE = ([0.5] * 3, [0.5] * 3)
 BATCH = 128
+SMALL, FILES = 50_000, 96  # images of 32 px, and JPEG files
+LARGE, BATCHES = 32, 3  # images of 224 px at a time, and how often
 SPACES = ("torchvision", "big_vision", "timm")
 
 
@@ -62,7 +64,7 @@ def ours(raw: list[Any], recipe: Recipe, geometry: Geometry) -> ImageDataset:
     ids = tuple(str(i) for i in range(n))
     records = Records(ids, np.arange(n) % 10, ids, raw.__getitem__, np.arange(n))
     split = Split("train", ids, records.labels, open_store(records, geometry, 3, None), geometry)
-    return ImageDataset("made", tuple("0123456789"), {"train": split}, geometry.size, 3, recipe, {})
+    return ImageDataset("made", tuple("0123456789"), {"train": split}, geometry.size, 3, recipe.augment, {})
 
 
 def loader(raw: list[Any], transform: Callable[..., torch.Tensor], batch: int) -> DataLoader:
@@ -83,7 +85,7 @@ def epochs(images: ImageDataset, batch: int) -> Callable[[], Iterator[Any]]:
 
 def small(rounds: int) -> dict[str, Any]:
     """32 px from arrays."""
-    raw = list(np.random.default_rng(0).integers(0, 256, (50_000, 32, 32, 3), dtype=np.uint8))
+    raw = list(np.random.default_rng(0).integers(0, 256, (SMALL, 32, 32, 3), dtype=np.uint8))
     steps = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(*NORMALISE)]
     tensors = [v2.ToImage(), v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()]
     tensors += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(*NORMALISE)]
@@ -96,19 +98,20 @@ def small(rounds: int) -> dict[str, Any]:
     variants["torchvision v1, randaugment"] = lambda: iter(loader(raw, randaugment, BATCH))
     variants |= {"torchvision v2": lambda: iter(loader(raw, v2.Compose(tensors), BATCH)), "ours": epochs(base, BATCH)}
     for name, options in added.items():
-        variants[f"ours, {name}"] = epochs(replace(base, recipe=base.recipe.with_(**options)), BATCH)
+        variants[f"ours, {name}"] = epochs(replace(base, augment=replace(base.augment, **options)), BATCH)
     return rates(variants, "torchvision v1", rounds, batches=8, batch=BATCH)
 
 
 class Decoding:
     """A store that decodes an image whenever it is asked for it."""
 
-    stack = None
-
     def __init__(self, raw: list[bytes]) -> None:
         self.raw = raw
 
-    def img(self, i: int) -> np.ndarray:
+    def batch(self, index: np.ndarray) -> None:
+        return None
+
+    def image(self, i: int) -> np.ndarray:
         return decode(self.raw[i], 3)
 
 
@@ -119,8 +122,8 @@ def large(raw: list[bytes], rounds: int) -> dict[str, Any]:
     tensors = [v2.RandomResizedCrop(224, interpolation=v2.InterpolationMode.BICUBIC), v2.RandomHorizontalFlip()]
     tensors += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(*NORMALISE)]
     peers = {
-        "torchvision v1": lambda: iter(loader(raw, v1.Compose([*crop, *normalize]), 32)),
-        "torchvision v2": lambda: iter(loader(raw, v2.Compose([v2.ToImage(), *tensors]), 32)),
+        "torchvision v1": lambda: iter(loader(raw, v1.Compose([*crop, *normalize]), LARGE)),
+        "torchvision v2": lambda: iter(loader(raw, v2.Compose([v2.ToImage(), *tensors]), LARGE)),
         "timm": lambda: iter(timm_loader(raw)),
     }
     kept = Geometry((224, 224), KEPT_RATIO, whole=True)
@@ -129,21 +132,21 @@ def large(raw: list[bytes], rounds: int) -> dict[str, Any]:
     exact = on_demand(exact, replace(kept, resample="big_vision", shrink=False), exact.splits["train"].store)
     decoding = on_demand(base, replace(kept, shrink=False), Decoding(raw))
     variants = peers | {
-        "torchvision v2, decode_jpeg": lambda: iter(DataLoader(Tensors(raw, v2.Compose(tensors)), 32, shuffle=True)),
-        "ours from JPEG": epochs(decoding, 32),
-        "ours from the store": epochs(base, 32),
-        "ours as big_vision, store": epochs(exact, 32),
+        "torchvision v2, decode_jpeg": lambda: iter(DataLoader(Tensors(raw, v2.Compose(tensors)), LARGE, shuffle=True)),
+        "ours from JPEG": epochs(decoding, LARGE),
+        "ours from the store": epochs(base, LARGE),
+        "ours as big_vision, store": epochs(exact, LARGE),
         "torchvision v1, randaugment": lambda: iter(
-            loader(raw, v1.Compose([*crop, v1.RandAugment(2, 9), *normalize]), 32)
+            loader(raw, v1.Compose([*crop, v1.RandAugment(2, 9), *normalize]), LARGE)
         ),
         "timm, randaugment": lambda: iter(timm_loader(raw, "rand-m9-inc1")),
     }
     for space in SPACES:
-        augmented = replace(base, recipe=base.recipe.with_(randaugment=(2, 9), randaugment_space=space))
-        variants[f"ours from the store, {space}"] = epochs(augmented, 32)
-    found = rates(peers, "timm", 3, batches=3, batch=32)
+        augmented = replace(base, augment=replace(base.augment, randaugment=(2, 9), randaugment_space=space))
+        variants[f"ours from the store, {space}"] = epochs(augmented, LARGE)
+    found = rates(peers, "timm", min(rounds, 3), batches=BATCHES, batch=LARGE)
     fastest = max(peers, key=lambda name: found[name]["images_per_s"])
-    return rates(variants, fastest, rounds, batches=3, batch=32)
+    return rates(variants, fastest, rounds, batches=BATCHES, batch=LARGE)
 
 
 class Tensors(Images):
@@ -158,7 +161,7 @@ def timm_loader(raw: list[bytes], auto_augment: str | None = None) -> Any:
     return timm.data.create_loader(
         Images(raw, lambda image: image),
         (3, 224, 224),
-        32,
+        LARGE,
         is_training=True,
         color_jitter=None,
         auto_augment=auto_augment,
@@ -178,9 +181,9 @@ def on_demand(images: ImageDataset, geometry: Geometry, store: Any) -> ImageData
 
 
 def files(folder: Path) -> list[bytes]:
-    """96 JPEG files from below the folder, evenly spread."""
+    """JPEG files from below the folder, evenly spread."""
     found = sorted(folder.rglob("*.jpg"))
-    return [found[i].read_bytes() for i in np.linspace(0, len(found) - 1, 96).astype(int)]
+    return [found[i].read_bytes() for i in np.linspace(0, len(found) - 1, FILES).astype(int)]
 
 
 def jpeg(seed: int) -> bytes:
@@ -204,9 +207,9 @@ def rates(
 
 def fraction_of_a_step(rounds: int) -> dict[str, Any]:
     """Loading a batch of 64 at 32 px against forward and backward of Ti/4 and of a toy on it."""
-    raw = list(np.random.default_rng(0).integers(0, 256, (50_000, 32, 32, 3), dtype=np.uint8))
-    images = ours(raw, Recipe().with_(crop="pad"), Geometry((32, 32)))
-    images = next(images.train_batches(seed=0, epoch=0, batch_size=64)).images
+    raw = list(np.random.default_rng(0).integers(0, 256, (SMALL, 32, 32, 3), dtype=np.uint8))
+    dataset = ours(raw, Recipe().with_(crop="pad"), Geometry((32, 32)))
+    images = next(dataset.train_batches(seed=0, epoch=0, batch_size=64)).inputs
     results = {}
     for name in ("Ti/4", "mu2/4"):
         model = vm.vit(name, img_size=32, num_classes=10)
@@ -214,7 +217,7 @@ def fraction_of_a_step(rounds: int) -> dict[str, Any]:
         def step(model: torch.nn.Module = model) -> None:
             model(images).sum().backward()
 
-        batches = chain.from_iterable(images.train_batches(seed=0, epoch=epoch, batch_size=64) for epoch in count())
+        batches = chain.from_iterable(dataset.train_batches(seed=0, epoch=epoch, batch_size=64) for epoch in count())
         rows = paired({"step": step, "loading": lambda batches=batches: next(batches)}, "step", rounds)
         results[f"{name}, batch 64"] = {"loading_share": rows["loading"]["ratio"], "step_s": rows["step"]["seconds"]}
     return results
@@ -227,10 +230,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with JPEG files, of any depth")
     options = parser.parse_args()
     one_thread()
-    results = {"32 px": small(options.rounds), "224 px": large([jpeg(seed) for seed in range(96)], options.rounds)}
+    results = {"32 px": small(options.rounds), "224 px": large([jpeg(seed) for seed in range(FILES)], options.rounds)}
     if options.data is not None:
         results[f"224 px, {options.data.name}"] = large(files(options.data), options.rounds)
-    results["fraction of a training step"] = fraction_of_a_step(max(7, options.rounds // 4))
+    results["fraction of a training step"] = fraction_of_a_step((options.rounds + 2) // 3)
     report("data_loading", results, options.out)
 
 
