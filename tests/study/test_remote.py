@@ -241,15 +241,13 @@ def test_what_tells_of_others_is_sent_after_them(mirror, monkeypatch):
     mirror.send(final=False)
     assert sent == []  # rows alone are no reason to send them
     write(mirror, trial__result_json="{}", trial__checkpoint_pt="1", trial__examples__a_png="1")
-    write(mirror, trial__checkpoint__4__rank0_safetensors="half")
     mirror.send(final=False)
     assert sent == ["metrics.jsonl", "config.json", "examples/a.png", "checkpoint.pt", "result.json"]
-    write(mirror, trial__checkpoint__4__index_json="{}", trial__metrics_jsonl="{}{}")
+    write(mirror, trial__metrics_jsonl="{}{}")
     mirror.send(final=False)
-    assert sent[5:] == ["metrics.jsonl", "checkpoint/4/rank0.safetensors", "checkpoint/4/index.json"]
-    write(mirror, trial__metrics_jsonl="{}{}{}")
+    assert len(sent) == 5
     mirror.send()
-    assert sent[8:] == ["logs/worker0.txt", "metrics.jsonl"]
+    assert sent[5:] == ["logs/worker0.txt", "metrics.jsonl"]
 
 
 def test_what_is_written_while_files_are_listed_is_sent_with_what_tells_of_it(mirror, monkeypatch):
@@ -270,38 +268,22 @@ def test_what_is_written_while_files_are_listed_is_sent_with_what_tells_of_it(mi
 
 
 def test_the_program_names_what_is_deleted_at_the_address(tmp_path, on):
-    """Older checkpoints, those of a finished trial, and weights that are not kept; nothing else, whatever goes here."""
+    """The checkpoints of a finished trial, and weights that are not kept; nothing else, whatever goes here."""
     folder, there = StudyFolder(f"file://{tmp_path}/there"), tmp_path / "there"
+    trial = {f"trial/{name}" for name in ("config.json", "checkpoint.pt", "model.safetensors")}
     with folder.lock():
-        copy = folder._copy
-        for step in (2, 4, 6):
-            write(copy, **{f"trial__checkpoint__{step}__{name}": "1" for name in ("state_pt", "index_json")})
-            write(copy, trial__config_json="{}")
-            copy.send(final=False)
-        write(copy, other__config_json="{}", other__checkpoint_pt="1", other__model_safetensors="1")
-        copy.send(final=False)
-        shutil.rmtree(folder.path / "trial/checkpoint/2")
-        shutil.rmtree(folder.path / "other")
-        copy.send(final=False)
-        steps = {f"trial/checkpoint/{step}/{name}" for step in (4, 6) for name in ("state.pt", "index.json")}
-        others = {f"other/{name}" for name in ("config.json", "checkpoint.pt", "model.safetensors")}
-        assert files(there) == steps | others | {"trial/config.json"}
-    on("two")
-    with folder_again(there).lock():
-        pass
-    on("one")
+        write(folder._copy, trial__config_json="{}", trial__checkpoint_pt="1", trial__model_safetensors="1")
+        folder._copy.send(final=False)
+        shutil.rmtree(folder.path / "trial")
+        folder._copy.send(final=False)
+    assert files(there) == trial
     with folder.lock():
-        copy = folder._copy
         assert contents(folder.path) == contents(there)
-        write(copy, other__result_json=json.dumps({"status": "finished"}))
-        folder.delete(folder.path / "other/model.safetensors")
-    assert files(there) == steps | {"trial/config.json", "other/config.json", "other/result.json"}
+        write(folder._copy, trial__result_json=json.dumps({"status": "finished"}))
+        folder.delete(folder.path / "trial/model.safetensors")
+    assert files(there) == {"trial/config.json", "trial/result.json"}
     with folder.lock():
         assert contents(folder.path) == contents(there)  # the checkpoint went here too
-
-
-def folder_again(there):
-    return StudyFolder(f"file://{there}")
 
 
 @pytest.mark.parametrize("part", ["", "trials/dpn/seed0"])

@@ -1,9 +1,9 @@
 """Studies and trials at an address that fsspec opens, such as s3://bucket/runs/x: work happens in a local copy.
 
 A run downloads what is missing here or was changed there, and uploads what was finished or changed here. A file is
-deleted at the address only where the program names it: `LocalCopy.delete`, and the checkpoints that newer ones replace.
-That a file is missing here is no reason. A trial's result and its checkpoints are sent after its other files, so that
-what is at the address is always whole.
+deleted at the address only where the program names it: `LocalCopy.delete`, and the checkpoints of finished trials. That
+a file is missing here is no reason. A trial's result and its checkpoints are sent after its other files, so that what
+is at the address is always whole.
 
 Beside the files of a trial `.sent.json` notes which version of each both sides have. So work that could not be sent is
 sent by the next run, and a trial that two machines have changed is noticed; neither side's version is lost then.
@@ -47,7 +47,7 @@ Replaced = Callable[[Collection[str], bool], Collection[str]]
 CONFIG, RESULT = "config.json", "result.json"  # a folder with one of them is a trial
 NOTES, MARK = ".sent.json", ".copy"  # the mark: what tells a copy from others, and its last run that has fetched all
 SEND_EVERY_S = 5.0
-_LAST = ("checkpoint.previous.pt", "checkpoint.pt", "index.json", RESULT, "results.csv", "results.json", "report.html")
+_LAST = ("checkpoint.previous.pt", "checkpoint.pt", RESULT, "results.csv", "results.json", "report.html")
 
 
 class Sent(NamedTuple):
@@ -254,10 +254,9 @@ class LocalCopy:
 
         def changed(files: Mapping[str, Stamp]) -> list[str]:
             left_out = self._replaced(files, is_finished)
-            names = sorted(
-                (name for name in files if name not in left_out and _is_ready(name, files, final)), key=_order
-            )
-            return [name for name in names if name not in notes or notes[name][:2] != files[name]]
+            names = (name for name in files if name not in notes or notes[name][:2] != files[name])
+            growing = () if final else ("logs/",)  # until a run ends
+            return sorted((name for name in names if name not in left_out and not name.startswith(growing)), key=_order)
 
         names = changed(files)
         if not names or (CONFIG in files and not final and not any(map(_is_last, names))):  # its rows alone
@@ -420,14 +419,6 @@ def _is_shared(name: str) -> bool:
     path = PurePosixPath(name)
     stays = any(part in (".aside", "..") or part.endswith(".damaged") for part in path.parts)
     return not (stays or path.name in ("", LEASE, NOTES, MARK, ".lock") or path.suffix in (".tmp", ".lock"))
-
-
-def _is_ready(name: str, files: Collection[str], final: bool) -> bool:
-    """Logs of workers grow until a run ends; a checkpoint in a folder of its own counts from its index on."""
-    top, _, rest = name.partition("/")
-    if top == "checkpoint":
-        return f"checkpoint/{rest.partition('/')[0]}/index.json" in files
-    return final or top != "logs"
 
 
 def _order(name: str) -> tuple[int, str]:
