@@ -179,14 +179,15 @@ def test_an_arm_without_a_verdict_is_not_passed_over(synthetic):
 
 def test_what_all_intervals_share_is_one_line(study, synthetic):
     line = holds(study)
-    assert line.startswith("intervals hold together at 95 %; new trainings and new images; pooled sd 0.1")
-    assert re.search(r" points, 36 df; seeds shared 9\d % of the spread; images part \d+ % of the variance; ", line)
+    assert line.startswith("simultaneous 95 % intervals; new trainings and new images; pooled sd 0.1")
+    assert re.search(r" points, 36 df; seed accounts for 9\d % of the variance between trials; ", line)
+    assert re.search(r"; test-set sampling: \d+ % of the variance; ", line)
     without = holds(synthetic.make_answer("study", arms=2, per_image=False))
-    assert without.endswith("no failure in 5 trials of an arm: up to 45 % may fail.")
+    assert without.endswith("0 of 5 trials of an arm failed (95 % upper bound 45 %).")
     assert "new trainings and these images alone" in without
-    assert "images part" not in without
+    assert "test-set" not in without
     equal = dataclasses.replace(study, decision=dataclasses.replace(study.decision, sd=0.0, seed_share=math.nan))
-    assert "pooled sd 0 points, 36 df; images part" in holds(equal)
+    assert "pooled sd 0 points, 36 df; test-set sampling" in holds(equal)
 
 
 def test_these_images_alone_have_no_thin_bar_to_explain(synthetic, tmp_path):
@@ -245,13 +246,15 @@ def advice(answer):
 def test_the_cheapest_arm_that_may_be_best_is_to_be_taken(synthetic):
     answer = synthetic.make_answer("study")
     assert {"dpn", "dpn+rms"} == set(answer.decision.best)
-    assert advice(answer)[0] == "Take dpn+rms: it helps."
+    assert advice(answer)[0] == "Use dpn+rms: it helps."
     dpn = answer.arms[0]
     half = dataclasses.replace(dpn.cost, infer_n=dataclasses.replace(dpn.cost.infer_n, ratio=0.5))
     arms = (dataclasses.replace(dpn, cost=half), *answer.arms[1:])
     steps = what_now(dataclasses.replace(answer, arms=arms))
-    assert steps[0].text == "Take dpn: it is the cheapest of those that may be best."
-    assert steps[1].text.startswith("Best: dpn or dpn+rms (no difference between them is shown). Ruled out: base, ")
+    assert steps[0].text == "Use dpn: it is the cheapest arm that may be best."
+    assert steps[1].text.startswith(
+        "Best: dpn or dpn+rms (no difference between them has been shown). Ruled out: base, "
+    )
     assert steps[-1].command == "vitmods export study/trials/dpn/seed0 --to onnx"
 
 
@@ -260,11 +263,11 @@ def test_base_is_kept_where_nothing_beats_it(synthetic):
     arms = answer.arms[2:]
     decision = dataclasses.replace(answer.decision, best=("base", *(arm.name for arm in arms)), ruled_out=())
     steps = what_now(dataclasses.replace(answer, arms=arms, decision=decision))
-    assert steps[0].text == "Nothing is shown to beat base: keep it."
+    assert steps[0].text == "No arm has been shown to beat base: keep it."
     assert "trials/base/seed0" in steps[-1].command
     decision = dataclasses.replace(decision, best=(arms[0].name,), ruled_out=("base", arms[1].name))
     steps = what_now(dataclasses.replace(answer, arms=arms, decision=decision))
-    assert steps[0].text == f"No interval lies above zero, yet base is ruled out as the best: try {arms[0].name}."
+    assert steps[0].text == f"No interval lies above zero, yet base is ruled out as the best arm: try {arms[0].name}."
 
 
 def test_the_headline_names_what_arms_are_compared_with(synthetic):
@@ -285,7 +288,7 @@ def test_weights_that_were_not_kept_cannot_be_deployed(synthetic, tmp_path):
         (tmp_path / f"trials/dpn/seed{seed}").mkdir(parents=True)
     assert what_now(answer)[-1].command == f"{answer.command} --retrain dpn"
     unfinished = dataclasses.replace(answer, complete=False, looks=(SimpleNamespace(stopped=()),))
-    assert advice(unfinished)[-1] == "To deploy dpn, train it again: this study kept no weights of it."
+    assert advice(unfinished)[-1] == "To deploy dpn, train it again: this study did not keep its weights."
     (tmp_path / "trials/dpn/seed3/model.safetensors").touch()
     assert what_now(answer)[-1].command == f"vitmods export {tmp_path}/trials/dpn/seed3 --to onnx"
 

@@ -140,7 +140,7 @@ def test_print(page, tmp_path):
     if shutil.which("pdftotext") is None:
         return
     text = subprocess.run(["pdftotext", "-layout", str(pdf), "-"], capture_output=True, text=True, check=True).stdout
-    assert "What now" in text
+    assert "Next steps" in text
     assert "Head to head" in text
     assert "x" * 40 in text, "warnings are open in print"
     assert "vitmods compare" in text

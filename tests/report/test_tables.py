@@ -83,8 +83,8 @@ def test_an_unfinished_study_says_so_first(synthetic):
 
 
 def test_it_ends_in_what_now(answer):
-    last = render(answer, 80).partition("\nWhat now\n")[2].splitlines()
-    assert last[0] == "- Take dpn+rms: it helps."
+    last = render(answer, 80).partition("\nNext steps\n")[2].splitlines()
+    assert last[0] == "- Use dpn+rms: it helps."
     assert last[-1] == "  vitmods export study/trials/dpn+rms/seed0 --to onnx"
 
 

@@ -1,4 +1,4 @@
-"""What now: the arm to take, what would decide the open ones, and the checkpoint to deploy."""
+"""Next steps: the arm to use, what would decide the open ones, and the checkpoint to deploy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def what_now(answer: Answer) -> list[Step]:
         return [Step(f"{base}, so arms cannot be compared. {_remedies(answer)}")]
     steps = []
     if not answer.complete:
-        steps.append(Step("Finish the study: the same command goes on where it was stopped.", answer.command))
+        steps.append(Step("Finish the study: re-running the command resumes it.", answer.command))
     if answer.factorial:
         return [*steps, *(factorial_steps(answer) if answer.complete or answer.looks else ())]
     if answer.complete or answer.looks:
@@ -62,17 +62,17 @@ def _choice(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
         cheap = [f"{arm.name} {cost_of(arm):.2f}×" for arm in same if cost_of(arm) < CHEAPER]
         saves = f" No worse, and cheaper in time of training times inference: {listing(cheap)}." if cheap else ""
         if chosen.name in beaten:  # a test to one side alone
-            text = f"No interval lies above zero, yet {chosen.name} is ruled out as the best: try "
+            text = f"No interval lies above zero, yet {chosen.name} is ruled out as the best arm: try "
             yield Step(f"{text}{' or '.join(best)}.")
         else:
-            yield Step(f"Nothing is shown to beat {chosen.name}: keep it.{saves}")
+            yield Step(f"No arm has been shown to beat {chosen.name}: keep it.{saves}")
     else:
         others = [arm for arm in answer.arms if arm.name in best and arm is not chosen]
         cheapest = bool(others) and all(cost_of(chosen) < cost_of(arm) for arm in others)
-        why = "it is the cheapest of those that may be best" if cheapest else "it helps"
-        yield Step(f"Take {chosen.name}: {why}.")
+        why = "it is the cheapest arm that may be best" if cheapest else "it helps"
+        yield Step(f"Use {chosen.name}: {why}.")
     if best and len(best) + len(beaten) > 2:
-        tie = " (no difference between them is shown)" if len(best) > 1 else ""
+        tie = " (no difference between them has been shown)" if len(best) > 1 else ""
         out = f" Ruled out: {', '.join(beaten)}." if beaten else ""
         yield Step(f"Best: {' or '.join(best)}{tie}.{out}")
 
@@ -82,7 +82,7 @@ def _stability(answer: Answer) -> Iterator[Step]:
         if effect.failures > effect.base_failures:
             yield Step(
                 f"{arm.name}: {plural(effect.failures, 'trial')} failed, base {effect.base_failures}. Try a lower "
-                "learning rate or a longer warm-up, for base too, before it is given up."
+                "learning rate or a longer warm-up, also for base, before you drop it."
             )
 
 
@@ -128,21 +128,21 @@ def extended(command: str, seeds: int, fixed: bool = False) -> str:
 def _deploy(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
     if is_retrained(answer.path, chosen.name):
         folder = retrained_folder(answer.path, chosen.name)
-        text = f"To deploy {chosen.name}, take the one that is trained on all images. {estimate_of(answer, chosen)}"
+        text = f"To deploy {chosen.name}, use the model that was trained on all images. {estimate_of(answer, chosen)}"
         yield Step(text, export_line(folder))
         return
     folders = [answer.path / trial.folder for trial in chosen.counted if trial.status == "finished"]
     kept = next((folder for folder in folders if not folder.is_dir() or is_there(folder / WEIGHTS)), None)
-    name, any_seed = chosen.name, "any seed will do: the best one on the test images would look too good"
+    name, any_seed = chosen.name, "pick a seed at random: the best test score is biased"
     again = bool(folders) and answer.complete
     if again:
         yield Step(
-            f"To deploy {name}, train it on all images, those of test too. How good it is then cannot be measured; "
-            "this study is the estimate.",
+            f"To deploy {name}, train it on all images, including the test set. Its accuracy can then not be measured; "
+            "use this study's score as the estimate.",
             retrain_command(answer.command, name),
         )
     if kept is not None:
-        how = f"Or take a trial of this study; {any_seed}." if again else f"To deploy {name}, {any_seed}."
+        how = f"Or use a trial of this study; {any_seed}." if again else f"To deploy {name}, {any_seed}."
         yield Step(how, export_line(kept))
     elif folders and not again:
-        yield Step(f"To deploy {name}, train it again: this study kept no weights of it.")
+        yield Step(f"To deploy {name}, train it again: this study did not keep its weights.")

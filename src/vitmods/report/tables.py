@@ -72,7 +72,7 @@ def answer_table(answer: Answer, width: int = 120) -> Group:
     if tuned := tuned_text(answer):
         parts.append(Text(single_line(tuned), style="dim"))
     parts += printed(answer)
-    parts.append(Text("\nWhat now", style="bold"))
+    parts.append(Text("\nNext steps", style="bold"))
     for step in what_now(answer):
         parts.append(Text(f"- {single_line(step.text)}"))
         if step.command:

@@ -38,9 +38,9 @@ _VERBS = {
     Verdict.WITHHELD: ("has no verdict", "have no verdict"),
 }
 PRESERVES = {
-    "function": "starts with base's outputs",
-    "weights": "keeps base's weights",
-    "nothing": "needs weights of its own",
+    "function": "function-preserving",
+    "weights": "reuses base's weights",
+    "nothing": "trained from scratch",
 }
 LEANING = {"up": " (leaning positive)", "down": " (leaning negative)"}
 NAMED = 2  # arms of one verdict in the headline; more are counted
@@ -140,17 +140,17 @@ def holds(answer: Answer) -> str:
     if not math.isnan(decision.sd):
         facts.append(f"pooled sd {decision.sd:.2g}{unit}, {decision.df:.0f} df")
     if not math.isnan(decision.seed_share):
-        facts.append(f"seeds shared {100 * decision.seed_share:.0f} % of the spread")
+        facts.append(f"seed accounts for {100 * decision.seed_share:.0f} % of the variance between trials")
     effects = answer.headline.values()
     shares = [effect.images_share for effect in effects if not math.isnan(effect.images_share)]
     if shares:
-        facts.append(f"images part {100 * statistics.median(shares):.0f} % of the variance")
+        facts.append(f"test-set sampling: {100 * statistics.median(shares):.0f} % of the variance")
     fewest = min((effect.n for effect in effects), default=0)
     if answer.factorial:
         facts.append(f"{len(answer.factorial.design.runs)} runs, {plural(fewest, 'seed')} each")
     elif fewest and not answer.sweep and not any(effect.failures or effect.base_failures for effect in effects):
-        rate = f"up to {100 * rate_bound(fewest):.0f} % may fail"
-        facts.append(f"no failure in {plural(fewest, 'trial')} of an arm: {rate}")
+        bound = f"95 % upper bound {100 * rate_bound(fewest):.0f} %"
+        facts.append(f"0 of {plural(fewest, 'trial')} of an arm failed ({bound})")
     return f"{'; '.join(filter(None, [*facts, _shared_seeds(answer)]))}."
 
 

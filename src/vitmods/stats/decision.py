@@ -123,6 +123,6 @@ def level_of(effects: Iterable[Effect]) -> str:
     """What the intervals of these effects hold at together, or why there are none."""
     effects = list(effects)
     if any(effect.half >= 0 for effect in effects):
-        return "intervals hold together at 95 %"
+        return "simultaneous 95 % intervals"
     same = any(effect.n > 2 and math.isnan(effect.sd) for effect in effects)
     return "no intervals: scores do not vary from seed to seed" if same else "too few seeds for intervals"
