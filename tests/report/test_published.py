@@ -12,6 +12,7 @@ from vitmods.papers.line_up import published
 from vitmods.report import render as terminal
 from vitmods.report.page import render
 from vitmods.report.published import Beside, _labels, comparison, table_of
+from vitmods.stats.verdict import Verdict
 
 
 def of(synthetic, command, **options):
@@ -110,6 +111,7 @@ def test_a_figure_without_printed_numbers_says_so(synthetic):
 def test_agreement_has_three_outcomes(effect, half, unit, says):
     (known, *_) = published(TABLES["dpn-table5"], "dpn")  # 27.3 ± 0.09 and 28.0 ± 0.21
     ours = SimpleNamespace(
+        verdict=Verdict.OPEN,
         effect=effect,
         interval=(effect - half * (1 if unit else 0.01), effect + half * (1 if unit else 0.01)),
         unit=unit,
@@ -119,8 +121,15 @@ def test_agreement_has_three_outcomes(effect, half, unit, says):
 
 def test_a_published_difference_of_zero_is_never_confirmed():
     zero, loss = published(TABLES["dtn-table3"], "scale")[1], published(TABLES["dtn-table3"], "batch")[0]
-    ours = SimpleNamespace(effect=0.0, interval=(-0.2, 0.2), unit="%")
+    ours = SimpleNamespace(verdict="open", effect=0.0, interval=(-0.2, 0.2), unit="%")
     assert Beside("x", "", ours, (zero, loss)).agreement == "inconsistent: 1 of 2, too wide to test: 1 of 2"
+
+
+def test_nothing_is_compared_where_base_has_not_learned():
+    (known,) = published(TABLES["dtn-table3"], "batch")[:1]
+    ours = SimpleNamespace(verdict=Verdict.WITHHELD, effect=0.0, interval=(-0.2, 0.2), unit="%")
+    row = Beside("x", "", ours, (known,))
+    assert (row.outcomes, row.agreement) == ((), "base has not learned")
 
 
 def test_settings_are_the_tables_by_their_values_and_models_of_other_patches():

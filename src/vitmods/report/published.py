@@ -17,6 +17,7 @@ from rich.text import Text
 from vitmods.papers import TABLES, Table
 from vitmods.papers.line_up import Published, published
 from vitmods.stats.tables import interval, signed
+from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE, arms_from_text
 from vitmods.study.tuning import show_value
@@ -72,16 +73,20 @@ class Beside:
 
     @property
     def outcomes(self) -> tuple[Agreement, ...]:
-        """One for each published difference; none without an interval."""
+        """One for each published difference; none without an interval, or where base has not learned."""
         low, high = self.interval
-        return () if math.isnan(low) else tuple(Agreement.of(one, low, high) for one in self.published)
+        return (
+            ()
+            if math.isnan(low) or self.effect.verdict == Verdict.WITHHELD
+            else tuple(Agreement.of(one, low, high) for one in self.published)
+        )
 
     @property
     def agreement(self) -> str:
         """The outcome, or how many published differences have which; the sign where ours is known."""
         counts, (low, high) = Counter(self.outcomes), self.interval
         if not counts:
-            return "too few seeds to compare"
+            return "base has not learned" if self.effect.verdict == Verdict.WITHHELD else "too few seeds to compare"
         many = len(self.published)
         words = [f"{one}: {counts[one]} of {many}" if len(counts) > 1 else one for one in Agreement if counts[one]]
         if low > 0 or high < 0:
