@@ -23,7 +23,7 @@ from torch import nn
 import vitmods as vm
 from vitmods.data.dataset import Batch
 from vitmods.recipes import Recipe
-from vitmods.recipes.length import lr_at, resolve
+from vitmods.recipes.schedule import lr_at, resolve
 from vitmods.tasks import Classification
 from vitmods.train import RunOptions, TrialRun
 from vitmods.train.interrupt import StopRequest

@@ -55,7 +55,7 @@ def facts_of(run: Path, name: str, title: str, says: str, order: int) -> dict[st
 
 def public(command: str) -> str:
     """A command without the folders of the machine that it ran on."""
-    from vitmods.util.places import public_command
+    from vitmods.util.text import public_command
 
     return public_command(command, leave_out=("--out",))
 

@@ -161,7 +161,7 @@ def test_importing_the_adapters_imports_no_library():
 
     code = (
         "import sys, vitmods as vm; vm.adapters.load; vm.apply(vm.vit('mu/4'), vm.DualPatchNorm());"
-        "import vitmods.report.card;"
+        "import vitmods.report.hub;"
         "print(sorted({'timm', 'torchvision', 'transformers', 'safetensors'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import vitmods as vm
 from vitmods.adapters import norm_sites
 from vitmods.layers import norms
-from vitmods.study.edits import parse_edits
+from vitmods.study.arms import parse_edits
 from vitmods.util.errors import NoEffect, UserError
 
 DTN = vm.DynamicTokenNorm()

@@ -411,7 +411,7 @@ def trial(tmp_path_factory):
 
 def test_finetune_trains_a_part_and_leaves_its_delta(trial, capsys, tmp_path):
     import vitmods as vm
-    from vitmods.study.start import open_trial
+    from vitmods.study.checkpoints import open_trial
 
     start, few = trial
     command = ["finetune", "--model", str(start), *few, "--img-size", "16", "--train", "attention"]

@@ -6,15 +6,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitmods.data.box_views import (
+from vitmods.data.dataset import Annotated, Draw
+from vitmods.data.objects import (
+    Objects,
     evaluation_views,
     evaluation_views_with_masks,
     training_views,
     training_views_with_masks,
     view_size,
 )
-from vitmods.data.dataset import Annotated, Draw
-from vitmods.data.objects import Objects
 from vitmods.recipes import small_detection
 
 AUGMENT = small_detection().augment

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torchvision.transforms import v2
 
-from vitmods.data.boxes import crop_boxes, cutmix_box, erase_boxes
+from vitmods.data.augment import crop_boxes, cutmix_box, erase_boxes
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 

@@ -14,11 +14,10 @@ from vitmods import data
 from vitmods.cli import main as shell
 from vitmods.cli.data import main
 from vitmods.cli.options import SplitArguments
-from vitmods.data import digests as hashes
-from vitmods.data.groups import groups_of, keys_by, read_columns, suggested
+from vitmods.data import store as hashes
 from vitmods.data.pack import pack
 from vitmods.data.records import Records, Source
-from vitmods.data.splits import SplitOptions, make_splits
+from vitmods.data.splits import SplitOptions, groups_of, keys_by, make_splits, read_columns, suggested
 from vitmods.recipes import plain
 from vitmods.study.plan import ImageOptions
 from vitmods.study.trial import load_images

@@ -13,7 +13,7 @@ from PIL import Image
 
 from vitmods import data
 from vitmods.data import Batch, ImageDataset
-from vitmods.data.boxes import inception_boxes
+from vitmods.data.augment import inception_boxes
 from vitmods.data.geometry import resize
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError

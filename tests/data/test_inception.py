@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from vitmods.data.boxes import inception_boxes
+from vitmods.data.augment import inception_boxes
 
 SCALE, RATIO = (0.05, 1.0), (0.75, 1.33)
 

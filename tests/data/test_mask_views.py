@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitmods.data.dataset import Annotated, Draw
-from vitmods.data.mask_views import evaluation_views, labelled_pixels, training_views
-from vitmods.data.masks import IGNORE
+from vitmods.data.masks import IGNORE, evaluation_views, labelled_pixels, training_views
 from vitmods.recipes import Augment
 
 

@@ -82,7 +82,7 @@ def test_packed_shards_are_the_folder(make_folder, pets: Path, tmp_path: Path, s
 def test_packed_shards_are_not_looked_through(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack(pets, tmp_path / "out", shard_mb=0.02)
     monkeypatch.setattr(wds, "scan", None)
-    monkeypatch.setattr("vitmods.data.stream.open_store", None)
+    monkeypatch.setattr("vitmods.data.dataset.open_store", None)
     streamed = load(f"{tmp_path / 'out'}?stream=1")
     assert streamed.summary() == load(pets).summary() | {"spec": f"{tmp_path / 'out'}?stream=1"}
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from vitmods import data
-from vitmods.data.split_file import write_split
+from vitmods.data.splits import write_split
 from vitmods.recipes import plain
 from vitmods.util.errors import UserError
 

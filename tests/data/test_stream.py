@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitmods import data
-from vitmods.data import Batch, ImageDataset, store, stream
+from vitmods.data import Batch, ImageDataset, dataset, store
+from vitmods.data.dataset import StreamSet
 from vitmods.data.geometry import Geometry
 from vitmods.data.pack import pack
 from vitmods.data.read import Unreadable
 from vitmods.data.records import Records
 from vitmods.data.sampler import shard_order
 from vitmods.data.sources.hf import Forward
-from vitmods.data.stream import StreamSet
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
@@ -148,7 +148,7 @@ def numbers_set(sizes: list[int], buffer: int) -> StreamSet:
         return np.full((1, 1), key % 256, dtype=np.uint8)
 
     records = Records(names, np.zeros(n, dtype=np.int64), names, fetch, np.arange(n), shards, **known)
-    store = stream.open_lazily(records, Geometry((1, 1)), 1, None)
+    store = dataset.open_lazily(records, Geometry((1, 1)), 1, None)
     split = data.Split("train", names, records.labels, store, store.geometry)
     augment = Augment(crop="none", flip=0.0)
     return StreamSet("numbers", ("one",), {"train": split}, (1, 1), 1, augment, {}, buffer=buffer)
@@ -189,7 +189,7 @@ def test_the_buffer_is_taken_from_the_spec(root: Path) -> None:
 
 def test_large_sets_are_streamed_unasked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not isinstance(load(root / "shards"), StreamSet)
-    monkeypatch.setattr(stream, "STREAM_ABOVE", 1000)
+    monkeypatch.setattr(dataset, "STREAM_ABOVE", 1000)
     assert isinstance(load(root / "shards"), StreamSet)
     assert isinstance(load(root / "pets"), StreamSet)
     assert not isinstance(load(f"{root / 'shards'}?stream=0"), StreamSet)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from vitmods.evals.fewshot import check, fewshot, least_squares_scores, permuted_classes, ridge, shots_of
 from vitmods.evals.options import Options
-from vitmods.stats.intervals import mean_over_seeds
+from vitmods.stats.width import mean_over_seeds
 from vitmods.util.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "fewshot_lsr_n_ge_d.npz"

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from vitmods.stats.intervals import fraction, mean_of_fractions, mean_over_images, mean_over_seeds, wilson
+from vitmods.stats.width import fraction, mean_of_fractions, mean_over_images, mean_over_seeds, wilson
 
 
 @given(st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))

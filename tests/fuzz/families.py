@@ -24,24 +24,22 @@ from safetensors.torch import save
 import vitmods as vm
 from vitmods.adapters import coverage, load, open_model
 from vitmods.changes import REGISTRY, parse_changes
-from vitmods.data.groups import keys_by
 from vitmods.data.read import Unreadable, decode
+from vitmods.data.shards import open_tar
 from vitmods.data.sources import open_source
 from vitmods.data.sources.wds import expand
-from vitmods.data.tars import open_tar
+from vitmods.data.splits import keys_by
 from vitmods.finetune import load_delta, save_delta
 from vitmods.model.config import ViTConfig
 from vitmods.recipes import RECIPES, Recipe
 from vitmods.recipes.registry import parse_recipe
 from vitmods.stats.read import read_csv
-from vitmods.study.bases import ForeignBase
-from vitmods.study.edits import Function, parse_edits
-from vitmods.study.models import rebuilt
+from vitmods.study.arms import Function, parse_edits
+from vitmods.study.bases import ForeignBase, rebuilt
 from vitmods.study.opened import open_trained
+from vitmods.study.plan import grid_from_text, make_grid, make_sweep
 from vitmods.study.store import StudyFolder
-from vitmods.study.tuning import grid_from_text, make_grid, make_sweep
-from vitmods.train.examples import read_examples
-from vitmods.train.trial import read_scores
+from vitmods.train.trial import read_examples, read_scores
 from vitmods.util.errors import UserError
 
 VIT = {"img_size": 8, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2, "mlp_dim": 8, "num_classes": 2}

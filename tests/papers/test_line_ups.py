@@ -9,11 +9,10 @@ import vitmods as vm
 from vitmods.cli import main
 from vitmods.layers.norms import NORMS
 from vitmods.papers import TABLES, line_up
-from vitmods.papers.line_up import published
+from vitmods.papers.table import published
 from vitmods.recipes.registry import parse_recipe
-from vitmods.study.arms import arms_from_text
-from vitmods.study.edits import parse_edits
-from vitmods.study.models import edited
+from vitmods.study.arms import arms_from_text, parse_edits
+from vitmods.study.bases import edited
 from vitmods.util.errors import UserError
 
 RUN = [table for table in TABLES.values() if table.study]

@@ -7,7 +7,7 @@ import pytest
 
 import vitmods as vm
 from vitmods.papers import PAPERS, TABLES, Claim, Number, Paper, Table
-from vitmods.papers.line_up import covered
+from vitmods.papers.table import covered
 from vitmods.util.errors import UserError
 
 # tables and figures of the papers -> how many cells they have, and how many of these are not sure

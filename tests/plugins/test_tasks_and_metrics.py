@@ -12,8 +12,8 @@ from vitmods.cli.options import asked_for, defaults_from
 from vitmods.finetune.delta import read_delta
 from vitmods.finetune.roles import parameter_roles
 from vitmods.recipes import Recipe
-from vitmods.study.evaluation import trial_scores
-from vitmods.study.start import open_trial
+from vitmods.study.checkpoints import open_trial
+from vitmods.study.trial import trial_scores
 from vitmods.tasks import TASKS, Metric, Task
 from vitmods.train import Interrupted, RunOptions, TrialRun, train_trial
 from vitmods.train.optim import parameter_groups

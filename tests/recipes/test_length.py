@@ -4,12 +4,12 @@ import sys
 import pytest
 
 from vitmods.recipes import Recipe
-from vitmods.recipes.length import resolve, resolve_on
+from vitmods.recipes.schedule import resolve, resolve_on
 from vitmods.util.errors import UserError
 
 
 def test_importing_it_does_not_import_torch():
-    code = "import sys, vitmods.recipes.length; sys.exit('torch' in sys.modules)"
+    code = "import sys, vitmods.recipes.schedule; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

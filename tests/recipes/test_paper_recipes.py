@@ -16,7 +16,7 @@ from vitmods.recipes import (
     sun397,
     transfer,
 )
-from vitmods.recipes.length import lr_at, resolve
+from vitmods.recipes.schedule import lr_at, resolve
 from vitmods.util.errors import UserError
 
 IMAGENET, MINIVAL = 1_281_167, 1_268_355

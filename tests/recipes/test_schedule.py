@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vitmods.recipes import Recipe
-from vitmods.recipes.length import lr_at, resolve
+from vitmods.recipes.schedule import lr_at, resolve
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 BIG_VISION = {

@@ -9,10 +9,9 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.slots import NormConfig
 from vitmods.recipes import Recipe
 from vitmods.stats.decide import decide
-from vitmods.study.answer import Answer
-from vitmods.study.facts import ChangeFacts, ModelFacts
-from vitmods.study.outcome import ArmAnswer, ArmCost, BaseCost, CostRatio, PointScores, Tuning
+from vitmods.study.answer import Answer, ArmAnswer, ArmCost, BaseCost, CostRatio, PointScores, Tuning
 from vitmods.study.state import Curve, TrialRecord
+from vitmods.study.store import ChangeFacts, ModelFacts
 from vitmods.tasks.metrics import Metric
 
 TOP1 = Metric("top1", "top-1 accuracy", "top1")

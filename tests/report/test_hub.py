@@ -12,9 +12,9 @@ import vitmods as vm
 from vitmods.adapters.timm_folder import OURS, timm_words
 from vitmods.cli import main
 from vitmods.study import Answer
-from vitmods.study.start import open_trial
+from vitmods.study.checkpoints import open_trial
 from vitmods.util.errors import UserError
-from vitmods.util.places import public_command, without_place, without_places
+from vitmods.util.text import public_command, without_place, without_places
 
 RUN = {"workers": 1, "device": "cpu", "cost_seconds": 0.05, "progress": False}
 IMAGES = torch.randn(3, 1, 8, 8)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from vitmods.papers import TABLES
-from vitmods.papers.line_up import published
+from vitmods.papers.table import published
 from vitmods.report import render as terminal
 from vitmods.report.page import render
 from vitmods.report.published import Beside, _labels, comparison, table_of

@@ -24,18 +24,17 @@ from safetensors.torch import save_file
 
 import vitmods as vm
 from vitmods.adapters import load, open_model, save
-from vitmods.data.groups import keys_by
 from vitmods.data.read import Unreadable, decode
+from vitmods.data.shards import open_tar
 from vitmods.data.sources import open_source
-from vitmods.data.sources.imagenet_labels import _from_archive
+from vitmods.data.sources.imagenet import _from_archive
 from vitmods.data.sources.wds import expand, scan
-from vitmods.data.tars import open_tar
+from vitmods.data.splits import keys_by
 from vitmods.model.config import ViTConfig
 from vitmods.recipes import Recipe
 from vitmods.stats.read import read_csv
-from vitmods.study.bases import ForeignBase
-from vitmods.study.edits import Function
-from vitmods.study.models import rebuilt
+from vitmods.study.arms import Function
+from vitmods.study.bases import ForeignBase, rebuilt
 from vitmods.study.store import StudyFolder
 from vitmods.train import checkpoint
 from vitmods.train.launch import launch

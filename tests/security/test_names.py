@@ -17,7 +17,7 @@ from vitmods.report.evaluation import draw_evaluation
 from vitmods.report.tables import print_predictions
 from vitmods.report.templates import code, templates
 from vitmods.tasks.drawing import with_objects
-from vitmods.train.examples import read_examples
+from vitmods.train.trial import read_examples
 
 NAMES = (
     "=cmd|' /C calc'!A0",

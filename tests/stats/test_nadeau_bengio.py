@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from vitmods.stats.intervals import nadeau_bengio_variance
+from vitmods.stats.width import nadeau_bengio_variance
 
 
 def test_the_formula():

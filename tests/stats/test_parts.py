@@ -6,8 +6,7 @@ from scipy import stats
 
 import vitmods as vm
 from vitmods.stats.fit import fit
-from vitmods.stats.intervals import nadeau_bengio_variance
-from vitmods.stats.width import against_base, over_parts, overlap_of
+from vitmods.stats.width import against_base, nadeau_bengio_variance, over_parts, overlap_of
 from vitmods.util.errors import UserError
 
 STUDIES = [pytest.param(2_000, id="2000"), pytest.param(20_000, id="20000", marks=pytest.mark.long)]

@@ -14,10 +14,9 @@ from vitmods.cli import main
 from vitmods.recipes import plain
 from vitmods.study import Replace, Study, parse_edits
 from vitmods.study.arms import Arm, arm_from_text
-from vitmods.study.bases import make_base
+from vitmods.study.bases import macs_of, make_base
+from vitmods.study.checkpoints import open_trial
 from vitmods.study.evaluate import evaluate
-from vitmods.study.models import macs_of
-from vitmods.study.start import open_trial
 from vitmods.study.trial import build_model
 from vitmods.util.errors import UserError
 

@@ -9,8 +9,8 @@ from vitmods.cli import main
 from vitmods.recipes import plain
 from vitmods.study import Study
 from vitmods.study.arms import Arm
+from vitmods.study.checkpoints import open_trial
 from vitmods.study.describe import python_call
-from vitmods.study.start import open_trial
 from vitmods.study.trial import base_config, build_model
 from vitmods.util.errors import UserError
 

@@ -18,9 +18,9 @@ from vitmods.model.vit import ViT, vit
 from vitmods.recipes import plain
 from vitmods.report.text import built_differently
 from vitmods.study import cost
+from vitmods.study.answer import ArmCost
 from vitmods.study.bases import ForeignBase
 from vitmods.study.cost import measure
-from vitmods.study.outcome import ArmCost
 from vitmods.tasks import Classification
 
 CPU = torch.device("cpu")

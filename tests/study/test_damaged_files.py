@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from vitmods.data.split_file import SPLIT_FILE
+from vitmods.data.splits import SPLIT_FILE
 from vitmods.recipes import plain
 from vitmods.study import Answer, Study
 from vitmods.util.errors import UserError

@@ -15,16 +15,14 @@ from vitmods.model.vit import vit
 from vitmods.recipes import plain
 from vitmods.stats.plan import detectable, sd_range
 from vitmods.study import Answer, Study
-from vitmods.study.estimate import ArmEstimate, Estimate
-from vitmods.study.fits import planned_within, smaller
-from vitmods.study.models import take_images
-from vitmods.study.ready import build_arms
+from vitmods.study.bases import take_images
+from vitmods.study.estimate import ArmEstimate, Estimate, Spread, planned_within, smaller
+from vitmods.study.plan import AS_IS
+from vitmods.study.run import build_arms
 from vitmods.study.schedule import make_budget
-from vitmods.study.spread import Spread
 from vitmods.study.steps import Steps
 from vitmods.study.stopwatch import Pace, Stopwatch
 from vitmods.study.store import StudyFolder
-from vitmods.study.tuning import AS_IS
 from vitmods.tasks import Classification
 from vitmods.util.errors import UserError
 

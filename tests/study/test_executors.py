@@ -70,7 +70,7 @@ def test_an_error_for_users_is_its_message():
     assert describe(MemoryError()) == "MemoryError: "
 
 
-# A worker that follows the protocol of vitmods.study.executors.worker, and misbehaves as its task says.
+# A worker that follows the protocol of vitmods.study.executors.processes, and misbehaves as its task says.
 WORKER = """
 import json, os, signal, sys, time
 task = json.loads(sys.argv[1])
@@ -97,7 +97,7 @@ def pool(tmp_path, monkeypatch):
     python = tmp_path / "python"
     python.write_text(
         f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$4"\n'
-    )  # python -P -m vitmods.study.executors.worker TASK
+    )  # python -P -m vitmods.study.executors.processes TASK
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     record = tmp_path / "record"

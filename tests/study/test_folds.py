@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from vitmods.data.split_file import SPLIT_FILE
+from vitmods.data.splits import SPLIT_FILE
 from vitmods.recipes import plain
 from vitmods.report.advice import what_now
 from vitmods.report.text import holds, on_new_images

@@ -15,9 +15,8 @@ from vitmods.stats.gains import has_learned
 from vitmods.stats.verdict import FAVORABLE, Verdict
 from vitmods.study.answer import read_answer
 from vitmods.study.arms import make_arms
-from vitmods.study.facts import Facts, ModelFacts, Plan
 from vitmods.study.plan import Settings, make_seeds
-from vitmods.study.store import StudyFolder
+from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder
 from vitmods.tasks import multilabel, segmentation
 from vitmods.tasks.base import TASKS
 from vitmods.tasks.classification import _of_each_image, first_five

@@ -12,7 +12,7 @@ from vitmods.recipes import plain
 from vitmods.report import write_report
 from vitmods.study import Study
 from vitmods.study.describe import python_call
-from vitmods.study.measure import MARGINS, Measure, options_from
+from vitmods.study.plan import MARGINS, Measure, options_from
 from vitmods.util.errors import UserError
 
 RECIPE = plain(epochs=1).with_(batch_size=64)

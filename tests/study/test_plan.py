@@ -6,8 +6,7 @@ import pytest
 from vitmods.changes import DualPatchNorm, DynamicTokenNorm, Norm
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm, arm_from_text, make_arms
-from vitmods.study.plan import MOST_SEEDS, Settings, check_plan, differences, make_seeds
-from vitmods.study.tuning import Grid, make_sweep
+from vitmods.study.plan import MOST_SEEDS, Grid, Settings, check_plan, differences, make_seeds, make_sweep
 from vitmods.util.errors import UserError
 
 FIXED = {

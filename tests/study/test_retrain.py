@@ -208,7 +208,7 @@ def test_the_joined_split_has_every_image_once():
 
 
 def test_changed_images_are_warned_of(copied, monkeypatch):
-    monkeypatch.setattr("vitmods.study.images.StudyImages.same_contents", lambda *_: False)
+    monkeypatch.setattr("vitmods.study.store.StudyImages.same_contents", lambda *_: False)
     with pytest.warns(UserWarning, match="no longer those of the study"):
         make().retrain(copied, **HERE)
 

@@ -12,13 +12,12 @@ from vitmods.recipes import Recipe
 from vitmods.study.arms import make_arms
 from vitmods.study.executors import Inline
 from vitmods.study.factors import make_plan
-from vitmods.study.plan import Settings, make_seeds
+from vitmods.study.plan import Settings, make_seeds, make_sweep
 from vitmods.study.progress import Progress
 from vitmods.study.schedule import Budget, Schedule, make_budget
 from vitmods.study.scores import decision_at, looks
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import StudyFolder
-from vitmods.study.tuning import make_sweep
 from vitmods.train.trial import write_scores
 from vitmods.util.errors import UserError
 

@@ -8,10 +8,9 @@ import pytest
 import vitmods as vm
 from vitmods.cli import main
 from vitmods.recipes import RECIPES
-from vitmods.study.evaluation import trial_scores
 from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
-from vitmods.study.trial import TrialRunner
+from vitmods.study.trial import TrialRunner, trial_scores
 from vitmods.train.interrupt import Interrupted
 from vitmods.train.loop import TrialRun
 

@@ -11,11 +11,10 @@ from vitmods.finetune import parameter_roles
 from vitmods.recipes import plain
 from vitmods.study import Study
 from vitmods.study.arms import Arm, arm_from_text, make_arms
+from vitmods.study.checkpoints import Start, open_trial
 from vitmods.study.describe import python_call
-from vitmods.study.facts import Facts
 from vitmods.study.plan import Settings, Trial
-from vitmods.study.start import Start, open_trial
-from vitmods.study.store import StudyFolder
+from vitmods.study.store import Facts, StudyFolder
 from vitmods.study.study import fixed_settings
 from vitmods.study.trial import TrialRunner, base_config, build_model
 from vitmods.util.errors import UserError

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from vitmods.study.arms import Arm
-from vitmods.study.facts import Facts
-from vitmods.study.measure import Measure
-from vitmods.study.plan import Settings, Trial
+from vitmods.study.plan import Measure, Settings, Trial
 from vitmods.study.state import read_trial
-from vitmods.study.store import StudyFolder, read_json, slug
+from vitmods.study.store import Facts, StudyFolder, read_json, slug
 from vitmods.util.errors import UserError
 
 TOP1 = Measure("top1")

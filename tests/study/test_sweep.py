@@ -13,7 +13,7 @@ from vitmods.data.load import load
 from vitmods.recipes import Augment, plain
 from vitmods.report import render
 from vitmods.study import Answer, Study
-from vitmods.study.tuning import make_sweep
+from vitmods.study.plan import make_sweep
 from vitmods.util.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("short_clocks")

@@ -73,9 +73,9 @@ def played(monkeypatch):
 
     monkeypatch.setattr("vitmods.study.trial.train_trial", train)
     monkeypatch.setattr(
-        "vitmods.study.evaluation.open_trial", lambda folder: Noted(json.loads((folder / "config.json").read_text()))
+        "vitmods.study.trial.open_trial", lambda folder: Noted(json.loads((folder / "config.json").read_text()))
     )
-    monkeypatch.setattr("vitmods.study.evaluation.run_protocols", protocols)
+    monkeypatch.setattr("vitmods.study.trial.run_protocols", protocols)
     return scores, asked
 
 
@@ -126,7 +126,7 @@ def test_an_evaluation_that_fails_is_reported_and_tried_again(played, tmp_path, 
         raise RuntimeError("no textures")
 
     with monkeypatch.context() as patched:
-        patched.setattr("vitmods.study.evaluation.run_protocols", fail)
+        patched.setattr("vitmods.study.trial.run_protocols", fail)
         result = run(make(seeds=1, **GRID), tmp_path)
     assert not result.complete
     assert result.failed[0] == "base, lr=0.001, seed 0: RuntimeError: no textures"
@@ -294,7 +294,7 @@ KILLED = """
 import os, signal, sys
 import sklearn.datasets, torch._dynamo  # here, not in each child
 from vitmods.cli import main
-import vitmods.study.evaluation as evaluate
+import vitmods.study.trial as evaluate
 import vitmods.study.run
 from vitmods.train.logs import MetricsFile
 

@@ -7,9 +7,18 @@ import pytest
 from vitmods.changes import DualPatchNorm
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm, make_arms
-from vitmods.study.plan import Evaluation, Settings, check_plan, differences
+from vitmods.study.plan import (
+    Evaluation,
+    Grid,
+    Point,
+    Settings,
+    check_plan,
+    choose,
+    differences,
+    grid_from_text,
+    make_grid,
+)
 from vitmods.study.state import at_the_edge
-from vitmods.study.tuning import Grid, Point, choose, grid_from_text, make_grid
 from vitmods.util.errors import UserError
 
 FIXED = {"task": "classification", "data": "digits", "base": "mu/4", "recipe": Recipe().to_dict()}

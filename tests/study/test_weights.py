@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 
 import vitmods as vm
+from vitmods.study.checkpoints import Start, open_trial
 from vitmods.study.evaluate import evaluate
-from vitmods.study.start import Start, open_trial
 from vitmods.util.errors import UserError
 
 RUN = {"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False}

@@ -19,7 +19,7 @@ from vitmods.adapters.replace import replace_norms
 from vitmods.data import Batch
 from vitmods.data.objects import Objects
 from vitmods.recipes import Recipe, coco_1x, default, small_detection
-from vitmods.recipes.length import lr_at, resolve
+from vitmods.recipes.schedule import lr_at, resolve
 from vitmods.tasks import Detection, InstanceSegmentation
 from vitmods.tasks.base import make_task
 from vitmods.tasks.detection_metrics import NAMES, AveragePrecision, image_ap50

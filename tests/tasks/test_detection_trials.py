@@ -12,12 +12,12 @@ from PIL import Image
 from vitmods import data
 from vitmods.cli import main
 from vitmods.recipes import small_detection
-from vitmods.study.evaluation import trial_scores
+from vitmods.study.trial import trial_scores
 from vitmods.tasks import TASKS
 from vitmods.train import RunOptions, train_trial
-from vitmods.train.examples import read_examples
 from vitmods.train.interrupt import Interrupted
 from vitmods.train.loop import TrialRun
+from vitmods.train.trial import read_examples
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "detection" / "detection.py"
 RECIPE = small_detection(2, batch_size=4).with_(accumulate=2, ema=0.5, fpn_channels=16, drop_path=0.2)

@@ -14,7 +14,7 @@ from vitmods import data
 from vitmods.cli import main
 from vitmods.data import Batch
 from vitmods.recipes import Augment, Recipe
-from vitmods.study.evaluation import trial_scores
+from vitmods.study.trial import trial_scores
 from vitmods.tasks import TASKS, MultiLabel
 from vitmods.tasks.multilabel import ranking_precision
 from vitmods.util.errors import UserError

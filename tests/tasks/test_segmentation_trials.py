@@ -13,13 +13,13 @@ import vitmods as vm
 from vitmods import data
 from vitmods.cli import main
 from vitmods.recipes import small_segmentation
-from vitmods.study.evaluation import trial_scores
 from vitmods.study.retrain import export_line
+from vitmods.study.trial import trial_scores
 from vitmods.tasks import Segmentation
 from vitmods.train import RunOptions, train_trial
-from vitmods.train.examples import read_examples
 from vitmods.train.interrupt import Interrupted
 from vitmods.train.loop import TrialRun
+from vitmods.train.trial import read_examples
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "segmentation" / "segmentation.py"
 RECIPE = small_segmentation(2, batch_size=6).with_(lr=1e-2, accumulate=2, ema=0.5)

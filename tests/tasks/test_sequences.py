@@ -13,7 +13,7 @@ import vitmods as vm
 from vitmods import data
 from vitmods.data.sources.listops import OPERATIONS, VOCABULARY, TooLong, expression
 from vitmods.recipes import RECIPES, Recipe
-from vitmods.recipes.length import lr_at, resolve
+from vitmods.recipes.schedule import lr_at, resolve
 from vitmods.tasks import SequenceClassification
 from vitmods.train import RunOptions, train_trial
 from vitmods.train.optim import make_optimizer

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from vitmods.study.running import Running
+from vitmods.study.run import Running
 from vitmods.train import loggers, trial
 from vitmods.train.loggers import LOGGERS, LoggedRun, LoggerKind, LogTo, check_loggers
 from vitmods.train.logs import Diverged

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vitmods.recipes import Recipe
-from vitmods.recipes.length import lr_at, resolve_on
+from vitmods.recipes.schedule import lr_at, resolve_on
 from vitmods.tasks import Classification
 from vitmods.train import RunOptions, TrialRun
 from vitmods.train.device import DataWait

@@ -114,7 +114,7 @@ def test_all_parameters_at_once_as_on_a_gpu_make_the_same_step(optimizer, monkey
     recipe, ends = Recipe().with_(optimizer=optimizer, moment="bfloat16"), []
     for together in (None, lambda parameters: [parameters]):
         if together:
-            monkeypatch.setattr("vitmods.train.bfloat16._together", together)
+            monkeypatch.setattr("vitmods.train.optim._together", together)
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
         made = make_optimizer(model, recipe)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vitmods.adapters import load, open_checkpoint
-from vitmods.study.start import open_trial
+from vitmods.study.checkpoints import open_trial
 from vitmods.tasks import Classification, Measured
 from vitmods.train import Interrupted, RunOptions, checkpoint
 from vitmods.train.trial import read_scores

@@ -9,7 +9,7 @@ from filelock import FileLock
 from numpy.random import mtrand
 from safetensors.torch import load_file
 
-from vitmods.study.running import Running
+from vitmods.study.run import Running
 from vitmods.train import RunOptions
 from vitmods.train.device import check_tf32, tf32_products, usual_workers
 from vitmods.util.errors import UserError

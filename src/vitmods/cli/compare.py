@@ -192,7 +192,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _table(arms: Sequence[str]) -> Table | None:
     """The published table that fills in what is not given, where `paper:NAME` is one of the arms. UserError for two."""
-    from vitmods.papers.line_up import PREFIX, line_up
+    from vitmods.papers.table import PREFIX, line_up
 
     named = [arm for arm in arms if arm.strip().startswith(PREFIX)]
     if len(named) > 1:
@@ -266,8 +266,7 @@ def _show(result: Answer) -> int:
 def _study(options: Compare) -> Study:
     from vitmods.study import Study
     from vitmods.study.arms import BASE
-    from vitmods.study.measure import Measure, measure_of
-    from vitmods.study.tuning import grid_from_text
+    from vitmods.study.plan import Measure, grid_from_text, measure_of
 
     base = {BASE, "full"} if options.training.train == ALL else {BASE}
     arms = [arm for arm in options.arms if arm.strip() not in base]

@@ -85,7 +85,7 @@ def _train(options: Finetune, out: Path) -> dict[str, Any]:
 def _save(options: Finetune, out: Path) -> None:
     from vitmods.adapters import open_checkpoint
     from vitmods.finetune import save_delta, train_only
-    from vitmods.study.start import open_trial
+    from vitmods.study.checkpoints import open_trial
 
     model = open_trial(out)
     delta = save_delta(model, open_checkpoint(options.model), out / DELTA)

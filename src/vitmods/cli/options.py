@@ -17,7 +17,7 @@ from vitmods.recipes import RECIPES, Recipe
 from vitmods.recipes.registry import parse_recipe, split_recipe
 from vitmods.study.arms import BASE
 from vitmods.study.defaults import ORDINARY, Defaults, defaults_for
-from vitmods.study.measure import measure_of
+from vitmods.study.plan import measure_of
 from vitmods.util.errors import UserError
 
 T = TypeVar("T")

@@ -112,7 +112,7 @@ def missing(table: Table) -> tuple[list[str], list[str]]:
 
 def _described(table: Table) -> dict[str, Any]:
     from vitmods.papers.cost import full_scale
-    from vitmods.papers.line_up import covered
+    from vitmods.papers.table import covered
 
     blocked, parts = missing(table)
     commands: tuple[str, ...] = (f"vitmods paper run {table.name}",) if table.bench else ()
@@ -156,7 +156,7 @@ def _show(table: Table) -> None:
     from rich.text import Text
 
     from vitmods.papers.cost import full_scale
-    from vitmods.papers.line_up import covered
+    from vitmods.papers.table import covered
 
     console = Console()
     console.print(Text(f"{table.name}: {table.title}", style="bold"))

@@ -88,8 +88,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _dry_run(fixed: dict[str, Any], options: Train) -> int:
-    from vitmods.study.run import dry_trial
-    from vitmods.study.running import Running
+    from vitmods.study.run import Running, dry_trial
     from vitmods.util.text import duration, plural
 
     how, settings = Running(**options.machine.how()), _settings(fixed, options.arm)
@@ -110,7 +109,7 @@ def _dry_run(fixed: dict[str, Any], options: Train) -> int:
 
 def _check_shared(fixed: dict[str, Any], options: Train, size: int) -> None:
     """UserError, before anything is started or written, where so many processes cannot train the model together."""
-    from vitmods.study.running import Running
+    from vitmods.study.run import Running
     from vitmods.study.store import StudyFolder
     from vitmods.study.trial import TrialRunner
     from vitmods.train.options import check_divides, check_shared
@@ -149,7 +148,7 @@ def run_trial(
     """Train one arm in a folder of its own, or go on; what result.json holds."""
     from vitmods.study.arms import BASE, Arm, arm_from_text
     from vitmods.study.plan import Settings, Trial, make_seeds
-    from vitmods.study.running import Running
+    from vitmods.study.run import Running
     from vitmods.study.store import StudyFolder
     from vitmods.study.trial import TrialRunner, image_settings
     from vitmods.train.distributed import ALONE
@@ -177,7 +176,7 @@ def run_trial(
 def _keep_images(folder: StudyFolder, dataset: ImageDataset, settings: dict[str, Any]) -> None:
     """Note which images the trial is of. UserError, with what has changed, where it began with others by the same
     settings."""
-    from vitmods.data.split_file import SPLIT_FILE, write_split
+    from vitmods.data.splits import SPLIT_FILE, write_split
     from vitmods.study.store import read_object
 
     if read_object(folder.path / "config.json").get("images") == json.loads(json.dumps(settings)):

@@ -1,4 +1,9 @@
-"""What augmentation does to a batch, once its numbers are drawn, and mixing. Images are (B, C, H, W)."""
+"""What augmentation does to a batch, once its numbers are drawn, and mixing. Images are (B, C, H, W).
+
+Random boxes for cropping, erasing and CutMix, drawn for a whole batch at once.
+
+A box is (top, left, height, width) in pixels; boxes are int64 (B, 4).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +15,138 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from vitmods.data.boxes import Ints, cutmix_box
 from vitmods.data.geometry import Method, resize
 from vitmods.data.rng import Stream, uniform
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+_TRIES = np.arange(10)  # boxes drawn before giving up, as in torchvision
+INCEPTION_TRIES = 100  # boxes drawn before the whole image is taken
+ERASE_SCALE, ERASE_RATIO = (0.02, 1 / 3), (0.3, 10 / 3)
+
+
+def crop_boxes(
+    seed: int, epoch: int, index: Ints, sizes: Ints, scale: tuple[float, float], ratio: tuple[float, float]
+) -> Ints:
+    """Boxes of random resized crop (Szegedy et al., "Going deeper with convolutions", CVPR 2015), as in torchvision.
+
+    sizes (B, 2) are the images' heights and widths. A box covers a part in `scale` of the area and has width / height
+    in `ratio`, uniform in its logarithm. After ten that do not fit: the center, at the nearest allowed shape.
+    """
+    area = sizes.prod(axis=1)[:, None] * _between(scale, uniform(seed, Stream.CROP_SIZE, epoch, index[:, None], _TRIES))
+    aspect = np.exp(_between(np.log(ratio), uniform(seed, Stream.CROP_SHAPE, epoch, index[:, None], _TRIES)))
+    shapes = np.stack([np.rint(np.sqrt(area / aspect)), np.rint(np.sqrt(area * aspect))], axis=-1).astype(np.int64)
+    fits = _all(shapes > 0) & _all(shapes <= sizes[:, None])
+    box = shapes[np.arange(len(index)), fits.argmax(axis=1)]
+    unfit = ~fits.any(axis=1)
+    box[unfit] = _nearest_shape(sizes[unfit], ratio)
+    top = _place(uniform(seed, Stream.CROP_TOP, epoch, index), sizes[:, 0] - box[:, 0])
+    left = _place(uniform(seed, Stream.CROP_LEFT, epoch, index), sizes[:, 1] - box[:, 1])
+    corner = np.stack([top, left], axis=1)
+    corner[unfit] = (sizes[unfit] - box[unfit]) // 2
+    return np.concatenate([corner, box], axis=1)
+
+
+def inception_boxes(
+    seed: int, epoch: int, index: Ints, sizes: Ints, scale: tuple[float, float], ratio: tuple[float, float]
+) -> Ints:
+    """Boxes of the crop that Inception was trained with (Szegedy et al., CVPR 2015), as TensorFlow draws them.
+
+    Arguments as in `crop_boxes`, but the aspect is uniform itself, not in its logarithm, and then the height is uniform
+    among those that keep the area in its range; so large boxes are rarer. The last row and column are never reached
+    unless the box spans the image.
+    """
+    boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
+    left = np.arange(len(index))
+    for attempt in range(INCEPTION_TRIES):
+        draws = [
+            uniform(seed, stream, epoch, index[left], attempt)
+            for stream in (Stream.CROP_SHAPE, Stream.CROP_SIZE, Stream.CROP_TOP, Stream.CROP_LEFT)
+        ]
+        drawn, fits = _inception_box(sizes[left], scale, ratio[0] + draws[0] * (ratio[1] - ratio[0]), draws[1:])
+        boxes[left[fits]] = drawn[fits]
+        left = left[~fits]
+        if not len(left):
+            break
+    return boxes
+
+
+def _inception_box(sizes: Ints, scale: tuple[float, float], aspect: Floats, draws: list[Floats]) -> tuple[Ints, Bools]:
+    """A box for each image, and whether it is one: inside, and of an area in the range."""
+    image_h, image_w = sizes.T
+    least, most = (part * image_h * image_w for part in scale)
+    shortest, tallest = (np.rint(np.sqrt(area / aspect)).astype(np.int64) for area in (least, most))
+    widest = ((image_w + 0.5 - 1e-7) / aspect).astype(np.int64)
+    widest -= _width(widest, aspect) > image_w
+    tallest = np.minimum(np.where(_width(tallest, aspect) > image_w, widest, tallest), image_h)
+    shortest = np.minimum(shortest, tallest)
+    height = shortest + (draws[0] * (tallest - shortest + 1)).astype(np.int64)
+    height += _width(height, aspect) * height < least  # rounding alone shall not make it fail
+    height -= _width(height, aspect) * height > most
+    width = _width(height, aspect)
+    area = width * height
+    fits = (least <= area) & (area <= most) & (width <= image_w) & (height <= image_h) & (area > 0)
+    top = (draws[1] * np.maximum(image_h - height, 1)).astype(np.int64)
+    left = (draws[2] * np.maximum(image_w - width, 1)).astype(np.int64)
+    return np.stack([top, left, height, width], axis=1), fits
+
+
+def _width(height: Ints, aspect: Floats) -> Ints:
+    return np.rint(height * aspect).astype(np.int64)
+
+
+def erase_boxes(seed: int, epoch: int, index: Ints, size: tuple[int, int], probability: float) -> tuple[Ints, Ints]:
+    """Boxes of random erasing (Zhong et al., AAAI 2020), as in torchvision: positions in the batch (E,), boxes (E, 4).
+
+    An image is erased with the given probability; one for which ten boxes did not fit is left as it is.
+    """
+    chosen = np.flatnonzero(uniform(seed, Stream.ERASE, epoch, index) < probability)
+    samples = index[chosen]
+    part = uniform(seed, Stream.ERASE_SIZE, epoch, samples[:, None], _TRIES)
+    area = size[0] * size[1] * _between(ERASE_SCALE, part)
+    shape = uniform(seed, Stream.ERASE_SHAPE, epoch, samples[:, None], _TRIES)
+    aspect = np.exp(_between(np.log(ERASE_RATIO), shape))
+    shapes = np.stack([np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))], axis=-1).astype(np.int64)
+    fits = _all(shapes > 0) & _all(shapes < np.array(size))
+    found = fits.any(axis=1)
+    box = shapes[np.arange(len(chosen)), fits.argmax(axis=1)][found]
+    top = _place(uniform(seed, Stream.ERASE_TOP, epoch, samples[found]), size[0] - box[:, 0])
+    left = _place(uniform(seed, Stream.ERASE_LEFT, epoch, samples[found]), size[1] - box[:, 1])
+    return chosen[found], np.concatenate([top[:, None], left[:, None], box], axis=1)
+
+
+def cutmix_box(size: tuple[int, int], kept: float, at: tuple[float, float]) -> tuple[int, int, int, int]:
+    """CutMix's box (Yun et al., ICCV 2019): 1 - kept of the area around the point `at` (0..1), cut at edges."""
+    half = 0.5 * (1.0 - kept) ** 0.5
+    center = [int(at[0] * size[0]), int(at[1] * size[1])]
+    low = [max(0, c - int(half * s)) for c, s in zip(center, size, strict=True)]
+    high = [min(s, c + int(half * s)) for c, s in zip(center, size, strict=True)]
+    return low[0], low[1], high[0] - low[0], high[1] - low[1]
+
+
+def _between(bounds: "tuple[float, float] | Floats", draw: Floats) -> Floats:
+    return bounds[0] + draw * (bounds[1] - bounds[0])
+
+
+def _all(fits: Bools) -> Bools:
+    """Whether both height and width fit: (B, tries, 2) -> (B, tries)."""
+    return fits[..., 0] & fits[..., 1]
+
+
+def _place(draw: Floats, room: Ints) -> Ints:
+    """A corner in 0..room, each equally likely."""
+    return (draw * (room + 1)).astype(np.int64)
+
+
+def _nearest_shape(sizes: Ints, ratio: tuple[float, float]) -> Ints:
+    """The largest box (height, width) of each image whose width / height lies in `ratio`."""
+    height, width = sizes[:, 0], sizes[:, 1]
+    box_h = np.where(width / height < ratio[0], np.rint(width / ratio[0]), height)
+    box_w = np.where(width / height > ratio[1], np.rint(height * ratio[1]), width)
+    return np.stack([np.clip(box_h, 1, height), np.clip(box_w, 1, width)], axis=1).astype(np.int64)
+
 
 IN_CACHE = 1 << 18  # values that stay in a core's cache from one step of arithmetic to the next
 

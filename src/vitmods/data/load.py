@@ -6,17 +6,14 @@ from typing import Any, NamedTuple, Unpack
 
 from rich.cells import cell_len
 
-from vitmods.data.dataset import ImageDataset, Joint, JointView, Split, independent
+from vitmods.data.dataset import ImageDataset, Joint, JointView, Split, StreamSet, independent, is_streamed, open_lazily
 from vitmods.data.geometry import Geometry
-from vitmods.data.groups import groups_of
 from vitmods.data.multilabel import with_target
 from vitmods.data.records import Records, Source, printable
 from vitmods.data.sequences import SequenceDataset, SequenceSplit, cut_warnings, lengths_of, longest_of
 from vitmods.data.sources import naming_the_source, open_source
-from vitmods.data.split_file import groups_in
-from vitmods.data.splits import SplitOptions, make_splits
+from vitmods.data.splits import SplitOptions, groups_in, groups_of, make_splits
 from vitmods.data.store import Store, open_store
-from vitmods.data.stream import StreamSet, is_streamed, open_lazily
 from vitmods.data.summary import facts, problems, unreadable_text
 from vitmods.data.threads import cores
 from vitmods.recipes import Augment

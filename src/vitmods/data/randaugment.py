@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitmods.data import randaugment_big_vision as big_vision
-from vitmods.data.boxes import Floats, Ints
+from vitmods.data.augment import Floats, Ints
 from vitmods.data.randaugment_big_vision import Draw, Pixels
 from vitmods.data.rng import Stream, uniform
 from vitmods.recipes import Augment

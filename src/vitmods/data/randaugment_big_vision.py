@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmods.data.boxes import Floats
+from vitmods.data.augment import Floats
 from vitmods.data.rng import Stream
 
 Pixels = NDArray[np.uint8]

@@ -7,7 +7,7 @@ copy. Draws for a view are counted by that number, so copies differ, and copy 0 
 
 import numpy as np
 
-from vitmods.data.boxes import Ints
+from vitmods.data.augment import Ints
 from vitmods.data.rng import Stream, bits, uniform
 
 COPY = 1 << 40  # more than any set has images

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vitmods.data.augment import Ints
 from vitmods.data.batch import Batch
-from vitmods.data.boxes import Ints
 from vitmods.data.dataset import SplitDataset
 from vitmods.data.read import digest
 from vitmods.data.records import Records, Source, printable

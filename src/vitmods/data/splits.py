@@ -2,23 +2,228 @@
 
 An image's place depends on its own name and on how many images its class has, never on the order of files. Images of
 one group stay together: the group goes where its first image in the drawn order would, in that image's class.
+
+split.csv: each image with its split, label and group; written with every study, and read to split as it did.
+
+Images that belong together: of one patient, of one video, or equal byte for byte. A split that is made keeps them in
+one part, and statistics count them as one.
+
+`group_by` says by what: a regular expression, whose first group (or whole match) in an image's path names its group; or
+a CSV file with the columns image and group. Paths are those that `vitmods data` shows, below the folder of the set.
 """
 
-from collections.abc import Iterable, Sequence
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmods.data.digests import digests_of
-from vitmods.data.groups import groups_of, hashes, keys_by, suggested
 from vitmods.data.records import SPLITS, Records, Source, joined, printable
 from vitmods.data.rng import text_order
-from vitmods.data.split_file import read_split
+from vitmods.data.store import digests_of
 from vitmods.util.errors import UserError
+from vitmods.util.files import expand_user, write_atomically
+from vitmods.util.limits import open_table, table
+
+if TYPE_CHECKING:
+    from vitmods.data.dataset import ImageDataset, Split
+
+
+SUGGESTED = (
+    r"([^/]+)[-_.](?:frame|tile|crop|f)?[-_]?\d+\.[^./]+$",
+    r"(?i)(?<![a-z0-9])((?:patient|subject|case|person|pat|subj|pid|p|video|vid|clip|scene|slide)[-_]?\d+)(?![a-z0-9])",
+    r"^([^/]+/.+)/[^/]+$",
+)
+"""What often names a group: the name before a frame's number, a patient's or a video's number, a folder in a class."""
+
+
+def keys_by(group_by: str | Path, ids: Sequence[str]) -> tuple[str, ...]:
+    """The group of each image. UserError where `group_by` cannot be understood or leaves images out."""
+    if str(group_by).lower().endswith(".csv"):
+        rows = read_columns(group_by, ("image", "group"))
+        known = {row["image"]: row["group"] for row in rows}
+        keys = [known.get(name) or known.get(cell(name)) for name in ids]
+    else:
+        try:
+            expression = re.compile(str(group_by))
+        except re.error as error:
+            raise UserError(f'group_by="{printable(str(group_by))}" is no regular expression: {error}.') from error
+        found = map(expression.search, ids)
+        keys = [one[min(1, expression.groups)] if one else None for one in found]
+    if without := [name for name, key in zip(ids, keys, strict=True) if not key]:
+        raise UserError(
+            f'By group_by="{printable(str(group_by))}" {len(without)} of {len(ids)} images belong to no group, such as '
+            f"{printable(without[0])}. Give an expression that finds one in each path, or a CSV file with the columns "
+            "image and group that names each."
+        )
+    return tuple(map(str, keys))
+
+
+def groups_of(ids: Sequence[str], group_by: str | Path | None, digests: NDArray[np.uint8]) -> tuple[str, ...] | None:
+    """The group of each image, by name; None where each is alone.
+
+    Equal groups and equal bytes join two images, if by others. A group is called as `group_by` calls that of its first
+    image by name; without it, as that image. digests (n, 16): of the images' bytes, 0 where they are not known.
+    """
+    if not (n := len(ids)):
+        return None
+    keys = keys_by(group_by, ids) if group_by else None
+    known = np.flatnonzero(digests.any(axis=1))
+    kinds, same = np.unique(hashes(digests[known]), return_inverse=True)
+    if keys is None and len(kinds) == len(known):
+        return None
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    starts, ends = [known], [n + same]
+    if keys is not None:
+        starts, ends = [*starts, np.arange(n)], [*ends, 2 * n + np.unique(keys, return_inverse=True)[1]]
+    edges = (np.concatenate(starts), np.concatenate(ends))
+    joined = coo_array((np.ones(len(edges[0]), dtype=bool), edges), shape=(3 * n, 3 * n))
+    component = connected_components(joined, directed=False)[1][:n].tolist()
+    if len(set(component)) == n:
+        return None
+    names: dict[int, str] = {}
+    for i in sorted(range(n), key=ids.__getitem__):
+        names.setdefault(component[i], ids[i] if keys is None else keys[i])
+    return tuple(names[one] for one in component)
+
+
+def hashes(digests: NDArray[np.uint8]) -> NDArray[np.bytes_]:
+    """Return digests (n, 16) as an array (n,) that numpy can sort and compare."""
+    return np.ascontiguousarray(digests).view("S16").ravel()
+
+
+def suggested(ids: Sequence[str], classes: int) -> tuple[str, int] | None:
+    """An expression by which names look as if images belonged together, and how many groups it finds; None: none does.
+
+    It finds a group for every image; there are several for each class; most images share theirs with one of the same
+    folder, and no group has more than a fifth of them.
+    """
+    for pattern in SUGGESTED:
+        # A lazy iterator: most patterns fail at the first of a million names.
+        matches = list(takewhile(bool, map(re.compile(pattern).search, ids)))
+        if len(matches) < len(ids):
+            continue
+        keys = [match[1] for match in matches if match]
+        sizes = Counter(keys)
+        together = Counter((name.rpartition("/")[0], key) for name, key in zip(ids, keys, strict=True))
+        shared = sum(size for size in together.values() if size > 1)
+        if len(sizes) >= max(6, 2 * classes) and 2 * shared > len(ids) and 5 * max(sizes.values()) <= len(ids):
+            return pattern, len(sizes)
+    return None
+
+
+def read_columns(path: str | Path, columns: Iterable[str]) -> list[dict[str, str]]:
+    """The rows of a CSV file that has these columns, and maybe others. UserError where it has not, or is none."""
+    shown = printable(str(path))
+    try:
+        with open_table(expand_user(path), errors="surrogateescape") as file:
+            reader = table(file, restval="", strict=True)
+            reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
+            if missing := [name for name in columns if name not in reader.fieldnames]:
+                raise UserError(
+                    f"{shown} has no column {' and no column '.join(missing)}: its first line is "
+                    f'"{printable(",".join(reader.fieldnames))}".'
+                )
+            rows = []
+            for row in reader:
+                if None in row:
+                    raise UserError(f"Line {reader.line_num} of {shown} has more columns than its first line.")
+                rows.append(row)
+    except UserError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:
+        raise UserError(f"{shown} cannot be read as a CSV file: {error}.") from error
+    names = Counter(row.get("image", "") for row in rows)
+    if twice := [name for name, count in names.items() if count > 1 and "image" in columns]:
+        raise UserError(f"{shown} names {printable(twice[0])} {names[twice[0]]} times: leave one.")
+    return rows
+
+
+def cell(text: str) -> str:
+    """Text for a table, with an apostrophe in front where a spreadsheet would run it."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+SPLIT_FILE = "split.csv"
+
+
+def write_split(path: Path, dataset: "ImageDataset", folds: "Sequence[ImageDataset]" = ()) -> None:
+    """Write which images are in which split; several labels of an image are joined by ; and an image in no group has
+    one of its own name. With folds, a column more has the number of the one that tests an image, if one does."""
+    homes = {name: str(fold) for fold, one in enumerate(folds) for name in one.splits["test"].ids}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("image", "split", "label", "group", *(["fold"] if folds else [])))
+    for name, split in dataset.splits.items():
+        labels = _labels(split, dataset.classes, dataset.target)
+        columns = [split.ids, [name] * len(split), labels, split.groups or split.ids]
+        columns += [[homes.get(image, "") for image in split.ids]] if folds else []
+        writer.writerows(map(cell, row) for row in zip(*columns, strict=True))
+    write_atomically(path, lambda file: file.write(text.getvalue().encode("utf-8", "surrogateescape")))
+
+
+def read_split(path: str | Path, source: Source) -> dict[str, Records]:
+    """The source's images, in the splits that the file names. Images that it does not name are left out, which the
+    source's warnings count. UserError where it names others, other labels, or no training images."""
+    shown = printable(str(path))
+    rows = {row["image"]: row for row in read_columns(path, ("image", "split"))}
+    parts: dict[str, list[Records]] = {name: [] for name in SPLITS}
+    left_out = 0
+    for records in (source.splits[name] for name in SPLITS if name in source.splits):
+        found = [rows.pop(cell(name), None) or rows.pop(name, None) for name in records.ids]
+        left_out += found.count(None)
+        _check_labels(shown, source, records, found)
+        for name, into in parts.items():
+            chosen = np.flatnonzero([row is not None and row["split"].strip().lower() == name for row in found])
+            into += [records.take(chosen)] if len(chosen) else []
+        if strange := [row for row in found if row is not None and row["split"].strip().lower() not in SPLITS]:
+            split, image = (printable(strange[0][column]) for column in ("split", "image"))
+            raise UserError(f'{shown} puts {image} into the split "{split}"; there are {", ".join(SPLITS)}.')
+    if rows:
+        raise UserError(
+            f"{shown} names {len(rows)} images that {printable(source.spec)} does not have, such as "
+            f"{printable(next(iter(rows)))}. Give the images that it was written for."
+        )
+    if not parts["train"]:
+        raise UserError(f"{shown} names no training images.")
+    if left_out:
+        source.warnings.append(f"{left_out} images that {shown} does not name were left out.")
+    return {name: some[0] if len(some) == 1 else joined(*some) for name, some in parts.items() if some}
+
+
+def groups_in(path: str | Path | None) -> str | Path | None:
+    """The file again, if it says which images belong together: it is then one to group by."""
+    return path if path is not None and all("group" in row for row in read_columns(path, ("image", "split"))) else None
+
+
+def _labels(split: "Split | Records", classes: Sequence[str], target: str) -> list[str]:
+    if target != "class" and split.label_sets is not None:
+        return [";".join(classes[label] for label in some) for some in split.label_sets]
+    return [classes[label] for label in split.labels]
+
+
+def _check_labels(shown: str, source: Source, records: Records, rows: Sequence[Mapping[str, str] | None]) -> None:
+    """The column of labels is for people; where it is there it must be right."""
+    found = _labels(records, source.classes, source.target)
+    pairs = zip(records.ids, found, rows, strict=True)
+    other = [
+        (i, label, row["label"]) for i, label, row in pairs if row and row.get("label", cell(label)) != cell(label)
+    ]
+    if other:
+        image, label, wrong = map(printable, other[0])
+        raise UserError(
+            f"{shown} gives {len(other)} images other labels than they have: {image} is {label}, not {wrong}."
+        )
+
 
 Indices = NDArray[np.int64]
 Groups = Sequence[str] | None
@@ -34,7 +239,7 @@ class SplitOptions(TypedDict, total=False):
         that split already.
     fold: (i, k): test is part i of k parts of all images, with about as many of each class; for i from 0 to k - 1 each
         image is tested once. Only a class whose images all belong together is always trained on.
-    group_by: what images belong together, a regular expression or a CSV file; see `vitmods.data.groups`.
+    group_by: what images belong together, a regular expression or a CSV file; see `vitmods.data.splits`.
     split_file: a CSV file with the columns image and split, such as the split.csv of a study, that says it all.
     limit_train: at most so many training images, or such a fraction of them (a float up to 1), classes in proportion.
     limit_val: so many images for val, taken out of train where there is no val.

@@ -10,10 +10,10 @@ import numpy as np
 
 from vitmods.data.dataset import Split
 from vitmods.data.geometry import LONGEST
-from vitmods.data.groups import hashes, keys_by
 from vitmods.data.multilabel import label_counts, label_problems
 from vitmods.data.records import SPLITS, Broken, Records, Source, printable
 from vitmods.data.sequences import SequenceSplit
+from vitmods.data.splits import hashes, keys_by
 
 Splits = Mapping[str, Split | SequenceSplit]
 _LISTED = 20  # unreadable images named in an error; the summary has all

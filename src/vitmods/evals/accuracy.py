@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult
 from vitmods.evals.outputs import ModelOutputs
-from vitmods.stats.intervals import fraction, mean_of_fractions, wilson
+from vitmods.stats.width import fraction, mean_of_fractions, wilson
 from vitmods.tasks.classification import Classification, first_five
 from vitmods.tasks.metrics import Metric
 

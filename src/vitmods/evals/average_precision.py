@@ -2,7 +2,7 @@
 
 from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult
 from vitmods.evals.outputs import ModelOutputs
-from vitmods.stats.intervals import fraction, mean_over_images
+from vitmods.stats.width import fraction, mean_over_images
 from vitmods.tasks.base import on_cpu
 from vitmods.tasks.multilabel import MultiLabel, average_precisions, measured
 

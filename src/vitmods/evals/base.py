@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitmods.evals.options import Options
-from vitmods.stats.intervals import Interval, fraction, mean_over_images
+from vitmods.stats.width import Interval, fraction, mean_over_images
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry

@@ -15,7 +15,7 @@ from scipy import linalg
 from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult, training_counts
 from vitmods.evals.options import SHOTS, Options
 from vitmods.evals.outputs import ModelOutputs
-from vitmods.stats.intervals import mean_over_seeds
+from vitmods.stats.width import mean_over_seeds
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 

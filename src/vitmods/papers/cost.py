@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.papers.line_up import TableStudy
-    from vitmods.papers.table import Table
+    from vitmods.papers.table import Table, TableStudy
     from vitmods.recipes import Recipe
 
 STEP = 6

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from vitmods.papers.line_up import TableStudy
-from vitmods.papers.table import Claim, Paper, Tables
+from vitmods.papers.table import Claim, Paper, Tables, TableStudy
 
 PAPER = Paper(
     "dtn",

@@ -1,7 +1,6 @@
 """A written answer to where a ViT's norms belong and which to take, as a comparison that can be run."""
 
-from vitmods.papers.line_up import TableStudy
-from vitmods.papers.table import Claim, Paper, Tables
+from vitmods.papers.table import Claim, Paper, Tables, TableStudy
 
 PAPER = Paper(
     "norm",

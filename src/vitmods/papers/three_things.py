@@ -1,7 +1,6 @@
 """Touvron et al.: Three things everyone should know about Vision Transformers."""
 
-from vitmods.papers.line_up import TableStudy
-from vitmods.papers.table import Claim, Paper, Tables
+from vitmods.papers.table import Claim, Paper, Tables, TableStudy
 
 PAPER = Paper(
     "tt",

@@ -1,13 +1,19 @@
-"""The learning rate as a function of the step."""
+"""The learning rate as a function of the step.
+
+How long a recipe trains on so many images, and at which rates: epochs, steps, warm-up and batches resolved.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.recipes.length import Resolved
+    from vitmods.recipes.recipe import Recipe
 
 
 def lr_at(length: Resolved, step: int) -> float:
@@ -83,3 +89,119 @@ def _epoch_cosine(length: Resolved, step: int) -> float:
     if number < warmup:
         return length.warmup_lr + number * (length.lr - length.warmup_lr) / warmup
     return length.min_lr + 0.5 * (length.lr - length.min_lr) * (1 + math.cos(math.pi * number / length.epochs))
+
+
+__all__ = ["Resolved", "lr_at", "resolve", "resolve_on"]
+
+MOST_EVALUATIONS, FEW_EVALUATIONS = 100, 10
+FEW_IMAGES = 50  # below which a training set is more likely a mistake than a set
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A recipe's lengths in steps, and its learning rates for its batch size."""
+
+    steps_per_epoch: int
+    steps: int
+    """optimizer steps of the whole training; they may end inside an epoch"""
+    epochs: float
+    """the same in epochs"""
+    warmup_steps: float
+    cooldown_steps: int
+    batch_size: int
+    accumulate: int
+    part_size: int
+    """images that are on the device at once"""
+    images_seen: int
+    """views; with `repeats`, so many of them are of one image"""
+    schedule: Literal["cosine", "linear", "rsqrt", "epoch_cosine", "poly", "step"]
+    rsqrt_timescale: int
+    lr: float
+    min_lr: float
+    warmup_lr: float
+    poly_power: float = 0.9
+    step_at: tuple[float, ...] = ()
+
+    def evaluate_every(self, epochs: int = 1, images: int = 1) -> int:
+        """Steps between two evaluations of so many images: so many epochs; more if there were over 100 evaluations
+        otherwise, or if more than half as many images were evaluated as trained on in more than ten."""
+        most = min(MOST_EVALUATIONS, max(FEW_EVALUATIONS, self.images_seen // (2 * max(images, 1))))
+        return max(epochs, math.ceil(self.epochs / most)) * self.steps_per_epoch
+
+    def evaluations(self, epochs: int = 1, images: int = 1) -> int:
+        """How often a trial is evaluated on so many images, the end included."""
+        return math.ceil(self.steps / self.evaluate_every(epochs, images))
+
+
+class Images(Protocol):
+    """What is asked of a data set."""
+
+    @property
+    def splits(self) -> Mapping[str, Sized]: ...
+    def steps_per_epoch(self, batch_size: int) -> int: ...
+
+
+def resolve(recipe: Recipe, images: int, steps_per_epoch: int | None = None) -> Resolved:
+    """The recipe on a training set of so many images.
+
+    An epoch has `images // batch_size` steps, with `repeats` too: it then has as many views of fewer images.
+
+    Args:
+        recipe: of the training.
+        images: in the training split.
+        steps_per_epoch: what the data set itself says; None: as above.
+
+    Raises:
+        UserError: the batch is larger than the set, or warm-up and cool-down leave nothing of the training.
+    """
+    if recipe.batch_size > images:
+        more = f"A batch of {recipe.batch_size} images is more than the {images} of the training set"
+        if images < FEW_IMAGES:
+            raise UserError(
+                f"{more}, and these are too few to learn from or to compare models on: add images, hundreds at least. "
+                f"To try the command alone, set batch_size to {images} or less."
+            )
+        raise UserError(f"{more}: set batch_size to {images} or less.")
+    per_epoch = steps_per_epoch or images // recipe.batch_size
+    steps = recipe.epochs * per_epoch if recipe.steps is None else recipe.steps
+    warmup = _warmup_steps(recipe, per_epoch)
+    if warmup + recipe.schedule.cooldown_steps >= steps:
+        raise UserError(
+            f"{warmup:g} steps of warm-up and {recipe.schedule.cooldown_steps} of cool-down leave nothing of the "
+            f"{steps} steps on {images} images in batches of {recipe.batch_size}: train longer, or set a shorter "
+            "warm-up (warmup_epochs or warmup_steps) or cool-down (cooldown_steps)."
+        )
+    return Resolved(
+        steps_per_epoch=per_epoch,
+        steps=steps,
+        epochs=steps / per_epoch,
+        warmup_steps=warmup,
+        cooldown_steps=recipe.schedule.cooldown_steps,
+        batch_size=recipe.batch_size,
+        accumulate=recipe.accumulate,
+        part_size=recipe.part_size,
+        images_seen=steps * recipe.batch_size,
+        schedule=recipe.schedule.name,
+        rsqrt_timescale=recipe.schedule.rsqrt_timescale,
+        lr=recipe.optimizer.lr * recipe.lr_scale,
+        min_lr=recipe.schedule.min_lr * recipe.lr_scale,
+        warmup_lr=recipe.schedule.warmup_lr,
+        poly_power=recipe.schedule.poly_power,
+        step_at=recipe.schedule.step_at,
+    )
+
+
+def resolve_on(recipe: Recipe, dataset: Images) -> Resolved:
+    """The same on a data set. Raises UserError as `resolve` does."""
+    steps = dataset.steps_per_epoch(recipe.batch_size)  # first: it is what refuses a set without train
+    return resolve(recipe, len(dataset.splits["train"]), steps)
+
+
+def _warmup_steps(recipe: Recipe, steps_per_epoch: int) -> float:
+    if recipe.schedule.warmup_steps is not None:
+        return recipe.schedule.warmup_steps
+    if recipe.schedule.warmup_epochs is not None:
+        return recipe.schedule.warmup_epochs * steps_per_epoch
+    if recipe.steps is not None:
+        return 0.1 * recipe.steps
+    return min(0.1 * recipe.epochs, 5.0) * steps_per_epoch

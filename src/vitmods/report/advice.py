@@ -10,9 +10,9 @@ from vitmods.report.designs import Step, factorial_steps
 from vitmods.report.text import LEANING, not_learned, ranked
 from vitmods.stats.plan import Forecast, forecast
 from vitmods.stats.verdict import Verdict
-from vitmods.study.answer import Answer
+from vitmods.study.answer import Answer, ArmAnswer
 from vitmods.study.arms import BASE
-from vitmods.study.outcome import ArmAnswer
+from vitmods.study.plan import mean_of
 from vitmods.study.retrain import (
     best_arm,
     cost_of,
@@ -22,7 +22,6 @@ from vitmods.study.retrain import (
     retrain_command,
     retrained_folder,
 )
-from vitmods.study.tuning import mean_of
 from vitmods.study.warnings import trained_weights
 from vitmods.train.trial import WEIGHTS
 from vitmods.util.remote import is_there

@@ -13,10 +13,9 @@ from vitmods.report.text import LEANING, numbers, points, ranked_effects, verb
 from vitmods.stats.factorial import LOOKS, NOMINAL, detectable
 from vitmods.stats.plan import forecast
 from vitmods.stats.verdict import Effect, Verdict
-from vitmods.study.answer import Answer
-from vitmods.study.outcome import ArmAnswer, SettingAnswer
+from vitmods.study.answer import Answer, ArmAnswer, SettingAnswer
+from vitmods.study.plan import mean_of
 from vitmods.study.state import TrialRecord
-from vitmods.study.tuning import mean_of
 
 
 class Step(NamedTuple):

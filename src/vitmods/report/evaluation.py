@@ -14,7 +14,7 @@ import numpy as np
 from vitmods.evals.calibration import BINS
 from vitmods.report.figures import clipped, style
 from vitmods.report.svg import figure
-from vitmods.stats.intervals import wilson
+from vitmods.stats.width import wilson
 from vitmods.util.files import make_folder, write_atomically
 
 Colors = Mapping[str, str]

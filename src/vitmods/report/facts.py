@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vitmods.study.store import Sample
-from vitmods.train.examples import Examples, read_examples
+from vitmods.train.trial import Examples, read_examples
 
 SIDE = 96  # pixels of the longer side on the page's file, enough for a tile on a dense screen
 MOST = 24  # images

@@ -15,9 +15,9 @@ from markupsafe import Markup
 from vitmods.report.svg import COLOUR, Inliner, figure
 from vitmods.report.text import GLYPHS, numbers, of_metric, point_text, scale_of, score, tone, verdict_text
 from vitmods.stats.verdict import FRACTION, Effect
-from vitmods.study.outcome import Tuning
+from vitmods.study.answer import Tuning
+from vitmods.study.plan import show_value
 from vitmods.study.state import TrialRecord
-from vitmods.study.tuning import show_value
 from vitmods.tasks.metrics import Metric
 
 POINTS_A_CURVE = 80

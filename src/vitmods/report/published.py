@@ -15,12 +15,12 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from vitmods.papers import TABLES, Table
-from vitmods.papers.line_up import Published, published
+from vitmods.papers.table import Published, published
 from vitmods.stats.tables import interval, signed
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE, arms_from_text
-from vitmods.study.tuning import show_value
+from vitmods.study.plan import show_value
 from vitmods.util.text import single_line
 
 if TYPE_CHECKING:

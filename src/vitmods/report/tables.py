@@ -33,8 +33,7 @@ from vitmods.report.text import (
     verdict_text,
 )
 from vitmods.stats.verdict import Effect, Verdict
-from vitmods.study.answer import VIEWS, Answer
-from vitmods.study.outcome import ArmCost
+from vitmods.study.answer import VIEWS, Answer, ArmCost
 from vitmods.util.errors import UserError
 from vitmods.util.files import rendered
 from vitmods.util.text import single_line

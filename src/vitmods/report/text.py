@@ -11,9 +11,8 @@ from vitmods.stats.decision import PAIRS, level_of
 from vitmods.stats.gains import rate_bound
 from vitmods.stats.tables import interval, signed, so_far
 from vitmods.stats.verdict import POINTS, Effect, Verdict
-from vitmods.study.answer import Answer
-from vitmods.study.outcome import ArmAnswer, ArmCost
-from vitmods.study.tuning import mean_of, show_value
+from vitmods.study.answer import Answer, ArmAnswer, ArmCost
+from vitmods.study.plan import mean_of, show_value
 from vitmods.tasks.metrics import Metric
 from vitmods.util.text import grouped, listing, plural
 

@@ -1,7 +1,7 @@
 from .answer import Answer as Answer
 from .arms import Arm as Arm
-from .edits import Replace as Replace
-from .edits import parse_edits as parse_edits
-from .measure import Measure as Measure
-from .start import open_trial as open_trial
+from .arms import Replace as Replace
+from .arms import parse_edits as parse_edits
+from .checkpoints import open_trial as open_trial
+from .plan import Measure as Measure
 from .study import Study as Study

@@ -1,27 +1,156 @@
-"""Base models of other libraries and of users' functions, built for the images of a study."""
+"""Base models of other libraries and of users' functions, built for the images of a study.
+
+What an arm makes of any model; and of models that no ViTConfig describes, what is recorded, counted and said.
+
+Hugging Face's models of text as bases on sequences: new ones, from their configuration at a size.
+"""
 
 from __future__ import annotations
 
 import ast
+import hashlib
+import json
+import math
+import re
+import warnings
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from vitmods.adapters.transfer import MOST_CLASSES, MOST_NUMBER, check_numbers
+from vitmods.adapters.apply import apply, config_of
+from vitmods.adapters.replace import put_norms, replace_norms
+from vitmods.adapters.transfer import MOST_CLASSES, MOST_NUMBER, bounded, check_numbers, evaluating, most_bytes, outline
+from vitmods.analysis.timing import peak_bytes
+from vitmods.changes import Change
+from vitmods.changes.compose import edit as edit_config
 from vitmods.model.config import ViTConfig
-from vitmods.study.edits import PYTHON, Function, is_foreign
-from vitmods.study.token_models import LIBRARY, from_text
+from vitmods.model.flops import count_macs
+from vitmods.model.vit import ViT, vit
+from vitmods.study.arms import PYTHON, Function, Replace, base_function, functions_of, is_foreign, parse_edits
+from vitmods.tasks.base import TaskModel, noise
+from vitmods.tasks.features import without_head
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.limits import offline
 
 if TYPE_CHECKING:
     from vitmods.recipes.recipe import ModelSettings
+    from vitmods.study.arms import Edit
+
+
+LIBRARY = "hf-text"
+
+
+def from_text(base: ForeignBase, name: str, trained: bool, options: dict[str, Any]) -> nn.Module:
+    """A model of that type for sequence classification; options are fields of its configuration.
+
+    Its call takes tokens (B, T), 0 being padding. It puts a class token of its own before them, which its head reads,
+    and fills them up to one length, a multiple of the blocks and chunks of its attention: some models choose their
+    attention by the length of the first batch.
+
+    Raises UserError for an unknown type or field, and where trained weights are asked for.
+    """
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as KNOWN
+
+    if trained or "drop_path" in options:
+        raise UserError(f"{base.spec}: models of tokens begin with new weights, and know no drop path.")
+    if name not in KNOWN:
+        raise UserError(f"Hugging Face has no model '{name}' that classifies sequences. {nearest(name, KNOWN)}")
+    config = AutoConfig.for_model(name)
+    for key in options:
+        if not hasattr(config, key):
+            raise UserError(f"{base.spec}: the config has no '{key}'. {nearest(key, config.to_dict())}")
+    if hasattr(config, "axial_pos_embds"):  # axial positions want lengths that are products
+        options = {"axial_pos_embds": False, **options}
+    config = AutoConfig.for_model(name, **options)
+    length = _length(config, base.img_size[1] + 1)
+    config.vocab_size, config.pad_token_id, config.num_labels = base.in_chans + 1, 0, base.num_classes
+    config.max_position_embeddings = length
+    if getattr(config, "attention_type", "") == "block_sparse":
+        _choose_attention(base.spec, config, length)
+    model: nn.Module = AutoModelForSequenceClassification.from_config(config)
+    for part in model.modules():
+        if getattr(part, "pooler", None) is not None and name == "big_bird":  # which its classifier does not read
+            part.pooler = None  # type: ignore[assignment]
+        for method in ("_init_attention_seed", "_init_feed_forward_seed"):
+            if hasattr(part, method):
+                setattr(part, method, MethodType(_SEEDS[method], part))
+    reads = ReadsTokens(base.in_chans, length)
+    model.register_forward_pre_hook(reads.before, with_kwargs=True)
+    model.register_forward_hook(reads.after, always_call=True)
+    return model
+
+
+def _length(config: Any, tokens: int) -> int:
+    """So many tokens or a few more, as attention needs it."""
+    names = ("block_size", "lsh_attn_chunk_length", "local_attn_chunk_length", "attention_window")
+    parts = [value for name in names if isinstance(value := getattr(config, name, 1), int)]
+    multiple = math.lcm(*parts)
+    return -(-tokens // multiple) * multiple
+
+
+def _choose_attention(spec: str, config: Any, length: int) -> None:
+    """Blocks pay, and work, from a length on; the model itself would change over at the first short batch."""
+    least = (5 + 2 * config.num_random_blocks) * config.block_size
+    if length <= least:
+        config.attention_type = "original_full"
+        warnings.warn(
+            f"{spec} attends in blocks to more than {least} tokens; with {length} it attends to all of them. Longer "
+            "sequences, or ?block_size=... and ?num_random_blocks=... below, make blocks.",
+            stacklevel=2,
+        )
+
+
+def _draw(self: Any, name: str) -> None:
+    """A seed from torch's random numbers, which a checkpoint keeps; Reformer's own comes from the operating system."""
+    setattr(self, name, int(torch.randint(2**62, ())))
+    torch.manual_seed(getattr(self, name))
+
+
+_SEEDS = {
+    "_init_attention_seed": lambda self: _draw(self, "attention_seed"),
+    "_init_feed_forward_seed": lambda self: _draw(self, "feed_forward_seed"),
+}
+
+
+class ReadsTokens:
+    """Hooks around a model of text that is called with tokens alone. In evaluation its random numbers (of hashing) are
+    the same at each call, and those outside stay as they were."""
+
+    def __init__(self, class_token: int, length: int):
+        self.class_token, self.length = class_token, length
+        self._open: list[ExitStack] = []
+
+    def before(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """(B, T) -> filled up, with a class token, and with the mask that says where."""
+        stack = ExitStack()
+        self._open.append(stack)
+        tokens: Tensor = args[0] if args else kwargs["input_ids"]
+        if not model.training:
+            cuda = [tokens.device] if tokens.device.type == "cuda" else []
+            stack.enter_context(torch.random.fork_rng(devices=cuda))
+            torch.manual_seed(0)
+        rest = self.length - 1 - tokens.shape[1]
+        if rest < 0:
+            raise UserError(f"A sequence of {tokens.shape[1]} tokens is longer than the model's {self.length - 1}.")
+        first = tokens.new_full((len(tokens), 1), self.class_token)
+        tokens = torch.cat([first, nn.functional.pad(tokens, (0, rest))], dim=1)
+        return (), {**kwargs, "input_ids": tokens, "attention_mask": (tokens != 0).long()}
+
+    def after(self, model: nn.Module, args: Any, output: Any) -> None:
+        """Random numbers as before."""
+        if self._open:
+            self._open.pop().close()
+
 
 Options = dict[str, Any]
 
@@ -246,3 +375,250 @@ def _literal(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text
+
+
+def edited(model: nn.Module, edits: Sequence[Edit], base: Base, head: bool = True) -> nn.Module:
+    """What an arm makes of base's model, ready to be trained on the images that base is for. head: whether its logits
+    are used, and looked at here.
+
+    Raises:
+        UserError: an edit cannot be made, or the result does not give the logits of these images.
+    """
+    if isinstance(model, ViT):  # of several bases, some other libraries', every one has the same arms
+        edits = [edit.on_slots if isinstance(edit, Replace) else edit for edit in edits]
+    for kind, group in groupby(edits, key=lambda edit: isinstance(edit, Change)):
+        if kind:
+            model = apply(model, *(edit for edit in group if isinstance(edit, Change)))
+            continue
+        for edit in group:
+            model = _edited_by(model, edit)
+    if head and (isinstance(base, ForeignBase) or not all(isinstance(edit, Change) for edit in edits)):
+        _check_logits(model, base, "+".join(map(str, edits)))
+    return model
+
+
+def _edited_by(model: nn.Module, edit: Edit) -> nn.Module:
+    if isinstance(edit, Replace):
+        return replace_norms(model, edit.change, edit.where, edit.heads).model  # type: ignore[arg-type]
+    assert isinstance(edit, Function)
+    found = edit.resolve()(model)
+    if not isinstance(found, nn.Module):
+        raise UserError(f"{edit} gave {type(found).__name__}, not an nn.Module: it has to return the model.")
+    found.edited_by_function = True  # type: ignore[assignment]  # so that nothing is said of it by its config alone
+    return found
+
+
+def described(model: nn.Module) -> ViTConfig | None:
+    """The config that says all of a model (of a task's, of its backbone); None for other libraries' models and for what
+    a function has made."""
+    model = model.backbone if isinstance(model, TaskModel) else model
+    return model.vit_config if isinstance(model, ViT) and not hasattr(model, "edited_by_function") else None
+
+
+def _check_logits(model: nn.Module, base: Base, edits: str) -> None:
+    """Two images through the model. Hugging Face's outputs become their logits. UserError where it gives no logits."""
+    name = " of ".join(filter(None, (edits, base.spec if isinstance(base, ForeignBase) else "base")))
+    size = " x ".join(map(str, (base.in_chans, *base.img_size)))
+    try:
+        found = _forward(model, _noise(base, 2))
+        if not isinstance(found, Tensor) and hasattr(found, "logits"):
+            model.register_forward_hook(_logits)
+            found = found.logits
+    except Exception as error:  # whatever a foreign model raises
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UserError(f"{name} cannot take images of {size}: {reason}") from error
+    if not isinstance(found, Tensor) or found.shape != (2, base.num_classes):
+        what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise UserError(f"{name} gives {what} for two images, and has to give logits of shape {(2, base.num_classes)}.")
+
+
+def _logits(model: nn.Module, args: Any, output: Any) -> Any:
+    return getattr(output, "logits", output)
+
+
+@torch.no_grad()
+def _forward(model: nn.Module, images: Tensor) -> Any:
+    with evaluating(model), torch.random.fork_rng(devices=[]):
+        return model(images)
+
+
+def take_images(model: nn.Module, base: Base) -> None:
+    """Run a model on two images of noise, on its device."""
+    _forward(model, _noise(base, 2).to(next(model.parameters()).device))
+
+
+def _noise(base: Base, count: int) -> Tensor:
+    if base.reads_tokens:
+        return torch.randint(1, base.in_chans, (count, base.img_size[1]), generator=torch.Generator().manual_seed(0))
+    return noise(count, (base.in_chans, *base.img_size))
+
+
+def record_of(model: nn.Module, base: Base, edits: Sequence[Edit], head: bool = True) -> dict[str, Any] | None:
+    """How the model was made, for config.json, so that it can be made again; None where its ViTConfig says that. head:
+    whether it kept its head."""
+    if described(model) is not None:
+        return None
+    spec = base.spec if isinstance(base, ForeignBase) else json.loads(base.to_json())
+    return {
+        "base": spec,
+        "edits": "+".join(map(str, edits)),
+        "num_classes": base.num_classes,
+        "img_size": list(base.img_size),
+        "in_chans": base.in_chans,
+        "head": head,
+        "class": type(model).__name__,
+        "tensors": _names_and_shapes(model),
+    }
+
+
+def _names_and_shapes(model: nn.Module) -> str:
+    """A checksum by which another model than before is noticed where a trial goes on, or is opened again."""
+    lines = (f"{name} {tuple(value.shape)} {value.dtype}\n" for name, value in model.state_dict().items())
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
+
+
+def rebuilt(record: Mapping[str, Any], weights: Path) -> nn.Module:
+    """The model that `record_of` recorded, with new weights, in evaluation mode.
+
+    The record may be damaged or hostile, so nothing larger than the file of its weights is made, no model is run, and
+    no function is called that the user did not name.
+
+    Raises:
+        UserError: what it was made with is not there any more, or makes another model.
+    """
+    try:
+        if not isinstance(record["base"], str | dict):
+            raise TypeError("base is no model")
+        name = base_name(record["base"])
+        check_numbers(name, [record["base"], record["num_classes"], record["img_size"], record["in_chans"]])
+        base = make_base(record["base"], record["num_classes"], record["img_size"], record["in_chans"])
+        edits, head, tensors = parse_edits(record["edits"]), record.get("head", True), record["tensors"]
+        most = most_bytes(weights.stat().st_size)
+    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"It does not say how its model was made ({error!r}): copy config.json anew.") from error
+    for function in [*functions_of(edits), *filter(None, [base_function(record["base"])])]:
+        function.resolve()
+    other = UserError(f"{name} is another model than the one that was trained: its tensors differ.")
+    if _is_outlined(base, edits):
+        with outline(name, most):
+            if _names_and_shapes(_made(base, edits, head)) != tensors:
+                raise other
+    with bounded(name, most):
+        model = _made(base, edits, head)
+    if _names_and_shapes(model) != tensors:
+        raise other
+    return model.eval()
+
+
+def _is_outlined(base: Base, edits: Sequence[Edit]) -> bool:
+    """Whether a model can be made on the meta device: not by users' functions and torchvision's RegNets, which compute
+    with tensors as they make modules."""
+    spec = base.spec if isinstance(base, ForeignBase) else ""
+    return not functions_of(edits) and not spec.startswith((f"{PYTHON}:", "torchvision:regnet"))
+
+
+def _made(base: Base, edits: Sequence[Edit], head: bool) -> nn.Module:
+    """What `edited` gives, without carrying weights and without running models."""
+    model = base.build(pretrained=False) if isinstance(base, ForeignBase) else vit(base)
+    if isinstance(model, ViT):
+        edits = [edit.on_slots if isinstance(edit, Replace) else edit for edit in edits]
+    for kind, group in groupby(edits, key=lambda edit: isinstance(edit, Change)):
+        if kind:
+            changes = [edit for edit in group if isinstance(edit, Change)]
+            config = edit_config(config_of(model), changes)
+            check_numbers("+".join(map(str, changes)), json.loads(config.to_json()))
+            model = vit(config)
+            model.changes = tuple(changes)
+            continue
+        for edit in group:
+            if isinstance(edit, Replace):
+                model = put_norms(model, edit.change, edit.where, edit.heads)[0].model  # type: ignore[arg-type]
+            else:
+                model = _edited_by(model, edit)
+    if head and (isinstance(base, ForeignBase) or not all(isinstance(edit, Change) for edit in edits)):
+        model.register_forward_hook(_logits)
+    return model if head else without_head(model)
+
+
+def base_name(base: Any) -> str:
+    """The base as reports name it."""
+    return base if isinstance(base, str) else "ViTConfig"
+
+
+def model_facts(model: nn.Module, base: Base) -> dict[str, Any]:
+    """What a report shows of a model: its ViTConfig, or where none describes it, its class, size and modules."""
+    config = described(model)
+    if config is not None:
+        return dict(json.loads(config.to_json()))
+    return {
+        "class": type(model).__name__,
+        "params": sum(parameter.numel() for parameter in model.parameters()),
+        "img_size": list(base.img_size),
+        "modules": _modules(model),
+    }
+
+
+def _modules(model: nn.Module) -> dict[str, str]:
+    """Name, with * for numbers -> what stands there, and how often."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for name, module in model.named_modules():
+        own = [f"{key} {tuple(value.shape)}" for key, value in module.named_parameters(recurse=False)]
+        leaf = not any(True for _ in module.children())
+        if isinstance(module, nn.Identity) or not (leaf or own) or (leaf and isinstance(module, nn.Dropout)):
+            continue
+        inside = module.extra_repr() or ", ".join(own)
+        found[re.sub(r"(?<![^.])\d+(?![^.])", "*", name) or "(model)"][f"{type(module).__name__}({inside})"] += 1
+    return {
+        name: ", ".join(f"{what} {count}x" if count > 1 else what for what, count in kinds.items())
+        for name, kinds in found.items()
+    }
+
+
+def macs_of(model: nn.Module, base: Base) -> int | None:
+    """Multiply-adds of matrix products for one image: from the config, or counted while the model runs, so with what a
+    task puts beside the backbone. None: not known for this model: PyTorch's counter refuses some operations."""
+    config = described(model)
+    if config is not None and not isinstance(model, TaskModel):
+        return count_macs(config)
+    from torch.utils.flop_counter import FlopCounterMode
+
+    device = next(model.parameters()).device
+    try:
+        with FlopCounterMode(display=False) as counter:
+            _forward(model, _noise(base, 1).to(device))
+    except Exception:  # whatever an operation raises that the counter does not know
+        return None if config is None else count_macs(config)
+    return int(counter.get_total_flops()) // 2
+
+
+def activation_bytes(model: nn.Module, base: Base) -> int:
+    """Roughly what an image takes in a training step beside the weights."""
+    config = described(model)
+    if config is not None:
+        tokens = config.num_patches + config.num_prefix_tokens
+        return 4 * config.depth * tokens * (10 * config.embed_dim + 2 * config.mlp_dim)
+    count = 2 if base.reads_tokens else 1
+    device, image = next(model.parameters()).device, _noise(base, count)
+
+    def step() -> None:
+        found = _sum(model(image.to(device)))
+        if isinstance(found, Tensor):
+            found.backward()
+
+    with evaluating(model), torch.random.fork_rng(devices=[]):
+        model.train(base.reads_tokens)  # Reformer makes gradients in training alone
+        weights = [*model.parameters(), *model.buffers()]
+        held = sum(2 * parameter.nbytes for parameter in weights)
+        peak = peak_bytes(step, weights, torch.device("cpu")) - held
+    model.zero_grad(set_to_none=True)
+    return max(peak, 0) // count
+
+
+def _sum(outputs: Any) -> Tensor | float:
+    """Of all numbers with a gradient in a model's outputs, which may be tensors in lists and mappings."""
+    if isinstance(outputs, Tensor):
+        return outputs.sum() if outputs.requires_grad else 0.0
+    parts = outputs.values() if isinstance(outputs, Mapping) else outputs
+    return sum((_sum(part) for part in parts), 0.0)

@@ -18,8 +18,7 @@ from vitmods.model.flops import count_params
 from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
 from vitmods.study.arms import BASE
-from vitmods.study.bases import Base
-from vitmods.study.models import macs_of
+from vitmods.study.bases import Base, macs_of
 from vitmods.study.steps import Steps
 from vitmods.tasks.base import Task, TaskModel
 

@@ -14,12 +14,9 @@ from vitmods.analysis.timing import device_name
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm
-from vitmods.study.bases import Base
-from vitmods.study.facts import ChangeFacts, ModelFacts
-from vitmods.study.measure import Measure, make_measure, measure_of
-from vitmods.study.models import base_name, model_facts
-from vitmods.study.plan import Settings
-from vitmods.study.tuning import VAL
+from vitmods.study.bases import Base, base_name, model_facts
+from vitmods.study.plan import VAL, Measure, Settings, make_measure, measure_of
+from vitmods.study.store import ChangeFacts, ModelFacts
 
 PACKAGES = ("vitmods", "torch", "torchvision", "timm", "numpy")
 

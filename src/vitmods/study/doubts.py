@@ -13,9 +13,9 @@ from vitmods.stats.fit import FEW_SEEDS
 from vitmods.stats.plan import detectable, finest, images_for
 from vitmods.stats.sequential import LOOKS, nominal_level
 from vitmods.stats.verdict import POINTS
-from vitmods.study.facts import Facts
-from vitmods.study.measure import MARGINS
+from vitmods.study.plan import MARGINS
 from vitmods.study.state import StudyState, TrialRecord
+from vitmods.study.store import Facts
 from vitmods.tasks.metrics import Metric
 from vitmods.util.text import listing
 

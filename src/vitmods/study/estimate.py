@@ -1,30 +1,128 @@
-"""What a study would take and could find, before it is run."""
+"""What a study would take and could find, before it is run.
+
+What fits a budget: so many seeds of a study, or a smaller one, as a command that can be copied.
+
+How far trials of a study will lie apart, as far as that is known before it is run.
+"""
 
 from __future__ import annotations
 
 import math
+import shlex
+import statistics
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from vitmods.changes import Change, conflicts
 from vitmods.model.config import ViTConfig
+from vitmods.model.flops import count_macs
+from vitmods.model.names import parse_name
+from vitmods.recipes.schedule import resolve
 from vitmods.stats.design import MOST_CHANGES, plan_factorial
 from vitmods.stats.factorial import detectable as detectable_by
-from vitmods.stats.plan import MOST, detectable, images_at_worst, resolution, sd_range, seeds_for
-from vitmods.stats.sequential import LOOKS, nominal_level
-from vitmods.study.arms import Arm
-from vitmods.study.bases import Base
-from vitmods.study.plan import Settings
-from vitmods.study.spread import Spread
-from vitmods.study.weights import Keep
+from vitmods.stats.plan import MOST, detectable, images_at_worst, resolution, sd_range, seeds_for, seeds_within
+from vitmods.stats.sequential import LOOKS, NOMINAL, nominal_level
+from vitmods.stats.verdict import POINTS
+from vitmods.study.answer import evaluated_of
+from vitmods.study.arms import BASE, Arm, is_foreign
+from vitmods.study.bases import Base, make_base
+from vitmods.study.plan import MOST_SEEDS, Settings
+from vitmods.study.schedule import Budget, Keep
+from vitmods.study.scores import decision_at
+from vitmods.study.state import StudyState, TrialRecord
+from vitmods.study.store import Facts, StudyFolder
 from vitmods.util.errors import UserError
 from vitmods.util.files import rendered
+from vitmods.util.shorthand import without_options
 from vitmods.util.text import duration, listing, plural, size
 
 if TYPE_CHECKING:
-    from vitmods.study.fits import Smaller
+    from vitmods.recipes.schedule import Resolved
+
+
+@dataclass(frozen=True)
+class Spread:
+    """sd:       of one trial, in points where the metric is a fraction, with `df` degrees of freedom
+    source:   where it comes from
+    disagree: fraction of the test images on which two trials of base disagree; NaN: not known
+    images:   how many test images there are; 0: not known
+    """
+
+    sd: float
+    df: float
+    source: str
+    disagree: float = math.nan
+    images: int = 0
+
+
+def known_spread(path: Path | None, state: StudyState, length: Resolved) -> Spread | None:
+    """From earlier studies beside the study's folder with the same images, metric, base and recipe, else from its own
+    finished trials; None where neither has two trials of one arm."""
+    found = list(_earlier(path, state.settings, length)) if path else []
+    if found:
+        df = sum(one.df for one in found)
+        sd = math.sqrt(sum(one.df * one.sd**2 for one in found) / df)
+        same = next((one for one in found if one.images), found[0])
+        names = ", ".join(one.source for one in found[:3])
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        return Spread(sd, df, f"from {names}{more}", same.disagree, same.images)
+    return _spread(state)
+
+
+def _earlier(path: Path, settings: Settings, length: Resolved) -> Iterator[Spread]:
+    wanted = settings.to_dict()
+    for file in sorted(path.absolute().parent.glob("*/study.json")):
+        folder = StudyFolder(file.parent)
+        try:
+            facts = folder.facts()
+            if facts is None or folder.path == path.absolute() or not _alike(facts, wanted, length):
+                continue
+            spread = _spread(StudyState(folder, Settings.from_dict(facts.settings), evaluated_of(folder, facts)))
+        except UserError:  # a damaged study, or one of another version
+            continue
+        if spread is not None:
+            yield Spread(spread.sd, spread.df, str(path.parent / folder.path.name), spread.disagree, spread.images)
+
+
+def _alike(facts: Facts, wanted: dict[str, object], length: Resolved) -> bool:
+    names = ("images", "metric", "base", "start", "task", "folds", "recipe")
+    same = all(facts.settings.get(name) == wanted.get(name) for name in names)
+    views = facts.resolved.get("steps"), facts.resolved.get("images_seen")
+    return same and views == (length.steps, length.images_seen) and "sweep" not in facts.settings
+
+
+def _spread(state: StudyState) -> Spread | None:
+    """Of the residuals of arms and seeds, or where base alone has finished, of base."""
+    settings, metric = state.settings, state.settings.measure.metric
+    if settings.sweep:
+        return None
+    base = [one for trial, one in state.answered.items() if trial.arm.name == BASE and one.status == "finished"]
+    if len(base) < 2:
+        return None
+    decision = decision_at(state, settings.seeds)
+    sd, df, source = decision.sd, decision.df, "from this study's trials"
+    if not df > 0:
+        scores = [score for one in base if (score := one.score(metric.name)) is not None]
+        sd = statistics.stdev(scores) * (POINTS if metric.unit == "%" else 1)
+        df, source = len(scores) - 1, f"from {plural(len(scores), 'trial')} of base"
+    found = (math.nan, 0) if settings.folds else _disagreement(base)  # folds have other images
+    return Spread(sd, float(df), source, *found) if sd > 0 else None
+
+
+def _disagreement(base: list[TrialRecord]) -> tuple[float, int]:
+    """Of 0/1 scores, averaged over pairs of trials; and the number of images."""
+    values = [one.images.values for one in base if one.images is not None]
+    if len(values) < 2 or not all(np.isin(one, (0, 1)).all() for one in values):
+        return math.nan, 0
+    apart = [float(np.mean(one != other)) for one, other in combinations(values, 2)]
+    return statistics.fmean(apart), len(values[0])
+
 
 SEEDS = (3, 5, 8, 16)
 WIDTH = 100  # of what is printed
@@ -294,3 +392,156 @@ def factorial_design(settings: Settings, config: Base, sd: float, unit: str) -> 
 
 def _is_one_change(arm: Arm) -> bool:
     return len(arm.changes) == 1 and isinstance(arm.changes[0], Change) and not arm.recipe and arm.start is None
+
+
+USUAL_SEEDS, FEWEST = 5, 3
+SMALLER = {"H": "L", "L": "B", "B": "S", "S": "Ti"}
+SIDES = (384, 224, 160, 128, 96, 64, 48, 32)
+FEWEST_PATCHES = 4  # a side
+FEWEST_EPOCHS = 5
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """options: of the shell, that differ from the study's; `seconds` is what the study would then take, about."""
+
+    options: Mapping[str, Any]
+    seconds: float
+    of_s: float
+    limit_s: float
+    command: str | None
+
+    def __str__(self) -> str:
+        """One line that can be copied."""
+        return (
+            f"The study takes about {duration(self.of_s)}, more than {duration(self.limit_s)}. This one takes about "
+            f"{duration(self.seconds)}:\n  {self._call()}"
+        )
+
+    def _call(self) -> str:
+        if self.command is None:
+            given = {name.replace("-", "_"): repr(value) for name, value in self.options.items()}
+            if "epochs" in given:
+                given["recipe"] = f"recipe.with_(epochs={given.pop('epochs')})"
+            return f"vm.Study(..., {', '.join(f'{name}={value}' for name, value in given.items())})"
+        words = list(
+            without_options(
+                shlex.split(self.command), {"--dry-run", "--pilot", *(f"--{name}" for name in self.options)}
+            )
+        )
+        words += [str(word) for name, value in self.options.items() for word in (f"--{name}", value)]
+        return shlex.join(words)
+
+
+def planned_within(budget: Budget, estimate: Estimate) -> Estimate:
+    """With the most seeds that fit; of a study that runs until it is decided, the largest maximum: 8, 16 or 32.
+
+    Where fewer than three fit, or fewer than the first look takes, `refused` has the arithmetic.
+    """
+    settings, k, each = estimate.settings, len(estimate.settings.arms), estimate.each
+    least = LOOKS[0] if settings.until_decided else FEWEST
+    seeds = 0
+    while seeds < MOST_SEEDS and _fits(budget, estimate, seeds + 1):
+        seeds += 1
+    try:
+        if seeds < least and budget.seconds is not None:  # raises, with the arithmetic of all that the study takes
+            base, *arms = (arm.trial_s * each / estimate.abreast for arm in estimate.arms)
+            seeds_within(budget.seconds - estimate.tuning_s, base, statistics.fmean(arms), k, least)
+        elif seeds < least:
+            left = (budget.trials or 0) - estimate.tuning_trials
+            seeds_within(left, each, each, k, least, lambda count: plural(round(count), "trial"))
+    except UserError as error:
+        return replace(estimate, refused=error)
+    if settings.until_decided:
+        seeds = max((most for most in NOMINAL if most <= seeds), default=seeds)
+    return estimate.with_seeds(tuple(range(seeds)))
+
+
+def _fits(budget: Budget, estimate: Estimate, seeds: int) -> bool:
+    trials = sum(arm.left(estimate.each * seeds) for arm in estimate.arms) + estimate.tuning_trials
+    return (budget.seconds is None or estimate.seconds(seeds) <= budget.seconds) and (
+        budget.trials is None or trials <= budget.trials
+    )
+
+
+def smaller(estimate: Estimate, limit_s: float, command: str | None) -> Smaller | None:
+    """The first study that fits into `limit_s` seconds as seeds, image size, base and epochs are made smaller by turns.
+
+    Its time follows from the measured one by multiply-adds and steps. None where even the smallest does not fit.
+    """
+    settings, options = estimate.settings, dict[str, Any]()
+    seeds, least = len(settings.seeds), LOOKS[0] if settings.until_decided else FEWEST
+    first = _macs(settings, {})
+    if seeds > USUAL_SEEDS and not settings.until_decided:
+        seeds = options["seeds"] = USUAL_SEEDS
+    knobs = [_image_size, _base, _epochs]
+    while (seconds := _seconds(settings, estimate, options, seeds, first)) > limit_s:
+        if knobs:
+            knob = knobs.pop(0)
+            if less := knob(settings, options):
+                options |= less
+                knobs.append(knob)
+        elif seeds > least:
+            seeds = options["max-seeds" if settings.until_decided else "seeds"] = least
+        else:
+            return None
+    return Smaller(options, seconds, estimate.total_s, limit_s, command) if options else None
+
+
+def _seconds(settings: Settings, estimate: Estimate, options: Mapping[str, Any], seeds: int, first: int) -> float:
+    """From the beginning: trials of another base or size are others."""
+    part = float(options.get("epochs", settings.recipe.epochs)) / settings.recipe.epochs
+    if first:
+        part *= _macs(settings, options) / first
+    trials = seeds * estimate.each + len(settings.tuning_trials()) / len(estimate.arms) * (not settings.same_seeds)
+    return part * trials * sum(arm.trial_s for arm in estimate.arms) / estimate.abreast
+
+
+def _macs(settings: Settings, options: Mapping[str, Any]) -> int:
+    """Of base; 0: not known of other libraries' models."""
+    fixed = settings.fixed
+    base, size = options.get("base", fixed["base"]), options.get("img-size")
+    config = make_base(base, 10, fixed["img_size"] if size is None else (size, size), fixed["in_chans"])
+    return count_macs(config) if isinstance(config, ViTConfig) else 0
+
+
+def _image_size(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any]:
+    rows, columns = settings.fixed["img_size"]
+    patch = _patch(settings)
+    side = options.get("img-size", rows)
+    if patch is None or rows != columns:
+        return {}
+    found = [one for one in SIDES if one < side and one % patch == 0 and one // patch >= FEWEST_PATCHES]
+    return {"img-size": found[0]} if found else {}
+
+
+def _base(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any]:
+    base = options.get("base", settings.fixed["base"])
+    if _patch(settings) is None:
+        return {}
+    size, depth, parallel, patch, _ = parse_name(base)
+    plain = depth is None and parallel == 1 and size in SMALLER
+    return {"base": f"{SMALLER[size]}/{patch}"} if plain else {}
+
+
+def _patch(settings: Settings) -> int | None:
+    """The patch side of a base that is a ViT by its name, and has no weights to begin with."""
+    base = settings.fixed["base"]
+    if not isinstance(base, str) or is_foreign(base) or "start" in settings.fixed:
+        return None
+    try:
+        return parse_name(base)[3]
+    except UserError:
+        return None
+
+
+def _epochs(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any]:
+    recipe = settings.recipe
+    half = options.get("epochs", recipe.epochs) // 2
+    if recipe.steps is not None or half < FEWEST_EPOCHS:
+        return {}
+    try:
+        resolve(recipe.with_(epochs=half), 100 * recipe.batch_size)
+    except UserError:  # a warm-up that is as long
+        return {}
+    return {"epochs": half}

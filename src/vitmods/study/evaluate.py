@@ -12,12 +12,11 @@ from vitmods.evals.base import PROTOCOLS, ProtocolResult
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import Progress, silent
 from vitmods.evals.protocols import check_protocols, run_protocols
-from vitmods.stats.intervals import mean_over_seeds
+from vitmods.stats.width import mean_over_seeds
 from vitmods.study.checkpoints import seeds_in
-from vitmods.study.evaluation import own_evaluation
-from vitmods.study.measure import measure_of
 from vitmods.study.opened import Opened, open_trained
-from vitmods.study.trial import load_images
+from vitmods.study.plan import measure_of
+from vitmods.study.trial import load_images, own_evaluation
 from vitmods.tasks.base import DEFAULT, make_task
 from vitmods.train.device import place
 from vitmods.util.errors import UserError

@@ -17,10 +17,10 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT, vit
 from vitmods.study.answer import Answer
 from vitmods.study.opened import Opened, open_trained
+from vitmods.study.plan import show_value
 from vitmods.study.state import TrialRecord
 from vitmods.study.store import StudyFolder, read_object
 from vitmods.study.trial import load_images
-from vitmods.study.tuning import show_value
 from vitmods.tasks.base import TASKS, TaskModel
 from vitmods.train.device import resolve
 from vitmods.util.errors import UserError

@@ -103,6 +103,6 @@ def _changes(arm: Arm) -> list[Change]:
 
 
 def _replaces(arm: Arm) -> bool:
-    from vitmods.study.edits import Replace
+    from vitmods.study.arms import Replace
 
     return any(isinstance(edit, Replace) for edit in arm.changes)

@@ -18,7 +18,7 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
 from vitmods.study.plan import Settings
-from vitmods.study.running import Running
+from vitmods.study.run import Running
 from vitmods.study.steps import Steps
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config

@@ -1,4 +1,7 @@
-"""What a trained model says of images: class names and probabilities, by a checkpoint or an exported graph."""
+"""What a trained model says of images: class names and probabilities, by a checkpoint or an exported graph.
+
+What a trained model says of sequences, one a line of text files.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,19 +26,50 @@ from vitmods.data.geometry import Geometry, middle
 from vitmods.data.load import geometry_of
 from vitmods.data.read import Unreadable, decode, reading
 from vitmods.data.records import printable
-from vitmods.data.sequences import refuse_skipping
+from vitmods.data.sequences import encode, padded_together, refuse_skipping
 from vitmods.data.sources.folder import images_below
 from vitmods.data.threads import in_order
 from vitmods.study.checkpoints import seeds_in
-from vitmods.study.exported import GRAPHS, Graph, open_graph
-from vitmods.study.opened import Opened, open_trained
-from vitmods.study.predict_sequences import predict_sequences
+from vitmods.study.opened import GRAPHS, Graph, Opened, open_graph, open_trained
 from vitmods.tasks.base import DEFAULT, TASKS, Task
 from vitmods.train.device import place
 from vitmods.train.trial import WEIGHTS
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, make_folder, write_atomically
-from vitmods.util.limits import read_bytes
+from vitmods.util.limits import read_bytes, read_text
+
+if TYPE_CHECKING:
+    from vitmods.train.device import Placement
+
+
+def predict_sequences(
+    opened: Opened, paths: Sequence[Path], task: Task, placement: Placement, top: int, batch_size: int
+) -> list[dict[str, Any]]:
+    """Of each line of text files that is not empty, named FILE:NUMBER, what the model says."""
+    longest, words, sequences = int(opened.settings["img_size"][-1]), opened.vocabulary or (), {}
+    for path in paths:
+        try:
+            lines = read_text(path).splitlines()
+        except (OSError, ValueError) as error:
+            raise UserError(f"{printable(str(path))} is no text file, with a sequence a line: {error}") from error
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                name = f"{printable(str(path))}:{number}"
+                sequences[name] = encode(line, words, name)
+    if long := [name for name, tokens in sequences.items() if len(tokens) > longest]:
+        warnings.warn(f"{len(long)} sequences are cut to {longest} tokens: {', '.join(long[:5])}", stacklevel=3)
+    if not sequences:
+        raise UserError("There is no sequence: give text files with one a line.")
+    model, found = opened.model.to(placement.device), list[dict[str, Any]]()
+    for start in range(0, len(sequences), batch_size):
+        names = list(sequences)[start : start + batch_size]
+        tokens = padded_together([sequences[name][:longest] for name in names])
+        index = torch.arange(len(names))
+        with torch.inference_mode(), placement.autocast():
+            outputs = task.outputs(model, Batch(tokens, index, index).to(placement.device))
+        rows = task.predictions(outputs.cpu(), opened.classes or (), top)
+        found += [{"image": name, **row} for name, row in zip(names, rows, strict=True)]
+    return found
 
 
 def predict(

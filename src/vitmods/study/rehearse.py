@@ -12,7 +12,7 @@ from vitmods.recipes import Recipe
 from vitmods.study.steps import Steps
 from vitmods.tasks.base import DEFAULT, make_task
 from vitmods.tasks.features import without_head
-from vitmods.train.memory import does_not_fit, is_out_of_memory
+from vitmods.train.device import does_not_fit, is_out_of_memory
 from vitmods.train.optim import freeze
 
 PART_ON_CPU = 16  # images: more at once are no faster on a CPU and need more memory

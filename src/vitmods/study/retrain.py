@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitmods.stats.verdict import Verdict
-from vitmods.study.answer import Answer
-from vitmods.study.outcome import ArmAnswer
-from vitmods.study.plan import Settings, Trial, make_seeds
+from vitmods.study.answer import Answer, ArmAnswer
+from vitmods.study.plan import AS_IS, Point, Settings, Trial, make_seeds
 from vitmods.study.store import StudyFolder, read_json, slug
-from vitmods.study.tuning import AS_IS, Point
 from vitmods.tasks.base import DEFAULT, TASKS
 from vitmods.train.trial import MODULES, WEIGHTS
 from vitmods.util.address import named
@@ -23,7 +21,7 @@ from vitmods.util.remote import is_there
 from vitmods.util.shorthand import without_options
 
 if TYPE_CHECKING:
-    from vitmods.study.running import Running
+    from vitmods.study.run import Running
 
 RETRAINED = "retrained"
 BEST = "best"

@@ -1,40 +1,62 @@
-"""Running a study: check, train what is missing, measure costs, write the answer. It may be killed at any moment."""
+"""Running a study: check, train what is missing, measure costs, write the answer. It may be killed at any moment.
+
+A study that can be run: its images are read, every arm's model was made once, and study.json says what it is.
+
+How a study is run on this machine: where, how many trials at a time, and what is kept.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
+from torch import nn
 
-from vitmods.recipes.length import resolve_on
-from vitmods.study.answer import Answer, evaluated_of, read_answer
-from vitmods.study.arms import BASE
-from vitmods.study.evaluation import answer_splits
-from vitmods.study.executors import Executor, Inline
-from vitmods.study.executors.processes import Processes
+from vitmods.data.splits import SPLIT_FILE, write_split
+from vitmods.model.config import ViTConfig
+from vitmods.model.flops import count_macs
+from vitmods.recipes import Recipe
+from vitmods.recipes.schedule import resolve_on
+from vitmods.stats.sequential import LOOKS
+from vitmods.study.answer import Answer, costs_under, evaluated_of, model_name, read_answer, read_costs
+from vitmods.study.arms import BASE, Arm, Function, base_function, functions_of
+from vitmods.study.bases import Base, activation_bytes, take_images
+from vitmods.study.describe import describe_model, environment
+from vitmods.study.estimate import planned_within, smaller
+from vitmods.study.executors import HERE, ClusterOptions, Executor, Inline
+from vitmods.study.executors.processes import Processes, visible_gpus
 from vitmods.study.executors.ray import RayCluster
 from vitmods.study.executors.slurm import Slurm
-from vitmods.study.facts import Plan
-from vitmods.study.fits import planned_within, smaller
-from vitmods.study.outcome import costs_under, read_costs
-from vitmods.study.plan import Evaluation, Settings, Work
+from vitmods.study.plan import AS_IS, Evaluation, Point, Settings, Work
 from vitmods.study.progress import Progress, planned
-from vitmods.study.ready import Ready, build_arms, open_study, plan_of, smallest_first, user_functions, write_facts
-from vitmods.study.running import Running
-from vitmods.study.schedule import ENDLESS, Budget, Schedule
+from vitmods.study.schedule import ENDLESS, Budget, Keep, Schedule, check_weights_are_there
 from vitmods.study.state import Evaluated, StudyState
-from vitmods.study.store import StudyFolder
-from vitmods.study.trial import TrialRunner, base_config, task_of
-from vitmods.study.tuning import AS_IS
+from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder
+from vitmods.study.trial import (
+    TrialRunner,
+    answer_splits,
+    base_config,
+    build_model,
+    check_images,
+    task_of,
+    with_modules,
+)
 from vitmods.study.verdict_logs import log_verdicts
-from vitmods.study.warnings import already_reported
-from vitmods.study.weights import check_weights_are_there
+from vitmods.study.warnings import already_reported, few_images, study_warnings
+from vitmods.tasks.base import DEFAULT, TASKS
+from vitmods.train.device import check_tf32, place, resolve
+from vitmods.train.loggers import check_loggers
+from vitmods.train.optim import freeze
+from vitmods.train.options import WAYS, check_ways
+from vitmods.train.record import check_recorded
 from vitmods.util.address import address_of, named
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, write_json
@@ -43,7 +65,323 @@ from vitmods.util.registry import check_reachable, plugins, spelled
 from vitmods.util.text import plural
 
 if TYPE_CHECKING:
+    from vitmods.data import ImageDataset
     from vitmods.study.estimate import ArmEstimate, Estimate
+
+
+MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
+MOST_ON_CLUSTER = 32  # jobs of Slurm; Ray says itself what there is room for
+MOST_ON_GPU = 4  # trials; beyond that they wait for each other
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a study is run on this machine; `Study.run` explains each. Nothing here is part of the study."""
+
+    workers: int | None = None
+    device: str = "auto"
+    data_workers: int | None = None
+    checkpoint_minutes: float = 5.0
+    cost_seconds: float = 30.0
+    progress: bool = True
+    cache_dir: str | Path | None = None
+    recompute: bool = False
+    checkpointing: bool = False
+    tf32: bool = False
+    compile: bool = False
+    record: tuple[str, ...] = ()
+    keep_weights: Keep = "all"
+    cluster: ClusterOptions = HERE
+    log: str | Iterable[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.cache_dir is not None:
+            object.__setattr__(self, "cache_dir", str(self.cache_dir))  # workers get it as JSON
+        object.__setattr__(self, "log", check_loggers(self.log))
+        if self.workers is not None and self.workers < 1:
+            raise UserError(f"workers must be at least 1, not {self.workers}.")
+        for name in ("data_workers", "checkpoint_minutes", "cost_seconds"):
+            if getattr(self, name) is not None and not getattr(self, name) >= 0:
+                raise UserError(f"{name} must be at least 0, not {getattr(self, name)}.")
+        check_recorded(self.record)
+        if self.keep_weights not in get_args(Keep):
+            raise UserError(f"keep_weights is {', '.join(get_args(Keep))}, not {self.keep_weights!r}.")
+        check_ways(**{way: getattr(self, way) for way in WAYS})
+        if self.tf32:
+            check_tf32(self.torch_device)
+        if self.device not in ("auto", "cpu"):
+            place(self.device)  # a UserError where there is no such device, before any work
+
+    @property
+    def torch_device(self) -> torch.device:
+        return resolve(self.device)
+
+    def of_trials(self) -> dict[str, Any]:
+        """How each trial runs, in a worker process too."""
+        names = ("data_workers", "checkpoint_minutes", "cache_dir", "log", "record")
+        return {**{name: getattr(self, name) for name in names}, "ways": [way for way in WAYS if getattr(self, way)]}
+
+    @property
+    def _gpus(self) -> range | list[int]:
+        return range(len(visible_gpus())) if self.device in ("auto", "cuda") else [self.torch_device.index or 0]
+
+    @property
+    def devices(self) -> int:
+        """Trials at a time that do not slow each other down: one a GPU, and as many as there are on a CPU."""
+        return max(1, len(self._gpus)) if self.torch_device.type == "cuda" else MOST_WORKERS
+
+    def workers_for(self, trials: int, trial_bytes: int) -> int:
+        """Trials at a time: as asked for, or as many as fit the GPUs, or as cores and memory allow."""
+        if self.workers is not None:
+            return max(1, min(self.workers, trials))
+        if self.cluster.executor != "here":
+            return max(1, min(MOST_ON_CLUSTER, trials))
+        if self.torch_device.type == "cuda":
+            fitting = min(map(_free_gpu_bytes, self._gpus), default=0) // 2 // trial_bytes
+            on_each = max(1, min(fitting, MOST_ON_GPU, torch.get_num_threads() // self.devices))
+            return max(1, min(self.devices * on_each, trials))
+        fitting = _memory_bytes() // 2 // trial_bytes
+        return max(1, min(torch.get_num_threads(), MOST_WORKERS, fitting, trials))
+
+
+def _free_gpu_bytes(index: int) -> int:
+    return torch.cuda.mem_get_info(index)[0]
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+SAMPLES = 12  # images shown in the report
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What is known of a study before its first trial.
+
+    models:      what each of them is
+    notices:     what to know of the arms
+    trial_bytes: that a trial takes
+    """
+
+    runner: TrialRunner
+    dataset: ImageDataset
+    how: Running
+    models: dict[str, ModelFacts]
+    notices: list[str]
+    trial_bytes: int
+
+    @property
+    def settings(self) -> Settings:
+        """With the content of the images."""
+        return self.runner.settings
+
+    def workers(self, trials: int) -> int:
+        """Trials at a time. Functions that this process alone knows are called here, if nothing else is asked for."""
+        here_alone = any(function.module is None for function in user_functions(self.settings))
+        return 1 if self.how.workers is None and here_alone else self.how.workers_for(trials, self.trial_bytes)
+
+
+def open_study(folder: StudyFolder, settings: Settings, how: Running) -> Ready:
+    """Read the images, and make settings that name their content, so that a folder with other images is another study;
+    then look through the arms."""
+    folder.refuse_trial()
+    facts = folder.facts()
+    if facts is not None:  # before the images are read, which may take a while: all that can be known without them
+        folder.check_same_study({**settings.to_dict(), "images": facts.settings["images"]})
+    runner = TrialRunner(folder, settings, how.device, progress=how.progress, **how.of_trials())
+    dataset = runner.dataset(settings.recipe)
+    fixed = {**settings.fixed, "images": dataset.summary()["fingerprint"]}
+    if facts is not None and facts.settings["images"] != fixed["images"]:
+        folder.images.check_same(dataset.splits)
+    runner.settings = replace(settings, fixed=fixed)
+    check_images(runner.settings, dataset)
+    return Ready(runner, dataset, how, *_survey(runner))
+
+
+def build_arms(
+    settings: Settings,
+    setting: Point,
+    num_classes: int,
+    outlined: Callable[[Arm], bool] = lambda arm: False,
+    tried: Callable[[nn.Module, Base], None] = lambda model, images: None,
+) -> Iterator[tuple[Arm, nn.Module, Recipe]]:
+    """Every arm's model as it is trained under a setting, base first, and its recipe; one at a time.
+
+    outlined: of which arms shapes are enough: their models are on the meta device, where they can be.
+    tried: called with each of these; where it fails, the model is built with numbers.
+    """
+    settings = settings.at(setting)
+    config = base_config(settings, num_classes)
+    for arm in settings.every_arm:
+        try:
+            recipe = settings.recipe_of(arm)
+            build = partial(_built, settings, config, arm, recipe, num_classes)
+            model = _outline(build, tried, settings, config, arm) if outlined(arm) else None
+            model = build() if model is None else model
+        except UserError as error:
+            place = f"{setting}, arm" if setting else "Arm"
+            raise type(error)(f"{place} {arm.name}: {error}") from error
+        yield arm, model, recipe
+        del model  # before the next one is made
+
+
+def _built(settings: Settings, config: Base, arm: Arm, recipe: Recipe, num_classes: int) -> nn.Module:
+    task, start = task_of(settings.fixed, recipe), settings.fixed.get("start")
+    backbone = build_model(config, arm, settings.seeds[0], start, recipe, task.uses_head)
+    model: nn.Module = with_modules(backbone, task, num_classes, settings.seeds[0])
+    freeze(model, recipe)
+    return model
+
+
+def _outline(
+    build: Callable[[], nn.Module],
+    tried: Callable[[nn.Module, Base], None],
+    settings: Settings,
+    config: Base,
+    arm: Arm,
+) -> nn.Module | None:
+    """The model on the meta device; None where only numbers tell: of other libraries' models, functions, trained
+    weights, and whatever fails here."""
+    if not isinstance(config, ViTConfig) or settings.fixed.get("start") or functions_of(arm.changes):
+        return None
+    try:
+        with torch.device("meta"):
+            model = build()
+            tried(model, config)
+    except Exception:  # of any kind: the same with numbers says what is wrong, or works
+        return None
+    return model
+
+
+def smallest_first(settings: Settings, num_classes: int) -> list[Point]:
+    """The settings of a sweep by the multiply-adds of their base; models of other libraries, which are not known, keep
+    their place."""
+
+    def macs(point: Point) -> int:
+        config = base_config(settings.at(point), num_classes)
+        return count_macs(config) if isinstance(config, ViTConfig) else 0
+
+    return sorted(settings.sweep.points, key=macs)
+
+
+def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], list[str], int]:
+    """Whatever is wrong with an arm shows here, before anything is trained, under every setting of a sweep.
+
+    Returns what each arm's model is, what to know of the arms, which the caller of `Study.run` or `Study.dry_run` is
+    warned of, and the bytes that a trial takes.
+    """
+    facts: dict[str, ModelFacts] = {}
+    sizes: list[int] = []
+    notices: dict[str, list[str]] = {}
+    whole, *_ = smallest_first(runner.settings, runner.dataset(runner.settings.recipe).num_classes)
+    for point in runner.settings.sweep.points:
+        settings = runner.settings.at(point)
+        dataset = runner.dataset(settings.recipe, point)
+        base = base_config(settings, dataset.num_classes)
+        built = build_arms(runner.settings, point, dataset.num_classes, lambda arm: point != whole, take_images)  # noqa: B023
+        found = study_warnings(_described(built, settings, point, base, facts, sizes), dataset)
+        for notice in (*found, *few_images(settings, dataset)):
+            notices.setdefault(notice, []).append(str(point))
+    every = len(runner.settings.sweep.points)
+    texts = [text if len(where) == every else f"{'; '.join(where)}: {text}" for text, where in notices.items()]
+    design = runner.settings.design.design.warnings if runner.settings.design else ()  # the answer says them itself
+    data = runner.dataset(runner.settings.recipe).summary()["warnings"]  # a part of the answer by itself
+    for text in (*data, *design, *texts):
+        warnings.warn(text, stacklevel=5)
+    return facts, texts, max(sizes)
+
+
+def _described(
+    built: Iterable[tuple[Arm, nn.Module, Recipe]],
+    settings: Settings,
+    setting: Point,
+    base: Base,
+    facts: dict[str, ModelFacts],
+    sizes: list[int],
+) -> Iterator[tuple[str, nn.Module, Recipe]]:
+    """Name, model and recipe of each arm, once its facts and the bytes of a trial are noted."""
+    for arm, model, recipe in built:
+        facts[model_name(setting, arm.name)] = describe_model(settings, arm, model, base)
+        sizes.append(_trial_bytes(model, recipe, base))
+        yield arm.name, model, recipe
+
+
+def plan_of(settings: Settings) -> Plan:
+    """What is recorded of them before any score is known."""
+    family = max(settings.family, len(settings.arms))
+    return Plan(len(settings.seeds), settings.until_decided, settings.generalize, settings.measure.name, family)
+
+
+def _check_extension(before: Plan, settings: Settings) -> None:
+    """UserError where seeds were added after scores were seen, and no level is known for so many."""
+    count = len(settings.seeds)
+    plain = not (settings.folds or settings.sweep or settings.design)
+    if plain and count > before.seeds > 1 and not LOOKS[0] <= count <= LOOKS[-1]:
+        raise UserError(
+            f"This study was planned with {before.seeds} seeds, and has scores. With more it is looked at a second "
+            f"time, for which {LOOKS[0]} to {LOOKS[-1]} seeds are calibrated, not {count}. Ask for so many, or choose "
+            "another folder with --out."
+        )
+
+
+def write_facts(ready: Ready, command: str, plan: Plan) -> Facts:
+    """study.json, before the first trial: from then on the study can be read, and continued, from its folder. UserError
+    where a fold cannot be made, too."""
+    runner, dataset, settings = ready.runner, ready.dataset, ready.settings
+    folds = [runner.dataset(settings.recipe, seed=fold) for fold in range(settings.folds)]
+    folder = runner.folder
+    folder.check_same_study(settings.to_dict())
+    before = folder.facts()
+    splits = answer_splits(settings, dataset)
+    records = StudyState(folder, settings, Evaluated(splits)).records.items()
+    arms = [record for trial, record in records if trial.arm.name != BASE]  # base alone says nothing of arms
+    seen = any(record.ended for record in arms)
+    if before and before.plan.seeds and any(record.ended or record.wall_s is not None for record in arms):
+        _check_extension(before.plan, settings)
+        plan = before.plan
+    # Of a new study, or of one with a damaged file.
+    if folder.images.read() is None or not (folder.path / SPLIT_FILE).exists():
+        folder.images.write(dataset.splits)
+        write_split(folder.path / SPLIT_FILE, dataset, folds)
+    if before is not None and before.settings == settings.to_dict() and before.plan == plan:
+        return before
+    margins = {**before.margins} if before else {}
+    if not seen:
+        margins[settings.measure.name] = settings.margin
+    margins.setdefault(settings.measure.name, settings.margin)
+    task = TASKS[settings.fixed.get("task", DEFAULT)]
+    constant = task.constant_scores([dataset.splits[split] for split in splits], dataset.num_classes)
+    facts = Facts(
+        created=before.created if before else datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command,
+        splits=splits,
+        settings=settings.to_dict(),
+        models=ready.models,
+        data={**dataset.summary(), "constant": constant},
+        resolved=asdict(resolve_on(settings.recipe, dataset)),
+        environment=environment(ready.how.torch_device),
+        warnings=tuple(ready.notices),
+        margins=margins,
+        plan=plan,
+        plugins=tuple(plugins()),
+    )
+    folder.write_samples(dataset.samples(SAMPLES))
+    write_json(folder.settings_file, facts.to_dict())
+    return facts
+
+
+def user_functions(settings: Settings) -> list[Function]:
+    """The functions that make base and alter models in arms, which workers must be able to import."""
+    base = base_function(settings.fixed["base"])
+    return [*([base] if base else []), *(one for arm in settings.arms for one in functions_of(arm.changes))]
+
+
+def _trial_bytes(model: nn.Module, recipe: Recipe, images: Base) -> int:
+    """Roughly the memory of one trial: the interpreter, weights with gradients and Adam's state, and activations."""
+    activations = recipe.part_size * activation_bytes(model, images)
+    return 600 * 2**20 + 16 * sum(parameter.numel() for parameter in model.parameters()) + activations
+
 
 PILOT = 4  # trials of base
 

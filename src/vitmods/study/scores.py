@@ -22,8 +22,7 @@ from vitmods.stats.sequential import LOOKS, next_maximum
 from vitmods.stats.settings import OverSettings, over_settings
 from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.arms import BASE
-from vitmods.study.plan import Trial
-from vitmods.study.tuning import AS_IS, Point
+from vitmods.study.plan import AS_IS, Point, Trial
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
 

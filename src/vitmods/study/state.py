@@ -14,10 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitmods.study.arms import Arm
-from vitmods.study.measure import Measure, options_from
-from vitmods.study.plan import Evaluation, Settings, Trial
+from vitmods.study.plan import AS_IS, VAL, Evaluation, Grid, Measure, Point, Settings, Trial, choose, options_from
 from vitmods.study.store import StudyFolder, read_object, read_warnings
-from vitmods.study.tuning import AS_IS, VAL, Grid, Point, choose
 from vitmods.train.trial import read_scores
 from vitmods.util.address import named
 from vitmods.util.errors import UserError

@@ -19,18 +19,16 @@ from vitmods.analysis.timing import now, seconds_per_call
 from vitmods.data.dataset import independent
 from vitmods.model.flops import count_params
 from vitmods.recipes import Recipe
-from vitmods.recipes.length import resolve_on
 from vitmods.recipes.recipe import Schedule
+from vitmods.recipes.schedule import resolve_on
 from vitmods.study.arms import BASE, Arm
-from vitmods.study.estimate import ArmEstimate, Estimate, factorial_design
-from vitmods.study.evaluation import answer_splits
-from vitmods.study.models import macs_of
-from vitmods.study.spread import known_spread
+from vitmods.study.bases import macs_of
+from vitmods.study.estimate import ArmEstimate, Estimate, factorial_design, known_spread
+from vitmods.study.plan import AS_IS, Point
 from vitmods.study.state import StudyState
 from vitmods.study.steps import Steps
-from vitmods.study.trial import TrialRunner, base_config, task_of
-from vitmods.study.tuning import AS_IS, Point
-from vitmods.train.memory import does_not_fit, is_out_of_memory
+from vitmods.study.trial import TrialRunner, answer_splits, base_config, task_of
+from vitmods.train.device import does_not_fit, is_out_of_memory
 from vitmods.util.text import duration
 
 if TYPE_CHECKING:

@@ -14,6 +14,10 @@ split.csv                       each image with its split, label and group
 samples.npz  images.npz         a few images for the report; hashes of all, to say which have changed
 .lock  .lease                   held while a run is at work: on this machine, and against others
 logs/worker<i>.txt              what a worker process printed; worker<i>.lock is held as long as it lives
+
+What study.json holds: all that is known of a study before its first trial.
+
+Which images a study is of: hashes of all in images.npz, with their groups; split.csv, where it is damaged.
 """
 
 from __future__ import annotations
@@ -24,17 +28,16 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from vitmods.study.facts import SCHEMA, Facts
-from vitmods.study.images import StudyImages
-from vitmods.study.plan import Evaluation, Trial, Work, differences
-from vitmods.study.tuning import Point
+from vitmods.data.splits import SPLIT_FILE, read_columns
+from vitmods.study.plan import Evaluation, Point, Trial, Work, differences
 from vitmods.util import limits
 from vitmods.util.address import named, place
 from vitmods.util.errors import UserError
@@ -43,6 +46,207 @@ from vitmods.util.lease import LEASE, FilePlace, Lease, leased, no_lease
 from vitmods.util.registry import check_plugins
 from vitmods.util.remote import LocalCopy, copy_of
 from vitmods.util.text import printable
+
+if TYPE_CHECKING:
+    from vitmods.data.dataset import Split
+
+
+SCHEMA = 3  # of study.json and results.json
+
+
+@dataclass(frozen=True)
+class ChangeFacts:
+    """What a change is, for a reader who does not know it."""
+
+    short: str
+    title: str
+    summary: str
+    name: str = ""
+    paper: str = ""
+    url: str = ""
+    preserves: str = ""
+    published: str = ""
+    cost: str = ""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model as the report draws it: its config, and the changes that made it."""
+
+    name: str
+    config: Mapping[str, Any]
+    changes: tuple[ChangeFacts, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many seeds were planned (0: not known), at most where the study runs until it is decided; what verdicts were
+    to be about, by which metric; and how many arms were planned (0: not known)."""
+
+    seeds: int = 0
+    until_decided: bool = False
+    generalize: str = "images"
+    metric: str = ""
+    family: int = 0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All of study.json.
+
+    splits:   that the answer is about
+    settings: as `Settings.to_dict` gives them
+    models:   arm -> its model, base first
+    margins:  metric -> the margin of the first run that knew no score of it
+    plan:     seeds of the last run that knew no score
+    """
+
+    created: str
+    command: str
+    splits: tuple[str, ...]
+    settings: Mapping[str, Any]
+    models: Mapping[str, ModelFacts]
+    data: Mapping[str, Any]
+    resolved: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+    margins: Mapping[str, float] = field(default_factory=dict)
+    plugins: tuple[str, ...] = ()
+    plan: Plan = Plan()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Facts:
+        """The inverse of `to_dict`. TypeError or KeyError where `values` are others."""
+        known = {one.name: values[one.name] for one in fields(cls)}
+        for name, kind in get_type_hints(cls).items():
+            if not _fits(known[name], kind):
+                raise TypeError(f"{name} is {known[name]!r:.60}")
+        for section, kinds in _WITHIN.items():
+            for name, value in known[section].items():
+                if not _fits(value, kinds.get(name, Any)):
+                    raise TypeError(f"{name} of {section} is {value!r:.60}")
+        models = {
+            name: ModelFacts(model["name"], model["config"], tuple(ChangeFacts(**one) for one in model["changes"]))
+            for name, model in known["models"].items()
+        }
+        texts = {name: tuple(known[name]) for name in ("splits", "warnings", "plugins")}
+        return cls(**{**known, **texts, "models": models, "plan": Plan(**known["plan"])})
+
+
+_WITHIN: Mapping[str, Mapping[str, Any]] = {
+    "settings": {"task": str, "margin": float, "until_decided": bool, "generalize": str},
+    "data": {
+        "splits": Mapping[str, Mapping[str, Any]],
+        "constant": Mapping[str, float],
+        "warnings": tuple[str, ...],
+    },
+}
+"""what is read of sections that are kept as they are"""
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether JSON's value can be of a type that the facts have."""
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return isinstance(value, Mapping) and all(_fits(one, hints[name]) for name, one in value.items())
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(_fits(one, parts[1]) for one in value.values())
+    if origin is tuple:
+        return isinstance(value, list | tuple) and all(_fits(one, parts[0]) for one in value)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return kind is Any or type(value) is kind
+
+
+class StudyImages:
+    """The images of the study, or of the single trial, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._file = folder, folder / "images.npz"
+
+    def write(self, splits: Mapping[str, Split]) -> None:
+        """Hashes of the name and of the content of every image, so that a later run can say which have changed; and
+        which images belong together."""
+        names, contents = _hashes(splits)
+        grouped = any(split.groups is not None for split in splits.values())
+        groups = {f"groups_{name}": split.groups or split.ids for name, split in splits.items() if grouped}
+        arrays = {"names": names, "contents": contents, **{name: np.array(own) for name, own in groups.items()}}
+        write_atomically(self._file, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+
+    def read(self) -> dict[str, NDArray[Any]] | None:
+        """What `write` wrote; None where it is missing or damaged."""
+        try:
+            found = limits.read_npz(self._file)
+            return found if {"names", "contents"} <= set(found) else None
+        except Exception:  # whatever numpy, zipfile and zlib raise: what it says is elsewhere too, less handy
+            return None
+
+    def groups(self, counts: Mapping[str, int]) -> NDArray[Any] | None:
+        """(n,) of the images of these splits, one after the other; None: each stands for itself.
+
+        counts: split -> number of its images. UserError where both files that know it are damaged.
+        """
+        known = self.read()
+        if known is None:
+            return self._groups_listed(counts)
+        found = [known[name] for split in counts if (name := f"groups_{split}") in known]
+        return np.concatenate(found) if len(found) == len(counts) else None
+
+    def _groups_listed(self, counts: Mapping[str, int]) -> NDArray[Any] | None:
+        """The same by split.csv; None where there is neither file."""
+        path = self._folder / SPLIT_FILE
+        if not path.exists() and not self._file.exists():
+            return None
+        try:
+            listed = read_columns(path, ("image", "split", "group"))
+            rows = [row for split in counts for row in listed if row["split"] == split]
+            if len(rows) != sum(counts.values()):
+                raise UserError(f"{named(path)} does not have all images.")
+        except UserError as error:
+            raise UserError(
+                f"{named(self._file)} is damaged, and {SPLIT_FILE} cannot take its place: {error} Run "
+                "the same command again, which writes both."
+            ) from error
+        alone = all(row["group"] == row["image"] for row in rows)
+        return None if alone else np.array([row["group"] for row in rows])
+
+    def check_same(self, splits: Mapping[str, Split]) -> None:
+        """UserError with how many images were added, removed and changed since `write`, if any; also a label
+        that changed is a change, and what moved to another split was removed there and added here."""
+        known = self.read()
+        if known is None:  # without it the fingerprint alone tells, as one of the settings
+            return
+        before, then = known["names"], known["contents"]
+        names, contents = _hashes(splits)
+        _, old, new = np.intersect1d(before, names, return_indices=True)
+        changed = int((then[old] != contents[new]).sum())
+        counts = {"added": len(names) - len(new), "removed": len(before) - len(old), "changed": changed}
+        if any(counts.values()):
+            found = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+            raise UserError(
+                f"{named(self._folder)} is of other images: since it began {found}. Put the old ones back to go on "
+                "with it, or choose another folder with --out."
+            )
+
+    def same_contents(self, splits: Mapping[str, Split]) -> bool:
+        """Whether these are the images and labels of `write`, in any splits; also where that is not known."""
+        known = self.read()
+        return known is None or np.array_equal(np.sort(known["contents"]), np.sort(_hashes(splits)[1]))
+
+
+def _hashes(splits: Mapping[str, Split]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """(n,) of the names with their split, and of the contents with their labels."""
+    texts = (f"{name}/{one}".encode() for name, split in splits.items() for one in split.ids)
+    names = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+    labels = np.concatenate([split.labels for split in splits.values()]).astype(np.uint64)
+    digests = np.concatenate([split.store.index.digests[:, :8] for split in splits.values()])
+    contents = np.ascontiguousarray(digests).view(np.uint64).ravel()
+    return np.frombuffer(names, dtype=np.uint64), contents + labels * np.uint64(0x9E3779B97F4A7C15)
+
 
 _FILES = re.compile(
     r"\..*|(trials|confirm|retrained|logs)|(study|config|costs|results)\.json|results\.csv|split\.csv|"

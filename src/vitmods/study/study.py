@@ -12,25 +12,34 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from vitmods.model.config import ViTConfig
 from vitmods.model.names import MODELS, parse_name
 from vitmods.recipes import RECIPES, Recipe
-from vitmods.study.arms import BASE, make_arms
+from vitmods.study.arms import BASE, FunctionSpec, base_function, is_foreign, make_arms
 from vitmods.study.checkpoints import adopt, arms_in
 from vitmods.study.defaults import defaults_for
-from vitmods.study.edits import FunctionSpec, base_function, is_foreign
 from vitmods.study.executors import ClusterOptions
 from vitmods.study.factors import make_plan
-from vitmods.study.measure import MARGINS, Measure, make_measure, measure_of
-from vitmods.study.plan import MOST_SEEDS, ImageOptions, Settings, check_plan, make_seeds
-from vitmods.study.tuning import make_grid, make_sweep
+from vitmods.study.plan import (
+    MARGINS,
+    MOST_SEEDS,
+    ImageOptions,
+    Measure,
+    Settings,
+    check_plan,
+    make_grid,
+    make_measure,
+    make_seeds,
+    make_sweep,
+    measure_of,
+)
 from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from vitmods.model.sizes import Resampling
+    from vitmods.model.vit import Resampling
     from vitmods.study.answer import Answer
     from vitmods.study.estimate import Estimate
     from vitmods.study.retrain import Retrained
-    from vitmods.study.weights import Keep
+    from vitmods.study.schedule import Keep
 
 
 SEEDS, MOST = {None: 5, "factorial": 3}, {None: 16, "factorial": 8}
@@ -216,8 +225,7 @@ class Study:
             KeyboardInterrupt: a signal came; what was trained is saved.
         """
         from vitmods.study.describe import python_call
-        from vitmods.study.run import run_study
-        from vitmods.study.running import Running
+        from vitmods.study.run import Running, run_study
         from vitmods.study.schedule import make_budget
 
         called = command or python_call(self.settings, str(out))
@@ -274,7 +282,7 @@ class Study:
         The others are those of `run`. Raises UserError where the study is not finished, or is another one.
         """
         from vitmods.study.retrain import retrain_study
-        from vitmods.study.running import Running
+        from vitmods.study.run import Running
 
         alone: RunningOptions = {**how, "workers": 1, "cost_seconds": 0.0}
         return retrain_study(self.settings, Path(out), arm, seed, Running(**alone))
@@ -293,8 +301,7 @@ class Study:
         With a budget it is of the study that `run` would plan for it. `command`, of the shell, is what a smaller study
         is proposed as. Writes no file. Raises UserError as `run` does.
         """
-        from vitmods.study.run import dry_run
-        from vitmods.study.running import Running
+        from vitmods.study.run import Running, dry_run
         from vitmods.study.schedule import make_budget
 
         path = None if out is None else Path(out)
@@ -311,8 +318,7 @@ class Study:
         """Train base alone on the first four seeds, which count as trials of the study; then what `dry_run` gives, with
         the spread that is now known. Arguments as in `run` and `dry_run`. Raises as `run` does."""
         from vitmods.study.describe import python_call
-        from vitmods.study.run import run_pilot
-        from vitmods.study.running import Running
+        from vitmods.study.run import Running, run_pilot
         from vitmods.study.schedule import make_budget
 
         called, own = command or python_call(self.settings, str(out)), Running(**how)
@@ -362,7 +368,7 @@ def fixed_settings(
     if start is not None:
         if base is not None:
             raise UserError("The checkpoint that training starts from says what base is: leave base out.")
-        from vitmods.study.start import Start  # torch, which the shell's help does without
+        from vitmods.study.checkpoints import Start  # torch, which the shell's help does without
 
         checkpoint, base = Start.of(str(start), positions)
         begun["start"] = asdict(checkpoint)

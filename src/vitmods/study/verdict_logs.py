@@ -11,9 +11,8 @@ from typing import Any
 from vitmods.stats.verdict import Effect
 from vitmods.study.answer import Answer
 from vitmods.study.arms import Arm
-from vitmods.study.facts import Facts
 from vitmods.study.plan import Settings
-from vitmods.study.store import StudyFolder, read_object
+from vitmods.study.store import Facts, StudyFolder, read_object
 from vitmods.study.trial import logged_run
 from vitmods.train.loggers import Logs
 from vitmods.util.errors import UserError

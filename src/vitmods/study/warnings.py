@@ -12,8 +12,8 @@ from vitmods.layers.norms.contract import SMALL_BATCH, RunningNorm, SmallBatchWa
 from vitmods.layers.norms.whitening import NotFittedWarning
 from vitmods.model.names import MODELS, parse_name
 from vitmods.model.vit import ViT
-from vitmods.recipes.length import resolve_on
-from vitmods.study.edits import is_foreign
+from vitmods.recipes.schedule import resolve_on
+from vitmods.study.arms import is_foreign
 
 if TYPE_CHECKING:
     from torch import nn

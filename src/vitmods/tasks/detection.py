@@ -14,14 +14,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitmods.data.batch import Batch
-from vitmods.data.box_views import (
+from vitmods.data.dataset import Joint, JointView
+from vitmods.data.objects import (
+    Objects,
+    coco_masks,
+    drawn,
     evaluation_views,
     evaluation_views_with_masks,
     training_views,
     training_views_with_masks,
 )
-from vitmods.data.dataset import Joint, JointView
-from vitmods.data.objects import Objects, coco_masks, drawn
 from vitmods.recipes import Augment, Recipe
 from vitmods.tasks.base import FOR_MASKS, TASKS, Example, Measured, Splits, Task, noise
 from vitmods.tasks.detection_metrics import NAMES, AveragePrecision, image_ap50

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from vitmods.data.batch import Batch
 from vitmods.data.dataset import Joint, JointView
-from vitmods.data.mask_views import evaluation_views, labelled_pixels, training_views
-from vitmods.data.masks import IGNORE, MaskFile
+from vitmods.data.masks import IGNORE, MaskFile, evaluation_views, labelled_pixels, training_views
 from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
 from vitmods.tasks.base import FOR_BOXES, TASKS, Example, Measured, Splits, Task, TaskModel, noise
@@ -92,7 +91,7 @@ class Segmentation(Task):
     """Mean cross-entropy over labelled pixels; evaluated by the mean over classes of intersection over union.
 
     Evaluation is Segmenter's: windows of the image size over the whole image, resized so that it just covers one, and
-    results at the size of the mask in its file. Augmentation: `vitmods.data.mask_views`.
+    results at the size of the mask in its file. Augmentation: `vitmods.data.masks`.
     """
 
     name = "segmentation"

@@ -1,4 +1,7 @@
-"""Where a trial computes."""
+"""Where a trial computes.
+
+Too little memory: how it shows, and what to do about it.
+"""
 
 import getpass
 import os
@@ -20,6 +23,7 @@ from vitmods.util.text import plural
 
 if TYPE_CHECKING:
     from vitmods.train.distributed import Processes
+
 
 T = TypeVar("T")
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"  # environment variable: the folder of what torch.compile has made
@@ -188,3 +192,22 @@ class DataWait:
 def usual_workers(device: str) -> int:
     """Threads that prepare images: none for a CPU, which trains meanwhile; for a GPU as many as torch takes cores."""
     return 0 if resolve(device).type == "cpu" else min(MOST_WORKERS, torch.get_num_threads())
+
+
+_SAID = ("can't allocate memory", "not enough memory", "Cannot allocate memory")  # by torch on a CPU, of no own type
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory could not be had, of the machine or of its accelerator."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError | OSError) and any(words in str(error) for words in _SAID)
+
+
+def does_not_fit(count: int, device: torch.device) -> UserError:
+    """So many images at once are too many."""
+    return UserError(
+        f"{count} images at once do not fit the memory of {device}. Cut the batch into more parts with accumulate, or "
+        "choose a smaller batch_size, model or image size. Without another study: --recompute or --checkpointing, and "
+        "fewer --workers."
+    )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitmods.data.batch import Batch, for_device
 from vitmods.data.threads import ahead
 from vitmods.recipes import Recipe
-from vitmods.recipes.length import lr_at, resolve_on
+from vitmods.recipes.schedule import lr_at, resolve_on
 from vitmods.tasks.base import Example, Task
 from vitmods.train import checkpoint
 from vitmods.train.device import DataWait, check_tf32, place, tf32_products

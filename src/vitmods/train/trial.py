@@ -1,11 +1,17 @@
-"""One trial as a folder: its settings, its training, its result."""
+"""One trial as a folder: its settings, its training, its result.
+
+The evaluated images of a trial that can be looked at: PNG files in its folder, and what their colors mean.
+
+What a model computes from training images before the first step.
+"""
 
 import json
 import platform
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,25 +20,88 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import nn
 
 import vitmods
+from vitmods.data.read import Unreadable, decode
+from vitmods.layers import DualPatchNormStem
 from vitmods.recipes import Recipe
-from vitmods.recipes.length import resolve_on
-from vitmods.tasks.base import DEFAULT, TASKS, Task, TaskModel
+from vitmods.recipes.schedule import resolve_on
+from vitmods.tasks.base import DEFAULT, TASKS, Example, Task, TaskModel
 from vitmods.train import checkpoint
-from vitmods.train.device import device_name, resolve
+from vitmods.train.device import device_name, does_not_fit, is_out_of_memory, resolve
 from vitmods.train.distributed import PeerEnded, peer_ended, whole_state
-from vitmods.train.examples import write_examples
-from vitmods.train.fitting import fit_to_images
 from vitmods.train.interrupt import Interrupted, StopRequest, stop_on_signals
 from vitmods.train.logs import Diverged, ProgressBar
 from vitmods.train.loop import Images, TrialRun
-from vitmods.train.memory import does_not_fit, is_out_of_memory
 from vitmods.train.options import WAYS, RunOptions, check_divides
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, checksum, make_folder, write_atomically, write_json
 from vitmods.util.limits import read_bytes, read_json, read_npz
+
+FOLDER = "examples"
+_COLOR = re.compile("#[0-9a-f]{6}")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """ids: of the images. panels: of each, pixels uint8 (H, W, 3) by name. legend: class -> its color, as #rrggbb."""
+
+    ids: tuple[str, ...] = ()
+    panels: tuple[Mapping[str, NDArray[np.uint8]], ...] = ()
+    legend: Mapping[str, str] | None = None
+
+
+def write_examples(trial: Path, examples: Sequence[Example], ids: Sequence[str], legend: Mapping[str, str]) -> None:
+    """Write `examples/<i>-<panel>.png`, and examples.json; nothing where there are none. ids: of the split's images."""
+    if not examples:
+        return
+    folder = make_folder(trial / FOLDER)
+    for i, one in enumerate(examples):
+        for name, pixels in one.panels.items():
+            image = Image.fromarray(pixels)
+            write_atomically(folder / f"{i}-{name}.png", lambda file, image=image: image.save(file, "PNG"))  # type: ignore[misc]
+    named = [{"id": ids[one.index], "panels": list(one.panels)} for one in examples]
+    write_json(folder / "examples.json", {"schema": 1, "images": named, "legend": dict(legend)})
+
+
+def read_examples(trial: Path) -> Examples:
+    """The inverse; empty where there are none, or where a file is missing or damaged."""
+    folder = trial / FOLDER
+    try:
+        found = read_json(folder / "examples.json")
+        panels = tuple(
+            {name: _pixels(folder / f"{i}-{name}.png") for name in one["panels"]}
+            for i, one in enumerate(found["images"])
+        )
+        legend = {str(name): color for name, color in found["legend"].items() if _COLOR.fullmatch(color)}
+        return Examples(tuple(str(one["id"]) for one in found["images"]), panels, legend)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, Unreadable):
+        return Examples()
+
+
+def _pixels(path: Path) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(decode(read_bytes(path, "settings"), 3).transpose(1, 2, 0))
+
+
+IMAGES, BATCH = 1000, 50
+
+
+def fit_to_images(model: nn.Module, ds: Images) -> dict[str, Any]:
+    """Compute the whitening of patches where a model has one that was not computed yet, from up to 1,000 training
+    images, evenly spread over the split, as evaluation sees them.
+
+    No random number is drawn, so a trial that is taken up again gets the same. Returns what to record: module ->
+    number of images; empty where nothing was to be done.
+    """
+    found: dict[str, Any] = {}
+    for name, stem in model.named_modules():
+        if isinstance(stem, DualPatchNormStem) and stem.waits_for_images:
+            stem.fit(ds.plain_images("train", IMAGES, BATCH))
+            found[name] = min(IMAGES, len(ds.splits["train"]))
+    return {"fitted_to_images": found} if found else {}
+
 
 _IDENTIFIES_DATA = ("name", "classes", "splits", "split_origin", "fingerprint", "vocabulary")  # but not where it lies
 CONFIG, RESULT, WEIGHTS = "config.json", "result.json", "model.safetensors"

@@ -8,8 +8,7 @@ import torch
 from PIL import Image
 
 from vitmods.data.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, corruption
-from vitmods.data.corruptions.filters import Draws
-from vitmods.data.corruptions.pixels import disk, scattered
+from vitmods.data.corruptions.pixels import Draws, disk, scattered
 from vitmods.data.corruptions.tables import TABLES, strength, table_side
 from vitmods.data.corruptions.weather import _read, distance, edges
 

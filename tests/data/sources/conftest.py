@@ -10,7 +10,7 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from vitmods.data.sources.imagenet_labels import wnids
+from vitmods.data.sources.imagenet import wnids
 
 Jpeg = Callable[[int], bytes]
 WriteTar = Callable[[Path, dict[str, bytes]], None]

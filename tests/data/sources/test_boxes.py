@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 from vitmods import data
-from vitmods.data.box_views import evaluation_views, training_views
-from vitmods.data.objects import Objects, drawn
+from vitmods.data.objects import Objects, drawn, evaluation_views, training_views
 from vitmods.data.sources import open_source
 from vitmods.recipes import small_detection
 from vitmods.util.errors import UserError

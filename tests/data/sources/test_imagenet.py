@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from vitmods import data
-from vitmods.data import tars
+from vitmods.data import shards as tars
 from vitmods.data.records import Records, Source
 from vitmods.data.sources import imagenet as module
 from vitmods.data.sources import open_source
-from vitmods.data.sources.imagenet_labels import titles, wnids
+from vitmods.data.sources.imagenet import titles, wnids
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
@@ -128,7 +128,7 @@ def test_the_devkit_is_read_as_torchvision_reads_it(tmp_path: Path, write_devkit
     import torch
     from torchvision.datasets import imagenet as theirs
 
-    from vitmods.data.sources.imagenet_labels import val_labels
+    from vitmods.data.sources.imagenet import val_labels
 
     write_devkit(tmp_path, [5, 999, 0, 321])
     monkeypatch.setattr(theirs, "_verify_archive", lambda *arguments: None)
@@ -172,7 +172,7 @@ def test_the_list_of_a_large_archive_is_kept(archives: Path, own_cache: Path, mo
     assert not own_cache.exists()
     monkeypatch.setattr(tars, "_REMEMBERED", 1)
     tars.open_tar(path)
-    monkeypatch.setattr(tars, "_listed", lambda path: pytest.fail("it was listed again"))
+    monkeypatch.setattr(tars, "_scanned", lambda path: pytest.fail("it was listed again"))
     again = tars.open_tar(path)
     assert again.names == first.names
     assert np.array_equal(again.offsets, first.offsets)

@@ -9,8 +9,7 @@ from timm.data import RealLabelsImagenet
 
 from vitmods import data
 from vitmods.data.sources import open_source
-from vitmods.data.sources.imagenet_labels import titles, wnids
-from vitmods.data.sources.imagenet_variants import ARCHIVES, V2_VARIANTS, corruption_specs
+from vitmods.data.sources.imagenet import ARCHIVES, V2_VARIANTS, corruption_specs, titles, wnids
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitmods.data.corruptions import pixels, weather
-from vitmods.data.corruptions.filters import Draws
+from vitmods.data.corruptions.pixels import Draws
 from vitmods.data.corruptions.tables import SEVERITIES, Strength, strength
 from vitmods.data.rng import Stream, bits
 from vitmods.util.errors import UserError, nearest

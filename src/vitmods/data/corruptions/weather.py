@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from vitmods.data.corruptions.filters import Draws, gaussian, gray, levels, motion, unit, zoom
+from vitmods.data.corruptions.pixels import Draws, gaussian, gray, levels, motion, unit, zoom
 from vitmods.data.corruptions.tables import Strength
 from vitmods.util.errors import UserError
 

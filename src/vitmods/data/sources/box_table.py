@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vitmods.data.records import Broken, Source, printable, split_named
 from vitmods.data.sources import Spec, data_source
-from vitmods.data.sources.class_names import CLASSES, class_names
+from vitmods.data.sources.imagenet import CLASSES, class_names
 from vitmods.data.sources.objects import OPTIONS, Found, source_of_boxes
 from vitmods.util.errors import UserError
 from vitmods.util.limits import open_table, table

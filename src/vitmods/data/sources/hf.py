@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vitmods.data.boxes import Ints
+from vitmods.data.augment import Ints
 from vitmods.data.read import Unreadable, decode, reading
 from vitmods.data.records import Records, Source, Streaming, printable, split_named
 from vitmods.data.sources import Spec, data_source

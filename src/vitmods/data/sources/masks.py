@@ -11,8 +11,8 @@ from vitmods.data.masks import IGNORE, Coding, Pair, masked_records
 from vitmods.data.multilabel import with_rarest
 from vitmods.data.records import Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
-from vitmods.data.sources.class_names import CLASSES, class_names
 from vitmods.data.sources.folder import folders_of_splits, images_below, loose_images
+from vitmods.data.sources.imagenet import CLASSES, class_names
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.limits import read_text, table
 

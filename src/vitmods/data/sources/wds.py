@@ -12,11 +12,10 @@ from typing import BinaryIO
 
 from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined]
 
-from vitmods.data.digests import file_key, remembered
 from vitmods.data.records import ENDINGS, SPLIT_NAMES, Broken, Source, printable
-from vitmods.data.shards import FORMAT, Row, ShardIndex, is_packed, packed, records_of
+from vitmods.data.shards import FORMAT, Damaged, Member, Row, ShardIndex, is_packed, members, packed, records_of
 from vitmods.data.sources import Spec, data_source
-from vitmods.data.tars import Damaged, Member, members
+from vitmods.data.store import file_key, remembered
 from vitmods.util.errors import UserError
 from vitmods.util.limits import MOST_NAMES, check_bytes, parse_json, read_bytes, read_text
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from vitmods.data.records import SPLIT_NAMES, SPLITS, Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
-from vitmods.data.sources.class_names import CLASSES, class_names
 from vitmods.data.sources.folder import images_below
+from vitmods.data.sources.imagenet import CLASSES, class_names
 from vitmods.data.sources.objects import OPTIONS, Found, source_of_boxes
 from vitmods.util.errors import UserError
 from vitmods.util.limits import lines_of, read_text
