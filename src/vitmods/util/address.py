@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
+from vitmods.util.cache import user_data
 from vitmods.util.errors import UserError
-from vitmods.util.files import user_data
 from vitmods.util.lease import SETTLE_S, no_lease
 from vitmods.util.limits import check_bytes
 from vitmods.util.text import printable
