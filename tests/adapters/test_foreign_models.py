@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import timm
 import torch
+import transformers
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import vitmods as vm
 from vitmods.adapters import coverage, from_timm, load, save, to_timm
+from vitmods.adapters.apply import as_vit
 from vitmods.cli import main
 from vitmods.util.errors import UserError
 
@@ -183,14 +185,13 @@ def test_a_refusal_names_every_reason_and_what_can_be_done():
         vm.apply(model, vm.DualPatchNorm())
 
 
-def test_a_wrapped_model_of_timm_is_named():
-    class TimmWrapperModel(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.timm_model = nn.Linear(1, 1)
-
-    with pytest.raises(UserError, match=r"give the model inside, model\.timm_model"):
-        vm.apply(TimmWrapperModel(), vm.DualPatchNorm())
+def test_a_wrapped_model_of_timm_is_read():
+    sizes = {"img_size": 32, "depth": 1, "embed_dim": 16, "num_heads": 2}
+    config = transformers.TimmWrapperConfig(architecture="vit_tiny_patch16_224", num_labels=3, model_args=sizes)
+    model = transformers.TimmWrapperForImageClassification(config).eval()
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(as_vit(model).eval()(images), model(images).logits)
+    assert type(vm.apply(model, vm.DualPatchNorm()).patch_embed).__name__ == "DualPatchNormStem"
 
 
 def test_the_shell_tells_a_model_of_timm_by_its_prefix(capsys):

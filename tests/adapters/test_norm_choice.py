@@ -323,7 +323,7 @@ def test_an_unknown_grid_is_an_error_that_names_the_block():
 def test_what_cannot_be_done_says_so():
     model = nn.Sequential(Parts())
     cases = [
-        ((nn.Linear(2, 2), DTN), UserError, "A Linear without LayerNorm has nothing to replace"),
+        ((nn.Linear(2, 2), DTN), UserError, "A Linear without LayerNorm or RMSNorm has nothing to replace"),
         ((vm.vit("mu/4", img_size=8), DTN), UserError, "use vm.apply"),
         ((nn.DataParallel(model), DTN), UserError, "give the model inside, model.module"),
         (("model", DTN), UserError, "takes an nn.Module"),
@@ -337,6 +337,69 @@ def test_what_cannot_be_done_says_so():
     for arguments, kind, message in cases:
         with pytest.raises(kind, match=message):
             vm.replace_norms(*arguments)
+
+
+WORDS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
+IMAGES = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
+SIGLIP = hf.SiglipVisionConfig(**IMAGES, image_size=32, patch_size=8)
+MODERN = hf.ModernBertConfig(**WORDS, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
+RMS_MODELS = {
+    "llama": lambda: hf.LlamaModel(hf.LlamaConfig(**WORDS, num_key_value_heads=2)),
+    "qwen3": lambda: hf.Qwen3Model(hf.Qwen3Config(**WORDS, num_key_value_heads=2, head_dim=8)),
+    "gemma": lambda: hf.GemmaModel(hf.GemmaConfig(**WORDS, num_key_value_heads=2, head_dim=8)),
+    "t5": lambda: hf.T5EncoderModel(hf.T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, vocab_size=50)),
+    "torch": lambda: Parts(first=nn.RMSNorm(16), second=nn.RMSNorm(16, eps=1e-3)),
+}
+
+
+@pytest.mark.parametrize("name", RMS_MODELS)
+def test_rms_norms_are_replaced(name):
+    """ScaleNorm is RMSNorm where all channels have one gain: the outputs tell that gains and eps are read rightly."""
+    torch.manual_seed(0)
+    model = RMS_MODELS[name]().eval()
+    sites = [site for site in norm_sites(model) if site.kind != "LayerNorm"]
+    assert len(sites) >= 2
+    for site in sites:
+        nn.init.constant_(model.get_submodule(site.name).weight, 0.7)
+    done = vm.replace_norms(model, vm.Norm("scale"))
+    assert {row.site.role for row in done.rows if not row.now} <= {"inside"}
+    inputs = torch.randn(2, 8, 16) if name == "torch" else torch.arange(16).view(2, 8)
+    old, new = (m(inputs) if name == "torch" else m(inputs).last_hidden_state for m in (model, done.model))
+    torch.testing.assert_close(old, new, rtol=2e-3, atol=2e-3)
+    layers = vm.replace_norms(model, vm.Norm("layer")).model
+    assert all(row.now for row in vm.replace_norms(layers, vm.Norm("rms")).rows if row.site.role != "inside")
+    if name not in ("torch", "t5"):
+        with pytest.raises(NoEffect, match="is so already"):
+            vm.replace_norms(model, vm.Norm("rms"))
+        with pytest.raises(UserError, match="is causal"):
+            vm.replace_norms(model, vm.Norm("instance"))
+    with torch.device("meta"):
+        assert len(norm_sites(RMS_MODELS[name]())) == len(norm_sites(model))
+
+
+def test_a_norm_that_only_has_the_name_of_rms_norm_stays():
+    class MyRMSNorm(nn.RMSNorm):
+        def forward(self, x):
+            return super().forward(x).tanh()
+
+    assert norm_sites(nn.Sequential(MyRMSNorm(16))) == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "roles"),
+    [
+        (lambda: hf.SiglipVisionModel(SIGLIP), ["attn", "mlp", "attn", "mlp", "final", "final"]),
+        (lambda: timm.create_model("vit_base_patch16_siglip_224", embed_dim=16, depth=1, num_heads=2, img_size=32),
+         ["attn", "mlp", "final", "inside"]),
+        (lambda: hf.ModernBertModel(MODERN), ["embed", "mlp", "attn", "mlp", "final"]),
+    ],
+    ids=["siglip", "timm_siglip", "modernbert"],
+)  # fmt: skip
+def test_pooling_is_no_block_and_heads_may_be_in_the_config(make, roles):
+    model = make().eval()
+    assert [site.role for site in norm_sites(model)] == roles
+    done = vm.replace_norms(model, vm.Norm("instance"))
+    assert [row.site.role for row in done.rows if row.now] == [role for role in roles if role in ("attn", "mlp")]
 
 
 def test_other_layer_norms_stay():

@@ -1,11 +1,13 @@
 """Where the norms of a transformer sit, read from the structure of its modules; no library is imported to ask."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "nhead")
 _MAPS = (nn.Linear, nn.Conv2d)
@@ -43,17 +45,18 @@ class NormSite:
 
 
 def norm_sites(model: nn.Module) -> tuple[NormSite, ...]:
-    """The norms that ``replace_norms`` knows of, in the order of the model's modules: every LayerNorm, and in models
-    without one (LeViT) the BatchNorm after each linear map of tokens."""
+    """The norms that ``replace_norms`` knows, in the order of the model's modules: every LayerNorm and RMSNorm, and in
+    models without one (LeViT) the BatchNorm after each linear map of tokens."""
     return Anatomy(model).sites
 
 
 class Anatomy:
-    """Blocks and norms of a model. Modules are read, never run."""
+    """Blocks and norms of a model. No module is run, except copies of what may be an RMSNorm."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = dict(model.named_modules(remove_duplicate=False))  # a shared norm has two places
         self._order = {name: index for index, name in enumerate(self.modules)}
+        self.rms = {name: gain for name, m in self.modules.items() if (gain := rms_gain(m)) is not None}
         self.attentions = self._find_attentions()
 
     def _find_attentions(self) -> dict[str, int]:
@@ -73,6 +76,7 @@ class Anatomy:
             owner = self._block_of(attention) if stride in (1, (1, 1)) else None
             if owner is not None:
                 owners.setdefault(owner, attention)
+        owners = {name: at for name, at in owners.items() if not self._pools(name, at)} or owners
         lists = list(dict.fromkeys(_parent(name) for name in owners))
         return tuple(
             Block(name, attention, self.attentions[attention], lists.index(_parent(name)), self._stem(name, owners))
@@ -86,6 +90,11 @@ class Anatomy:
             if sum(not self._in_attention(n) for n in maps) >= 2:
                 return name
         return None
+
+    def _pools(self, owner: str, attention: str) -> bool:
+        """Whether attention pools tokens: its queries (1, n, C) are a parameter."""
+        own = (p for name in (owner, attention) for p in self.modules[name].parameters(recurse=False))
+        return any(p.ndim == 3 and len(p) == 1 and p.shape[2] > 1 for p in own)
 
     def _stem(self, block: str, blocks: dict[str, str]) -> str | None:
         """The last convolution outside the blocks, of the nearest part of the model that embeds images or words."""
@@ -122,8 +131,11 @@ class Anatomy:
 
     @cached_property
     def sites(self) -> tuple[NormSite, ...]:
-        layer = [name for name, module in self.modules.items() if isinstance(module, nn.LayerNorm)]
+        layer = [name for name in self.modules if self._is_norm(name)]
         return tuple(self._site(name) for name in layer or self._batch_norms())
+
+    def _is_norm(self, name: str) -> bool:
+        return isinstance(self.modules[name], nn.LayerNorm) or name in self.rms
 
     def _batch_norms(self) -> Iterator[str]:
         """Names of BatchNorms that follow a linear map in a module of the two."""
@@ -162,13 +174,20 @@ class Anatomy:
             part = name.removeprefix(f"{block.name}.").partition(".")[0]
             return "attn" if any(_within(a, f"{block.name}.{part}") for a in self.attentions) else "mlp"
         direct = [norm for norm in norms if _parent(norm) == block.name]
+        if len(direct) == 1 and self._order[name] > self._order[block.attention] and self._leaves_out_first(block):
+            return "mlp"
         return ("attn", "mlp")[direct.index(name)] if len(direct) <= 2 else "block"
+
+    def _leaves_out_first(self, block: Block) -> bool:
+        """Whether an Identity stands for the norm before attention (ModernBERT's first block)."""
+        children = self.modules[block.name].named_children()
+        return any(isinstance(child, nn.Identity) and "norm" in name for name, child in children)
 
     def _norms_of(self, block: Block) -> list[str]:
         """Norms of the block that are not inside attention or MLP. A BatchNorm after a linear map is the last of its
         branch, for the one before belongs to what it maps to: queries, keys and values, or the hidden layer."""
         inside = [n for n in self.modules if _within(n, block.name)]
-        layer = [n for n in inside if isinstance(self.modules[n], nn.LayerNorm) and not self._in_attention(n)]
+        layer = [n for n in inside if self._is_norm(n) and not self._in_attention(n)]
         if layer:
             return layer
         batch = [n for n in self._batch_norms() if _within(n, block.name)]
@@ -177,6 +196,8 @@ class Anatomy:
 
     def _role_outside(self, name: str) -> str:
         blocks = [self._order[block.name] for block in self.blocks]
+        if self._in_attention(name):
+            return "inside"
         if not blocks or self._order[name] < blocks[0] or self._embeds(_parent(name)):
             return "embed" if blocks else "block"
         around = [self._order[block.name] for block in self.blocks if _below(block.name, _parent(name))]
@@ -193,12 +214,48 @@ class Anatomy:
 
 
 def _heads(module: nn.Module) -> int:
-    values: Iterator[Any] = (getattr(module, name, None) for name in _HEADS)
+    values: list[Any] = [getattr(module, name, None) for name in _HEADS]
+    if isinstance(getattr(module, "head_dim", None), int):  # the heads themselves are in the config (Llama, ModernBERT)
+        values.append(getattr(getattr(module, "config", None), "num_attention_heads", None))
     return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0), 0)
 
 
 def _dim(norm: nn.Module) -> int:
-    return norm.normalized_shape[-1] if isinstance(norm, nn.LayerNorm) else int(norm.num_features)  # type: ignore[arg-type]
+    shape = getattr(norm, "normalized_shape", None) or (getattr(norm, "num_features", None),)
+    return int(shape[-1] or len(norm.weight))  # type: ignore[arg-type]
+
+
+def eps_of(norm: nn.Module) -> float:
+    """The eps of a norm. PyTorch's RMSNorm has by default that of the number type."""
+    values = (getattr(norm, name, None) for name in ("eps", "variance_epsilon", "epsilon"))
+    return float(next((v for v in values if v is not None), torch.finfo(torch.float32).eps))
+
+
+@torch.no_grad()
+def rms_gain(norm: nn.Module) -> float | None:
+    """What an RMSNorm adds to its weight for the gain: 0, or 1 (Gemma); None for another module.
+
+    The name of the class ends in RMSNorm or LayerNorm, which also T5's has, and a copy with random weights computes
+    x / sqrt(mean(x^2) + eps) * gain.
+    """
+    own = list(norm.named_parameters())
+    named = type(norm).__name__.lower().endswith(("rmsnorm", "layernorm")) and not isinstance(norm, nn.LayerNorm)
+    if not named or [name for name, _ in own] not in (["weight"], []) or list(norm.children()):
+        return None
+    try:
+        dim, trial = _dim(norm), copy.deepcopy(norm).to_empty(device="cpu").float()
+        draw = torch.Generator().manual_seed(0)
+        tokens = torch.randn(3, dim, generator=draw) * torch.tensor([[1.0], [1e-2], [1e-3]])  # eps shows in the last
+        weight = torch.randn(dim, generator=draw) if own else torch.zeros(dim)
+        for parameter in trial.parameters():
+            parameter.copy_(weight)
+        result = trial(tokens)
+    except Exception:  # a module of that name which takes something else
+        return None
+    plain = tokens * (tokens.square().mean(-1, keepdim=True) + eps_of(norm)).rsqrt()
+    fits = isinstance(result, Tensor) and result.shape == plain.shape
+    offsets = (0.0, 1.0) if own else (1.0,)
+    return next((a for a in offsets if fits and torch.allclose(result, plain * (weight + a), 1e-4, 1e-5)), None)
 
 
 def _within(name: str, part: str) -> bool:

@@ -63,6 +63,7 @@ def read_model(model: nn.Module) -> tuple[ViT, Coverage]:
 
     Raises UserError for classes and parts that are not covered.
     """
+    model = _inside(model)
     found: tuple[ViT, Coverage] = _reader(model).read(model)
     return found
 
@@ -71,14 +72,19 @@ def config_of(model: nn.Module) -> ViTConfig:
     """The config of a model that `as_vit` reads, which may be on the meta device. Raises UserError as that."""
     if isinstance(model, ViT):
         return model.vit_config
+    model = _inside(model)
     config: ViTConfig = _reader(model).read_config(model)
     return config
 
 
+def _inside(model: nn.Module) -> nn.Module:
+    """The model of timm that a TimmWrapper of Hugging Face holds, or the model itself."""
+    inside = getattr(model, "timm_model", None) if type(model).__name__.startswith("TimmWrapper") else None
+    return inside if isinstance(inside, nn.Module) else model
+
+
 def _reader(model: nn.Module) -> Any:
     """The module of this package that reads models of a library. Raises UserError for other classes."""
-    if type(model).__name__.startswith("TimmWrapper") and isinstance(getattr(model, "timm_model", None), nn.Module):
-        raise UserError(f"A {type(model).__name__} wraps a model of timm: give the model inside, model.timm_model.")
     libraries = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
     readers = {"timm": "timm", "transformers": "huggingface", "torchvision": "torchvision"}
     for library, reader in readers.items():

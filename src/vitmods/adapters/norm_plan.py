@@ -12,7 +12,7 @@ from torch import nn
 from vitmods.adapters.anatomy import Anatomy, NormSite
 from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
 from vitmods.changes.norm import Norm
-from vitmods.layers.norms import LayerNorm
+from vitmods.layers.norms import LayerNorm, RMSNorm
 from vitmods.model.slots import NormConfig
 from vitmods.util.errors import UserError
 
@@ -89,10 +89,10 @@ class NormPlan:
     def _kept(self, site: NormSite) -> str:
         """Why a norm stays as it is; empty if it is replaced."""
         old = self.anatomy.modules[site.name]
-        layer = isinstance(old, nn.LayerNorm)
-        if "2d" in site.kind or (layer and len(old.normalized_shape) > 1):
+        if "2d" in site.kind or len(getattr(old, "normalized_shape", ())) > 1:
             return "not over the channels of tokens"
-        if layer and self.new is LayerNorm:
+        kind = LayerNorm if isinstance(old, nn.LayerNorm) else RMSNorm if site.name in self.anatomy.rms else None
+        if self.new is kind:
             return "is so already"
         if self.where is not None:
             return "" if _matches(self.where, site) else "not chosen by where"

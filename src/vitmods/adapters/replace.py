@@ -1,4 +1,4 @@
-"""Another normalizer in any transformer that is an ``nn.Module``: Swin, PVT, LeViT, BERT, BigBird, Reformer, ..."""
+"""Another normalizer in any transformer that is an ``nn.Module``: Swin, PVT, LeViT, BERT, Llama, T5, ..."""
 
 import copy
 import re
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from vitmods.adapters.anatomy import Anatomy, NormSite
+from vitmods.adapters.anatomy import Anatomy, NormSite, eps_of
 from vitmods.adapters.apply import WRAPPERS
 from vitmods.adapters.grid import UNKNOWN, CallGrid, StemGrid
 from vitmods.adapters.norm_plan import NormPlan, NormRow, Where, is_frozen, table
@@ -65,12 +65,13 @@ def replace_norms(
     keywords; a model that takes none of these is not tried without it.
 
     Raises NoEffect when nothing matches or everything is that kind already, and UserError for models without
-    LayerNorm, heads that do not divide the channels, a norm that stands at two places, a new model that does not run,
-    and norms that mix tokens where they must not: in causal attention, chunks of a sequence, with tokens on the first
-    axis, and, unless ``where`` is given, in decoders and where no block with attention was recognized.
+    LayerNorm or RMSNorm, heads that do not divide the channels, a norm that stands at two places, a new model that
+    does not run, and norms that mix tokens where they must not: in causal attention, chunks of a sequence, with
+    tokens on the first axis, and, unless ``where`` is given, in decoders and where no block with attention was
+    recognized.
     """
     found, may_leak = put_norms(model, change, where, heads)
-    try_out(_copy(model), _copy(found.model), [row.site.name for row in found.rows if row.now], example, may_leak)
+    try_out(_copy(model), _copy(found.model), [row.site for row in found.rows if row.now], example, may_leak)
     return found
 
 
@@ -81,7 +82,7 @@ def put_norms(
     _check_model(model, change)
     anatomy = Anatomy(model)
     if not anatomy.sites:
-        raise UserError(f"A {type(model).__name__} without LayerNorm has nothing to replace.")
+        raise UserError(f"A {type(model).__name__} without LayerNorm or RMSNorm has nothing to replace.")
     _check_change(change, where)
     change = Norm("rms", exact=False) if change == Norm("rms") else change  # its conversion is of ViTs that can be read
     plan = NormPlan(anatomy, change, where)
@@ -96,7 +97,7 @@ def put_norms(
     norms: dict[str, nn.Module] = {}
     for site in chosen:
         grid = UNKNOWN if anatomy.stem_of(site) else None
-        norms[site.name] = _make(new.get_submodule(site.name), site, change, grid)
+        norms[site.name] = _make(new.get_submodule(site.name), site, change, grid, anatomy.rms.get(site.name, 0.0))
         _swap(new, site, norms[site.name])
     if isinstance(change, DynamicTokenNorm):
         _give_grids(new, anatomy, norms)
@@ -168,10 +169,12 @@ def _swap(model: nn.Module, site: NormSite, new: nn.Module) -> None:
         model.set_submodule(path, nn.Sequential(OrderedDict(parent.named_children())).train(parent.training))
 
 
-def _make(old: nn.Module, site: NormSite, change: Norm | DynamicTokenNorm, grid: tuple[int, int] | None) -> nn.Module:
-    """The new norm with the old one's gain and bias, device, type and frozen parameters."""
+def _make(
+    old: nn.Module, site: NormSite, change: Norm | DynamicTokenNorm, grid: tuple[int, int] | None, offset: float
+) -> nn.Module:
+    """The new norm with the old one's gain (weight plus ``offset``) and bias, device, type and frozen parameters."""
     own = dict(old.named_parameters(recurse=False))
-    slot = NormConfig("layer", eps=float(old.eps), affine=bool(own))  # type: ignore[arg-type]
+    slot = NormConfig("layer", eps=eps_of(old), affine=bool(own))
     config = change.edit_norm(slot, site.stage) if isinstance(change, DynamicTokenNorm) else change.edit_norm(slot)
     assert config is not None
     new: nn.Module = norm_factory(config, num_heads=site.heads, grid_size=grid)(site.dim)
@@ -182,7 +185,7 @@ def _make(old: nn.Module, site: NormSite, change: Norm | DynamicTokenNorm, grid:
         for name, target in new.named_parameters(recurse=False):
             target.requires_grad_(own[name].requires_grad if name in own else not is_frozen(old))
             if name in own:
-                target.copy_(_in_unit(own[name], config, len(target)) if name == "weight" else own[name])
+                target.copy_(_in_unit(own[name] + offset, config, len(target)) if name == "weight" else own[name])
     return new
 
 

@@ -1,19 +1,20 @@
 """A model run before and after its norms were replaced, on a small input: what crashes, or sees later tokens, is
 refused."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitmods.adapters.anatomy import NormSite
 from vitmods.adapters.transfer import evaluating
 from vitmods.util.errors import UserError
 
 TOKENS = 8
 
 
-def try_out(old: nn.Module, new: nn.Module, norms: Iterable[str], example: Any, may_leak: bool) -> None:
+def try_out(old: nn.Module, new: nn.Module, norms: Sequence[NormSite], example: Any, may_leak: bool) -> None:
     """Runs copies of both models, which may change as they run, in evaluation mode and without gradients.
 
     ``example`` is what the model is called with: a tensor, a tuple of arguments or a mapping of keywords; None for one
@@ -22,13 +23,13 @@ def try_out(old: nn.Module, new: nn.Module, norms: Iterable[str], example: Any, 
 
     Raises UserError naming the norm at which the new model failed, or saying that it leaks.
     """
-    inputs = next((one for one in _inputs(old, example) if _runs(old, one)), None)
+    inputs = next((one for one in _inputs(old, example, norms[0].dim) if _runs(old, one)), None)
     if inputs is None:
         if example is not None:
             raise UserError("The model does not run on the example: give what it is called with.")
         return
     entered = [""]
-    for name in norms:
+    for name in (site.name for site in norms):
         new.get_submodule(name).register_forward_pre_hook(lambda m, a, name=name: entered.__setitem__(0, name))
     try:
         _run(new, inputs)
@@ -47,7 +48,7 @@ def try_out(old: nn.Module, new: nn.Module, norms: Iterable[str], example: Any, 
         )
 
 
-def _inputs(model: nn.Module, example: Any) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+def _inputs(model: nn.Module, example: Any, width: int) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
     """What the model may take, as arguments and keywords."""
     if example is not None:
         keywords = example if isinstance(example, Mapping) else {}
@@ -62,12 +63,9 @@ def _inputs(model: nn.Module, example: Any) -> Iterator[tuple[tuple[Any, ...], M
     if stem is not None:
         for size in _image_sizes(model):
             yield (torch.randn(2, stem.in_channels, *size, **draw),), {}
-    for norm in model.modules():
-        if isinstance(norm, nn.LayerNorm):
-            tokens = torch.randn(2, TOKENS, norm.normalized_shape[-1], **draw)
-            yield (tokens,), {}
-            yield (tokens, tokens), {}  # a decoder's tokens and what it reads
-            return
+    tokens = torch.randn(2, TOKENS, width, **draw)
+    yield (tokens,), {}
+    yield (tokens, tokens), {}  # a decoder's tokens and what it reads
 
 
 def _image_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
