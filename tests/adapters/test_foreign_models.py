@@ -15,6 +15,7 @@ from torch import nn
 import vitmods as vm
 from vitmods.adapters import coverage, from_timm, load, save, to_timm
 from vitmods.adapters.apply import as_vit
+from vitmods.adapters.timm_folder import timm_words
 from vitmods.cli import main
 from vitmods.util.errors import UserError
 
@@ -183,6 +184,31 @@ def test_a_refusal_names_every_reason_and_what_can_be_done():
     model = VisionTransformer(**SMALL, mlp_layer=timm.layers.SwiGLU, proj_bias=False)
     with pytest.raises(UserError, match=r"MLP SwiGLU with GELU; proj_bias=False.*vm\.replace_norms.*timm:NAME"):
         vm.apply(model, vm.DualPatchNorm())
+
+
+def test_aimv2_is_refused_for_its_missing_biases_alone():
+    model = timm.create_model("aimv2_large_patch14_224", embed_dim=16, depth=1, num_heads=2, img_size=28)
+    with pytest.raises(UserError) as refused:
+        vm.apply(model, vm.DualPatchNorm())
+    assert "proj_bias=False" in str(refused.value)
+    assert "SwiGLU" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"global_pool": "avg", "norm_layer": timm.layers.RmsNorm}, {"scale_mlp_norm": True}]
+)
+def test_swiglu_of_timm_is_ours_both_ways(fields):
+    old = VisionTransformer(**SMALL, mlp_layer=timm.layers.SwiGLU, act_layer=nn.SiLU, **fields).eval()
+    for parameter in old.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    read, images = from_timm(old), torch.randn(2, 3, *old.patch_embed.img_size)
+    assert read.vit_config.mlp_kind == "swiglu"
+    torch.testing.assert_close(read.eval()(images), old(images), rtol=1e-4, atol=1e-4)
+    changed = vm.apply(VisionTransformer(**SMALL, **fields), vm.SwiGLU()).eval()
+    written = to_timm(changed).eval()
+    assert type(written.blocks[0].mlp) is timm.layers.SwiGLU
+    assert timm_words(changed.vit_config) is None  # a file would have to name a class
+    torch.testing.assert_close(written(images), changed(images), rtol=1e-4, atol=1e-4)
 
 
 def test_a_wrapped_model_of_timm_is_read():

@@ -163,6 +163,8 @@ def uncovered(model: Any) -> list[str]:
         missing.append("patch dropout")
     missing += sorted({problem for block in model.blocks for problem in _block_problems(block)})
     first = model.blocks[0]
+    if model.attn_pool is not None and isinstance(getattr(_first_branches(first), "mlp", None), timm_layers.SwiGLU):
+        missing.append("attn_pool beside MLP SwiGLU")
     if any(_parts(block) != _parts(first) for block in model.blocks):
         missing.append("blocks that differ from one another")
     if model.attn_pool is not None and _read_norm(model.attn_pool.norm) != (_read_norm(model.norm) or NormConfig()):
@@ -191,7 +193,8 @@ def _block_problems(block: Any) -> list[str]:
     mlp: Any = block.mlp
     if type(attn) is not timm_layers.Attention or getattr(attn, "gate", None) is not None:
         problems.append("an attention other than timm's plain one")
-    if type(mlp) is not timm_layers.Mlp or not isinstance(mlp.act, _GELUS):
+    gated = type(mlp) is timm_layers.SwiGLU and type(mlp.act) is nn.SiLU
+    if not gated and (type(mlp) is not timm_layers.Mlp or not isinstance(mlp.act, _GELUS)):
         problems.append(f"MLP {type(mlp).__name__} with {type(getattr(mlp, 'act', None)).__name__}")
     if attn.proj.bias is None or getattr(mlp, "fc2", attn.proj).bias is None:
         problems.append("proj_bias=False")
@@ -240,7 +243,8 @@ def read_config(model: Any) -> ViTConfig:
         depth=len(model.blocks),
         parallel=getattr(model.blocks[0], "num_parallel", 1),
         num_heads=block.attn.num_heads,
-        mlp_dim=block.mlp.fc1.out_features,
+        mlp_dim=block.mlp.fc2.in_features,
+        mlp_kind="swiglu" if isinstance(block.mlp, timm_layers.SwiGLU) else "mlp",
         qkv_bias=block.attn.qkv.bias is not None,
         qk_norm=_read_norm(block.attn.q_norm),
         activation=_activation(block.mlp.act),
@@ -304,6 +308,7 @@ def _counterpart(config: ViTConfig) -> ViTConfig:
     return ViTConfig(
         **fields(config, _COPIED),
         qk_norm=norm if config.qk_norm else None,
+        mlp_kind="swiglu" if _is_swiglu(config) else "mlp",
         stem=StemConfig(bias=config.position_norm is None, after=stem),
         position="none" if config.position == "none" else "learn",
         position_norm=norm if config.position_norm else None,
@@ -314,6 +319,11 @@ def _counterpart(config: ViTConfig) -> ViTConfig:
     )
 
 
+def _is_swiglu(config: ViTConfig) -> bool:
+    """Whether the MLPs are timm's SwiGLU. Its map pooling would take their activation."""
+    return config.mlp_kind == "swiglu" and config.pool != "map"
+
+
 def _norm_layer(norm: NormConfig) -> Callable[[int], nn.Module]:
     kind = timm_layers.LayerNorm if norm.kind == "layer" else timm_layers.RmsNorm
     return partial(kind, eps=norm.eps, affine=norm.affine)
@@ -322,6 +332,8 @@ def _norm_layer(norm: NormConfig) -> Callable[[int], nn.Module]:
 def _arguments(config: ViTConfig) -> dict[str, Any]:
     """What makes timm's VisionTransformer from a config that it can express."""
     block = partial(timm_vit.ParallelThingsBlock, num_parallel=config.parallel)
+    gelu = partial(nn.GELU, approximate="tanh" if config.activation == "gelu_tanh" else "none")
+    gated = {"mlp_layer": timm_layers.SwiGLU} if _is_swiglu(config) else {}
     return {
         **fields(config, "img_size patch_size in_chans num_classes embed_dim depth num_heads qkv_bias reg_tokens"),
         "block_fn": timm_vit.Block if config.parallel == 1 else block,
@@ -345,5 +357,6 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
         "final_norm": config.final_norm is not None,
         "norm_layer": _norm_layer(_norm_of(config)),
         "embed_norm_layer": _norm_layer(config.stem.after) if config.stem.after else None,
-        "act_layer": partial(nn.GELU, approximate="tanh" if config.activation == "gelu_tanh" else "none"),
+        "act_layer": nn.SiLU if gated else gelu,
+        **gated,
     }

@@ -68,8 +68,8 @@ def timm_words(config: ViTConfig) -> tuple[str, dict[str, Any]] | None:
         arguments |= {"norm_layer": norm, "embed_norm_layer": _norm_word(stem) if stem else None}
     except UserError:
         return None
-    if config.parallel != 1:
-        return None  # timm takes its kind of block as a class
+    if config.parallel != 1 or "mlp_layer" in arguments:
+        return None  # timm takes its kinds of blocks and MLPs as classes
     arguments["act_layer"] = config.activation
     del arguments["block_fn"], arguments["num_classes"]  # the number of classes stands beside the arguments
     arguments = {name: value for name, value in arguments.items() if value is not None}
