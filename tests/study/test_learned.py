@@ -200,9 +200,41 @@ def test_scores_of_ones_own():
     assert vm.decide(losses, unit="nats", higher_is_better=False, chance=2.1)["a"].verdict == Verdict.WITHHELD
     nothing = {arm: dict.fromkeys(range(4), np.zeros(500)) for arm in ("base", "a", "b")}
     assert vm.decide(nothing)["a"].verdict == Verdict.WITHHELD
-    single = vm.decide({arm: {s: score + 0.3 for s, score in own.items()} for arm, own in flat.items()},
-                       constant={"a": {0, 2}}, chance=0.196)  # fmt: skip
+    learned = {arm: {seed: score + 0.3 for seed, score in own.items()} for arm, own in flat.items()}
+    learned["a"] |= {0: 0.19, 2: 0.196}
+    single = vm.decide(learned, constant={"a": {0, 2}}, chance=0.196)
     assert "2 of 4 a trials predict a single class" in single.notes
+
+
+def test_what_is_no_failure():
+    """A log loss may say much where the most likely class is always the same; margins that are large ask no more of
+    base; a constant prediction that is only assumed asks base to be above it, and no more."""
+    rng = np.random.default_rng(0)
+    losses = {arm: dict(enumerate(0.2 + 0.004 * rng.standard_normal(4))) for arm in ("base", "a")}
+    every = {arm: range(4) for arm in losses}
+    found = vm.decide(losses, unit="nats", higher_is_better=False, chance=0.325, margin=0.01, constant=every)
+    assert (found["a"].failures, found["a"].base_failures) == (0, 0)
+    assert found["a"].verdict != Verdict.WITHHELD
+    above = {arm: dict(enumerate(0.24 + 0.001 * rng.standard_normal(4))) for arm in ("base", "a")}
+    assert vm.decide(above, chance=0.2, margin=10)["a"].verdict != Verdict.WITHHELD
+    low = {"base": dict(enumerate(0.003 + 0.0002 * rng.standard_normal(4))), "a": dict.fromkeys(range(4), 0.2)}
+    assert vm.decide(low)["a"].verdict == Verdict.HELPS
+
+
+def test_nothing_is_said_of_arms_where_base_has_not_learned():
+    rng = np.random.default_rng(0)
+    flat = {arm: dict(enumerate(0.1 + 0.002 * rng.standard_normal(5))) for arm in ("base", "a")}
+    flat["a"] |= dict.fromkeys(range(4), 0.05)
+    found = vm.decide(flat, chance=0.1)
+    assert found["a"].notes == ()
+    assert not any("collapsed" in note for note in found.notes)
+
+
+def test_a_seed_that_base_lacks_does_not_count_in_the_effect():
+    scores = {"base": {0: 0.90, 1: 0.91, 2: 0.905, 3: 0.30}, "arm": {0: 0.90, 1: 0.908, 2: 0.906, 3: 0.30}}
+    notes = " ".join(vm.decide(scores).notes)
+    assert "1 trial of base failed, so its seed is left out for all arms" in notes
+    assert "count in the effect" not in notes
 
 
 @pytest.mark.usefixtures("short_clocks")

@@ -59,7 +59,8 @@ class Criteria:
                 chance = 0.0
             scale *= POINTS
         groups = self.groups if self.generalize == "images" else None  # of which nothing is said otherwise
-        return gains_of(table, scale, chance, groups, self.margin)
+        # A best constant prediction that is only assumed asks no more of base than to be above it.
+        return gains_of(table, scale, chance, groups, self.margin if self.chance is not None else 0.0)
 
 
 def has_interval(seeds: float, df: float) -> bool:

@@ -3,15 +3,17 @@
 A trial fails in one of three ways, each counted and reported by itself:
 
 - It diverged: it has no score (a loss that is not finite).
-- It learned nothing: its prediction is the same for every image. Where predictions are not known, a trial counts that
-  is not above the best constant prediction in an arm whose median is not above it either.
+- It learned nothing: its prediction is the same for every image, and its score is not above the best constant
+  prediction by more than the margin. (A log loss may say much where the most likely class is always the same.) Where
+  predictions are not known, a trial counts that is not above the best constant prediction in an arm whose median is
+  not above it either.
 - It collapsed: its score is (i) less than half as far above the best constant prediction as base's median, and (ii)
   more than 5 sd below the median of its arm's other trials. The sd is pooled over all trials that do not meet (i), and
   so is the median where the arm has such trials, so that several collapses of one arm do not hide one another.
 
-Base has learned if the median of its trials is above the best constant prediction by more than the margin and by more
-than the sd of one of its trials. Otherwise no verdict is given: arms that are all at the constant prediction are
-equivalent, and that says nothing about them.
+Base has learned if the median of its trials is above the best constant prediction by more than the margin (at most
+`LEARNED`) and by more than the sd of one of its trials. Otherwise no verdict is given: arms that are all at the
+constant prediction are equivalent, and that says nothing about them.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from vitmods.util.text import listing, plural
 
 HALF_AN_IMAGE = 0.5
 ROUNDING = 1e-6
+LEARNED = 0.5  # in points, or in the unit of the metric: a larger margin asks no more of base
 FEWEST_GROUPS = 3
 
 
@@ -72,18 +75,19 @@ class Gains:
 
     def notes(self, arms: Sequence[str], what: str = "arms", then: str = "") -> list[str]:
         """Whether base has learned, and what failed. `what` shares base's seeds; `then` follows for what failed."""
-        found, (of_base, *others) = [], self.failures.sum(-1).tolist()
+        found, of_base = [], int(self.failures[0].sum())
+        others = (self.failures & np.isfinite(self.trials[0])).sum(-1).tolist()[1:]  # their seeds count
         if not self.has_learned and math.isfinite(self.base):  # NaN in a sum over settings, which report themselves
             found.append(
-                f"{arms[0]} has not learned: the median of its trials ({abs(self.base):.4g}) is not clearly above the "
-                f"best constant prediction ({abs(self.constant):.4g}), so there are no verdicts"
+                f"{arms[0]} has not learned: the median of its trials ({abs(self.base):.4g}) is not clearly better "
+                f"than the best constant prediction ({abs(self.constant):.4g}), so there are no verdicts"
             )
         elif of_base and self.has_learned:
-            trials = plural(of_base, "trial")
-            found.append(f"{trials} of {arms[0]} failed, so these seeds are left out for all {what}")
+            seeds = "so its seed is" if of_base == 1 else "so their seeds are"
+            found.append(f"{plural(of_base, 'trial')} of {arms[0]} failed, {seeds} left out for all {what}")
         found += failure_notes(arms, self.kinds, self.ended)
         if any(others):
-            diverged = self.kinds["diverged"][1:].sum() == sum(others)
+            diverged = not np.isfinite(self.trials[1:][self.failures[1:]]).any()
             found.append(then or ("effects are of the trials that have a score" if diverged else COUNTED))
         if self.left_out:
             images = f"{plural(self.left_out, 'test image')} without a score in some trial"
@@ -123,12 +127,14 @@ def gains_of(table: Table, scale: float, chance: float | None, groups: ArrayLike
         images = clusters(*_grouped(images, groups, table.kept))
     constant = math.nan if chance is None else chance * scale
     finite, median = np.isfinite(trials), medians(trials)
+    least = min(margin, LEARNED)
     with np.errstate(invalid="ignore"):
-        low = (trials <= constant + ROUNDING) & (median <= constant + ROUNDING)[:, None] & ~table.constant
-    lost = table.constant | low
-    far = np.zeros(trials.shape, bool) if chance is None else collapsed(trials, constant) & ~lost
-    kinds = {"constant": table.constant, "unlearned": low, "collapsed": far, "diverged": table.diverged}
-    learned = chance is None or has_learned(trials[0], lost[0], constant, margin)
+        same = table.constant & ~(trials > constant + least + ROUNDING)
+        low = (trials <= constant + ROUNDING) & (median <= constant + ROUNDING)[:, None] & ~same
+    lost = same | low
+    learned = chance is None or has_learned(trials[0], lost[0], constant, least)
+    far = collapsed(trials, constant) & ~lost if chance is not None and learned else np.zeros(trials.shape, bool)
+    kinds = {"constant": same, "unlearned": low, "collapsed": far, "diverged": table.diverged}
     failures = table.diverged | lost | far
     count = failures.sum(-1)
     pooled = ~(lost | far).any(-1) & (count <= count[0])
@@ -142,7 +148,7 @@ def gains_of(table: Table, scale: float, chance: float | None, groups: ArrayLike
 
 
 def has_learned(scores: Array, lost: Mask, constant: float, margin: float) -> bool:
-    """Whether the median of an arm's scores (n,) is above the best constant prediction by more than the margin and by
+    """Whether the median of an arm's scores (n,) is above the best constant prediction by more than `margin` and by
     more than the sd of the trials that are not `lost`. True where there is no score yet."""
     ended = np.isfinite(scores)
     if not ended.any():

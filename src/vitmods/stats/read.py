@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,20 @@ def table_of(
             images[cell] = value[kept]
     same = np.array([[seed in (constant or {}).get(arm, ()) for seed in seeds] for arm in arms], dtype=bool)
     return Table(arms, seeds, trials, images, diverged, same.reshape(diverged.shape) & np.isfinite(trials), kept)
+
+
+def in_common(tables: Sequence[Table]) -> list[Table]:
+    """Studies of the same test images, each with the images alone that have a score in every trial of all of them."""
+    kept = [table.kept for table in tables]
+    if any(table.images is None for table in tables) or len({mask.shape for mask in kept}) > 1:
+        return list(tables)
+    both = np.asarray(np.all(kept, axis=0))
+    if not both.any():
+        raise UserError("No test image has a score in every trial: compare by another metric, or on other images.")
+    images = [table.images[..., both[table.kept]] for table in tables if table.images is not None]
+    return [
+        replace(table, images=some, trials=some.mean(-1), kept=both) for table, some in zip(tables, images, strict=True)
+    ]
 
 
 def _has_diverged(value: Array) -> bool:

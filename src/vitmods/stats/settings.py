@@ -31,7 +31,7 @@ from vitmods.stats.decide import Plan, decision_of, family_of, limit_of
 from vitmods.stats.decision import Decision
 from vitmods.stats.fit import Array
 from vitmods.stats.gains import FAILURES, Gains
-from vitmods.stats.read import Scores, is_incomplete, table_of
+from vitmods.stats.read import Scores, in_common, is_incomplete, table_of
 from vitmods.stats.sequential import PROVISIONAL_LEVEL
 from vitmods.stats.verdict import Claim, Effect, Verdict
 from vitmods.util.errors import UserError
@@ -99,13 +99,13 @@ def over_settings(
         if set(arms) != set(first):
             raise UserError(f"Setting {setting} has other arms than the first: every setting needs all of them.")
     seeds = dict.fromkeys(seed for arms in scores.values() for trials in arms.values() for seed in trials)
-    tables = [
+    tables = in_common([
         table_of(
             {arm: {seed: arms[arm].get(seed) for seed in seeds} for arm in first},
             base, (failed or {}).get(setting), (constant or {}).get(setting),
         )
         for setting, arms in scores.items()
-    ]  # fmt: skip
+    ])  # fmt: skip
     provisional = any(is_incomplete(table, planned) for table in tables)
     plan = Plan(
         margin, unit, higher_is_better, generalize, chance, groups,
@@ -149,7 +149,7 @@ def weighted(settings: Sequence[Gains], weights: Array) -> Gains:
     parts = [weight * one.images for weight, one in used if one.images is not None]
     count = sum(part.shape[-1] for part in parts)
     images = None
-    if len(parts) == len(used) and count == len(parts) * parts[0].shape[-1]:
+    if len(parts) == len(used) and len({part.shape for part in parts}) == 1:
         images = np.asarray(sum(parts))
     elif len(parts) == len(used):  # images of their own, side by side: so their variances add up
         apart = [(part - part.mean(-1, keepdims=True)) * (count / part.shape[-1]) for part in parts]

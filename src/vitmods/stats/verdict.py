@@ -119,8 +119,8 @@ class Effect:
         return self.verdict in STOPS
 
     def withheld(self) -> Effect:
-        """The same numbers without a verdict."""
-        return dataclasses.replace(self, verdict=Verdict.WITHHELD, leans="", futile=False)
+        """The same numbers without a verdict, and without notes on what they would say."""
+        return dataclasses.replace(self, verdict=Verdict.WITHHELD, leans="", futile=False, notes=())
 
     @property
     def images_share(self) -> float:
