@@ -7,7 +7,7 @@ import timm
 import torch
 
 import vitmods as vm
-from vitmods.adapters import load, open_checkpoint
+from vitmods.adapters import huggingface, load, open_checkpoint
 from vitmods.util.errors import UserError
 
 IMAGES = torch.rand(2, 3, 32, 32)
@@ -71,6 +71,26 @@ def test_names_of_classes_come_from_the_config(hugging_face_folder):
         path.write_text(json.dumps({**record, "id2label": named}))
         known = load(hugging_face_folder).pretrained_cfg.get("label_names")
         assert known == (tuple(named.values()) if len(named) == count else None)
+
+
+ODD = [
+    *(("hidden_act", value) for value in ([], {}, "relu", None)),
+    *(("layer_norm_eps", value) for value in ("x", [], None, 10**400)),
+    *(("attention_probs_dropout_prob", value) for value in (None, [[1]], "x")),
+    *(("id2label", value) for value in (True, [[1]], "x", 3)),
+    *(("num_hidden_layers", value) for value in (100_000, 4_000, "1", None, [])),
+    *(("hidden_size", value) for value in (10**400, None, -1)),
+    *(("model_type", value) for value in ([], None)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), ODD)
+def test_a_config_of_hugging_face_that_cannot_be_followed_is_an_error(name, value, hugging_face_folder, monkeypatch):
+    monkeypatch.setattr(huggingface, "build", lambda *_: pytest.fail("a model is made"))
+    path = hugging_face_folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    with pytest.raises(UserError, match=r"cannot be read|limit|fit|whole|has to|Not covered|positive|depth|embed_dim"):
+        load(hugging_face_folder)
 
 
 @pytest.mark.parametrize(

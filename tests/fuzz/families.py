@@ -6,7 +6,6 @@ Whatever the input, a reader gives a value or a UserError: never another excepti
 
 import io
 import json
-import os
 import tarfile
 import tempfile
 import warnings
@@ -22,7 +21,7 @@ from PIL import Image
 from safetensors.torch import save
 
 import vitmods as vm
-from vitmods.adapters import coverage, load, open_model
+from vitmods.adapters import load, open_model
 from vitmods.changes import REGISTRY, parse_changes
 from vitmods.data.read import Unreadable, decode
 from vitmods.data.shards import open_tar
@@ -117,9 +116,12 @@ def configs(values):
 
 
 def _rebuilt(record):
-    """As a trial's config.json says how to make its model again, beside weights of no size."""
+    """As a trial's config.json says how to make its model again, beside small weights."""
     if isinstance(record, dict):
-        rebuilt(record, Path(os.devnull))
+        with tempfile.TemporaryDirectory(prefix="fuzz") as where:
+            weights = Path(where) / "model.safetensors"
+            weights.write_bytes(save({"a": torch.zeros(1)}))
+            rebuilt(record, weights)
 
 
 CHANGED = vm.apply(vm.vit("mu2/8", img_size=16, num_classes=2), *parse_changes("dpn+dtn+subln"))
@@ -189,6 +191,14 @@ def _safetensors(metadata):
     return save({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, metadata)
 
 
+def _hugging_face():
+    """Weights that fit `HF`, so that its reader is reached."""
+    from vitmods.adapters import to_huggingface
+
+    model = to_huggingface(vm.vit(ViTConfig.from_dict(VIT)))
+    return save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
+
+
 def _torch(value):
     file = io.BytesIO()
     torch.save(value, file)
@@ -234,7 +244,8 @@ TRIAL = {
     "images": {"img_size": [8, 8], "in_chans": 3}, "data": {"classes": ["a", "b"], "fingerprint": "x"},
 }  # fmt: skip
 HF = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 8, "num_hidden_layers": 1,
-      "num_attention_heads": 2, "intermediate_size": 8, "image_size": 8, "patch_size": 4}  # fmt: skip
+      "num_attention_heads": 2, "intermediate_size": 8, "image_size": 8, "patch_size": 4, "hidden_act": "gelu", "layer_norm_eps": 1e-6,
+      "attention_probs_dropout_prob": 0.0, "id2label": {"0": "a", "1": "b"}}  # fmt: skip
 FACTS = {"schema": 3, "created": "", "command": "", "splits": ["test"], "settings": {"a": 1}, "models": {}, "data": {},
          "resolved": {}, "environment": {}, "warnings": [], "margins": {}, "plugins": [], "plan": {"seeds": 0}}  # fmt: skip
 READERS = {
@@ -311,8 +322,7 @@ READERS = {
     ),
     "pth": ({"f.pth": _torch({"model": {"cls_token": torch.zeros(1, 1, 8)}})}, "f.pth", lambda f: load(f / "f.pth")),
     "trial": ({"config.json": TRIAL, "model.safetensors": _safetensors(None)}, "config.json", lambda f: open_trained(str(f))),
-    "hf": ({"config.json": HF, "model.safetensors": save({"vit.embeddings.cls_token": torch.zeros(1, 1, 8)})},
-           "config.json", coverage),
+    "hf": ({"config.json": HF, "model.safetensors": _hugging_face()}, "config.json", load),
     "pixels": ({"preprocessor_config.json": {"do_normalize": True, "image_mean": [0.5], "image_std": [1], "rescale_factor": 1 / 255},
                 "f.safetensors": _safetensors({"vitmods_config": json.dumps(VIT)})}, "preprocessor_config.json", _own),
     "study": ({"study.json": FACTS}, "study.json", _study),
@@ -486,7 +496,7 @@ WRAPPED = {"model_type": "timm_wrapper", "architecture": "resnet18", "num_classe
 FROM_TIMM = {**TRIAL, "model": {**RECORD, "base": "timm:vit_tiny_patch16_224", "edits": "replace(rms)"}}
 PLAIN = [("timm", TIMM), ("hf", HF), ("hf", {**HF, "model_type": "beit"}), ("hf", WRAPPED), ("trial", FROM_TIMM)]
 WEIGHTS = {"timm": _safetensors(None), "trial": _safetensors(None),
-           "hf": save({"vit.embeddings.cls_token": torch.zeros(1, 1, 8)})}  # fmt: skip
+           "hf": _hugging_face()}  # fmt: skip
 
 
 def _attempt(read, value):

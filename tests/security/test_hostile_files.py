@@ -9,6 +9,7 @@ import os
 import resource
 import socket
 import sys
+import sysconfig
 import tarfile
 import time
 import zipfile
@@ -94,7 +95,7 @@ def record(**changed):
 
 @pytest.fixture
 def weights(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
     return tmp_path / "model.safetensors"
 
 
@@ -117,7 +118,7 @@ def mine(tmp_path, monkeypatch):
     (tmp_path / "mine_of_a_test.py").write_text(MINE)
     monkeypatch.syspath_prepend(tmp_path)
     named = set()
-    for where in ("util.registry", "study.edits"):
+    for where in ("util.registry", "study.arms"):
         monkeypatch.setattr(f"vitmods.{where}.named_by_user", named)
     module = importlib.import_module("mine_of_a_test")
     yield module
@@ -161,6 +162,34 @@ def test_of_a_module_that_the_user_names_its_own_functions_alone_are_called(path
     with pytest.raises(UserError, match="does not define a function"):
         edit.resolve()
     assert Function("mine_of_a_test:outer").resolve() is mine.outer
+
+
+@pytest.mark.parametrize("folder", ["lib/python3/site-packages", "dist-packages", "purelib", "stdlib"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_script_that_imports_an_installed_package_names_none_of_its_functions(
+    folder, linked, mine, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(sys.modules["__main__"], "outer", mine.outer, raising=False)  # from mine_of_a_test import outer
+    assert Function("mine_of_a_test:outer").resolve() is mine.outer
+    paths = sysconfig.get_paths() | {name: str(tmp_path / name) for name in ("purelib", "stdlib")}
+    monkeypatch.setattr("sysconfig.get_paths", lambda: paths)
+    file = tmp_path / folder / "mine_of_a_test.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(MINE)
+    if linked:
+        (tmp_path / "tree").symlink_to(file.parent)
+        file = tmp_path / "tree" / file.name
+    monkeypatch.setattr(mine, "__file__", str(file))
+    with pytest.raises(UserError, match="Installed packages need --plugin"):
+        Function("mine_of_a_test:outer").resolve()
+    registry.load_plugins(["mine_of_a_test"])
+    assert Function("mine_of_a_test:outer").resolve() is mine.outer
+
+
+def test_a_script_that_imports_vitmods_names_none_of_its_functions(monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "load", load, raising=False)
+    with pytest.raises(UserError, match="did not name its module"):
+        Function(f"{load.__module__}:load").resolve()
 
 
 def test_what_the_user_passes_as_a_function_may_be_named(mine, monkeypatch):
@@ -218,6 +247,10 @@ LIES = {
         "edits": "replace(rms)+size(width=1000000,heads=1)",
     },
     "a regnet": {"base": "torchvision:regnet_y_128gf", "img_size": [224, 224]},
+    "a side that others read": {"base": "timm:maxvit_tiny_tf_512", "img_size": [6144, 6144]},
+    "a million blocks": {"base": "timm:vit_small_patch16_224?depth=1000000"},
+    "stages": {"base": "timm:swin_tiny_patch4_window7_224?depths=[1000000,2,2,2]"},
+    "a million layers": {"base": "hf-text:bert?num_hidden_layers=1000000", "img_size": [1, 64], "in_chans": 100},
     "text": {"base": "hf-text:bert?num_hidden_layers=1000000000", "img_size": [1, 64], "in_chans": 100},
 }
 
@@ -226,6 +259,25 @@ LIES = {
 def test_a_record_of_a_trial_that_describes_a_larger_model_makes_none(lie, weights):
     with MostMemory(200), pytest.raises(UserError, match=r"another model|limit|larger|modules|whole numbers|no ViT"):
         rebuilt(record(**LIES[lie]), weights)
+
+
+@pytest.mark.parametrize("lie", ["a million blocks", "stages", "a million layers"])
+def test_a_count_of_blocks_is_refused_before_a_library_reads_it(lie, weights):
+    with pytest.raises(UserError, match="1000000, above the limit of 5,000"):
+        rebuilt(record(**LIES[lie]), weights)
+
+
+@pytest.mark.parametrize("content", [b"", bytes(1 << 20), b"\x02" + bytes(7) + b"{}" + bytes(1 << 20)])
+def test_weights_whose_header_tells_another_length_allow_no_memory(content, weights):
+    weights.write_bytes(content)
+    with pytest.raises(UserError, match="cannot be read; it may be damaged"):
+        rebuilt(record(), weights)
+
+
+def test_a_regnet_is_made_up_to_the_size_of_its_weights(weights):
+    large = {"base": "torchvision:regnet_y_16gf", "img_size": [224, 224]}  # 320 MB, made without the meta device
+    with MostMemory(100), pytest.raises(UserError, match="larger"):
+        rebuilt(record(**large), weights)
 
 
 FETCHED = {
@@ -254,6 +306,14 @@ HF = {
     "code": {"model_type": "mine", "auto_map": {"AutoConfig": "code.py--Config"}},
     "depth": {"model_type": "vit", "num_hidden_layers": 10**9},
 }  # fmt: skip
+
+
+def test_a_new_model_of_hugging_face_has_a_limit_of_memory(tmp_path):
+    pytest.importorskip("transformers")
+    large = {"model_type": "vit", "hidden_size": 16384, "intermediate_size": 65536, "num_attention_heads": 16}
+    (tmp_path / "config.json").write_text(json.dumps(large))
+    with MostMemory(200), pytest.raises(UserError, match="larger"):
+        ForeignBase(f"hf:{tmp_path}", 2, (32, 32), 3).build()
 
 
 @pytest.mark.parametrize("lie", HF)

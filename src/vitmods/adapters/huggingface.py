@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from vitmods.adapters.tensors import STACKED, Coverage, Row, read_tensors, rows_of
 from vitmods.adapters.transfer import (
     MOST_CLASSES,
+    MOST_NEW_BYTES,
     OTHERWISE,
-    UNLIMITED,
     build,
     check_numbers,
     check_readable,
@@ -74,12 +74,21 @@ def read_config(model: Any) -> ViTConfig:
 
 def read_saved(source: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> tuple[ViT, Coverage]:
     """From what ``save_pretrained`` writes: the tensors and the values of config.json. Raises UserError."""
-    refuse(source, _uncovered(values, tensors))
-    config = _read_config(values, tensors)
+    check_numbers(source, values)
+    try:
+        refuse(source, _uncovered(values, tensors))
+        config = _read_config(values, tensors)
+        names = {str(key): str(name) for key, name in (values.get("id2label") or {}).items()}
+    except UserError:
+        raise
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise UserError(f"{source}: its config.json cannot be read; it may be damaged: {error}") from error
+    if config.depth > len(tensors):
+        raise UserError(f"{source} does not fit its own config, which has more blocks than the file has tensors.")
     weights, coverage = read_tensors(source, _rows(config, tensors), tensors, _left_out(tensors))
-    model, named = build(source, config, weights), values.get("id2label") or {}
-    if set(named) == {str(k) for k in range(config.num_classes)}:
-        model.pretrained_cfg["label_names"] = tuple(str(named[str(k)]) for k in range(config.num_classes))
+    model, keys = build(source, config, weights), [str(k) for k in range(config.num_classes)]
+    if names.keys() == set(keys):
+        model.pretrained_cfg["label_names"] = tuple(names[key] for key in keys)
     return model, coverage
 
 
@@ -107,8 +116,8 @@ def read_huggingface_config(source: str, folder: Path) -> Any:
 
 
 def build_classifier(source: str, folder: Path, config: Any) -> nn.Module:
-    """A classifier with new weights. UserError for a config that describes none, or where there are weights in the
-    folder, a much larger one than they are of."""
+    """A classifier with new weights. UserError for a config that describes none, or one of more bytes than the
+    weights in the folder allow (without weights, `MOST_NEW_BYTES`)."""
     from transformers import AutoModelForImageClassification
 
     check_classifier(source, folder, config)
@@ -123,7 +132,7 @@ def check_classifier(source: str, folder: Path, config: Any) -> None:
 
     weights = [file.stat().st_size for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
     try:
-        with offline(), outline(source, most_bytes(sum(weights)) if weights else UNLIMITED):
+        with offline(), outline(source, most_bytes(sum(weights)) if weights else MOST_NEW_BYTES):
             AutoModelForImageClassification.from_config(config, trust_remote_code=False)
     except UserError:
         raise
@@ -242,7 +251,7 @@ def _read_config(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Vi
         img_size=values.get("image_size", 224),
         patch_size=values.get("patch_size", 16),
         in_chans=values.get("num_channels", 3),
-        num_classes=0 if classifier is None else classifier.shape[0],
+        num_classes=0 if classifier is None else len(classifier),
         embed_dim=values.get("hidden_size", 768),
         depth=values.get("num_hidden_layers", 12),
         num_heads=values.get("num_attention_heads", 12),

@@ -59,10 +59,13 @@ def export_model(target: str, model: ViT, foreign: nn.Module, rows: Sequence[Row
 MOST_MODULES = 5_000
 """of a model that a file describes; timm's deepest have some 2,000"""
 UNLIMITED = 1 << 60
+MOST_NEW_BYTES = 2 << 30
+"""of a model whose config has no weights beside it"""
 MOST_CLASSES = 1 << 17
 """of a head, each of which Hugging Face gives a name; ImageNet-21k has 21,843"""
 MOST_NUMBER = 1 << 20
 """the largest width, length or count in such a description"""
+_COUNTS_OF_BLOCKS = ("depth", "depths", "layer", "layers")  # how the names of such settings end
 
 
 def most_bytes(weights: int) -> int:
@@ -112,7 +115,7 @@ def _watch_modules() -> None:
         if _LIMIT.source is not None and tensor is not None:
             _LIMIT.left -= tensor.nbytes
             if _LIMIT.left < 0:
-                raise UserError(f"{_LIMIT.source}: its config describes a much larger model than its weights are.")
+                raise UserError(f"{_LIMIT.source}: its config describes a much larger model than its weights allow.")
 
     hooks = nn.modules.module
     hooks.register_module_module_registration_hook(watch_module)
@@ -120,16 +123,20 @@ def _watch_modules() -> None:
     hooks.register_module_buffer_registration_hook(watch_tensor)
 
 
-def check_numbers(source: str, values: Any) -> None:
-    """Raise UserError for a number in a description of a model, at any depth, that is larger than models have; the
-    bases of rotary positions (theta) may be larger."""
+def check_numbers(source: str, values: Any, most: int = MOST_NUMBER) -> None:
+    """Raise UserError for a number in a description of a model, at any depth, that is larger than models have.
+
+    Counts of blocks may be up to `MOST_MODULES`, the bases of rotary positions (theta) of any size.
+    """
     if isinstance(values, Mapping):
-        values = [value for name, value in values.items() if not str(name).endswith("theta")]
-    if isinstance(values, list | tuple):
+        for name, value in values.items():
+            if not str(name).endswith("theta"):
+                check_numbers(source, value, MOST_MODULES if str(name).endswith(_COUNTS_OF_BLOCKS) else most)
+    elif isinstance(values, list | tuple):
         for value in values:
-            check_numbers(source, value)
-    elif isinstance(values, int | float) and not -MOST_NUMBER <= values <= MOST_NUMBER:
-        raise UserError(f"{source}: its config has the number {str(values)[:20]}, above the limit of {MOST_NUMBER:,}.")
+            check_numbers(source, value, most)
+    elif isinstance(values, int | float) and not -most <= values <= most:
+        raise UserError(f"{source}: its config has the number {str(values)[:20]}, above the limit of {most:,}.")
 
 
 def shapes_of(source: str, config: ViTConfig, at_most: int) -> dict[str, torch.Size]:

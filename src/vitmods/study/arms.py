@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+import site
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,10 +32,6 @@ if TYPE_CHECKING:
 
 PYTHON = "python"
 LIBRARIES = ("timm", "torchvision", "hf", "hf-text", PYTHON)
-COMMON = frozenset(
-    ("vitmods", "torch", "torchvision", "timm", "transformers", "numpy", "scipy", "pandas", "matplotlib")
-)
-"""Packages that scripts import for other reasons than to name a function of theirs as an arm or a base."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,7 @@ class Function:
         if module is None or not ({self.name, self.module} & named_by_user or _script_imports(module, found)):
             raise UserError(
                 f"{self.name} is not called, because you did not name its module: import {self.module} in your script, "
-                f"or add --plugin {self.module} in the shell."
+                f"or add --plugin {self.module} in the shell. Installed packages need --plugin."
             )
         if not callable(found) or getattr(found, "__module__", None) != self.module:
             raise UserError(f"The module {self.module} does not define a function '{path}'.")
@@ -239,9 +237,26 @@ def _importable(call: Any) -> str | None:
 
 
 def _script_imports(module: ModuleType, function: Any) -> bool:
-    """Whether the script or notebook of this process has imported a user's module, or that function of it."""
+    """Whether the script or notebook of this process has imported a user's module, or that function of it.
+
+    Scripts import installed packages for other reasons than to name a function of theirs: those do not count.
+    """
     imported = {id(value) for value in vars(sys.modules["__main__"]).values()}
-    return module.__name__.partition(".")[0] not in COMMON and not imported.isdisjoint((id(module), id(function)))
+    return not _is_installed(module) and not imported.isdisjoint((id(module), id(function)))
+
+
+def _is_installed(module: ModuleType) -> bool:
+    """Whether the file of a module is in a folder of installed packages, of Python's own modules, or of vitmods."""
+    if getattr(module, "__file__", None) is None:
+        return True
+    known = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    roots = {Path(__file__).parents[1], *map(Path, [*known, *site.getsitepackages(), site.getusersitepackages()])}
+    roots |= {root.resolve() for root in roots}
+    file = Path(str(module.__file__)).absolute()
+    return any(
+        not roots.isdisjoint(one.parents) or not {"site-packages", "dist-packages"}.isdisjoint(one.parts)
+        for one in (file, file.resolve())
+    )
 
 
 BASE = "base"

@@ -39,7 +39,7 @@ from vitmods.study.arms import PYTHON, Function, Replace, base_function, functio
 from vitmods.tasks.base import TaskModel, noise
 from vitmods.tasks.features import without_head
 from vitmods.util.errors import UserError, nearest
-from vitmods.util.limits import offline
+from vitmods.util.limits import check_file, offline
 
 if TYPE_CHECKING:
     from vitmods.recipes.recipe import ModelSettings
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 
 LIBRARY = "hf-text"
+MOST_SIDE = 4 * 1024
+"""pixels of an image's side in a trial that is made again"""
 
 
 def from_text(base: ForeignBase, name: str, trained: bool, options: dict[str, Any]) -> nn.Module:
@@ -480,8 +482,8 @@ def _names_and_shapes(model: nn.Module) -> str:
 def rebuilt(record: Mapping[str, Any], weights: Path) -> nn.Module:
     """The model that `record_of` recorded, with new weights, in evaluation mode.
 
-    The record may be damaged or hostile, so nothing larger than the file of its weights is made, no model is run, and
-    no function is called that the user did not name.
+    The record may be damaged or hostile, so no model is made that needs much more memory than the file of its weights
+    (`most_bytes`), no model is run, and no function is called that the user did not name.
 
     Raises:
         UserError: what it was made with is not there any more, or makes another model.
@@ -492,24 +494,41 @@ def rebuilt(record: Mapping[str, Any], weights: Path) -> nn.Module:
         name = base_name(record["base"])
         check_numbers(name, [record["base"], record["num_classes"], record["img_size"], record["in_chans"]])
         base = make_base(record["base"], record["num_classes"], record["img_size"], record["in_chans"])
+        if isinstance(base, ViTConfig) or not base.reads_tokens:
+            check_numbers(name, record["img_size"], MOST_SIDE)
         edits, head, tensors = parse_edits(record["edits"]), record.get("head", True), record["tensors"]
-        most = most_bytes(weights.stat().st_size)
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"It does not say how its model was made ({error!r}): copy config.json anew.") from error
     for function in [*functions_of(edits), *filter(None, [base_function(record["base"])])]:
         function.resolve()
+    size = _size_of_weights(weights)
+    most = most_bytes(size)
     other = UserError(f"{name} is another model than the one that was trained: its tensors differ.")
     if _is_outlined(base, edits):
         with outline(name, most):
             if _names_and_shapes(_made(base, edits, head)) != tensors:
                 raise other
+    elif not functions_of(edits) and not name.startswith(f"{PYTHON}:"):  # memory is taken at once
+        most = size * 6 // 5 + (16 << 20)
     with bounded(name, most):
         model = _made(base, edits, head)
     if _names_and_shapes(model) != tensors:
         raise other
     return model.eval()
+
+
+def _size_of_weights(path: Path) -> int:
+    """Bytes of a safetensors file whose header says as much. Raises UserError."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        check_file(path, "weights")
+        with safe_open(path, framework="pt"):  # compares the lengths in its header with the file's, without reading it
+            return path.stat().st_size
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read; it may be damaged: {error}") from error
 
 
 def _is_outlined(base: Base, edits: Sequence[Edit]) -> bool:
