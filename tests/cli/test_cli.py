@@ -507,15 +507,35 @@ def test_a_folder_for_other_things_is_not_taken(command, photos, trial, capsys, 
     assert "thesis has other files (chapter1.tex) and no study. Choose a folder that is empty" in said("thesis")
     assert "photos has other files (a, b) and no study" in said("photos")
     assert re.search(
-        r"runs/x is inside .*photos, the folder of the images.*Choose a folder elsewhere", said("photos/runs/x")
+        r"runs/x is inside .*photos, the folder of the images.*Choose a folder elsewhere: --out ", said("photos/runs/x")
     )
     assert re.search(r"runs/x is inside \., the folder of the images", said("runs/x", ".", photos))
     assert sorted(tmp_path.rglob("*")) == before
-    (tmp_path / "results.csv").touch()
-    (tmp_path / "study.json").write_text("{}")
-    (tmp_path / "thesis/chapter1.tex").rename(tmp_path / "photos/a/chapter1.tex")
-    (tmp_path / "thesis").rmdir()
-    assert "is above" in said(".")
+    (tmp_path / "x").mkdir()
+    photos.rename(tmp_path / "x/logs")
+    assert "is above" in said("x", tmp_path / "x/logs")
+
+
+def test_the_remedy_of_a_study_among_the_images_works_and_a_dry_run_needs_none(photos, capsys, monkeypatch):
+    monkeypatch.chdir(photos)
+    few = ["--base", "mu2/4", "--img-size", "8", "--arms", "dpn", "--epochs", "1", "--batch-size", "8"]
+    with pytest.raises(UserError, match=r"elsewhere: --out \.\./runs/x$"):
+        StudyFolder("runs/x").check_place(".")
+    StudyFolder("../runs/x").check_place(".")
+    assert main(["compare", "--data", ".", *few, "--dry-run"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["digits", "hf:digits", "hf:digits?root=other", "torchvision:digits?root=other", "vtab:digits", "other?allow=digits"],
+)
+@pytest.mark.parametrize("kept", ["study.json", "config.json", "logs"])
+def test_a_folder_that_is_named_like_the_source_is_not_that_of_the_images(spec, kept, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits" / kept).mkdir(parents=True)
+    StudyFolder("digits").check_place(spec)
+    if kept != "logs":  # a study that has begun is resumed
+        StudyFolder("digits").check_place("./digits")
 
 
 def test_a_folder_that_a_killed_run_has_begun_is_taken_again(tmp_path):

@@ -358,7 +358,7 @@ for name, says, change in (
     ("box_of_corners", "is outside of 32 x 24 pixels: 12, 12, 40, 34", first(bbox=[12, 12, 28, 22])),
     ("box_without_width", "is empty", first(bbox=[4, 2, 0, 10])),
     ("boxes_of_fractions", "look like fractions", every(bbox=[0.1, 0.1, 0.4, 0.4], segmentation=[])),
-    ("category_that_is_not_listed", "is of category 7, which there is not", first(category_id=7)),
+    ("category_that_is_not_listed", "has the unknown category 7", first(category_id=7)),
     ("annotation_of_no_image", "is of image 99, not listed", first(image_id=99)),
     ("outline_of_another_object", "an outline from 20, 14, 30, 20", first(segmentation=[[20, 14, 30, 14, 30, 20]])),
     ("outline_of_fractions", "an outline from 0.1, 0.1, 0.4, 0.4",

@@ -72,7 +72,7 @@ def test_the_plan_has_time_and_detectable_effect_for_every_number_of_seeds():
     assert "; not feasible (> 32 seeds)." in text
     assert "resolve effects of" not in text
     text = " ".join(str(replace(found, test_images=840, grouped=True)).split())
-    assert "840 groups of test images resolve effects of 1.1 points at best, where an arm and base disagree on" in text
+    assert "840 groups of test images resolve effects of about 1.1 points with many seeds, if an arm and base disagree" in text
     assert "of them. The margin of 0.5 points needs about 4,400 groups of test images." in text
     assert f"find effects above about {1.5 * detectable(3, 5).effect:.2g} points" in found.decides()
 

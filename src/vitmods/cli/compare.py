@@ -154,6 +154,8 @@ def main(arguments: Sequence[str]) -> int:
         asked = replace(asked, task=asked.task or table.study.task)
         if table.study.start and not asked.help:
             _check_start(table, asked.start)
+    if not asked.help:  # help is given whatever else is wrong
+        _check_names(asked)
     defaults, dataset, recipe_name, recipe = defaults_from(asked, start)
     default = Compare(dataset, recipe, MachineOptions(), Options(), base=(defaults.base,), recipe=recipe_name)
     if table:
@@ -176,6 +178,10 @@ def main(arguments: Sequence[str]) -> int:
     how |= {"cluster": options.cluster}
     how |= {"budget": options.budget, "command": shlex.join(["vitmods", "compare", *arguments, *plugin_options()])}
     if options.dry_run:
+        if options.out:  # without it any folder may do: nothing is written
+            from vitmods.study.store import StudyFolder
+
+            StudyFolder(options.out).check_place(options.dataset.data)
         print(study.dry_run(out, **how))
         return 0
     if options.pilot:
@@ -188,6 +194,22 @@ def main(arguments: Sequence[str]) -> int:
     confirmed = study.confirm(out, **how)
     confirmed.report()
     return max(_show(type(result).load(out)), FAILED if confirmed.failed else 0)
+
+
+def _check_names(asked: Asked) -> None:
+    """Raise UserError for arms, a base, a budget or a metric that do not exist, before a data set is listed."""
+    from vitmods.model.names import MODELS, parse_name
+    from vitmods.study.arms import BASE, is_foreign, make_arms
+    from vitmods.study.plan import make_measure
+    from vitmods.study.schedule import make_budget
+
+    if arms := [arm for arm in asked.arms if arm.strip() != BASE]:
+        make_arms(arms)
+    if asked.base and asked.base not in MODELS and not is_foreign(asked.base):
+        parse_name(asked.base)
+    make_budget(asked.budget)
+    if asked.metric is not None:
+        make_measure(asked.metric)
 
 
 def _table(arms: Sequence[str]) -> Table | None:

@@ -116,6 +116,8 @@ class Asked:
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None
     arms: tuple[str, ...] = ()
     sweep: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    budget: str | None = None
+    metric: str | None = None
     epochs: int | None = None
     warmup_epochs: float | None = None
     warmup_steps: int | None = None

@@ -315,7 +315,7 @@ def from_pretrained(source: str | Path, *, revision: str | None = None, token: s
     if not folder.exists():
         folder = _downloaded(str(source), revision, token)
     elif revision is not None:
-        raise UserError(f"{source} is here and has no revisions: leave revision out.")
+        raise UserError(f"{source} is a local file or folder, which has no revisions: leave revision out.")
     if (folder / RESULT).is_file():
         model: nn.Module = open_trial(folder)
         return model

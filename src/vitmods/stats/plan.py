@@ -107,8 +107,8 @@ def images_for(margin: float, sd: float, images_sd: float, m: int, k: int) -> in
 def resolution(images: int, grouped: bool = False, margin: float = 0.5, k: int = 1, alpha: float = 0.05) -> str:
     """Describe the smallest effect on accuracy that a test set resolves. `grouped`: `images` counts groups."""
     best = finest(images_at_worst(DISAGREE, images), k, alpha)
-    apart = f"where an arm and base disagree on {100 * DISAGREE:g} % of them"
-    text = f"{images_text(images, grouped)} resolve effects of {best:.2g} points at best, {apart}"
+    apart = f"if an arm and base disagree on {100 * DISAGREE:g} % of them"
+    text = f"{images_text(images, grouped)} resolve effects of about {best:.2g} points with many seeds, {apart}"
     if not 0 < margin < best:
         return f"{text}."
     enough = images_text(about(images * (best / margin) ** 2), grouped)

@@ -17,7 +17,7 @@ from vitmods.study.plan import MARGINS
 from vitmods.study.state import StudyState, TrialRecord
 from vitmods.study.store import Facts
 from vitmods.tasks.metrics import Metric
-from vitmods.util.text import listing
+from vitmods.util.text import listing, plural
 
 EXTENDED, GROWN = "5 to 10", "6 to 11"  # false claims in %: docs/statistics.md
 UNEQUAL = 3.0  # ratio of two arms' spreads
@@ -63,8 +63,8 @@ def planning_doubts(state: StudyState, facts: Facts) -> Iterator[str]:
         )
     if len(settings.arms) > facts.plan.family > 0:
         yield (
-            f"Arms were added after scores were seen: {facts.plan.family} were planned, and there are "
-            f"{len(settings.arms)} now. So {GROWN} % of such studies claim something false at one time or another, "
+            f"Arms were added after scores were seen: {plural(facts.plan.family, 'arm')} "
+            f"{'was' if facts.plan.family == 1 else 'were'} planned, and there are {len(settings.arms)} now. So {GROWN} % of such studies claim something false at one time or another, "
             "instead of 5 %. Say how many there will be at the start (--family)."
         )
     if settings.same_seeds:

@@ -26,6 +26,7 @@ from vitmods.model.names import parse_name
 from vitmods.recipes.schedule import resolve
 from vitmods.stats.design import MOST_CHANGES, plan_factorial
 from vitmods.stats.factorial import detectable as detectable_by
+from vitmods.stats.gains import collapsed
 from vitmods.stats.plan import MOST, detectable, images_at_worst, resolution, sd_range, seeds_for, seeds_within
 from vitmods.stats.sequential import LOOKS, NOMINAL, nominal_level
 from vitmods.stats.verdict import POINTS
@@ -76,17 +77,19 @@ def known_spread(path: Path | None, state: StudyState, length: Resolved) -> Spre
 
 
 def _earlier(path: Path, settings: Settings, length: Resolved) -> Iterator[Spread]:
-    wanted = settings.to_dict()
+    wanted, seen = settings.to_dict(), set[tuple[int, float]]()
     for file in sorted(path.absolute().parent.glob("*/study.json")):
         folder = StudyFolder(file.parent)
         try:
             facts = folder.facts()
             if facts is None or folder.path == path.absolute() or not _alike(facts, wanted, length):
                 continue
-            spread = _spread(StudyState(folder, Settings.from_dict(facts.settings), evaluated_of(folder, facts)))
+            state = StudyState(folder, Settings.from_dict(facts.settings), evaluated_of(folder, facts))
+            spread, trials = _spread(state), {(one.seed, _score(state, one)) for one in _learned(state)}
         except UserError:  # a damaged study, or one of another version
             continue
-        if spread is not None:
+        if spread is not None and not trials <= seen:  # a copy, or the same seeds of base again
+            seen |= trials
             yield Spread(spread.sd, spread.df, str(path.parent / folder.path.name), spread.disagree, spread.images)
 
 
@@ -98,21 +101,36 @@ def _alike(facts: Facts, wanted: dict[str, object], length: Resolved) -> bool:
 
 
 def _spread(state: StudyState) -> Spread | None:
-    """Of the residuals of arms and seeds, or where base alone has finished, of base."""
+    """Of the residuals of arms and seeds, or where base alone has finished, of base; without failed trials."""
     settings, metric = state.settings, state.settings.measure.metric
     if settings.sweep:
         return None
-    base = [one for trial, one in state.answered.items() if trial.arm.name == BASE and one.status == "finished"]
+    base = _learned(state)
     if len(base) < 2:
         return None
     decision = decision_at(state, settings.seeds)
     sd, df, source = decision.sd, decision.df, "from this study's trials"
     if not df > 0:
-        scores = [score for one in base if (score := one.score(metric.name)) is not None]
-        sd = statistics.stdev(scores) * (POINTS if metric.unit == "%" else 1)
-        df, source = len(scores) - 1, f"from {plural(len(scores), 'trial')} of base"
+        sd = statistics.stdev(_score(state, one) for one in base) * (POINTS if metric.unit == "%" else 1)
+        df, source = len(base) - 1, f"from {plural(len(base), 'trial')} of base"
     found = (math.nan, 0) if settings.folds else _disagreement(base)  # folds have other images
     return Spread(sd, float(df), source, *found) if sd > 0 else None
+
+
+def _learned(state: StudyState) -> list[TrialRecord]:
+    """The finished trials of base that did not fail: neither constant nor collapsed."""
+    trials = [one for trial, one in state.answered.items() if trial.arm.name == BASE and one.status == "finished"]
+    trials = [one for one in trials if not one.constant]
+    metric = state.settings.measure.metric
+    chance, sign = state.images.constant.get(metric.name), 1 if metric.higher_is_better else -1
+    if chance is None or not trials:
+        return trials
+    failed = collapsed(sign * np.array([[_score(state, one) for one in trials]]), sign * chance)[0]
+    return [one for one, lost in zip(trials, failed, strict=True) if not lost]
+
+
+def _score(state: StudyState, trial: TrialRecord) -> float:
+    return trial.metrics[state.settings.measure.metric.name]
 
 
 def _disagreement(base: list[TrialRecord]) -> tuple[float, int]:
@@ -255,8 +273,13 @@ class Estimate:
             return f"{plan}."
         if self.spread is None:
             return f"{plan}; what they can find is not known yet: --pilot tells."
-        found = detectable(k, seeds, self.alpha) * (self.spread.sd * self._wider(seeds))
+        found = detectable(self.family, seeds, self.alpha) * (self.spread.sd * self._wider(seeds))
         return f"{plan} find effects above about {found.effect:.2g} {self.unit}".rstrip() + "."
+
+    @property
+    def family(self) -> int:
+        """How many arms intervals hold together over: those of the study, or those that it will have."""
+        return max(self.settings.family, len(self.settings.arms))
 
     @property
     def unit(self) -> str:
@@ -308,7 +331,7 @@ class Estimate:
 
     def _plan(self) -> Iterator[str]:
         """What the arms' effects must be to be found, by seeds."""
-        k, sd = len(self.settings.arms), self.spread.sd if self.spread else 1.0
+        k, sd = self.family, self.spread.sd if self.spread else 1.0
         if k < 1 or self.settings.design:  # whose effects are not those of runs
             return
         unit = self.unit if self.spread else "sd of a trial"

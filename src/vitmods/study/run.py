@@ -428,8 +428,6 @@ def dry_run(
     """What `Study.dry_run` does."""
     folder = StudyFolder(path or os.devnull)
     folder.refresh()
-    if path is not None:
-        folder.check_place(settings.fixed["data"])
     settings, is_planned = _as_recorded(folder, settings, seeds_given)
     _say_what_is_planned(folder, settings, how, is_planned or budget == ENDLESS)
     return _estimated(open_study(folder, settings, how), budget, command, fixed=is_planned)

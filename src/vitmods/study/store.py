@@ -25,6 +25,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -253,6 +254,8 @@ _FILES = re.compile(
     r"(samples|images)\.npz|report.*\.html|.*\.tmp"
 )
 """what a run writes into a study's folder, also before study.json is there"""
+_NAMES = re.compile(r"^(hf|torchvision|vtab):[^?]*|^listops:generated|[?&](?!root=)[^&]*")
+"""parts of a data spec that are never the folder of the images: names of sets, and options such as allow=missing"""
 WARNINGS = "warnings.json"  # in a trial's folder: what the report should tell about it
 ORPHAN_GRACE_S = 10.0  # workers of a killed run notice within milliseconds; a loaded machine may take a little longer
 Sample = tuple[str, NDArray[np.uint8]]
@@ -418,20 +421,23 @@ class StudyFolder:
         copy, names = copy_of(self.path), list[str]()
         with suppress(FileNotFoundError, NotADirectoryError):
             names = copy.names() if copy else os.listdir(self.path)
-        others = sorted(name for name in names if not _FILES.fullmatch(name))
-        if others and not {"study.json", "config.json"}.intersection(names):
+        if {"study.json", "config.json"}.intersection(names):  # resumed, wherever it is
+            return
+        if others := sorted(name for name in names if not _FILES.fullmatch(name)):
             raise UserError(
                 f"{named(self.path)} has other files ({printable(', '.join(others[:3]))}) and no study. Choose a "
                 "folder that is empty or not there yet with --out."
             )
         # Of imagenet:FOLDER, voc:FOLDER,FOLDER and torchvision:NAME?root=FOLDER these parts.
-        for part in filter(os.path.isdir, (str(data), *re.split(r"^[a-z0-9-]+:|[?&,]|root=", str(data)))):
+        spec = "" if data == "digits" else str(data)
+        for part in filter(os.path.isdir, (spec, *re.split(r"^[a-z0-9-]+:|[?&,]|root=", _NAMES.sub("", spec)))):
             images, folder = Path(part).resolve(), self.path.resolve()
             if images.is_relative_to(folder) or folder.is_relative_to(images):
                 where = "inside" if folder.is_relative_to(images) else "above"
+                elsewhere = os.path.relpath(images.parent / "runs" / folder.name)
                 raise UserError(
                     f"{named(self.path)} is {where} {printable(part)}, the folder of the images, and would mix their "
-                    "files with the study's. Choose a folder elsewhere with --out."
+                    f"files with the study's. Choose a folder elsewhere: --out {shlex.quote(printable(elsewhere))}"
                 )
 
     def refuse_study(self) -> None:

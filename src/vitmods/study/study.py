@@ -299,7 +299,7 @@ class Study:
 
         Trials that are finished in `out` are not counted; the spread is known from them, or from studies beside `out`.
         With a budget it is of the study that `run` would plan for it. `command`, of the shell, is what a smaller study
-        is proposed as. Writes no file. Raises UserError as `run` does.
+        is proposed as. Writes no file. Raises UserError as `run` does, but `out` may be any folder.
         """
         from vitmods.study.run import Running, dry_run
         from vitmods.study.schedule import make_budget

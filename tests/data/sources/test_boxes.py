@@ -140,10 +140,10 @@ def of_first(**values):
         (empty_box, "a box of dog is empty: 10, 8, 10, 13"),
         (outside, "a box of cat is outside of 64 x 48 pixels"),
         (at_the_edge, "a box of cat is empty in 64 x 48 pixels: 64, 8, 64.5, 13"),
-        (strange_category, "is of category 99, which there is not"),
+        (strange_category, "has the unknown category 99"),
         (without_image, "annotation 0 is of image 77, not listed"),
         (no_file, "lost.png: No such file"),
-        (no_outline, "has an outline that is none"),
+        (no_outline, "has an invalid outline"),
     ],
 )
 def test_what_is_wrong_is_one_error_before_training_or_left_out(tmp_path, change, reason):
@@ -176,7 +176,7 @@ def test_run_lengths_that_are_not_of_the_image_are_found_when_they_are_read(tmp_
 
     broken = open_source(f"coco:{coco(tmp_path, change)}").broken
     assert [tuple(one) for one in broken] == [
-        (split, f"{split}/1.png", "annotation 9 has an outline that is none, or not of 64 x 48 pixels")
+        (split, f"{split}/1.png", "annotation 9 has an invalid outline, or one for another image size than 64 x 48 pixels")
         for split in ("train", "val")
     ]
 

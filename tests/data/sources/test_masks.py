@@ -122,8 +122,9 @@ def test_a_class_may_name_its_value(tmp_path):
     ignored = open_source(binary(tmp_path, "background\nroad\ncell,255\n", "?ignore=cell"))
     assert ignored.classes == ("background", "road")
     assert (first_mask(ignored) == np.where(labels(0) == 1, IGNORE, 0)).all()
-    with pytest.raises(UserError, match="gives the value 1 to two classes"):
-        open_source(binary(tmp_path, "background\nroad\ncell,1\n"))
+    for value in (0, 1):
+        with pytest.raises(UserError, match=f"gives the value {value} to two classes"):
+            open_source(binary(tmp_path, f"background\nroad\ncell,{value}\n"))
 
 
 def test_a_listed_class_that_no_mask_shows_is_refused_with_the_values_of_the_masks(tmp_path):

@@ -153,7 +153,7 @@ def _add(image: Found, annotation: Mapping[str, Any], classes: Mapping[int, str]
     category, crowd, area = (annotation.get(key) for key in ("category_id", "iscrowd", "area"))
     try:
         if not isinstance(category, int) or category not in classes:
-            raise ValueError(f"is of category {category}, which there is not")
+            raise ValueError(f"has the unknown category {category}")
         if crowd not in (None, 0, 1):
             raise ValueError(f"has iscrowd {crowd!r}, which is 0 or 1")
         if area is not None and not (isinstance(area, int | float) and 0 <= area <= math.prod(image.size or ())):
@@ -180,7 +180,7 @@ def _check_outline(segment: Any, box: tuple[float, float, float, float], image: 
     else:
         extent = None
     if extent is None:
-        raise ValueError(f"has an outline that is none, or not of {image.extent()}")
+        raise ValueError(f"has an invalid outline, or one for another image size than {image.extent()}")
     if _overlap(extent, box) < _LEAST_OVERLAP:
         shown, of_box = (", ".join(f"{value:g}" for value in one) for one in (extent, box))
         raise ValueError(f"has an outline from {shown} (left, top, right, bottom), and its box is {of_box}")

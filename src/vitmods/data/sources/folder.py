@@ -120,8 +120,8 @@ def _refuse_masks(shown: str, classes: Sequence[str]) -> None:
     if images and masks:
         raise UserError(
             f"{shown} holds {printable(images[0])} and {printable(masks[0])}, which look like images and their masks "
-            "instead of two classes. For --task segmentation call them images and masks and name the classes in "
-            "classes.txt (docs/segmentation.md); if they are two classes, rename one."
+            f"instead of two classes. For segmentation write masks:{shown} (with classes.txt beside them); if they are "
+            "classes, rename one."
         )
 
 

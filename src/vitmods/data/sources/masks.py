@@ -193,7 +193,7 @@ def _numbers(path: Path, ignored: str) -> tuple[list[str], Coding]:
         names.append(name if has_value else line)
         values.append(int(value) if has_value else number)
     left_out = int(ignored) if ignored.isdecimal() else values[_place(ignored, names)] if ignored else IGNORE
-    if twice := next((value for value in values if values.count(value) > 1), None):
+    if (twice := next((value for value in values if values.count(value) > 1), None)) is not None:
         raise UserError(f"{printable(str(path))} gives the value {twice} to two classes: write NAME,VALUE for each.")
     named = {v: name for v, name in zip(values, names, strict=True) if v != left_out or not ignored}
     classes = list(named.values())
