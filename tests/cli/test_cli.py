@@ -340,6 +340,10 @@ def test_a_dry_run_counts_every_point_of_the_grid(capsys, tmp_path):
         (["compare", "--task", "segmentaton"], "no task 'segmentaton'. Did you mean 'segmentation'?"),
         (["train", "--recipe", "augrge"], "Did you mean 'augreg'?"),
         (["finetune", "--model", "x", "--limit-trian", "9"], "--limit-trian"),
+        (["compare", "--arms", "rmss"], "rmss"),
+        (["compare", "--base", "S16"], "'S16' names no ViT"),
+        (["compare", "--budget", "2"], "The budget 2 has no unit"),
+        (["compare", "--metric", "top11"], "top11"),
     ],
 )
 def test_options_are_checked_before_the_images_are_listed(arguments, reason, tmp_path, monkeypatch, capsys):
@@ -527,7 +531,14 @@ def test_the_remedy_of_a_study_among_the_images_works_and_a_dry_run_needs_none(p
 
 @pytest.mark.parametrize(
     "spec",
-    ["digits", "hf:digits", "hf:digits?root=other", "torchvision:digits?root=other", "vtab:digits", "other?allow=digits"],
+    [
+        "digits",
+        "hf:digits",
+        "hf:digits?root=other",
+        "torchvision:digits?root=other",
+        "vtab:digits",
+        "other?allow=digits",
+    ],
 )
 @pytest.mark.parametrize("kept", ["study.json", "config.json", "logs"])
 def test_a_folder_that_is_named_like_the_source_is_not_that_of_the_images(spec, kept, tmp_path, monkeypatch):

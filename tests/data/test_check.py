@@ -21,7 +21,8 @@ def test_digits_are_fit() -> None:
 def test_what_the_test_images_resolve_is_said_before_training(make_folder, tmp_path):
     text = data.check("digits").text
     assert (
-        "538 test images resolve effects of about 1.2 points with many seeds, if an arm and base disagree on 2 % of them. " in text
+        "538 test images resolve effects of about 1.2 points with many seeds, if an arm and base disagree on 2 % of "
+        "them. " in text
     )
     assert "The margin of 0.5 points needs about 3,100 test images." in text
     root = make_folder({"test/cat": 6, "test/dog": 6, "train/cat": 6, "train/dog": 6})

@@ -1,6 +1,7 @@
 """What a study would take and find, before it is run: steps, seeds that fit a budget, the pilot, a smaller study."""
 
 import math
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,10 +17,11 @@ from vitmods.recipes import plain
 from vitmods.stats.plan import detectable, sd_range
 from vitmods.study import Answer, Study
 from vitmods.study.bases import take_images
-from vitmods.study.estimate import ArmEstimate, Estimate, Spread, planned_within, smaller
+from vitmods.study.estimate import ArmEstimate, Estimate, Spread, _spread, planned_within, smaller
 from vitmods.study.plan import AS_IS
 from vitmods.study.run import build_arms
 from vitmods.study.schedule import make_budget
+from vitmods.study.state import Evaluated, StudyState, TrialRecord
 from vitmods.study.steps import Steps
 from vitmods.study.stopwatch import Pace, Stopwatch
 from vitmods.study.store import StudyFolder
@@ -72,9 +74,19 @@ def test_the_plan_has_time_and_detectable_effect_for_every_number_of_seeds():
     assert "; not feasible (> 32 seeds)." in text
     assert "resolve effects of" not in text
     text = " ".join(str(replace(found, test_images=840, grouped=True)).split())
-    assert "840 groups of test images resolve effects of about 1.1 points with many seeds, if an arm and base disagree" in text
+    assert (
+        "840 groups of test images resolve effects of about 1.1 points with many seeds, if an arm and base disagree"
+        in text
+    )
     assert "of them. The margin of 0.5 points needs about 4,400 groups of test images." in text
     assert f"find effects above about {1.5 * detectable(3, 5).effect:.2g} points" in found.decides()
+
+
+def test_arms_that_are_added_later_count():
+    found = made(k=1, spread=Spread(1.5, 3, "", 0.04, 400), seeds=5, family=4)
+    row = next(line.split() for line in str(found).splitlines() if line.split()[:1] == ["5"])
+    assert row[3] == f"{1.5 * detectable(4, 5).effect:.2g}"
+    assert f"5 seeds of 1 arm and base in about 10 min find effects above about {row[3]} points" in found.decides()
 
 
 def test_an_unknown_spread_is_said():
@@ -185,6 +197,30 @@ def test_a_pilot_counts_and_a_budget_plans_the_rest(pilot, capsys):
     again = study(["dpn", "rms"]).run(out, budget="100trials", cost_seconds=0, **RUN)
     assert [len(arm.scores) for arm in again.every_arm] == [4, 4, 4]
     assert study(["dpn", "rms"]).dry_run(out, **RUN).finished == 12
+
+
+@pytest.mark.parametrize(
+    ("constant", "chance", "sd"), [((), None, 5.9), ((2,), None, 0.14), ((), 0.1, 0.14), ((1, 2), None, None)]
+)
+def test_failed_trials_of_base_are_no_spread(constant, chance, sd, tmp_path):
+    settings = study(["dpn"], seeds=3).settings
+    state = StudyState(
+        StudyFolder(tmp_path), settings, Evaluated(("test",), {} if chance is None else {"top1": chance})
+    )
+    for seed, score in enumerate((0.245, 0.247, 0.143)):
+        found = TrialRecord("base", seed, "finished", "", metrics={"top1": score}, constant=seed in constant)
+        state.answered[state.trial(AS_IS, "base", seed)] = found
+    spread = _spread(state)
+    assert (spread and spread.sd) == (sd and pytest.approx(sd, rel=0.05))
+
+
+def test_a_copy_of_a_study_does_not_count_twice(pilot):
+    out, _ = pilot
+    shutil.copytree(out, out.with_name("copy"))
+    found = study(["dpn"]).dry_run(out.parent / "second", **RUN).spread
+    shutil.rmtree(out.with_name("copy"))
+    assert found.df == study(["dpn"]).dry_run(out.parent / "second", **RUN).spread.df
+    assert " and " not in found.source
 
 
 def test_earlier_studies_beside_the_folder_tell_the_spread(pilot):

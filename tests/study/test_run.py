@@ -511,7 +511,9 @@ def test_arms_that_are_added_later_are_warned_of_unless_they_were_planned(tmp_pa
         assert run(make(["dpn"], family=family), out).decision.family == planned
         grown = run(make(["dpn", "rms"]), out)
         assert grown.decision.family == max(planned, 2)
-        assert any("Arms were added after scores were seen: 1 arm was" in one for one in grown.doubts) == (family is None)
+        assert any("Arms were added after scores were seen: 1 arm was" in one for one in grown.doubts) == (
+            family is None
+        )
 
 
 def test_a_reference_has_the_intervals_of_all_pairs(finished):

@@ -51,8 +51,10 @@ def problems(
 ) -> list[str]:
     """What makes a set unfit to train on (or to evaluate on, where it is for that only), apart from unreadable
     images. group_by: what images belong together. train_on_all: whether none are kept to evaluate on."""
+    if not any(map(len, splits.values())):
+        return ["There are no readable images."]
     if "train" not in splits:
-        return [] if any(map(len, splits.values())) else ["There are no readable images."]
+        return []
     found = []
     trained = set(_present(source, splits["train"]))
     if not len(splits["train"]):

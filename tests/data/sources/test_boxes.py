@@ -176,7 +176,11 @@ def test_run_lengths_that_are_not_of_the_image_are_found_when_they_are_read(tmp_
 
     broken = open_source(f"coco:{coco(tmp_path, change)}").broken
     assert [tuple(one) for one in broken] == [
-        (split, f"{split}/1.png", "annotation 9 has an invalid outline, or one for another image size than 64 x 48 pixels")
+        (
+            split,
+            f"{split}/1.png",
+            "annotation 9 has an invalid outline, or one for another image size than 64 x 48 pixels",
+        )
         for split in ("train", "val")
     ]
 

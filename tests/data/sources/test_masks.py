@@ -127,6 +127,16 @@ def test_a_class_may_name_its_value(tmp_path):
             open_source(binary(tmp_path, f"background\nroad\ncell,{value}\n"))
 
 
+def test_masks_that_are_all_jpeg_give_that_cause_alone(tmp_path):
+    write_set(tmp_path, {"train": 8, "val": 2})
+    for path in tmp_path.glob("masks/*/*.png"):
+        Image.open(path).convert("L").save(path, "JPEG")
+    with pytest.raises(UserError, match="its mask is a JPEG file") as error:
+        load(f"masks:{tmp_path}")
+    assert "training images" not in str(error.value)
+    assert "evaluate on" not in str(error.value)
+
+
 def test_a_listed_class_that_no_mask_shows_is_refused_with_the_values_of_the_masks(tmp_path):
     spec = binary(tmp_path, "background\ncell\n")
     shown = "No mask shows cell (1); masks hold 0, 255 (ignored)."
