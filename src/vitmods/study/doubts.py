@@ -64,9 +64,9 @@ def planning_doubts(state: StudyState, facts: Facts) -> Iterator[str]:
     if len(settings.arms) > facts.plan.family > 0:
         yield (
             f"Arms were added after scores were seen: {plural(facts.plan.family, 'arm')} "
-            f"{'was' if facts.plan.family == 1 else 'were'} planned, and there are {len(settings.arms)} now. So {GROWN} % "
-            "of such studies claim something false at one time or another, instead of 5 %. Say how many there will be at "
-            "the start (--family)."
+            f"{'was' if facts.plan.family == 1 else 'were'} planned, and there are {len(settings.arms)} now. So "
+            f"{GROWN} % of such studies claim something false at one time or another, instead of 5 %. Say how many "
+            "there will be at the start (--family)."
         )
     if settings.same_seeds:
         yield (
