@@ -17,7 +17,6 @@ from vitmods.data.store import Store, open_store
 from vitmods.data.summary import facts, problems, unreadable_text
 from vitmods.data.threads import cores
 from vitmods.recipes import Augment
-from vitmods.stats.plan import resolution
 from vitmods.util.errors import UserError
 
 KEPT_RATIO = 224 / 256  # random crops are cut from images whose short side is 256 for views of 224
@@ -208,6 +207,8 @@ def check(spec: str | Path, **split: Unpack[SplitOptions]) -> Checked:
     held_out = origin.startswith("made") or "test" not in splits
     tested = [split for name, split in splits.items() if name == "test" or (name == "val" and held_out)]
     if source.target == "class" and any(map(len, tested)):
+        from vitmods.stats.plan import resolution  # a second for scipy, which workers do without
+
         summary["resolution"] = resolution(*independent(tested))
     return Checked(summary, describe(summary))
 
