@@ -356,10 +356,11 @@ def test_a_slot_that_is_none_is_an_error(base, liar):
         vm.apply(base, change)
 
 
-def test_models_without_weights_are_refused(base):
+def test_models_without_weights_are_changed_where_they_are_and_not_compared(base):
     empty = vm.vit("Ti/16", img_size=32, depth=2, num_classes=5).to("meta")
-    with pytest.raises(UserError, match="meta device and has no weights"):
-        vm.apply(empty, vm.Norm("batch"))
+    changed = vm.apply(empty, vm.Norm("batch"))
+    assert changed.vit_config != empty.vit_config
+    assert all(parameter.is_meta for parameter in changed.parameters())
     with pytest.raises(UserError, match="meta device and has no weights"):
         vm.diff(base, empty)
 

@@ -251,7 +251,7 @@ def test_a_dry_run_estimates_and_writes_nothing(tmp_path):
     estimate = make().dry_run(out, workers=2, device="cpu")
     assert not out.exists()
     assert [(arm.arm, arm.trials) for arm in estimate.arms] == [("base", 2), ("dpn", 2), ("x", 2)]
-    assert estimate.steps == 2
+    assert estimate.steps == {"": 2}
     assert 0 < estimate.total_s < 60
     assert "6 trials to run, 2 at a time" in str(estimate)
     assert max(map(len, str(estimate).splitlines())) <= 100

@@ -125,7 +125,7 @@ def test_weights_that_changed_are_refused(checkpoint, tmp_path):
         build_model(base_config(settings, 10), Arm("base"), 0, start)
     other = json.loads(json.dumps(settings.to_dict()))
     other["start"]["fingerprint"] = "0" * 16
-    facts = Facts("today", "vitmods compare", "test", other, {}, {}, {}, {})
+    facts = Facts("today", "vitmods compare", ("test",), other, {}, {}, {}, {})
     (tmp_path / "study.json").write_text(json.dumps(facts.to_dict()))
     with pytest.raises(UserError, match=r"start\.fingerprint: 0000000000000000 -> "):
         StudyFolder(tmp_path).check_same_study(settings.to_dict())

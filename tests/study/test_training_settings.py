@@ -105,7 +105,7 @@ def test_what_it_came_to_is_in_the_folder_of_the_trial_and_in_the_report(finishe
 
 def test_a_dry_run_counts_steps_and_evaluations(tmp_path):
     estimate = study().dry_run(workers=1, device="cpu")
-    assert estimate.steps == 5
+    assert estimate.steps == {"": 5}
     assert "A trial has 5 steps" in str(estimate)
 
 

@@ -353,7 +353,7 @@ def test_scores_of_each_image_lie_beside_the_result_also_of_a_resumed_trial(benc
     scores = read_scores(tmp_path / "whole" / "test.npz")
     test = bench.dataset.splits["test"]
     assert scores.pop("ids").tolist() == list(test.ids)
-    assert set(scores) == {"top1", "top5", "rank", "p", "nll", "brier"}
+    assert set(scores) == {"top1", "top5", "rank", "p", "nll", "brier", "predicted"}
     assert {len(column) for column in scores.values()} == {len(test)}
     assert scores["top1"].mean() == pytest.approx(result["metrics"]["top1"], abs=1e-12)
     bench.stop(monkeypatch, tmp_path / "stopped", at=7)
