@@ -26,7 +26,7 @@ from vitmods.model.names import parse_name
 from vitmods.recipes.schedule import resolve
 from vitmods.stats.design import MOST_CHANGES, plan_factorial
 from vitmods.stats.factorial import detectable as detectable_by
-from vitmods.stats.gains import collapsed
+from vitmods.stats.gains import collapsed, has_learned
 from vitmods.stats.plan import MOST, detectable, images_at_worst, resolution, sd_range, seeds_for, seeds_within
 from vitmods.stats.sequential import LOOKS, NOMINAL, nominal_level
 from vitmods.stats.verdict import POINTS
@@ -125,7 +125,10 @@ def _learned(state: StudyState) -> list[TrialRecord]:
     chance, sign = state.images.constant.get(metric.name), 1 if metric.higher_is_better else -1
     if chance is None or not trials:
         return trials
-    failed = collapsed(sign * np.array([[_score(state, one) for one in trials]]), sign * chance)[0]
+    scores = sign * np.array([_score(state, one) for one in trials])
+    if not has_learned(scores, np.zeros(len(scores), bool), sign * chance, 0.0):
+        return trials
+    failed = collapsed(scores[None], sign * chance)[0]
     return [one for one, lost in zip(trials, failed, strict=True) if not lost]
 
 

@@ -485,7 +485,9 @@ def _estimated(ready: Ready, budget: Budget, command: str | None, fixed: bool = 
     from vitmods.study.stopwatch import estimate
 
     runner, dataset, how, settings = ready.runner, ready.dataset, ready.how, ready.settings
-    state = StudyState(runner.folder, settings, Evaluated(answer_splits(settings, dataset)))
+    facts = runner.folder.facts()
+    constant = facts.data.get("constant", {}) if facts else {}
+    state = StudyState(runner.folder, settings, Evaluated(answer_splits(settings, dataset), constant))
     workers = ready.workers(len(state.missing))
     with already_reported():
         build = partial(build_arms, settings, num_classes=dataset.num_classes)
