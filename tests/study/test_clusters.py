@@ -128,7 +128,7 @@ def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
     long = study(recipe=RECIPE.with_(epochs=30), seeds=1, limit_val=40)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     long.run(whole, workers=1, **QUIET)
-    long.run(broken, workers=1, budget="0.1s", **QUIET)  # no trial is begun
+    long.run(broken, workers=1, budget="0.1trials", **QUIET)  # no trial is begun
     trial = Trial(long.settings.arms[0], 0)
     folder = StudyFolder(broken)
     piece = Piece(Processes(folder, 1, 1, "cpu"), 0, trial.to_dict())
