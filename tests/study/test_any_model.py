@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from unittest.mock import Mock
 
 import pytest
 import timm
@@ -136,6 +137,21 @@ def test_its_costs_are_counted_and_measured(finished):
     assert costs["arms"]["rms"]["params"] < 1 == costs["arms"]["relu"]["params"]
     assert costs["arms"]["dtn"]["flops"] > 1 == costs["arms"]["rms"]["flops"]
     assert costs["arms"]["dtn"]["train_step"]["ratio"] > 0
+
+
+def test_costs_that_cannot_be_measured_are_a_warning_and_the_same_call_tries_again(finished, tmp_path, monkeypatch):
+    study, _, out = finished
+    copy = shutil.copytree(out, tmp_path / "out")
+    for name in ("costs.json", "results.json"):
+        (copy / name).unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("vitmods.study.cost.measure", Mock(side_effect=RuntimeError("the GPU is full")))
+        with pytest.warns(UserWarning, match="costs of dtn.* could not be measured .*full"):
+            assert run(study, copy).complete
+    assert (copy / "results.json").exists()
+    assert not (copy / "costs.json").exists()
+    run(study, copy)
+    assert (copy / "costs.json").exists()
 
 
 def test_the_same_call_goes_on_and_seeds_are_added(finished, tmp_path):

@@ -237,3 +237,15 @@ def test_base_of_another_library_is_timed_as_its_arms_are_built(monkeypatch):
     assert {name: one["against"] for name, one in found["arms"].items()} == {"dpn": built, "rms": built, "same": None}
     costs = [(name, ArmCost.from_dict(one)) for name, one in found["arms"].items()]
     assert built_differently(costs) == [f"Costs of dpn and rms: {built}."]
+
+
+def test_base_that_no_reader_knows_is_timed_as_its_library_builds_it(monkeypatch):
+    """An arm of one's own function may be a vitmods ViT beside any base."""
+    monkeypatch.setattr("vitmods.study.cost.seconds_per_call", lambda call, times, device: 1.0)
+    base = ForeignBase("timm:resnet10t", 10, (32, 32), 3)
+    ours = vit("mu/4", img_size=32, in_chans=3, num_classes=10)
+    models = [("base", base.build()), ("vit", ours), ("other", copy.deepcopy(ours))]
+    found = measure(models, Classification(), plain().with_(batch_size=4), CPU, 0.0, base, 2)
+    against = "base is built by timm and the arm by vitmods: the ratios hold that difference too"
+    assert [one["against"] for one in found["arms"].values()] == [against, against]
+    assert found["arms"]["vit"]["train_step"]["ratio"] == 1

@@ -287,21 +287,40 @@ def test_the_program_names_what_is_deleted_at_the_address(tmp_path, on):
         assert contents(folder.path) == contents(there)  # the checkpoint went here too
 
 
-@pytest.mark.parametrize("part", ["", "trials/dpn/seed0"])
+@pytest.mark.parametrize("result_there", [None, "failed"])
+def test_a_checkpoint_stays_at_the_address_until_the_result_is_there(tmp_path, on, result_there):
+    """A trial that finished without a network, whose copy is removed before its result is sent, can continue."""
+    folder, there = StudyFolder(f"file://{tmp_path}/there"), tmp_path / "there/trial"
+    with folder.lock():
+        write(folder._copy, trial__config_json="{}", trial__checkpoint_pt="half")
+        if result_there:
+            write(folder._copy, trial__result_json=json.dumps({"status": result_there}))
+    finished = {"trial__result_json": json.dumps({"status": "finished"}), "trial__model_safetensors": "1"}
+    write(copy_of(folder.path), **finished)
+    (folder.path / "trial/checkpoint.pt").unlink()
+    with pytest.raises(UserError, match="was removed while the run worked in it"), folder.lock():
+        shutil.rmtree(folder.path)
+    assert (there / "checkpoint.pt").read_text() == "half"
+    with folder.lock():
+        assert (folder.path / "trial/checkpoint.pt").read_text() == "half"
+        write(folder._copy, **finished)
+    assert files(there) == {"config.json", "result.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize("part", ["", "trials/dpn/seed0", "trials/dpn/seed0 as a whole", "trials/dpn"])
 def test_a_copy_that_vanishes_ends_the_run_and_nothing_at_the_address(there, on, part, capsys):
     folder, address_folder = StudyFolder(there), Path(there[len("file://") :])
     before = contents(address_folder)
 
     def work():
         with folder.lock():
-            shutil.rmtree(folder.path / part)
-            if part:  # as a run that cannot evaluate what is gone
+            shutil.rmtree(folder.path / part.removesuffix(" as a whole"))
+            if part == "trials/dpn/seed0":  # as a run that cannot evaluate what is gone
                 (folder.path / part).mkdir()
                 (folder.path / part / "result.json").write_text(json.dumps({"status": "failed"}))
             time.sleep(60)  # until interrupted
 
-    reason = "was damaged while the run worked" if part else f"the local copy of {there}, was removed"
-    with pytest.raises(UserError, match=rf"{reason}.*run the same command again"):
+    with pytest.raises(UserError, match=r"was (removed|damaged) while the run worked.*run the same command again"):
         work()
     assert contents(address_folder) == before
     with folder.lock():

@@ -2,16 +2,18 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from filelock import FileLock
 from numpy.random import mtrand
 from safetensors.torch import load_file
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from vitmods.study.run import Running
 from vitmods.train import RunOptions
-from vitmods.train.device import check_tf32, tf32_products, usual_workers
+from vitmods.train.device import check_tf32, remove_unfinished_graphs, tf32_products, usual_workers
 from vitmods.util.errors import UserError
 
 HOW = {"recompute": False, "checkpointing": False, "tf32": False, "compile": False}
@@ -54,6 +56,21 @@ def test_results_tell_the_ways_that_were_on(bench, tmp_path):
     expected = {**HOW, "recompute": True, "checkpointing": True}
     assert {way: result["how"][way] for way in HOW} == expected
     assert json.loads((tmp_path / "result.json").read_text())["how"] == result["how"]
+
+
+@pytest.mark.parametrize("user", ["a/name", KeyError("getpwuid(): uid not found: 1234")])
+def test_the_compilers_cache_is_the_one_of_torch_for_every_user_name(tmp_path, monkeypatch, user):
+    """Also for one with a slash, and for a container whose user has none."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # to be put back
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("getpass.getuser", Mock(side_effect=[user] * 9))
+    library = Path(default_cache_dir()) / "ab" / "cut.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    with pytest.warns(UserWarning, match=f"left 1 unfinished file in {tmp_path}/torchinductor_"):
+        remove_unfinished_graphs()
+    assert not library.exists()
 
 
 def test_what_a_killed_compiler_left_unfinished_is_made_again(bench, tmp_path, monkeypatch):

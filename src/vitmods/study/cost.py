@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from vitmods.study.arms import BASE
 from vitmods.study.bases import Base, macs_of
 from vitmods.study.steps import Steps
 from vitmods.tasks.base import Task, TaskModel
+from vitmods.util.errors import UserError
 
 CALL_S = 0.3  # batches are halved until one call takes at most about this long
 LARGE_BATCH = 64
@@ -38,8 +40,9 @@ def measure(
 ) -> dict[str, Any]:
     """Costs of the models, the first of which is base. They are trained a few steps on `device`: pass copies.
 
-    Each arm is timed beside base alone, so that two models are in memory at once where `models` makes them as they are
-    asked for. Each figure is measured until its interval is narrow enough, by itself.
+    Each arm is timed beside base alone. If `models` makes models on demand, base and one arm are in memory at a time,
+    and base as vitmods builds it where `against` needs that. Each figure is measured until its own interval is narrow
+    enough.
 
     Args:
         models: (name, model); all take the same images.
@@ -54,8 +57,8 @@ def measure(
         `base`: params, macs (None: not known of that model), train_step_s, infer_1_s, infer_n_s, peak_memory_bytes,
         infer_memory_bytes, train_batch, infer_batch; `arms`: name -> params and flops (ratios), and train_step,
         infer_1, infer_n, peak_memory and infer_memory (Ratio as a dict), and `against`, how base and the arm are built
-        where base is of another library and the arm is ours (else None): where it can be, base is timed as ours then;
-        and how it was measured: device, threads, clock, rounds (the fewest of a ratio).
+        where base is of another library and the arm is ours (else None): base is timed as ours then if vitmods can read
+        it; and how it was measured: device, threads, clock, rounds (the fewest of a ratio).
     """
     waiting = iter(models)
     _, model = next(waiting)
@@ -64,22 +67,29 @@ def measure(
     with quiet_threads(device):
         first = model
         base = _Timed(Steps(first, task, recipe, device, images), images, budget_s=budget_s / max(arms, 1))
-        as_ours: _Timed | None = None
+
+        @cache
+        def as_ours() -> _Timed | None:
+            try:
+                ours = apply(first)
+            except UserError:  # no reader knows it
+                return None
+            return _Timed(Steps(ours, task, recipe, device, images), images, base)
+
         found: dict[str, Any] = {}
         rounds: list[tuple[_Timed, dict[str, list[dict[str, float]]]]] = []
         end = time.monotonic() + budget_s
         for left in range(arms, 0, -1):
             name, model = next(waiting)
-            against, converts = _builders(first, model)
-            if converts and as_ours is None:
-                as_ours = _Timed(Steps(apply(first), task, recipe, device, images), images, base)
-            beside = as_ours if converts and as_ours else base
+            library = _other_library(first, model)
+            ours = as_ours() if library else None
+            beside = ours or base
             arm = _Timed(Steps(model, task, recipe, device, images), images, base)
             seconds = max(0.0, end - time.monotonic()) / left
             both = {BASE: beside, name: arm}
             times = interleave({kind: kind for kind in base.calls}, list(both), _seconds_of(both), seconds)
             rounds.append((beside, times))
-            found[name] = {**arm.ratios(name, beside, times), "against": against}
+            found[name] = {**arm.ratios(name, beside, times), "against": _against(library, ours is not None)}
             del both, arm, model
         own = [times for beside, times in rounds if beside is base]
         kinds = {
@@ -104,16 +114,21 @@ def measure(
     }
 
 
-def _builders(base: nn.Module, arm: nn.Module) -> tuple[str | None, bool]:
-    """How base and an arm are built where a change has made another library's model ours, so that ratios to base as it
-    is trained would compare two implementations; and whether base can be timed as ours."""
-    base_backbone, arm_backbone = (m.backbone if isinstance(m, TaskModel) else m for m in (base, arm))
-    if isinstance(base_backbone, ViT) or not isinstance(arm_backbone, ViT):
-        return None, False
-    library = type(base_backbone).__module__.partition(".")[0]
-    if base is not base_backbone:
-        return f"base is built by {library} and the arm by vitmods: the ratios hold that difference too", False
-    return f"base is timed as vitmods builds it, like the arm, and trained as {library} builds it", True
+def _other_library(base: nn.Module, arm: nn.Module) -> str | None:
+    """Name the library that builds base where vitmods builds the arm, so that ratios to base as it is trained would
+    compare two implementations."""
+    base, arm = (m.backbone if isinstance(m, TaskModel) else m for m in (base, arm))
+    if isinstance(base, ViT) or not isinstance(arm, ViT):
+        return None
+    return type(base).__module__.partition(".")[0]
+
+
+def _against(library: str | None, is_as_ours: bool) -> str | None:
+    if library is None:
+        return None
+    if is_as_ours:
+        return f"base is timed as vitmods builds it, like the arm, and trained as {library} builds it"
+    return f"base is built by {library} and the arm by vitmods: the ratios hold that difference too"
 
 
 class _Timed:

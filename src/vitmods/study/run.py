@@ -62,7 +62,7 @@ from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, write_json
 from vitmods.util.lease import Lease
 from vitmods.util.registry import check_reachable, plugins, spelled
-from vitmods.util.text import plural
+from vitmods.util.text import listing, plural
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
@@ -577,7 +577,7 @@ def _steps_of(runner: TrialRunner) -> Callable[[Work], int]:
 
 def _measure_costs(ready: Ready) -> None:
     """costs.json: each arm once, of a sweep with each base. A later arm is measured beside base again, and base's own
-    numbers stay."""
+    numbers stay. A measurement that fails is a warning: the effects do not depend on it."""
     settings, how, num_classes = ready.settings, ready.how, ready.dataset.num_classes
     costs_file = ready.runner.folder.costs_file
     kept = read_costs(ready.runner.folder, settings)
@@ -589,12 +589,17 @@ def _measure_costs(ready: Ready) -> None:
         from vitmods.study.cost import measure
 
         here = settings.at(point)
-        built = build_arms(settings, point, num_classes)
-        models = ((arm.name, model) for arm, model, _ in built if arm.name in {BASE, *names})
-        with already_reported():
-            task = task_of(here.fixed, here.recipe)
-            images = base_config(here, num_classes)
-            costs = measure(models, task, here.recipe, how.torch_device, how.cost_seconds, images, len(names))
+        try:
+            built = build_arms(settings, point, num_classes)
+            models = ((arm.name, model) for arm, model, _ in built if arm.name in {BASE, *names})
+            with already_reported():
+                task = task_of(here.fixed, here.recipe)
+                images = base_config(here, num_classes)
+                costs = measure(models, task, here.recipe, how.torch_device, how.cost_seconds, images, len(names))
+        except Exception as error:  # models and devices raise what they like
+            text = f"The costs of {listing(sorted(names))} could not be measured ({type(error).__name__}: {error})."
+            warnings.warn(f"{text} The answer is written without them; the same command tries again.", stacklevel=2)
+            continue
         costs["arms"] = {**known["arms"], **costs["arms"]}
         costs["base"] = known["base"] or costs["base"]
         base = point.to_dict().get("base")

@@ -3,10 +3,7 @@
 Too little memory: how it shows, and what to do about it.
 """
 
-import getpass
-import os
 import struct
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"  # environment variable: the folder of what torch.compile has made
 MOST_WORKERS = 8  # threads that prepare images, by default
 
 
@@ -119,8 +115,9 @@ def tf32_products(on: bool) -> Iterator[None]:
 def remove_unfinished_graphs() -> None:
     """Delete the libraries that a killed torch.compile left unfinished in its cache, with a warning: loading one fails,
     or ends the process. Those that another process is writing stay."""
-    given = os.environ.get(INDUCTOR)
-    folder = Path(given) if given else Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # as the compiler names it, also without a user name
+
+    folder = Path(cache_dir())
     removed = 0
     for library in folder.glob("??/*.so"):
         lock = FileLock(folder / "locks" / f"{library.name.partition('.')[0]}.lock", timeout=0)

@@ -1,9 +1,10 @@
 """Studies and trials at an address that fsspec opens, such as s3://bucket/runs/x: work happens in a local copy.
 
-A run downloads what is missing here or was changed there, and uploads what was finished or changed here. A file is
-deleted at the address only where the program names it: `LocalCopy.delete`, and the checkpoints of finished trials. That
-a file is missing here is no reason. A trial's result and its checkpoints are sent after its other files, so that what
-is at the address is always whole.
+A run downloads what is missing here or was changed there, and uploads what was finished or changed here. It deletes at
+the address only what the program names: the checkpoints of a trial whose final result is at the address, TensorBoard
+files that newer ones replace, and weights that --keep-weights leaves out (`LocalCopy.delete`). A file that is only
+missing here stays there. A trial's result and its checkpoints are sent after its other files, so that what is at the
+address is always whole.
 
 Beside the files of a trial `.sent.json` notes which version of each both sides have. So work that could not be sent is
 sent by the next run, and a trial that two machines have changed is noticed; neither side's version is lost then.
@@ -183,9 +184,14 @@ class LocalCopy:
 
     def send(self, final: bool = True) -> None:
         """Send what has changed here, trial by trial; unless it is `final`, without what still grows."""
-        if self._lease is not None:
-            self._check_copy(self._lease)
         (here,) = _by_trial(_list_here(self.folder))
+        if self._lease is not None:  # after the listing, which may hold what was written after a removal
+            self._check_copy(self._lease)
+            for trial in sorted(self._finished):
+                if not (self.folder / trial / RESULT).exists():
+                    self._lose(
+                        self._lease, f"The finished trial {self.folder / trial} was removed while the run worked in it"
+                    )
         for trial, files in here.items():
             self._send_trial(trial, files, final)
         for name in sorted(self._unwanted):
@@ -221,24 +227,25 @@ class LocalCopy:
                 wanted -= changed_here
             else:
                 self._set_aside(trial, here)
-                here, notes, wanted = {}, {}, set(there)
+                here, notes, wanted, changed_here = {}, {}, set(there), set()
         try:
             if RESULT in wanted:
                 notes[RESULT] = self._download(trial, RESULT, there[RESULT])
             is_finished = _is_finished(folder)
+            is_sent = is_finished and RESULT in there and RESULT not in changed_here
             for name in self._replaced({*there, *here}, is_finished):
                 (folder / name).unlink(missing_ok=True)
                 wanted.discard(name)
+            for name in self._replaced(there, is_sent):  # until what replaces it is there, nothing else holds the work
+                self._delete_there(trial, name)
                 notes.pop(name, None)
-                if name in there:
-                    self._delete_there(trial, name)
             if not weights and trial.startswith("trials/"):
                 wanted = {name for name in wanted if not name.endswith((".safetensors", ".pt"))}
             for name in sorted(wanted - {RESULT}, key=_order):
                 notes[name] = self._download(trial, name, there[name])
         finally:
             self._note(trial, notes)
-        if is_finished and RESULT in notes:
+        if is_sent:
             self._finished.add(trial)
 
     def _set_aside(self, trial: str, names: Collection[str]) -> None:
