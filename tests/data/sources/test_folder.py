@@ -226,7 +226,7 @@ def test_folders_below_a_class_are_its_own(make_folder) -> None:
 @pytest.mark.parametrize(("images", "masks"), [("images", "masks"), ("train/images", "train/masks"), ("Image", "GT")])
 def test_images_beside_their_masks_are_not_two_classes(make_folder, images, masks):
     root = make_folder({images: 3, masks: 3})
-    with pytest.raises(UserError, match=r"look like images and their masks.*if they are two classes, rename one"):
+    with pytest.raises(UserError, match=r"look like images and their masks.*if they are classes, rename one"):
         folder(str(root))
     (root / masks).rename((root / masks).with_name("hats"))
     assert len(folder(str(root)).classes) == 2
