@@ -1,4 +1,4 @@
-"""Every row of the table of faults names a test that exists, and every defect of the review has a row."""
+"""Every row of the table of faults names a test that exists."""
 
 import ast
 import re
@@ -13,7 +13,6 @@ ROWS = [
     for line in (ROOT / "docs" / "reliability.md").read_text().splitlines()
     if line.startswith("| ") and not line.startswith(("| fault", "| ---"))
 ]
-DEFECTS = {*(f"B{number}" for number in range(1, 11)), "A15"}
 
 
 def cells_of(row):
@@ -35,7 +34,3 @@ def test_every_fault_names_what_shows_it(row):
         path, _, test = name.partition("::")
         assert (ROOT / path).exists(), path
         assert not path.startswith("tests/") or test in names_in(ROOT / path), name
-
-
-def test_every_defect_has_a_row():
-    assert {found for row in ROWS for found in re.findall(r"\b[AB]\d+\b", cells_of(row)[0])} >= DEFECTS
