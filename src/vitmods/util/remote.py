@@ -184,9 +184,14 @@ class LocalCopy:
 
     def send(self, final: bool = True) -> None:
         """Send what has changed here, trial by trial; unless it is `final`, without what still grows."""
-        if self._lease is not None:
-            self._check_copy(self._lease)
         (here,) = _by_trial(_list_here(self.folder))
+        if self._lease is not None:  # after the listing, which may hold what was written after a removal
+            self._check_copy(self._lease)
+            for trial in sorted(self._finished):
+                if not (self.folder / trial / RESULT).exists():
+                    self._lose(
+                        self._lease, f"The finished trial {self.folder / trial} was removed while the run worked in it"
+                    )
         for trial, files in here.items():
             self._send_trial(trial, files, final)
         for name in sorted(self._unwanted):
