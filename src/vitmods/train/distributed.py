@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from vitmods.data.batch import Batch
 from vitmods.tasks.base import Task, TaskModel
-from vitmods.train.device import remove_unfinished_graphs
 from vitmods.util.errors import UserError
 
 T = TypeVar("T")
@@ -152,7 +151,6 @@ class Together:
     def __init__(self, task: Task, model: nn.Module, processes: Processes, shard: bool, compile: bool = False) -> None:
         self._loss: Any = StepLoss(task, model)
         if compile:
-            remove_unfinished_graphs()
             torch.compiler.reset()  # beyond eight trials of one process it would silently stop compiling
             self._loss.compile()
         self._model, self._shard = model, shard

@@ -19,7 +19,7 @@ from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import lr_at, resolve_on
 from vitmods.tasks.base import Example, Task
 from vitmods.train import checkpoint
-from vitmods.train.device import DataWait, check_tf32, place, tf32_products
+from vitmods.train.device import DataWait, check_tf32, place, remove_unfinished_graphs, tf32_products
 from vitmods.train.distributed import (
     Divided,
     Processes,
@@ -115,6 +115,8 @@ class TrialRun:
         check_every_parameter_is_trained(self.model, self.optimizer)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._recorder = Recorder(self.model, self.how.record, self.processes.size)
+        if self.how.compile:
+            remove_unfinished_graphs()
         self._loss = Together(task, self.model, self.processes, self.how.shard, self.how.compile)
 
         self.step = 0
