@@ -17,7 +17,7 @@ from paired import one_thread, paired, report, saved_bytes
 
 import vitmods as vm
 from vitmods import fast
-from vitmods.analysis.timing import peak_bytes
+from vitmods.bench import peak_bytes
 
 RECOMPUTE: dict[str, dict[str, int]] = {"recompute": {}}
 VARIANTS: dict[str, tuple[str, dict[str, dict[str, int]]]] = {

@@ -28,7 +28,7 @@ from torch import nn
 
 import vitmods as vm
 from vitmods import data
-from vitmods.analysis.timing import BLOCK_S, Ratio, device_name, interleave, seconds_per_call
+from vitmods.bench import BLOCK_S, Ratio, device_name, interleave, seconds_per_call
 from vitmods.changes.compose import edit
 from vitmods.recipes import Recipe
 from vitmods.study.steps import Steps

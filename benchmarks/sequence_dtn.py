@@ -17,7 +17,7 @@ from paired import one_thread, paired, report
 from torch import Tensor, nn
 
 import vitmods as vm
-from vitmods.analysis.timing import peak_bytes
+from vitmods.bench import peak_bytes
 from vitmods.layers.norms import DynamicTokenNorm, dynamic_token
 
 WIDTH, HEADS = 512, 8

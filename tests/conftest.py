@@ -47,7 +47,7 @@ def short_clocks():
     """Costs and estimates of two or three calls each: for studies whose times nobody looks at."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("vitmods.study.cost.BLOCK_S", 0)
-        patched.setattr("vitmods.analysis.timing.ROUNDS", (2, 2))
+        patched.setattr("vitmods.bench.ROUNDS", (2, 2))
         patched.setattr("vitmods.study.stopwatch.TIMED_S", 0)
         yield
 

@@ -335,10 +335,10 @@ def together():
 
 @pytest.fixture
 def short_timing(monkeypatch):
-    monkeypatch.setattr("vitmods.analysis.timing.BLOCK_S", 0.001)
-    monkeypatch.setattr("vitmods.analysis.timing.SIDE", {"cpu": 16})
+    monkeypatch.setattr("vitmods.bench.BLOCK_S", 0.001)
+    monkeypatch.setattr("vitmods.bench.SIDE", {"cpu": 16})
     monkeypatch.setattr("vitmods.analysis.figures.partial_training.BLOCK_S", 0.001)
-    monkeypatch.setattr("vitmods.analysis.timing.ROUNDS", (3, 3))
+    monkeypatch.setattr("vitmods.bench.ROUNDS", (3, 3))
 
 
 def pixels(drawn):

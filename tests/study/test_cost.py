@@ -11,7 +11,7 @@ from scipy.stats import binom
 from torch import nn
 
 from vitmods.adapters.apply import apply
-from vitmods.analysis.timing import Ratio, interleave, peak_bytes, seconds_per_call
+from vitmods.bench import Ratio, interleave, peak_bytes, seconds_per_call
 from vitmods.changes import parse_changes
 from vitmods.model.flops import count_macs
 from vitmods.model.vit import ViT, vit
@@ -65,7 +65,7 @@ def test_peak_of_a_training_step_is_weights_gradients_state_and_activations():
 def test_time_on_a_cpu_is_by_its_own_clock(monkeypatch):
     clocks = {"cpu": 0.0, "wall": 0.0}
     by = {"process_time": lambda: clocks["cpu"], "perf_counter": lambda: clocks["wall"]}
-    monkeypatch.setattr("vitmods.analysis.timing.time", SimpleNamespace(**by))
+    monkeypatch.setattr("vitmods.bench.time", SimpleNamespace(**by))
 
     def call():
         clocks["cpu"] += 2

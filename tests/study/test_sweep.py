@@ -132,7 +132,7 @@ def test_a_sweep_grows_and_can_be_read_at_any_time(tmp_path):
 def test_a_dry_run_estimates_every_setting(tmp_path, monkeypatch):
     ticks = itertools.count(0.0, 1e-3)  # whatever is timed takes a millisecond
     clock = SimpleNamespace(perf_counter=lambda: next(ticks), process_time=lambda: next(ticks))
-    monkeypatch.setattr("vitmods.analysis.timing.time", clock)
+    monkeypatch.setattr("vitmods.bench.time", clock)
     estimate = make({"limit_train": [0.25, 1]}).dry_run(tmp_path / "none", device="cpu")
     names = ["limit_train=0.25, base", "limit_train=0.25, dpn", "limit_train=1, base", "limit_train=1, dpn"]
     assert [arm.arm for arm in estimate.arms] == names

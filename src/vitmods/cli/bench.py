@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     _check(options)
     import shutil
 
-    from vitmods.analysis.timing import bench, plot, table
+    from vitmods.bench import bench, plot, table
     from vitmods.train.device import resolve
     from vitmods.util.files import make_folder, write_json
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from vitmods.adapters.apply import apply, config_of
 from vitmods.adapters.replace import put_norms, replace_norms
 from vitmods.adapters.transfer import MOST_CLASSES, MOST_NUMBER, bounded, check_numbers, evaluating, most_bytes, outline
-from vitmods.analysis.timing import peak_bytes
+from vitmods.bench import peak_bytes
 from vitmods.changes import Change
 from vitmods.changes.compose import edit as edit_config
 from vitmods.model.config import ViTConfig

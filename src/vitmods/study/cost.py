@@ -1,4 +1,4 @@
-"""What each arm costs, as ratios to base, measured interleaved in one process (`vitmods.analysis.timing`)."""
+"""What each arm costs, as ratios to base, measured interleaved in one process (`vitmods.bench`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from vitmods.adapters.apply import apply
-from vitmods.analysis.timing import BLOCK_S, ROUNDS, Ratio, Work, interleave, quiet_threads, seconds_per_call
+from vitmods.bench import BLOCK_S, ROUNDS, Ratio, Work, interleave, quiet_threads, seconds_per_call
 from vitmods.model.flops import count_params
 from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitmods.analysis.timing import device_name
+from vitmods.bench import device_name
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm

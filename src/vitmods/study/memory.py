@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from vitmods.analysis.timing import peak_bytes
+from vitmods.bench import peak_bytes
 from vitmods.changes import Change
 from vitmods.changes.compose import edit
 from vitmods.model.config import ViTConfig

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from vitmods.analysis.timing import Work, now, peak_bytes, seconds_per_call
+from vitmods.bench import Work, now, peak_bytes, seconds_per_call
 from vitmods.data.batch import Batch
 from vitmods.recipes import Recipe
 from vitmods.study.bases import Base

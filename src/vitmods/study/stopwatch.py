@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import torch
 from torch import nn
 
-from vitmods.analysis.timing import now, seconds_per_call
+from vitmods.bench import now, seconds_per_call
 from vitmods.data.dataset import independent
 from vitmods.model.flops import count_params
 from vitmods.recipes import Recipe

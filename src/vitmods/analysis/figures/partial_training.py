@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from vitmods.analysis.figure import INK, PALETTE, Arrays, Examined, NotHere, blank, figure_kind, legend, plain
-from vitmods.analysis.timing import BLOCK_S, Work, interleave, peak_bytes, quiet_threads, seconds_per_call
+from vitmods.bench import BLOCK_S, Work, interleave, peak_bytes, quiet_threads, seconds_per_call
 from vitmods.finetune import train_only
 
 PARTS = ("all", "attention", "ffn")

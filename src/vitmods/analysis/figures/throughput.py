@@ -31,12 +31,12 @@ def throughput(
     device: torch.device | str = "cpu",
     budget_s: float = 60.0,
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """`images a second` and the `batch`, (batches,) each, of inference, timed interleaved by `vitmods.analysis.timing`.
+    """`images a second` and the `batch`, (batches,) each, of inference, timed interleaved by `vitmods.bench`.
 
     Raises:
         UserError: a model does not take images of that size, or has no logits.
     """
-    from vitmods.analysis.timing import bench
+    from vitmods.bench import bench
 
     found = bench(
         models, img_size, batches=batches, kinds=("inference",), device=device, budget_s=budget_s / len(batches)

@@ -9,7 +9,7 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.adapters import open_model
-from vitmods.analysis.timing import bench, plot, table
+from vitmods.bench import bench, plot, table
 from vitmods.cli import main
 from vitmods.model.flops import count_macs
 from vitmods.util.errors import UserError
@@ -20,7 +20,7 @@ def found(seconds_by_counting):
     models = {"mu2/4": vm.vit("mu2/4", img_size=16), "four": vm.vit("mu8/4", img_size=16)}
     models["fast"] = vm.optimize_for_inference(models["mu2/4"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitmods.analysis.timing.seconds_per_call", seconds_by_counting)
+        patch.setattr("vitmods.bench.seconds_per_call", seconds_by_counting)
         return bench(models, (16, 16), batches=(1, 4), budget_s=0.1)
 
 
