@@ -555,7 +555,7 @@ def test_a_run_that_was_taken_over_measures_and_writes_nothing_more(tmp_path, mo
 def test_a_run_that_was_asleep_trains_and_sends_nothing_more(tmp_path, on, monkeypatch, when):
     """Another run takes the address over, and this one does not notice by itself: its lease is renewed much later."""
     out, other = f"file://{tmp_path}/there/x", json.dumps({"id": "another", "host": "two", "process": 7})
-    monkeypatch.setattr("_thread.interrupt_main", lambda signum: None)
+    monkeypatch.setattr(lease, "_interrupt_main", lambda: None)
     monkeypatch.setattr(address.AddressPlace, "write", lambda *_: None)  # nor does it renew it at the same moment
     monkeypatch.setattr(lease, "BEAT_S", 600.0)
     monkeypatch.setattr(lease, "STALE_S", 0.0)

@@ -1,6 +1,7 @@
 """Who holds a folder, on machines that share nothing but its files."""
 
 import json
+import os
 import signal
 import threading
 import time
@@ -134,7 +135,7 @@ def test_of_several_that_begin_at_once_one_begins(make, place, stale, monkeypatc
         quiet.add(threading.get_ident())
 
     monkeypatch.setattr("time.sleep", sleep)
-    monkeypatch.setattr("_thread.interrupt_main", lambda signum: None)
+    monkeypatch.setattr(module, "_interrupt_main", lambda: None)
     threads = [threading.Thread(target=begin, args=[run]) for run in runs]
     for thread in threads:
         thread.start()
@@ -202,10 +203,29 @@ def test_one_that_was_taken_over_stops_and_leaves_the_other_alone(interrupts, pl
                 time.sleep(0.01)
 
     if not interrupts:  # as where SIGINT is ignored
-        monkeypatch.setattr("_thread.interrupt_main", lambda signum: None)
+        monkeypatch.setattr(module, "_interrupt_main", lambda: None)
     with pytest.raises(UserError, match="process 7 on two has taken runs/x over"):
         work()
     assert place().read() == OTHER
+
+
+@pytest.mark.parametrize("sleeps", [lambda: time.sleep(60), lambda: os.read(os.pipe()[0], 1), threading.Event().wait])
+def test_a_run_that_waits_is_woken_within_a_second(sleeps, place):
+    """In a wait for nothing: an object store that does not answer, a worker that computes."""
+    lost = []
+
+    def lose(lease):
+        lost.append(time.monotonic())
+        lease.lose("its copy was removed")
+
+    def work():
+        with leased(place(), "runs/x", "study") as lease:
+            threading.Timer(0.1, lose, [lease]).start()
+            sleeps()
+
+    with pytest.raises(UserError, match="its copy was removed"):
+        work()
+    assert time.monotonic() - lost[0] < 1
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -238,7 +258,7 @@ def test_a_trial_that_ctrl_c_does_not_reach_stops_too(place, answers):
 def test_one_that_looks_is_told_at_once(gave_back, make, place, monkeypatch):
     monkeypatch.setattr(module, "BEAT_S", 60.0)
     interrupted = threading.Event()
-    monkeypatch.setattr("_thread.interrupt_main", lambda signum: interrupted.set())
+    monkeypatch.setattr(module, "_interrupt_main", interrupted.set)
     run = make("one")
     run.take()
     run.look()
@@ -256,7 +276,7 @@ def test_one_that_looks_is_told_at_once(gave_back, make, place, monkeypatch):
 
 def test_two_that_look_at_a_time_are_both_told(make, place, monkeypatch):
     monkeypatch.setattr(module, "BEAT_S", 60.0)
-    monkeypatch.setattr("_thread.interrupt_main", lambda signum: None)
+    monkeypatch.setattr(module, "_interrupt_main", lambda: None)
     run, asked, answers, told = make("one"), threading.Event(), threading.Event(), []
     run.take()
     read = run._place.read

@@ -7,7 +7,6 @@ does not for `STALE_S` seconds has none any more and is taken over. No clocks ar
 
 from __future__ import annotations
 
-import _thread
 import json
 import os
 import platform
@@ -275,8 +274,11 @@ def _ignores_ctrl_c() -> bool:
 
 
 def _interrupt_main() -> None:
-    """As Ctrl-C does; where that is ignored, by SIGTERM, which a trial answers too."""
-    _thread.interrupt_main(signal.SIGTERM if _ignores_ctrl_c() else signal.SIGINT)
+    """Send the main thread SIGINT, or SIGTERM if SIGINT is ignored. A real signal also wakes a thread that sleeps or
+    waits for a pipe, which `_thread.interrupt_main` does not."""
+    number = signal.SIGTERM if _ignores_ctrl_c() else signal.SIGINT
+    if callable(signal.getsignal(number)):  # without a handler the signal would kill the process
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
 @contextmanager
