@@ -31,7 +31,7 @@ from torchvision.transforms import v2
 import vitmods as vm
 from vitmods.data.dataset import ImageDataset, Split
 from vitmods.data.geometry import Geometry
-from vitmods.data.load import KEPT_RATIO
+from vitmods.data.loading import KEPT_RATIO
 from vitmods.data.read import decode
 from vitmods.data.records import Records
 from vitmods.data.store import open_store

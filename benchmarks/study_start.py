@@ -61,7 +61,7 @@ def make_images(root: Path, count: int, side: int, equal: int) -> None:
 
 LOAD = """
 import sys, time, torch
-from vitmods.data.load import load
+from vitmods.data.loading import load
 from vitmods.recipes import Augment
 
 def private():

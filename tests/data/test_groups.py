@@ -1,7 +1,6 @@
 """Images that belong together are never torn apart by a split that is made."""
 
 import shutil
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +12,11 @@ import vitmods as vm
 from vitmods import data
 from vitmods.cli import main as shell
 from vitmods.cli.data import main
-from vitmods.cli.options import SplitArguments
 from vitmods.data import store as hashes
 from vitmods.data.pack import pack
 from vitmods.data.records import Records, Source
 from vitmods.data.splits import SplitOptions, groups_of, keys_by, make_splits, read_columns, suggested
 from vitmods.recipes import plain
-from vitmods.study.plan import ImageOptions
 from vitmods.study.trial import load_images
 from vitmods.util.errors import UserError
 
@@ -204,7 +201,7 @@ def test_equal_bytes_never_cross_splits_whatever_the_order(contents: list[int], 
         labels = np.array([i % 2 for i in order])
         raw = [bytes([contents[i]]) for i in order]
         records = Records(ids, labels, ids, raw.__getitem__, np.arange(len(ids)))
-        found, _ = make_splits(Source("set", ("a", "b"), {"train": records}), split_seed=seed, fold=fold)
+        found, _ = make_splits(Source("set", ("a", "b"), {"train": records}), SplitOptions(split_seed=seed, fold=fold))
         return {name: set(part.ids) for name, part in found.items()}
 
     n = len(contents)
@@ -240,10 +237,13 @@ def test_shell_and_python_split_alike(twins: Path, tmp_path: Path, capsys: pytes
     assert parts_of(load(twins, split_file=tmp_path / "out" / "split.csv")) == ours
 
 
-def test_options_of_images_are_the_same_everywhere() -> None:
-    names = set(SplitOptions.__annotations__) - {"train_on_all"}  # for retraining alone
-    assert names <= set(ImageOptions.__annotations__)
-    assert names == {field.name for field in fields(SplitArguments)}
+@pytest.mark.parametrize("option", [{"fold": (5, 5)}, {"val_fraction": 1.5}, {"limit_train": 1.5}, {"limit_val": 0}])
+def test_impossible_options_cost_no_scan(option: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitmods.data.loading.open_source", lambda spec: pytest.fail("images were listed"))
+    monkeypatch.setattr("vitmods.study.study.defaults_for", lambda spec: pytest.fail("images were listed"))
+    for use in (load, data.check, lambda spec, **options: vm.Study("mu3/8", ["rms"], spec, **options)):
+        with pytest.raises(UserError, match=next(iter(option))):
+            use("folder", **option)
 
 
 @pytest.mark.parametrize(

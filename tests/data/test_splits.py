@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vitmods.data.records import Records, Source
 from vitmods.data.sources import open_source
-from vitmods.data.splits import cut, limit, make_splits, take_out
+from vitmods.data.splits import SplitOptions, cut, limit, make_splits, take_out
 from vitmods.util.errors import UserError
 
 
@@ -76,7 +76,7 @@ def test_a_class_with_one_image_stays_in_train() -> None:
 )
 def test_only_what_is_lacking_is_made(found, val, result, origin) -> None:
     given = {"val_fraction": None if "val" in found else val, "test_fraction": 0.1 if found == ("train",) else None}
-    splits, words = make_splits(source(*found), split_seed=3, **given)
+    splits, words = make_splits(source(*found), SplitOptions(split_seed=3, **given))
     assert {name: len(part) for name, part in splits.items()} == result
     assert list(splits) == [name for name in ("train", "val", "test") if name in result]
     assert words == origin
@@ -87,7 +87,7 @@ def test_only_what_is_lacking_is_made(found, val, result, origin) -> None:
 )
 def test_impossible_fractions(val: float, test: float, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        make_splits(source("train"), val_fraction=val, test_fraction=test)
+        make_splits(source("train"), SplitOptions(val_fraction=val, test_fraction=test))
 
 
 @given(label_lists, st.integers(1, 130), st.integers(0, 50))
@@ -120,17 +120,17 @@ def test_what_is_taken_out_leaves_one_of_every_class(labels, count, seed) -> Non
 
 def test_val_of_a_number_of_images() -> None:
     vtab = source("train", "test", n=1200)
-    splits, words = make_splits(vtab, limit_val=200)
+    splits, words = make_splits(vtab, SplitOptions(limit_val=200))
     assert {name: len(part) for name, part in splits.items()} == {"train": 1000, "val": 200, "test": 1200}
     assert np.bincount(splits["val"].labels).tolist() == [100, 100]
     assert not set(splits["val"].ids) & set(splits["train"].ids)
     assert words == "found; val made from train, seed 0"
-    alone, _ = make_splits(source("train", n=1200), test_fraction=0.5, limit_val=200)
+    alone, _ = make_splits(source("train", n=1200), SplitOptions(test_fraction=0.5, limit_val=200))
     assert {name: len(part) for name, part in alone.items()} == {"train": 400, "val": 200, "test": 600}
-    own, words = make_splits(source("train", "val", "test"), limit_val=20)
+    own, words = make_splits(source("train", "val", "test"), SplitOptions(limit_val=20))
     assert ({name: len(part) for name, part in own.items()}, words) == ({"train": 100, "val": 20, "test": 100}, "found")
     with pytest.raises(UserError, match="limit_val must be at least 1"):
-        make_splits(vtab, limit_val=0)
+        make_splits(vtab, SplitOptions(limit_val=0))
 
 
 def test_an_evaluation_set_is_left_as_it_is() -> None:
@@ -201,7 +201,7 @@ def test_what_is_taken_out_are_whole_groups() -> None:
 )
 def test_what_cannot_apply_is_refused(found, option, message) -> None:
     with pytest.raises(UserError, match=message):
-        make_splits(source(*found), **option)
+        make_splits(source(*found), SplitOptions(**option))
 
 
 def in_groups(seed: int, n: int, classes: int, groups: int) -> tuple[list[int], list[str]]:
@@ -259,5 +259,5 @@ def test_splits_never_change(options) -> None:
     """Results that are kept are of these splits."""
     seed, val, test, limit_train = options
     given = {"split_seed": seed, "val_fraction": val, "test_fraction": test, "limit_train": limit_train}
-    splits, _ = make_splits(open_source("digits"), **given)
+    splits, _ = make_splits(open_source("digits"), SplitOptions(**given))
     assert {name: sha256(repr(part.ids).encode()).hexdigest()[:12] for name, part in splits.items()} == GIVEN[options]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from vitmods.data.load import load
+from vitmods.data.loading import load
 from vitmods.recipes import Augment, plain
 from vitmods.report import render
 from vitmods.study import Answer, Study

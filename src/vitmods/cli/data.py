@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vitmods.cli.options import SplitArguments, parse
+from vitmods.cli.options import parse
+from vitmods.data.splits import SplitOptions
 
 UNFIT = 1
 
@@ -29,7 +30,7 @@ class Data:
 
     source: Annotated[str, tyro.conf.Positional]
     """digits, a folder of class folders or of shards, torchvision:NAME?root=FOLDER, hf:NAME, or wds:SHARDS"""
-    split: SplitArguments = field(default_factory=SplitArguments)
+    split: SplitOptions = field(default_factory=SplitOptions)
     out: Path | None = None
     """also write all of it, every unreadable image included, to data.json in this folder"""
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
+from vitmods.data.splits import SplitOptions
 from vitmods.recipes import RECIPES, Recipe
 from vitmods.recipes.registry import parse_recipe, split_recipe
 from vitmods.study.arms import BASE
@@ -23,29 +24,6 @@ from vitmods.util.errors import UserError
 T = TypeVar("T")
 
 _STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
-
-
-@dataclass(frozen=True)
-class SplitArguments:
-    """Which images are trained on, chosen by and reported."""
-
-    split_seed: int = 0
-    """for images that are not split yet: which split is made"""
-    val_fraction: float | None = None
-    """fraction of the images for validation, where there is no such split; None: 0.1"""
-    test_fraction: float | None = None
-    """fraction of the images for the test, where there is no such split; None: 0.2"""
-    fold: tuple[int, int] | None = None
-    """I K: the test is part I of K, from 0 to K - 1, of images that are not split yet"""
-    group_by: str | None = None
-    """keep what belongs together (a patient, a video) in one split: a regular expression whose first group, or match,
-    in a path names it, or a CSV file with the columns image and group (docs/data.md)"""
-    split_file: Path | None = None
-    """a CSV file with the columns image and split, as split.csv of a study: split as it says"""
-    limit_train: int | None = None
-    """use only so many training images, classes in proportion"""
-    limit_val: int | None = None
-    """use only so many images for validation; where there is no such split, they are taken out of train"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +43,7 @@ class _ImageArguments:
 
 
 @dataclass(frozen=True)
-class DataOptions(SplitArguments, _ImageArguments):
+class DataOptions(SplitOptions, _ImageArguments):
     """The images. Defaults of the other options follow from them."""
 
 

@@ -1,19 +1,5 @@
 """Images: from a folder or a named set to augmented batches that any run can repeat exactly."""
 
-from vitmods.data.batch import Batch
-from vitmods.data.dataset import ImageDataset, Split
-from vitmods.data.load import Checked, check, load, load_sequences
-from vitmods.data.sequences import SequenceDataset
-from vitmods.data.splits import SplitOptions
+import lazy_loader
 
-__all__ = [
-    "Batch",
-    "Checked",
-    "ImageDataset",
-    "SequenceDataset",
-    "Split",
-    "SplitOptions",
-    "check",
-    "load",
-    "load_sequences",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -17,17 +17,17 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitmods.data.records import SPLITS, Records, Source, joined, printable
 from vitmods.data.rng import text_order
-from vitmods.data.store import digests_of
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, write_atomically
 from vitmods.util.limits import open_table, table
@@ -228,74 +228,96 @@ def _check_labels(shown: str, source: Source, records: Records, rows: Sequence[M
 Indices = NDArray[np.int64]
 Groups = Sequence[str] | None
 VAL_FRACTION, TEST_FRACTION = 0.1, 0.2
-"""Of the images, for the splits that are made if nothing else is said."""
+"""Default fractions of the images, for the splits that are made."""
 
 
-class SplitOptions(TypedDict, total=False):
-    """Which images are trained on, chosen by and reported.
+def _check_limit(count: float | None) -> None:
+    if count is None or (isinstance(count, float) and 0 < count <= 1):
+        return
+    if not count >= 1 or count % 1:
+        raise UserError(f"limit_train must be at least 1, or a fraction (0.25) of the images, not {count}.")
 
-    split_seed: which split is made, where the images have none.
-    val_fraction, test_fraction: of the images, for such a split; None: 0.1 and 0.2. A UserError where the images have
-        that split already.
-    fold: (i, k): test is part i of k parts of all images, with about as many of each class; for i from 0 to k - 1 each
-        image is tested once. Only a class whose images all belong together is always trained on.
-    group_by: what images belong together, a regular expression or a CSV file; see `vitmods.data.splits`.
-    split_file: a CSV file with the columns image and split, such as the split.csv of a study, that says it all.
-    limit_train: at most so many training images, or such a fraction of them (a float up to 1), classes in proportion.
-    limit_val: so many images for val, taken out of train where there is no val.
-    train_on_all: train on val and test too, which then are no splits: for a model whose worth is known already.
-    """
 
-    split_seed: int
-    val_fraction: float | None
-    test_fraction: float | None
-    fold: Sequence[int] | None
-    group_by: str | Path | None
-    split_file: str | Path | None
-    limit_train: float | None
-    limit_val: int | None
-    train_on_all: bool
+@dataclass(frozen=True)
+class SplitOptions:
+    """Which images are trained on, chosen by and reported."""
+
+    split_seed: int = 0
+    """for images without splits: which split is made"""
+    val_fraction: float | None = None
+    """for images without a val split: the fraction of them that it gets; None: 0.1"""
+    test_fraction: float | None = None
+    """for images without splits: the fraction of them for the test; None: 0.2"""
+    fold: tuple[int, int] | None = None
+    """I K: test is part I of K, from 0 to K - 1, of images without splits. Over all I, each image is tested once
+    (never, if all images of its class belong together)"""
+    group_by: str | None = None
+    """keep what belongs together (a patient, a video) in one split: a regular expression whose first group, or match,
+    in a path names it, or a CSV file with the columns image and group (docs/data.md)"""
+    split_file: Path | None = None
+    """a CSV file with the columns image and split, such as the split.csv of a study: split as it says"""
+    limit_train: int | float | None = None
+    """use at most so many training images, or a fraction of them (0.25), classes in proportion"""
+    limit_val: int | None = None
+    """use only so many images for validation; without a val split, they are taken out of train"""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for values that no images can be split by, before any image is read."""
+        if self.limit_val is not None and self.limit_val < 1:
+            raise UserError(
+                f"limit_val must be at least 1, not {self.limit_val}. For no val split set val_fraction to 0."
+            )
+        _check_limit(self.limit_train)
+        for name in ("val_fraction", "test_fraction"):
+            if (value := getattr(self, name)) is not None and not 0 <= value < 1:
+                raise UserError(f"{name} must lie between 0 and 1 (0 makes no such split), not {value}.")
+        if (fold := self.fold) is not None and (len(fold) != 2 or not 0 <= fold[0] < fold[1] or fold[1] < 2):
+            raise UserError(f"fold is (i, k): part i of k, with k at least 2 and i from 0 to k - 1, not {tuple(fold)}.")
+        if self.split_file is not None:
+            self.refuse("the split file says where each image belongs", "val_fraction", "test_fraction", "fold")
+        if self.limit_val is not None:
+            self.refuse("limit_val says how many images val has", "val_fraction")
+        if self.fold is not None:
+            self.refuse("the number of folds says how large test is", "test_fraction")
+
+    def refuse(self, reason: str, *names: str) -> None:
+        """Raise UserError for the first of these options that is set."""
+        for name in names:
+            if (value := getattr(self, name)) is not None:
+                text = f"{value:g}" if isinstance(value, float) else value
+                raise UserError(f"{name}={text} cannot apply: {reason}. Leave --{name.replace('_', '-')} out.")
 
 
 def make_splits(
     source: Source,
+    options: SplitOptions = SplitOptions(),
     *,
-    split_seed: int = 0,
-    val_fraction: float | None = None,
-    test_fraction: float | None = None,
-    fold: Sequence[int] | None = None,
-    group_by: str | Path | None = None,
-    split_file: str | Path | None = None,
-    limit_train: float | None = None,
-    limit_val: int | None = None,
     train_on_all: bool = False,
     cache_dir: Path | None = None,
 ) -> tuple[dict[str, Records], str]:
-    """The splits to use and where each comes from, in words; the arguments are `SplitOptions`.
+    """The splits to use and where each comes from, in words.
 
     A source with train alone is cut into train, val and test. One that lacks val gives a part of train to it. One that
     lacks test beside its own val is evaluated on val, so that numbers stay comparable with others on that split. A
     source without train is for evaluation only. What there is to know of groups is added to the source's warnings.
+    train_on_all: join all splits to train, for a model whose worth is known already.
     """
-    if limit_val is not None and limit_val < 1:
-        raise UserError(f"limit_val must be at least 1, not {limit_val}. For no val split set val_fraction to 0.")
-    _check_limit(limit_train)  # before images are read
     splits, origin = dict(source.splits), "found"
-    if split_file is not None:
-        given = {"val_fraction": val_fraction, "test_fraction": test_fraction, "fold": fold}
-        _refuse(given, "the split file says where each image belongs")
-        splits, origin = read_split(split_file, source), f"from {printable(Path(split_file).name)}"
+    seed, fold, limit_val = options.split_seed, options.fold, options.limit_val
+    if options.split_file is not None:
+        splits = read_split(options.split_file, source)
+        origin = f"from {printable(Path(options.split_file).name)}"
     else:
-        fractions = _fractions(source, val_fraction, test_fraction, fold, limit_val)
+        fractions = _fractions(source, options)
         if "test" in fractions or fractions.get("val") or (limit_val is not None and _lacks_val(source)):
-            groups = _belonging(source, group_by, cache_dir)
-            splits |= _made(splits["train"], split_seed, fractions, groups, fold, limit_val)
-            made = f"seed {split_seed}" if fold is None else f"fold {fold[0]} of {fold[1]}, seed {split_seed}"
+            groups = _belonging(source, options.group_by, cache_dir)
+            splits |= _made(splits["train"], seed, fractions, groups, fold, limit_val)
+            made = f"seed {seed}" if fold is None else f"fold {fold[0]} of {fold[1]}, seed {seed}"
             origin = f"made, {made}" if "test" in fractions else f"found; val made from train, {made}"
     if limit_val is not None and "val" in splits:
-        splits["val"] = limit(splits["val"], limit_val, split_seed)
+        splits["val"] = limit(splits["val"], limit_val, seed)
     if "train" in splits:
-        splits["train"] = limit(splits["train"], limit_train, split_seed)
+        splits["train"] = limit(splits["train"], options.limit_train, seed)
     if train_on_all and "train" in splits:
         splits = {"train": joined(*(splits[name] for name in SPLITS if name in splits))}
         origin += "; joined to train on all"
@@ -306,31 +328,20 @@ def _lacks_val(source: Source) -> bool:
     return "train" in source.splits and "val" not in source.splits
 
 
-def _fractions(
-    source: Source,
-    val_fraction: float | None,
-    test_fraction: float | None,
-    fold: Sequence[int] | None,
-    limit_val: int | None,
-) -> dict[str, float]:
-    """Of the parts to be made, but for a val of `limit_val` images. UserError for what cannot apply."""
-    own = f"these images come with splits of their own ({', '.join(source.splits)})"
+def _fractions(source: Source, options: SplitOptions) -> dict[str, float]:
+    """Fractions of the parts to be made, but for a val of `limit_val` images. UserError for what cannot apply."""
+    reason = f"these images come with splits of their own ({', '.join(source.splits)})"
     alone = list(source.splits) == ["train"]
-    test = _fraction("test_fraction", test_fraction, TEST_FRACTION)
-    val = _fraction("val_fraction", val_fraction, VAL_FRACTION)
     if not alone:
-        _refuse({"test_fraction": test_fraction, "fold": fold}, own)
+        options.refuse(reason, "test_fraction", "fold")
     if not _lacks_val(source):
-        _refuse({"val_fraction": val_fraction}, own)
+        options.refuse(reason, "val_fraction")
         return {}
-    if limit_val is not None:
-        _refuse({"val_fraction": val_fraction}, "limit_val says how many images val has")
-    if fold is not None:
-        _refuse({"test_fraction": test_fraction}, "the number of folds says how large test is")
-        if len(fold) != 2 or not 0 <= fold[0] < fold[1] or fold[1] < 2:
-            raise UserError(f"fold is (i, k): part i of k, with k at least 2 and i from 0 to k - 1, not {tuple(fold)}.")
-        test = 1 / fold[1]
-    fractions = ({"test": test} if alone else {}) | ({"val": val} if limit_val is None else {})
+    test = TEST_FRACTION if options.test_fraction is None else options.test_fraction
+    val = VAL_FRACTION if options.val_fraction is None else options.val_fraction
+    if options.fold is not None:
+        test = 1 / options.fold[1]
+    fractions = ({"test": test} if alone else {}) | ({"val": val} if options.limit_val is None else {})
     if sum(fractions.values()) >= 1:
         raise UserError(f"A val_fraction of {val:g} and {test:g} for test leave nothing to train on: take less.")
     return fractions
@@ -358,6 +369,8 @@ def _belonging(source: Source, group_by: str | Path | None, cache_dir: Path | No
     train = source.splits["train"]
     if group_by:
         keys_by(group_by, train.ids)  # a UserError, before every image is read
+    from vitmods.data.store import digests_of  # torch, which the shell's help does without
+
     digests = digests_of(train, cache_dir)
     copies = np.unique(hashes(digests[digests.any(axis=1)]), return_counts=True)[1]
     if many := copies[copies > 1].sum():
@@ -369,22 +382,6 @@ def _belonging(source: Source, group_by: str | Path | None, cache_dir: Path | No
             f"keep each in one split with --group-by '{pattern}' (group_by), or test shows what was trained on."
         )
     return groups_of(train.ids, group_by, digests)
-
-
-def _refuse(given: dict[str, Any], why: str) -> None:
-    """UserError for the first option that was given."""
-    for name, value in given.items():
-        if value is not None:
-            shown = f"{value:g}" if isinstance(value, float) else value
-            option = name.replace("_", "-")
-            raise UserError(f"{name}={shown} cannot apply: {why}. Leave --{option} out.")
-
-
-def _fraction(name: str, value: float | None, usual: float) -> float:
-    value = usual if value is None else value
-    if not 0 <= value < 1:
-        raise UserError(f"{name} must lie between 0 and 1 (0 makes no such split), not {value}.")
-    return value
 
 
 def cut(
@@ -443,13 +440,6 @@ def limit(records: Records, count: float | None, seed: int) -> Records:
     if count is None or count >= len(records):
         return records
     return records.take(_drawn(records, int(count), seed, "limit", spare=0))
-
-
-def _check_limit(count: float | None) -> None:
-    if count is None or (isinstance(count, float) and 0 < count <= 1):
-        return
-    if not count >= 1 or count % 1:
-        raise UserError(f"limit_train must be at least 1, or a fraction (0.25) of the images, not {count}.")
 
 
 def take_out(records: Records, count: int, seed: int, groups: Groups = None) -> tuple[Records, Records]:

@@ -17,14 +17,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
+from vitmods.data.splits import SplitOptions
 from vitmods.evals.options import Options
 from vitmods.recipes.recipe import tupled
 from vitmods.study.arms import BASE, Arm
@@ -340,27 +341,19 @@ _MAY_DIFFER = (
 MOST_SEEDS = 10_000  # from this seed on trials are for tuning alone, never part of the answer
 
 
-class ImageOptions(TypedDict, total=False):
-    """What is said of the images beside where they lie; what is not said, or None, fits them.
+@dataclass(frozen=True)
+class ImageOptions(SplitOptions):
+    """How a study uses its images; values that are None fit them."""
 
-    img_size: side, or (rows, columns), in pixels.
-    in_chans: channels that the model reads.
-    split_seed, val_fraction, test_fraction, fold, group_by, split_file, limit_train, limit_val: which of them are
-        trained on, chosen by and reported; see `vitmods.data.SplitOptions`.
-    unreadable: "stop" at images that cannot be read, or "skip" them and say so in the report.
-    """
+    img_size: int | tuple[int, ...] | None = None
+    """image side, or rows and columns, in pixels"""
+    in_chans: int | None = None
+    """channels that the model reads: 3 (RGB) or 1 (gray)"""
+    unreadable: Literal["stop", "skip"] = "stop"
+    """images that cannot be read stop the run before training, or are left out and reported"""
 
-    img_size: int | tuple[int, ...] | None
-    in_chans: int | None
-    split_seed: int
-    val_fraction: float | None
-    test_fraction: float | None
-    fold: Sequence[int] | None
-    group_by: str | Path | None
-    split_file: str | Path | None
-    limit_train: float | None
-    limit_val: int | None
-    unreadable: Literal["stop", "skip"]
+
+IMAGE_OPTIONS = tuple(field.name for field in fields(ImageOptions))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from vitmods.data.augment import normalize, per_channel
 from vitmods.data.batch import Batch
 from vitmods.data.dataset import Annotated
 from vitmods.data.geometry import Geometry, middle
-from vitmods.data.load import geometry_of
+from vitmods.data.loading import geometry_of
 from vitmods.data.read import Unreadable, decode, reading
 from vitmods.data.records import printable
 from vitmods.data.sequences import encode, padded_together, refuse_skipping

@@ -18,6 +18,7 @@ from vitmods.study.defaults import defaults_for
 from vitmods.study.executors import ClusterOptions
 from vitmods.study.factors import make_plan
 from vitmods.study.plan import (
+    IMAGE_OPTIONS,
     MARGINS,
     MOST_SEEDS,
     ImageOptions,
@@ -136,7 +137,7 @@ class Study:
         tune_on: str | None = None,
         tuning_seeds: int = 1,
         same_seeds: bool = False,
-        **images: Unpack[ImageOptions],
+        **images: Any,
     ):
         asked = metric if isinstance(metric, Measure) else Measure(metric or measure_of(task).name)
         measure = make_measure(asked.name, asked.options)
@@ -343,14 +344,13 @@ def fixed_settings(
     task: str = "classification",
     start: str | Path | None = None,
     positions: Resampling = "bicubic",
-    **images: Unpack[ImageOptions],
+    **images: Any,
 ) -> dict[str, Any]:
     """What every trial of a study has in common, as JSON gives it back; None becomes what fits the images."""
     for name in images:
-        if name not in ImageOptions.__annotations__:
-            raise TypeError(
-                f"{name!r} is no option of a study or its images. {nearest(name, ImageOptions.__annotations__)}"
-            )
+        if name not in IMAGE_OPTIONS:
+            raise TypeError(f"{name!r} is not an option of a study or its images. {nearest(name, IMAGE_OPTIONS)}")
+    ImageOptions(**images)  # a UserError for impossible values, before the images are listed
     if not isinstance(base, str | ViTConfig | None):
         base = _from_function(base)
     if function := base_function(base):

@@ -32,7 +32,7 @@ from vitmods.stats.width import mean_over_images
 from vitmods.study.arms import Arm
 from vitmods.study.bases import Base, ForeignBase, edited, make_base, record_of
 from vitmods.study.checkpoints import Start, open_trial
-from vitmods.study.plan import AS_IS, VAL, Evaluation, ImageOptions, Point, Settings, Trial, Work
+from vitmods.study.plan import AS_IS, IMAGE_OPTIONS, VAL, Evaluation, Point, Settings, Trial, Work
 from vitmods.study.state import read_trial
 from vitmods.study.store import WARNINGS, Facts, StudyFolder, read_json, read_warnings
 from vitmods.study.warnings import already_reported
@@ -171,7 +171,7 @@ def evaluate_trial(
     write_json(folder / f"{split}.json", {"schema": 1, "split": split, "protocols": protocols, "failed": None})
 
 
-IMAGE_SETTINGS = ("task", "data", *ImageOptions.__annotations__, "train_on_all")
+IMAGE_SETTINGS = ("task", "data", *IMAGE_OPTIONS, "train_on_all")
 
 
 def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 
@@ -34,7 +34,8 @@ def load(
     target: str = "class",
     joint: Joint | None = None,
     joint_view: JointView | None = None,
-    **split: Unpack[SplitOptions],
+    train_on_all: bool = False,
+    **split: Any,
 ) -> ImageDataset:
     """Find a data set, split it, read every image once and return it ready to train on.
 
@@ -45,32 +46,33 @@ def load(
     images for later runs and other processes. workers: threads that prepare batches ahead (0: none; of streamed images:
     one a core). target: what is asked of each image, "class", "labels", "mask" or "boxes"; joint and joint_view: see
     ImageDataset (a task names all three).
-    split: `split_seed`, `val_fraction`, `test_fraction`, `fold`, `group_by`, `split_file`, `limit_train`, `limit_val`,
-    `train_on_all`, as `SplitOptions` says; splits that the source lacks are made, stratified, and images that are equal
-    byte for byte come into one of them. Raises UserError with all that is wrong with the set at once.
+    train_on_all: join all splits to train. split: fields of `SplitOptions`; splits that the source lacks are made,
+    stratified, and images that are equal byte for byte come into one of them. Raises UserError with all that is wrong
+    with the set at once.
     """
-    size, source = _size(img_size), open_source(spec)
-    with naming_the_source(spec):
-        source = with_target(source, target)
-    if source.vocabulary is not None:
-        raise UserError(f"{printable(source.spec)} has sequences of tokens, and this task reads images: {_SEQUENCES}")
+    size, options = _size(img_size), SplitOptions(**split)
     if in_chans not in (1, 3):
         raise UserError(f"Images are read with 1 channel (gray) or 3 (RGB), not {in_chans}: set in_chans to 1 or 3.")
     if unreadable not in ("stop", "skip"):
         raise UserError(f'unreadable must be "stop" or "skip", not "{unreadable}".')
+    source = open_source(spec)
+    with naming_the_source(spec):
+        source = with_target(source, target)
+    if source.vocabulary is not None:
+        raise UserError(f"{printable(source.spec)} has sequences of tokens, and this task reads images: {_SEQUENCES}")
     cache = None if cache_dir is None else Path(cache_dir)
-    records, origin = make_splits(source, cache_dir=cache, **split)
+    records, origin = make_splits(source, options, train_on_all=train_on_all, cache_dir=cache)
     shapes = {name: geometry_of(name, size, augment, target) for name in records}
     streamed = is_streamed(source.streaming, {name: (part, shapes[name]) for name, part in records.items()}, in_chans)
     opened = open_lazily if streamed else open_store
-    group_by = split.get("group_by") or groups_in(split.get("split_file"))
+    group_by = options.group_by or groups_in(options.split_file)
     splits = {
         name: _split(name, part, opened(part, shapes[name], in_chans, cache), shapes[name], group_by)
         for name, part in records.items()
     }
     found = facts(source, records, splits, origin)
     bad = found["unreadable"] if unreadable == "stop" else []
-    unfit = problems(source, splits, group_by, split.get("train_on_all", False))
+    unfit = problems(source, splits, group_by, train_on_all)
     _stop_on_problems(unfit, bad, source.spec)
     whole = ImageDataset(
         source.name,
@@ -101,14 +103,15 @@ def load_sequences(
     in_chans: int,
     workers: int = 0,
     target: str = "class",
-    **split: Unpack[SplitOptions],
+    train_on_all: bool = False,
+    **split: Any,
 ) -> SequenceDataset:
     """Find a data set of sequences of tokens and return it ready to train on.
 
     img_size: (1, T), T being how many tokens of a sequence are read. in_chans: the tokens that the model knows, which
     are those of the vocabulary and padding. target: "class". The others are those of `load`. Raises UserError as that.
     """
-    source = with_target(open_source(spec), target)
+    options, source = SplitOptions(**split), with_target(open_source(spec), target)
     if source.vocabulary is None:
         raise UserError(f"{printable(source.spec)} has no sequences of tokens, which this task reads.")
     (rows, longest), known = _size(img_size), len(source.vocabulary) + 1
@@ -118,20 +121,20 @@ def load_sequences(
         raise UserError(
             f"{printable(source.spec)} has {known} tokens with padding, not {in_chans}: set in_chans to it."
         )
-    splits, summary = _sequences(source, longest, **split)
+    splits, summary = _sequences(source, longest, options, train_on_all)
     _stop_on_problems(summary.pop("problems"), [], source.spec)
     return SequenceDataset(source.name, source.classes, splits, longest, source.vocabulary, summary, workers)
 
 
 def _sequences(
-    source: Source, longest: int, **split: Unpack[SplitOptions]
+    source: Source, longest: int, options: SplitOptions, train_on_all: bool = False
 ) -> tuple[dict[str, SequenceSplit], dict[str, Any]]:
     """The splits and their summary, with its problems."""
-    records, origin = make_splits(source, **split)
+    records, origin = make_splits(source, options, train_on_all=train_on_all)
     splits = {name: SequenceSplit.of(name, part) for name, part in records.items()}
     found = facts(source, records, splits, origin)
     found["warnings"] += cut_warnings(splits, longest)
-    unfit = problems(source, splits, split.get("group_by"), split.get("train_on_all", False))
+    unfit = problems(source, splits, options.group_by, train_on_all)
     more = {"vocabulary": list(source.vocabulary or ()), "lengths": lengths_of(splits), "problems": unfit}
     return splits, found | more
 
@@ -187,22 +190,20 @@ class Checked(NamedTuple):
         return not self.summary["problems"] and not self.summary["unreadable"]
 
 
-def check(spec: str | Path, **split: Unpack[SplitOptions]) -> Checked:
-    """Read every image of a set and say what is there. split: as in `load`. Raises UserError only where nothing can be
-    opened, or the options cannot be used."""
-    source = open_source(spec)
+def check(spec: str | Path, **split: Any) -> Checked:
+    """Read every image of a set and say what is there. split: fields of `SplitOptions`. Raises UserError only where
+    nothing can be opened, or the options cannot be used."""
+    options, source = SplitOptions(**split), open_source(spec)
     source = with_target(source, "class") if source.target == "nothing" else source
     if source.vocabulary is not None:
-        summary = _sequences(source, longest_of(source), **split)[1]
+        summary = _sequences(source, longest_of(source), options)[1]
         return Checked(summary, describe(summary))
-    records, origin = make_splits(source, **split)
-    group_by = split.get("group_by") or groups_in(split.get("split_file"))
+    records, origin = make_splits(source, options)
+    group_by = options.group_by or groups_in(options.split_file)
     splits = {
         name: _split(name, part, open_store(part, None, 3, None), _ANY, group_by) for name, part in records.items()
     }
-    found = problems(source, splits, group_by, split.get("train_on_all", False)) + (
-        source.verify() if source.verify else []
-    )
+    found = problems(source, splits, group_by) + (source.verify() if source.verify else [])
     summary = facts(source, records, splits, origin) | {"problems": found, "resolution": ""}
     held_out = origin.startswith("made") or "test" not in splits
     tested = [split for name, split in splits.items() if name == "test" or (name == "val" and held_out)]

@@ -1,0 +1,9 @@
+from .batch import Batch as Batch
+from .dataset import ImageDataset as ImageDataset
+from .dataset import Split as Split
+from .loading import Checked as Checked
+from .loading import check as check
+from .loading import load as load
+from .loading import load_sequences as load_sequences
+from .sequences import SequenceDataset as SequenceDataset
+from .splits import SplitOptions as SplitOptions
