@@ -9,6 +9,7 @@ from timm.models.vision_transformer import ParallelThingsBlock, VisionTransforme
 from torch import nn
 
 import vitmods as vm
+from vitmods import adapters
 from vitmods.adapters.timm import from_timm, uncovered
 from vitmods.util.errors import UserError
 
@@ -65,6 +66,9 @@ OPTIONS = [
     {"act_layer": timm.layers.GELU},
     {"act_layer": "gelu_tanh", "global_pool": "map"},
     {"final_norm": False},
+    {"mlp_layer": timm.layers.SwiGLU, "act_layer": nn.SiLU},
+    {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": nn.SiLU, "scale_mlp_norm": True},
+    {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": nn.SiLU, "block_fn": ParallelThingsBlock},
     {"drop_path_rate": 0.3},
     {"drop_rate": 0.1, "pos_drop_rate": 0.2, "proj_drop_rate": 0.3, "attn_drop_rate": 0.4},
 ]
@@ -88,7 +92,19 @@ def test_every_option_is_read_exactly(options):
     for a, b in zip(outputs_and_gradient(mine.eval(), images), outputs_and_gradient(theirs, images)):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
     torch.testing.assert_close(mine.forward_features(images), theirs.forward_features(images), atol=1e-10, rtol=0)
-    assert vm.vit(mine.vit_config).state_dict().keys() == theirs.state_dict().keys()
+    if options.get("mlp_layer") is not timm.layers.SwiGLUPacked:
+        assert vm.vit(mine.vit_config).state_dict().keys() == theirs.state_dict().keys()
+
+
+def test_a_packed_gate_is_read_from_files_and_written_in_two_maps(tmp_path):
+    arguments = {"img_size": 28, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+    theirs = timm.create_model("vit_giant_patch14_dinov2", **arguments).eval()
+    timm.models.save_for_hf(theirs, tmp_path, model_args=arguments, safe_serialization=True)
+    ours, images = adapters.load(tmp_path), torch.randn(2, 3, 28, 28)
+    assert ours.vit_config.mlp_kind == "swiglu"
+    torch.testing.assert_close(ours(images), theirs(images), atol=1e-5, rtol=0)
+    torch.testing.assert_close(adapters.to_timm(ours)(images), theirs(images), atol=1e-5, rtol=0)
+    assert f"{len(theirs.state_dict())} tensors read" in str(adapters.coverage(theirs))
 
 
 def test_dropout_rates_are_read():
@@ -117,8 +133,10 @@ def test_training_losses_are_the_same_under_one_seed():
         (lambda: small(act_layer=nn.ReLU), "ReLU"),
         (lambda: small(global_pool="avgmax"), "avgmax"),
         (lambda: small(patch_drop_rate=0.5), "patch dropout"),
-        (lambda: small(mlp_layer=timm.layers.SwiGLUPacked), "MLP"),
+        (lambda: small(mlp_layer=timm.layers.SwiGLUPacked), "GluMlp gated by GELU of the first half"),
+        (lambda: small(mlp_layer=timm.layers.GluMlp, act_layer=nn.SiLU), "GluMlp gated by SiLU of the last half"),
         (lambda: small(proj_bias=False), "proj_bias"),
+        (lambda: timm.create_model("aimv2_large_patch14_224"), r"Not covered: proj_bias=False\."),
         (lambda: small(norm_layer=nn.SyncBatchNorm), "SyncBatchNorm"),
         (lambda: timm.create_model("swin_tiny_patch4_window7_224"), "SwinTransformer"),
         (lambda: timm.create_model("eva02_tiny_patch14_224"), "Eva"),

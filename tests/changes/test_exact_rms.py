@@ -1,5 +1,7 @@
 """LayerNorm to RMSNorm without changing the function: outputs, the stream, refusals."""
 
+import copy
+
 import pytest
 import timm
 import torch
@@ -8,6 +10,7 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.layers import LayerNorm, RMSNorm
+from vitmods.layers.norms import CenteredLayerNorm
 from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig
 from vitmods.util.errors import NoEffect, SlotConflict, UserError
 
@@ -84,6 +87,19 @@ SMALL = {
     "map and representation": {"pool": "map", "representation": True},
     "no head but a representation": {"representation": True, "num_classes": 0},
     "map without head": {"pool": "map", "num_classes": 0},
+    "class token without head": {"num_classes": 0},
+    "mean after the norm, without head": {"pool": "avg", "num_classes": 0},
+    "mean before the norm, without head": {"pool": "avg", "norm_after_pool": True, "num_classes": 0},
+    "all tokens without head": {"pool": "none", "num_classes": 0, "reg_tokens": 2, **NO_PREFIX_POSITION},
+    "norm before the blocks": {"position_norm": NormConfig(), "position_norm_on_prefix": True},
+    "norm of the patches before the blocks": {"position_norm": NormConfig(), **NO_PREFIX_POSITION},
+    "norm before the blocks, without gain": {"position_norm": NormConfig(affine=False)},
+    "CLIP": {
+        "position_norm": NormConfig(eps=1e-5),
+        "position_norm_on_prefix": True,
+        "stem": {"bias": False},
+        "num_classes": 0,
+    },
     "norms without gain": {
         "attn": BranchConfig(NormConfig(affine=False)),
         "mlp": BranchConfig(NormConfig(affine=False)),
@@ -116,8 +132,11 @@ def pair(request):
     return model, vm.apply(model, vm.Norm("rms"))
 
 
-def test_the_function_is_the_same_in_float64(pair):
-    assert moved(*pair, images=3) <= 1e-12
+def test_the_function_is_the_same(pair):
+    old, new = pair
+    assert moved(old, new, images=3) <= 1e-12
+    single = copy.deepcopy(old).float()
+    assert moved(single, vm.apply(single, vm.Norm("rms")), images=3) <= 1e-5
 
 
 def test_the_stream_has_zero_mean(pair):
@@ -145,12 +164,14 @@ def stream_mean(model):
 
 def test_the_norms_that_read_the_stream_are_converted_and_no_other(pair):
     old, new = pair
+    has_head = not isinstance(old.head, nn.Identity) or old.pre_logits or old.attn_pool
     for before, after in zip(old.named_modules(), new.named_modules(), strict=True):
         name, module = before
-        reads = name in ("norm", "fc_norm") or name.rpartition(".")[2] in ("norm1", "norm2")
+        reads = (name in ("norm", "fc_norm") and has_head) or name.rpartition(".")[2] in ("norm1", "norm2")
+        centered = name == "norm_pre" and getattr(module, "weight", None) is not None
         if not isinstance(module, LayerNorm):
             continue
-        assert type(after[1]) is (RMSNorm if reads else LayerNorm), name
+        assert type(after[1]) is (RMSNorm if reads else CenteredLayerNorm if centered else LayerNorm), name
         assert after[1].eps == module.eps
         if reads and module.weight is not None:
             assert torch.equal(after[1].weight, module.weight)
@@ -246,11 +267,19 @@ def test_new_layer_scale_does_not_change():
         {"global_pool": "avg", "class_token": False},
         {"global_pool": "map", "qkv_bias": False},
         {"qk_norm": True, "scale_attn_norm": True, "scale_mlp_norm": True},
+        {"num_classes": 0},
+        {"num_classes": 0, "global_pool": "avg"},
+        {"num_classes": 0, "global_pool": ""},
+        {"model_name": "vit_base_patch32_clip_224", "embed_dim": 192, "num_heads": 3},
+        {"model_name": "vit_base_patch32_clip_224", "embed_dim": 192, "num_heads": 3, "num_classes": 0},
+        {"model_name": "vit_small_patch14_dinov2", "img_size": 56, "num_classes": 0},
+        {"model_name": "vit_base_patch16_siglip_224", "embed_dim": 192, "num_heads": 3, "num_classes": 0},
     ],
     ids=str,
 )
 def test_timm_models(kwargs):
-    model = trained(timm.create_model("vit_tiny_patch16_224", img_size=64, depth=4, num_classes=7, **kwargs))
+    shape = {"model_name": "vit_tiny_patch16_224", "img_size": 64, "depth": 4, "num_classes": 7}
+    model = trained(timm.create_model(**shape | kwargs))
     new = vm.apply(model, vm.Norm("rms"))
     assert moved(model, new, images=2) <= 1e-5
     assert vm.diff(model, new).preserves == "function"
@@ -311,10 +340,8 @@ def test_frozen_parameters_stay_frozen():
         ({"mlp": BranchConfig(branch=NormConfig("rms"))}, "'rms' in the stem, after the positions or on a branch"),
         # These are seen in the weights:
         ({"stem": {"after": NormConfig()}}, r"patch_embed\.norm\.weight differs"),
-        ({"position_norm": NormConfig()}, r"norm_pre\.weight differs"),
         ({"attn": BranchConfig(branch=NormConfig())}, r"norm1_branch\.weight differs"),
         ({"mlp": BranchConfig(branch=NormConfig(affine=False)), "layer_scale": 0.1}, r"ls2\.gamma differs"),
-        ({"num_classes": 0}, "nothing behind norm"),
     ],
     ids=str,
 )
@@ -354,10 +381,13 @@ def test_a_part_that_an_earlier_change_makes_anew_is_refused():
         vm.Norm("rms").carry(weights, model.vit_config, model.vit_config)
 
 
-def test_twice_has_no_effect_and_the_rest_can_follow():
-    model = vm.apply(tiny(), vm.SubLN(), vm.Norm("rms"))
+def test_twice_has_no_effect(pair):
     with pytest.raises(NoEffect):
-        vm.apply(model, vm.Norm("rms"))
+        vm.apply(pair[1], vm.Norm("rms"))
+
+
+def test_the_other_norms_can_follow():
+    model = vm.apply(tiny(), vm.SubLN(), vm.Norm("rms"))
     assert isinstance(model.blocks[0].mlp.norm, LayerNorm)
     assert isinstance(vm.apply(model, vm.Norm("rms", exact=False)).blocks[0].mlp.norm, RMSNorm)
     with pytest.raises(SlotConflict):

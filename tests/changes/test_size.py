@@ -34,13 +34,24 @@ def test_sizes_are_those_of_the_names(base, text, name):
 def test_weights_live_on_where_the_width_stays():
     old = vm.vit("mu3x2/4", img_size=8, num_classes=5)
     new = vm.apply(old, vm.Size(depth=4))
+    assert vm.diff(old, new).preserves == "weights"
     kept = new.state_dict()
     assert all(torch.equal(old.state_dict()[name], value) for name, value in kept.items())
     assert len(new.blocks) == 2
     back = vm.apply(new, vm.Size(deeper=1.5)).state_dict()
     assert all(torch.equal(back[name], value) for name, value in kept.items())
-    wide = vm.apply(old, vm.Size(wider=2)).state_dict()
-    assert wide["head.weight"].shape == (5, 64)
+    more_heads = vm.apply(old, vm.Size(heads=4)).state_dict()
+    assert all(torch.equal(more_heads[name], value) for name, value in old.state_dict().items())
+    wide = vm.apply(old, vm.Size(wider=2))
+    assert wide.head.weight.shape == (5, 64)
+    assert vm.diff(old, wide).preserves == "nothing"
+
+
+@pytest.mark.parametrize("text", ["size(deeper=2)", "size(depth=5)", "size(heads=1)"])
+def test_a_lost_weight_is_noticed_where_the_width_stays(text, monkeypatch):
+    monkeypatch.setattr(vm.Size, "carry", lambda *_: {})
+    with pytest.raises(AssertionError, match="promises the weights"):
+        vm.apply(vm.vit("mu3/4", img_size=8), *vm.parse_changes(text))
 
 
 @pytest.mark.parametrize(

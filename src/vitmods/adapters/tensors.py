@@ -20,10 +20,10 @@ _BLOCK = re.compile(r"((?:blocks|layers?|encoder_layer|encoderblock)[._])\d+")
 
 @dataclass(frozen=True)
 class Layout:
-    """How one of our tensors is kept elsewhere: ``read`` makes it from theirs, ``write`` is the inverse."""
+    """How a foreign library stores one of our tensors: ``read`` makes ours, ``write`` is the inverse where needed."""
 
     read: Callable[..., Tensor]
-    write: Callable[[Tensor], tuple[Tensor, ...]]
+    write: Callable[[Tensor], tuple[Tensor, ...]] | None = None
 
 
 SAME = Layout(lambda x: x, lambda x: (x,))
@@ -67,7 +67,7 @@ class Coverage:
     def __str__(self) -> str:
         went = group_blocks([f"{' + '.join(row.theirs)} -> {row.ours}" for row in self.rows])
         left = group_blocks([f"left out: {name} ({reason})" for name, reason in self.left_out])
-        count = sum(len(row.theirs) for row in self.rows)
+        count = len({name for row in self.rows for name in row.theirs})
         head = f"{self.source}: {count} tensors read, {len(self.left_out)} left out, none missing"
         return "\n".join([head, *went, *left, *(f"assumed: {setting}" for setting in self.assumed)])
 
@@ -100,12 +100,13 @@ def read_tensors(
 
 
 def write_tensors(rows: Iterable[Row], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The foreign tensors from ours, contiguous; the inverse of ``read_tensors``."""
-    return {
-        name: part.contiguous()
-        for row in rows
-        for name, part in zip(row.theirs, row.layout.write(ours[row.ours]), strict=True)
-    }
+    """Return the foreign tensors made from ours, contiguous; the inverse of ``read_tensors``."""
+    written: dict[str, Tensor] = {}
+    for row in rows:
+        assert row.layout.write is not None, f"{row.ours} is only read"
+        parts = row.layout.write(ours[row.ours])
+        written |= {name: part.contiguous() for name, part in zip(row.theirs, parts, strict=True)}
+    return written
 
 
 Size = int | tuple[int, int] | None

@@ -15,7 +15,7 @@ from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
 from vitmods.adapters.own import read_seen
-from vitmods.adapters.tensors import Coverage, Row, read_tensors
+from vitmods.adapters.tensors import Coverage, Layout, Row, read_tensors
 from vitmods.adapters.transfer import (
     OTHERWISE,
     build,
@@ -57,7 +57,7 @@ def from_timm(model: Any) -> ViT:
 def read(model: Any) -> tuple[ViT, Coverage]:
     """As ``from_timm``, with the account of all tensors."""
     source, config = f"timm's {type(model).__name__}", read_config(model)
-    new, coverage = import_model(source, model, config, _rows(config), _look)
+    new, coverage = import_model(source, model, config, _rows(config, _is_packed(model)), _look)
     new.set_grad_checkpointing(model.grad_checkpointing)
     new.pretrained_cfg = new.default_cfg = getattr(model, "pretrained_cfg", new.pretrained_cfg)
     return new, coverage
@@ -90,7 +90,7 @@ def read_saved(weights: Path, tensors: Mapping[str, Tensor]) -> tuple[ViT, Cover
         with outline(source):
             model: Any = timm.create_model(architecture, pretrained_cfg=pretrained, **arguments)
             config = _config_of_outline(model, tensors)
-            rows = _rows(config)
+            rows = _rows(config, _is_packed(model))
     except UserError:
         raise
     except Exception as error:  # whatever timm and torch raise for values that describe no model
@@ -144,10 +144,22 @@ def _look(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     return model.forward_features(images), model(images)
 
 
-def _rows(config: ViTConfig) -> list[Row]:
-    """The names are the same; what a config has, timm has under that name."""
+def _rows(config: ViTConfig, packed: bool = False) -> list[Row]:
+    """Pair our tensors with timm's, which have the same names. In a packed SwiGLU the gate is the first half of fc1."""
     with torch.device("meta"):
-        return [Row(name, (name,)) for name in ViT(config).state_dict()]
+        names = list(ViT(config).state_dict())
+    if not packed:
+        return [Row(name, (name,)) for name in names]
+    halves = {".fc1_g.": Layout(lambda fc1: fc1.chunk(2)[0]), ".fc1_x.": Layout(lambda fc1: fc1.chunk(2)[1])}
+    rows = []
+    for name in names:
+        part = next((part for part in halves if part in name), None)
+        rows.append(Row(name, (name.replace(part, ".fc1."),), halves[part]) if part else Row(name, (name,)))
+    return rows
+
+
+def _is_packed(model: Any) -> bool:
+    return type(_first_branches(model.blocks[0]).mlp) is timm_layers.GluMlp
 
 
 def uncovered(model: Any) -> list[str]:
@@ -163,7 +175,7 @@ def uncovered(model: Any) -> list[str]:
         missing.append("patch dropout")
     missing += sorted({problem for block in model.blocks for problem in _block_problems(block)})
     first = model.blocks[0]
-    if model.attn_pool is not None and isinstance(getattr(_first_branches(first), "mlp", None), timm_layers.SwiGLU):
+    if model.attn_pool is not None and _is_gated(getattr(_first_branches(first), "mlp", None)):
         missing.append("attn_pool beside MLP SwiGLU")
     if any(_parts(block) != _parts(first) for block in model.blocks):
         missing.append("blocks that differ from one another")
@@ -193,12 +205,21 @@ def _block_problems(block: Any) -> list[str]:
     mlp: Any = block.mlp
     if type(attn) is not timm_layers.Attention or getattr(attn, "gate", None) is not None:
         problems.append("an attention other than timm's plain one")
-    gated = type(mlp) is timm_layers.SwiGLU and type(mlp.act) is nn.SiLU
-    if not gated and (type(mlp) is not timm_layers.Mlp or not isinstance(mlp.act, _GELUS)):
+    if _is_gated(mlp):
+        if type(mlp.act) is not nn.SiLU or getattr(mlp, "gate_last", False):
+            which = "last" if getattr(mlp, "gate_last", False) else "first"
+            problems.append(
+                f"MLP {type(mlp).__name__} gated by {type(mlp.act).__name__} of the {which} half (SiLU of the first is)"
+            )
+    elif type(mlp) is not timm_layers.Mlp or not isinstance(mlp.act, _GELUS):
         problems.append(f"MLP {type(mlp).__name__} with {type(getattr(mlp, 'act', None)).__name__}")
     if attn.proj.bias is None or getattr(mlp, "fc2", attn.proj).bias is None:
         problems.append("proj_bias=False")
     return problems
+
+
+def _is_gated(mlp: Any) -> bool:
+    return type(mlp) in (timm_layers.SwiGLU, timm_layers.GluMlp)
 
 
 def _parts(block: Any) -> list[tuple[str, str]]:
@@ -244,7 +265,7 @@ def read_config(model: Any) -> ViTConfig:
         parallel=getattr(model.blocks[0], "num_parallel", 1),
         num_heads=block.attn.num_heads,
         mlp_dim=block.mlp.fc2.in_features,
-        mlp_kind="swiglu" if isinstance(block.mlp, timm_layers.SwiGLU) else "mlp",
+        mlp_kind="swiglu" if _is_gated(block.mlp) else "mlp",
         qkv_bias=block.attn.qkv.bias is not None,
         qk_norm=_read_norm(block.attn.q_norm),
         activation=_activation(block.mlp.act),

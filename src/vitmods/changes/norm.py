@@ -46,8 +46,9 @@ class Norm(Change):
     RMSNorm (Zhang & Sennrich, 2019) is ``gamma * x / sqrt(mean(x^2) + eps)``: no mean is taken off and there is no
     bias. ``rms`` is exact in a pre-norm ViT: what is written to the residual stream is centered over channels, what
     reads a norm takes up its bias (``vitmods.model.rms_conversion``), and the outputs stay equal in evaluation. Only
-    norms that read the stream become RMSNorm; those inside the branches, of queries and keys and of map pooling stay.
-    Raises UserError where it cannot be so (post-norm, a stem norm whose gain was trained, a final norm without head).
+    norms that read the stream become RMSNorm; those inside the branches, of queries and keys and of map pooling stay,
+    and so does the final norm of a model without head. A norm before the blocks (CLIP's) has its output centered.
+    Raises UserError where it cannot be exact (post-norm, a stem norm whose gain was trained).
 
     Elsewhere, and with ``exact=False``, all norms of the blocks are replaced, biases without a place are dropped and
     outputs differ. eps and the gains are kept; ScaleNorm's are multiplied by sqrt(width), its unit. Kinds that mix
@@ -189,7 +190,7 @@ class Norm(Change):
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
         """Weights that have no place, or stand there in another unit."""
         if self._is_exact:
-            return rms_conversion.ABSORBED
+            return rms_conversion.absorbed(old)
         return tuple(name for norm in _changed(old, new) for name in _lost(*norm, old, new))
 
 

@@ -13,8 +13,8 @@ _EITHER = (("depth", "deeper"), ("width", "wider"))
 
 @dataclass(frozen=True)
 class Size(Change):
-    """A ViT of another size, trained anew where weights do not fit: ``depth`` blocks or ``deeper`` times as many,
-    ``width`` channels or ``wider`` times as many, ``heads``.
+    """A ViT of another size: ``depth`` blocks or ``deeper`` times as many, ``width`` channels or ``wider`` times as
+    many, ``heads``. Weights are kept unless the width changes.
 
     The MLP stays as many times as wide as the tokens. Without ``heads`` the channels of a head stay as they are, and
     the heads follow the width. Half the width and four times the depth, ``size(wider=0.5,deeper=4)``, is S48/16 of B/16
@@ -54,7 +54,8 @@ class Size(Change):
 
     @property
     def preserves(self) -> Preserves:
-        return "nothing"
+        """``weights`` where the width stays: every weight is carried, but for those of blocks that are taken away."""
+        return "weights" if self.width is None and self.wider is None else "nothing"
 
     @property
     def fills(self) -> frozenset[Slot]:

@@ -1,20 +1,17 @@
 """Initial weights by name: timm's and big_vision's."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitmods.util.errors import UserError
 
-if TYPE_CHECKING:
-    from vitmods.model.vit import ViT
-
 
 @torch.no_grad()
-def initialize(model: "ViT", only: str = "") -> None:
-    """Draw the weights of a model by the rule that its config names, from PyTorch's global generator.
+def initialize(model: Any, only: str = "") -> None:
+    """Draw the weights of a ViT by the rule that its config names, from PyTorch's global generator.
 
     ``only`` restricts it to one child module ("head"). Norms and scales start as built.
 
@@ -36,8 +33,8 @@ def initialize(model: "ViT", only: str = "") -> None:
         nn.init.constant_(model.head.bias, model.vit_config.head_bias)
 
 
-def _timm(name: str, module: nn.Module, model: "ViT") -> None:
-    if module is model:
+def _timm(name: str, module: nn.Module, model: Any) -> None:
+    if not name:  # the model itself
         if isinstance(model.pos_embed, nn.Parameter):
             nn.init.trunc_normal_(model.pos_embed, std=0.02)
         if model.mask_token is not None:
@@ -46,7 +43,6 @@ def _timm(name: str, module: nn.Module, model: "ViT") -> None:
             if token is not None:
                 nn.init.normal_(token, std=1e-6)
     elif name == "attn_pool":
-        assert model.attn_pool is not None
         latent = model.attn_pool.latent
         std = latent.shape[-1] ** -0.5
         nn.init.trunc_normal_(latent, std=std, a=-2 * std, b=2 * std)
@@ -56,8 +52,8 @@ def _timm(name: str, module: nn.Module, model: "ViT") -> None:
             nn.init.zeros_(module.bias)
 
 
-def _big_vision(name: str, module: nn.Module, model: "ViT") -> None:
-    if module is model:
+def _big_vision(name: str, module: nn.Module, model: Any) -> None:
+    if not name:  # the model itself
         if isinstance(model.pos_embed, nn.Parameter):
             nn.init.normal_(model.pos_embed, std=model.vit_config.embed_dim**-0.5)
         if model.mask_token is not None:
@@ -66,7 +62,6 @@ def _big_vision(name: str, module: nn.Module, model: "ViT") -> None:
             if token is not None:
                 nn.init.zeros_(token)
     elif name == "attn_pool":
-        assert model.attn_pool is not None
         nn.init.xavier_uniform_(model.attn_pool.latent[0])
     elif isinstance(module, nn.Conv2d) or name == "pre_logits":
         _lecun_normal(module.get_parameter("weight"))

@@ -11,10 +11,12 @@ nothing left for LayerNorm to center.
 - A linear map that writes to the stream: W h + b becomes (P W) h + P b. Positions and tokens p become P p.
 - With LayerScale, g (W h + b) becomes g' (W' h + b') with g' W' = P g W and g' b' = P g b. g' is g, raised to |g| / C
   where it is smaller: no division by zero, and W' stays of the size of W.
-- A LayerNorm that writes to the stream (Dual PatchNorm's, NormFormer's) has zero mean where its gain is the same for
-  all channels, as a new one's is; its bias becomes P b. Nothing can be done about another gain, nor about a residual
-  scale (NormFormer's) that is not the same for all channels.
+- A LayerNorm after the positions (CLIP's) subtracts the mean of its output: ``layer_centered``.
+- Another LayerNorm that writes to the stream (Dual PatchNorm's, NormFormer's) has zero mean where its gain is the same
+  for all channels, as a new one's is; its bias becomes P b. Other gains are refused, and so is a residual scale
+  (NormFormer's) that is not the same for all channels.
 - RMSNorm has no bias. What reads the norm is a linear map, and V (y + beta) + c = V y + (c + V beta).
+- A final norm that no linear map reads (in a model without head) stays a LayerNorm.
 
 The arithmetic is in float64 and rounded once. Dropout of single channels leaves a mean again, so the functions are
 equal in evaluation (and in training without it); whole branches may be dropped.
@@ -32,31 +34,44 @@ if TYPE_CHECKING:
 
     Weights = dict[str, Tensor]
 
-ABSORBED = ("norm.bias", "fc_norm.bias", "blocks.*.norm[12].bias")
-"""Patterns of the weights that live on in the bias of the map that reads them."""
-
 
 def rms_config(config: ViTConfig) -> ViTConfig:
-    """The config with RMSNorm wherever a norm reads the stream; the same config where all of them are RMSNorms.
+    """Return the config with RMSNorm wherever a norm reads the stream and a linear map reads the norm.
 
-    Norms elsewhere stay: inside the branches, of queries and keys, of map pooling. Raises UserError where no exact
-    conversion exists.
+    Norms elsewhere stay: inside the branches, of queries and keys, of map pooling, and a final norm without a head. A
+    config that is so already is returned as it is. Raises UserError where no exact conversion exists.
     """
     branches = [branch for i in range(config.depth) for branch in config.branches(i)]
-    on_stream = [norm for b in branches for norm in (b.before, b.after)] + [config.final_norm]
-    if all(norm is None or norm.kind == "rms" for norm in on_stream):
+    readers = [norm for b in branches for norm in (b.before, b.after)]
+    readers += [config.final_norm] if final_readers(config) else []
+    if all(norm is None or norm.kind == "rms" for norm in readers):
         return config
     _check(config, branches)
-    first = config.first_blocks
+    first, final, position = config.first_blocks, config.final_norm, config.position_norm
     return config.with_(
         attn=_rms_before(config.attn),
         mlp=_rms_before(config.mlp),
         first_blocks=first and replace(first, attn=_rms_before(first.attn), mlp=_rms_before(first.mlp)),
-        final_norm=config.final_norm and replace(config.final_norm, kind="rms"),
-        pool_norm=config.pool_norm or config.final_norm if config.pool == "map" else None,
+        final_norm=final and replace(final, kind="rms") if final_readers(config) else final,
+        pool_norm=config.pool_norm or final if config.pool == "map" else None,
+        position_norm=replace(position, kind="layer_centered") if position and position.affine else position,
         qkv_bias=config.qkv_bias or any(b.before and b.before.affine for b in branches[::2]),
         position="sincos2d_centered" if config.position == "sincos2d" else config.position,
     )
+
+
+def final_readers(config: ViTConfig) -> tuple[str, ...]:
+    """Return the linear maps that read the final norm's output; none in a model without head."""
+    if config.pool == "map":
+        return ("attn_pool.kv",)
+    if config.representation or config.head_hidden:
+        return ("pre_logits",)
+    return ("head",) if config.num_classes else ()
+
+
+def absorbed(config: ViTConfig) -> tuple[str, ...]:
+    """Return patterns of the biases that become part of the bias of the map that reads them."""
+    return ("blocks.*.norm[12].bias", *(("norm.bias", "fc_norm.bias") if final_readers(config) else ()))
 
 
 def _rms_before(branch: BranchConfig) -> BranchConfig:
@@ -72,8 +87,9 @@ def _check(config: ViTConfig, branches: list[BranchConfig]) -> None:
     if None in readers:
         _refuse("a branch or the head reads the stream without a norm and would miss its mean")
     for kind in {norm.kind for norm in readers if norm} - {"layer"}:
-        _refuse(f"the norm '{kind}' reads the stream and is no LayerNorm, to which its mean makes no difference")
-    writers = [config.stem.after, config.position_norm, *(b.branch for b in branches)]
+        _refuse(f"the norm '{kind}' reads the stream, and unlike a LayerNorm it depends on the stream's mean")
+    position = config.position_norm if config.position_norm and config.position_norm.kind != "layer_centered" else None
+    writers = [config.stem.after, position, *(b.branch for b in branches)]
     if config.stem.gelu:
         _refuse("the GELU at the end of the stem writes a mean into the stream")
     for kind in {norm.kind for norm in writers if norm} - {"layer"}:
@@ -90,7 +106,7 @@ def _refuse(reason: str) -> NoReturn:
 def rms_weights(weights: "Weights", config: ViTConfig) -> "Weights":
     """The weights of the model that ``rms_config(config)`` describes, from those of ``config``'s.
 
-    Raises UserError where the weights do not allow it: a gain that undoes the centering, a bias that nothing reads.
+    Raises UserError where the weights do not allow it: a gain that undoes the centering.
     """
     new = dict(weights)
     tokens = {"pos_embed": config.position == "learn", "cls_token": config.class_token, "reg_token": config.reg_tokens}
@@ -98,21 +114,18 @@ def rms_weights(weights: "Weights", config: ViTConfig) -> "Weights":
         new[name] = _centered(_double(_take(new, name)), -1).to(new[name])
     _centre_map(new, "patch_embed.proj", "")
     _centre_norm(new, "patch_embed.norm", "")
-    _centre_norm(new, "norm_pre", "")
     of_mlp = tuple(f"mlp.{name}" for name in mlp_readers(config))
     for i in range(config.depth):
         attn, mlp = config.branches(i)
-        for branch, n, writer, readers in ((attn, 1, "attn.proj", ("attn.qkv",)), (mlp, 2, "mlp.fc2", of_mlp)):
+        for branch, n, writer, of_branch in ((attn, 1, "attn.proj", ("attn.qkv",)), (mlp, 2, "mlp.fc2", of_mlp)):
             if branch.branch is None:
                 _centre_map(new, f"blocks.{i}.{writer}", f"blocks.{i}.ls{n}.gamma")
             else:
                 _centre_norm(new, f"blocks.{i}.norm{n}_branch", f"blocks.{i}.ls{n}.gamma")
-            _absorb(new, f"blocks.{i}.norm{n}", *(f"blocks.{i}.{reader}" for reader in readers))
+            _absorb(new, f"blocks.{i}.norm{n}", *(f"blocks.{i}.{reader}" for reader in of_branch))
         _check_even(new, f"blocks.{i}.residual_scale.gamma")
-    last = ("pre_logits",) if config.representation or config.head_hidden else ("head",) if config.num_classes else ()
-    _absorb(
-        new, "fc_norm" if config.norm_after_pool else "norm", *(("attn_pool.kv",) if config.pool == "map" else last)
-    )
+    if readers := final_readers(config):
+        _absorb(new, "fc_norm" if config.norm_after_pool else "norm", *readers)
     return new
 
 
@@ -169,8 +182,6 @@ def _absorb(weights: "Weights", norm: str, *readers: str) -> None:
     beta = weights.pop(f"{norm}.bias", None)
     if beta is None or not beta.any():
         return
-    if not readers:
-        _refuse(f"nothing behind {norm} can take up its bias (the model has no head)")
     for reader in readers:
         weight, bias = _take(weights, f"{reader}.weight"), weights.get(f"{reader}.bias")
         shift = _double(weight) @ _double(beta)

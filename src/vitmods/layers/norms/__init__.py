@@ -6,7 +6,7 @@ from vitmods.layers.norms.contract import NORMS, NormKind, norm_kind
 from vitmods.layers.norms.dynamic_token import DynamicTokenNorm
 from vitmods.layers.norms.group import GroupNorm
 from vitmods.layers.norms.instance import InstanceNorm
-from vitmods.layers.norms.layer import LayerNorm
+from vitmods.layers.norms.layer import CenteredLayerNorm, LayerNorm
 from vitmods.layers.norms.power import PowerNorm
 from vitmods.layers.norms.rms import RMSNorm
 from vitmods.layers.norms.scale import ScaleNorm
@@ -19,6 +19,7 @@ from vitmods.ops.token_mixing import TokenMixing
 __all__ = [
     "NORMS",
     "BatchNorm",
+    "CenteredLayerNorm",
     "DynamicErf",
     "DynamicTanh",
     "DynamicTokenNorm",

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitmods.layers.norms.contract import check, dtn_table, norm_kind
+from vitmods.ops.context import upcast
 
 
 @norm_kind(
@@ -46,3 +47,23 @@ class LayerNorm(nn.LayerNorm):
             # PyTorch's CPU kernel is faster with ones and zeros than without them.
             weight, bias = input.new_ones(self.normalized_shape), input.new_zeros(self.normalized_shape)
         return F.layer_norm(input, self.normalized_shape, weight, bias, self.eps).to(input.dtype)
+
+
+@norm_kind(
+    "layer_centered",
+    title="LayerNorm with a centered output",
+    paper="Ba, Kiros & Hinton: Layer Normalization. 2016",
+    url="https://arxiv.org/abs/1607.06450",
+    how="LayerNorm, whose output has zero mean over the channels of a token whatever its gain",
+    published="none: it stands before the blocks of models that `norm(kind=rms)` converts exactly",
+    replaces=False,
+)
+class CenteredLayerNorm(LayerNorm):
+    """LayerNorm minus the mean over channels of its output, which an uneven gain makes nonzero.
+
+    An RMSNorm behind it then computes what a LayerNorm would. Shapes and types as in ``LayerNorm``.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        normalized = upcast(super().forward(input))
+        return (normalized - normalized.mean(-1, keepdim=True)).to(input.dtype)
