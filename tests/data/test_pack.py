@@ -134,15 +134,6 @@ def test_a_kill_while_the_manifest_is_written(pets: Path, unbroken: dict[str, by
     assert content(out) == unbroken
 
 
-def test_what_was_decoded_is_not_decoded_again(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = pack(pets, tmp_path / "out")
-    monkeypatch.setattr(pack_module, "shown_size", None)
-    again = pack(pets, tmp_path / "out")
-    assert (again.kept, again.shards) == (2, 2)
-    assert again.manifest == first.manifest
-    assert "2 of 2 were there" in str(again)
-
-
 def test_a_damaged_shard_is_written_again(pets: Path, tmp_path: Path) -> None:
     pack(pets, tmp_path / "out", shard_mb=SHARD_MB)
     whole = content(tmp_path / "out")

@@ -118,8 +118,8 @@ def test_check_finds_a_label_that_is_not_what_was_packed(pets: Path, tmp_path: P
     row = json.loads((tmp_path / "out" / "train-000000.json").read_text())["images"][0]
     damage(tmp_path / "out" / "train-000000.tar", row[3] + -(-row[4] // 512) * 512 + 512)
     assert data.check(tmp_path / "out").summary["problems"] == [
-        "The shard train-000000.tar is not what was packed: its checksum differs. Copy it anew, or write it again with "
-        "vitmods data pack."
+        "The shard train-000000.tar is not what was packed: its checksum differs. Copy it again, or write it again "
+        "with vitmods data pack."
     ]
 
 
@@ -230,7 +230,7 @@ GOOD = samples(0, 20)
 BROKEN = {
     "no label": ([*GOOD, ("9.png", png(9))], "9.png", "it has no label: KEY.cls, or KEY.json"),
     "no image": ([*GOOD, ("9.cls", b"0")], "9", "there is a label, but no image"),
-    "no number": ([*GOOD, ("9.png", png(9)), ("9.cls", b"cat")], "9.png", "its label 'cat' is no number"),
+    "no number": ([*GOOD, ("9.png", png(9)), ("9.cls", b"cat")], "9.png", "its label 'cat' is not a number"),
     "binary label": ([*GOOD, ("9.png", png(9)), ("9.cls", b"\xff\xfe")], "9.png", "9.cls holds no label"),
     "json without label": ([*GOOD, ("9.png", png(9)), ("9.json", b"[]")], "9.png", "9.json holds no label"),
     "negative": ([*GOOD, ("9.png", png(9)), ("9.cls", b"-1")], "9.png", "its label -1 is below 0"),
@@ -304,7 +304,7 @@ def test_labels_may_be_names_of_classes(tmp_path: Path) -> None:
     [
         ({"a.txt": b""}, "There are no shards"),
         ({"a.tar.gz": b""}, "unpacked with gunzip"),
-        ({"a.tar": b"no tar file" * 99}, "is no plain tar file"),
+        ({"a.tar": b"no tar file" * 99}, "is not a plain tar file"),
         ({"val-0.tar": b"\0" * 1024}, "shards of val, but none of train"),
     ],
 )

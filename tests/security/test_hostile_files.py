@@ -676,7 +676,7 @@ def test_numbers_of_coco_that_no_image_has_are_told(changed, tmp_path):
 def test_a_manifest_whose_classes_are_no_words_is_refused(tmp_path):
     about = {"format": "vitmods shards 1", "name": "x", "classes": [["a"]], "unreadable": []}
     (tmp_path / "manifest.json").write_text(json.dumps({**about, "splits": {"train": {"shards": []}}}))
-    with pytest.raises(UserError, match="no words"):
+    with pytest.raises(UserError, match="are not words"):
         open_source(str(tmp_path))
 
 

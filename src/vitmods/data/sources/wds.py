@@ -6,13 +6,13 @@ Those from elsewhere have no index beside them: it is made by one pass over the 
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined]
 
-from vitmods.data.records import ENDINGS, SPLIT_NAMES, Broken, Source, printable
+from vitmods.data.records import ENDINGS, Broken, Records, Source, printable, split_named
 from vitmods.data.shards import FORMAT, Damaged, Member, Row, ShardIndex, is_packed, members, packed, records_of
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.store import file_key, remembered
@@ -35,35 +35,33 @@ _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?\}")
 def shards(spec: Spec) -> Source:
     """The source in a folder of shards, or in the tar files of a pattern such as train-{0000..0009}.tar.
 
-    Raises UserError where there is no shard, or one is missing or no tar file.
+    Raises UserError where there is no shard, or one is missing or not a tar file.
     """
-    found = packed(spec.folder) if is_packed(spec.folder) else _foreign(spec.folder)
-    found.streaming = spec.streaming()
-    return found
+    source = packed(spec.folder) if is_packed(spec.folder) else _foreign(spec.folder)
+    source.streaming = spec.streaming()
+    return source
 
 
 def _foreign(path: Path) -> Source:
     """Shards from elsewhere; what is broken in them is kept apart."""
     root, files = _find(path)
     by_split, unused = _by_split(root, files)
-    indexes = {split: [index_of(file) for file in paths] for split, paths in by_split.items()}
     names = _class_names(root)
-    rows: dict[str, list[list[Row]]] = {}
+    splits: dict[str, Records] = {}
     broken: list[Broken] = []
-    for split, found in indexes.items():
-        rows[split] = []
-        for file, index in zip(by_split[split], found, strict=True):
+    for split, paths in by_split.items():
+        rows = []
+        for file in paths:
+            index = index_of(file)
             kept, refused = _numbered(index.rows, names)
-            rows[split].append(kept)
-            shown = printable(file.relative_to(root).as_posix())
-            broken += [Broken(split, f"{shown}: {member}", reason) for member, reason in (*index.broken, *refused)]
-    everything = chain.from_iterable(chain.from_iterable(rows.values()))
-    highest = max((int(row.label) for row in everything), default=-1)
+            rows.append(kept)
+            name = printable(file.relative_to(root).as_posix())
+            broken += [Broken(split, f"{name}: {member}", reason) for member, reason in (*index.broken, *refused)]
+        splits[split] = records_of(paths, rows, root)
+    highest = max((int(part.labels.max(initial=-1)) for part in splits.values()), default=-1)
     classes = names or tuple(str(number) for number in range(highest + 1))
-    splits = {split: records_of(by_split[split], found, root) for split, found in rows.items()}
     warnings = [f"These shards name no split and were not used: {', '.join(unused)}."] if unused else []
-    name = printable(root.resolve().name)
-    return Source(name, classes, splits, warnings, broken)
+    return Source(printable(root.resolve().name), classes, splits, warnings, broken)
 
 
 def _find(path: Path) -> tuple[Path, list[Path]]:
@@ -72,9 +70,9 @@ def _find(path: Path) -> tuple[Path, list[Path]]:
         files = sorted(file for file in path.rglob("*.tar") if not file.name.startswith("."))
         if files:
             return path, files
-        packed = next(path.rglob("*.tar.gz"), None) or next(path.rglob("*.tgz"), None)
-        why = " Compressed ones (.tar.gz) have to be unpacked with gunzip first." if packed else ""
-        raise UserError(f"There are no shards (.tar files) in {printable(str(path))}.{why}")
+        compressed = any(path.rglob("*.tar.gz")) or any(path.rglob("*.tgz"))
+        hint = " Compressed ones (.tar.gz) have to be unpacked with gunzip first." if compressed else ""
+        raise UserError(f"There are no shards (.tar files) in {printable(str(path))}.{hint}")
     files = [Path(name) for name in expand(str(path))]
     missing = [file for file in files if not file.is_file()]
     if missing:
@@ -101,30 +99,29 @@ def expand(pattern: str) -> list[str]:
     if pattern.count("{") > _MOST_BRACES or len(pattern) > _LONGEST:
         raise UserError(f"{printable(pattern[:60])}... has too many braces, or is too long. {advice}")
     try:
-        found = list(islice(braceexpand(pattern, escape=False), MOST_NAMES + 1))
+        names = list(islice(braceexpand(pattern, escape=False), MOST_NAMES + 1))
     except UnbalancedBracesError:
         raise UserError(f"A brace of {printable(pattern)} is not closed: write train-{{0000..0009}}.tar") from None
-    if len(found) > MOST_NAMES:
+    if len(names) > MOST_NAMES:
         raise UserError(f"{printable(pattern)} names more than {MOST_NAMES:,} files. {advice}")
-    return found
+    return names
 
 
 def _by_split(root: Path, files: list[Path]) -> tuple[dict[str, list[Path]], list[str]]:
-    """Shards by the split that a word of their path names; all are train where none does. And those left over."""
-    words = {name: split for split, names in SPLIT_NAMES.items() for name in names}
-    found: dict[str, list[Path]] = {}
+    """Shards by the split that a word of their path names (all are train if none does), and the names of the others."""
+    by_split: dict[str, list[Path]] = {}
     unused = []
     for file in files:
-        record = [words[w] for w in re.split(r"[^a-z]+", file.relative_to(root).as_posix().lower()) if w in words]
-        if record:
-            found.setdefault(record[-1], []).append(file)
+        words = re.split(r"[^a-z]+", file.relative_to(root).as_posix().lower())
+        if split := next(filter(None, map(split_named, reversed(words))), None):
+            by_split.setdefault(split, []).append(file)
         else:
             unused.append(printable(file.name))
-    if not found:
+    if not by_split:
         return {"train": files}, []
-    if "train" not in found:
-        raise UserError(f"{printable(str(root))} has shards of {' and '.join(found)}, but none of train.")
-    return found, unused
+    if "train" not in by_split:
+        raise UserError(f"{printable(str(root))} has shards of {' and '.join(by_split)}, but none of train.")
+    return by_split, unused
 
 
 def _class_names(root: Path) -> tuple[str, ...]:
@@ -148,18 +145,18 @@ def _class_names(root: Path) -> tuple[str, ...]:
 
 
 def _numbered(rows: Sequence[Row], names: tuple[str, ...]) -> tuple[list[Row], list[tuple[str, str]]]:
-    """Rows with the numbers of their classes, and (member, reason) of those whose label is none."""
+    """Rows with the numbers of their classes, and (member, reason) of those with an invalid label."""
     number = {name: i for i, name in enumerate(names)}
     kept, refused = [], []
     for row in rows:
         label = number.get(row.label, row.label) if isinstance(row.label, str) else row.label
         if isinstance(label, str):
-            known = "" if names else f", and there is no {' or '.join(CLASS_FILES)} to name the classes"
-            refused.append((row.id, f"its label {printable(label)!r} is no number{known}"))
+            hint = "" if names else f", and there is no {' or '.join(CLASS_FILES)} to name the classes"
+            refused.append((row.id, f"its label {printable(label)!r} is not a number{hint}"))
         elif label < 0:
             refused.append((row.id, f"its label {label} is below 0"))
         elif names and label >= len(names):
-            refused.append((row.id, f"its label {label} is none of the {len(names)} classes, which count from 0"))
+            refused.append((row.id, f"its label {label} is not one of the {len(names)} classes, which count from 0"))
         else:
             kept.append(row._replace(label=label))
     return kept, refused
@@ -182,32 +179,34 @@ def index_of(shard: Path) -> ShardIndex:
 
 def scan(shard: Path) -> ShardIndex:
     """Read the headers of a tar file and the labels; images are not opened. Raises UserError for other files."""
+    files: list[Member] = []
+    damage: list[tuple[str, str]] = []
     try:
         with open(shard, "rb") as file:
-            found: list[Member] = []
-            damage: list[tuple[str, str]] = []
             try:
-                found.extend(members(file))
+                files.extend(members(file))
             except Damaged as error:
                 damage.append((error.where, error.reason))
-            return _samples(found, damage, file)
+            rows, broken = _samples(files, file)
     except tarfile.TarError as error:
         raise UserError(
-            f"{printable(str(shard))} is no plain tar file ({error}). Shards are read at random places, so compressed "
-            "ones (.tar.gz) have to be unpacked with gunzip first; copy or make a damaged one again."
+            f"{printable(str(shard))} is not a plain tar file ({error}). Shards are read at random places, so "
+            "compressed ones (.tar.gz) have to be unpacked with gunzip first; copy or make a damaged one again."
         ) from error
     except OSError as error:
         raise UserError(f"The shard {printable(str(shard))} cannot be read: {error.strerror}.") from error
+    return ShardIndex(tuple(rows), (*broken, *damage))
 
 
-def _samples(found: list[Member], damage: list[tuple[str, str]], file: BinaryIO) -> ShardIndex:
+def _samples(files: list[Member], file: BinaryIO) -> tuple[list[Row], list[tuple[str, str]]]:
+    """Images with a label, and (member, reason) of the others."""
     rows: list[Row] = []
     broken: list[tuple[str, str]] = []
     seen: set[str] = set()
-    for key, parts in _by_key(found):
+    for key, parts in _by_key(files):
         images = [ending for ending in parts if f".{ending}" in ENDINGS]
         if not images and not any(ending in parts for ending in _LABELS):
-            continue  # other members, such as a list of files, are nobody's images
+            continue  # neither an image nor a label, such as a list of files
         name = printable(parts[images[0]].name if images else key)
         try:
             if len(images) != 1:
@@ -219,13 +218,13 @@ def _samples(found: list[Member], damage: list[tuple[str, str]], file: BinaryIO)
             rows.append(Row(name, _label(parts, file), image.name, image.offset, image.size))
         except ValueError as error:
             broken.append((name, str(error)))
-    return ShardIndex(tuple(rows), (*broken, *damage))
+    return rows, broken
 
 
-def _by_key(found: list[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
+def _by_key(files: list[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
     """Neighbors whose names agree up to the first dot of the file name, by their endings; hidden files left out."""
     key, parts = "", dict[str, Member]()
-    for member in found:
+    for member in files:
         path = PurePosixPath(member.name)
         stem, _, ending = path.name.partition(".")
         if not stem:
