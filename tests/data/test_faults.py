@@ -10,8 +10,9 @@ from PIL import Image
 
 from vitmods import data
 from vitmods.recipes import small_detection
-from vitmods.tasks.detection import Detection
-from vitmods.tasks.segmentation import Segmentation
+from vitmods.tasks.detection.task import Detection
+from vitmods.tasks.segmentation.task import Segmentation
+from vitmods.tasks.sequences.data import load_sequences
 from vitmods.util.errors import UserError
 
 SIZE = (24, 32)  # height and width
@@ -621,7 +622,7 @@ def test_a_planted_fault_is_refused_or_reported(name, tmp_path):
     options = {key: value(tmp_path / "set") if callable(value) else value for key, value in options.items()}
     try:
         if target == "tokens":
-            found = data.load_sequences(spec, img_size=(1, 16), in_chans=16, **options)
+            found = load_sequences(spec, img_size=(1, 16), in_chans=16, **options)
         else:
             found = data.load(spec, img_size=SIZE, augment=small_detection().augment, target=target, **views, **options)
         said = "\n".join(found.summary()["warnings"])

@@ -4,6 +4,4 @@ from .dataset import Split as Split
 from .loading import Checked as Checked
 from .loading import check as check
 from .loading import load as load
-from .loading import load_sequences as load_sequences
-from .sequences import SequenceDataset as SequenceDataset
 from .splits import SplitOptions as SplitOptions

@@ -17,6 +17,7 @@ from torch.nn.functional import one_hot
 
 from vitmods.data.geometry import Method, resize
 from vitmods.data.rng import Stream, uniform
+from vitmods.recipes import Augment
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -311,3 +312,10 @@ def _beta(alpha: float, draw: float) -> float:
     from scipy.special import betaincinv
 
     return float(betaincinv(alpha, alpha, draw))
+
+
+def mean_color(augment: Augment, channels: int) -> NDArray[np.uint8]:
+    """What becomes about 0 when it is normalized, (C, 1, 1)."""
+    mean = augment.mean if len(augment.mean) == channels else (float(np.mean(augment.mean)),) * channels
+    color: NDArray[np.uint8] = np.rint(255 * np.array(mean)).astype(np.uint8)[:, None, None]
+    return color

@@ -83,8 +83,23 @@ uint8 (B, C, H, W), those of other sizes padded on the right and below, and thei
 _BOXES = {"random_resized": crop_boxes, "inception": inception_boxes}
 
 
+class AnySplit:
+    """What splits of images, and of other inputs, have in common; see `Split`."""
+
+    name: str
+    ids: tuple[str, ...]
+    labels: NDArray[np.int64]
+    store: Any
+    groups: tuple[str, ...] | None
+    label_sets: tuple[tuple[int, ...], ...] | None
+    annotations: tuple[Any, ...] | None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
 @dataclass(frozen=True)
-class Split:
+class Split(AnySplit):
     """The images of one split, those that could be read; ids and labels (n,) are in the same order.
 
     label_sets: in the same order all classes that are right for an image, where that may be several; a prediction is
@@ -102,9 +117,6 @@ class Split:
     label_sets: tuple[tuple[int, ...], ...] | None = None
     groups: tuple[str, ...] | None = None
     annotations: tuple[Any, ...] | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 def independent(splits: Iterable[Any]) -> tuple[int, bool]:

@@ -9,8 +9,7 @@ from rich.cells import cell_len
 from vitmods.data.dataset import ImageDataset, Joint, JointView, Split, StreamSet, independent, is_streamed, open_lazily
 from vitmods.data.geometry import Geometry
 from vitmods.data.multilabel import with_target
-from vitmods.data.records import Records, Source, printable
-from vitmods.data.sequences import SequenceDataset, SequenceSplit, cut_warnings, lengths_of, longest_of
+from vitmods.data.records import Records, printable
 from vitmods.data.sources import naming_the_source, open_source
 from vitmods.data.splits import SplitOptions, groups_in, groups_of, make_splits
 from vitmods.data.store import Store, open_store
@@ -50,7 +49,7 @@ def load(
     stratified, and images that are equal byte for byte come into one of them. Raises UserError with all that is wrong
     with the set at once.
     """
-    size, options = _size(img_size), SplitOptions(**split)
+    size, options = parse_size(img_size), SplitOptions(**split)
     if in_chans not in (1, 3):
         raise UserError(f"Images are read with 1 channel (gray) or 3 (RGB), not {in_chans}: set in_chans to 1 or 3.")
     if unreadable not in ("stop", "skip"):
@@ -58,8 +57,11 @@ def load(
     source = open_source(spec)
     with naming_the_source(spec):
         source = with_target(source, target)
-    if source.vocabulary is not None:
-        raise UserError(f"{printable(source.spec)} has sequences of tokens, and this task reads images: {_SEQUENCES}")
+    if (inputs := source.inputs) is not None:
+        raise UserError(
+            f"{printable(source.spec)} has {inputs.title}, and this task reads images: train it with --task "
+            f"{inputs.task}."
+        )
     cache = None if cache_dir is None else Path(cache_dir)
     records, origin = make_splits(source, options, train_on_all=train_on_all, cache_dir=cache)
     shapes = {name: geometry_of(name, size, augment, target) for name in records}
@@ -73,7 +75,7 @@ def load(
     found = facts(source, records, splits, origin)
     bad = found["unreadable"] if unreadable == "stop" else []
     unfit = problems(source, splits, group_by, train_on_all)
-    _stop_on_problems(unfit, bad, source.spec)
+    stop_on_problems(unfit, bad, source.spec)
     whole = ImageDataset(
         source.name,
         source.classes,
@@ -93,53 +95,8 @@ def load(
     return StreamSet(**{**vars(whole), "workers": workers or cores()}, buffer=source.streaming.buffer)
 
 
-_SEQUENCES = "train it with --task sequence_classification."
-
-
-def load_sequences(
-    spec: str | Path,
-    *,
-    img_size: int | Sequence[int],
-    in_chans: int,
-    workers: int = 0,
-    target: str = "class",
-    train_on_all: bool = False,
-    **split: Any,
-) -> SequenceDataset:
-    """Find a data set of sequences of tokens and return it ready to train on.
-
-    img_size: (1, T), T being how many tokens of a sequence are read. in_chans: the tokens that the model knows, which
-    are those of the vocabulary and padding. target: "class". The others are those of `load`. Raises UserError as that.
-    """
-    options, source = SplitOptions(**split), with_target(open_source(spec), target)
-    if source.vocabulary is None:
-        raise UserError(f"{printable(source.spec)} has no sequences of tokens, which this task reads.")
-    (rows, longest), known = _size(img_size), len(source.vocabulary) + 1
-    if rows != 1:
-        raise UserError(f"img_size of sequences is 1 and how many tokens are read, not {rows} and {longest}.")
-    if in_chans != known:
-        raise UserError(
-            f"{printable(source.spec)} has {known} tokens with padding, not {in_chans}: set in_chans to it."
-        )
-    splits, summary = _sequences(source, longest, options, train_on_all)
-    _stop_on_problems(summary.pop("problems"), [], source.spec)
-    return SequenceDataset(source.name, source.classes, splits, longest, source.vocabulary, summary, workers)
-
-
-def _sequences(
-    source: Source, longest: int, options: SplitOptions, train_on_all: bool = False
-) -> tuple[dict[str, SequenceSplit], dict[str, Any]]:
-    """The splits and their summary, with its problems."""
-    records, origin = make_splits(source, options, train_on_all=train_on_all)
-    splits = {name: SequenceSplit.of(name, part) for name, part in records.items()}
-    found = facts(source, records, splits, origin)
-    found["warnings"] += cut_warnings(splits, longest)
-    unfit = problems(source, splits, options.group_by, train_on_all)
-    more = {"vocabulary": list(source.vocabulary or ()), "lengths": lengths_of(splits), "problems": unfit}
-    return splits, found | more
-
-
-def _size(img_size: int | Sequence[int]) -> tuple[int, int]:
+def parse_size(img_size: int | Sequence[int]) -> tuple[int, int]:
+    """Height and width. UserError where they are not positive."""
     height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
     if height < 1 or width < 1:
         raise UserError(f"img_size must be positive, not {(height, width)}.")
@@ -165,7 +122,7 @@ def _split(name: str, records: Records, store: Store, geometry: Geometry, group_
     return Split(name, kept.ids, kept.labels, store, geometry, kept.label_sets, groups, kept.annotations)
 
 
-def _stop_on_problems(found: list[str], bad: list[dict[str, str]], spec: str) -> None:
+def stop_on_problems(found: list[str], bad: list[dict[str, str]], spec: str) -> None:
     """Everything that is wrong, in one error, before anything is trained."""
     texts = list(found)
     if bad:
@@ -195,8 +152,8 @@ def check(spec: str | Path, **split: Any) -> Checked:
     nothing can be opened, or the options cannot be used."""
     options, source = SplitOptions(**split), open_source(spec)
     source = with_target(source, "class") if source.target == "nothing" else source
-    if source.vocabulary is not None:
-        summary = _sequences(source, longest_of(source), options)[1]
+    if source.inputs is not None:
+        summary = source.inputs.summarize(source, options)
         return Checked(summary, describe(summary))
     records, origin = make_splits(source, options)
     group_by = options.group_by or groups_in(options.split_file)

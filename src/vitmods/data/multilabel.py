@@ -1,32 +1,38 @@
 """Images with any number of labels: what a task asks of a source, and what there is to say of such a set."""
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from vitmods.data.objects import with_instances
+from vitmods.data.dataset import AnySplit
 from vitmods.data.records import Records, Source, printable
 from vitmods.util.errors import UserError
+from vitmods.util.registry import Registry
 
 _SHOWN = 5
-_HAS = {
-    "nothing": "no class",
-    "class": "a class",
-    "labels": "labels",
-    "mask": "a mask",
-    "boxes": "boxes",
-    "instances": "a mask of each object",
-}
-"""target -> what images have; those of a user's own sources and tasks are named as they are"""
-_REMEDIES = {
-    "nothing": "Put the images of each class into a folder of its own.",
-    "labels": "Train it with --task multilabel.",
-    "mask": "Train it with --task segmentation, or multilabel.",
-    "boxes": "Train it with --task detection, or multilabel.",
-}
 Sets = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a task asks of each image: a class, a mask.
+
+    title: in words, for messages. remedy: how images with it can be used otherwise. conversions: the target that a
+    source has -> the function that makes a source of this one. check: what is wrong with splits of it.
+    """
+
+    title: str
+    remedy: str = "Choose another task or data set."
+    conversions: Mapping[str, Callable[[Source], Source]] = field(default_factory=dict)
+    check: Callable[[Mapping[str, AnySplit]], list[str]] | None = None
+
+
+TARGETS: Registry[Target] = Registry("target", "vitmods.tasks.*.sources")
+TARGETS.add("nothing", Target("no class", "Put the images of each class into a folder of its own."))
+TARGETS.add("class", Target("a class"))
+TARGETS.add("labels", Target("labels", "Train it with --task multilabel."))
 
 
 def with_target(source: Source, target: str) -> Source:
@@ -43,14 +49,15 @@ def with_target(source: Source, target: str) -> Source:
             for name, part in source.splits.items()
         }
         return replace(source, classes=("image",), splits=splits, target=target)
-    if target == "labels" and source.target in ("mask", "boxes"):
-        return replace(source, target="labels")
-    if target == "instances" and source.target == "boxes":
-        return with_instances(source)
+    given, asked = (TARGETS.get(name) or Target(name) for name in (source.target, target))
+    if source.target in asked.conversions:
+        return asked.conversions[source.target](source)
+    sets = [part.label_sets for part in source.splits.values()]
+    if target == "labels" and source.target not in ("class", "nothing") and None not in sets:
+        return replace(source, target=target)
     if target != "labels" or source.target != "class":
         raise UserError(
-            f"{printable(source.spec)} gives {_HAS.get(source.target, source.target)} of each image, not "
-            f"{_HAS.get(target, target)}. {_REMEDIES.get(source.target, 'Choose another task or data set.')}"
+            f"{printable(source.spec)} gives {given.title} of each image, not {asked.title}. {given.remedy}"
         )
     if source.class_map is not None:
         raise UserError(f"{printable(source.spec)} evaluates models of other classes; it has no labels to train on.")

@@ -1,8 +1,9 @@
 """What a source of images offers: names, labels and a way to fetch each image."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Union
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,6 +141,23 @@ def joined(*parts: Records) -> Records:
     )
 
 
+class Inputs(ABC):
+    """What a source has in the place of images, such as sequences of tokens."""
+
+    title: ClassVar[str]
+    """in the plural, for messages"""
+    task: ClassVar[str]
+    """that reads them"""
+
+    @abstractmethod
+    def recommend(self, source: "Source") -> tuple[str, tuple[int, int], str, int]:
+        """Base model, img_size, recipe and in_chans where the user names none."""
+
+    @abstractmethod
+    def summarize(self, source: "Source", options: Any) -> dict[str, Any]:
+        """Counts, warnings and problems of the splits, as `ImageDataset.summary`; options: `SplitOptions`."""
+
+
 @dataclass
 class Source:
     """A data set as found: its splits among train, val and test (train alone where there are none; none of train where
@@ -150,8 +168,7 @@ class Source:
     label_sets then are; "mask" or "boxes", which its annotations are, and label_sets the classes that occur. allow:
     which of ALLOWED is no more than a warning. broken: what has no place among the records. unseen: the listed classes
     that no mask shows, in a sentence. verify: compares the files with their checksums and returns what is wrong. spec:
-    set by `open_source`. vocabulary: of sequences of tokens, which `fetch` then gives as whole numbers (T,), word i
-    being token i + 1. recommended: a base model and a recipe, where there are no images to choose them by.
+    set by `open_source`. inputs: what `fetch` gives in the place of images; None: images.
     """
 
     name: str
@@ -166,8 +183,7 @@ class Source:
     target: str = "class"
     unseen: str = ""
     spec: str = ""
-    vocabulary: tuple[str, ...] | None = None
-    recommended: tuple[str, str] | None = None
+    inputs: "Inputs | None" = None
 
 
 ALLOWED = {

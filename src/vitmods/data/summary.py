@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from vitmods.data.dataset import Split
+from vitmods.data.dataset import AnySplit, Split
 from vitmods.data.geometry import LONGEST
-from vitmods.data.multilabel import label_counts, label_problems
+from vitmods.data.multilabel import TARGETS, label_counts, label_problems
 from vitmods.data.records import SPLITS, Broken, Records, Source, printable
-from vitmods.data.sequences import SequenceSplit
 from vitmods.data.splits import hashes, keys_by
 
-Splits = Mapping[str, Split | SequenceSplit]
+Splits = Mapping[str, AnySplit]
 _LISTED = 20  # unreadable images named in an error; the summary has all
 _LOOKED_AT, _DARK = 16, 20  # images, and the largest value of nearly black ones
 _SHARED = 5  # images that are named one by one, although they have one reason
@@ -69,10 +68,8 @@ def problems(
             f"{source.unseen} Correct the list of classes (in classes.txt, cell,255 gives the class cell the value "
             f"255), or write {_allowing(source, 'missing')} to keep classes without pixels."
         )
-    if source.target in ("boxes", "instances"):
-        crowds = {name: [one.crowd.all() for one in split.annotations or ()] for name, split in splits.items()}
-        bare = [name for name, no_objects in crowds.items() if no_objects and all(no_objects)]
-        found += [f"No image of {name} has an object, crowds aside: annotate some." for name in bare]
+    if (target := TARGETS.get(source.target)) and target.check:
+        found += target.check(splits)
     if train_on_all:
         return found
     if len(splits) == 1 or not any(len(split) for name, split in splits.items() if name != "train"):
@@ -163,14 +160,14 @@ def _images(splits: Splits) -> dict[str, Split]:
     return {name: split for name, split in splits.items() if isinstance(split, Split)}
 
 
-def _per_class(source: Source, split: Split | SequenceSplit) -> list[int]:
+def _per_class(source: Source, split: AnySplit) -> list[int]:
     """How many images each class has; with several labels an image counts for each."""
     if source.target != "class" and split.label_sets is not None:
         return label_counts(split.label_sets, len(source.classes))
     return list(np.bincount(split.labels, minlength=len(source.classes)).tolist())
 
 
-def _present(source: Source, split: Split | SequenceSplit) -> list[int]:
+def _present(source: Source, split: AnySplit) -> list[int]:
     """Classes that have an image."""
     return np.flatnonzero(_per_class(source, split)).tolist()
 
@@ -226,7 +223,7 @@ def _conflicts(source: Source, splits: Splits) -> list[str]:
     return [f"{copies} of images, byte for byte, have other labels than the first ({shown}): correct the labels."]
 
 
-def _answers(source: Source, split: Split | SequenceSplit) -> list[Any]:
+def _answers(source: Source, split: AnySplit) -> list[Any]:
     """What is known of each image."""
     if source.target == "class" or split.label_sets is None:
         return list(split.labels)

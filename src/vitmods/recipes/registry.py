@@ -20,7 +20,10 @@ from vitmods.util.shorthand import read_settings, split_form
 P = ParamSpec("P")
 Architecture = Callable[[str, Mapping[str, Any]], dict[str, Any]]
 RECIPES: Registry[Callable[..., Recipe]] = Registry(
-    "recipe", "vitmods.recipes", advice="`vitmods recipes` lists all; settings follow in parentheses."
+    "recipe",
+    "vitmods.recipes",
+    "vitmods.tasks.*.recipes",
+    advice="`vitmods recipes` lists all; settings follow in parentheses.",
 )
 
 

@@ -44,11 +44,8 @@ def defaults_for(spec: str) -> Defaults:
     from vitmods.data.sources import open_source
 
     source = open_source(spec)
-    if source.recommended is not None:
-        from vitmods.data.sequences import longest_of
-
-        base, recipe = source.recommended
-        return Defaults(base, (1, longest_of(source)), recipe, len(source.vocabulary or ()) + 1)
+    if source.inputs is not None:
+        return Defaults(*source.inputs.recommend(source))
     side = _median_side(source)
     if side is None or side > 128:
         return ORDINARY

@@ -26,12 +26,12 @@ from vitmods.data.geometry import Geometry, middle
 from vitmods.data.loading import geometry_of
 from vitmods.data.read import Unreadable, decode, reading
 from vitmods.data.records import printable
-from vitmods.data.sequences import encode, padded_together, refuse_skipping
 from vitmods.data.sources.folder import images_below
 from vitmods.data.threads import in_order
 from vitmods.study.checkpoints import seeds_in
 from vitmods.study.opened import GRAPHS, Graph, Opened, open_graph, open_trained
 from vitmods.tasks.base import DEFAULT, TASKS, Task
+from vitmods.tasks.sequences.data import encode, padded_together, refuse_skipping
 from vitmods.train.device import place
 from vitmods.train.trial import WEIGHTS
 from vitmods.util.errors import UserError

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 import vitmods
-from vitmods import data
 from vitmods.data.batch import for_device
-from vitmods.data.sequences import refuse_skipping
 from vitmods.evals.base import ProtocolResult
 from vitmods.evals.protocols import check_protocols, run_protocols
 from vitmods.model.config import ViTConfig
@@ -185,13 +183,10 @@ def load_images(
     """The data set that image settings describe, augmented so. UserError where its images cannot be used so."""
     options = image_settings(settings)
     task = TASKS[options.pop("task", DEFAULT)]
-    if task.inputs == "tokens":
-        refuse_skipping(options.pop("unreadable", "stop"))
-        sequences = data.load_sequences(options.pop("data"), workers=workers, target=task.target, **options)
-        return cast("ImageDataset", sequences)  # it has what studies ask of images
-    how: dict[str, Any] = {"workers": workers, "cache_dir": cache_dir, "target": task.target}
-    how |= {"joint": task.joint, "joint_view": task.joint_view}
-    return data.load(options.pop("data"), augment=augment, **how, **options)
+    dataset: ImageDataset = task.load_data(
+        options.pop("data"), augment=augment, workers=workers, cache_dir=cache_dir, **options
+    )
+    return dataset
 
 
 def base_config(settings: Settings, num_classes: int) -> Base:

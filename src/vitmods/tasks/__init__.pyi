@@ -3,9 +3,9 @@ from .base import Measured as Measured
 from .base import Task as Task
 from .base import TaskModel as TaskModel
 from .classification import Classification as Classification
-from .detection import Detection as Detection
-from .detection import InstanceSegmentation as InstanceSegmentation
+from .detection.task import Detection as Detection
+from .detection.task import InstanceSegmentation as InstanceSegmentation
 from .metrics import Metric as Metric
 from .multilabel import MultiLabel as MultiLabel
-from .segmentation import Segmentation as Segmentation
-from .sequence_classification import SequenceClassification as SequenceClassification
+from .segmentation.task import Segmentation as Segmentation
+from .sequences.task import SequenceClassification as SequenceClassification

@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitmods.data.batch import Batch
-from vitmods.data.dataset import Joint, JointView, Split
-from vitmods.data.sequences import SequenceSplit
+from vitmods.data.dataset import AnySplit, Joint, JointView
+from vitmods.data.loading import load
 from vitmods.recipes import Recipe
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry
 
 DEFAULT = "classification"
-Splits = Sequence[Split | SequenceSplit]
+Splits = Sequence[AnySplit]
 FOR_MASKS = ("resize_range", "most_of_class", "photometric", "final_norm", "window_stride", "eval_scales", "eval_flip")
 """fields of a recipe that the task segmentation alone reads"""
 FOR_BOXES = ("fpn_channels", "detector_norm")
 """and detectors alone"""
-TASKS: Registry[type["Task"]] = Registry("task", "vitmods.tasks")
+TASKS: Registry[type["Task"]] = Registry("task", "vitmods.tasks", "vitmods.tasks.*.task")
 """name -> Task. A file adds its own with `@TASKS.register("name")`, here or in a plugin."""
 
 
@@ -113,6 +113,11 @@ class Task(ABC):
             classes: how many the task has.
         """
         return {}
+
+    @classmethod
+    def load_data(cls, spec: str, **options: Any) -> Any:
+        """Read the data set of `spec`; options: those of `vitmods.data.load` but target and joint views."""
+        return load(spec, target=cls.target, joint=cls.joint, joint_view=cls.joint_view, **options)
 
     def wrap(self, backbone: nn.Module, classes: int) -> nn.Module:
         """The trained model for so many classes: the backbone itself, or a TaskModel with modules beside it,

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.data.masks import IGNORE
+from vitmods.tasks.segmentation.masks import IGNORE
 
 # Okabe and Ito's seven, which color-blind readers tell apart ("Color universal design", 2008).
 _SEVEN = ((230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167))

@@ -31,9 +31,10 @@ _asked = False
 class Registry(Mapping[str, T]):
     """name -> thing, for one kind of things.
 
-    The package's own are found when the registry is first read: every file of the folder is imported, and adds what it
-    has. A user's add theirs when their module is imported: by themselves, by ``load_plugins``, or by an entry point of
-    the group ``vitmods``, which the first reading imports too.
+    The package's own are found when the registry is first read: every file of the folders is imported, and adds what it
+    has. A folder may be a pattern: ``vitmods.tasks.*.recipes`` is the module ``recipes`` of each package of
+    ``vitmods.tasks`` that has one. A user's add theirs when their module is imported: by themselves, by
+    ``load_plugins``, or by an entry point of the group ``vitmods``, which the first reading imports too.
 
         NORMS = Registry("norm", "vitmods.layers.norms")
 
@@ -44,7 +45,8 @@ class Registry(Mapping[str, T]):
 
     Args:
         kind: of things, in one or two words, for errors.
-        folders: packages whose files add to it; none where the module of the registry imports them itself.
+        folders: packages whose files add to it, or patterns of modules; none where the module of the registry imports
+            them itself.
         advice: ends the error of an unknown name (how to list all, for instance).
     """
 
@@ -107,8 +109,11 @@ class Registry(Mapping[str, T]):
                 self._unread = False  # a file that is imported here may read what is there already
                 try:
                     for folder in self._folders:
+                        folder, _, module = folder.partition(".*")
                         for file in pkgutil.iter_modules(importlib.import_module(folder).__path__):
-                            importlib.import_module(f"{folder}.{file.name}")
+                            name = f"{folder}.{file.name}{module}"
+                            if not module or (file.ispkg and importlib.util.find_spec(name)):
+                                importlib.import_module(name)
                 except BaseException:
                     self._unread = True
                     raise

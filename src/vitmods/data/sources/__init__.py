@@ -75,7 +75,7 @@ class SourceKind:
         ]
 
 
-SOURCES: Registry[SourceKind] = Registry("data source", "vitmods.data.sources")
+SOURCES: Registry[SourceKind] = Registry("data source", "vitmods.data.sources", "vitmods.tasks.*.sources")
 
 
 @dataclass(frozen=True)

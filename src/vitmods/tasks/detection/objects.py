@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitmods.data.augment import mean_color
 from vitmods.data.dataset import Annotated, Draw
 from vitmods.data.geometry import Geometry, resize
-from vitmods.data.masks import mean_color
 from vitmods.data.records import Broken, Source, printable
 from vitmods.data.rng import Stream, uniform
 from vitmods.recipes import Augment

@@ -1,8 +1,8 @@
 """Detectors: COCO's 1x schedule as in PVT and Dynamic Token Normalization, and small sets from scratch."""
 
+from vitmods.recipes.deit import IMAGENET_MEAN, IMAGENET_STD
 from vitmods.recipes.recipe import Recipe
 from vitmods.recipes.registry import recipe
-from vitmods.recipes.segmentation import IMAGENET_MEAN, IMAGENET_STD
 
 
 @recipe(

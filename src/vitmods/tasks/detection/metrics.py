@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.data.objects import Objects
+from vitmods.tasks.detection.objects import Objects
 from vitmods.util.errors import UserError
 
 NAMES = {

@@ -19,7 +19,7 @@ from vitmods.train.interrupt import Interrupted
 from vitmods.train.loop import TrialRun
 from vitmods.train.trial import read_examples
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "detection" / "detection.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "detection" / "detection.py"
 RECIPE = small_detection(2, batch_size=4).with_(accumulate=2, ema=0.5, fpn_channels=16, drop_path=0.2)
 SMALL = "embed_dims=(8,16,24,32)&num_heads=(1,2,3,4)&depths=(1,1,1,1)"
 

@@ -1,7 +1,8 @@
 """Sequences of tokens: the data set that the training loop reads, in the place of ImageDataset."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -10,11 +11,16 @@ from numpy.typing import NDArray
 
 from vitmods.data.augment import Ints
 from vitmods.data.batch import Batch
-from vitmods.data.dataset import SplitDataset
+from vitmods.data.dataset import AnySplit, SplitDataset
+from vitmods.data.loading import parse_size, stop_on_problems
+from vitmods.data.multilabel import with_target
 from vitmods.data.read import digest
-from vitmods.data.records import Records, Source, printable
+from vitmods.data.records import Inputs, Records, Source, printable
 from vitmods.data.rng import permutation
+from vitmods.data.sources import open_source
+from vitmods.data.splits import SplitOptions, make_splits
 from vitmods.data.store import Index
+from vitmods.data.summary import facts, problems
 from vitmods.data.threads import in_order
 from vitmods.util.errors import UserError
 
@@ -51,7 +57,7 @@ class TokenStore:
 
 
 @dataclass(frozen=True)
-class SequenceSplit:
+class SequenceSplit(AnySplit):
     """The sequences of one split; ids and labels (n,) are in the same order, as are groups (see `data.dataset.Split`).
     Several right classes, and annotations, they do not have."""
 
@@ -66,9 +72,6 @@ class SequenceSplit:
     @classmethod
     def of(cls, name: str, records: Records) -> "SequenceSplit":
         return cls(name, records.ids, records.labels, TokenStore.of(records))
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,73 @@ def lengths_of(splits: dict[str, SequenceSplit]) -> dict[str, int]:
     lengths = np.concatenate([split.store.lengths for split in splits.values()])
     ends = {"shortest": lengths.min(), "median": np.median(lengths), "longest": lengths.max()} if len(lengths) else {}
     return {name: int(value) for name, value in ends.items()}
+
+
+@dataclass(frozen=True)
+class Tokens(Inputs):
+    """Sequences of tokens: `fetch` gives whole numbers (T,), word i of the vocabulary being token i + 1.
+
+    base, recipe: the model and the recipe that suit them.
+    """
+
+    vocabulary: tuple[str, ...]
+    base: str
+    recipe: str
+    title = "sequences of tokens"
+    task = "sequence_classification"
+
+    def recommend(self, source: Source) -> tuple[str, tuple[int, int], str, int]:
+        """As many tokens as the longest sequence has."""
+        return self.base, (1, longest_of(source)), self.recipe, len(self.vocabulary) + 1
+
+    def summarize(self, source: Source, options: SplitOptions) -> dict[str, Any]:
+        """With vocabulary and lengths."""
+        return read_splits(source, longest_of(source), options)[1]
+
+
+def load_sequences(
+    spec: str | Path,
+    *,
+    img_size: int | Sequence[int],
+    in_chans: int,
+    workers: int = 0,
+    target: str = "class",
+    train_on_all: bool = False,
+    **split: Any,
+) -> SequenceDataset:
+    """Find a data set of sequences of tokens and return it ready to train on.
+
+    img_size: (1, T), T being how many tokens of a sequence are read. in_chans: the tokens that the model knows, which
+    are those of the vocabulary and padding. target: "class". The others are those of `vitmods.data.load`. Raises
+    UserError as that.
+    """
+    options, source = SplitOptions(**split), with_target(open_source(spec), target)
+    if not isinstance(source.inputs, Tokens):
+        raise UserError(f"{printable(source.spec)} has no sequences of tokens, which this task reads.")
+    (rows, longest), known = parse_size(img_size), len(source.inputs.vocabulary) + 1
+    if rows != 1:
+        raise UserError(f"img_size of sequences is 1 and how many tokens are read, not {rows} and {longest}.")
+    if in_chans != known:
+        raise UserError(
+            f"{printable(source.spec)} has {known} tokens with padding, not {in_chans}: set in_chans to it."
+        )
+    splits, summary = read_splits(source, longest, options, train_on_all)
+    stop_on_problems(summary.pop("problems"), [], source.spec)
+    return SequenceDataset(source.name, source.classes, splits, longest, source.inputs.vocabulary, summary, workers)
+
+
+def read_splits(
+    source: Source, longest: int, options: SplitOptions, train_on_all: bool = False
+) -> tuple[dict[str, SequenceSplit], dict[str, Any]]:
+    """The splits and their summary, with its problems."""
+    assert isinstance(source.inputs, Tokens)
+    records, origin = make_splits(source, options, train_on_all=train_on_all)
+    splits = {name: SequenceSplit.of(name, part) for name, part in records.items()}
+    summary = facts(source, records, splits, origin)
+    summary["warnings"] += cut_warnings(splits, longest)
+    unfit = problems(source, splits, options.group_by, train_on_all)
+    more = {"vocabulary": list(source.inputs.vocabulary), "lengths": lengths_of(splits), "problems": unfit}
+    return splits, summary | more
 
 
 def longest_of(source: Source) -> int:

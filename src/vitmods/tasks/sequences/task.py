@@ -1,7 +1,7 @@
 """Classification of sequences: one class each, as of an image, by a model that reads tokens."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from vitmods.model.vit import ViT
 from vitmods.recipes import Augment, Recipe
 from vitmods.tasks.base import TASKS
 from vitmods.tasks.classification import Classification
+from vitmods.tasks.sequences.data import SequenceDataset, load_sequences, refuse_skipping
 from vitmods.util.errors import UserError
 
 NO_IMAGES = Augment(crop="none", flip=0.0, eval_crop=1.0)
@@ -44,6 +45,14 @@ class SequenceClassification(Classification):
     def fitted(cls, recipe: Recipe) -> Recipe:
         """Without augmentation of images."""
         return recipe.with_(augment=NO_IMAGES)
+
+    @classmethod
+    def load_data(cls, spec: str, **options: Any) -> SequenceDataset:
+        """Read sequences, as they are. UserError for `unreadable=skip`: nothing of a sequence can be left out."""
+        refuse_skipping(options.pop("unreadable", "stop"))
+        for name in ("augment", "cache_dir"):
+            options.pop(name, None)
+        return load_sequences(spec, target=cls.target, **options)
 
     def wrap(self, backbone: nn.Module, classes: int) -> nn.Module:
         """The backbone. UserError for a ViT that reads images."""

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitmods.data.dataset import Annotated, Draw
-from vitmods.data.objects import (
+from vitmods.recipes import small_detection
+from vitmods.tasks.detection.objects import (
     Objects,
     evaluation_views,
     evaluation_views_with_masks,
@@ -15,7 +16,6 @@ from vitmods.data.objects import (
     training_views_with_masks,
     view_size,
 )
-from vitmods.recipes import small_detection
 
 AUGMENT = small_detection().augment
 Size = st.tuples(st.integers(20, 90), st.integers(20, 90))

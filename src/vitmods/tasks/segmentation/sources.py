@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from unicodedata import normalize
 
-from vitmods.data.masks import IGNORE, Coding, Pair, masked_records
-from vitmods.data.multilabel import with_rarest
+from vitmods.data.multilabel import TARGETS, Target, with_rarest
 from vitmods.data.records import Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.folder import folders_of_splits, images_below, loose_images
 from vitmods.data.sources.imagenet import CLASSES, class_names
+from vitmods.tasks.segmentation.masks import IGNORE, Coding, Pair, masked_records
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.limits import read_text, table
 
@@ -24,6 +24,7 @@ LAYOUT = (
 )
 _CAMVID = ("sky", "building", "pole", "road", "pavement", "tree", "sign symbol", "fence", "car", "pedestrian",
            "bicyclist")  # fmt: skip
+TARGETS.add("mask", Target("a mask", "Train it with --task segmentation, or multilabel."))
 Folders = dict[str, tuple[Path, Path]]
 """split -> its folder of images and its folder of masks"""
 

@@ -21,7 +21,7 @@ from vitmods.train.interrupt import Interrupted
 from vitmods.train.loop import TrialRun
 from vitmods.train.trial import read_examples
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "segmentation" / "segmentation.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "segmentation" / "segmentation.py"
 RECIPE = small_segmentation(2, batch_size=6).with_(lr=1e-2, accumulate=2, ema=0.5)
 
 

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitmods.data.augment import mean_color
 from vitmods.data.dataset import Annotated, Draw
 from vitmods.data.geometry import LONGEST, Geometry, Method, middle, resize
 from vitmods.data.read import Unreadable, digest, opened, reading, size_in_header
@@ -259,13 +260,6 @@ def evaluation_views(
     masks = [None if one.annotation is None else torch.from_numpy(one.annotation.read()) for one in annotated]
     window = torch.tensor(img_size).expand(len(images), 2)
     return torch.from_numpy(views), {"size": sizes, "native": torch.tensor(native), "window": window, "mask": masks}
-
-
-def mean_color(augment: Augment, channels: int) -> NDArray[np.uint8]:
-    """What becomes about 0 when it is normalized, (C, 1, 1)."""
-    mean = augment.mean if len(augment.mean) == channels else (float(np.mean(augment.mean)),) * channels
-    color: NDArray[np.uint8] = np.rint(255 * np.array(mean)).astype(np.uint8)[:, None, None]
-    return color
 
 
 def _drawn(image: NDArray[np.uint8], mask: NDArray[np.uint8], draw: Draw, view: int) -> tuple[Tensor, Tensor]:

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods import data
-from vitmods.data.sources.listops import OPERATIONS, VOCABULARY, TooLong, expression
 from vitmods.recipes import RECIPES, Recipe
 from vitmods.recipes.schedule import lr_at, resolve
 from vitmods.tasks import SequenceClassification
+from vitmods.tasks.sequences.data import load_sequences
+from vitmods.tasks.sequences.sources import OPERATIONS, VOCABULARY, TooLong, expression
 from vitmods.train import RunOptions, train_trial
 from vitmods.train.optim import make_optimizer
 from vitmods.util.errors import UserError
@@ -28,7 +28,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 def load(spec=SPEC, longest=29, **options):
-    return data.load_sequences(spec, img_size=(1, longest), in_chans=16, **options)
+    return load_sequences(spec, img_size=(1, longest), in_chans=16, **options)
 
 
 def text_of(tokens):
@@ -52,7 +52,7 @@ def value_of(words):
 
 
 def test_the_generator_draws_as_long_range_arenas():
-    known = np.load(Path(__file__).parents[1] / "golden" / "listops_examples.npz")
+    known = np.load(Path(__file__).parents[2] / "golden" / "listops_examples.npz")
     rng, seen, found = random.Random(1234), set(), []
     while len(found) < len(known["target"]):
         tokens, value = expression(rng)
@@ -183,7 +183,7 @@ def test_files_that_are_no_table_are_named(folder, content):
 )
 def test_what_cannot_be_is_refused(spec, options, words):
     with pytest.raises(UserError, match=words):
-        data.load_sequences(spec, **{"img_size": (1, 29), "in_chans": 16, **options})
+        load_sequences(spec, **{"img_size": (1, 29), "in_chans": 16, **options})
 
 
 def test_images_and_sequences_are_not_taken_for_each_other(tmp_path):

@@ -17,15 +17,14 @@ from transformers import PvtConfig, PvtForImageClassification
 import vitmods as vm
 from vitmods.adapters.replace import replace_norms
 from vitmods.data import Batch
-from vitmods.data.objects import Objects
 from vitmods.recipes import Recipe, coco_1x, default, small_detection
 from vitmods.recipes.schedule import lr_at, resolve
 from vitmods.tasks import Detection, InstanceSegmentation
 from vitmods.tasks.base import make_task
-from vitmods.tasks.detection_metrics import NAMES, AveragePrecision, image_ap50
+from vitmods.tasks.detection.heads import MaskRCNNDetector, RetinaNetDetector, padded_maps
+from vitmods.tasks.detection.metrics import NAMES, AveragePrecision, image_ap50
+from vitmods.tasks.detection.objects import Objects
 from vitmods.tasks.features import feature_maps, without_head
-from vitmods.tasks.heads.detectors import MaskRCNNDetector, RetinaNetDetector
-from vitmods.tasks.heads.pyramid import padded_maps
 from vitmods.util.errors import UserError
 
 SIZE = (64, 96)  # of the padded images

@@ -13,16 +13,15 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardInd
 import vitmods as vm
 from vitmods.adapters import from_timm
 from vitmods.data import Batch
-from vitmods.data.masks import IGNORE
 from vitmods.recipes import Recipe, ade20k, default, small_segmentation
 from vitmods.tasks import TASKS, Segmentation
 from vitmods.tasks.base import make_task
 from vitmods.tasks.overlay import overlay, palette
-from vitmods.tasks.segmentation import LinearDecoder, Segmenter, counted, measured
-from vitmods.tasks.sliding import Windows
+from vitmods.tasks.segmentation.masks import IGNORE
+from vitmods.tasks.segmentation.task import LinearDecoder, Segmenter, Windows, counted, measured
 from vitmods.util.errors import UserError
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "segmenter_decoder_linear.npz"
+GOLDEN = Path(__file__).parents[2] / "golden" / "segmenter_decoder_linear.npz"
 
 
 def vit(**overrides):

@@ -1,9 +1,8 @@
 """Segmentation with a linear decoder: ADE20K as in Dual PatchNorm, and small sets from scratch."""
 
+from vitmods.recipes.deit import IMAGENET_MEAN, IMAGENET_STD
 from vitmods.recipes.recipe import Recipe
 from vitmods.recipes.registry import recipe
-
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @recipe(

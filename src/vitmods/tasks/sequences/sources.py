@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitmods.data.records import Records, Source, printable
-from vitmods.data.sequences import encode
 from vitmods.data.sources import Spec, data_source
+from vitmods.tasks.sequences.data import Tokens, encode
 from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, write_atomically
@@ -122,7 +122,7 @@ def _source(spec: Spec, splits: dict[str, Sequences]) -> Source:
         return Records(ids, values, ids, lambda key: tokens[key], np.arange(len(tokens)))
 
     found = {name: records(name, *sequences) for name, sequences in splits.items()}
-    return Source("listops", tuple("0123456789"), found, vocabulary=VOCABULARY, recommended=("LRA-64", "listops"))
+    return Source("listops", tuple("0123456789"), found, inputs=Tokens(VOCABULARY, "LRA-64", "listops"))
 
 
 def _wanted(spec: Spec) -> Wanted:

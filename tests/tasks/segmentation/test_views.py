@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitmods.data.dataset import Annotated, Draw
-from vitmods.data.masks import IGNORE, evaluation_views, labelled_pixels, training_views
 from vitmods.recipes import Augment
+from vitmods.tasks.segmentation.masks import IGNORE, evaluation_views, labelled_pixels, training_views
 
 
 @dataclass

@@ -15,7 +15,11 @@ from torch.nn import functional as F
 
 from vitmods.data.batch import Batch
 from vitmods.data.dataset import Joint, JointView
-from vitmods.data.objects import (
+from vitmods.recipes import Augment, Recipe
+from vitmods.tasks.base import FOR_MASKS, TASKS, Example, Measured, Splits, Task, noise
+from vitmods.tasks.detection.drawing import with_objects
+from vitmods.tasks.detection.metrics import NAMES, AveragePrecision, image_ap50
+from vitmods.tasks.detection.objects import (
     Objects,
     coco_masks,
     drawn,
@@ -24,16 +28,12 @@ from vitmods.data.objects import (
     training_views,
     training_views_with_masks,
 )
-from vitmods.recipes import Augment, Recipe
-from vitmods.tasks.base import FOR_MASKS, TASKS, Example, Measured, Splits, Task, noise
-from vitmods.tasks.detection_metrics import NAMES, AveragePrecision, image_ap50
-from vitmods.tasks.drawing import with_objects
 from vitmods.tasks.metrics import Metric
 from vitmods.tasks.overlay import legend, pixels_of
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:  # torchvision's models, which studies of other tasks do without
-    from vitmods.tasks.heads.detectors import Detector, Found
+    from vitmods.tasks.detection.heads import Detector, Found
 
 SHOWN = 4  # images that are drawn in an evaluation
 SURE = 0.3  # the score from which a detection is drawn and predicted
@@ -89,7 +89,7 @@ class Detection(Task):
 
     def wrap(self, backbone: nn.Module, classes: int) -> Detector:
         """The backbone, which from now on takes images of any size if it is a vitmods ViT, with pyramid and heads."""
-        from vitmods.tasks.heads.detectors import MaskRCNNDetector, RetinaNetDetector
+        from vitmods.tasks.detection.heads import MaskRCNNDetector, RetinaNetDetector
 
         if hasattr(backbone, "vit_config"):
             backbone.set_input_size(dynamic_img_size=True)  # type: ignore[operator]
@@ -116,7 +116,7 @@ class Detection(Task):
         Raises:
             UserError: there are no images, or what computes the metrics is not installed.
         """
-        from vitmods.tasks.heads.detectors import Detector
+        from vitmods.tasks.detection.heads import Detector
 
         assert isinstance(model, Detector)
         precision, losses, weights = AveragePrecision(self.masks), [], []
@@ -176,7 +176,7 @@ class Detection(Task):
 
     def outputs(self, model: nn.Module, batch: Batch) -> Found:
         """Detections in pixels of the images in their files."""
-        from vitmods.tasks.heads.detectors import Detector
+        from vitmods.tasks.detection.heads import Detector
 
         assert isinstance(model, Detector)
         return _on_cpu(model.detect(batch.inputs, batch.targets))

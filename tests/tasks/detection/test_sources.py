@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from vitmods import data
-from vitmods.data.objects import Objects, drawn, evaluation_views, training_views
 from vitmods.data.sources import open_source
 from vitmods.recipes import small_detection
+from vitmods.tasks.detection.objects import Objects, drawn, evaluation_views, training_views
 from vitmods.util.errors import UserError
 
 SIZE = (48, 64)  # height and width

@@ -5,10 +5,10 @@ import pytest
 from PIL import Image
 
 from vitmods import data
-from vitmods.data.masks import IGNORE
 from vitmods.data.sources import open_source
 from vitmods.recipes import Augment
 from vitmods.tasks import Segmentation
+from vitmods.tasks.segmentation.masks import IGNORE
 from vitmods.util.errors import UserError
 
 NAMES = ("sky", "tree", "road")
@@ -251,11 +251,11 @@ def test_folders_that_are_none(tmp_path):
 
 def test_looks_at_many_masks_are_remembered(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("vitmods.data.masks._REMEMBERED", 3)
+    monkeypatch.setattr("vitmods.tasks.segmentation.masks._REMEMBERED", 3)
     root = write_set(tmp_path / "set", {"train": 4})
     save(root / "masks/train/1.png", np.full((12, 16), 7))
     first = open_source(f"masks:{root}")
-    monkeypatch.setattr("vitmods.data.masks._look", None)
+    monkeypatch.setattr("vitmods.tasks.segmentation.masks._look", None)
     again = open_source(f"masks:{root}")
     assert again.broken == first.broken
     assert again.splits["train"].annotations == first.splits["train"].annotations
