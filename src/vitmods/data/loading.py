@@ -50,8 +50,6 @@ def load(
     with the set at once.
     """
     size, options = parse_size(img_size), SplitOptions(**split)
-    if in_chans not in (1, 3):
-        raise UserError(f"Images are read with 1 channel (gray) or 3 (RGB), not {in_chans}: set in_chans to 1 or 3.")
     if unreadable not in ("stop", "skip"):
         raise UserError(f'unreadable must be "stop" or "skip", not "{unreadable}".')
     source = open_source(spec)
@@ -62,6 +60,8 @@ def load(
             f"{printable(source.spec)} has {inputs.title}, and this task reads images: train it with --task "
             f"{inputs.task}."
         )
+    if in_chans not in (1, 3):
+        raise UserError(f"Images are read with 1 channel (gray) or 3 (RGB), not {in_chans}: set in_chans to 1 or 3.")
     cache = None if cache_dir is None else Path(cache_dir)
     records, origin = make_splits(source, options, train_on_all=train_on_all, cache_dir=cache)
     shapes = {name: geometry_of(name, size, augment, target) for name in records}
