@@ -94,7 +94,7 @@ def test_the_card_tells_the_studys_result(study, tmp_path):
 def test_a_card_without_a_study_says_so(tmp_path):
     folder = vm.save_pretrained(vm.vit("mu/4", img_size=8, in_chans=1, num_classes=3), tmp_path / "new")
     text = (folder / "README.md").read_text()
-    assert "No study says whether its changes help." in text
+    assert "No study has compared its changes with the unchanged model." in text
     assert "model-index" not in text
 
 

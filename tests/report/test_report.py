@@ -13,18 +13,15 @@ import vitmods as vm
 from vitmods.layers import NORMS
 from vitmods.model.slots import NormConfig
 from vitmods.report import write_report
-from vitmods.report.advice import extended, what_now
+from vitmods.report.advice import extended, next_steps
 from vitmods.report.drawing import draw
-from vitmods.report.facts import differences, thumbnails
-from vitmods.report.figures import Line, axes_of, curve_panel
-from vitmods.report.figures import _common as common_points
-from vitmods.report.figures import _score_limits as score_limits
+from vitmods.report.figures import Inliner, axes_of, curve_panel, mean_curve
 from vitmods.report.page import Page, render
-from vitmods.report.svg import Inliner
-from vitmods.report.text import doubts, headline, holds
+from vitmods.report.templates import differences, thumbnails
+from vitmods.report.text import caveats, common_claim, headline
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Verdict
-from vitmods.study.state import Curve
+from vitmods.study.state import Curve, TrialRecord
 from vitmods.tasks.metrics import Metric
 
 TOP1 = Metric("top1", "top-1 accuracy", "top1")
@@ -102,7 +99,7 @@ def test_every_arm_has_its_verdict_effect_and_cost(study, page):
         assert f"{arm.cost.train_step.ratio:.2f}×" in text
     assert "dpn and $x_1$ {{ 7*7 }} help; " in text
     assert "post on MLP and post hurt." in text
-    assert re.search(r"Published gains beside ours .* dpn \+1\.\d\d \+0\.6 points \(S/16\)", text)
+    assert re.search(r"Published gains and ours .* dpn \+1\.\d\d \+0\.6 points \(S/16\)", text)
 
 
 def test_what_users_name_is_escaped(page):
@@ -146,18 +143,18 @@ def test_the_same_study_gives_the_same_page(study, page, tmp_path, monkeypatch):
 
 def test_failures_and_doubts_stand_before_the_numbers(study, page):
     assert page.index("1 of 5 post on MLP trials diverged") < page.index('class="narrow"') < page.index("left out.")
-    assert doubts(study)[0].startswith("1 of 5 post on MLP trials diverged")
+    assert caveats(study)[0].startswith("1 of 5 post on MLP trials diverged")
 
 
 def test_a_loss_within_the_margin_is_said(synthetic):
-    assert "pre+post: hurts by less than the margin." in doubts(
+    assert "pre+post: hurts by less than the margin." in caveats(
         synthetic.make_answer("study", seeds=16, diverge=[(4, 1)])
     )
 
 
 def test_what_holds_for_several_arms_is_said_once(synthetic):
     answer = synthetic.make_answer("study", seeds=2)
-    (said,) = [one for one in doubts(answer) if "vary alike" in one]
+    (said,) = [one for one in caveats(answer) if "vary alike" in one]
     assert said.endswith(": the interval assumes that arms vary alike.")
     assert {arm.name for arm in answer.arms} == set(re.split(", | and ", said.partition(":")[0]))
 
@@ -165,29 +162,29 @@ def test_what_holds_for_several_arms_is_said_once(synthetic):
 def test_of_two_splits_the_page_says_how_many_test_images_they_are(study, page):
     both = words_of(render(dataclasses.replace(study, splits=("val", "test"))))
     images = sum(study.data["splits"][name]["count"] for name in ("val", "test"))
-    assert f"Test images are here the {images:,} of val and test together" in both
-    assert "of val and test together" not in words_of(page)
+    assert f"The {images:,} images of val and test are test images" in both
+    assert "of val and test are test images" not in words_of(page)
 
 
 def test_an_arm_without_a_verdict_is_not_passed_over(synthetic):
     answer = synthetic.make_answer("study", arms=2)
     left_out = dataclasses.replace(answer.arms[1], effect=None)
-    assert doubts(dataclasses.replace(answer, arms=(answer.arms[0], left_out))) == [
+    assert caveats(dataclasses.replace(answer, arms=(answer.arms[0], left_out))) == [
         "dpn(after=false) has no verdict: a trial of it failed."
     ]
 
 
 def test_what_all_intervals_share_is_one_line(study, synthetic):
-    line = holds(study)
+    line = common_claim(study)
     assert line.startswith("simultaneous 95 % intervals; new trainings and new images; pooled sd 0.1")
     assert re.search(r" points, 36 df; seed accounts for 9\d % of the variance between trials; ", line)
     assert re.search(r"; test-set sampling: \d+ % of the variance; ", line)
-    without = holds(synthetic.make_answer("study", arms=2, per_image=False))
+    without = common_claim(synthetic.make_answer("study", arms=2, per_image=False))
     assert without.endswith("0 of 5 trials of an arm failed (95 % upper bound 45 %).")
     assert "new trainings and these images alone" in without
     assert "test-set" not in without
     equal = dataclasses.replace(study, decision=dataclasses.replace(study.decision, sd=0.0, seed_share=math.nan))
-    assert "pooled sd 0 points, 36 df; test-set sampling" in holds(equal)
+    assert "pooled sd 0 points, 36 df; test-set sampling" in common_claim(equal)
 
 
 def test_these_images_alone_have_no_thin_bar_to_explain(synthetic, tmp_path):
@@ -208,24 +205,24 @@ def test_an_unfinished_study_says_so_and_shows_what_there_is(synthetic, tmp_path
     assert headline(answer) in text
     assert "Verdicts are provisional" in text
     assert "not measured" in text
-    assert [step.command for step in what_now(answer)] == [answer.command], "nothing is recommended yet"
+    assert [step.command for step in next_steps(answer)] == [answer.command], "nothing is recommended yet"
     looked_at = dataclasses.replace(answer, settings={**answer.settings, "until_decided": True})
-    assert not any("analyzed once" in doubt for doubt in doubts(looked_at))
+    assert not any("analyzed once" in doubt for doubt in caveats(looked_at))
 
 
 def test_base_over_the_seeds_of_an_arm_that_has_fewer(synthetic):
     answer = synthetic.make_answer("study", arms=2)
-    assert "that arm and base share" not in holds(answer)
+    assert "that arm and base share" not in common_claim(answer)
     effect = dataclasses.replace(answer.arms[0].effect, n=3, base_mean=71.234)
     answer = dataclasses.replace(answer, arms=(dataclasses.replace(answer.arms[0], effect=effect), answer.arms[1]))
-    assert holds(answer).endswith("that arm and base share, where base reaches 71.23 for dpn (3 seeds).")
+    assert common_claim(answer).endswith("that arm and base share, where base reaches 71.23 for dpn (3 seeds).")
 
 
 def test_nothing_finished_at_all(synthetic, tmp_path):
     missing = [(arm, seed) for arm in (-1, 0) for seed in range(2)]
     text = words_of(write_report(synthetic.make_answer(tmp_path, arms=1, seeds=2, missing=missing)).read_text())
     assert "base has not finished" in text
-    assert "No seed has finished in both base and an arm yet." in text
+    assert "No seed has finished for both base and an arm yet." in text
 
 
 def test_an_arm_whose_every_trial_diverged(synthetic, tmp_path):
@@ -240,7 +237,7 @@ def test_one_arm_on_one_seed(synthetic, tmp_path):
 
 
 def advice(answer):
-    return [step.text for step in what_now(answer)]
+    return [step.text for step in next_steps(answer)]
 
 
 def test_the_cheapest_arm_that_may_be_best_is_to_be_taken(synthetic):
@@ -250,7 +247,7 @@ def test_the_cheapest_arm_that_may_be_best_is_to_be_taken(synthetic):
     dpn = answer.arms[0]
     half = dataclasses.replace(dpn.cost, infer_n=dataclasses.replace(dpn.cost.infer_n, ratio=0.5))
     arms = (dataclasses.replace(dpn, cost=half), *answer.arms[1:])
-    steps = what_now(dataclasses.replace(answer, arms=arms))
+    steps = next_steps(dataclasses.replace(answer, arms=arms))
     assert steps[0].text == "Use dpn: it is the cheapest arm that may be best."
     assert steps[1].text.startswith(
         "Best: dpn or dpn+rms (no difference between them has been shown). Ruled out: base, "
@@ -262,12 +259,12 @@ def test_base_is_kept_where_nothing_beats_it(synthetic):
     answer = synthetic.make_answer("study", arms=4)
     arms = answer.arms[2:]
     decision = dataclasses.replace(answer.decision, best=("base", *(arm.name for arm in arms)), ruled_out=())
-    steps = what_now(dataclasses.replace(answer, arms=arms, decision=decision))
+    steps = next_steps(dataclasses.replace(answer, arms=arms, decision=decision))
     assert steps[0].text == "No arm has been shown to beat base: keep it."
     assert "trials/base/seed0" in steps[-1].command
     decision = dataclasses.replace(decision, best=(arms[0].name,), ruled_out=("base", arms[1].name))
-    steps = what_now(dataclasses.replace(answer, arms=arms, decision=decision))
-    assert steps[0].text == f"No interval lies above zero, yet base is ruled out as the best arm: try {arms[0].name}."
+    steps = next_steps(dataclasses.replace(answer, arms=arms, decision=decision))
+    assert steps[0].text == f"No interval is above zero, but base is ruled out as the best arm: try {arms[0].name}."
 
 
 def test_the_headline_names_what_arms_are_compared_with(synthetic):
@@ -286,11 +283,11 @@ def test_weights_that_were_not_kept_cannot_be_deployed(synthetic, tmp_path):
     answer = synthetic.make_answer(tmp_path, arms=1)
     for seed in range(5):
         (tmp_path / f"trials/dpn/seed{seed}").mkdir(parents=True)
-    assert what_now(answer)[-1].command == f"{answer.command} --retrain dpn"
+    assert next_steps(answer)[-1].command == f"{answer.command} --retrain dpn"
     unfinished = dataclasses.replace(answer, complete=False, looks=(SimpleNamespace(stopped=()),))
-    assert advice(unfinished)[-1] == "To deploy dpn, train it again: this study did not keep its weights."
+    assert advice(unfinished)[-1] == "To deploy dpn, retrain it: this study did not keep its weights."
     (tmp_path / "trials/dpn/seed3/model.safetensors").touch()
-    assert what_now(answer)[-1].command == f"vitmods export {tmp_path}/trials/dpn/seed3 --to onnx"
+    assert next_steps(answer)[-1].command == f"vitmods export {tmp_path}/trials/dpn/seed3 --to onnx"
 
 
 def opened(synthetic, **values):
@@ -304,7 +301,7 @@ def test_the_forecast_of_an_open_arm_and_the_command(synthetic):
     answer = opened(synthetic, effect=1.5, sd=1.0, df=16.0, leans="up")
     (line,) = (text for text in advice(answer) if text.startswith("dpn (leaning positive): chance of a verdict "))
     assert re.search(r"\d+ % with 8 seeds, \d+ % with 16, \d+ % with 32; 16 seeds take [\d.]+ h more\.$", line)
-    (command,) = (step.command for step in what_now(answer) if step.text == "To decide these arms:")
+    (command,) = (step.command for step in next_steps(answer) if step.text == "To decide these arms:")
     assert command.endswith(" --until-decided --max-seeds 16")
     assert " --seeds" not in command
 
@@ -312,7 +309,7 @@ def test_the_forecast_of_an_open_arm_and_the_command(synthetic):
 def test_arms_that_no_study_decides_stay_open(synthetic):
     texts = advice(opened(synthetic, effect=0.02, sd=2.0, df=16.0, n=20))
     assert "dpn: a verdict is not feasible with up to 32 seeds (chance below 10 %)." in texts
-    assert any(text.startswith("Leave open arms open, or compare where trials vary less") for text in texts)
+    assert any(text.startswith("Leave open arms open, or reduce the variance") for text in texts)
     assert not any("images would make it feasible" in text for text in texts)
 
 
@@ -389,29 +386,49 @@ def test_one_block_is_not_called_blocks():
     assert "1 block (new), + class token (new), 1 block (changed), LayerNorm" in drawing
 
 
+def trial(scores, seconds=1.0, status="finished"):
+    """A trial that was evaluated after every step."""
+    steps = range(1, len(scores) + 1)
+    curve = Curve(tuple(steps), tuple(seconds * step for step in steps), tuple(scores))
+    return TrialRecord("dpn", 0, status, "trials/dpn/seed0", curve=curve)
+
+
 def test_a_seed_on_a_busy_machine_does_not_cut_off_the_others():
-    step, score = np.arange(1, 5), np.array([1.0, 2.0, 3.0, 4.0])
-    fast, slow = Line("finished", step, 1.0 * step, score), Line("finished", step, 10.0 * step, score + 1)
-    x, scores = common_points([fast, slow], axes_of([[fast, slow]])[1])
-    assert scores.mean(0)[-1] == 4.5
+    trials = [trial([0.1, 0.2, 0.3, 0.4]), trial([0.2, 0.3, 0.4, 0.5], seconds=10.0)]
+    x, scores = mean_curve(trials, axes_of([trials])[1])
+    assert scores.mean(0)[-1] == pytest.approx(0.45)
     assert x.tolist() == [5.5, 11.0, 16.5, 22.0]
 
 
 def test_a_single_evaluation_is_a_dot_that_can_be_seen():
-    one, two = np.ones(1), np.array([1.0, 2.0])
-    for points, dots in ((one, True), (two, False)):
-        line = Line("finished", points, points, points)
-        svg = curve_panel("arm", [line], [line], axes_of([[line]])[0], TOP1, Inliner())
+    for scores, dots in (([0.5], True), ([0.5, 0.6], False)):
+        one = trial(scores)
+        svg = curve_panel("arm", [one], [one], axes_of([[one]])[0], TOP1, Inliner())
         assert ("<use" in svg) == dots
 
 
-def test_the_end_of_a_worse_arm_is_on_its_panel():
-    base = Line("finished", np.arange(10), np.arange(10), np.full(10, 97.0))
-    fell = Line("finished", np.arange(10), np.arange(10), np.linspace(95.0, 60.0, 10))
-    low, _ = score_limits([base], [fell], TOP1)
-    assert 50 < low < 60
-    low, _ = score_limits([base], [dataclasses.replace(fell, status="diverged")], TOP1)
-    assert low > 90, "a trial that diverged does not press the others flat"
+@pytest.fixture
+def score_limits(monkeypatch):
+    """The range of scores on a panel of base and an arm."""
+    drawn = []
+    monkeypatch.setattr("vitmods.report.figures.Inliner.__call__", lambda self, figure, *_: drawn.append(figure))
+
+    def limits(base, arm):
+        curve_panel("arm", base, arm, axes_of([base, arm])[0], TOP1, Inliner())
+        return drawn[-1].axes[0].get_ylim()
+
+    return limits
+
+
+def test_no_part_of_a_curve_is_cut_off(score_limits):
+    base, arm = trial([0.10, 0.35, 0.60, 0.97]), trial([0.02, 0.20, 0.95, 0.60])
+    low, high = score_limits([base], [arm])
+    assert -5 < low < 2
+    assert 97 < high < 105
+    loss = trial([0.9, 0.95, 0.96, 0.97])
+    assert score_limits([loss], [trial([0.94, 0.8, 0.7, 0.05], status="diverged")])[0] > 85, (
+        "a trial that diverged does not flatten the others"
+    )
 
 
 def test_a_norm_of_an_arm_is_one_readable_value():

@@ -130,7 +130,7 @@ def test_the_table_tells_every_metric(found, seeds):
         assert f"{100 * found['metrics'][name]:.2f} %" in text
     low, high = found["intervals"]["top1"]
     assert f"{100 * low:.2f} to {100 * high:.2f}" in text
-    assert "low is good" in text
+    assert "lower is better" in text
     assert max(map(len, table_of(found, 80).splitlines())) <= 80 + len(found["checkpoint"])
     assert "Mean of 2 checkpoints on 359 images of digits" in table_of(over_seeds([found, found]))
 
@@ -160,7 +160,7 @@ def test_figures_are_drawn(found, tmp_path):
     assert f"ECE {100 * found['metrics']['ece']:.1f} %" in texts["a-calibration"]
     assert f"{100 * found['metrics']['fewshot5']:.1f}" in texts["a-fewshot"]
     assert "jpeg compression" in texts["a-corruptions"]
-    assert "taken for" in texts["a-confusion"]
+    assert "predicted class" in texts["a-confusion"]
 
 
 def test_the_same_figure_is_the_same_file(found, tmp_path):

@@ -10,8 +10,8 @@ import pytest
 
 from vitmods.data.splits import SPLIT_FILE
 from vitmods.recipes import plain
-from vitmods.report.advice import what_now
-from vitmods.report.text import holds, on_new_images
+from vitmods.report.advice import next_steps
+from vitmods.report.text import common_claim, on_new_images
 from vitmods.stats.decide import decide
 from vitmods.study import Answer, Study
 from vitmods.study.arms import Arm
@@ -79,10 +79,10 @@ def test_the_answer_is_about_other_training_sets(finished):
         assert [answer[arm].low, answer[arm].high] == pytest.approx([expected[arm].low, expected[arm].high])
         assert answer[arm].n == 4
     assert on_new_images(answer)
-    assert "new trainings, other training sets and other images too" in holds(answer)
+    assert "new trainings, other training sets and other images too" in common_claim(answer)
     assert Answer.load(out).to_dict() == answer.to_dict()
     assert "fold s mod 3" in answer.report().read_text()
-    assert not any("until-decided" in step.command for step in what_now(answer))
+    assert not any("until-decided" in step.command for step in next_steps(answer))
 
 
 def test_the_split_file_names_folds(finished):

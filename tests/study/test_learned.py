@@ -10,7 +10,7 @@ import torch
 import vitmods as vm
 from vitmods.evals.confusion import confusion_matrix, macro_f1
 from vitmods.recipes import Recipe
-from vitmods.report.advice import what_now
+from vitmods.report.advice import next_steps
 from vitmods.stats.gains import has_learned
 from vitmods.stats.verdict import FAVORABLE, Verdict
 from vitmods.study.answer import read_answer
@@ -123,8 +123,8 @@ def test_verdicts_are_given_where_base_has_learned(tmp_path, task, kind):
         assert set(verdicts.values()) == {Verdict.WITHHELD}
         assert not set(verdicts.values()) & set(FAVORABLE)
         assert repr(answer).startswith("base has not learned: there are no verdicts.")
-        assert "--epochs" in what_now(answer)[0].text
-        assert "--from" not in what_now(answer)[0].text, "no trained weights are for such images"
+        assert "--epochs" in next_steps(answer)[0].text
+        assert "--from" not in next_steps(answer)[0].text, "no trained weights are for such images"
         assert json.loads(json.dumps(answer.to_dict()))["decision"]["effects"]["dpn"]["verdict"] == "no verdict"
         return
     assert Verdict.WITHHELD not in verdicts.values()

@@ -217,7 +217,7 @@ def test_a_trial_at_an_address_is_shared_with_what_its_study_found(there, on, tm
     command = ["export", f"{there}/trials/dpn/seed0", "--to", "hub", "--out", str(tmp_path / "hub"), *options]
     assert cli.main(command) == 0
     card = (tmp_path / "hub/README.md").read_text()
-    assert "## What the study found" in card
+    assert "## Results of the study" in card
     assert str(tmp_path) not in card
     assert not (place(there) / "trials/base/seed0/model.safetensors").exists()
 

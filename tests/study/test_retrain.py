@@ -10,7 +10,7 @@ import vitmods as vm
 from vitmods.cli import main
 from vitmods.data import load
 from vitmods.recipes import Augment, plain
-from vitmods.report.advice import what_now
+from vitmods.report.advice import next_steps
 from vitmods.study import Answer, Study
 from vitmods.study.evaluate import evaluate
 from vitmods.study.opened import open_trained
@@ -63,11 +63,11 @@ def test_it_is_trained_on_all_images_and_has_no_number(copied):
 
 
 def test_what_now_names_the_command_and_then_the_checkpoint(copied):
-    asked = [step.command for step in what_now(Answer.load(copied))]
+    asked = [step.command for step in next_steps(Answer.load(copied))]
     assert any(command.endswith(", arm='base')") and ".retrain(" in command for command in asked)
     found = make().retrain(copied, **HERE)
     assert found.arm == "base"
-    commands = [step.command for step in what_now(Answer.load(copied))]
+    commands = [step.command for step in next_steps(Answer.load(copied))]
     assert f"vitmods export {found.folder} --to onnx" in commands
     assert not any(".retrain(" in command for command in commands)
 

@@ -212,13 +212,13 @@ def test_the_table_and_the_report_tell_what_was_tried(played, tmp_path):
     scores |= {("val", "dpn", 1e-2): 0.9}
     result = run(make(**{**GRID, "tune": {"lr": (1e-3, 1e-2), "weight_decay": (0, 0.1)}}), tmp_path)
     text = " ".join(render(result, 80).split())
-    assert "Tuned on val: lr in 0.001, 0.01 and weight_decay in 0, 0.1, 8 trials for every arm, base too." in text
+    assert "Tuned on val: lr in 0.001, 0.01 and weight_decay in 0, 0.1, 8 trials for each arm, including base." in text
     assert "Chosen: lr 0.001, weight_decay 0: base; lr 0.01, weight_decay 0: dpn." in text
     assert max(len(line) for line in render(result, 80).splitlines() if "vm.Study(" not in line) <= 80
     page = result.report().read_text()
     assert "<strong>✓ 90.00</strong>" in page
     assert page.count("<td>8</td>") == 2
-    assert "At an end of what was tried: base: lr 0.001, weight_decay 0; dpn: lr 0.01, weight_decay 0." in page
+    assert "At an end of the grid: base: lr 0.001, weight_decay 0; dpn: lr 0.01, weight_decay 0." in page
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
-"""Next steps: the arm to use, what would decide the open ones, and the checkpoint to deploy."""
+"""Next steps: the arm to use, what would decide the open arms, and the checkpoint to deploy."""
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from vitmods.report.designs import Step, factorial_steps
-from vitmods.report.text import LEANING, not_learned, ranked
-from vitmods.stats.plan import Forecast, forecast
+from vitmods.report.text import LEANING, confirmed_text, not_learned, points, ranked, ranked_effects
+from vitmods.stats.factorial import LOOKS, NOMINAL, detectable
+from vitmods.stats.plan import forecast
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer, ArmAnswer
 from vitmods.study.arms import BASE
@@ -28,48 +30,48 @@ from vitmods.util.remote import is_there
 from vitmods.util.shorthand import without_options
 from vitmods.util.text import duration, listing, plural
 
-CHEAPER = 0.97  # of base's time, from where it is worth a word
+CHEAPER = 0.97  # of base's time: an arm that saves less is not called cheaper
 
 
-def what_now(answer: Answer) -> list[Step]:
-    """Of a study with fixed seeds that is not finished, only to finish it: its verdicts are provisional."""
+class Step(NamedTuple):
+    """A sentence, and the command that does it if there is one."""
+
+    text: str
+    command: str = ""
+
+
+def next_steps(answer: Answer) -> list[Step]:
+    """Recommend what to do; an unfinished study with fixed seeds is only to be finished."""
     if base := not_learned(answer):
-        return [Step(f"{base}, so arms cannot be compared. {_remedies(answer)}")]
+        rate = "or another learning rate (--lr)"
+        if weights := trained_weights(answer.settings):
+            rate = f"another learning rate (--lr), or trained weights to start from (--from {weights})"
+        return [Step(f"{base}, so arms cannot be compared. Try more epochs (--epochs), {rate}, in a new folder.")]
     steps = []
     if not answer.complete:
         steps.append(Step("Finish the study: re-running the command resumes it.", answer.command))
+    if not (answer.complete or answer.looks):
+        return steps
     if answer.factorial:
-        return [*steps, *(factorial_steps(answer) if answer.complete or answer.looks else ())]
-    if answer.complete or answer.looks:
-        chosen = best_arm(answer)
-        steps += [*_choice(answer, chosen), *_stability(answer), *_open(answer)]
-        steps += [] if answer.sweep else _deploy(answer, chosen)
-    return steps
-
-
-def _remedies(answer: Answer) -> str:
-    rate = "or another learning rate (--lr)"
-    if weights := trained_weights(answer.settings):
-        rate = f"another learning rate (--lr), or trained weights to start from (--from {weights})"
-    return f"Try more epochs (--epochs), {rate}, in a new folder."
+        return [*steps, *_factorial(answer)]
+    arm = best_arm(answer)
+    return [*steps, *_choice(answer, arm), *_stability(answer), *_open(answer), *_deploy(answer, arm)]
 
 
 def _choice(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
     best, beaten = answer.decision.best, answer.decision.ruled_out
-    if chosen is answer.base:
-        same = [arm for arm, effect in ranked(answer) if effect.verdict in (Verdict.NO_WORSE, Verdict.EQUIVALENT)]
-        cheap = [f"{arm.name} {cost_of(arm):.2f}×" for arm in same if cost_of(arm) < CHEAPER]
-        saves = f" No worse, and cheaper in time of training times inference: {listing(cheap)}." if cheap else ""
-        if chosen.name in beaten:  # a test to one side alone
-            text = f"No interval lies above zero, yet {chosen.name} is ruled out as the best arm: try "
-            yield Step(f"{text}{' or '.join(best)}.")
-        else:
-            yield Step(f"No arm has been shown to beat {chosen.name}: keep it.{saves}")
-    else:
+    if chosen is not answer.base:
         others = [arm for arm in answer.arms if arm.name in best and arm is not chosen]
         cheapest = bool(others) and all(cost_of(chosen) < cost_of(arm) for arm in others)
-        why = "it is the cheapest arm that may be best" if cheapest else "it helps"
-        yield Step(f"Use {chosen.name}: {why}.")
+        yield Step(f"Use {chosen.name}: {'it is the cheapest arm that may be best' if cheapest else 'it helps'}.")
+    elif chosen.name in beaten:  # by a one-sided test
+        text = f"No interval is above zero, but {chosen.name} is ruled out as the best arm: try "
+        yield Step(f"{text}{' or '.join(best)}.")
+    else:
+        same = [arm for arm, effect in ranked(answer) if effect.verdict in (Verdict.NO_WORSE, Verdict.EQUIVALENT)]
+        cheap = [f"{arm.name} {cost_of(arm):.2f}×" for arm in same if cost_of(arm) < CHEAPER]
+        saves = f" No worse and cheaper (training time × inference time): {listing(cheap)}." if cheap else ""
+        yield Step(f"No arm has been shown to beat {chosen.name}: keep it.{saves}")
     if best and len(best) + len(beaten) > 2:
         tie = " (no difference between them has been shown)" if len(best) > 1 else ""
         out = f" Ruled out: {', '.join(beaten)}." if beaten else ""
@@ -80,18 +82,23 @@ def _stability(answer: Answer) -> Iterator[Step]:
     for arm, effect in ranked(answer):
         if effect.failures > effect.base_failures:
             yield Step(
-                f"{arm.name}: {plural(effect.failures, 'trial')} failed, base {effect.base_failures}. Try a lower "
-                "learning rate or a longer warm-up, also for base, before you drop it."
+                f"{arm.name}: {plural(effect.failures, 'trial')} failed, base {effect.base_failures}. Before dropping "
+                "it, try a lower learning rate or a longer warm-up for both."
             )
 
 
 def _open(answer: Answer) -> Iterator[Step]:
-    """The forecast for each open arm, and one command for all arms that more seeds may decide."""
-    forecasts = [(arm, found) for arm, effect in ranked(answer) if (found := forecast(effect))]
-    for arm, found in forecasts:
-        leaning = LEANING.get(found.effect.leans, "")
-        yield Step(f"{arm.name}{leaning}: {found}{_time(answer, arm, found)}.")
-    most = max((found.seeds for _, found in forecasts), default=0)
+    """Forecast each open arm, and give one command for all arms that more seeds may decide."""
+    forecasts = [(arm, expected) for arm, effect in ranked(answer) if (expected := forecast(effect))]
+    for arm, expected in forecasts:
+        time = ""
+        seconds = [mean_of(trial.wall_s for trial in side.trials) for side in (answer.base, arm)]
+        known = [value for value in seconds if value is not None]
+        if expected.seeds and len(known) == 2:  # one trial at a time, on a machine as fast as this one
+            more = (expected.seeds - expected.effect.n) * max(len(answer.sweep), 1) * sum(known)
+            time = f"; {expected.seeds} seeds take {duration(more)} more"
+        yield Step(f"{arm.name}{LEANING.get(expected.effect.leans, '')}: {expected}{time}.")
+    most = max((expected.seeds for _, expected in forecasts), default=0)
     if most and answer.base.name == BASE:  # seeds are added against base
         yield Step("To decide these arms:", extended(answer.command, most, fixed=bool(answer.sweep)))
     elif answer.decision.overlap and any(effect.verdict == Verdict.OPEN for effect in answer.effects.values()):
@@ -99,22 +106,12 @@ def _open(answer: Answer) -> Iterator[Step]:
             "With folds, all seeds are trained on the same images, which limits what more seeds add. Open arms need "
             "more images."
         )
-    elif forecasts and not most and not any(found.images for _, found in forecasts):
-        yield Step("Leave open arms open, or compare where trials vary less: train longer, or on more images.")
-
-
-def _time(answer: Answer, arm: ArmAnswer, found: Forecast) -> str:
-    """Time for the missing trials, one at a time on a machine as fast as this one."""
-    seconds = [mean_of(trial.wall_s for trial in one.trials) for one in (answer.base, arm)]
-    known = [value for value in seconds if value is not None]
-    if not found.seeds or len(known) < 2:
-        return ""
-    more = (found.seeds - found.effect.n) * max(len(answer.sweep), 1) * sum(known)
-    return f"; {found.seeds} seeds take {duration(more)} more"
+    elif forecasts and not most and not any(expected.images for _, expected in forecasts):
+        yield Step("Leave open arms open, or reduce the variance: train longer, or on more images.")
 
 
 def extended(command: str, seeds: int, fixed: bool = False) -> str:
-    """The same study until it is decided, with at most so many seeds; or with as many, as a sweep needs them."""
+    """Extend a command to at most `seeds` until decided, or to exactly `seeds` if fixed, as sweeps need."""
     decided = "" if fixed else ", until_decided=True"
     if not command.startswith("vitmods compare"):
         plain = re.sub(r", (seeds|until_decided)=(\[[^]]*\]|\w+)", "", command)
@@ -125,23 +122,53 @@ def extended(command: str, seeds: int, fixed: bool = False) -> str:
 
 
 def _deploy(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
-    if is_retrained(answer.path, chosen.name):
-        folder = retrained_folder(answer.path, chosen.name)
-        text = f"To deploy {chosen.name}, use the model that was trained on all images. {estimate_of(answer, chosen)}"
-        yield Step(text, export_line(folder))
+    name = chosen.name
+    if answer.sweep:
+        return
+    if is_retrained(answer.path, name):
+        text = f"To deploy {name}, use the model trained on all images. {estimate_of(answer, chosen)}"
+        yield Step(text, export_line(retrained_folder(answer.path, name)))
         return
     folders = [answer.path / trial.folder for trial in chosen.counted if trial.status == "finished"]
-    kept = next((folder for folder in folders if not folder.is_dir() or is_there(folder / WEIGHTS)), None)
-    name, any_seed = chosen.name, "pick a seed at random: the best test score is biased"
-    again = bool(folders) and answer.complete
-    if again:
+    retrain = bool(folders) and answer.complete
+    if retrain:
         yield Step(
             f"To deploy {name}, train it on all images, including the test set. Its accuracy can then not be measured; "
             "use this study's score as the estimate.",
             retrain_command(answer.command, name),
         )
+    kept = next((folder for folder in folders if not folder.is_dir() or is_there(folder / WEIGHTS)), None)
     if kept is not None:
-        how = f"Or use a trial of this study; {any_seed}." if again else f"To deploy {name}, {any_seed}."
-        yield Step(how, export_line(kept))
-    elif folders and not again:
-        yield Step(f"To deploy {name}, train it again: this study did not keep its weights.")
+        start = "Or use a trial of this study" if retrain else f"To deploy {name}, use a trial of this study"
+        yield Step(f"{start}; pick a seed at random: the best test score is biased.", export_line(kept))
+    elif folders and not retrain:
+        yield Step(f"To deploy {name}, retrain it: this study did not keep its weights.")
+
+
+def _factorial(answer: Answer) -> Iterator[Step]:
+    """Confirm the best combination or use it, and forecast the open changes."""
+    assert answer.factorial is not None
+    design, best, base = answer.factorial.design, "+".join(answer.factorial.best), answer.base.name
+    if not best:
+        yield Step(f"No change is predicted to help: keep {base}.")
+    elif (confirmed := answer.confirmed) is None:
+        prediction = answer.factorial.prediction
+        if answer.command.startswith("vitmods compare"):
+            words = shlex.split(answer.command)
+            command = shlex.join(words if "--confirm" in words else [*words, "--confirm"])
+        else:
+            command = answer.command.replace(").run(", ").confirm(", 1)
+        yield Step(f"{prediction[0].upper()}{prediction[1:]}, before it is called better.", command)
+    else:
+        use = f"use {best}" if confirmed.verdict == Verdict.HELPS else f"keep {base}"
+        yield Step(f"{confirmed_text(confirmed, base)}{points(answer.metric)}: {use}.")
+    for effect in ranked_effects(answer):
+        if effect.failures:
+            yield Step(f"{effect.arm}: runs with it failed ({effect.failures}). Compare it by itself.")
+    scale = math.sqrt(len(design.runs) / (2 * float(design.relative_variance.max())))  # V = 2 sd^2 / n of an effect
+    for effect in ranked_effects(answer):
+        halves = {n: scale * detectable(design, n, NOMINAL).half for n in LOOKS[-3:]}
+        if expected := forecast(effect, halves):
+            yield Step(f"{effect.arm}{LEANING.get(effect.leans, '')}: {expected} of every run.")
+    for name in design.left_out:
+        yield Step(f"No run contains {name}, since it excludes most other changes: compare it in its own study.")

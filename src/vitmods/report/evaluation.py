@@ -1,10 +1,10 @@
-"""The figures of an evaluation, each a file of its own: SVG and PNG."""
+"""Figures of an evaluation as files: SVG and PNG."""
 
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,52 +12,53 @@ from typing import Any
 import numpy as np
 
 from vitmods.evals.calibration import BINS
-from vitmods.report.figures import clipped, style
-from vitmods.report.svg import figure
+from vitmods.report.figures import clipped, figure, fixed_settings, style
 from vitmods.stats.width import wilson
 from vitmods.util.files import make_folder, write_atomically
 
 Colors = Mapping[str, str]
-_NAMED_CLASSES, _COUNTED_CLASSES = 40, 20  # of a confusion matrix: more do not fit
-_PIXELS_PER_INCH = 144
+_NAMED_CLASSES, _COUNTED_CLASSES = 40, 20  # of a confusion matrix; more do not fit
 
 
-def draw_evaluation(found: Mapping[str, Any], folder: Path, prefix: str = "") -> list[Path]:
-    """Draw what `evaluate` found; the files, in order.
+def draw_evaluation(evaluation: Mapping[str, Any], folder: Path, prefix: str = "") -> list[Path]:
+    """Draw the result of `evaluate` and return the files.
 
-    calibration, confusion, fewshot and corruptions, for those protocols that were run, under their names.
+    Figures are named after their protocols: calibration, confusion, fewshot and corruptions.
 
     Raises:
         UserError: the folder cannot be written.
     """
-    drawings: dict[str, Callable[[Mapping[str, Any], Colors, Path], None]] = {
+    drawings: dict[str, Callable[[Mapping[str, Any], Colors], Any]] = {
         "calibration": _reliability,
         "confusion": _confusion,
         "fewshot": _fewshot,
         "corruptions": _corruptions,
     }
-    wanted = [name for name in found["protocols"] if name in drawings]
-    if "matrix" not in found["protocols"].get("confusion", {"matrix": None}):
-        wanted.remove("confusion")
-    if wanted:
+    protocols = evaluation["protocols"]
+    names = [name for name in protocols if name in drawings and (name != "confusion" or "matrix" in protocols[name])]
+    if names:
         make_folder(folder)
-    written = []
-    for name in wanted:
-        path = folder / f"{prefix}{name}"
-        drawings[name](found, light(), path)
-        written += [path.with_name(f"{path.name}.{kind}") for kind in ("svg", "png")]
+    written, colors = [], light()
+    for name in names:
+        drawn = drawings[name](evaluation, colors)
+        with fixed_settings():
+            for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
+                path = folder / f"{prefix}{name}.{kind}"
+                save = partial(drawn.savefig, format=kind, metadata=metadata, facecolor=colors["paper"], dpi=144)
+                write_atomically(path, save)
+                written.append(path)
     return written
 
 
 def light() -> Colors:
-    """The report's colors on white paper, by their names in its style sheet."""
+    """Return the report's colors on white paper, by their names in its style sheet."""
     sheet = (files("vitmods.report") / "style.css").read_text()
     return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", sheet.partition("}")[0]))
 
 
-def _reliability(found: Mapping[str, Any], colors: Colors, path: Path) -> None:
-    """Accuracy by confidence with an interval for each bin, above how many images have that confidence."""
-    detail, rows = found["protocols"]["calibration"], found["protocols"]["calibration"]["reliability"]
+def _reliability(evaluation: Mapping[str, Any], colors: Colors) -> Any:
+    """Plot accuracy by confidence with an interval per bin, above the share of images with that confidence."""
+    detail, rows = evaluation["protocols"]["calibration"], evaluation["protocols"]["calibration"]["reliability"]
     confidence, accuracy, dataset, number = (
         np.array([row[key] for row in rows]) for key in ("confidence", "accuracy", "images", "bin")
     )
@@ -76,20 +77,17 @@ def _reliability(found: Mapping[str, Any], colors: Colors, path: Path) -> None:
         lower.set_xlabel("confidence", color=colors["muted"], fontsize=12)
         for axes, label in ((upper, "accuracy"), (lower, "images")):
             style(axes, colors)
-            axes.grid(axis="y", color=colors["line"], lw=0.8)
-            axes.set_axisbelow(True)
             axes.set_ylabel(label, color=colors["muted"], fontsize=12)
-            axes.tick_params(labelsize=11)
             for scale in (axes.xaxis, axes.yaxis):
                 scale.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-        text = f"ECE {100 * found['metrics']['ece']:.1f} %; {detail['images']:,} images, 95 % intervals"
+        text = f"ECE {100 * evaluation['metrics']['ece']:.1f} %; {detail['images']:,} images, 95 % intervals"
         _title(drawn, "Accuracy by confidence", text, colors)
-        _save(drawn, path, colors)
+        return drawn
 
 
-def _confusion(found: Mapping[str, Any], colors: Colors, path: Path) -> None:
-    """Shares of each true class, darker for more; numbers where they fit."""
-    detail = found["protocols"]["confusion"]
+def _confusion(evaluation: Mapping[str, Any], colors: Colors) -> Any:
+    """Plot the shares of each true class, darker for more, with numbers if they fit."""
+    detail = evaluation["protocols"]["confusion"]
     matrix, classes = np.array(detail["matrix"], dtype=float), detail["classes"]
     fractions = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     count = len(classes)
@@ -108,16 +106,16 @@ def _confusion(found: Mapping[str, Any], colors: Colors, path: Path) -> None:
         axes.tick_params(axis="x", rotation=90 if named and max(map(len, names)) > 3 else 0)
         if count <= _COUNTED_CLASSES:
             _write_fractions(axes, fractions, colors)
-        axes.set_xlabel("taken for", color=colors["muted"], fontsize=12)
+        axes.set_xlabel("predicted class", color=colors["muted"], fontsize=12)
         axes.set_ylabel("true class", color=colors["muted"], fontsize=12)
         text = f"{detail['images']:,} images; percent of each true class"
-        _title(drawn, "What is taken for what", text, colors)
-        _save(drawn, path, colors)
+        _title(drawn, "Confusion matrix", text, colors)
+        return drawn
 
 
-def _corruptions(found: Mapping[str, Any], colors: Colors, path: Path) -> None:
-    """The error at each corruption and severity, and its mean."""
-    detail = found["protocols"]["corruptions"]
+def _corruptions(evaluation: Mapping[str, Any], colors: Colors) -> Any:
+    """Plot the error at each corruption and severity, and its mean."""
+    detail = evaluation["protocols"]["corruptions"]
     names, severities = list(detail["errors"]), [str(severity) for severity in detail["severities"]]
     errors = np.array([detail["errors"][name] for name in names])
     table = np.column_stack([errors, errors.mean(axis=1)])
@@ -138,19 +136,22 @@ def _corruptions(found: Mapping[str, Any], colors: Colors, path: Path) -> None:
             f"mean {100 * table[:, -1].mean():.1f} %"
         )
         _title(drawn, "Error on corrupted images", text, colors)
-        _save(drawn, path, colors)
+        return drawn
 
 
-def _fewshot(found: Mapping[str, Any], colors: Colors, path: Path) -> None:
-    """Accuracy by images a class: mean, interval, and a dot for each choice of images."""
-    detail = found["protocols"]["fewshot"]
-    values = {int(shots): 100 * np.array(row["values"]) for shots, row in sorted(detail["shots"].items(), key=_shots)}
+def _fewshot(evaluation: Mapping[str, Any], colors: Colors) -> Any:
+    """Plot accuracy by images per class: mean, interval, and a dot for each choice of images."""
+    detail = evaluation["protocols"]["fewshot"]
+    values = {
+        int(shots): 100 * np.array(row["values"])
+        for shots, row in sorted(detail["shots"].items(), key=lambda item: int(item[0]))
+    }
     shots, means = list(values), [row.mean() for row in values.values()]
     with figure(470, 350) as drawn:
         axes = drawn.add_axes((0.125, 0.16, 0.845, 0.64))
         axes.set_xscale("log")
         for number, row in values.items():
-            low, high = found["intervals"][f"fewshot{number}"]
+            low, high = evaluation["intervals"][f"fewshot{number}"]
             axes.plot([number] * 2, [100 * low, 100 * high], color=colors["arm"], lw=2.6, solid_capstyle="round")
             axes.plot([number * 1.06] * len(row), row, "o", color=colors["arm"], ms=4, alpha=0.6, mew=0)
         axes.plot(shots, means, "-D", color=colors["arm"], lw=1.4, ms=7.5, mec=colors["paper"], mew=1.4)
@@ -158,20 +159,14 @@ def _fewshot(found: Mapping[str, Any], colors: Colors, path: Path) -> None:
             axes.annotate(f"{mean:.1f}", (number, mean), (-9, 7), textcoords="offset points", ha="right", fontsize=11,
                           color=colors["ink"])  # fmt: skip
         style(axes, colors)
-        axes.grid(axis="y", color=colors["line"], lw=0.8)
         axes.set_xticks(shots, labels=[str(number) for number in shots])
         axes.minorticks_off()
         axes.set(xlim=(min(shots) * 0.6, max(shots) * 1.5))
-        axes.tick_params(labelsize=11)
-        axes.set_xlabel("training images of each class", color=colors["muted"], fontsize=12)
+        axes.set_xlabel("training images per class", color=colors["muted"], fontsize=12)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
         text = f"accuracy on {detail['images']:,} images; {detail['seeds']} choices, 95 % interval of their mean"
-        _title(drawn, "Learning from few images", text, colors)
-        _save(drawn, path, colors)
-
-
-def _shots(item: tuple[str, Any]) -> int:
-    return int(item[0])
+        _title(drawn, "Few-shot accuracy", text, colors)
+        return drawn
 
 
 def _shades(light_end: str, dark_end: str) -> Any:
@@ -181,13 +176,13 @@ def _shades(light_end: str, dark_end: str) -> Any:
 
 
 def _frame(axes: Any, colors: Colors, columns: list[str], rows: list[str]) -> None:
-    style(axes, colors)
+    style(axes, colors, grid=False)
     axes.spines["bottom"].set_visible(False)
     axes.set_xticks(range(len(columns)), labels=columns)
     axes.set_yticks(range(len(rows)), labels=rows)
     axes.tick_params(labelsize=11, colors=colors["ink"])
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-        label.set_parse_math(False)  # names are the user's: no mathematics between dollar signs
+        label.set_parse_math(False)  # users choose the names: no mathematics between dollar signs
 
 
 def _write_fractions(axes: Any, fractions: np.ndarray, colors: Colors) -> None:
@@ -202,15 +197,3 @@ def _title(drawn: Any, title: str, text: str, colors: Colors) -> None:
     height = 72 * drawn.get_figheight()
     drawn.text(12 / (72 * drawn.get_figwidth()), 1 - 22 / height, title, fontsize=14, color=colors["ink"])
     drawn.text(12 / (72 * drawn.get_figwidth()), 1 - 42 / height, text, fontsize=11, color=colors["muted"])
-
-
-def _save(drawn: Any, path: Path, colors: Colors) -> None:
-    settings: dict[str, Any] = {"facecolor": colors["paper"], "dpi": _PIXELS_PER_INCH}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # matplotlib's own font lacks many scripts
-        for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
-
-            def write(file: Any, kind: str = kind, metadata: dict[str, None] = metadata) -> None:
-                drawn.savefig(file, format=kind, metadata=metadata, **settings)
-
-            write_atomically(path.with_name(f"{path.name}.{kind}"), write)

@@ -1,18 +1,25 @@
-"""The plots of the report: effects with their intervals, learning curves, and what was tuned."""
+"""The plots of the report as inline SVG: effects with their intervals, learning curves, sweeps and tuning.
+
+Colors and fonts come from the page, so plots follow its light or dark setting.
+"""
 
 from __future__ import annotations
 
+import html
+import io
+import itertools
+import re
 import statistics
 import unicodedata
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
-from vitmods.report.svg import COLOUR, Inliner, figure
+from vitmods.analysis.figure import INK, LINE, MUTED, PALETTE
 from vitmods.report.text import GLYPHS, numbers, of_metric, point_text, scale_of, score, tone, verdict_text
 from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.answer import Tuning
@@ -20,17 +27,116 @@ from vitmods.study.plan import show_value
 from vitmods.study.state import TrialRecord
 from vitmods.tasks.metrics import Metric
 
-POINTS_A_CURVE = 80
+POINTS_PER_CURVE = 80
 GAP = 0.8  # between the groups of a grid of several fields, in steps of a point
 MOST_TICKS, MOST_GROUPS = 9, 4
-
-
 LETTER = 6.9
-"""pixels that a character of the numbers takes, about"""
+"""Approximate width of a digit in pixels."""
+
+# Matplotlib does not support CSS variables, so it draws with stand-ins that equal no other color of a figure.
+_NAMES = ("ink", "muted", "line", "band", "base", "arm", "helps", "hurts", "same", "open", "paper")
+COLOUR = {name: f"#0102{i:02x}" for i, name in enumerate(_NAMES, 16)}
+_VARIABLE = {value: f"var(--{name})" for name, value in COLOUR.items()}
+# The colors of figures of models, which are also written to files.
+_VARIABLE |= {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)", "#ffffff": "var(--paper)"}
+_VARIABLE |= {value: f"var(--s{i})" for i, value in enumerate(PALETTE)}
+
+
+@contextmanager
+def figure(width: float, height: float) -> Iterator[Any]:
+    """Create an empty figure; sizes are in SVG units, about one per CSS pixel."""
+    from matplotlib.figure import Figure
+
+    with fixed_settings():
+        yield Figure(figsize=(width / 72, height / 72), dpi=72)
+
+
+@contextmanager
+def fixed_settings() -> Iterator[None]:
+    """Replace the user's matplotlib settings by fixed ones."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(), warnings.catch_warnings():
+        # Matplotlib's own font lacks many scripts; the browser's do not.
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)
+        mpl.rcdefaults()
+        mpl.rcParams.update(
+            {"svg.fonttype": "none", "svg.hashsalt": "vitmods", "path.simplify": True, "axes.unicode_minus": True}
+        )
+        yield
+
+
+def standalone(drawn: Any) -> str:
+    """Return a figure as an SVG file on white paper."""
+    return _svg(drawn, facecolor="white")
+
+
+def _svg(drawn: Any, **settings: Any) -> str:
+    buffer = io.StringIO()
+    with fixed_settings():
+        drawn.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, **settings)
+    return buffer.getvalue()
+
+
+class Inliner:
+    """Turns the figures of one page into SVG elements with distinct ids."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+
+    def __call__(self, drawn: Any, label: str, css_class: str = "") -> Markup:
+        """Return the SVG element of a matplotlib figure; screen readers read `label`."""
+        text, prefix = _svg(drawn, transparent=True), f"f{next(self._numbers)}-"
+        start, end = text.index("<svg"), text.rindex("</svg>")
+        opening, body = text[start:end].split(">", 1)
+        view = re.search(r'viewBox="([^"]+)"', opening)
+        assert view is not None, "matplotlib writes a viewBox"
+        body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<defs>\s*</defs>", "", body, flags=re.DOTALL)
+        body = re.sub(r"<[^>]+>", lambda tag: _clean_tag(tag[0], prefix), body)
+        body = re.sub(r">\s+<", "><", body).strip()
+        name = html.escape(label, quote=True)
+        return Markup(
+            f'<svg class="{css_class}" viewBox="{_rounded(view[1])}" role="img" aria-label="{name}">{body}</svg>'
+        )
+
+
+def _clean_tag(tag: str, prefix: str) -> str:
+    """Give an SVG tag the page's colors and fonts, unique ids, and one decimal."""
+    tag = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}\1"', tag)
+    tag = re.sub(r"url\(#", f"url(#{prefix}", tag)
+    tag = re.sub(r'xlink:href="#', f'href="#{prefix}', tag)
+    tag = re.sub(r"font: ((?:[a-z]+ |\d+ )*)([\d.]+)px [^;\"]*", r"font-size: \2px", tag)  # matplotlib before 3.10
+    tag = re.sub(r"font-family: [^;\"]*; ?| transform=\"rotate\(-?0 [^\"]*\"", "", tag)
+    tag = re.sub(r"#[0-9a-f]{6}\b", lambda color: _VARIABLE.get(color[0], color[0]), tag)
+    if re.fullmatch(r'<g id="[^"]*"(/?)>', tag):
+        tag = "" if tag.endswith("/>") else "<g>"  # nothing refers to ids of groups
+    return re.sub(r"\s+", " ", _rounded(tag))
+
+
+def _rounded(text: str) -> str:
+    return re.sub(r"-?\d+\.\d{2,}", lambda number: f"{float(number[0]):.1f}", text)
+
+
+def style(axes: Any, colors: Mapping[str, str] = COLOUR, grid: bool = True, labelsize: float = 11) -> None:
+    """Draw a line at the bottom, light horizontal lines, and no other frame or ticks."""
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(colors["line"])
+    axes.tick_params(colors=colors["muted"], length=0, pad=5, labelsize=labelsize)
+    axes.patch.set_visible(False)
+    if grid:
+        axes.grid(axis="y", color=colors["line"], lw=0.8)
+        axes.set_axisbelow(True)
+
+
+def clipped(name: str, length: int) -> str:
+    """Shorten a name to a number of characters, without control characters."""
+    plain = "".join(" " if unicodedata.category(char).startswith("C") else char for char in name)
+    return plain if len(plain) <= length else plain[: length - 1] + "…"
 
 
 def forest(effects: Sequence[Effect], margin: float, metric: Metric, inline: Inliner, narrow: bool) -> Markup:
-    """One line an arm: thin, the interval for new images; thick, that for these images alone; and the margin's band."""
+    """Plot one row per arm: a thin interval for new images, a thick one for these images, and the margin's band."""
     width, row_height, foot = (350, 58, 46) if narrow else (860, 36, 50)
     height = row_height * len(effects) + foot + 8
     with figure(width, height) as drawn:
@@ -40,15 +146,13 @@ def forest(effects: Sequence[Effect], margin: float, metric: Metric, inline: Inl
         axes.set(xlim=_limits(effects, margin), ylim=(len(effects) - 0.5, -0.5), yticks=[])
         axes.axvspan(-margin, margin, color=COLOUR["band"], lw=0)
         for y, effect in enumerate(effects):
-            # Where the numbers stand above the interval the line at zero does not cross them.
+            # On narrow screens the numbers are above the interval, so the line at zero stops below them.
             axes.plot([0, 0], [y if narrow else y - 0.5, y + 0.5], color=COLOUR["muted"], lw=1.2)
             _draw_effect(axes, y + (0.22 if narrow else 0), effect)
             _label_effect(axes, y, effect, None if narrow else 1 + verdict_at / (width - left - right))
-        style(axes)
+        style(axes, grid=False, labelsize=12)
         lower = "" if metric.higher_is_better else "; lower is better"
-        label = f"effect, {of_metric(metric)}{lower}"
-        axes.set_xlabel(label, color=COLOUR["muted"], fontsize=12, labelpad=6)
-        axes.tick_params(labelsize=12)
+        axes.set_xlabel(f"effect, {of_metric(metric)}{lower}", color=COLOUR["muted"], fontsize=12, labelpad=6)
         label = "; ".join(f"{effect.arm}: {numbers(effect)}, {effect.verdict}" for effect in effects)
         return inline(drawn, f"Interval plot of the effects. {label}", "narrow" if narrow else "wide")
 
@@ -58,7 +162,7 @@ def _ends(effect: Effect) -> list[float]:
 
 
 def _limits(effects: Sequence[Effect], margin: float) -> tuple[float, float]:
-    """All values, unless one arm would press the others flat: what lies outside gets an arrow."""
+    """Include all values, unless one arm would compress the others: values outside get an arrow."""
     lows, highs = ([end(_ends(effect)) for effect in effects] for end in (min, max))
     enough = 3 * statistics.median(max(abs(low), abs(high)) for low, high in zip(lows, highs))
     shortest = max(1.5 * margin, 0.1 if effects[0].unit == FRACTION else 0.001)
@@ -80,7 +184,7 @@ def _draw_effect(axes: Any, y: float, effect: Effect) -> None:
 
 
 def _label_effect(axes: Any, y: float, effect: Effect, verdict_at: float | None) -> None:
-    """Name, numbers and verdict; without a place for the verdict all stand above the interval."""
+    """Write name, numbers and verdict: at `verdict_at` beside the interval, or all above it if None."""
     color = COLOUR[tone(effect)]
     above = f"{GLYPHS[effect.verdict]} {numbers(effect)}"
     texts: list[tuple[float, float, str, str, str]] = (
@@ -94,139 +198,84 @@ def _label_effect(axes: Any, y: float, effect: Effect, verdict_at: float | None)
     )
     transform = axes.get_yaxis_transform()
     for x, height, text, align, fill in texts:
-        # Names are the user's: no mathematics between dollar signs.
+        # Users choose the names: no mathematics between dollar signs.
         axes.text(x, height, text, transform=transform, ha=align, va="center_baseline", fontsize=12.5, color=fill,
                   parse_math=False, clip_on=False)  # fmt: skip
 
 
-def clipped(name: str, length: int) -> str:
-    """A name without control characters, cut to so many characters."""
-    plain = "".join(" " if unicodedata.category(char).startswith("C") else char for char in name)
-    return plain if len(plain) <= length else plain[: length - 1] + "…"
-
-
-@dataclass(frozen=True)
-class Line:
-    """The learning curve of one trial: step, seconds, and the score as it is shown; of the same length."""
-
-    status: str
-    step: np.ndarray
-    wall: np.ndarray
-    score: np.ndarray
-
-    @property
-    def finished(self) -> bool:
-        return self.status == "finished"
-
-
-def lines(trials: Sequence[TrialRecord], metric: Metric) -> list[Line]:
-    """Of the trials that have been evaluated yet."""
-    known = [trial for trial in trials if trial.curve.step]
-    return [
-        Line(
-            one.status,
-            np.array(one.curve.step),
-            np.array(one.curve.wall_s),
-            scale_of(metric) * np.array(one.curve.score),
-        )
-        for one in known
-    ]
-
-
-@dataclass(frozen=True)
-class Axis:
-    """The axis of a learning curve: which array of the line, its unit, the label, and where all panels end."""
+class Axis(NamedTuple):
+    """The horizontal axis of learning curves: field of the curve, its unit, label, and end of all panels."""
 
     key: str
     unit: float
     label: str
     end: float
 
+    def values(self, trial: TrialRecord) -> np.ndarray:
+        return np.array(getattr(trial.curve, self.key)) / self.unit
 
-def axes_of(groups: Sequence[Sequence[Line]]) -> tuple[Axis, Axis]:
-    """By step, and by wall time in a unit that fits the longest arm; `groups` are the lines of each arm."""
-    wall = max(statistics.median(_last(line.wall) for line in group) for group in groups if group)
-    step = max(float(line.step[-1]) for group in groups for line in group)
+
+def axes_of(groups: Sequence[Sequence[TrialRecord]]) -> tuple[Axis, Axis]:
+    """Return the axes for steps and for wall time, in a unit that fits the slowest arm; `groups`: trials per arm."""
+    wall = max(statistics.median(np.nan_to_num(t.curve.wall_s[-1]) for t in group) for group in groups if group)
+    step = max(float(trial.curve.step[-1]) for group in groups for trial in group)
     unit, name = (3600.0, "hours") if wall > 7200 else (60.0, "minutes") if wall > 120 else (1.0, "seconds")
-    return Axis("step", 1.0, "step", step), Axis("wall", unit, f"{name} of wall time", wall / unit)
-
-
-def _last(values: np.ndarray) -> float:
-    return 0.0 if np.isnan(values[-1]) else float(values[-1])
-
-
-def _score_limits(base: Sequence[Line], arm: Sequence[Line], metric: Metric) -> tuple[float, float] | None:
-    """Scores from two fifths of base's way on, so that the differences of the end can be seen; the arm's best and the
-    ends of its finished trials too."""
-    shown = base or arm
-    if not shown:
-        return None
-    late = np.concatenate([line.score[2 * len(line.score) // 5 :] for line in shown])
-    room = max(float(late.max() - late.min()), 1.0 if metric.unit == "%" else 1e-3)
-    best = [float(line.score.max() if metric.higher_is_better else line.score.min()) for line in arm]
-    ends = [float(line.score[-1]) for line in arm if line.finished]
-    low = min([float(late.min()) - 0.05 * room, *(one - 0.12 * room for one in (*best, *ends))])
-    high = max([float(late.max()) + 0.15 * room, *best, *ends])
-    return (max(low, 0.0), min(high, 101.0)) if metric.unit == "%" else (low, high)
+    return Axis("step", 1.0, "step", step), Axis("wall_s", unit, f"{name} of wall time", float(wall) / unit)
 
 
 def curve_panel(
-    name: str, base: Sequence[Line], arm: Sequence[Line], axis: Axis, metric: Metric, inline: Inliner
+    name: str, base: Sequence[TrialRecord], arm: Sequence[TrialRecord], axis: Axis, metric: Metric, inline: Inliner
 ) -> Markup:
-    """Arm over base: mean and range over the finished seeds; other trials as thin lines."""
+    """Plot the evaluated trials of an arm over those of base.
+
+    A line is the mean over finished seeds, a band their range; thin lines are other trials.
+    """
     with figure(300, 190) as drawn:
         axes = drawn.add_axes((0.125, 0.2, 0.855, 0.77))
-        for one, color in ((base, "base"), (arm, "arm")):
-            _draw_curves(axes, one, axis, COLOUR[color])
-        if limits := _score_limits(base, arm, metric):
-            axes.set_ylim(*limits)
+        for trials, color in ((base, "base"), (arm, "arm")):
+            _draw_curves(axes, trials, axis, scale_of(metric), COLOUR[color])
+        # Every score is on the panel, but a diverging trial must not flatten the others.
+        steady = [trial for trial in (*base, *arm) if trial.status != "diverged"]
+        if scores := [scale_of(metric) * value for trial in steady for value in trial.curve.score]:
+            room = 0.05 * max(max(scores) - min(scores), 1.0 if metric.unit == "%" else 1e-3)
+            axes.set_ylim(min(scores) - room, max(scores) + room)
         axes.set_xlim(0, 1.02 * axis.end or 1)
         axes.locator_params(nbins=5)
         style(axes)
-        axes.grid(axis="y", color=COLOUR["line"], lw=0.8)
-        axes.set_axisbelow(True)
         axes.set_xlabel(axis.label, color=COLOUR["muted"], fontsize=11, labelpad=3)
-        axes.tick_params(labelsize=11)
-        ends = [f"{np.mean([one.score[-1] for one in group]):.3g}" if group else "none" for group in (arm, base)]
+        ends = [
+            f"{np.mean([scale_of(metric) * trial.curve.score[-1] for trial in trials]):.3g}" if trials else "none"
+            for trials in (arm, base)
+        ]
         label = f"Validation {metric.title} by {axis.label}. {name} ends at {ends[0]}, base at {ends[1]}."
         return inline(drawn, label, "panel")
 
 
-def _draw_curves(axes: Any, curves: Sequence[Line], axis: Axis, color: str) -> None:
-    finished = [curve for curve in curves if curve.finished]
-    if finished:
-        x, scores = _common(finished, axis)
+def _draw_curves(axes: Any, trials: Sequence[TrialRecord], axis: Axis, scale: float, color: str) -> None:
+    if finished := [trial for trial in trials if trial.status == "finished"]:
+        x, scores = mean_curve(finished, axis)
         if len(finished) > 1:
-            axes.fill_between(x, scores.min(0), scores.max(0), color=color, alpha=0.2, lw=0)
-        dot = "o" if len(x) == 1 else None  # a line of one point would not be seen
-        axes.plot(x, scores.mean(0), color=color, lw=1.8, solid_joinstyle="round", marker=dot, ms=5)
-    for curve in curves:
-        if not curve.finished:
-            x = getattr(curve, axis.key) / axis.unit
-            axes.plot(x, curve.score, color=color, lw=0.9, ls=(0, (3, 2)))
-            if curve.status != "unfinished":
-                axes.plot(x[-1:], curve.score[-1:], "x", color=COLOUR["hurts"], ms=7, mew=1.8)
+            axes.fill_between(x, scale * scores.min(0), scale * scores.max(0), color=color, alpha=0.2, lw=0)
+        dot = "o" if len(x) == 1 else None  # a line of one point would be invisible
+        axes.plot(x, scale * scores.mean(0), color=color, lw=1.8, solid_joinstyle="round", marker=dot, ms=5)
+    for trial in trials:
+        if trial.status != "finished":
+            x, y = axis.values(trial), scale * np.array(trial.curve.score)
+            axes.plot(x, y, color=color, lw=0.9, ls=(0, (3, 2)))
+            if trial.status != "unfinished":
+                axes.plot(x[-1:], y[-1:], "x", color=COLOUR["hurts"], ms=7, mew=1.8)
 
 
-def _common(curves: Sequence[Line], axis: Axis) -> tuple[np.ndarray, np.ndarray]:
-    """Places on the axis, and the scores (seeds, places) there, one for each evaluation or fewer.
+def mean_curve(trials: Sequence[TrialRecord], axis: Axis) -> tuple[np.ndarray, np.ndarray]:
+    """Return places on the axis, and the scores (seeds, places) there.
 
-    Seeds are matched evaluation by evaluation, at their median place: a seed that ran while the machine was busy must
-    not cut off the others' last scores.
+    Seeds are matched by evaluation, at their median place, so that a seed that ran on a busy machine does not cut off
+    the last scores of the others.
     """
-    shortest = min(len(curve.score) for curve in curves)
-    kept = np.unique(np.linspace(0, shortest - 1, min(shortest, POINTS_A_CURVE)).round().astype(int))
-    x = np.median([getattr(curve, axis.key)[kept] / axis.unit for curve in curves], axis=0)
-    return x, np.array([curve.score[kept] for curve in curves])
-
-
-def style(axes: Any, colors: Mapping[str, str] = COLOUR) -> None:
-    """A line below and no other frame, quiet ticks."""
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(colors["line"])
-    axes.tick_params(colors=colors["muted"], length=0, pad=5)
-    axes.patch.set_visible(False)
+    shortest = min(len(trial.curve.score) for trial in trials)
+    kept = np.unique(np.linspace(0, shortest - 1, min(shortest, POINTS_PER_CURVE)).round().astype(int))
+    x = np.median([axis.values(trial)[kept] for trial in trials], axis=0)
+    return x, np.array([np.array(trial.curve.score)[kept] for trial in trials])
 
 
 def sweep_panel(
@@ -237,13 +286,13 @@ def sweep_panel(
     metric: Metric,
     inline: Inliner,
 ) -> Markup:
-    """The mean under each setting of base, and of an arm, with the interval of its effect drawn from base's mean."""
+    """Plot the means of base and an arm under each setting; bars are the effect's interval, from base's mean."""
     scale = scale_of(metric)
     with figure(300, 200) as drawn:
         axes = drawn.add_axes((0.14, 0.2, 0.845, 0.77))
         for means, color in ((base, "base"), ([mean for mean, _ in arm], "arm")):
-            known = [(x, scale * mean) for x, mean in enumerate(means) if mean is not None]
-            axes.plot(*zip(*known), color=COLOUR[color], lw=1.8, marker="o", ms=4) if known else None
+            points = [(x, scale * mean) for x, mean in enumerate(means) if mean is not None]
+            axes.plot(*zip(*points), color=COLOUR[color], lw=1.8, marker="o", ms=4) if points else None
         for x, (_, effect) in enumerate(arm):
             if effect is not None and not np.isnan(effect.half):
                 low, high = (effect.base_mean + end for end in effect.interval)
@@ -251,47 +300,36 @@ def sweep_panel(
         style(axes)
         axes.locator_params(axis="y", nbins=5)
         axes.set_xticks(range(len(settings)), [clipped(setting, 14) for setting in settings])
-        axes.grid(axis="y", color=COLOUR["line"], lw=0.8)
-        axes.set_axisbelow(True)
         axes.set_xlim(-0.4, len(settings) - 0.6)
-        axes.tick_params(labelsize=11)
-        found = [
-            f"{setting}: {numbers(one)}" for setting, (_, one) in zip(settings, arm, strict=True) if one is not None
+        effects = [
+            f"{setting}: {numbers(effect)}" for setting, (_, effect) in zip(settings, arm, strict=True) if effect
         ]
-        return inline(drawn, f"{metric.title} under each setting. {name}: {'; '.join(found)}.", "panel")
+        return inline(drawn, f"{metric.title} under each setting. {name}: {'; '.join(effects)}.", "panel")
 
 
 def tuning_panel(name: str, base: Tuning, arm: Tuning, metric: Metric, inline: Inliner) -> Markup:
-    """The metric on val at every point that was tried. Dots: seeds. Line: the mean over seeds along the last field that
-    is tuned. Ring: the chosen point."""
-    groups = _groups([point.values for point in base.points])
+    """Plot the metric on val at every point of a grid.
+
+    Dots are seeds, a line is their mean along the last tuned field, a ring marks the chosen point.
+    """
+    values = [point.values for point in base.points]
+    groups: list[list[float]] = []  # places on the axis; points that differ only in the last field are together
+    place = 0.0
+    for _, members in itertools.groupby(values, key=lambda fields: list(fields.values())[:-1]):
+        groups.append([place + step for step, _ in enumerate(members)])
+        place = groups[-1][-1] + 1 + GAP
     x = [place for group in groups for place in group]
     with figure(300, 200) as drawn:
         axes = drawn.add_axes((0.14, 0.29, 0.845, 0.68))
         for tuning, color in ((base, "base"), (arm, "arm")):
             _draw_tuning(axes, groups, tuning, scale_of(metric), COLOUR[color])
-        _label_points(axes, [point.values for point in base.points], groups, x)
+        _label_points(axes, values, groups, x)
         style(axes)
         axes.locator_params(axis="y", nbins=5)
-        axes.grid(axis="y", color=COLOUR["line"], lw=0.8)
-        axes.set_axisbelow(True)
         axes.set_xlim(x[0] - 0.5, x[-1] + 0.5)
-        axes.tick_params(labelsize=11)
-        record = "; ".join(f"{point_text(point.values)}: {score(metric, point.mean)}" for point in arm.points)
+        means = "; ".join(f"{point_text(point.values)}: {score(metric, point.mean)}" for point in arm.points)
         chosen = "nothing yet" if arm.chosen is None else point_text(arm.chosen)
-        label = f"{metric.title} on val at every point. {name}: {record}. Chosen: {chosen}."
-        return inline(drawn, label, "panel")
-
-
-def _groups(points: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """Places on the axis; points that differ in the last field alone stand together."""
-    groups: list[list[float]] = []
-    place = 0.0
-    for _, members in groupby(points, key=lambda values: list(values.values())[:-1]):
-        size = len(list(members))
-        groups.append([place + step for step in range(size)])
-        place += size + GAP
-    return groups
+        return inline(drawn, f"{metric.title} on val at every point. {name}: {means}. Chosen: {chosen}.", "panel")
 
 
 def _draw_tuning(axes: Any, groups: list[list[float]], tuning: Tuning, scale: float, color: str) -> None:
@@ -308,10 +346,10 @@ def _draw_tuning(axes: Any, groups: list[list[float]], tuning: Tuning, scale: fl
 
 
 def _label_points(axes: Any, values: Sequence[Mapping[str, Any]], groups: list[list[float]], x: list[float]) -> None:
-    """The last field's values on the axis, and below them those of the others, where there is room for them."""
+    """Label the axis with the last field's values, and below them those of the other fields if they fit."""
     fields = list(values[0])
-    shown = list(range(0, len(x), -(-len(x) // MOST_TICKS)))
-    axes.set_xticks([x[i] for i in shown], [show_value(values[i][fields[-1]]) for i in shown])
+    ticks = list(range(0, len(x), -(-len(x) // MOST_TICKS)))
+    axes.set_xticks([x[i] for i in ticks], [show_value(values[i][fields[-1]]) for i in ticks])
     axes.set_xlabel(fields[-1], color=COLOUR["muted"], fontsize=11, labelpad=3 if len(fields) == 1 else 18)
     if len(fields) > 1 and len(groups) <= MOST_GROUPS:
         starts = [sum(map(len, groups[:i])) for i in range(len(groups))]

@@ -1,9 +1,10 @@
-"""Figures of models as a page and as files: SVG, PNG, and the numbers as CSV."""
+"""Figures of models as a page and as files: SVG, PNG, and their numbers as CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from markupsafe import Markup
 
 from vitmods.analysis import FIGURES, Examined, FigureKind, NotHere
 from vitmods.analysis.figure import Arrays
-from vitmods.report.svg import Inliner, fixed_settings, standalone
+from vitmods.report.figures import Inliner, fixed_settings, standalone
 from vitmods.report.templates import templates
 from vitmods.study.answer import Answer
 from vitmods.study.examine import arms_of
@@ -20,14 +21,14 @@ from vitmods.util.files import make_folder, write_atomically
 from vitmods.util.text import grouped
 
 WIDEST = 460
-"""pixels; wider figures are scrolled where there is no room for them, others shrink"""
+"""Width in pixels above which figures scroll instead of shrinking on narrow screens."""
 FEW = 6
 _PIXELS_PER_INCH = 144
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A figure as a page has it: drawing, the reasons why it lacks models, and its numbers as CSV."""
+    """A figure on a page: its drawing, why models are missing, and its numbers as CSV."""
 
     kind: FigureKind
     svg: Markup
@@ -42,7 +43,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Gallery:
-    """What was written: the page, the figures on it, and why there are no others."""
+    """A written page, its figures, and (kind, reason) of the missing ones."""
 
     page: Path
     shown: tuple[Shown, ...]
@@ -50,8 +51,8 @@ class Gallery:
 
 
 def shown(kinds: Iterable[FigureKind], models: Sequence[Examined], inline: Inliner) -> tuple[list[Shown], list[Any]]:
-    """The figures that can be made of the models, and (kind, why not) of the others."""
-    found: list[Shown] = []
+    """Return the figures that these models allow, and (kind, reason) of the others."""
+    figures: list[Shown] = []
     missing: list[tuple[FigureKind, str]] = []
     for kind in kinds:
         arrays, why = kind.of(*models)
@@ -60,34 +61,26 @@ def shown(kinds: Iterable[FigureKind], models: Sequence[Examined], inline: Inlin
         except NotHere as reason:
             drawn, why = None, {"": str(reason)}
         if drawn is None:
-            missing.append((kind, _reasons(why)))
+            reasons = grouped(why.items())
+            words = (f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+            missing.append((kind, " ".join(reasons if len(reasons) == 1 else words)))
             continue
-        width = round(drawn.get_figwidth() * 72)
         svg = str(inline(drawn, alternative(kind, arrays)))
-        svg = svg.replace('class=""', f'style="width: {width}px"', 1)
-        found.append(Shown(kind, Markup(svg), why, kind.csv(arrays), drawn))
-    return found, missing
+        svg = svg.replace('class=""', f'style="width: {round(drawn.get_figwidth() * 72)}px"', 1)
+        figures.append(Shown(kind, Markup(svg), why, kind.csv(arrays), drawn))
+    return figures, missing
 
 
-def _reasons(why: Mapping[str, str]) -> str:
-    """Each once, with the models that it is of where there are several reasons."""
-    by_reason = grouped(why.items())
-    if len(by_reason) == 1:
-        return next(iter(by_reason))
-    return " ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
-
-
-def alternative(kind: FigureKind, found: Mapping[str, Arrays]) -> str:
-    """The figure in words: of each model its numbers, or where they are many their range, of each part if these are
-    few."""
+def alternative(kind: FigureKind, models: Mapping[str, Arrays]) -> str:
+    """Describe a figure in words: the numbers of each model, or their range if there are many."""
     parts = []
-    for name, arrays in found.items():
+    for name, arrays in models.items():
         values = {part: v.double().cpu().numpy() for part, v in arrays.items() if part not in kind.columns}
         if all(v.ndim == 0 for v in values.values()):
             text = ", ".join(f"{part} {float(v):.3g}" for part, v in values.items() if np.isfinite(v))
         else:
-            every = {"": np.concatenate([v.ravel() for v in values.values()])} if len(values) > FEW else values
-            text = ", ".join(f"{part} from {v.min():.3g} to {v.max():.3g}".strip() for part, v in every.items())
+            ranges = {"": np.concatenate([v.ravel() for v in values.values()])} if len(values) > FEW else values
+            text = ", ".join(f"{part} from {v.min():.3g} to {v.max():.3g}".strip() for part, v in ranges.items())
         parts.append(f"{name}: {text}")
     return f"{kind.title}, {kind.columns[-1]}. {'; '.join(parts)}."
 
@@ -97,43 +90,36 @@ def write_gallery(
 ) -> Gallery:
     """Draw the figures into a folder: index.html, and .svg, .png and .csv of each under its name.
 
-    `every`: none was asked for by its name, so those that compare scores are not missed in a study of other things.
+    `every`: no figure was asked for by name, so figures that compare scores are not reported as missing.
 
     Raises:
         UserError: the folder cannot be written.
     """
     make_folder(folder)
-    found, missing = shown(kinds, models, Inliner())
-    missing = [one for one in missing if not (every and one[0].needs == "scores")]
-    for one in found:
-        write_atomically(folder / f"{one.kind.name}.csv", _bytes(one.csv))
-        write_atomically(folder / f"{one.kind.name}.svg", _bytes(standalone(one.drawn)))
-        with fixed_settings():
-            write_atomically(folder / f"{one.kind.name}.png", _png(one.drawn))
+    figures, missing = shown(kinds, models, Inliner())
+    missing = [(kind, reason) for kind, reason in missing if not (every and kind.needs == "scores")]
     page = folder / "index.html"
-    known = {"title": title, "shown": found, "missing": missing, "models": models}
-    write_atomically(page, _bytes(templates().get_template("gallery.html").render(known, files=True)))
-    return Gallery(page, tuple(found), tuple(missing))
+    values = {"title": title, "shown": figures, "missing": missing, "models": models}
+    texts = {page: templates().get_template("gallery.html").render(values, files=True)}
+    for figure in figures:
+        path = folder / figure.kind.name
+        texts |= {path.with_suffix(".csv"): figure.csv, path.with_suffix(".svg"): standalone(figure.drawn)}
+        png = partial(figure.drawn.savefig, format="png", dpi=_PIXELS_PER_INCH, metadata={"Software": None})
+        with fixed_settings():
+            write_atomically(path.with_suffix(".png"), png)
+    for path, text in texts.items():
+        content = text.encode()
+        write_atomically(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
+    return Gallery(page, tuple(figures), tuple(missing))
 
 
 def inside_the_models(answer: Answer, inline: Inliner) -> list[Shown]:
-    """What the report of a study shows of its models: what their trainings recorded, and what their weights alone tell;
-    nothing where there is neither."""
+    """Return figures of what trainings recorded and of weights alone; empty if there are neither."""
+
+    def shows_weights(config: Mapping[str, Any]) -> bool:
+        # Norms on patches, dynamic token norms and positions in attention; other models need not be read.
+        stem = config.get("stem") or {}
+        return bool(stem.get("before") or config.get("positional") or "'dynamic_token'" in str(config))
+
     kinds = [kind for kind in FIGURES.values() if kind.needs in ("record", "weights")]
-    return shown(kinds, list(arms_of(answer, opens=_has_what_weights_tell)), inline)[0]
-
-
-def _has_what_weights_tell(config: Mapping[str, Any]) -> bool:
-    """Whether a model of this config has a norm on patches, dynamic token norms or positions in attention: others need
-    not be read."""
-    text = str(config)
-    stem = config.get("stem") or {}
-    return bool(stem.get("before") or config.get("positional") or "'dynamic_token'" in text)
-
-
-def _bytes(text: str) -> Callable[[Any], Any]:
-    return lambda file: file.write(text.encode())
-
-
-def _png(drawn: Any) -> Callable[[Any], Any]:
-    return lambda file: drawn.savefig(file, format="png", dpi=_PIXELS_PER_INCH, metadata={"Software": None})
+    return shown(kinds, list(arms_of(answer, opens=shows_weights)), inline)[0]

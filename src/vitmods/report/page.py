@@ -1,6 +1,6 @@
-"""The report of a study: everything the template shows, put into words and images here.
+"""The report of a study: everything the template shows, as text and images.
 
-The answer of a study as one small image for a README, a wiki or slides: the sentence, and the interval plot.
+`summary` writes the answer as one small image for a README, a wiki or slides: the headline and the interval plot.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vitmods.report import facts, text
-from vitmods.report.advice import what_now
-from vitmods.report.designs import Row, Step, all_steps_to_base, factor_arms, several_bases, short_name, sweep_rows
+from vitmods.report import text
+from vitmods.report.advice import Step, next_steps
 from vitmods.report.drawing import draw
-from vitmods.report.figures import axes_of, clipped, curve_panel, forest, lines, sweep_panel, tuning_panel
+from vitmods.report.figures import Inliner, axes_of, clipped, curve_panel, forest, sweep_panel, tuning_panel
 from vitmods.report.gallery import Shown, inside_the_models
 from vitmods.report.published import Comparison, comparison
-from vitmods.report.svg import Inliner
-from vitmods.report.templates import templates
+from vitmods.report.templates import ExampleTable, differences, example_table, templates
 from vitmods.stats.decision import Pair
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect
@@ -49,20 +47,32 @@ _RULES = (
 
 
 def summary(answer: Answer) -> str:
-    """A stand-alone SVG file, which follows the reader's light or dark setting. The same answer gives the same text."""
+    """Return a stand-alone SVG file, which follows the reader's light or dark setting; deterministic."""
     effects = [effect for effect in text.ranked_effects(answer) if effect.n]
-    lines = textwrap.wrap(text.headline(answer), LETTERS)
-    parts = [_text("meta", 30, [clipped(_title(answer), 110)]), _text("headline", 60, lines)]
-    top = 60 + 27 * (len(lines) - 1) + 26
-    parts.append(_text("meta", top, [clipped(_numbers(answer), 120)]))
+    metric, mean = answer.metric, answer.base_mean
+    models = {str(setting.values.get("base", answer.base.model.name)): None for setting in answer.sweep}
+    title = f"vitmods study of {answer.data['name']}, {', '.join(models) or answer.base.model.name}"
+    meta = [
+        f"{answer.base.name} reaches {metric.shown(mean)} {metric.title}" if mean is not None else "",
+        plural(max((effect.n for effect in answer.headline.values()), default=0), "seed"),
+        plural(sum(trial.ended for trial in answer.trials), "trial"),
+        "95 % intervals, generalizing to new images" if text.on_new_images(answer) else "95 % intervals, these images",
+        answer.created[:10],
+    ]
+    headline = textwrap.wrap(text.headline(answer), LETTERS)
+    top = 60 + 27 * (len(headline) - 1) + 26
+    parts = [
+        _text("meta", 30, [clipped(title, 110)]),
+        _text("headline", 60, headline),
+        _text("meta", top, [clipped(" · ".join(filter(None, meta)), 120)]),
+    ]
     top += 18
     if effects:
-        plot = str(forest(effects, answer.margin, answer.metric, Inliner(), narrow=False))
-        found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', plot)
-        assert found is not None, "figures have a viewBox"
-        width, height = map(float, found.groups())
-        place = f'<svg x="{MARGIN}" y="{top}" width="{width:g}" height="{height:g}"'
-        parts.append(plot.replace("<svg", place, 1))
+        plot = str(forest(effects, answer.margin, metric, Inliner(), narrow=False))
+        view = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', plot)
+        assert view is not None, "figures have a viewBox"
+        width, height = map(float, view.groups())
+        parts.append(plot.replace("<svg", f'<svg x="{MARGIN}" y="{top}" width="{width:g}" height="{height:g}"', 1))
         top += round(height)
     css = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     light, dark = (" ".join(colors.split()) for colors in _COLORS.findall(css)[:2])
@@ -75,32 +85,18 @@ def summary(answer: Answer) -> str:
 
 
 def _text(css_class: str, y: float, lines: list[str]) -> str:
-    rows = (html.escape(line, quote=False) for line in lines)
     return "".join(
-        f'<text class="{css_class}" x="{MARGIN}" y="{y + 27 * i:g}">{row}</text>' for i, row in enumerate(rows)
+        f'<text class="{css_class}" x="{MARGIN}" y="{y + 27 * i:g}">{html.escape(line, quote=False)}</text>'
+        for i, line in enumerate(lines)
     )
-
-
-def _title(answer: Answer) -> str:
-    models = {str(one.values.get("base", answer.base.model.name)): None for one in answer.sweep}
-    return f"vitmods study of {answer.data['name']}, {', '.join(models) or answer.base.model.name}"
-
-
-def _numbers(answer: Answer) -> str:
-    seeds = max((effect.n for effect in answer.headline.values()), default=0)
-    metric, mean = answer.metric, answer.base_mean
-    reached = f"{answer.base.name} reaches {metric.shown(mean)} {metric.title}" if mean is not None else ""
-    trials = plural(sum(trial.ended for trial in answer.trials), "trial")
-    claim = "95 % intervals, for other images too" if text.on_new_images(answer) else "95 % intervals for these images"
-    return " · ".join(filter(None, [reached, plural(seeds, "seed"), trials, claim, answer.created[:10]]))
 
 
 @VIEWS.register("html")
 def write_report(answer: Answer, out: str | Path | None = None) -> Path:
-    """Write the report of a study, finished or not, as one HTML file without outside parts; returns its path.
+    """Write the report of a study, finished or not, as one self-contained HTML file; returns its path.
 
-    `out` None: report.html in the study's folder, or report-dpn.html of one with the reference dpn. A name that ends
-    with .svg gets the sentence and the interval plot alone, as an image.
+    `out` None: report.html in the study's folder, or report-dpn.html if the reference is dpn. A name that ends with
+    .svg gets an image of the headline and the interval plot.
 
     Raises:
         UserError: the file cannot be written.
@@ -116,19 +112,19 @@ def write_report(answer: Answer, out: str | Path | None = None) -> Path:
 
 
 def render(answer: Answer) -> str:
-    """The page as text. The same answer gives the same text."""
+    """Return the page as text; deterministic."""
     return templates().get_template("template.html").render(page=Page(answer), a=answer)
 
 
 @dataclass(frozen=True)
 class ArmView:
-    """One arm as the page shows it."""
+    """An arm as the page shows it; `alone`: its model has no other changes."""
 
     anchor: str
     arm: ArmAnswer
     effect: Effect
     base: ArmAnswer
-    alone: bool = True  #: whether its model has no other changes
+    alone: bool = True
 
     @property
     def name(self) -> str:
@@ -138,19 +134,17 @@ class ArmView:
     def config_differences(self) -> list[tuple[str, str, str]]:
         """(setting, base's value, the arm's value), recipe overrides included."""
         overrides = [(f"recipe: {key}", "", str(value)) for key, value in self.arm.recipe.items()]
-        return facts.differences(self.base.model.config, self.arm.model.config) + overrides
+        return differences(self.base.model.config, self.arm.model.config) + overrides
 
     def status(self, seed: int) -> str:
-        """How the trial of one seed stands; of one that predicts a single class, this."""
+        """Status of the trial with a seed; `a single class` if it predicts only one."""
         trial = next((trial for trial in self.arm.counted if trial.seed == seed), None)
         return "not run" if trial is None else "a single class" if trial.constant else trial.status
 
     def difference(self, seed: int, metric: Metric) -> str:
-        """To base with the same seed; empty where one of the two has no score."""
-        mine, bases = self.arm.scores.get(seed), self.base.scores.get(seed)
-        if mine is None or bases is None:
-            return ""
-        return signed(text.scale_of(metric) * (mine - bases), self.effect.digits)
+        """Difference to base with the same seed; empty if either has no score."""
+        arm, base = self.arm.scores.get(seed), self.base.scores.get(seed)
+        return "" if arm is None or base is None else signed(text.scale_of(metric) * (arm - base), self.effect.digits)
 
     @property
     def published(self) -> str:
@@ -158,11 +152,14 @@ class ArmView:
 
 
 class Page:
-    """What the template asks for beside the answer itself, computed once."""
+    """Values and plots that the template needs in addition to the answer, each computed once."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer, self.metric = answer, answer.metric
         self.inline = Inliner()
+        self.digits = 2 if self.metric.unit == "%" else 4
+        self.percent = f" in {self.metric.unit}" if self.metric.unit else ""
+        self.split = " and ".join(answer.splits)
 
     @cached_property
     def arms(self) -> list[ArmView]:
@@ -172,56 +169,62 @@ class Page:
             for arm, effect in text.ranked(self.answer)
         ]
 
+    @property
+    def every_arm(self) -> tuple[ArmAnswer, ...]:
+        """Base, then the arms in the same order."""
+        return (self.answer.base, *(view.arm for view in self.arms))
+
     @cached_property
     def cards(self) -> list[ArmView]:
-        """What is explained: the changes of a factorial study, else the arms."""
+        """The changes of a factorial study, else the arms."""
         if not self.answer.factorial:
             return self.arms
-        arms = enumerate(factor_arms(self.answer))
+        arms = enumerate(text.factor_arms(self.answer))
         effects = self.answer.factorial.effects
         return [ArmView(f"change{i}", arm, effects[arm.name], self.answer.base, alone) for i, (arm, alone) in arms]
 
     @property
     def title(self) -> str:
-        base = "" if several_bases(self.answer) else f" {self.answer.base.model.name}"
+        base = "" if text.several_bases(self.answer) else f" {self.answer.base.model.name}"
         return f"{self.answer.data['name']}: which change helps{base}?"
 
     @property
     def costs(self) -> list[tuple[str, BaseCost | None, list[tuple[str, ArmCost | None]]]]:
-        """Of base and of the arms; with several bases, for each."""
+        """(name of base, its cost, the costs of its arms); the name is empty if base is not swept over."""
         names = [view.name for view in self.arms]
-        if not several_bases(self.answer):
+        if not text.several_bases(self.answer):
             return [("", self.answer.base_cost, [(view.name, view.arm.cost) for view in self.arms])]
-        first = {setting.values["base"]: setting for setting in reversed(self.answer.sweep)}
-        return [(base, one.base_cost, [(name, one.costs.get(name)) for name in names]) for base, one in
-                reversed(first.items())]  # fmt: skip
-
-    @property
-    def swept(self) -> str:
-        return " and ".join(self.answer.sweep[0].values)
+        settings = {setting.values["base"]: setting for setting in reversed(self.answer.sweep)}
+        return [
+            (base, setting.base_cost, [(name, setting.costs.get(name)) for name in names])
+            for base, setting in reversed(settings.items())
+        ]
 
     @cached_property
-    def sweep_rows(self) -> list[Row]:
-        return sweep_rows(self.answer)
+    def sweep_rows(self) -> list[text.SweepRow]:
+        return text.sweep_rows(self.answer)
 
     @cached_property
     def sweep_panels(self) -> list[tuple[str, Markup]]:
-        """One an arm: the metric under each setting."""
-        names = [short_name(setting) for setting in self.answer.sweep]
-        base, *arms = [[row for row in self.sweep_rows if row.arm is arm] for arm in self.answer.every_arm]
-        means, shown = [row.mean for row in base], [(rows[0].arm.name, rows) for rows in arms]
-        return [
-            (name, sweep_panel(name, names, means, [(row.mean, row.effect) for row in rows], self.metric, self.inline))
-            for name, rows in shown
+        """(arm, its plot of the metric under each setting)."""
+        names = [
+            setting.name.partition("=")[2] if len(setting.values) == 1 else setting.name
+            for setting in self.answer.sweep
         ]
+        base, *arms = [[row for row in self.sweep_rows if row.arm is arm] for arm in self.answer.every_arm]
+        means = [row.mean for row in base]
+        panels = [(rows[0].arm.name, [(row.mean, row.effect) for row in rows]) for rows in arms]
+        return [(name, sweep_panel(name, names, means, arm, self.metric, self.inline)) for name, arm in panels]
 
     @property
     def steps_to_base(self) -> dict[str, str]:
-        return dict(all_steps_to_base(self.answer))
+        """Arm -> the steps until base's final score; empty for sweeps, and if no trial was evaluated on val."""
+        steps = {arm.name: text.steps_to_base(arm.counted) for arm in self.answer.every_arm}
+        return {} if self.answer.sweep or set(steps.values()) == {"–"} else steps
 
     @cached_property
     def seeds(self) -> list[int]:
-        """Those with which a trial has ended."""
+        """Seeds with which a trial has ended."""
         arms = self.answer.every_arm
         ended = {trial.seed for arm in arms for trial in arm.counted if trial.ended or trial.status == "failed"}
         return [seed for seed in self.answer.base.scores if seed in ended]
@@ -232,29 +235,29 @@ class Page:
 
     @cached_property
     def forests(self) -> list[Markup]:
-        """The interval plot for wide and for narrow screens; none where no arm shares a seed with base yet."""
+        """The interval plot for wide and for narrow screens; empty while no arm shares a seed with base."""
         effects = [effect for effect in text.ranked_effects(self.answer) if effect.n]
         margin = self.answer.margin
         return [forest(effects, margin, self.metric, self.inline, narrow) for narrow in (False, True) if effects]
 
     @cached_property
     def steps(self) -> list[Step]:
-        return what_now(self.answer)
+        return next_steps(self.answer)
 
     @property
     def pairs(self) -> list[tuple[str, str, Pair]]:
-        """(arm, other, arm minus other); empty of two."""
+        """(arm, other, arm minus other); empty with fewer than two pairs."""
         pairs = self.answer.decision.pairs
         return [(arm, other, pair) for (arm, other), pair in pairs.items()] if len(pairs) > 1 else []
 
     @property
     def loss(self) -> Metric | None:
-        """Log loss, where it was measured beside another metric."""
+        """Log loss, if it was measured in addition to another metric."""
         return self.answer.other_metrics.get(NLL)
 
     @property
     def published(self) -> list[ArmView]:
-        """Arms that have a published gain to stand beside ours."""
+        """Arms with a published gain to compare with."""
         return [view for view in self.cards if view.published]
 
     @cached_property
@@ -264,52 +267,31 @@ class Page:
     @property
     def base_names(self) -> str:
         """The models that arms are compared on."""
-        if not several_bases(self.answer):
+        if not text.several_bases(self.answer):
             return self.answer.base.model.name
         return ", ".join(dict.fromkeys(str(setting.values["base"]) for setting in self.answer.sweep))
 
     @property
-    def split(self) -> str:
-        """The images that the answer is about."""
-        return " and ".join(self.answer.splits)
-
-    @property
     def test_images(self) -> int:
-        """How many there are in these splits."""
+        """Number of images in the splits that the answer is about."""
         return sum(self.answer.data["splits"][name]["count"] for name in self.answer.splits)
 
-    @property
-    def digits(self) -> int:
-        return 2 if self.metric.unit == "%" else 4
-
     def score(self, value: float | None) -> str:
-        """A value of the metric as the tables show it."""
+        """Format a value of the metric for a table."""
         return text.score(self.metric, value)
 
-    @property
-    def percent(self) -> str:
-        """What follows the metric's name in a table of its values."""
-        return f" in {self.metric.unit}" if self.metric.unit else ""
-
-    @property
-    def points(self) -> list[list[str]]:
-        """The grid, a word or two a field of each point."""
-        points = self.answer.base.tuning.points if self.answer.base.tuning else ()
-        return [[text.point_text({name: value}) for name, value in point.values.items()] for point in points]
-
     def range(self, scores: Mapping[int, float | None]) -> str:
-        """The lowest and the highest of several scores."""
-        known = [score for score in scores.values() if score is not None]
-        return f"{self.score(min(known))} to {self.score(max(known))}" if len(known) > 1 else ""
+        """The lowest and the highest of several scores; empty with fewer than two."""
+        values = [score for score in scores.values() if score is not None]
+        return f"{self.score(min(values))} to {self.score(max(values))}" if len(values) > 1 else ""
 
     def diverged(self, arm: ArmAnswer, point: Mapping[str, Any]) -> int:
         return sum(trial.status == "diverged" and trial.point == point for trial in arm.trials)
 
     @property
     def tuned(self) -> list[tuple[ArmAnswer, Tuning]]:
-        """(arm, its tuning), base first; empty where nothing was tuned."""
-        arms = (self.answer.base, *(view.arm for view in self.arms))
-        return [(arm, arm.tuning) for arm in arms if arm.tuning]
+        """(arm, its tuning), base first; empty if nothing was tuned."""
+        return [(arm, arm.tuning) for arm in self.every_arm if arm.tuning]
 
     @cached_property
     def tuning_panels(self) -> list[tuple[str, Markup]]:
@@ -318,7 +300,7 @@ class Page:
 
     @property
     def edges(self) -> list[str]:
-        """Arms whose chosen value is the first or last that was tried, as `dpn: lr 0.001`."""
+        """Arms whose chosen value is the first or last of the grid, as `dpn: lr 0.001`."""
         return [
             f"{arm.name}: {text.point_text({field: (tuning.chosen or {})[field] for field in tuning.at_the_edge})}"
             for arm, tuning in self.tuned
@@ -326,46 +308,40 @@ class Page:
         ]
 
     @property
-    def other_metrics(self) -> list[Metric]:
-        """All that was measured beside the study's."""
-        return list(self.answer.other_metrics.values())
-
-    @property
     def other_means(self) -> list[tuple[str, list[str]]]:
-        """(arm, its mean over seeds of each of the other metrics), base first."""
-        known = self.answer.other_metrics.items()
-        arms = (self.answer.base, *(view.arm for view in self.arms))
-        return [(arm.name, [_mean(metric, arm.other_metrics.get(name, {})) for name, metric in known]) for arm in arms]
+        """(arm, its means over seeds of the other metrics), base first."""
+
+        def mean(arm: ArmAnswer, metric: Metric) -> str:
+            value = mean_of(arm.other_metrics.get(metric.name, {}).values())
+            return "–" if value is None else metric.shown(value)
+
+        return [(arm.name, [mean(arm, m) for m in self.answer.other_metrics.values()]) for arm in self.every_arm]
 
     @cached_property
-    def curves(self) -> list[dict[str, Any]]:
-        """One entry for each axis: its label and a panel an arm."""
-        metric = self.answer.curves
-        if metric is None:
-            return []
-        found: list[dict[str, Any]] = []
+    def curves(self) -> dict[str, list[tuple[str, Markup]]]:
+        """Label of an axis -> (arm, its panel)."""
+        panels: dict[str, list[tuple[str, Markup]]] = {}
+        if (metric := self.answer.curves) is None:
+            return panels
         for setting in [setting.values for setting in self.answer.sweep] or [{}]:
-            place = f", {text.point_text(setting)}" if setting else ""
-            base, *rest = (
-                lines([trial for trial in arm.counted if trial.setting == setting], metric)
-                for arm in (self.answer.base, *(view.arm for view in self.arms))
+            suffix = f", {text.point_text(setting)}" if setting else ""
+            base, *arms = (
+                [trial for trial in arm.counted if trial.setting == setting and trial.curve.step]
+                for arm in self.every_arm
             )
-            if not any((base, *rest)):
+            if not any((base, *arms)):
                 continue
-            arms = [(view.name + place, own) for view, own in zip(self.arms, rest, strict=True) if own]
-            for i, axis in enumerate(axes_of([base, *rest])):
-                panels = [
-                    (name, curve_panel(name, base, own, axis, metric, self.inline))
-                    for name, own in arms or [("base" + place, [])]
-                ]
-                if i == len(found):
-                    found.append({"label": axis.label, "panels": []})
-                found[i]["panels"] += panels
-        return found
+            evaluated = [(view.name, trials) for view, trials in zip(self.arms, arms, strict=True) if trials]
+            for axis in axes_of([base, *arms]):
+                panels.setdefault(axis.label, []).extend(
+                    (name + suffix, curve_panel(name + suffix, base, trials, axis, metric, self.inline))
+                    for name, trials in evaluated or [("base", [])]
+                )
+        return panels
 
     @property
     def is_drawn(self) -> bool:
-        """Whether base is a vitmods ViT; of other models there is a table of modules."""
+        """Whether base is a vitmods ViT; other models get a table of modules."""
         return "modules" not in self.answer.base.model.config
 
     @property
@@ -381,20 +357,11 @@ class Page:
         return inside_the_models(self.answer, self.inline)
 
     @cached_property
-    def samples(self) -> list[dict[str, str | bool]]:
-        return facts.thumbnails(self.answer.samples)
-
-    @cached_property
-    def examples(self) -> facts.ExampleTable | None:
-        """Evaluated images with what every arm finds in them, by its first trial that has any."""
-        arms = (self.answer.base, *(view.arm for view in self.arms))
-        trials = {
-            arm.name: [self.answer.path / trial.folder for trial in arm.counted if trial.status == "finished"]
-            for arm in arms
-        }
-        return facts.example_table(trials)
-
-
-def _mean(metric: Metric, scores: Mapping[int, float]) -> str:
-    mean = mean_of(scores.values())
-    return "–" if mean is None else metric.shown(mean)
+    def examples(self) -> ExampleTable | None:
+        """Evaluated images with the predictions of each arm's first trial that saved any."""
+        return example_table(
+            {
+                arm.name: [self.answer.path / trial.folder for trial in arm.counted if trial.status == "finished"]
+                for arm in self.every_arm
+            }
+        )

@@ -1,4 +1,4 @@
-"""What a study or an evaluation found, as tables for the terminal."""
+"""Results of a study or an evaluation as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -12,26 +12,9 @@ from rich.text import Text
 
 from vitmods.evals.base import PROTOCOLS
 from vitmods.evals.protocols import metric_named
-from vitmods.report.advice import what_now
-from vitmods.report.designs import several_bases, sweep_rows
+from vitmods.report import text as words
+from vitmods.report.advice import next_steps
 from vitmods.report.published import printed
-from vitmods.report.text import (
-    built_differently,
-    doubts,
-    half_on_these,
-    headline,
-    holds,
-    number,
-    numbers,
-    points,
-    ranked,
-    ranked_effects,
-    ratio,
-    score,
-    seeds,
-    tuned_text,
-    verdict_text,
-)
 from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import VIEWS, Answer, ArmCost
 from vitmods.util.errors import UserError
@@ -46,8 +29,8 @@ PLAIN = str.maketrans({"▲": "^", "▼": "v", "≥": ">", "≤": "<", "±": "+"
 def print_answer(answer: Answer, console: Console | None = None) -> None:
     """Print the verdict of every arm, its effect and its costs as ratios to base.
 
-    At 80 columns an arm has one line; from 110 on it shows more. Without a terminal there are no colors, and where the
-    output is not Unicode, plain signs.
+    An arm has one line at 80 columns, and more columns from 110 on. There are no colors without a terminal, and plain
+    signs if the output is not Unicode.
     """
     console = console or Console()
     if console.encoding.startswith("utf"):
@@ -59,165 +42,156 @@ def print_answer(answer: Answer, console: Console | None = None) -> None:
 
 @VIEWS.register("text")
 def render(answer: Answer, width: int = 120) -> str:
-    """The same as plain text."""
+    """Return what `print_answer` prints as plain text."""
     return rendered(answer_table(answer, width), width)
 
 
 def answer_table(answer: Answer, width: int = 120) -> Group:
-    """A headline, what makes its numbers doubtful, the table with the best arm first, and what to do now."""
-    parts: list[Any] = [Text(single_line(headline(answer)), style="bold")]
-    parts += [Text(single_line(f"Warning: {doubt}"), style="yellow") for doubt in doubts(answer)]
-    parts += [*_tables(answer, width >= WIDE), _legend(answer)]
-    if tuned := tuned_text(answer):
+    """Return headline, warnings, the table with the best arm first, and next steps."""
+    wide = width >= WIDE
+    parts: list[Any] = [Text(single_line(words.headline(answer)), style="bold")]
+    parts += [Text(single_line(f"Warning: {caveat}"), style="yellow") for caveat in words.caveats(answer)]
+    if answer.factorial:
+        parts.append(_effects(words.ranked_effects(answer), wide, "change"))
+        if answer.factorial.pairs:
+            parts.append(_effects(answer.factorial.pairs.values(), wide, "pair, together"))
+    else:
+        parts.append(_arms(answer, wide))
+        if answer.sweep:
+            parts.append(_sweep(answer, wide))
+    parts.append(Text(single_line(" ".join(_legend(answer))), style="dim"))
+    if tuned := words.tuned_text(answer):
         parts.append(Text(single_line(tuned), style="dim"))
     parts += printed(answer)
     parts.append(Text("\nNext steps", style="bold"))
-    for step in what_now(answer):
-        parts.append(Text(f"- {single_line(step.text)}"))
+    for step in next_steps(answer):
+        parts.append(Text(single_line(f"- {step.text.replace('`', '')}")))
         if step.command:
-            lines = map(single_line, step.command.splitlines())  # whole, however long, for copying
+            lines = map(single_line, step.command.splitlines())  # not wrapped, for copying
             parts += [Text(f"  {line}", style="cyan", no_wrap=True, overflow="ignore") for line in lines]
     return Group(*parts)
 
 
-def _tables(answer: Answer, wide: bool) -> Iterator[Table]:
-    """Of arms with their costs; of changes, and of pairs of them; of arms on average, and under each setting."""
-    if answer.factorial:
-        yield _effects(ranked_effects(answer), wide, "change")
-        if answer.factorial.pairs:
-            yield _effects(answer.factorial.pairs.values(), wide, "pair, together")
-        return
-    yield _table(answer, wide)
-    if answer.sweep:
-        yield _sweep(answer, wide)
-
-
-def _effects(effects: Iterable[Effect], wide: bool, heading: str) -> Table:
-    table = _empty(heading, wide)
-    for name in ("these images", "seeds"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for effect in effects:
-        arm = Text(single_line(effect.arm))
-        table.add_row(arm, _verdict(effect), numbers(effect), half_on_these(effect), seeds(effect))
-    return table
-
-
-def _sweep(answer: Answer, wide: bool) -> Table:
-    table = _empty("setting, arm", wide)
-    bases = several_bases(answer)
-    for heading in ("score", *(("train", "infer") if bases else ()), *(("steps to base",) if wide else ())):
-        table.add_column(heading, justify="right", no_wrap=True)
-    shown = None
-    for row in sweep_rows(answer):
-        if row.setting is not shown:
-            table.add_row(Text(single_line(row.setting.name), style="bold"))
-        shown = row.setting
-        found = ("", "") if row.effect is None else (_verdict(row.effect), numbers(row.effect))
-        costs = _costs(row.setting.costs.get(row.arm.name))[:2] if bases else []
-        last = [score(answer.metric, row.mean), *costs, *([row.steps] if wide else [])]
-        table.add_row(Text(f"  {single_line(row.arm.name)}"), *found, *last)
-    return table
-
-
-def _empty(heading: str, wide: bool) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0) if wide else (0, 1, 0, 0))
+def _effects_table(heading: str, wide: bool, numbers: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0))
     table.add_column(heading, overflow="fold", min_width=12)
     table.add_column("verdict", no_wrap=True)
     table.add_column("effect, 95 % interval", no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
 def _verdict(effect: Effect) -> Text:
-    return Text(verdict_text(effect), style="dim" if effect.provisional else STYLES.get(effect.verdict, "cyan"))
+    style = "dim" if effect.provisional else STYLES.get(effect.verdict, "cyan")
+    return Text(words.verdict_text(effect), style=style)
 
 
-def _table(answer: Answer, wide: bool) -> Table:
-    table = _empty("arm", wide)
-    more = ("these images", "sd ratio", "seeds") if wide else ("seeds",)
-    for heading in (*more, *(("train", "infer", "memory", "params") if wide else ("train", "infer"))):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for arm, effect in ranked(answer):
-        shown = (half_on_these(effect), number(effect.spread_ratio)) if wide else ()
-        costs = _costs(arm.cost) if wide else _costs(arm.cost)[:2]
-        table.add_row(Text(single_line(arm.name)), _verdict(effect), numbers(effect), *shown, seeds(effect), *costs)
+def _effects(effects: Iterable[Effect], wide: bool, heading: str) -> Table:
+    table = _effects_table(heading, wide, ("these images", "seeds"))
+    for effect in effects:
+        cells = (words.numbers(effect), words.half_on_these(effect), words.seeds(effect))
+        table.add_row(Text(single_line(effect.arm)), _verdict(effect), *cells)
+    return table
+
+
+def _arms(answer: Answer, wide: bool) -> Table:
+    costs = ("train", "infer", "memory", "params") if wide else ("train", "infer")
+    table = _effects_table("arm", wide, (*(("these images", "sd ratio", "seeds") if wide else ("seeds",)), *costs))
+    for arm, effect in words.ranked(answer):
+        spread = (words.half_on_these(effect), words.number(effect.spread_ratio)) if wide else ()
+        cells = (words.numbers(effect), *spread, words.seeds(effect), *_costs(arm.cost)[: len(costs)])
+        table.add_row(Text(single_line(arm.name)), _verdict(effect), *cells)
+    return table
+
+
+def _sweep(answer: Answer, wide: bool) -> Table:
+    bases = words.several_bases(answer)
+    headings = ("score", *(("train", "infer") if bases else ()), *(("steps to base",) if wide else ()))
+    table = _effects_table("setting, arm", wide, headings)
+    setting = None
+    for row in words.sweep_rows(answer):
+        if row.setting is not setting:
+            table.add_row(Text(single_line(row.setting.name), style="bold"))
+        setting = row.setting
+        effect = ("", "") if row.effect is None else (_verdict(row.effect), words.numbers(row.effect))
+        costs = _costs(setting.costs.get(row.arm.name))[:2] if bases else []
+        numbers = [words.score(answer.metric, row.mean), *costs, *([row.steps] if wide else [])]
+        table.add_row(Text(f"  {single_line(row.arm.name)}"), *effect, *numbers)
     return table
 
 
 def _costs(cost: ArmCost | None) -> list[str]:
     if cost is None:
         return ["–"] * 4
-    return [ratio(value) for value in (cost.train_step.ratio, cost.infer_n.ratio, cost.peak_memory.ratio, cost.params)]
+    timed = (cost.train_step.ratio, cost.infer_n.ratio, cost.peak_memory.ratio)
+    return [words.ratio(value) for value in (*timed, cost.params)]
 
 
-def _legend(answer: Answer) -> Text:
+def _legend(answer: Answer) -> Iterator[str]:
+    """Yield the sentences below the table."""
     metric, mean = answer.metric, answer.base_mean
     reached = "not finished" if mean is None else metric.shown(mean)
     lower = "" if metric.higher_is_better else "; lower is better"
-    name = "" if several_bases(answer) else f" ({single_line(answer.base.model.name)})"
-    text = (
-        f"{answer.base.name}{name}: {reached} {metric.title} "
-        f"({' and '.join(answer.splits)}{lower}). {_differences(answer)}"
-        f"{f', in{points(metric)}' if metric.unit else ''}, margin {answer.margin:g}; {holds(answer)}"
-        f"{'' if answer.factorial else ' Costs are ratios.'}"
-    )
-    if not answer.factorial:
-        text = " ".join([text, *built_differently((arm.name, arm.cost) for arm in answer.arms)])
-    return Text(single_line(text), style="dim")
-
-
-def _differences(answer: Answer) -> str:
+    name = "" if words.several_bases(answer) else f" ({single_line(answer.base.model.name)})"
+    yield f"{answer.base.name}{name}: {reached} {metric.title} ({' and '.join(answer.splits)}{lower})."
+    effects = f"Effects are differences to it{', on average over the settings' if answer.sweep else ''}"
     if answer.factorial:
-        return "Effects are means of the runs with a change minus those without"
-    return f"Effects are differences to it{', on average over the settings' if answer.sweep else ''}"
+        effects = "Effects are means of the runs with a change minus those without"
+    unit = f", in{words.points(metric)}" if metric.unit else ""
+    yield f"{effects}{unit}, margin {answer.margin:g}; {words.common_claim(answer)}"
+    if not answer.factorial:
+        yield "Costs are ratios."
+        yield from words.built_differently((arm.name, arm.cost) for arm in answer.arms)
 
 
-def print_evaluation(found: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print every metric with its 95 % interval; `found` is one of what `evaluate` gives, or what `over_seeds` does."""
+def print_evaluation(evaluation: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print every metric with its 95 % interval; `evaluation` is what `evaluate` or `over_seeds` returns."""
     console = console or Console()
-    several = found.get("checkpoints", [])
-    one = several[0] if several else found
-    outputs = f"Mean of {len(several)} checkpoints" if several else one["checkpoint"]
-    head = f"{outputs} on {one['images']:,} images of {one['data']} ({one['split']})"
+    several = evaluation.get("checkpoints", [])
+    first = several[0] if several else evaluation
+    outputs = f"Mean of {len(several)} checkpoints" if several else first["checkpoint"]
+    head = f"{outputs} on {first['images']:,} images of {first['data']} ({first['split']})"
     console.print(Text(single_line(head), style="bold"), soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("protocol", no_wrap=True)
     table.add_column("metric", overflow="fold")
     for heading in ("value", "95 % interval"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for protocol in one["protocols"]:
-        metrics = [metric_named(name) for name in found["metrics"]]
-        mine = [metric for metric in metrics if metric.protocol == protocol or protocol not in PROTOCOLS]
-        for row, metric in enumerate(mine):
-            ends = " to ".join(metric.number(end) for end in found["intervals"].get(metric.name, ()))
-            title = metric.title if metric.higher_is_better else f"{metric.title}, low is good"
-            table.add_row("" if row else protocol, title, metric.shown(found["metrics"][metric.name]), ends)
+    metrics = [metric_named(name) for name in evaluation["metrics"]]
+    for protocol in first["protocols"]:
+        rows = [metric for metric in metrics if metric.protocol == protocol or protocol not in PROTOCOLS]
+        for row, metric in enumerate(rows):
+            ends = " to ".join(metric.number(end) for end in evaluation["intervals"].get(metric.name, ()))
+            title = metric.title if metric.higher_is_better else f"{metric.title}, lower is better"
+            table.add_row("" if row else protocol, title, metric.shown(evaluation["metrics"][metric.name]), ends)
     console.print(table)
-    fewshot = ", of fewshot over choices of training images" * ("fewshot" in one["protocols"])
+    fewshot = "; few-shot: over choices of training images" * ("fewshot" in first["protocols"])
     over = "the checkpoints, by Student's t" if several else f"the images{fewshot}"
     console.print(Text(f"Intervals are over {over}.", style="dim"), soft_wrap=True)
 
 
-def shares(found: Mapping[str, Any]) -> Mapping[str, float]:
-    """Of an entry of `predict`, class -> its probability, or the fraction of the pixels that it has.
+def shares(prediction: Mapping[str, Any]) -> Mapping[str, float]:
+    """Return class -> probability, or fraction of the pixels, of one image that `predict` returned.
 
     Raises:
-        UserError: the task says something else of images.
+        UserError: the task predicts something else.
     """
-    if (rows := found.get("probabilities", found.get("pixels"))) is None:
-        raise UserError("What this task finds in images is no table: write it as JSON (--format json).")
+    if (rows := prediction.get("probabilities", prediction.get("pixels"))) is None:
+        raise UserError("Predictions of this task do not fit a table: write JSON (--format json).")
     return rows  # type: ignore[no-any-return]
 
 
-def print_predictions(found: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
-    """Print what `predict` gives: of each image the likeliest classes, those that are predicted in bold."""
+def print_predictions(predictions: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
+    """Print the likeliest classes of each image, predicted ones in bold; `predictions` is what `predict` returns."""
     console = console or Console()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("image", overflow="fold")
     table.add_column("class", overflow="fold")
-    table.add_column("of the pixels" if "pixels" in found[0] else "probability", justify="right", no_wrap=True)
-    for one in found:
-        for row, (name, p) in enumerate(shares(one).items()):
-            style = "bold" if name in one["predicted"] else "dim"
-            image = "" if row else single_line(one["image"])
+    table.add_column("of the pixels" if "pixels" in predictions[0] else "probability", justify="right", no_wrap=True)
+    for prediction in predictions:
+        for row, (name, p) in enumerate(shares(prediction).items()):
+            style = "bold" if name in prediction["predicted"] else "dim"
+            image = "" if row else single_line(prediction["image"])
             table.add_row(Text(image), Text(single_line(name), style=style), Text(f"{100 * p:.1f} %", style=style))
     console.print(table)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from vitmods.stats.decision import PAIRS, level_of
 from vitmods.stats.gains import rate_bound
 from vitmods.stats.tables import interval, signed, so_far
 from vitmods.stats.verdict import POINTS, Effect, Verdict
-from vitmods.study.answer import Answer, ArmAnswer, ArmCost
+from vitmods.study.answer import Answer, ArmAnswer, ArmCost, SettingAnswer
 from vitmods.study.plan import mean_of, show_value
+from vitmods.study.state import TrialRecord
 from vitmods.tasks.metrics import Metric
 from vitmods.util.text import grouped, listing, plural
 
@@ -42,16 +44,16 @@ PRESERVES = {
     "nothing": "trained from scratch",
 }
 LEANING = {"up": " (leaning positive)", "down": " (leaning negative)"}
-NAMED = 2  # arms of one verdict in the headline; more are counted
+NAMED = 2  # at most so many arms of one verdict are named in the headline; more are counted
 
 
 def ranked(answer: Answer) -> list[tuple[ArmAnswer, Effect]]:
-    """The arms with their effects: best verdict first, then the larger effect; arms without a number last."""
+    """Sort arms and effects: best verdict first, then the larger effect; arms without a number last."""
     return sorted(((arm, arm.effect) for arm in answer.arms if arm.effect), key=lambda row: _rank(row[1]))
 
 
 def ranked_effects(answer: Answer) -> list[Effect]:
-    """What the study is about, in the same order: of a factorial one the changes, else the arms."""
+    """Sort the effects in the headline the same way: changes of a factorial study, else arms."""
     return sorted(answer.headline.values(), key=_rank)
 
 
@@ -60,79 +62,70 @@ def _rank(effect: Effect) -> tuple[int, float]:
 
 
 def headline(answer: Answer) -> str:
-    """One sentence for the whole study. Of one that is not finished it says how far it is, and no verdict."""
+    """Summarize the study in a sentence or two; an unfinished study reports its progress and no verdict."""
+    base = answer.base.name
     if not answer.complete:
         stopped = {arm for look in answer.looks for arm in look.stopped}
         ended = sum(trial.ended for trial in answer.trials)
-        left = sum(not trial.ended and trial.arm not in stopped for trial in answer.trials)
+        remaining = sum(not trial.ended and trial.arm not in stopped for trial in answer.trials)
         most = "at most " if answer.settings.get("until_decided") else ""
-        progress = f"{ended} of {most}{plural(ended + left, 'trial')} finished"
+        progress = f"{ended} of {most}{plural(ended + remaining, 'trial')} finished"
         return "; ".join(filter(None, (progress, not_learned(answer))))
     if not_learned(answer):
         return f"{not_learned(answer)}: there are no verdicts."
-    found: dict[Verdict, list[str]] = {}
-    for effect in ranked_effects(answer):
-        found.setdefault(effect.verdict, []).append(effect.arm)
+    effects = ranked_effects(answer)
+    by_verdict: dict[Verdict, list[str]] = {}
+    for effect in effects:
+        by_verdict.setdefault(effect.verdict, []).append(effect.arm)
     what = "changes" if answer.factorial else "arms"
-    if len(answer.headline) > 1 and found.keys() == {Verdict.OPEN}:
-        every = "both" if len(answer.headline) == 2 else f"all {len(answer.headline)}"
-        first = f"Nothing is decided: {every} {what} are open."
+    if len(effects) > 1 and by_verdict.keys() == {Verdict.OPEN}:
+        every = "both" if len(effects) == 2 else f"all {len(effects)}"
+        sentences = [f"Nothing is decided: {every} {what} are open."]
     else:
-        parts = [_phrase(names, verdict, what, answer.base.name) for verdict, names in found.items()]
-        first = f"{_scope(answer)}{listing(parts) if len(parts) < 3 else '; '.join(parts)}."
-    return " ".join([first, *_more(answer)])
+        parts = []
+        for verdict, names in by_verdict.items():
+            subject = listing(names) if len(names) <= NAMED else f"{len(names)} {what}"
+            parts.append(f"{subject} {_VERBS[verdict][len(names) > 1].format(base=base)}")
+        scope = ["on these test images"] * (answer.decision.generalize == "seeds")
+        scope += ["on average over the other changes on and off"] * bool(answer.factorial)
+        scope += [f"on average over {plural(len(answer.sweep), 'setting')}"] * bool(answer.sweep)
+        prefix = f"{' and '.join(scope)}, " if scope else ""
+        claim = f"{prefix}{listing(parts) if len(parts) < 3 else '; '.join(parts)}."
+        sentences = [claim[0].upper() + claim[1:] if scope else claim]  # names of arms keep their case
+    if over := answer.over_settings:
+        sentences += [f"{effect.arm}: {over.range(effect.arm)}." for effect in effects if over.depends(effect.arm)]
+    if confirmed := answer.confirmed:
+        sentences.append(f"{confirmed_text(confirmed, base)}.")
+    return " ".join(sentences)
 
 
 def not_learned(answer: Answer) -> str:
-    """`base has not learned`, where no arm can be compared with it; else empty."""
+    """`base has not learned` if no arm can be compared with it, else empty."""
     verdicts = {effect.verdict for effect in answer.headline.values()}
     return f"{answer.base.name} has not learned" if verdicts == {Verdict.WITHHELD} else ""
 
 
-def _scope(answer: Answer) -> str:
-    """What the verdicts are about, where it is not one setting and new images."""
-    scope = ["on these test images"] * (answer.decision.generalize == "seeds")
-    scope += ["on average over the other changes on and off"] * bool(answer.factorial)
-    scope += [f"on average over {plural(len(answer.sweep), 'setting')}"] * bool(answer.sweep)
-    text = " and ".join(scope)
-    return f"{text[0].upper()}{text[1:]}, " if text else ""
+def confirmed_text(effect: Effect, base: str) -> str:
+    """`On 4 fresh seeds dpn+rms helps: +0.42 [+0.11, +0.73]`."""
+    verb = _VERBS[effect.verdict][0].format(base=base)
+    return f"On {effect.n} fresh seeds {effect.arm} {verb}: {numbers(effect)}"
 
 
-def _more(answer: Answer) -> Iterator[str]:
-    """What the headline adds: effects that depend on the setting, and what fresh seeds said."""
-    if over := answer.over_settings:
-        yield from (f"{effect.arm}: {over.range(effect.arm)}." for effect in ranked_effects(answer)
-                    if over.depends(effect.arm))  # fmt: skip
-    if one := answer.confirmed:
-        yield f"On {one.n} fresh seeds {one.arm} {verb(one.verdict, answer.base.name)}: {numbers(one)}."
-
-
-def verb(verdict: Verdict, base: str) -> str:
-    """`helps`, `is no worse than base`."""
-    return _VERBS[verdict][0].format(base=base)
-
-
-def _phrase(names: list[str], verdict: Verdict, what: str, base: str) -> str:
-    one, many = (verb.format(base=base) for verb in _VERBS[verdict])
-    if len(names) > NAMED:
-        return f"{len(names)} {what} {many}"
-    return f"{listing(names)} {one if len(names) == 1 else many}"
-
-
-def doubts(answer: Answer) -> list[str]:
-    """What happened, and what to know before a verdict is trusted: failures first."""
+def caveats(answer: Answer) -> list[str]:
+    """List what to know before trusting a verdict, failures first."""
     notes = [f"{note[0].upper()}{note[1:].removesuffix('.')}." for note in (answer.factorial or answer.decision).notes]
-    for note, arms in grouped((one.arm, note) for one in ranked_effects(answer) for note in one.notes).items():
+    effects = ranked_effects(answer)
+    for note, arms in grouped((effect.arm, note) for effect in effects for note in effect.notes).items():
         notes.append(f"{listing(arms)}: {note}.")
     notes += [f"{arm.name} has no verdict: a trial of it failed." for arm in answer.arms if arm.effect is None]
-    known = any(effect.n for effect in answer.headline.values())
-    if known and not (answer.complete or answer.looks or answer.settings.get("until_decided")):
-        notes.append("Verdicts are provisional, and intervals wider than they will be, until this study is finished.")
+    fixed = not (answer.complete or answer.looks or answer.settings.get("until_decided"))
+    if fixed and any(effect.n for effect in effects):
+        notes.append("Verdicts are provisional, and intervals wider than they will be, until the study is finished.")
     return [*notes, *answer.doubts]
 
 
-def holds(answer: Answer) -> str:
-    """The line under the table: what all intervals have in common, and where their width comes from."""
+def common_claim(answer: Answer) -> str:
+    """Describe what all intervals have in common and where their width comes from."""
     decision, unit = answer.decision, points(answer.metric)
     facts = [level_of(answer.headline.values()) + PAIRS * decision.of_pairs, decision.claim]
     facts.append(answer.factorial.look if answer.factorial else decision.look)
@@ -140,7 +133,7 @@ def holds(answer: Answer) -> str:
         facts.append(f"pooled sd {decision.sd:.2g}{unit}, {decision.df:.0f} df")
     if not math.isnan(decision.seed_share):
         facts.append(f"seed accounts for {100 * decision.seed_share:.0f} % of the variance between trials")
-    effects = answer.headline.values()
+    effects = ranked_effects(answer)
     shares = [effect.images_share for effect in effects if not math.isnan(effect.images_share)]
     if shares:
         facts.append(f"test-set sampling: {100 * statistics.median(shares):.0f} % of the variance")
@@ -150,34 +143,30 @@ def holds(answer: Answer) -> str:
     elif fewest and not answer.sweep and not any(effect.failures or effect.base_failures for effect in effects):
         bound = f"95 % upper bound {100 * rate_bound(fewest):.0f} %"
         facts.append(f"0 of {plural(fewest, 'trial')} of an arm failed ({bound})")
-    return f"{'; '.join(filter(None, [*facts, _shared_seeds(answer)]))}."
-
-
-def _shared_seeds(answer: Answer) -> str:
-    """Base's mean over the seeds of each arm that has fewer of them than the mean above the table."""
+    # Arms with fewer seeds are compared with base over these seeds, not with the mean above the table.
     seeds = min(len(answer.base.scores), answer.looks[-1].seeds if answer.looks else len(answer.base.scores))
-    fewer = [one for one in ranked_effects(answer) if 0 < one.n < seeds]
-    if not fewer or answer.sweep or answer.factorial:
-        return ""
-    base = answer.base.name
-    means = (f"{one.base_mean:.{one.digits}f} for {one.arm} ({plural(one.n, 'seed')})" for one in fewer)
-    return f"effects are over the seeds that arm and {base} share, where {base} reaches {', '.join(means)}"
+    fewer = [effect for effect in effects if 0 < effect.n < seeds]
+    if fewer and not (answer.sweep or answer.factorial):
+        base = answer.base.name
+        means = (f"{e.base_mean:.{e.digits}f} for {e.arm} ({plural(e.n, 'seed')})" for e in fewer)
+        facts.append(f"effects are over the seeds that arm and {base} share, where {base} reaches {', '.join(means)}")
+    return f"{'; '.join(filter(None, facts))}."
 
 
 def on_new_images(answer: Answer) -> bool:
-    """Whether verdicts are about other images from the same source too."""
+    """Whether verdicts generalize to new images from the same source."""
     decision = answer.decision
     return bool(decision.overlap) or (decision.generalize == "images" and not decision.without_images)
 
 
 def verdict_text(effect: Effect) -> str:
-    """`▲ helps`; of an open arm where it leans, of a provisional verdict that it is one."""
+    """`▲ helps`, with the direction of an open arm and a mark on provisional verdicts."""
     leans = f", {effect.leans}" if effect.verdict == Verdict.OPEN and effect.leans else ""
     return f"{GLYPHS[effect.verdict]} {effect.verdict}{leans}{so_far(effect)}"
 
 
 def tone(effect: Effect) -> str:
-    """The color of a verdict: that of an open one until the study is complete."""
+    """Return the color of a verdict; provisional verdicts look open."""
     return "open" if effect.provisional else TONES[effect.verdict]
 
 
@@ -188,70 +177,61 @@ def numbers(effect: Effect) -> str:
 
 
 def seeds(effect: Effect) -> str:
-    """Those shared with base, and how many trials failed beside them: `4 (−1)`."""
+    """`4 (−1)`: seeds shared with base, and failed trials."""
     return f"{effect.n} (−{effect.failures})" if effect.failures else str(effect.n)
 
 
 def half_on_these(effect: Effect) -> str:
-    """Half the width of the interval for these test images alone: `± 0.36`; a dash where there is none."""
+    """`± 0.36`: half-width of the interval for these test images alone; a dash without one."""
     half = (effect.seeds_high - effect.seeds_low) / 2
     return "–" if math.isnan(half) else f"± {number(half, f'.{effect.digits}f')}"
 
 
 def number(value: float, form: str = ".1f") -> str:
-    """A number, or a dash for NaN."""
+    """Format a number; a dash for NaN."""
     return "–" if math.isnan(value) else format(value, form).replace("-", "−")
 
 
 def change_of(metric: Metric, base: ArmAnswer, arm: ArmAnswer) -> str:
-    """The mean difference to base in another metric, over the seeds that both have; empty where there are none."""
-    mine, bases = (one.other_metrics.get(metric.name, {}) for one in (arm, base))
-    gap = mean_of([mine[seed] - bases[seed] for seed in mine if seed in bases])
+    """Mean difference to base in another metric over shared seeds; empty without any."""
+    scores, reference = (side.other_metrics.get(metric.name, {}) for side in (arm, base))
+    gap = mean_of([scores[seed] - reference[seed] for seed in scores if seed in reference])
     return "" if gap is None else signed(scale_of(metric) * gap, 2 if metric.unit == "%" else 4)
 
 
 def scale_of(metric: Metric) -> float:
-    """What a value is multiplied by before it is shown."""
+    """Factor of a value in tables and plots."""
     return POINTS if metric.unit == "%" else 1.0
 
 
 def of_metric(metric: Metric) -> str:
-    """What a difference counts: `points of top-1 accuracy`, `nats of log loss`, or the metric alone."""
+    """Unit of a difference: `points of top-1 accuracy`, `nats of log loss`, or the metric."""
     return f"{points(metric).strip()} of {metric.title}" if metric.unit else metric.title
 
 
 def points(metric: Metric) -> str:
-    """The unit of differences after a number, with its space: ` points`, ` nats` or nothing."""
+    """Unit of differences with a leading space: ` points`, ` nats` or nothing."""
     return " points" if metric.unit == "%" else f" {metric.unit}".rstrip()
 
 
 def score(metric: Metric, value: float | None) -> str:
-    """A value as tables show it, without its unit; a dash where there is none."""
+    """Format a value for a table, without its unit; a dash for None."""
     return "–" if value is None else metric.number(value)
 
 
 def ratio(value: float | None) -> str:
-    """`1.08×`; a dash where it was not measured."""
+    """`1.08×`; a dash if it was not measured."""
     return "–" if value is None or math.isnan(value) else f"{value:.2f}×"
 
 
 def fine_ratio(value: float) -> str:
-    """Like `ratio`, but a difference below a hundredth stays visible."""
+    """`1.0049×`: like `ratio`, with differences below a hundredth."""
     return f"{value:.4f}×" if 0 < abs(value - 1) < 0.005 else ratio(value)
 
 
-def costs(cost: ArmCost) -> str:
-    """`training step 1.08× · inference 1.02× · …`."""
-    timed = (("training step", cost.train_step), ("inference", cost.infer_n), ("memory", cost.peak_memory))
-    return " · ".join([*(f"{label} {ratio(one.ratio)}" for label, one in timed), f"parameters {ratio(cost.params)}"])
-
-
 def built_differently(costs: Iterable[tuple[str, ArmCost | None]]) -> list[str]:
-    """`Costs of dpn and rms: base is timed as vitmods builds it, …`: where base and arms are not built alike."""
-    arms: dict[str, list[str]] = {}
-    for name, cost in costs:
-        if cost is not None and cost.against:
-            arms.setdefault(cost.against, []).append(name)
+    """`Costs of dpn and rms: base is timed as vitmods builds it, …` if base and arms are built differently."""
+    arms = grouped((name, cost.against) for name, cost in costs if cost is not None and cost.against)
     return [f"Costs of {listing(names)}: {against}." for against, names in arms.items()]
 
 
@@ -269,7 +249,7 @@ def short_time(seconds: float) -> str:
 
 
 def model_size(config: Mapping[str, Any]) -> str:
-    """One sentence with the sizes of a ViT, or what is known of another model."""
+    """Describe the size of a model in one sentence."""
     rows, columns = config["img_size"]
     if "modules" in config:
         return f"{config['class']}, {count(config['params'])} parameters, images of {rows} × {columns} pixels."
@@ -285,13 +265,67 @@ def point_text(values: Mapping[str, Any]) -> str:
 
 
 def tuned_text(answer: Answer) -> str:
-    """What was tried for every arm, with how many trials, and what was chosen; empty where nothing was tuned."""
+    """Describe the grid, the number of trials, and the chosen values; empty if nothing was tuned."""
     if not answer.tuned:
         return ""
     fields = [f"{name} in {', '.join(map(show_value, values))}" for name, values in answer.tuned.items()]
     chosen: dict[str, list[str]] = {}
     for name, values in answer.chosen.items():
         chosen.setdefault("nothing yet" if values is None else point_text(values), []).append(name)
-    record = "; ".join(f"{point}: {', '.join(names)}" for point, names in chosen.items())
+    choices = "; ".join(f"{point}: {', '.join(names)}" for point, names in chosen.items())
     trials = plural(len(answer.base.trials), "trial")
-    return f"Tuned on val: {' and '.join(fields)}, {trials} for every arm, base too. Chosen: {record}."
+    return f"Tuned on val: {' and '.join(fields)}, {trials} for each arm, including base. Chosen: {choices}."
+
+
+class SweepRow(NamedTuple):
+    """An arm under one setting of a sweep; `effect` is None for base."""
+
+    setting: SettingAnswer
+    arm: ArmAnswer
+    mean: float | None
+    effect: Effect | None
+    steps: str
+
+
+def sweep_rows(answer: Answer) -> list[SweepRow]:
+    """Return base and the arms in the order of the study, for each setting."""
+    assert answer.over_settings is not None
+    rows = []
+    for setting in answer.sweep:
+        for arm in answer.every_arm:
+            effect = answer.over_settings.each[arm.name][setting.name] if arm is not answer.base else None
+            steps = steps_to_base(trial for trial in arm.counted if trial.setting == setting.values)
+            rows.append(SweepRow(setting, arm, mean_of(setting.scores[arm.name].values()), effect, steps))
+    return rows
+
+
+def several_bases(answer: Answer) -> bool:
+    """Whether base is swept over, so that each base has its costs."""
+    return any("base" in setting.values for setting in answer.sweep)
+
+
+def steps_to_base(trials: Iterable[TrialRecord]) -> str:
+    """`120 (90 to 150), 3 of 5 seeds`: steps until trials first reached base's final score, median and range."""
+    followed = [trial for trial in trials if trial.status == "finished" and trial.curve.step]
+    steps = [trial.steps_to_base for trial in followed if trial.steps_to_base is not None]
+    if not steps:
+        return f"in none of {len(followed)}" if followed else "–"
+    spread = f" ({min(steps):,} to {max(steps):,})" if len(set(steps)) > 1 else ""
+    few = f", {len(steps)} of {len(followed)} seeds" if len(steps) < len(followed) else ""
+    return f"{statistics.median(steps):,.0f}{spread}{few}"
+
+
+def factor_arms(answer: Answer) -> list[tuple[ArmAnswer, bool]]:
+    """Return each change of a factorial study as an arm, and whether its model has no other change."""
+    assert answer.factorial is not None
+    design = answer.factorial.design
+    by_name = {arm.name: arm for arm in answer.every_arm}
+    arms = []
+    for effect in ranked_effects(answer):
+        runs = sorted((names for names in design.arms.values() if effect.arm in names), key=len)
+        run = by_name["+".join(runs[0])]
+        edits = answer.settings["design"]["factors"][effect.arm]["changes"]
+        changes = tuple(change for change in run.model.changes if change.short in edits)
+        model = dataclasses.replace(run.model, changes=changes)
+        arms.append((dataclasses.replace(run, name=effect.arm, model=model, effect=effect), len(runs[0]) == 1))
+    return arms
