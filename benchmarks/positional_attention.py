@@ -18,6 +18,9 @@ from torch import nn
 import vitmods as vm
 from vitmods.layers import Attention
 
+BASE, RUNS = "S/16", ((224, 8), (448, 2))
+"""the model; pixels and images of a run"""
+
 
 class Matrix(nn.Module):
     """An attention with positions, with its weights as a matrix."""
@@ -34,7 +37,7 @@ class Matrix(nn.Module):
 
 def models(img_size: int) -> dict[str, nn.Module]:
     torch.manual_seed(0)
-    base = vm.vit("S/16", img_size=img_size, prefix_from=10, position_on_prefix=False)
+    base = vm.vit(BASE, img_size=img_size, prefix_from=10, position_on_prefix=False)
     ours = vm.apply(base, vm.PositionalAttention(blocks=10))
     written = copy.deepcopy(ours)
     for block in written.blocks[:10]:
@@ -59,7 +62,7 @@ def measure(img_size: int, batch: int, rounds: int) -> dict[str, dict]:
     results = {}
     for mode, run in (("training", train), ("inference", infer)):
         calls = {name: (lambda model=model, run=run: run(model)) for name, model in found.items()}
-        results[f"S/16 {img_size} px batch {batch} {mode}"] = paired(calls, "content", rounds)
+        results[f"{BASE} {img_size} px batch {batch} {mode}"] = paired(calls, "content", rounds)
     return results
 
 
@@ -70,7 +73,7 @@ def main() -> None:
     arguments = parser.parse_args()
     one_thread()
     results = {}
-    for img_size, batch in ((224, 8), (448, 2)):
+    for img_size, batch in RUNS:
         results |= measure(img_size, batch, arguments.rounds)
     report("positional_attention", results, arguments.out)
 

@@ -36,7 +36,8 @@ ARMS = 20  # with base
 WHOLE = ("model.safetensors", "metrics.jsonl")  # that are the same in every trial
 
 
-def study(trials: int, arms: int = ARMS, **settings: Any) -> vm.Study:
+def study(trials: int, arms: int = 0, **settings: Any) -> vm.Study:
+    arms = arms or ARMS
     recipe = vm.recipes.digits(epochs=1).with_(warmup_epochs=0)
     names = {f"arm{k}": vm.LayerScale(k / arms) for k in range(1, arms)}
     return vm.Study("mu/4", names, recipe=recipe, seeds=trials // arms, limit_train=128, **settings)

@@ -21,6 +21,7 @@ from vitmods.bench import peak_bytes
 from vitmods.layers.norms import DynamicTokenNorm, dynamic_token
 
 WIDTH, HEADS = 512, 8
+LENGTHS, OF_ENCODER = (500, 1000, 2000, 4000), 1000  # tokens
 
 
 def whole(call: Callable[[], Any]) -> Callable[[], Any]:
@@ -86,9 +87,9 @@ def main() -> None:
     arguments = parser.parse_args()
     one_thread()
     results = {}
-    for length in (500, 1000, 2000, 4000):
+    for length in LENGTHS:
         results |= layer(length, arguments.rounds)
-    results |= encoder(1000, arguments.rounds)
+    results |= encoder(OF_ENCODER, arguments.rounds)
     report("sequence_dtn", results, arguments.out)
 
 

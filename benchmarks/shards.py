@@ -100,7 +100,7 @@ def main() -> None:
     one_thread()
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["XDG_CACHE_HOME"] = scratch
-        report("shards", measure(options.dataset, Path(scratch), options.rounds), options.out)
+        report("shards", measure(options.images, Path(scratch), options.rounds), options.out)
 
 
 if __name__ == "__main__":

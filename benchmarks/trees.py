@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+MODES = ("training", "inference")
 CHILD = """
 import sys, time, warnings
 import torch
@@ -75,7 +76,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     for arm in options.arms:
-        for mode in ("training", "inference"):
+        for mode in MODES:
             found = compare(options.trees, options.rounds, options.model, arm, mode, options.img_size, options.batch)
             print(
                 f"{options.model} {arm or 'base':<24} {mode:<10} {found[0]:.3f}  of minima {found[1]:.3f}", flush=True
