@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torchvision.transforms.v2 import functional as F
 
 from vitmods.data import augment
-from vitmods.data.augment import erase, flip, normalize, pad_crop, resized_crop
+from vitmods.data.augment import flip, normalize, pad_crop, resized_crop
+from vitmods.data.batch import DeferredTransforms, erasing
 from vitmods.data.geometry import Geometry, resize
 
 
@@ -59,7 +60,9 @@ def test_erase_fills_the_boxes_with_noise_of_their_seeds() -> None:
     images = torch.zeros(3, 3, 20, 20)
     boxes = np.array([[2, 3, 10, 12], [0, 0, 20, 19]])
     seeds = np.array([5, 2**64 - 1], dtype=np.uint64)
-    ours = erase(images.clone(), np.array([2, 0]), boxes, seeds)
+    erased, values = erasing(3, 3, np.array([2, 0]), boxes, seeds)
+    transforms = DeferredTransforms(torch.zeros(3, 1, 1), torch.ones(3, 1, 1), erased, values)
+    ours = transforms.images(images.to(torch.uint8))
     for position, (top, left, height, width), seed in zip([2, 0], boxes.tolist(), seeds.tolist(), strict=True):
         noise = torch.randn(3, height, width, generator=torch.Generator().manual_seed(seed >> 1))
         assert torch.equal(ours[position], F.erase(images[position], top, left, height, width, noise))

@@ -525,7 +525,7 @@ def shards(root, members):
 for name, says, members in (
     ("without_a_label", "it has no label", [("9.png", b"x")]),
     ("without_an_image", "there is a label, but no image", [("9.cls", b"1")]),
-    ("with_a_word_for_a_label", "its label 'cat' is no number", [("9.png", b"x"), ("9.cls", b"cat")]),
+    ("with_a_word_for_a_label", "its label 'cat' is not a number", [("9.png", b"x"), ("9.cls", b"cat")]),
     ("with_a_label_below_0", "its label -1 is below 0", [("9.png", b"x"), ("9.cls", b"-1")]),
     ("with_a_broken_image", "not an image in a known format", [("9.png", b"x"), ("9.cls", b"1")]),
 ):

@@ -8,13 +8,18 @@ from hypothesis import strategies as st
 from scipy import stats
 from torchvision.transforms import v2
 
-from vitmods.data.augment import Mixing, _beta, blend, mix
+from vitmods.data.augment import Mixing, _beta, blend, draw_mixing, mix_targets
 from vitmods.data.rng import Stream, uniform
 
 
 def batch(n: int = 6, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return torch.randn(n, 3, 8, 10, generator=generator), torch.arange(n) % classes
+
+
+def mix(images: torch.Tensor, labels: torch.Tensor, **draw: float) -> tuple[torch.Tensor, torch.Tensor]:
+    mixing = draw_mixing((images.shape[2], images.shape[3]), **draw)
+    return mixing.images(images, images.roll(1, 0)), mix_targets(mixing, labels, 5)
 
 
 seeds = st.integers(0, 2**64)
@@ -27,7 +32,7 @@ def test_targets_keep_their_mass_and_inputs_are_left_alone(n, mixup, cutmix, see
         return
     images, labels = batch(n)
     before = images.clone()
-    mixed, targets = mix(images, labels, 5, mixup=mixup, cutmix=cutmix, seed=seed, epoch=2, batch=number)
+    mixed, targets = mix(images, labels, mixup=mixup, cutmix=cutmix, seed=seed, epoch=2, batch=number)
     assert targets.shape == (n, 5)
     assert mixed.shape == images.shape
     torch.testing.assert_close(targets.sum(1), torch.ones(n))
@@ -73,7 +78,7 @@ def test_mixup_keeps_the_larger_share_of_each_image_as_big_vision_does() -> None
     for number in range(50):
         drawn = _beta(0.4, float(uniform(7, Stream.MIX_LAMBDA, 3, number)))
         kept = max(drawn, 1 - drawn)
-        mixed, targets = mix(images, labels, 5, mixup=0.4, cutmix=0.0, seed=7, epoch=3, batch=number)
+        mixed, targets = mix(images, labels, mixup=0.4, cutmix=0.0, seed=7, epoch=3, batch=number)
         torch.testing.assert_close(mixed, kept * images + (1 - kept) * images.roll(1, 0))
         torch.testing.assert_close(targets[1, labels[1]], torch.tensor(kept, dtype=torch.float32))
         fractions.append(drawn)
@@ -84,6 +89,6 @@ def test_with_both_on_each_takes_half_of_the_batches() -> None:
     images, labels = batch()
     cut = 0
     for number in range(200):
-        mixed, _ = mix(images, labels, 5, mixup=1.0, cutmix=1.0, seed=0, epoch=0, batch=number)
+        mixed, _ = mix(images, labels, mixup=1.0, cutmix=1.0, seed=0, epoch=0, batch=number)
         cut += bool(((mixed == images) | (mixed == images.roll(1, 0))).all())
     assert 75 < cut < 125

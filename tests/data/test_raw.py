@@ -88,9 +88,9 @@ def test_all_tensors_of_a_batch_are_pinned(digits, monkeypatch):
         batch.inputs,
         batch.targets,
         batch.index,
-        batch.left.noise,
-        batch.left.before,
-        batch.left.mean,
-        batch.left.std,
+        batch.deferred.noise,
+        batch.deferred.before,
+        batch.deferred.mean,
+        batch.deferred.std,
     ]
     assert {id(tensor) for tensor in pinned} == {id(tensor) for tensor in held}

@@ -185,6 +185,8 @@ def flip(pixels: Tensor, which: NDArray[np.bool_]) -> Tensor:
 
 def normalize(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """uint8 -> float32 (x / 255 - mean) / std, with mean and std (C, 1, 1)."""
+    if pixels.device.type != "cpu":
+        return pixels.float().mul_(1 / 255).sub_(mean).div_(std)
     images = torch.from_numpy(np.empty(pixels.shape, dtype=np.float32))  # numpy asks the system for large pages
     step = max(1, IN_CACHE // pixels.shape[1:].numel())
     for start in range(0, len(pixels), step):
@@ -197,23 +199,6 @@ def per_channel(values: Sequence[float], channels: int) -> Tensor:
     """A mean or std as (C, 1, 1); one value serves all channels, and gray images take the mean of three."""
     tensor = torch.tensor(values, dtype=torch.float32).reshape(-1, 1, 1)
     return tensor if len(tensor) == channels else tensor.mean(0, keepdim=True).expand(channels, 1, 1)
-
-
-def erase(pixels: Tensor, positions: Ints, boxes: Ints, seeds: NDArray[np.uint64]) -> Tensor:
-    """Fill each box (E, 4) of the images at `positions` (E,) with unit normal noise of its own seed, in place."""
-    noise = box_noise(pixels.shape[1], boxes, seeds)
-    for position, (top, left, height, width), one in zip(positions.tolist(), boxes.tolist(), noise, strict=True):
-        pixels[position, :, top : top + height, left : left + width] = one
-    return pixels
-
-
-def box_noise(channels: int, boxes: Ints, seeds: NDArray[np.uint64]) -> list[Tensor]:
-    """For each box unit normal noise of its own seed, (channels, height, width)."""
-    found = []
-    for (_, _, height, width), seed in zip(boxes.tolist(), seeds.tolist(), strict=True):
-        generator = torch.Generator().manual_seed(seed >> 1)  # torch takes 63 bits
-        found.append(torch.randn((channels, height, width), generator=generator))
-    return found
 
 
 @dataclass(frozen=True)
@@ -232,49 +217,21 @@ class Mixing:
         return cls(1.0 - height * width / (size[0] * size[1]), box)
 
     def images(self, images: Tensor, before: Tensor) -> Tensor:
-        """(B, C, H, W) each."""
+        """Mix images with those before them, (B, C, H, W) each."""
         if self.box is None:
             return blend(images, before, self.kept)
         mixed, box = images.clone(), (..., *self.box)
         mixed[box] = before[box]
         return mixed
 
-    def targets(self, targets: Tensor, before: Tensor) -> Tensor:
-        """(B, K) each."""
-        return blend(targets, before, self.kept)
-
-
-def mix(
-    images: Tensor,
-    labels: Tensor,
-    classes: int,
-    *,
-    mixup: float,
-    cutmix: float,
-    seed: int,
-    epoch: int,
-    batch: int,
-    predecessors: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Mixup or CutMix of a whole batch: each image with its predecessor, as the order is random already.
-
-    predecessors: these are some images of a batch, and behind them their predecessors, which are not given back.
-
-    Partners and amount are a function of (seed, epoch, batch number).
-
-    images (B, C, H, W) float and labels (B,), or float (B, K) of several labels each -> images and targets (B, K).
-    mixup and cutmix are the alphas of the Beta(alpha, alpha) that says how much of each image stays; 0 is off; with
-    both on, each batch takes one or the other with equal chance. Mixup: Zhang et al., ICLR 2018. CutMix: Yun et al.,
-    ICCV 2019. With one image in the batch there is no partner and only the targets change their form.
-    """
-
-    size = (images.shape[-2], images.shape[-1])
-    how = draw_mixing(size, mixup=mixup, cutmix=cutmix, seed=seed, epoch=epoch, batch=batch)
-    return how.images(*_pairs(images, predecessors)), mix_targets(how, labels, classes, predecessors)
-
 
 def draw_mixing(size: tuple[int, int], *, mixup: float, cutmix: float, seed: int, epoch: int, batch: int) -> Mixing:
-    """How the batch of that number is mixed, its images being of `size`."""
+    """Draw how the batch of that number is mixed: each image of `size` with its predecessor, as the order is random.
+
+    mixup and cutmix are the alphas of the Beta(alpha, alpha) that says how much of each image stays; 0 is off; with
+    both on, each batch takes one or the other with equal chance. Mixup: Zhang et al., ICLR 2018. CutMix: Yun et al.,
+    ICCV 2019.
+    """
 
     def draw(stream: Stream) -> float:
         return float(uniform(seed, stream, epoch, batch))
@@ -288,18 +245,12 @@ def draw_mixing(size: tuple[int, int], *, mixup: float, cutmix: float, seed: int
     return Mixing(max(kept, 1 - kept))
 
 
-def mix_targets(how: Mixing, labels: Tensor, classes: int, predecessors: bool = False) -> Tensor:
-    """Targets (B, K) of mixed images, of labels as `mix` takes them."""
+def mix_targets(mixing: Mixing, labels: Tensor, classes: int, predecessors: bool = False) -> Tensor:
+    """Targets (B, K) of mixed images, of labels (B,), or float (B, K) of several labels each. predecessors: the labels
+    are those of the images and, behind them, of their predecessors."""
     targets = labels if labels.is_floating_point() else one_hot(labels, classes).float()
-    return how.targets(*_pairs(targets, predecessors))
-
-
-def _pairs(values: Tensor, predecessors: bool) -> tuple[Tensor, Tensor]:
-    """Values of images, and of their predecessors in the batch."""
-    if not predecessors:
-        return values, values.roll(1, 0)
-    own, before = values.chunk(2)
-    return own, before
+    own, before = targets.chunk(2) if predecessors else (targets, targets.roll(1, 0))
+    return blend(own, before, mixing.kept)
 
 
 def blend(values: Tensor, before: Tensor, kept: float) -> Tensor:

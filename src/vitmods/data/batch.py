@@ -1,26 +1,26 @@
 """One batch, as the data makes it, the loop moves it and a task reads it.
 
-Images that reach a device as uint8, a quarter of the bytes, and the arithmetic that is left to do there.
-
-It is that of a batch made on the CPU, in the same order: normalize, erase, mix.
+Images may reach a device as uint8, a quarter of the bytes. What is left to do there is, in this order: normalize,
+erase, mix.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.data.augment import Ints, Mixing
+from vitmods.data.augment import Ints, Mixing, normalize
 
 Erased = tuple[tuple[int, int, int, int, int] | None, ...]
-"""Of each image the box that is erased (top, left, height, width) and where its noise begins; None: none is"""
+"""Of each image the box that is erased (top, left, height, width) and where its noise begins; None: not erased"""
 
 
 @dataclass(frozen=True)
-class Left:
-    """What is left to do to images uint8 (B, C, H, W).
+class DeferredTransforms:
+    """What is still to be done to images uint8 (B, C, H, W).
 
     mean, std: (C, 1, 1). noise: float32 (n,), of all boxes in a row. mixing: with the images `before`, uint8 as well
     and themselves erased; where those are None, with each one's predecessor in the batch.
@@ -34,53 +34,57 @@ class Left:
     before: Tensor | None = None
     before_erased: Erased = ()
 
-    def tensors(self, made: Callable[[Tensor], Tensor]) -> Self:
-        """With what is made of each tensor, as by moving it."""
-        given: dict[str, Any] = {name: made(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **given)
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same with `function` of each tensor."""
+        tensors: dict[str, Any] = {n: function(value) for n, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
 
     def with_before(self, pixels: Tensor) -> Self:
-        """With the predecessors of these images, so that parts of the batch can be mixed by themselves."""
+        """The same with the predecessors of these images, so that parts of the batch can be mixed by themselves."""
         if self.mixing is None or self.before is not None:
             return self
         return replace(self, before=pixels.roll(1, 0), before_erased=self.erased[-1:] + self.erased[:-1])
 
     def part(self, images: slice) -> Self:
-        """Of some of the images."""
+        """The transforms of some of the images."""
         before = None if self.before is None else self.before[images]
         erased, before_erased = self.erased[images], self.before_erased[images]
         return replace(self, erased=erased, before=before, before_erased=before_erased)
 
     def images(self, pixels: Tensor) -> Tensor:
         """float32 (B, C, H, W), as the model reads them."""
-        found = self._erased(self.normalized(pixels), self.erased)
-        if self.mixing is None or self.before is None:
-            return found
-        return self.mixing.images(found, self._erased(self.normalized(self.before), self.before_erased))
+        images = self._erase(normalize(pixels, self.mean, self.std), self.erased)
+        if self.mixing is None:
+            return images
+        if self.before is None:
+            return self.mixing.images(images, images.roll(1, 0))
+        before = normalize(self.before, self.mean, self.std)
+        return self.mixing.images(images, self._erase(before, self.before_erased))
 
-    def normalized(self, pixels: Tensor) -> Tensor:
-        """float32 (x / 255 - mean) / std."""
-        return pixels.float().mul_(1 / 255).sub_(self.mean).div_(self.std)
-
-    def _erased(self, images: Tensor, erased: Erased) -> Tensor:
-        for image, one in zip(images, erased, strict=False):
-            if one is not None:
+    def _erase(self, images: Tensor, erased: Erased) -> Tensor:
+        for image, box in zip(images, erased, strict=False):
+            if box is not None:
                 assert self.noise is not None
-                top, left, height, width, start = one
-                box = (len(image), height, width)
-                filling = self.noise[start : start + len(image) * height * width].view(box)
-                image[:, top : top + height, left : left + width] = filling
+                top, left, height, width, start = box
+                shape = (len(image), height, width)
+                noise = self.noise[start : start + len(image) * height * width].view(shape)
+                image[:, top : top + height, left : left + width] = noise
         return images
 
 
-def erasing(count: int, channels: int, positions: Ints, boxes: Ints, noise: Sequence[Tensor]) -> tuple[Erased, Tensor]:
-    """`Left.erased` and `Left.noise` of `count` images: boxes (E, 4) of those at `positions` (E,), with their noise."""
+def erasing(count: int, channels: int, positions: Ints, boxes: Ints, seeds: NDArray[Any]) -> tuple[Erased, Tensor]:
+    """`erased` and `noise` of `count` images: boxes (E, 4) of those at `positions` (E,), with unit normal noise."""
     erased: list[tuple[int, int, int, int, int] | None] = [None] * count
+    noise = [torch.empty(0)]
     start = 0
-    for position, (top, left, height, width) in zip(positions.tolist(), boxes.tolist(), strict=True):
+    for position, (top, left, height, width), seed in zip(
+        positions.tolist(), boxes.tolist(), seeds.tolist(), strict=True
+    ):
+        generator = torch.Generator().manual_seed(seed >> 1)  # torch takes 63 bits
+        noise.append(torch.randn((channels, height, width), generator=generator).flatten())
         erased[position] = (top, left, height, width, start)
-        start += channels * height * width
-    return tuple(erased), torch.cat([one.flatten() for one in noise]) if noise else torch.empty(0)
+        start += len(noise[-1])
+    return tuple(erased), torch.cat(noise)
 
 
 Data = TypeVar("Data")
@@ -94,37 +98,40 @@ class Batch:
     the data for: a tensor whose first axis counts images (classes int64 (B,), fractions of classes or labels float32
     (B, K), masks int64 (B, H, W)), a list with an entry an image (boxes), or a dict or tuple of those. index: int64
     (B,), positions in the split. views: further views of the same images, each (B, C, h, w) in a size of its own.
-    left: where images and views are uint8 still, what `to` makes inputs of them by; tasks never see such a batch.
+    deferred: what `to` applies to images and views that are still uint8; tasks never see such a batch.
     """
 
     inputs: Tensor
     targets: Any
     index: Tensor
     views: tuple[Tensor, ...] = ()
-    left: Left | None = None
+    deferred: DeferredTransforms | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def to(self, device: torch.device) -> Self:
         """The batch on a device, ready for the model; the same tensors if they are there already."""
-        moved = self.moved(device)
-        if (left := moved.left) is None:
-            return moved
-        views = tuple(map(left.normalized, moved.views))
-        return type(self)(left.images(moved.inputs), moved.targets, moved.index, views)
+        return self.moved(device).transformed()
+
+    def transformed(self) -> Self:
+        """The batch with what was deferred done."""
+        if (deferred := self.deferred) is None:
+            return self
+        views = tuple(normalize(view, deferred.mean, deferred.std) for view in self.views)
+        return type(self)(deferred.images(self.inputs), self.targets, self.index, views)
 
     def moved(self, device: torch.device) -> Self:
-        """The same, images as uint8 if they are: a part of them may be made ready, by `to`, after the other."""
-        found = self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
-        return found if found.left is None else replace(found, left=found.left.with_before(found.inputs))
+        """The batch on a device, still uint8 if it was: `to` can make its parts ready one after the other."""
+        batch = self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+        return batch if batch.deferred is None else replace(batch, deferred=batch.deferred.with_before(batch.inputs))
 
     def pinned(self) -> Self:
-        """In memory from which a GPU copies while the host goes on."""
+        """The batch in memory from which a GPU copies while the host continues."""
         return self._mapped(lambda tensor: tensor.pin_memory())
 
-    def _mapped(self, made: Callable[[Tensor], Tensor]) -> Self:
-        return type(self)(*(_mapped(value, made) for value in vars(self).values()))
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)(*(_mapped(value, function) for value in vars(self).values()))
 
     def parts(self, count: int) -> Iterator[Self]:
         """At most `count` parts of nearly the same size, one after the other."""
@@ -141,24 +148,24 @@ class Batch:
 
 def for_device(dataset: Data, device: torch.device) -> Data:
     """A data set whose batches reach a CUDA device as uint8, if it can (`as_uint8`); elsewhere the set itself."""
-    can = device.type == "cuda" and hasattr(dataset, "as_uint8")
-    found: Data = dataset.as_uint8() if can else dataset  # type: ignore[attr-defined]
-    return found
+    if device.type == "cuda" and hasattr(dataset, "as_uint8"):
+        return dataset.as_uint8()  # type: ignore[no-any-return]
+    return dataset
 
 
-def _mapped(value: Any, made: Callable[[Tensor], Tensor]) -> Any:
+def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
-        return made(value)
-    if isinstance(value, Left):
-        return value.tensors(made)
+        return function(value)
+    if isinstance(value, DeferredTransforms):
+        return value.map_tensors(function)
     if isinstance(value, dict):
-        return {name: _mapped(inner, made) for name, inner in value.items()}
-    return type(value)(_mapped(inner, made) for inner in value) if isinstance(value, list | tuple) else value
+        return {name: _mapped(inner, function) for name, inner in value.items()}
+    return type(value)(_mapped(inner, function) for inner in value) if isinstance(value, list | tuple) else value
 
 
 def _sliced(value: Any, part: slice) -> Any:
-    """Of tensors and lists, which count images, some; of dicts and tuples, what they hold of these."""
-    if value is None or isinstance(value, Left):
+    """A part of tensors and lists, which count images, and of those in dicts and tuples."""
+    if value is None or isinstance(value, DeferredTransforms):
         return value and value.part(part)
     if isinstance(value, dict):
         return {name: _sliced(inner, part) for name, inner in value.items()}

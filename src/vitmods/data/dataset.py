@@ -19,21 +19,18 @@ from torch import Tensor
 
 from vitmods.data.augment import (
     Ints,
-    box_noise,
     crop_boxes,
     draw_mixing,
-    erase,
     erase_boxes,
     flip,
     inception_boxes,
-    mix,
     mix_targets,
     normalize,
     pad_crop,
     per_channel,
     resized_crops,
 )
-from vitmods.data.batch import Batch, Left, erasing
+from vitmods.data.batch import Batch, DeferredTransforms, erasing
 from vitmods.data.geometry import Geometry
 from vitmods.data.randaugment import randaugment
 from vitmods.data.read import Unreadable, decode
@@ -263,7 +260,8 @@ class ImageDataset(SplitDataset):
         count = len(self.splits[split])
         chosen = np.linspace(0, count - 1, min(most, count)).round().astype(np.int64)
         for start in range(0, len(chosen), batch_size):
-            yield self._normalized(self._views(self.splits[split], chosen[start : start + batch_size])[0])
+            pixels, _ = self._views(self.splits[split], chosen[start : start + batch_size])
+            yield normalize(pixels, *self._mean_and_std)
 
     def _order(self, seed: int, epoch: int) -> Ints:
         """The order (n,) in which an epoch visits the training images."""
@@ -285,38 +283,23 @@ class ImageDataset(SplitDataset):
             pixels = flip(pixels, uniform(seed, Stream.FLIP, epoch, views) < augment.flip)
         if augment.randaugment is not None:
             pixels = randaugment(pixels, seed, epoch, views, augment)
-        if self.uint8:
-            return self._left_to_device(pixels, views, seed, epoch, number)
-        images = self._normalized(pixels)
+        index, deferred = positions(views), DeferredTransforms(*self._mean_and_std)
+        targets = self._targets("train", index)
         if augment.erasing > 0:
-            erased, boxes = erase_boxes(seed, epoch, views, self.img_size, augment.erasing)
-            images = erase(images, erased, boxes, bits(seed, Stream.ERASE_NOISE, epoch, views[erased]))
-        index = positions(views)
-        batch = Batch(images, self._targets("train", index), torch.from_numpy(index))
-        if not mixes:
-            return batch
-        drawn = {"mixup": augment.mixup, "cutmix": augment.cutmix, "seed": seed, "epoch": epoch, "batch": number}
-        mixed = mix(images, batch.targets, self.num_classes, **drawn, predecessors=others)  # type: ignore[arg-type]
-        return Batch(*mixed, batch.index[: len(mixed[0])])
-
-    def _left_to_device(self, pixels: Tensor, views: Ints, seed: int, epoch: int, number: int) -> Batch:
-        """The same batch, with what follows RandAugment drawn and not yet done."""
-        augment, index, others = self.augment, positions(views), self.world_size > 1
-        left, targets = Left(*self._mean_and_std), self._targets("train", index)
-        if augment.erasing > 0:
-            erased, boxes = erase_boxes(seed, epoch, views, self.img_size, augment.erasing)
-            noise = box_noise(pixels.shape[1], boxes, bits(seed, Stream.ERASE_NOISE, epoch, views[erased]))
-            where, values = erasing(len(pixels), pixels.shape[1], erased, boxes, noise)
-            left = replace(left, erased=where, noise=values)
-        if augment.mixup > 0 or augment.cutmix > 0:
-            drawn = {"mixup": augment.mixup, "cutmix": augment.cutmix, "seed": seed, "epoch": epoch, "batch": number}
-            how = draw_mixing((pixels.shape[-2], pixels.shape[-1]), **drawn)  # type: ignore[arg-type]
-            targets, left = mix_targets(how, targets, self.num_classes, others), replace(left, mixing=how)
+            chosen, boxes = erase_boxes(seed, epoch, views, self.img_size, augment.erasing)
+            seeds = bits(seed, Stream.ERASE_NOISE, epoch, views[chosen])
+            erased, noise = erasing(len(pixels), self.in_chans, chosen, boxes, seeds)
+            deferred = replace(deferred, erased=erased, noise=noise)
+        if mixes:
+            draw = {"seed": seed, "epoch": epoch, "batch": number}
+            mixing = draw_mixing(self.img_size, mixup=augment.mixup, cutmix=augment.cutmix, **draw)
+            targets, deferred = mix_targets(mixing, targets, self.num_classes, others), replace(deferred, mixing=mixing)
             if others:  # the second half are the predecessors
-                own = len(pixels) // 2
-                left = replace(left, before=pixels[own:], before_erased=left.erased[own:], erased=left.erased[:own])
+                own, erased = len(pixels) // 2, deferred.erased
+                deferred = replace(deferred, before=pixels[own:], before_erased=erased[own:], erased=erased[:own])
                 pixels, index = pixels[:own], index[:own]
-        return Batch(pixels, targets, torch.from_numpy(index), left=left)
+        batch = Batch(pixels, targets, torch.from_numpy(index), deferred=deferred)
+        return batch if self.uint8 else batch.transformed()
 
     def _joint_batch(self, joint: Joint, views: Ints, seed: int, epoch: int) -> Batch:
         index = positions(views)
@@ -362,12 +345,8 @@ class ImageDataset(SplitDataset):
 
     def _made(self, pixels: Tensor, targets: Any, index: Tensor, views: tuple[Tensor, ...] = ()) -> Batch:
         """The batch of images that are normalized and nothing else, or will be."""
-        if self.uint8:
-            return Batch(pixels, targets, index, views, Left(*self._mean_and_std))
-        return Batch(self._normalized(pixels), targets, index, tuple(map(self._normalized, views)))
-
-    def _normalized(self, pixels: Tensor) -> Tensor:
-        return normalize(pixels, *self._mean_and_std)
+        batch = Batch(pixels, targets, index, views, DeferredTransforms(*self._mean_and_std))
+        return batch if self.uint8 else batch.transformed()
 
     @cached_property
     def _mean_and_std(self) -> tuple[Tensor, Tensor]:

@@ -240,7 +240,7 @@ class TrialRun:
         is computed in; `batch` is what this process has of it. Gives the statistics of these images, divided by the
         number of all."""
         totals: dict[str, Tensor] = {}
-        whole = batch if batch.left is None else batch.moved(self.placement.device)  # bytes: all of them fit
+        whole = batch if batch.deferred is None else batch.moved(self.placement.device)  # bytes: all of them fit
         parts = list(whole.parts(self.recipe.accumulate))
         for number, part in enumerate(parts, 1):
             fraction = len(part) / (len(batch) * self.processes.size)
