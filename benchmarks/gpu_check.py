@@ -154,7 +154,7 @@ class Check:
             config = self.config()
             model = vm.ViT(config.with_(num_classes=images.num_classes))
             how = RunOptions(self.device.type, progress=False, tensorboard=False)
-            train_trial(model, Classification.from_recipe(recipe), images, recipe, out=root / "trial", how=how)
+            train_trial(model, Classification.from_recipe(recipe), images, recipe, out=root / "trial", options=how)
             rows = [json.loads(line) for line in (root / "trial/metrics.jsonl").read_text().splitlines()]
         waits = [row["data_wait"] for row in rows if row["split"] == "train"][1:]
         low, middle, high = statistics.quantiles(waits, n=4, method="inclusive") if len(waits) > 1 else 3 * waits

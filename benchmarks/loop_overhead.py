@@ -107,7 +107,7 @@ def summary(seconds: list[float], bare: list[float]) -> dict[str, float]:
 def measure(tensorboard: bool) -> dict[str, Any]:
     turns = TakingTurns({"bare": bare_step(), "bare again": bare_step()})
     with tempfile.TemporaryDirectory() as folder:
-        options = {"folder": Path(folder), "how": RunOptions("cpu", tensorboard=tensorboard)}
+        options = {"folder": Path(folder), "options": RunOptions("cpu", tensorboard=tensorboard)}
         run = TrialRun(make_model(), Classification(), turns, RECIPE, **options)
         run.close("finished", run.run(StopRequest(), ProgressBar(False, "", STEPS, 0)))
     return {name: summary(seconds, turns.seconds["bare"]) for name, seconds in turns.seconds.items()}

@@ -56,7 +56,7 @@ def steps(model: str, size: int, count: int, record: tuple[str, ...], folder: Pa
     recipe = Recipe().with_(epochs=1, batch_size=count)
     how = RunOptions("cpu", tensorboard=False, progress=False, record=record)
     net = vm.vit(model, img_size=size, num_classes=10)
-    run = TrialRun(net, Classification.from_recipe(recipe), data, recipe, folder=folder, how=how)
+    run = TrialRun(net, Classification.from_recipe(recipe), data, recipe, folder=folder, options=how)
     run.model.train()
 
     def step() -> None:

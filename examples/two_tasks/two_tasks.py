@@ -20,7 +20,7 @@ SIDE, CROP = 16, 48  # images of the second task: pieces of 48 px, 16 px small
 def train(model: vm.ViT, dataset: vm.data.ImageDataset, recipe: vm.Recipe, out: Path) -> float:
     """Train a model in place; its accuracy on images that it has not seen."""
     task = Classification.from_recipe(recipe)
-    result = train_trial(model, task, dataset, recipe, out=out, how=RunOptions("cpu", tensorboard=False))
+    result = train_trial(model, task, dataset, recipe, out=out, options=RunOptions("cpu", tensorboard=False))
     return result["metrics"]["top1"]
 
 

@@ -69,7 +69,7 @@ def run_on_fake(fake_cuda, monkeypatch, tmp_path):
         )
         options = RunOptions("cuda:0", tensorboard=False, progress=False, **how)
         with fake_cuda:
-            trial = TrialRun(model, task, images, recipe, folder=tmp_path, how=options)
+            trial = TrialRun(model, task, images, recipe, folder=tmp_path, options=options)
             trial.metrics.close()
             for precision in precisions:
                 trial.placement.precision = precision

@@ -81,7 +81,9 @@ def test_a_trial_learns_as_on_a_cpu(tmp_path, fields, ways):
         model = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=10)
         how = RunOptions(device, tensorboard=False, progress=False, **(ways if device == "cuda" else {}))
         given = dataclasses.replace(images, workers=2 if device == "cuda" else 0)
-        result = train_trial(model, Classification.from_recipe(recipe), given, recipe, out=tmp_path / device, how=how)
+        result = train_trial(
+            model, Classification.from_recipe(recipe), given, recipe, out=tmp_path / device, options=how
+        )
         loss[device] = result["metrics"]["loss"]
     assert loss["cuda"] == pytest.approx(loss["cpu"], abs=0.05)
 

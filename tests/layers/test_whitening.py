@@ -93,7 +93,9 @@ def test_a_trial_computes_it_once_and_goes_on_with_the_same(tmp_path):
         torch.manual_seed(0)
         base = vm.vit("mu/4", img_size=8, in_chans=1, num_classes=10)
         model = vm.apply(base, vm.DualPatchNorm(before="whiten"))
-        train_trial(model, Classification.from_recipe(recipe), ds, recipe, out=tmp_path / folder, how=RunOptions("cpu"))
+        train_trial(
+            model, Classification.from_recipe(recipe), ds, recipe, out=tmp_path / folder, options=RunOptions("cpu")
+        )
         return model
 
     first, second = trained("a"), trained("b")

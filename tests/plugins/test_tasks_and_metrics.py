@@ -60,7 +60,7 @@ def test_a_task_in_a_study_from_start_to_report(tmp_path):
 def test_what_is_beside_the_backbone_is_trained_saved_and_read_again(tmp_path):
     task, model = wrapped()
     first = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    result = train_trial(model, task, digits(), RECIPE, out=tmp_path, how=CPU)
+    result = train_trial(model, task, digits(), RECIPE, out=tmp_path, options=CPU)
     assert set(result["weights"]) == {"model.safetensors", "task.safetensors"}
     again = open_trial(tmp_path)
     for name, tensor in model.state_dict().items():
@@ -115,7 +115,7 @@ def test_modules_beside_the_backbone_have_rates_roles_and_layers_of_their_own():
 def test_the_state_of_a_task_goes_on_where_it_was(tmp_path, monkeypatch):
     ds = digits()
     task, model = wrapped()
-    train_trial(model, task, ds, RECIPE, out=tmp_path / "whole", how=CPU)
+    train_trial(model, task, ds, RECIPE, out=tmp_path / "whole", options=CPU)
     center = task.center
     task, model = wrapped()
     step = TrialRun._train_step
@@ -128,9 +128,9 @@ def test_the_state_of_a_task_goes_on_where_it_was(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(TrialRun, "_train_step", stops)
         with pytest.raises(Interrupted):
-            train_trial(model, task, ds, RECIPE, out=tmp_path / "broken", how=CPU)
+            train_trial(model, task, ds, RECIPE, out=tmp_path / "broken", options=CPU)
     task, model = wrapped()
-    train_trial(model, task, ds, RECIPE, out=tmp_path / "broken", how=CPU)
+    train_trial(model, task, ds, RECIPE, out=tmp_path / "broken", options=CPU)
     assert torch.equal(task.center, center)
     for name in ("model.safetensors", "task.safetensors", "test.npz"):
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -21,7 +21,7 @@ def test_every_recipe_trains(name, tmp_path):
     before = [p.clone() for p in model.parameters()]
     task = Classification.from_recipe(recipe)
     result = train_trial(
-        model, task, dataset, recipe, out=tmp_path, how=RunOptions("cpu", progress=False, tensorboard=False)
+        model, task, dataset, recipe, out=tmp_path, options=RunOptions("cpu", progress=False, tensorboard=False)
     )
     assert (result["status"], result["steps"]) == ("finished", 2)
     assert math.isfinite(result["metrics"]["loss"])

@@ -16,6 +16,7 @@ from vitmods.study.executors.ray import Node, RayCluster, Run
 from vitmods.study.executors.slurm import Piece, Slurm
 from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
+from vitmods.train import RunOptions
 from vitmods.util.errors import UserError
 
 RECIPE = vm.recipes.digits().with_(epochs=2)
@@ -131,7 +132,7 @@ def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
     long.run(broken, workers=1, budget="0.1trials", **QUIET)  # no trial is begun
     trial = Trial(long.settings.arms[0], 0)
     folder = StudyFolder(broken)
-    piece = Piece(Processes(folder, 1, 1, "cpu"), 0, trial.to_dict())
+    piece = Piece(Processes(folder, 1, 1, RunOptions("cpu")), 0, trial.to_dict())
     failures = []
     job = threading.Thread(target=lambda: failures.append(piece()))
     job.start()
@@ -147,9 +148,9 @@ def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
 
 
 def test_options_that_an_executor_does_not_read_are_refused() -> None:
-    with pytest.raises(UserError, match="gpus_per_trial says nothing to the executor here"):
+    with pytest.raises(UserError, match="executor here does not use gpus_per_trial"):
         ClusterOptions(gpus_per_trial=1)
-    with pytest.raises(UserError, match="address says nothing to the executor slurm"):
+    with pytest.raises(UserError, match="executor slurm does not use address"):
         ClusterOptions("slurm", "auto")
 
 
@@ -178,5 +179,5 @@ def test_there_is_room_on_each_node_by_itself(nodes, options, room) -> None:
 
 @pytest.mark.parametrize("options", [{"cpus_per_trial": 0}, {"gpus_per_trial": -1.0}, {"memory_per_trial": -2.0}])
 def test_needs_that_make_no_sense_are_refused(options) -> None:
-    with pytest.raises(UserError, match="A trial on a cluster needs a core or more"):
+    with pytest.raises(UserError, match="A trial on a cluster needs at least one core"):
         ClusterOptions("ray", **options)

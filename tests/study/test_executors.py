@@ -1,6 +1,5 @@
 """Executors with trials that cost nothing; tests/study/test_kill.py has the real ones."""
 
-import json
 import os
 import signal
 import sys
@@ -103,9 +102,8 @@ def pool(tmp_path, monkeypatch):
     record = tmp_path / "record"
 
     def make(workers=2, **task):
-        return Processes(
-            StudyFolder(tmp_path), workers, threads=3, device="cpu", options={"record": str(record), **task}
-        )
+        monkeypatch.setattr(Processes, "_task", lambda executor, index: {"record": str(record), **task})
+        return Processes(StudyFolder(tmp_path), workers, threads=3)
 
     make.record_file = record
     make.record = lambda: [line.split() for line in record.read_text().splitlines()]
@@ -147,10 +145,6 @@ def test_an_interruption_ends_the_workers(pool):
     for pid, _, _ in pool.record():
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
-
-
-def test_the_task_is_plain_json(pool):
-    assert json.loads(json.dumps(pool()._task(0)))["device"] == "cpu"
 
 
 def test_work_that_comes_up_later_is_done_and_no_worker_is_idle_then(pool):

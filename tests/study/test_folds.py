@@ -20,6 +20,7 @@ from vitmods.study.opened import open_trained
 from vitmods.study.plan import Settings, Trial
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, load_images
+from vitmods.train import RunOptions
 from vitmods.util.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
@@ -110,7 +111,7 @@ def test_worker_processes_use_the_same_folds(finished, tmp_path):
     before = (copy / "trials/base/seed1/model.safetensors").read_bytes()
     shutil.rmtree(copy / "trials/base/seed1")
     folder = StudyFolder(copy)
-    runner = TrialRunner(folder, Settings.from_dict(folder.known_facts().settings), "cpu")
+    runner = TrialRunner(folder, Settings.from_dict(folder.known_facts().settings), RunOptions("cpu"))
     runner(runner.settings.work(Trial(Arm("base"), 1).to_dict()))
     assert (copy / "trials/base/seed1/model.safetensors").read_bytes() == before
     assert config(copy, "base", 1)["images"]["fold"] == [1, FOLDS]

@@ -33,6 +33,7 @@ CASES = {
     "attention alone": ({"train": "attention", "ema": 0.9}, {}),
     "bfloat16": ({"precision": "bf16-mixed"}, {}),
 }
+SHARD = RunOptions("cpu", shard=True)
 DIVIDED = Recipe().with_(epochs=1, batch_size=40, crop="none", eval_crop=1.0, ema=0.9, precision="bf16-mixed", lr=2e-3)
 
 
@@ -40,8 +41,9 @@ def train(out, processes, shard):
     images = data.load("digits", img_size=(8, 8), in_chans=1, augment=DIVIDED.augment, limit_train=80)
     torch.manual_seed(7)
     model = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=10)
-    options = RunOptions("cpu", tensorboard=False, progress=False, processes=processes, shard=shard)
-    train_trial(model, Classification.from_recipe(DIVIDED), images, DIVIDED, out=out, how=options)
+    options = RunOptions("cpu", tensorboard=False, progress=False, shard=shard)
+    task = Classification.from_recipe(DIVIDED)
+    train_trial(model, task, images, DIVIDED, out=out, options=options, processes=processes)
 
 
 def work(rank, store, folder):
@@ -72,7 +74,7 @@ def test_a_model_divided_in_bfloat16_is_a_whole_one_and_takes_what_was_told(tmp_
     for name, value in ours.items():
         torch.testing.assert_close(value, theirs[name], atol=5e-3, rtol=5e-3, msg=name)
     config = vm.ViTConfig.from_name("mu2/2", img_size=8, in_chans=1, num_classes=10)
-    told = memory_of(config, DIVIDED, devices=2, shard=True)
+    told = memory_of(config, DIVIDED, devices=2, options=SHARD)
     assert told.part == 20
     held = [json.loads((tmp_path / f"held{rank}.json").read_text()) for rank in range(2)]
     for name in held[0]:  # sides that two do not divide are not the same in both
@@ -86,7 +88,7 @@ def test_a_real_step_takes_what_was_told(name, monkeypatch):
     monkeypatch.setattr("vitmods.ops.attention._form", lambda *_: "fused")  # as on a GPU
     fields, ways = CASES[name]
     recipe, how = RECIPE.with_(**fields), RunOptions("cpu", **ways)
-    told = memory_of(CONFIG, recipe, how=how)
+    told = memory_of(CONFIG, recipe, options=how)
     model = vm.ViT(CONFIG)
     freeze(model, recipe)
     how.save_memory(model)
@@ -98,18 +100,18 @@ def test_a_real_step_takes_what_was_told(name, monkeypatch):
 
 def test_ways_to_save_memory_and_more_devices_save_it():
     plain = memory_of(CONFIG, RECIPE)
-    assert memory_of(CONFIG, RECIPE, how=RunOptions("cpu", recompute=True)).activations < 0.9 * plain.activations
+    assert memory_of(CONFIG, RECIPE, options=RunOptions("cpu", recompute=True)).activations < 0.9 * plain.activations
     two = memory_of(CONFIG, RECIPE, devices=2)
     assert (two.part, two.weights, two.whole) == (4, plain.weights, 0)
     assert two.activations == pytest.approx(plain.activations / 2, rel=0.1)
-    divided = memory_of(CONFIG, RECIPE, devices=4, shard=True)
+    divided = memory_of(CONFIG, RECIPE, devices=4, options=SHARD)
     assert divided.optimizer == pytest.approx(plain.optimizer / 4, rel=0.01)
     assert divided.whole > divided.weights
 
 
 def test_a_huge_model_is_told_without_making_it():
     config = vm.ViTConfig.from_name("H/14", img_size=224, num_classes=1000).with_(depth=2)
-    told = memory_of(config, RECIPE.with_(batch_size=4096, precision="bf16-mixed"), devices=8, shard=True)
+    told = memory_of(config, RECIPE.with_(batch_size=4096, precision="bf16-mixed"), devices=8, options=SHARD)
     assert told.part == 512
     assert told.activations > 8e9
     assert told.weights == pytest.approx(4 * sum(p.numel() for p in on_meta(config).parameters()) / 8, rel=0.01)
@@ -122,7 +124,10 @@ def on_meta(config):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"devices": 3}, "8 images cannot be divided evenly among 3"), ({"shard": True}, "here is one: add devices")],
+    [
+        ({"devices": 3}, "8 images cannot be divided evenly among 3"),
+        ({"options": SHARD}, "there is only one: set --devices"),
+    ],
 )
 def test_what_cannot_be_run_is_refused(options, message):
     with pytest.raises(UserError, match=message):
@@ -157,7 +162,7 @@ def test_the_command_tells_the_memory_of_each_device(capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--devices", "2", "--shard", "--compile"], "leave --shard or --compile out"),
+        (["--devices", "2", "--shard", "--compile"], "drop --shard or --compile"),
         (["--devices", "3"], "40 images cannot be divided evenly among 3"),
     ],
 )

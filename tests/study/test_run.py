@@ -14,8 +14,9 @@ from vitmods.recipes import plain
 from vitmods.study import Answer, Study
 from vitmods.study.arms import Arm, arm_from_text
 from vitmods.study.describe import python_call
+from vitmods.study.executors import StudyOptions
 from vitmods.study.plan import Trial
-from vitmods.study.run import Running, _executor
+from vitmods.study.run import _executor, parallel_trials, workers_for
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model
 from vitmods.util.errors import UserError
@@ -271,45 +272,43 @@ def test_finished_trials_are_not_counted_again(finished):
 
 def test_workers_by_default_fit_cores_memory_and_trials(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    how, size = Running(device="cpu"), 600 * 2**20
-    assert how.workers_for(100, size) == 4
-    assert how.workers_for(3, size) == 3
+    options, size = StudyOptions(device="cpu"), 600 * 2**20
+    assert workers_for(options, 100, size) == 4
+    assert workers_for(options, 3, size) == 3
     monkeypatch.setattr("vitmods.study.run._memory_bytes", lambda: 3 * 2**30)
-    assert how.workers_for(100, size) == 2
-    assert Running(workers=7).workers_for(100, size) == 7
+    assert workers_for(options, 100, size) == 2
+    assert workers_for(StudyOptions(workers=7), 100, size) == 7
     with pytest.raises(UserError, match="at least 1"):
-        Running(workers=0)
+        StudyOptions(workers=0)
 
 
 def test_a_named_gpu_is_not_shared_out_to_several_workers(tmp_path, monkeypatch):
     monkeypatch.setattr("vitmods.study.run.visible_gpus", lambda: ["0", "1"])
     monkeypatch.setattr("vitmods.study.executors.processes.visible_gpus", lambda: ["0", "1"])
-    monkeypatch.setattr("vitmods.study.run.place", lambda device: None)
     settings = make().settings
-    runner = TrialRunner(StudyFolder(tmp_path), settings)
+    runner = TrialRunner(StudyFolder(tmp_path), settings, StudyOptions())
 
-    def second_worker(how):
-        executor = _executor(runner, how, workers=2)
-        return executor._task(1)["device"], executor._environment(1).get("CUDA_VISIBLE_DEVICES")
+    def second_worker(options):
+        executor = _executor(runner, options, workers=2)
+        return executor._task(1)["options"]["device"], executor._environment(1).get("CUDA_VISIBLE_DEVICES")
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("vitmods.study.run._free_gpu_bytes", lambda gpu: 2)
-    assert Running(device="cuda").workers_for(9, 1) == 2
-    assert second_worker(Running(device="cuda")) == ("cuda", "1")
-    assert Running(device="cuda:1").workers_for(9, 1) == 1
-    assert second_worker(Running(device="cuda:1")) == ("cuda:1", None)
+    assert workers_for(StudyOptions(device="cuda"), 9, 1) == 2
+    assert second_worker(StudyOptions(device="cuda")) == ("cuda", "1")
+    assert workers_for(StudyOptions(device="cuda:1"), 9, 1) == 1
+    assert second_worker(StudyOptions(device="cuda:1")) == ("cuda:1", None)
 
 
 @pytest.mark.parametrize(("free", "workers"), [(80, 8), (30, 6), (9, 2)])
 def test_small_trials_share_a_gpu_as_far_as_its_memory_goes(monkeypatch, free, workers):
     """Half of the free memory of the GPU that has least, and at most four."""
     monkeypatch.setattr("vitmods.study.run.visible_gpus", lambda: ["0", "1"])
-    monkeypatch.setattr("vitmods.study.run.place", lambda device: None)
     monkeypatch.setattr("vitmods.study.run._free_gpu_bytes", lambda gpu: (99, free)[gpu] * 2**30)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
-    how = Running(device="cuda")
-    assert (how.workers_for(100, 5 * 2**30), how.devices) == (workers, 2)
-    assert how.workers_for(3, 5 * 2**30) == min(3, workers)
+    options = StudyOptions(device="cuda")
+    assert (workers_for(options, 100, 5 * 2**30), parallel_trials(options)) == (workers, 2)
+    assert workers_for(options, 3, 5 * 2**30) == min(3, workers)
 
 
 def test_a_trial_s_evaluation_can_be_repeated(finished, tmp_path):

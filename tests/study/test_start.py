@@ -17,6 +17,7 @@ from vitmods.study.plan import Settings, Trial
 from vitmods.study.store import Facts, StudyFolder
 from vitmods.study.study import fixed_settings
 from vitmods.study.trial import TrialRunner, base_config, build_model
+from vitmods.train import RunOptions
 from vitmods.util.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
@@ -31,7 +32,7 @@ def checkpoint(tmp_path_factory):
     out = tmp_path_factory.mktemp("checkpoint") / "trial"
     recipe = RECIPE.with_(mean=(0.4,), std=(0.3,))
     fixed = fixed_settings("mu2/4", "digits", recipe, limit_train=128, unreadable="stop", **IMAGES)
-    runner = TrialRunner(StudyFolder(out), Settings(fixed, (), (0,)), "cpu")
+    runner = TrialRunner(StudyFolder(out), Settings(fixed, (), (0,)), RunOptions("cpu"))
     runner.train(Trial(Arm("base"), 0), out)
     return out
 

@@ -16,7 +16,7 @@ from vitmods.recipes import RECIPES
 from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner
-from vitmods.train import Processes
+from vitmods.train import Processes, RunOptions
 
 pytestmark = pytest.mark.forks
 
@@ -69,7 +69,7 @@ def studies(images: Path) -> dict[str, dict]:
 def train(images: Path, out: Path, processes: Processes, shard: bool = False) -> None:
     for task, given in studies(images).items():
         study = vm.Study(**{"arms": ["rms"], "task": task, "seeds": 1, "in_chans": 3, **given})
-        runner = TrialRunner(StudyFolder(out), study.settings, "cpu", shared=(processes, shard))
+        runner = TrialRunner(StudyFolder(out), study.settings, RunOptions("cpu", shard=shard), processes)
         runner.train(Trial(study.settings.arms[0], 0), out / task)
 
 

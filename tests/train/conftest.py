@@ -41,9 +41,9 @@ class Bench:
     def train(self, out, model=None, recipe=None, task=None, **options):
         recipe = recipe or self.recipe()
         task = task or Classification.from_recipe(recipe)
-        given = {name: options.pop(name) for name in ("seed", "about") if name in options}
+        given = {name: options.pop(name) for name in ("seed", "metadata", "logged", "processes") if name in options}
         how = RunOptions(**{"device": "cpu", "tensorboard": False, **options})
-        return train_trial(model or self.model(), task, self.images_for(recipe), recipe, out=out, how=how, **given)
+        return train_trial(model or self.model(), task, self.images_for(recipe), recipe, out=out, options=how, **given)
 
     def stop(self, monkeypatch, out, at, **options):
         """Train until an interruption after so many steps."""
@@ -128,7 +128,7 @@ def given_gradients(tmp_path):
     """A run of parameters (name -> tensor) whose gradients at step k are those of the k-th dict; an epoch is a step."""
 
     def make(values, gradients, recipe):
-        options = {"folder": tmp_path, "how": RunOptions("cpu", tensorboard=False)}
+        options = {"folder": tmp_path, "options": RunOptions("cpu", tensorboard=False)}
         return TrialRun(Parameters(values), GivenGradients(gradients), OneBatchAnEpoch(), recipe, **options)
 
     return make

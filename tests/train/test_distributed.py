@@ -42,8 +42,9 @@ def trial(out: Path, kind: str, processes: Processes = Processes(), **how: objec
     torch.manual_seed(7)
     model = vm.vit("mu1/2", img_size=8, in_chans=1, num_classes=10)
     model = vm.apply(model, *MODELS[kind]) if MODELS[kind] else model
-    options = RunOptions("cpu", tensorboard=False, progress=False, processes=processes, **how)
-    return train_trial(model, Classification.from_recipe(recipe), images, recipe, out=out, how=options)
+    options = RunOptions("cpu", tensorboard=False, progress=False, **how)
+    task = Classification.from_recipe(recipe)
+    return train_trial(model, task, images, recipe, out=out, options=options, processes=processes)
 
 
 def copies(source: Path, target: Path) -> None:
@@ -190,9 +191,9 @@ def test_errors_are_those_of_all(together) -> None:
     assert second[2] == [PeerEnded.__name__, first[2][1]]
 
 
-def test_sharding_needs_several_processes() -> None:
-    with pytest.raises(UserError, match="shard divides a model among processes, and here is one"):
-        RunOptions("cpu", shard=True)
+def test_sharding_needs_several_processes(tmp_path) -> None:
+    with pytest.raises(UserError, match="shard divides a model among processes, and there is only one"):
+        trial(tmp_path / "trial", "plain", shard=True)
 
 
 KILLS = {  # in the middle of a step

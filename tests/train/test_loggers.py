@@ -7,13 +7,12 @@ from contextlib import nullcontext
 
 import pytest
 
-from vitmods.study.run import Running
-from vitmods.train import loggers, trial
-from vitmods.train.loggers import LOGGERS, LoggedRun, LoggerKind, LogTo, check_loggers
+from vitmods.train import RunOptions, loggers, trial
+from vitmods.train.loggers import LOGGERS, LoggedRun, LoggerKind, check_loggers
 from vitmods.train.logs import Diverged
 from vitmods.util.errors import UserError
 
-ASKED = {"checkpoint_every_steps": 4, "log": LogTo(("notebook",))}
+ASKED = {"checkpoint_every_steps": 4, "log": ("notebook",)}
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def test_loggers_are_told_the_status_of_the_result(bench, tmp_path, service, mon
 
     monkeypatch.setattr(trial, "_save_weights", fails)
     with nullcontext() if status == "diverged" else pytest.raises(UserError, match="full"):
-        bench.train(tmp_path, log=LogTo(("notebook",)))
+        bench.train(tmp_path, log=("notebook",))
     ((*_, told),) = service.values()
     assert told[0] == json.loads((tmp_path / "result.json").read_text())["status"] == status
 
@@ -105,7 +104,7 @@ def test_a_logger_that_fails_is_warned_of_once_and_the_trial_goes_on(bench, tmp_
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            result = bench.train(tmp_path, log=LogTo(("broken",)))
+            result = bench.train(tmp_path, log=("broken",))
     finally:
         LOGGERS.remove("broken")
     assert result["status"] == "finished"
@@ -137,11 +136,11 @@ def test_a_service_that_never_answers_is_left_alone(monkeypatch):
 
 def test_unknown_and_missing_loggers_are_refused_before_any_work():
     with pytest.raises(UserError, match=r"no logger 'wandbb'\. Did you mean 'wandb'"):
-        Running(log="wandbb")
+        RunOptions(log="wandbb").check_here()
     LOGGERS.add("lost", LoggerKind(object, needs="no_such_library"))
     try:
         with pytest.raises(UserError, match=r"lost needs no_such_library: pip install 'vitmods\[lost\]'"):
-            Running(log=("lost", "lost"))
+            RunOptions(log=("lost", "lost")).check_here()
     finally:
         LOGGERS.remove("lost")
 
@@ -163,7 +162,7 @@ def test_mlflow_has_a_run_a_trial_with_its_fields_and_takes_it_up_again(tmp_path
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", tmp_path.as_uri())
-    assert check_loggers("mlflow") == ("mlflow",)
+    check_loggers(["mlflow"])
     assert not written("mlflow", tmp_path, status="stopped").resumed
     assert written("mlflow", tmp_path, rows=[(9, {"train/loss": 0.5})]).resumed
     client = mlflow.MlflowClient()
@@ -181,7 +180,7 @@ def test_mlflow_says_at_once_that_its_store_is_not_there(monkeypatch, tmp_path):
     monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", tmp_path.as_uri())
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     with pytest.raises(UserError, match=r"losslessly\. Set MLFLOW_TRACKING_URI .*MLFLOW_ALLOW_FILE_STORE=true"):
-        check_loggers("mlflow")
+        check_loggers(["mlflow"])
 
 
 @pytest.mark.parametrize("set_by_user", [None, "3"])
@@ -201,7 +200,7 @@ def test_mlflow_asks_a_server_that_may_be_away_with_little_patience(monkeypatch,
     if set_by_user:
         monkeypatch.setenv(retries, set_by_user)
     with pytest.raises(UserError, match=r"x{400}\. Set MLFLOW_TRACKING_URI"):
-        check_loggers("mlflow")
+        check_loggers(["mlflow"])
     assert seen == [[set_by_user or "1", "10"]]
     assert os.environ.get(retries) == set_by_user
     assert timeout not in os.environ
@@ -211,7 +210,7 @@ def test_wandb_writes_offline_into_the_trials_folder(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     wandb.teardown()
-    assert check_loggers("wandb") == ("wandb",)
+    check_loggers(["wandb"])
     written("wandb", tmp_path)
     wandb.teardown()
     (folder,) = (tmp_path / "wandb").glob("offline-run-*-abc123")
@@ -250,7 +249,7 @@ def test_wandb_without_an_account_is_refused_at_once(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_MODE", "online")
     wandb.teardown()
     with pytest.raises(UserError, match="wandb login"):
-        check_loggers("wandb")
+        check_loggers(["wandb"])
     wandb.teardown()
 
 

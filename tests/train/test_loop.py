@@ -65,7 +65,7 @@ def test_a_batch_in_parts_gives_the_gradient_of_the_whole(bench, tmp_path, accum
         recipe, model = bench.recipe(accumulate=count, clip_norm=None, mixup=0.3), bench.model()
         task = Classification.from_recipe(recipe)
         run = TrialRun(
-            model, task, bench.images_for(recipe), recipe, folder=tmp_path, how=RunOptions("cpu", tensorboard=False)
+            model, task, bench.images_for(recipe), recipe, folder=tmp_path, options=RunOptions("cpu", tensorboard=False)
         )
         statistics = run._backward(next(run._batches()))
         gradients[count] = {name: p.grad for name, p in model.named_parameters()} | statistics
@@ -124,7 +124,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_weights_and_loss(bench,
     model.head.register_forward_hook(lambda module, args, out: seen.update(head=out))
     recipe = bench.recipe(precision="bf16-mixed")
     run = TrialRun(
-        model, Spy(), bench.images_for(recipe), recipe, folder=tmp_path, how=RunOptions("cpu", tensorboard=False)
+        model, Spy(), bench.images_for(recipe), recipe, folder=tmp_path, options=RunOptions("cpu", tensorboard=False)
     )
     next(steps(run, 1))
     assert seen["head"].dtype == torch.bfloat16

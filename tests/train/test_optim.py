@@ -166,7 +166,7 @@ def test_layers_learn_at_their_share_of_the_rate(bench, tmp_path, fields):
         bench.images_for(recipe),
         recipe,
         folder=tmp_path,
-        how=RunOptions("cpu", tensorboard=False),
+        options=RunOptions("cpu", tensorboard=False),
     )
     run._train_step(next(run._batches()))
     scales, held = layer_scales(model, 0.5), 0

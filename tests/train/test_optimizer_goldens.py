@@ -102,7 +102,7 @@ def test_a_batch_in_parts_is_a_step_of_the_whole(bench, tmp_path, optimizer, los
     for accumulate in (1, 3):
         recipe, models[accumulate] = bench.recipe(accumulate=accumulate, **fields), bench.model()
         task, dataset = Classification.from_recipe(recipe), bench.images_for(recipe)
-        options = {"folder": tmp_path, "how": RunOptions("cpu", tensorboard=False)}
+        options = {"folder": tmp_path, "options": RunOptions("cpu", tensorboard=False)}
         run = TrialRun(models[accumulate], task, dataset, recipe, **options)
         batches = run._batches()
         for _ in range(3):

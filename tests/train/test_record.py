@@ -101,7 +101,7 @@ def test_a_gradient_that_is_not_finite_is_an_end():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"), [({"record": ("gradient",)}, "gradients"), ({"record": BOTH, "shard": True}, "leave shard out")]
+    ("given", "words"), [({"record": ("gradient",)}, "gradients"), ({"record": BOTH, "shard": True}, "drop --shard")]
 )
 def test_what_cannot_be_recorded(given, words):
     with pytest.raises(UserError, match=words):

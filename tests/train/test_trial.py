@@ -48,7 +48,7 @@ def unbroken(bench, tmp_path_factory):
 def test_a_finished_trial_is_a_folder(bench, tmp_path):
     model, out = bench.model(drop_path=0.1), tmp_path / "dpn" / "seed2"
     before = torch.get_rng_state()
-    result = bench.train(out, model, seed=2, tensorboard=True, about={"arm": "dpn", "changes": "dpn"})
+    result = bench.train(out, model, seed=2, tensorboard=True, metadata={"arm": "dpn", "changes": "dpn"})
     assert torch.equal(before, torch.get_rng_state()), "torch's random numbers outside changed"
     assert {path.name for path in out.iterdir()} == {
         "config.json",
@@ -219,7 +219,7 @@ def test_checkpoints_by_the_clock_take_a_twentieth_of_the_time_on_a_slow_disk(
 
     monkeypatch.setattr(checkpoint, "save", save)
     monkeypatch.setattr("vitmods.train.loop.time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    bench.train(tmp_path, task=Minute(), checkpoint_every_minutes=0.1)
+    bench.train(tmp_path, task=Minute(), checkpoint_minutes=0.1)
     assert saved == steps
 
 

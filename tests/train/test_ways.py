@@ -11,7 +11,7 @@ from numpy.random import mtrand
 from safetensors.torch import load_file
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-from vitmods.study.run import Running
+from vitmods.study.executors import StudyOptions
 from vitmods.train import RunOptions
 from vitmods.train.device import check_tf32, remove_unfinished_graphs, tf32_products, usual_workers
 from vitmods.util.errors import UserError
@@ -120,18 +120,17 @@ def test_tf32_is_on_while_a_trial_runs_and_off_again_after(bench, tmp_path, monk
     assert torch.get_float32_matmul_precision() == before
 
 
-@pytest.mark.parametrize("options", [RunOptions, Running])
+@pytest.mark.parametrize("options", [RunOptions, StudyOptions])
 def test_ways_without_effect_are_refused(options):
-    with pytest.raises(UserError, match="leave --recompute or --compile out"):
+    with pytest.raises(UserError, match="drop --recompute or --compile"):
         options(device="cpu", recompute=True, compile=True)
 
 
 def test_what_cannot_be_run_so_is_refused_before_work(bench, tmp_path):
     with pytest.raises(UserError, match="no TF32"):
-        Running(device="cpu", tf32=True)
+        RunOptions(device="cpu", tf32=True).check_here()
     with pytest.raises(UserError, match="no TF32"):
         bench.train(tmp_path, tf32=True)
-    assert Running(device="cpu", checkpointing=True, compile=True).of_trials()["ways"] == ["checkpointing", "compile"]
 
 
 def test_a_gpu_has_threads_that_prepare_images(monkeypatch):

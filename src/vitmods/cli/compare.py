@@ -14,7 +14,6 @@ import tyro
 from vitmods.cli.options import (
     Asked,
     DataOptions,
-    MachineOptions,
     asked_for,
     defaults_from,
     note,
@@ -24,7 +23,7 @@ from vitmods.cli.options import (
 from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
-from vitmods.study.executors import HERE, ClusterOptions
+from vitmods.study.executors import StudyOptions
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.registry import plugin_options
@@ -66,7 +65,7 @@ class Compare:
 
     dataset: DataOptions
     training: Recipe
-    machine: MachineOptions
+    options: StudyOptions
     protocols: Options
     arms: tuple[str, ...] = ("dpn", "rms", "placement(attn=post,mlp=post)")
     """what is compared with base: changes, joined by +, or NAME=CHANGES; `vitmods changes` lists them; replace(rms),
@@ -124,16 +123,10 @@ class Compare:
     None: the task's own, top1 of classes and map of labels"""
     margin: float | None = None
     """the difference that does not matter; None: 0.5 points, or 0.01 where the metric is no fraction"""
-    workers: int | None = None
-    """trials at a time, each in its own process; None: as many as cores, memory or GPUs allow"""
-    cluster: ClusterOptions = HERE
-    cost_seconds: float = 30.0
-    """how long the measurement of costs may take, about; 0: none"""
     out: Path | None = None
     """the study's folder, or an address as s3://bucket/folder (docs/clusters.md); None: runs/DATA-BASE"""
-    keep_weights: Literal["all", "best", "none"] = "all"
-    """final weights that stay in the folder: of all trials, of the best seed of each arm on val, or none; another
-    --metric, `evaluate`, `predict` and --from need those that they read (docs/study.md)"""
+    quiet: bool = False
+    """no progress on the error stream"""
     retrain: str | None = None
     """after the study has ended: train this arm, or best, on all images, test too, into retrained/ARM; best is the
     cheapest of the arms that help and may be best, or base"""
@@ -157,7 +150,7 @@ def main(arguments: Sequence[str]) -> int:
     if not asked.help:  # help is given whatever else is wrong
         _check_names(asked)
     defaults, dataset, recipe_name, recipe = defaults_from(asked, start)
-    default = Compare(dataset, recipe, MachineOptions(), Options(), base=(defaults.base,), recipe=recipe_name)
+    default = Compare(dataset, recipe, StudyOptions(), Options(), base=(defaults.base,), recipe=recipe_name)
     if table:
         default = _filled(default, table, asked)
     elif start:
@@ -174,9 +167,8 @@ def main(arguments: Sequence[str]) -> int:
     study = _study(options)
     if options.retrain is not None:
         return _retrain(study, options, out)
-    how = {**options.machine.how(), "workers": options.workers, "keep_weights": options.keep_weights}
-    how |= {"cluster": options.cluster}
-    how |= {"budget": options.budget, "command": shlex.join(["vitmods", "compare", *arguments, *plugin_options()])}
+    how: dict[str, Any] = {"options": replace(options.options, progress=not options.quiet), "budget": options.budget}
+    how["command"] = shlex.join(["vitmods", "compare", *arguments, *plugin_options()])
     if options.dry_run:
         if options.out:  # without it any folder may do: nothing is written
             from vitmods.study.store import StudyFolder
@@ -187,7 +179,6 @@ def main(arguments: Sequence[str]) -> int:
     if options.pilot:
         print(study.pilot(out, **how))
         return 0
-    how["cost_seconds"] = options.cost_seconds
     result = study.run(out, **how)
     if not (options.confirm and result.complete and result.factorial and result.factorial.best):
         return _show(result)
@@ -265,7 +256,7 @@ def _retrain(study: Study, options: Compare, out: Path) -> int:
         raise UserError("--retrain trains one arm once, after the study: leave --dry-run, --pilot and --budget out.")
     from vitmods.study import Answer
 
-    found = study.retrain(out, options.retrain or "", **options.machine.how())
+    found = study.retrain(out, options.retrain or "", options=replace(options.options, progress=not options.quiet))
     print(found)
     print(f"Report: {named(Answer.load(out).report())}")
     return 0 if found.finished else FAILED

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from vitmods.cli.options import DataOptions, MachineOptions, asked_for, defaults_from, parse, readable_folder
+from vitmods.cli.options import DataOptions, asked_for, defaults_from, parse, readable_folder
 from vitmods.cli.train import run_trial, show
 from vitmods.recipes import Recipe
 from vitmods.study.arms import BASE
 from vitmods.study.checkpoints import arms_in
+from vitmods.train.options import RunOptions
 from vitmods.util.address import named, place
 from vitmods.util.errors import UserError
 from vitmods.util.remote import upload
@@ -36,13 +37,15 @@ class Finetune:
     """a trial's folder, a file of weights (.pth, .safetensors, .npz), or a timm model with published weights"""
     dataset: DataOptions
     training: Recipe
-    machine: MachineOptions
+    options: RunOptions
     positions: Literal["bicubic", "bilinear"] = "bicubic"
     """how position embeddings become those of --img-size: as timm, or with aligned corners as big_vision"""
     seed: int = 0
     """of the head, the order and the augmentation of the images"""
     recipe: str = "finetune"
     """where the training options start from: finetune, finetune_sgd, transfer, or one for new weights"""
+    quiet: bool = False
+    """no progress on the error stream"""
     out: Path | None = None
     """the trial's folder; None: runs/DATA-MODEL-finetune-TRAIN-seedSEED"""
 
@@ -62,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
             f"vitmods compare --from {model}."
         )
     _, dataset, name, recipe = defaults_from(asked, model)
-    default = Finetune(model or "", dataset, recipe.with_(train="attention"), MachineOptions(), recipe=name)
+    default = Finetune(model or "", dataset, recipe.with_(train="attention"), RunOptions(), recipe=name)
     options = parse(Finetune, arguments, "finetune", default)
     words = (Path(options.model).name, "finetune", options.training.train, f"seed{options.seed}")
     out = place(options.out) if options.out else readable_folder(options.dataset.data, *words)
@@ -79,7 +82,9 @@ def _train(options: Finetune, out: Path) -> dict[str, Any]:
     fixed = fixed_settings(
         None, given.pop("data"), options.training, start=options.model, positions=options.positions, **given
     )
-    return run_trial(fixed, BASE, options.seed, options.machine, out)
+    machine = replace(options.options, progress=not options.quiet)
+    machine.check_here()
+    return run_trial(fixed, BASE, options.seed, machine, out)
 
 
 def _save(options: Finetune, out: Path) -> None:

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -45,41 +45,6 @@ class _ImageArguments:
 @dataclass(frozen=True)
 class DataOptions(SplitOptions, _ImageArguments):
     """The images. Defaults of the other options follow from them."""
-
-
-@dataclass(frozen=True)
-class MachineOptions:
-    """How it is run here. None of this changes what comes out, but for rounding."""
-
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1 or mps"""
-    data_workers: int | None = None
-    """threads that prepare images ahead, per trial; None: none on a CPU, as many as there are cores, at most 8, for a
-    GPU"""
-    checkpoint_minutes: float = 5.0
-    """time between checkpoints of a trial"""
-    cache_dir: Path | None = None
-    """where decoded images are kept for all trials and later runs; None: the user's cache folder"""
-    recompute: bool = False
-    """keep less of each block for backward: 0.6 of the activations for 1.02 to 1.04 of the time"""
-    checkpointing: bool = False
-    """keep the input of each block alone for backward: less memory for a quarter more time"""
-    tf32: bool = False
-    """float32 products with 10 bits of mantissa, on a GPU that has them: several times as fast"""
-    compile: bool = False
-    """training steps by torch.compile: the first takes a minute, the others less time on a GPU"""
-    log: tuple[str, ...] = ()
-    """loggers that get each trial's numbers beside TensorBoard: wandb, mlflow, trackio"""
-    record: tuple[Literal["gradients", "lambdas"], ...] = ()
-    """what to log of the inside of models, for figures: the norm of each layer's gradient, and the trade-off of dynamic
-    token norms (docs/analysis.md)"""
-    quiet: bool = False
-    """no progress on the error stream"""
-
-    def how(self) -> dict[str, Any]:
-        """The same as arguments of `Study.run`."""
-        given = asdict(self)
-        return {"progress": not given.pop("quiet"), **given}
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitmods.cli.options import DataOptions, MachineOptions, asked_for, defaults_from, parse, readable_folder
+from vitmods.cli.options import DataOptions, asked_for, defaults_from, parse, readable_folder
 from vitmods.recipes import Recipe
+from vitmods.train.options import RunOptions, check_divides
 from vitmods.util import registry
 from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError
@@ -41,7 +42,7 @@ class Train:
 
     dataset: DataOptions
     training: Recipe
-    machine: MachineOptions
+    options: RunOptions
     arm: str = "base"
     """changes, joined by +, or replace(rms) of any transformer; base: none. `vitmods changes` lists them"""
     base: str = "mu3/2"
@@ -56,8 +57,8 @@ class Train:
     runs/DATA-BASE-train-ARM-seedSEED"""
     devices: int = 1
     """processes that train together, each on a GPU of its own or on the CPU; torchrun does it on several machines"""
-    shard: bool = False
-    """divide weights and optimizer among the processes too (FSDP2): for models that do not fit one device"""
+    quiet: bool = False
+    """no progress on the error stream"""
     dry_run: bool = False
     """train nothing: show the model's size and the time of a step and of the trial; with several devices, the memory
     that each of them needs, which takes none of it"""
@@ -66,11 +67,13 @@ class Train:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     defaults, dataset, recipe_name, recipe = defaults_from(asked_for(arguments, "train", Train))
-    default = Train(dataset, recipe, MachineOptions(), base=str(defaults.base), recipe=recipe_name)
+    default = Train(dataset, recipe, RunOptions(), base=str(defaults.base), recipe=recipe_name)
     options = parse(Train, arguments, "train", default)
     name = readable_folder(options.dataset.data, options.base, "train", options.arm, f"seed{options.seed}")
     out = options.out or name
     fixed = _fixed(options.base, options.dataset, options.training)
+    machine = replace(options.options, progress=not options.quiet)
+    machine.check_here()
     if options.dry_run:
         return _dry_run(fixed, options)
     from vitmods.train.distributed import join, launched
@@ -83,22 +86,22 @@ def main(arguments: Sequence[str]) -> int:
     end_with_launcher()
     processes = join()
     processes.once(partial(_check_shared, fixed, options, processes.size))
-    result = run_trial(fixed, options.arm, options.seed, options.machine, out, processes, options.shard)
+    result = run_trial(fixed, options.arm, options.seed, machine, out, processes)
     return show(result, out) if processes.first else int(result["status"] == "diverged")
 
 
 def _dry_run(fixed: dict[str, Any], options: Train) -> int:
-    from vitmods.study.run import Running, dry_trial
+    from vitmods.study.run import dry_trial
     from vitmods.util.text import duration, plural
 
-    how, settings = Running(**options.machine.how()), _settings(fixed, options.arm)
-    if options.devices > 1 or options.shard:
+    machine, settings = options.options, _settings(fixed, options.arm)
+    if options.devices > 1 or machine.shard:
         from vitmods.study.memory import trial_memory
 
-        for name, memory in trial_memory(settings, how, options.devices, options.shard).items():
+        for name, memory in trial_memory(settings, machine, options.devices).items():
             print(f"On each of {plural(options.devices, 'device')}, {name}: {memory}.")
         return 0
-    found = dry_trial(settings, how)
+    found = dry_trial(settings, machine)
     macs = "" if found.macs is None else f", {found.macs / 1e9:.3g} GMACs an image"
     print(
         f"{found.arm}: {found.params:,} parameters{macs}. A step takes {duration(found.step_s)}, the trial about "
@@ -109,16 +112,14 @@ def _dry_run(fixed: dict[str, Any], options: Train) -> int:
 
 def _check_shared(fixed: dict[str, Any], options: Train, size: int) -> None:
     """UserError, before anything is started or written, where so many processes cannot train the model together."""
-    from vitmods.study.run import Running
     from vitmods.study.store import StudyFolder
     from vitmods.study.trial import TrialRunner
-    from vitmods.train.options import check_divides, check_shared
 
-    how, settings = Running(**options.machine.how()), _settings(fixed, options.arm)
-    check_shared(size, options.shard, how.compile, how.record)
+    settings = _settings(fixed, options.arm)
+    options.options.check_processes(size)
     recipe = settings.recipe_of(settings.every_arm[-1])
     if size > 1 and recipe.batch_size % size:  # unless there are fewer images than that
-        images = TrialRunner(StudyFolder(os.devnull), settings, how.device, **how.of_trials()).dataset(recipe)
+        images = TrialRunner(StudyFolder(os.devnull), settings, options.options).dataset(recipe)
         check_divides(min(recipe.batch_size, len(images.splits["train"])), size)
 
 
@@ -140,15 +141,13 @@ def run_trial(
     fixed: dict[str, Any],
     arm: str,
     seed: int,
-    machine: MachineOptions,
+    options: RunOptions,
     out: Path,
     processes: Processes | None = None,
-    shard: bool = False,
 ) -> dict[str, Any]:
     """Train one arm in a folder of its own, or go on; what result.json holds."""
     from vitmods.study.arms import BASE, Arm, arm_from_text
     from vitmods.study.plan import Settings, Trial, make_seeds
-    from vitmods.study.run import Running
     from vitmods.study.store import StudyFolder
     from vitmods.study.trial import TrialRunner, image_settings
     from vitmods.train.distributed import ALONE
@@ -162,9 +161,7 @@ def run_trial(
     together.once(partial(folder.check_place, fixed["data"]))
     with folder.lock() if together.first else nullcontext():
         together.once(folder.refuse_study)
-        how = Running(**machine.how())
-        options = how.of_trials()
-        runner = TrialRunner(folder, settings, how.device, progress=how.progress, **options, shared=(together, shard))
+        runner = TrialRunner(folder, settings, options, together)
         trial = Trial(Arm(BASE) if arm == BASE else arm_from_text(arm), seed)
         dataset = runner.dataset(settings.recipe_of(trial.arm, trial.point))
         for warning in dataset.summary()["warnings"] if together.first else ():

@@ -33,8 +33,9 @@ from vitmods.stats.verdict import POINTS
 from vitmods.study.answer import evaluated_of
 from vitmods.study.arms import BASE, Arm, is_foreign
 from vitmods.study.bases import Base, make_base
+from vitmods.study.executors import Keep
 from vitmods.study.plan import MOST_SEEDS, Settings
-from vitmods.study.schedule import Budget, Keep
+from vitmods.study.schedule import Budget
 from vitmods.study.scores import decision_at
 from vitmods.study.state import StudyState, TrialRecord
 from vitmods.study.store import Facts, StudyFolder

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -18,14 +19,13 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
 from vitmods.study.plan import Settings
-from vitmods.study.run import Running
 from vitmods.study.steps import Steps
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config
 from vitmods.tasks.base import DEFAULT, TaskModel, make_task
 from vitmods.tasks.features import without_head
 from vitmods.train.optim import freeze
-from vitmods.train.options import RunOptions, check_divides, check_shared
+from vitmods.train.options import RunOptions, check_divides
 from vitmods.util.errors import UserError
 from vitmods.util.text import size
 
@@ -68,8 +68,7 @@ class Memory:
 
 
 def memory_of(
-    config: ViTConfig, recipe: Recipe, task: str = DEFAULT, devices: int = 1, how: RunOptions | None = None,
-    shard: bool = False,
+    config: ViTConfig, recipe: Recipe, task: str = DEFAULT, devices: int = 1, options: RunOptions | None = None,
 ) -> Memory:  # fmt: skip
     """What a trial of this model takes of each device. Nothing is computed, and no memory of that size is needed.
 
@@ -80,14 +79,14 @@ def memory_of(
         recipe: gives the batch, which is divided among the devices and by `accumulate`, the optimizer, what is trained.
         task: its name.
         devices: processes that train together, a device each.
-        how: `recompute` and `checkpointing` are read.
-        shard: divide weights, gradients, optimizer and moving average too (FSDP2).
+        options: `recompute`, `checkpointing` and `shard` are read.
 
     Raises:
         UserError: a batch that cannot be divided, or a model that cannot be run so.
     """
     check_divides(recipe.batch_size, devices)
-    check_shared(devices, shard)
+    options = options or RunOptions("cpu")
+    options.check_processes(devices)
     part = -(-recipe.batch_size // (devices * recipe.accumulate))
     config = config.with_(**recipe.model.to_config())
     made = make_task(task, recipe)
@@ -95,7 +94,7 @@ def memory_of(
         backbone = ViT(config)
         model = made.wrap(backbone if made.uses_head else without_head(backbone), config.num_classes)
     freeze(model, recipe)
-    (how or RunOptions("cpu")).save_memory(model)
+    options.save_memory(model)
     with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # to copy a model, in PyTorch
         steps = Steps(model.to_empty(device="cpu"), made, recipe, CPU, config)
@@ -108,38 +107,36 @@ def memory_of(
         average = _bytes([*steps.ema.model.parameters(), *steps.ema.model.buffers()]) if steps.ema else 0
         average -= _bytes([p for p in steps.model.parameters() if not p.requires_grad]) if steps.ema else 0
     beside = max(0, peak - weights - gradients - optimizer - average)
-    if not shard:
+    if not options.shard:
         return Memory(weights, gradients, optimizer, average, 0, beside, part)
     w, g, o, a = (-(-count // devices) for count in (weights, gradients, optimizer, average))
     return Memory(w, g, o, a, _whole(model), beside, part)
 
 
-def trial_memory(settings: Settings, how: Running, devices: int = 1, shard: bool = False) -> dict[str, Memory]:
-    """What a trial of the last arm takes of each device: as `how` says, and in other ways that save memory.
+def trial_memory(settings: Settings, options: RunOptions, devices: int = 1) -> dict[str, Memory]:
+    """What a trial of the last arm takes of each device: with these options, and in other ways that save memory.
 
     Raises:
         UserError: the model is not one that a ViTConfig describes, training would refuse it, or as for `memory_of`.
     """
-    check_shared(devices, shard, how.compile, how.record)
+    options.check_processes(devices)
     arm, recipe = settings.every_arm[-1], settings.recipe
-    images = TrialRunner(StudyFolder(os.devnull), settings, how.device, **how.of_trials()).dataset(recipe)
+    images = TrialRunner(StudyFolder(os.devnull), settings, options).dataset(recipe)
     config = base_config(settings, images.num_classes)
     changes = [change for change in arm.changes if isinstance(change, Change)]
     if not isinstance(config, ViTConfig) or len(changes) < len(arm.changes):
         raise UserError(
             "Memory is estimated for vitmods' ViTs and their changes alone: leave --devices and --shard out."
         )
-    config, asked = edit(config, changes), {way: getattr(how, way) for way in SAVING}
-    ways = {"as asked": asked}
-    for way, on in asked.items():
-        if not on and not (way == "recompute" and how.compile):
-            ways[f"with --{way}"] = {**asked, way: True}
+    config, ways = edit(config, changes), {"as asked": options}
+    for way in SAVING:
+        if not getattr(options, way) and not (way == "recompute" and options.compile):
+            ways[f"with --{way}"] = replace(options, **cast("dict[str, Any]", {way: True}))
     found = {}
-    for name, on in ways.items():
+    for name, tried in ways.items():
         with nullcontext() if name == "as asked" else suppress(UserError):  # of a model that cannot be run so
-            options = RunOptions("cpu", **on)
             task = settings.fixed.get("task", DEFAULT)
-            found[name] = memory_of(config, settings.recipe_of(arm), task, devices, options, shard)
+            found[name] = memory_of(config, settings.recipe_of(arm), task, devices, tried)
     return found
 
 

@@ -21,7 +21,7 @@ from vitmods.util.remote import is_there
 from vitmods.util.shorthand import without_options
 
 if TYPE_CHECKING:
-    from vitmods.study.run import Running
+    from vitmods.train.options import RunOptions
 
 RETRAINED = "retrained"
 BEST = "best"
@@ -54,7 +54,7 @@ class Retrained:
         )
 
 
-def retrain_study(settings: Settings, path: Path, arm: str, seed: int, how: Running) -> Retrained:
+def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: RunOptions) -> Retrained:
     """What `Study.retrain` does."""
     from vitmods.study.trial import TrialRunner  # torch, which a report does without
 
@@ -82,7 +82,7 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, how: Runn
         point = Point.from_dict(chosen.tuning.chosen or {}) if chosen.tuning else AS_IS
         fixed = {name: value for name, value in settings.at(AS_IS, 0).fixed.items() if name != "folds"}
         on_all = Settings({**fixed, "train_on_all": True}, settings.arms, make_seeds([seed]))
-        runner = TrialRunner(folder, on_all, how.device, progress=how.progress, **how.of_trials())
+        runner = TrialRunner(folder, on_all, options)
         trial, out = Trial(settings.arm(chosen.name), seed, point), retrained_folder(path, chosen.name)
         if not folder.images.same_contents(runner.dataset(on_all.recipe_of(trial.arm, point)).splits):
             warnings.warn("The images are no longer those of the study, so its estimate may not hold.", stacklevel=3)

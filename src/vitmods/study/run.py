@@ -1,9 +1,4 @@
-"""Running a study: check, train what is missing, measure costs, write the answer. It may be killed at any moment.
-
-A study that can be run: its images are read, every arm's model was made once, and study.json says what it is.
-
-How a study is run on this machine: where, how many trials at a time, and what is kept.
-"""
+"""Running a study: check, train what is missing, measure costs, write the answer. It may be killed at any moment."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -31,13 +26,13 @@ from vitmods.study.arms import BASE, Arm, Function, base_function, functions_of
 from vitmods.study.bases import Base, activation_bytes, take_images
 from vitmods.study.describe import describe_model, environment
 from vitmods.study.estimate import planned_within, smaller
-from vitmods.study.executors import HERE, ClusterOptions, Executor, Inline
+from vitmods.study.executors import Executor, Inline, StudyOptions
 from vitmods.study.executors.processes import Processes, visible_gpus
 from vitmods.study.executors.ray import RayCluster
 from vitmods.study.executors.slurm import Slurm
 from vitmods.study.plan import AS_IS, Evaluation, Point, Settings, Work
 from vitmods.study.progress import Progress, planned
-from vitmods.study.schedule import ENDLESS, Budget, Keep, Schedule, check_weights_are_there
+from vitmods.study.schedule import ENDLESS, Budget, Schedule, check_weights_are_there
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder
 from vitmods.study.trial import (
@@ -52,11 +47,9 @@ from vitmods.study.trial import (
 from vitmods.study.verdict_logs import log_verdicts
 from vitmods.study.warnings import already_reported, few_images, study_warnings
 from vitmods.tasks.base import DEFAULT, TASKS
-from vitmods.train.device import check_tf32, place, resolve
-from vitmods.train.loggers import check_loggers
+from vitmods.train.device import resolve
 from vitmods.train.optim import freeze
-from vitmods.train.options import WAYS, check_ways
-from vitmods.train.record import check_recorded
+from vitmods.train.options import RunOptions
 from vitmods.util.address import address_of, named
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, write_json
@@ -74,74 +67,29 @@ MOST_ON_CLUSTER = 32  # jobs of Slurm; Ray says itself what there is room for
 MOST_ON_GPU = 4  # trials; beyond that they wait for each other
 
 
-@dataclass(frozen=True)
-class Running:
-    """How a study is run on this machine; `Study.run` explains each. Nothing here is part of the study."""
+def parallel_trials(options: StudyOptions) -> int:
+    """Count the trials that do not slow each other down: one per GPU, or MOST_WORKERS on a CPU."""
+    return max(1, len(_gpus(options))) if resolve(options.device).type == "cuda" else MOST_WORKERS
 
-    workers: int | None = None
-    device: str = "auto"
-    data_workers: int | None = None
-    checkpoint_minutes: float = 5.0
-    cost_seconds: float = 30.0
-    progress: bool = True
-    cache_dir: str | Path | None = None
-    recompute: bool = False
-    checkpointing: bool = False
-    tf32: bool = False
-    compile: bool = False
-    record: tuple[str, ...] = ()
-    keep_weights: Keep = "all"
-    cluster: ClusterOptions = HERE
-    log: str | Iterable[str] = ()
 
-    def __post_init__(self) -> None:
-        if self.cache_dir is not None:
-            object.__setattr__(self, "cache_dir", str(self.cache_dir))  # workers get it as JSON
-        object.__setattr__(self, "log", check_loggers(self.log))
-        if self.workers is not None and self.workers < 1:
-            raise UserError(f"workers must be at least 1, not {self.workers}.")
-        for name in ("data_workers", "checkpoint_minutes", "cost_seconds"):
-            if getattr(self, name) is not None and not getattr(self, name) >= 0:
-                raise UserError(f"{name} must be at least 0, not {getattr(self, name)}.")
-        check_recorded(self.record)
-        if self.keep_weights not in get_args(Keep):
-            raise UserError(f"keep_weights is {', '.join(get_args(Keep))}, not {self.keep_weights!r}.")
-        check_ways(**{way: getattr(self, way) for way in WAYS})
-        if self.tf32:
-            check_tf32(self.torch_device)
-        if self.device not in ("auto", "cpu"):
-            place(self.device)  # a UserError where there is no such device, before any work
+def _gpus(options: StudyOptions) -> range | list[int]:
+    every = options.device in ("auto", "cuda")
+    return range(len(visible_gpus())) if every else [resolve(options.device).index or 0]
 
-    @property
-    def torch_device(self) -> torch.device:
-        return resolve(self.device)
 
-    def of_trials(self) -> dict[str, Any]:
-        """How each trial runs, in a worker process too."""
-        names = ("data_workers", "checkpoint_minutes", "cache_dir", "log", "record")
-        return {**{name: getattr(self, name) for name in names}, "ways": [way for way in WAYS if getattr(self, way)]}
-
-    @property
-    def _gpus(self) -> range | list[int]:
-        return range(len(visible_gpus())) if self.device in ("auto", "cuda") else [self.torch_device.index or 0]
-
-    @property
-    def devices(self) -> int:
-        """Trials at a time that do not slow each other down: one a GPU, and as many as there are on a CPU."""
-        return max(1, len(self._gpus)) if self.torch_device.type == "cuda" else MOST_WORKERS
-
-    def workers_for(self, trials: int, trial_bytes: int) -> int:
-        """Trials at a time: as asked for, or as many as fit the GPUs, or as cores and memory allow."""
-        if self.workers is not None:
-            return max(1, min(self.workers, trials))
-        if self.cluster.executor != "here":
-            return max(1, min(MOST_ON_CLUSTER, trials))
-        if self.torch_device.type == "cuda":
-            fitting = min(map(_free_gpu_bytes, self._gpus), default=0) // 2 // trial_bytes
-            on_each = max(1, min(fitting, MOST_ON_GPU, torch.get_num_threads() // self.devices))
-            return max(1, min(self.devices * on_each, trials))
-        fitting = _memory_bytes() // 2 // trial_bytes
-        return max(1, min(torch.get_num_threads(), MOST_WORKERS, fitting, trials))
+def workers_for(options: StudyOptions, trials: int, trial_bytes: int) -> int:
+    """Count the trials to run at a time: as asked for, or as many as fit the GPUs, or as cores and memory allow."""
+    if options.workers is not None:
+        return max(1, min(options.workers, trials))
+    if options.cluster.executor != "here":
+        return max(1, min(MOST_ON_CLUSTER, trials))
+    if resolve(options.device).type == "cuda":
+        devices = parallel_trials(options)
+        fitting = min(map(_free_gpu_bytes, _gpus(options)), default=0) // 2 // trial_bytes
+        on_each = max(1, min(fitting, MOST_ON_GPU, torch.get_num_threads() // devices))
+        return max(1, min(devices * on_each, trials))
+    fitting = _memory_bytes() // 2 // trial_bytes
+    return max(1, min(torch.get_num_threads(), MOST_WORKERS, fitting, trials))
 
 
 def _free_gpu_bytes(index: int) -> int:
@@ -166,7 +114,7 @@ class Ready:
 
     runner: TrialRunner
     dataset: ImageDataset
-    how: Running
+    options: StudyOptions
     models: dict[str, ModelFacts]
     notices: list[str]
     trial_bytes: int
@@ -179,24 +127,24 @@ class Ready:
     def workers(self, trials: int) -> int:
         """Trials at a time. Functions that this process alone knows are called here, if nothing else is asked for."""
         here_alone = any(function.module is None for function in user_functions(self.settings))
-        return 1 if self.how.workers is None and here_alone else self.how.workers_for(trials, self.trial_bytes)
+        return 1 if self.options.workers is None and here_alone else workers_for(self.options, trials, self.trial_bytes)
 
 
-def open_study(folder: StudyFolder, settings: Settings, how: Running) -> Ready:
+def open_study(folder: StudyFolder, settings: Settings, options: StudyOptions) -> Ready:
     """Read the images, and make settings that name their content, so that a folder with other images is another study;
     then look through the arms."""
     folder.refuse_trial()
     facts = folder.facts()
     if facts is not None:  # before the images are read, which may take a while: all that can be known without them
         folder.check_same_study({**settings.to_dict(), "images": facts.settings["images"]})
-    runner = TrialRunner(folder, settings, how.device, progress=how.progress, **how.of_trials())
+    runner = TrialRunner(folder, settings, options)
     dataset = runner.dataset(settings.recipe)
     fixed = {**settings.fixed, "images": dataset.summary()["fingerprint"]}
     if facts is not None and facts.settings["images"] != fixed["images"]:
         folder.images.check_same(dataset.splits)
     runner.settings = replace(settings, fixed=fixed)
     check_images(runner.settings, dataset)
-    return Ready(runner, dataset, how, *_survey(runner))
+    return Ready(runner, dataset, options, *_survey(runner))
 
 
 def build_arms(
@@ -360,7 +308,7 @@ def write_facts(ready: Ready, command: str, plan: Plan) -> Facts:
         models=ready.models,
         data={**dataset.summary(), "constant": constant},
         resolved=asdict(resolve_on(settings.recipe, dataset)),
-        environment=environment(ready.how.torch_device),
+        environment=environment(resolve(ready.options.device)),
         warnings=tuple(ready.notices),
         margins=margins,
         plan=plan,
@@ -387,7 +335,12 @@ PILOT = 4  # trials of base
 
 
 def run_study(
-    settings: Settings, path: Path, how: Running, command: str, budget: Budget = ENDLESS, seeds_given: bool = True
+    settings: Settings,
+    path: Path,
+    options: StudyOptions,
+    command: str,
+    budget: Budget = ENDLESS,
+    seeds_given: bool = True,
 ) -> Answer:
     """What `Study.run` does. Where no seeds were given, a study that is in the folder keeps its own, and of another one
     as many are planned as fit the budget."""
@@ -395,14 +348,14 @@ def run_study(
     folder.check_place(settings.fixed["data"])
     with folder.lock() as lease:
         settings, is_planned = _as_recorded(folder, settings, seeds_given)
-        _say_what_is_planned(folder, settings, how, is_planned or budget == ENDLESS)
-        ready = open_study(folder, settings, how)
+        _say_what_is_planned(folder, settings, options, is_planned or budget == ENDLESS)
+        ready = open_study(folder, settings, options)
         if not is_planned and budget != ENDLESS:
             found = _estimated(ready, budget, command)
             if found.refused:
                 raise UserError("\n".join(filter(None, (str(found.refused), str(found.smaller or "")))))
             ready.runner.settings = found.settings
-            _say(how, found.decides())
+            _say(options, found.decides())
         facts = write_facts(ready, command, plan_of(ready.settings))
         state = StudyState(folder, ready.settings, evaluated_of(folder, facts))
         check_weights_are_there(state)
@@ -412,15 +365,15 @@ def run_study(
         lease.look()
         answer = read_answer(folder, facts, ready.settings)
         answer.write()
-        if how.log and answer.complete:
-            log_verdicts(how.log, folder, facts, ready.settings, answer)
+        if options.log and answer.complete:
+            log_verdicts(options.log, folder, facts, ready.settings, answer)
     return answer
 
 
 def dry_run(
     settings: Settings,
     path: Path | None,
-    how: Running,
+    options: StudyOptions,
     command: str | None = None,
     budget: Budget = ENDLESS,
     seeds_given: bool = True,
@@ -429,24 +382,24 @@ def dry_run(
     folder = StudyFolder(path or os.devnull)
     folder.refresh()
     settings, is_planned = _as_recorded(folder, settings, seeds_given)
-    _say_what_is_planned(folder, settings, how, is_planned or budget == ENDLESS)
-    return _estimated(open_study(folder, settings, how), budget, command, fixed=is_planned)
+    _say_what_is_planned(folder, settings, options, is_planned or budget == ENDLESS)
+    return _estimated(open_study(folder, settings, options), budget, command, fixed=is_planned)
 
 
-def dry_trial(settings: Settings, how: Running) -> ArmEstimate:
+def dry_trial(settings: Settings, options: RunOptions) -> ArmEstimate:
     """What `vitmods train --dry-run` shows: of the last arm of the settings."""
     from vitmods.study.stopwatch import Stopwatch
 
-    runner = TrialRunner(StudyFolder(os.devnull), settings, how.device, **how.of_trials())
+    runner = TrialRunner(StudyFolder(os.devnull), settings, options)
     *_, (arm, model, recipe) = build_arms(settings, AS_IS, runner.dataset(settings.recipe).num_classes)
     with already_reported():
-        return Stopwatch(runner, how.torch_device, torch.get_num_threads()).time(arm, model, recipe, (), 0)
+        return Stopwatch(runner, resolve(options.device), torch.get_num_threads()).time(arm, model, recipe, (), 0)
 
 
 def run_pilot(
     settings: Settings,
     path: Path,
-    how: Running,
+    options: StudyOptions,
     command: str,
     budget: Budget = ENDLESS,
     seeds_given: bool = True,
@@ -458,9 +411,9 @@ def run_pilot(
     with folder.lock() as lease:
         settings, is_planned = _as_recorded(folder, settings, seeds_given)
         seeds = settings.seeds if seeds_given or is_planned else tuple(range(PILOT))
-        _say(how, f"Pilot: {plural(len(seeds[:PILOT]), 'trial')} of base, in {named(folder.path)}")
+        _say(options, f"Pilot: {plural(len(seeds[:PILOT]), 'trial')} of base, in {named(folder.path)}")
         first = settings if is_planned else settings.with_seeds(seeds[:PILOT])
-        ready = open_study(folder, first, how)
+        ready = open_study(folder, first, options)
         facts = write_facts(ready, command, plan_of(settings) if is_planned else Plan())
         alone = replace(ready.settings, arms=(), until_decided=False).with_seeds(seeds[:PILOT])
         _work(ready, StudyState(folder, alone, evaluated_of(folder, facts)), ENDLESS, lease)
@@ -484,7 +437,7 @@ def _estimated(ready: Ready, budget: Budget, command: str | None, fixed: bool = 
     from vitmods.study.estimate import LONG_S
     from vitmods.study.stopwatch import estimate
 
-    runner, dataset, how, settings = ready.runner, ready.dataset, ready.how, ready.settings
+    runner, dataset, options, settings = ready.runner, ready.dataset, ready.options, ready.settings
     facts = runner.folder.facts()
     constant = facts.data.get("constant", {}) if facts else {}
     state = StudyState(runner.folder, settings, Evaluated(answer_splits(settings, dataset), constant))
@@ -493,46 +446,53 @@ def _estimated(ready: Ready, budget: Budget, command: str | None, fixed: bool = 
         build = partial(build_arms, settings, num_classes=dataset.num_classes)
         points = smallest_first(settings, dataset.num_classes)
         found = estimate(
-            runner, points, build, state, workers, min(workers, how.devices), how.torch_device, partial(_say, how)
+            runner,
+            points,
+            build,
+            state,
+            workers,
+            min(workers, parallel_trials(options)),
+            resolve(options.device),
+            partial(_say, options),
         )
-    found = replace(found, budget_s=budget.seconds, keep_weights=how.keep_weights)
+    found = replace(found, budget_s=budget.seconds, keep_weights=options.keep_weights)
     if not fixed and budget != ENDLESS:
         found = planned_within(budget, found)
     limit_s = LONG_S if budget.seconds is None else budget.seconds
     return replace(found, smaller=smaller(found, limit_s, command)) if found.total_s > limit_s else found
 
 
-def _say(how: Running, line: str) -> None:
-    if how.progress:
+def _say(options: StudyOptions, line: str) -> None:
+    if options.progress:
         print(line, file=LenientStream(sys.stderr), flush=True)
 
 
-def _say_what_is_planned(folder: StudyFolder, settings: Settings, how: Running, is_planned: bool) -> None:
+def _say_what_is_planned(folder: StudyFolder, settings: Settings, options: StudyOptions, is_planned: bool) -> None:
     """At once: reading the images may take a while."""
     done = len(list(folder.path.glob("trials/**/result.json")))
     where = named(folder.path)
     count = planned(settings.planned, done, settings.until_decided, where)
-    _say(how, count if is_planned else f"As many seeds as fit the budget, in {where}")
+    _say(options, count if is_planned else f"As many seeds as fit the budget, in {where}")
 
 
 def _work(ready: Ready, state: StudyState, budget: Budget, lease: Lease) -> None:
     """Do what is missing, as far as the budget lasts; what went wrong is written where the result would be."""
-    runner, how, workers = ready.runner, ready.how, ready.workers(len(state.missing))
+    runner, options, workers = ready.runner, ready.options, ready.workers(len(state.missing))
 
     def folder_of(work: Work) -> Path:
         return runner.folder.trial(work.trial if isinstance(work, Evaluation) else work)
 
-    progress = Progress(folder_of, _steps_of(runner), workers, quiet=not how.progress)
+    progress = Progress(folder_of, _steps_of(runner), workers, quiet=not options.progress)
     try:
-        schedule = Schedule(state, progress, budget, how.keep_weights, lease)
+        schedule = Schedule(state, progress, budget, options.keep_weights, lease)
         if schedule.left:
-            _executor(runner, how, workers).run(schedule)
+            _executor(runner, options, workers).run(schedule)
     finally:
         progress.close()
 
 
-def _executor(runner: TrialRunner, how: Running, workers: int) -> Executor:
-    cluster = how.cluster
+def _executor(runner: TrialRunner, options: StudyOptions, workers: int) -> Executor:
+    cluster = options.cluster
     if workers == 1 and cluster.executor == "here":
         return Inline(runner)
     if cluster.executor != "here" and (address := address_of(runner.folder.path)):
@@ -550,12 +510,11 @@ def _executor(runner: TrialRunner, how: Running, workers: int) -> Executor:
         runner.folder,
         workers,
         threads=max(1, torch.get_num_threads() // workers),
-        device=how.device,
+        options=options,
         plugins=(*plugins(), *(spelled(sys.modules[name]) for name in sorted(modules))),
-        options=how.of_trials(),
     )
     if cluster.executor == "ray":
-        return RayCluster(processes, cluster, how.workers)
+        return RayCluster(processes, cluster, options.workers)
     return Slurm(processes, cluster, workers) if cluster.executor == "slurm" else processes
 
 
@@ -578,13 +537,13 @@ def _steps_of(runner: TrialRunner) -> Callable[[Work], int]:
 def _measure_costs(ready: Ready) -> None:
     """costs.json: each arm once, of a sweep with each base. A later arm is measured beside base again, and base's own
     numbers stay. A measurement that fails is a warning: the effects do not depend on it."""
-    settings, how, num_classes = ready.settings, ready.how, ready.dataset.num_classes
+    settings, options, num_classes = ready.settings, ready.options, ready.dataset.num_classes
     costs_file = ready.runner.folder.costs_file
     kept = read_costs(ready.runner.folder, settings)
     for point in {point.to_dict().get("base"): point for point in reversed(settings.sweep.points)}.values():
         known = {"base": None, "arms": {}, **costs_under(kept, point)}
         names = {arm.name for arm in settings.arms} - set(known["arms"])
-        if not names or how.cost_seconds <= 0:
+        if not names or options.cost_seconds <= 0:
             continue
         from vitmods.study.cost import measure
 
@@ -595,7 +554,9 @@ def _measure_costs(ready: Ready) -> None:
             with already_reported():
                 task = task_of(here.fixed, here.recipe)
                 images = base_config(here, num_classes)
-                costs = measure(models, task, here.recipe, how.torch_device, how.cost_seconds, images, len(names))
+                costs = measure(
+                    models, task, here.recipe, resolve(options.device), options.cost_seconds, images, len(names)
+                )
         except Exception as error:  # models and devices raise what they like
             text = f"The costs of {listing(sorted(names))} could not be measured ({type(error).__name__}: {error})."
             warnings.warn(f"{text} The answer is written without them; the same command tries again.", stacklevel=2)

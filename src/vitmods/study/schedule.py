@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from vitmods.study.arms import BASE
+from vitmods.study.executors import Keep
 from vitmods.study.plan import Evaluation, Point, Trial, Work
 from vitmods.study.progress import Progress
 from vitmods.study.scores import Look, looks
@@ -29,8 +29,6 @@ from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights_kept
 from vitmods.util.lease import Lease
 from vitmods.util.text import listing, plural
-
-Keep = Literal["all", "best", "none"]
 
 
 def prune(state: StudyState, keep: Keep, ended: Trial | None = None) -> None:

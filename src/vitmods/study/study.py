@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitmods.model.config import ViTConfig
 from vitmods.model.names import MODELS, parse_name
@@ -15,7 +15,7 @@ from vitmods.recipes import RECIPES, Recipe
 from vitmods.study.arms import BASE, FunctionSpec, base_function, is_foreign, make_arms
 from vitmods.study.checkpoints import adopt, arms_in
 from vitmods.study.defaults import defaults_for
-from vitmods.study.executors import ClusterOptions
+from vitmods.study.executors import StudyOptions
 from vitmods.study.factors import make_plan
 from vitmods.study.plan import (
     IMAGE_OPTIONS,
@@ -40,32 +40,11 @@ if TYPE_CHECKING:
     from vitmods.study.answer import Answer
     from vitmods.study.estimate import Estimate
     from vitmods.study.retrain import Retrained
-    from vitmods.study.schedule import Keep
 
 
 SEEDS, MOST = {None: 5, "factorial": 3}, {None: 16, "factorial": 8}
 """By default, for each design: of a fixed study, and at most of one that runs until it is decided."""
 FRESH = 5_000  # the first seed with which a best combination is confirmed
-
-
-class RunningOptions(TypedDict, total=False):
-    """How a study is run on this machine: see `Study.run`. Nothing here is part of the study."""
-
-    workers: int | None
-    device: str
-    data_workers: int | None
-    checkpoint_minutes: float
-    cost_seconds: float
-    progress: bool
-    cache_dir: str | Path | None
-    recompute: bool
-    checkpointing: bool
-    tf32: bool
-    compile: bool
-    record: tuple[str, ...]
-    keep_weights: Keep
-    cluster: ClusterOptions
-    log: str | Iterable[str]
 
 
 class Study:
@@ -189,7 +168,8 @@ class Study:
         *,
         budget: str | int | None = None,
         command: str | None = None,
-        **how: Unpack[RunningOptions],
+        options: StudyOptions = StudyOptions(),  # noqa: B008, frozen
+        **overrides: Any,
     ) -> Answer:
         """Run what is missing in the folder `out` and return the answer; results.json and results.csv lie there too.
 
@@ -198,41 +178,27 @@ class Study:
 
         Args:
             out: the study's folder, made if needed.
-            workers: trials at a time, each in its own process; None: as many as cores, memory or GPUs allow.
-            cluster: where trials run instead of here: Ray or Slurm (docs/clusters.md).
-            device: "auto", "cpu", "cuda", "cuda:1" or "mps".
-            data_workers: threads that prepare images ahead, per trial; 0: none; None: none on a CPU, and for a GPU as
-                many as there are cores, at most 8.
-            checkpoint_minutes: time between the checkpoints of a trial.
-            cost_seconds: how long the measurement of costs may take, about; 0: costs are not measured.
-            progress: a line a trial on stderr, and a bar if that is a terminal.
-            cache_dir: where decoded images are kept for all trials and later runs; None: the user's cache folder.
-            recompute: keep less of each block for backward, at nearly the same speed (`vitmods.fast.recompute`).
-            checkpointing: keep the input of each block alone, for a quarter more time (`vitmods.fast.checkpoint`).
-            tf32: float32 products with 10 bits of mantissa, on a GPU that has them.
-            compile: training steps by torch.compile.
-            record: what trials log of the inside of their models, "gradients" or "lambdas" (docs/analysis.md).
             budget: how much this run may take: "2h", "30m" (no trial begins that is expected to end later), or a number
                 of trials; None: no end. Without `seeds` as many are planned as fit, at least 3; a study that is in
                 `out` keeps its own.
-            keep_weights: final weights that stay in the folder: of "all" trials, of the "best" of each arm, or "none"
-                (docs/study.md).
-            log: loggers that get each trial's rows, and the verdicts of a complete study: "wandb", "mlflow", "trackio"
-                (docs/training.md).
             command: the shell command that the report names; None: the Python call.
+            options: device, workers, memory, loggers, cluster: see `vitmods.study.StudyOptions`.
+            overrides: fields of `options`, as in `run(out, device="cpu", workers=2)`.
 
         Raises:
             UserError: another run holds the folder, it holds another study, or something cannot be used as given.
             KeyboardInterrupt: a signal came; what was trained is saved.
         """
         from vitmods.study.describe import python_call
-        from vitmods.study.run import Running, run_study
+        from vitmods.study.run import run_study
         from vitmods.study.schedule import make_budget
 
         called = command or python_call(self.settings, str(out))
-        return run_study(self.settings, Path(out), Running(**how), called, make_budget(budget), self._seeds_given)
+        return run_study(
+            self.settings, Path(out), _checked(options, overrides), called, make_budget(budget), self._seeds_given
+        )
 
-    def confirm(self, out: str | Path, seeds: int = SEEDS[None], **how: Any) -> Answer:
+    def confirm(self, out: str | Path, seeds: int = SEEDS[None], **options: Any) -> Answer:
         """Train the best combination that a factorial study in `out` predicts against base, on seeds that it never saw.
 
         It is a study of its own, in a folder below `out`; `Answer.confirmed` of the factorial one tells its effect.
@@ -240,7 +206,7 @@ class Study:
         Args:
             out: the factorial study's folder.
             seeds: how many.
-            how: as of `run`.
+            options: those of `run`.
 
         Raises:
             UserError: the study is not factorial or not finished, or no change is predicted to help.
@@ -260,14 +226,15 @@ class Study:
         study = copy(self)
         study._seeds_given = True
         study.settings = replace(self.settings, arms=(arm,), seeds=fresh, until_decided=False, design=None)
-        return study.run(StudyFolder(out).confirmation(arm.name).path, **how)
+        return study.run(StudyFolder(out).confirmation(arm.name).path, **options)
 
     def retrain(
         self,
         out: str | Path,
         arm: str = "best",
         seed: int = 0,
-        **how: Unpack[RunningOptions],
+        options: StudyOptions = StudyOptions(),  # noqa: B008, frozen
+        **overrides: Any,
     ) -> Retrained:
         """After the study in `out` has ended, train one arm on all images, those of val and test too, to deploy it.
 
@@ -283,10 +250,8 @@ class Study:
         The others are those of `run`. Raises UserError where the study is not finished, or is another one.
         """
         from vitmods.study.retrain import retrain_study
-        from vitmods.study.run import Running
 
-        alone: RunningOptions = {**how, "workers": 1, "cost_seconds": 0.0}
-        return retrain_study(self.settings, Path(out), arm, seed, Running(**alone))
+        return retrain_study(self.settings, Path(out), arm, seed, _checked(options, overrides))
 
     def dry_run(
         self,
@@ -294,7 +259,8 @@ class Study:
         *,
         budget: str | int | None = None,
         command: str | None = None,
-        **how: Unpack[RunningOptions],
+        options: StudyOptions = StudyOptions(),  # noqa: B008, frozen
+        **overrides: Any,
     ) -> Estimate:
         """Arms, trials, sizes, the time (by a few timed steps) and disk that `run` would take, and what it could find.
 
@@ -302,11 +268,13 @@ class Study:
         With a budget it is of the study that `run` would plan for it. `command`, of the shell, is what a smaller study
         is proposed as. Writes no file. Raises UserError as `run` does, but `out` may be any folder.
         """
-        from vitmods.study.run import Running, dry_run
+        from vitmods.study.run import dry_run
         from vitmods.study.schedule import make_budget
 
         path = None if out is None else Path(out)
-        return dry_run(self.settings, path, Running(**how), command, make_budget(budget), self._seeds_given)
+        return dry_run(
+            self.settings, path, _checked(options, overrides), command, make_budget(budget), self._seeds_given
+        )
 
     def pilot(
         self,
@@ -314,16 +282,27 @@ class Study:
         *,
         budget: str | int | None = None,
         command: str | None = None,
-        **how: Unpack[RunningOptions],
+        options: StudyOptions = StudyOptions(),  # noqa: B008, frozen
+        **overrides: Any,
     ) -> Estimate:
         """Train base alone on the first four seeds, which count as trials of the study; then what `dry_run` gives, with
         the spread that is now known. Arguments as in `run` and `dry_run`. Raises as `run` does."""
         from vitmods.study.describe import python_call
-        from vitmods.study.run import Running, run_pilot
+        from vitmods.study.run import run_pilot
         from vitmods.study.schedule import make_budget
 
-        called, own = command or python_call(self.settings, str(out)), Running(**how)
+        called, own = command or python_call(self.settings, str(out)), _checked(options, overrides)
         return run_pilot(self.settings, Path(out), own, called, make_budget(budget), self._seeds_given, command)
+
+
+def _checked(options: StudyOptions, overrides: Mapping[str, Any]) -> StudyOptions:
+    names = StudyOptions.__dataclass_fields__
+    for name in overrides:
+        if name not in names:
+            raise TypeError(f"{name!r} is not an option of a run. {nearest(name, names)}")
+    options = replace(options, **overrides)
+    options.check_here()
+    return options
 
 
 def _tuning(tune: Mapping[str, Any], tune_on: str | None, count: int, same: tuple[int, ...] | None) -> dict[str, Any]:

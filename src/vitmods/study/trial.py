@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from vitmods.tasks.features import without_head
 from vitmods.train import RunOptions, train_trial
 from vitmods.train.device import place, usual_workers
 from vitmods.train.distributed import ALONE, Processes
-from vitmods.train.loggers import LoggedRun, LogTo, key_of
+from vitmods.train.loggers import LoggedRun, key_of
 from vitmods.train.trial import read_scores, write_scores
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
@@ -178,7 +178,7 @@ def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_images(
-    settings: Mapping[str, Any], augment: Augment, workers: int = 0, cache_dir: str | None = None
+    settings: Mapping[str, Any], augment: Augment, workers: int = 0, cache_dir: Path | None = None
 ) -> ImageDataset:
     """The data set that image settings describe, augmented so. UserError where its images cannot be used so."""
     options = image_settings(settings)
@@ -239,40 +239,19 @@ def with_modules(backbone: nn.Module, task: Task, classes: int, seed: int) -> An
 
 
 class TrialRunner:
-    """Runs trials of one study, one after the other; the images are read once.
-
-    All but folder and settings decide how a trial is run, never what comes out. ways: those of
-    `vitmods.train.options.WAYS` that are on. shared: the processes that train a trial together, and whether they divide
-    the model.
-    """
+    """Runs trials of one study, one after the other; the images are read once."""
 
     def __init__(
         self,
         folder: StudyFolder,
         settings: Settings,
-        device: str = "auto",
-        data_workers: int | None = None,
-        checkpoint_minutes: float = 5.0,
-        progress: bool = False,
-        ways: Sequence[str] = (),
-        cache_dir: str | None = None,
-        shared: tuple[Processes, bool] = (ALONE, False),
-        log: Sequence[str] = (),
-        record: Sequence[str] = (),
+        options: RunOptions = RunOptions(),  # noqa: B008, frozen
+        processes: Processes = ALONE,
     ):
-        self.folder, self.settings = folder, settings
-        self.data_workers = usual_workers(device) if data_workers is None else data_workers
-        self._cache_dir = cache_dir
-        self.how = RunOptions(
-            device,
-            checkpoint_every_minutes=checkpoint_minutes,
-            progress=progress,
-            processes=shared[0],
-            shard=shared[1],
-            **dict.fromkeys(ways, True),
-            log=LogTo(tuple(log)),
-            record=tuple(record),
-        )
+        """processes: those that train each trial together."""
+        self.folder, self.settings, self.options, self._processes = folder, settings, options, processes
+        workers = options.data_workers
+        self.data_workers = usual_workers(options.device) if workers is None else workers
         self._datasets: dict[tuple[Augment, str], ImageDataset] = {}
 
     def dataset(self, recipe: Recipe, setting: Point = AS_IS, seed: int = 0) -> ImageDataset:
@@ -281,8 +260,8 @@ class TrialRunner:
         fixed = self.settings.at(setting, seed).fixed
         key = recipe.augment, json.dumps(image_settings(fixed))
         if key not in self._datasets:
-            load = partial(load_images, fixed, recipe.augment, self.data_workers, self._cache_dir)
-            self._datasets[key] = self.how.processes.in_turn(load)
+            load = partial(load_images, fixed, recipe.augment, self.data_workers, self.options.cache_dir)
+            self._datasets[key] = self._processes.in_turn(load)
         return self._datasets[key]
 
     def __call__(self, work: Work) -> None:
@@ -303,7 +282,7 @@ class TrialRunner:
     def _evaluate_trial(self, trial: Trial, split: str) -> None:
         recipe, dataset, task = self._of(trial)
         measure = self.settings.measure
-        evaluate_trial(self.folder.trial(trial), dataset, task, recipe, measure, split, self.how.device)
+        evaluate_trial(self.folder.trial(trial), dataset, task, recipe, measure, split, self.options.device)
 
     def _train(self, trial: Trial) -> None:
         """Train, or go on training, and keep what was warned of."""
@@ -336,18 +315,20 @@ class TrialRunner:
             recipe,
             seed=trial.seed,
             out=out,
-            how=self._logged(trial, out),
-            about=record,
+            options=self.options,
+            processes=self._processes,
+            metadata=record,
+            logged=self._logged(trial, out),
         )
 
-    def _logged(self, trial: Trial, out: Path) -> RunOptions:
-        """With what loggers know of a trial; of one in no study, what its folder tells."""
-        facts = self.folder.facts() if self.how.log.names else None
+    def _logged(self, trial: Trial, out: Path) -> LoggedRun | None:
+        """Describe a trial of a study to loggers; a trial outside of studies describes itself by its folder."""
+        facts = self.folder.facts() if self.options.log else None
         if facts is None:
-            return self.how
+            return None
         fields = {"seed": trial.seed, **trial.point.to_dict(), **trial.setting.to_dict()}
         run = logged_run(self.folder, facts, trial.arm, out.relative_to(self.folder.path).as_posix(), fields)
-        return replace(self.how, log=replace(self.how.log, run=replace(run, name=str(trial))))
+        return replace(run, name=str(trial))
 
 
 def logged_run(folder: StudyFolder, facts: Facts, arm: Arm, what: str, fields: Mapping[str, Any]) -> LoggedRun:

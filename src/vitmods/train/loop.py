@@ -21,6 +21,7 @@ from vitmods.tasks.base import Example, Task
 from vitmods.train import checkpoint
 from vitmods.train.device import DataWait, check_tf32, place, remove_unfinished_graphs, tf32_products
 from vitmods.train.distributed import (
+    ALONE,
     Divided,
     Processes,
     Together,
@@ -30,7 +31,7 @@ from vitmods.train.distributed import (
     whole_state,
 )
 from vitmods.train.interrupt import Interrupted, StopRequest
-from vitmods.train.loggers import open_logs
+from vitmods.train.loggers import LoggedRun, open_logs
 from vitmods.train.logs import Diverged, MetricsFile, NoMetrics, ProgressBar, Window
 from vitmods.train.optim import (
     Ema,
@@ -86,26 +87,29 @@ class TrialRun:
         *,
         folder: Path,
         seed: int = 0,
-        how: RunOptions | None = None,
+        options: RunOptions | None = None,
+        processes: Processes = ALONE,
+        logged: LoggedRun | None = None,
     ) -> None:
         self.task, self.recipe, self.seed, self.folder = task, recipe, seed, folder
-        self.how = how or RunOptions()
+        self.options = options = options or RunOptions()
+        options.check_processes(processes.size)
         self.length = resolve_on(recipe, ds)
         self.log_every = min(50, max(5, self.length.steps // 100))
         evaluated = len(ds.splits[ds.val_split]) if ds.val_split in ds.splits else 0
-        self.eval_every = self.length.evaluate_every(self.how.eval_every_epochs, evaluated)
+        self.eval_every = self.length.evaluate_every(options.eval_every_epochs, evaluated)
 
-        self.processes = self.how.processes
-        self.placement = place(self.how.device, recipe.precision, self.processes)
-        if self.how.tf32:
+        self.processes = processes
+        self.placement = place(options.device, recipe.precision, self.processes)
+        if options.tf32:
             check_tf32(self.placement.device)
         self.ds = for_device(ds, self.placement.device)
         alone = self.processes.size == 1
         self.train_ds = self.ds if alone else self.ds.for_process(self.processes.rank, self.processes.size)
         self.model = model.to(self.placement.device)
-        self.how.save_memory(self.model)
+        options.save_memory(self.model)
         freeze(self.model, recipe)
-        divide = partial(shard, processes=self.processes, device=self.placement.device) if self.how.shard else None
+        divide = partial(shard, processes=self.processes, device=self.placement.device) if options.shard else None
         self.ema = Ema(self.model, recipe.ema, divide) if recipe.ema is not None else None
         if divide is not None:
             divide(self.model)
@@ -114,10 +118,10 @@ class TrialRun:
         self.optimizer = make_optimizer(self.model, recipe)
         check_every_parameter_is_trained(self.model, self.optimizer)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self._recorder = Recorder(self.model, self.how.record, self.processes.size)
-        if self.how.compile:
+        self._recorder = Recorder(self.model, options.record, self.processes.size)
+        if options.compile:
             remove_unfinished_graphs()
-        self._loss = Together(task, self.model, self.processes, self.how.shard, self.how.compile)
+        self._loss = Together(task, self.model, self.processes, options.shard, options.compile)
 
         self.step = 0
         self.evaluated_at = 0
@@ -132,10 +136,10 @@ class TrialRun:
         task.begin(self.model)
         _seed_apart(seed, 0, self.processes)
         metrics_length = self._restore()
-        board = folder / "tb" if self.how.tensorboard else None
+        board = folder / "tb" if options.tensorboard else None
         self.metrics: MetricsFile | NoMetrics = NoMetrics()
         if self.processes.first:
-            opened = partial(open_logs, self.how.log, folder, seed) if self.how.log.names else None
+            opened = partial(open_logs, options.log, logged, folder, seed) if options.log else None
             self.metrics = MetricsFile(folder / METRICS, metrics_length, board, opened)
         self._started = self._saved = self._logged = time.perf_counter()
 
@@ -169,7 +173,7 @@ class TrialRun:
             UserError: the disk is full or may not be written.
         """
         try:
-            with tf32_products(self.how.tf32):
+            with tf32_products(self.options.tf32):
                 self._train(request, bar)
                 return self._final_metrics(request)
         except Interrupted as interruption:
@@ -325,11 +329,9 @@ class TrialRun:
             yield batch.to(self.placement.device)
 
     def _checkpoint_is_due(self) -> bool:
-        steps, minutes = self.how.checkpoint_every_steps, self.how.checkpoint_every_minutes
+        steps, minutes = self.options.checkpoint_every_steps, self.options.checkpoint_minutes
         if steps is not None and self.step > 0 and self.step % steps == 0:
             return True
-        if minutes is None:
-            return False
         least = self._save_s * (1 / SAVE_FRACTION - 1)  # a slow disk: training comes first
         return time.perf_counter() - self._saved >= max(60 * minutes, least)
 

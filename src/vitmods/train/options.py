@@ -1,34 +1,119 @@
-"""How a trial is run, apart from what is trained."""
+"""How a trial runs on this machine. The shell, Python, worker processes and clusters all read these fields."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from __future__ import annotations
 
-from torch import nn
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from vitmods.tasks.base import TaskModel
-from vitmods.train.distributed import ALONE, Processes
-from vitmods.train.loggers import NO_LOGS, LogTo
-from vitmods.train.record import check_recorded
-from vitmods.util.errors import UserError
+from tyro.conf import Suppress
 
+from vitmods.util.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Recorded = Literal["gradients", "lambdas"]
 WAYS = ("recompute", "checkpointing", "tf32", "compile")
-"""Fields of RunOptions that are on or off"""
+"""fields of RunOptions that are on or off, and may change the last digits or the speed"""
 
 
-def check_ways(recompute: bool, checkpointing: bool, tf32: bool, compile: bool) -> None:
-    """Raise UserError where one would be of no effect."""
-    if recompute and compile:
-        raise UserError("torch.compile chooses itself what to make again: leave --recompute or --compile out.")
+@dataclass(frozen=True)
+class RunOptions:
+    """Machine settings. Results are unaffected, up to rounding.
+
+    A new option is a field here, read where it acts. Fields marked `Suppress` are not offered by the shell.
+    """
+
+    device: str = "auto"
+    """auto (the fastest device), cpu, cuda, cuda:1 or mps"""
+    data_workers: int | None = None
+    """threads per trial that prepare images ahead; None: none on a CPU, one per core and at most 8 for a GPU"""
+    checkpoint_minutes: float = 5.0
+    """minutes between the checkpoints of a trial, or more where writing takes over a twentieth of the time"""
+    cache_dir: Path | None = None
+    """folder for decoded images, shared by all trials and later runs; None: the user's cache folder"""
+    recompute: bool = False
+    """keep less of each block for backward: 0.6 of the activations for 1.02 to 1.04 of the time"""
+    checkpointing: bool = False
+    """keep only the input of each block for backward: less memory for a quarter more time"""
+    tf32: bool = False
+    """float32 products with 10 bits of mantissa, on a GPU that supports them: several times as fast"""
+    compile: bool = False
+    """compile training steps with torch.compile: the first takes a minute, the others less time on a GPU"""
+    shard: bool = False
+    """divide weights, gradients and optimizer state among several processes (FSDP2), for models that do not fit one
+    device; only `vitmods train` starts several processes"""
+    log: tuple[str, ...] = ()
+    """loggers that get each trial's numbers, and the verdicts of a study, besides TensorBoard: wandb, mlflow, trackio
+    (docs/training.md)"""
+    record: tuple[Recorded, ...] = ()
+    """log the gradient norm of each layer, or the trade-off of dynamic token norms (docs/analysis.md)"""
+    progress: Suppress[bool] = True
+    """print progress on the error stream, with a bar on a terminal"""
+    checkpoint_every_steps: Suppress[int | None] = None
+    """also write a checkpoint after this many steps"""
+    eval_every_epochs: Suppress[int] = 1
+    """evaluate `val_split` this often, but at most 100 times (an epoch of a small set may be one step), and ten times
+    where that would be more than half as many images as are trained on; always after the last step. metrics.jsonl
+    depends on it, so it may not change when a trial resumes"""
+    tensorboard: Suppress[bool] = True
+    """write TensorBoard logs to `tb/`"""
+
+    def __post_init__(self) -> None:
+        for name in ("log", "record"):  # also a single name, and lists from JSON
+            value = getattr(self, name)
+            object.__setattr__(self, name, tuple(dict.fromkeys([value] if isinstance(value, str) else value)))
+        object.__setattr__(self, "cache_dir", Path(self.cache_dir) if self.cache_dir else None)
+        for name in ("data_workers", "checkpoint_minutes"):
+            check_at_least(name, getattr(self, name), 0)
+        for name in self.record:
+            if name not in get_args(Recorded):
+                raise UserError(f"There is no '{name}' to record. {nearest(name, get_args(Recorded))}")
+        if self.recompute and self.compile:
+            raise UserError("torch.compile decides by itself what to recompute: drop --recompute or --compile.")
+        if self.shard and self.compile:
+            raise UserError("--compile does not support sharded models: drop --shard or --compile.")
+        if self.shard and "gradients" in self.record:
+            raise UserError("Gradients of a sharded model are not recorded: drop --shard, or record only lambdas.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a worker process needs to make the same RunOptions from JSON."""
+        values = {field.name: getattr(self, field.name) for field in fields(RunOptions)}
+        return {**values, "cache_dir": self.cache_dir and str(self.cache_dir)}
+
+    def check_here(self) -> None:
+        """Raise UserError if this machine has no such device, logger or precision, before any work is done."""
+        from vitmods.train.device import check_tf32, place, resolve
+        from vitmods.train.loggers import check_loggers
+
+        check_loggers(self.log)
+        if self.tf32:
+            check_tf32(resolve(self.device))
+        if self.device not in ("auto", "cpu"):
+            place(self.device)
+
+    def check_processes(self, size: int) -> None:
+        """Raise UserError if `size` processes cannot train a model together like this."""
+        if self.shard and size == 1:
+            raise UserError("--shard divides a model among processes, and there is only one: set --devices.")
+
+    def save_memory(self, model: nn.Module) -> None:
+        """Switch on recomputation or checkpointing in the model. Raises UserError if the model does not support it."""
+        from vitmods import fast
+        from vitmods.tasks.base import TaskModel
+
+        backbone = model.backbone if isinstance(model, TaskModel) else model
+        if self.recompute:
+            fast.recompute(backbone)
+        if self.checkpointing:
+            fast.checkpoint(backbone)
 
 
-def check_shared(size: int, shard: bool, compile: bool = False, record: Sequence[str] = ()) -> None:
-    """Raise UserError where so many processes cannot train a model together so."""
-    if shard and compile:
-        raise UserError("A model that is divided among processes is not compiled: leave --shard or --compile out.")
-    if shard and "gradients" in record:
-        raise UserError("Gradients of a divided model are not recorded: leave shard out, or record lambdas alone.")
-    if shard and size == 1:
-        raise UserError("shard divides a model among processes, and here is one: add devices, or leave it out.")
+def check_at_least(name: str, value: float | None, least: int) -> None:
+    """Raise UserError for a number that is too small. None is not checked."""
+    if value is not None and not value >= least:
+        raise UserError(f"{name} must be at least {least}, not {value}.")
 
 
 def check_divides(batch_size: int, size: int) -> None:
@@ -38,55 +123,3 @@ def check_divides(batch_size: int, size: int) -> None:
             f"A batch of {batch_size} images cannot be divided evenly among {size} processes: set batch_size to a "
             f"multiple of {size}."
         )
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How a trial is run, which never changes what its weights become."""
-
-    device: str = "auto"
-    """auto (the fastest there is), cpu, cuda, cuda:1 or mps"""
-    checkpoint_every_steps: int | None = None
-    """a checkpoint after so many steps; None: by time alone"""
-    checkpoint_every_minutes: float | None = 5.0
-    """a checkpoint after so many minutes, or later where writing takes more than a twentieth of them; None: by steps
-    alone"""
-    eval_every_epochs: int = 1
-    """how often `ds.val_split` is evaluated, but at most 100 times (an epoch of a small set may be one step), and ten
-    where that would be more than half as many images as are trained on; always after the last step. Metrics.jsonl then
-    has other rows, so it may not change when a trial goes on"""
-    progress: bool = True
-    """show a progress bar if there is a terminal"""
-    tensorboard: bool = True
-    """write TensorBoard logs to `tb/`"""
-    log: LogTo = NO_LOGS
-    """loggers that get the rows too, as `LogTo(("wandb",))`"""
-    recompute: bool = False
-    """keep fewer activations for backward, by making cheap ones again (`vitmods.fast.recompute`)"""
-    checkpointing: bool = False
-    """keep the input of each block alone, and run the block again (`vitmods.fast.checkpoint`)"""
-    processes: Processes = ALONE
-    """those that train the model together (`vitmods.train.join`): each batch is divided among them"""
-    shard: bool = False
-    """divide weights, gradients and optimizer state among the processes too (FSDP2); needs two or more"""
-    tf32: bool = False
-    """float32 products of a GPU with 10 bits of mantissa, several times as fast; needs one that has them"""
-    compile: bool = False
-    """make training steps by torch.compile, which takes about a minute before the first; evaluation is not compiled"""
-    record: tuple[str, ...] = ()
-    """what metrics.jsonl keeps of the inside of the model too, gradients and lambdas (`vitmods.train.record`)"""
-
-    def __post_init__(self) -> None:
-        check_ways(**{way: getattr(self, way) for way in WAYS})
-        check_recorded(self.record)
-        check_shared(self.processes.size, self.shard, self.compile, self.record)
-
-    def save_memory(self, model: nn.Module) -> None:
-        """Switch on in the model what is asked for. Raises UserError where it cannot do that."""
-        from vitmods import fast
-
-        backbone = model.backbone if isinstance(model, TaskModel) else model
-        if self.recompute:
-            fast.recompute(backbone)
-        if self.checkpointing:
-            fast.checkpoint(backbone)

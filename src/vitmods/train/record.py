@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitmods.finetune.roles import parameter_roles
 from vitmods.layers import DynamicTokenNorm
-from vitmods.util.errors import UserError, nearest
 
-Recorded = Literal["gradients", "lambdas"]
 GRADIENT, LAMBDA = "gradient/", "lambda"
 STEM, HEAD = "stem", "head"
 _BLOCK = re.compile(r"(?:[A-Za-z_]\w*\.)+?\d+(?:\.blocks\.\d+)?(?=\.)")
-
-
-def check_recorded(record: Sequence[str]) -> None:
-    """Raises UserError for what cannot be recorded."""
-    for name in record:
-        if name not in get_args(Recorded):
-            raise UserError(f"There is no '{name}' to record. {nearest(name, get_args(Recorded))}")
 
 
 def layers_of(model: nn.Module) -> dict[str, list[nn.Parameter]]:

@@ -31,8 +31,9 @@ from vitmods.recipes.schedule import resolve_on
 from vitmods.tasks.base import DEFAULT, TASKS, Example, Task, TaskModel
 from vitmods.train import checkpoint
 from vitmods.train.device import device_name, does_not_fit, is_out_of_memory, resolve
-from vitmods.train.distributed import PeerEnded, peer_ended, whole_state
+from vitmods.train.distributed import ALONE, PeerEnded, Processes, peer_ended, whole_state
 from vitmods.train.interrupt import Interrupted, StopRequest, stop_on_signals
+from vitmods.train.loggers import LoggedRun
 from vitmods.train.logs import Diverged, ProgressBar
 from vitmods.train.loop import Images, TrialRun
 from vitmods.train.options import WAYS, RunOptions, check_divides
@@ -116,8 +117,10 @@ def train_trial(
     *,
     seed: int = 0,
     out: Path | str,
-    how: RunOptions | None = None,
-    about: Mapping[str, Any] | None = None,
+    options: RunOptions | None = None,
+    processes: Processes = ALONE,
+    metadata: Mapping[str, Any] | None = None,
+    logged: LoggedRun | None = None,
 ) -> dict[str, Any]:
     """Train `model` in the folder `out`, or go on where an earlier call was stopped; what result.json holds.
 
@@ -134,33 +137,36 @@ def train_trial(
             `model.safetensors` (and `task.safetensors`, where the task has modules beside the backbone), `<split>.npz`
             with the scores of each image, `examples/` (where the task draws any), `tb/` and, written last,
             `result.json` with the checksums of the weights.
-        how: device, checkpoints, progress.
-        about: goes into config.json; `arm` and `changes` are the study's.
+        options: device, checkpoints, progress, memory.
+        processes: those that train the model together (`vitmods.train.join`); each batch is divided among them.
+        metadata: added to config.json; `arm` and `changes` are the study's.
+        logged: how loggers identify the trial; None: by its folder.
 
     Raises:
         UserError: the recipe does not fit the images or the model, the folder holds a trial with other settings or
             cannot be written, or the device is not there.
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    how = how or RunOptions()
+    options = options or RunOptions()
     _check_model(model, recipe)
     length = resolve_on(recipe, ds)
-    check_divides(min(recipe.batch_size, len(ds.splits["train"])), how.processes.size)
+    check_divides(min(recipe.batch_size, len(ds.splits["train"])), processes.size)
     out = make_folder(Path(out))
-    settings = {"seed": seed, "eval_every_epochs": how.eval_every_epochs, "task": task.name, **(about or {})}
+    settings = {"seed": seed, "eval_every_epochs": options.eval_every_epochs, "task": task.name, **(metadata or {})}
     settings |= fit_to_images(model, ds)
     config = _config(model, ds, recipe, settings)
-    config |= {"resolved": asdict(length), "environment": _environment(how)}
-    processes = how.processes
+    config |= {"resolved": asdict(length), "environment": _environment(options, processes)}
     result = processes.once(lambda: _take_up(out, config))
     if result is None:
         split = ds.eval_split if ds.eval_split in ds.splits else None
         identity = {"arm": config["arm"], "seed": seed, "split": split}
         try:
             with torch.random.fork_rng(devices=[]), stop_on_signals() as request:
-                run = TrialRun(model, task, ds, recipe, folder=out, seed=seed, how=how)
+                run = TrialRun(
+                    model, task, ds, recipe, folder=out, seed=seed, options=options, processes=processes, logged=logged
+                )
                 title = f"{config['arm']} seed {seed}"
-                shown = how.progress and processes.first
+                shown = options.progress and processes.first
                 with ProgressBar(shown, title, run.length.steps, run.step, task.metrics) as bar:
                     result = _result(identity, **_outcome(run, request, bar))
                 processes.once(partial(write_json, out / RESULT, result))
@@ -169,7 +175,7 @@ def train_trial(
         except Exception as error:
             if ended := peer_ended(error):
                 raise ended from error
-            found = does_not_fit(recipe.part_size, resolve(how.device)) if is_out_of_memory(error) else error
+            found = does_not_fit(recipe.part_size, resolve(options.device)) if is_out_of_memory(error) else error
             with suppress(Exception):  # the error itself matters more than its record
                 write_json(out / RESULT, _result(identity, "failed", message=_reason(found)))
             if found is error:
@@ -207,20 +213,11 @@ def _outcome(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str,
         "epochs": run.step / run.length.steps_per_epoch,
         "wall_s": round(run.wall_s, 3),
         "params": sum(p.numel() for p in run.model.parameters()),
-        "how": _ways_of(run),
-    }
-
-
-def _ways_of(run: TrialRun) -> dict[str, Any]:
-    """How it was run, as far as it may change the last digits or the speed."""
-    how = run.how
-    ways = {way: getattr(how, way) for way in WAYS}
-    return {
-        "device": device_name(str(run.placement.device)),
-        "precision": run.recipe.precision,
-        **ways,
-        "processes": how.processes.size,
-        "shard": how.shard,
+        "how": {  # what may change the last digits or the speed
+            "device": device_name(str(run.placement.device)),
+            "precision": run.recipe.precision,
+            **_ways(run.options, run.processes),
+        },
     }
 
 
@@ -384,17 +381,19 @@ def _config(model: nn.Module, ds: Images, recipe: Recipe, settings: dict[str, An
     return found
 
 
-def _environment(how: RunOptions) -> dict[str, Any]:
-    """What may change the last digits of the numbers, or their speed."""
+def _ways(options: RunOptions, processes: Processes) -> dict[str, Any]:
+    return {**{way: getattr(options, way) for way in WAYS}, "processes": processes.size, "shard": options.shard}
+
+
+def _environment(options: RunOptions, processes: Processes) -> dict[str, Any]:
+    """Describe what may change the last digits of the numbers, or their speed."""
     return {
         "vitmods": vitmods.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
-        "device": device_name(how.device),
-        **{way: getattr(how, way) for way in WAYS},
-        "processes": how.processes.size,
-        "shard": how.shard,
+        "device": device_name(options.device),
+        **_ways(options, processes),
         "threads": torch.get_num_threads(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
     }

@@ -54,7 +54,7 @@ def train(shapes, out, name, stop_at=None):
     options = RunOptions("cpu", checkpoint_every_steps=2, tensorboard=False, progress=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrialRun, "_train_step", stops)
-        return train_trial(model, task, dataset, RECIPE, out=out, how=options)
+        return train_trial(model, task, dataset, RECIPE, out=out, options=options)
 
 
 def numbers(out):

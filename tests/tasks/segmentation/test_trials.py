@@ -52,7 +52,7 @@ def train(shapes, out, stop_at=None, monkeypatch=None):
     how = RunOptions("cpu", checkpoint_every_steps=3, tensorboard=False, progress=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrialRun, "_train_step", stops)
-        return train_trial(model, task, dataset, RECIPE, out=out, how=how)
+        return train_trial(model, task, dataset, RECIPE, out=out, options=how)
 
 
 def numbers(out):

@@ -212,7 +212,9 @@ def test_training_learns_what_can_be_learned(folder, tmp_path):
     torch.manual_seed(0)
     model = vm.vit("LRA-64", img_size=(1, 4), in_chans=16, num_classes=10, **recipe.model.to_config())
     task = SequenceClassification.from_recipe(recipe)
-    result = train_trial(model, task, found, recipe, out=tmp_path / "trial", how=RunOptions("cpu", tensorboard=False))
+    result = train_trial(
+        model, task, found, recipe, out=tmp_path / "trial", options=RunOptions("cpu", tensorboard=False)
+    )
     rows = [json.loads(line) for line in (tmp_path / "trial" / "metrics.jsonl").read_text().splitlines()]
     assert [row["top1"] for row in rows if row["split"] == "train"][-1] > 0.9
     assert result["metrics"]["top1"] > 0.3

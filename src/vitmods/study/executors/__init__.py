@@ -1,21 +1,79 @@
-"""Who runs the trials (and the evaluations of finished ones): this process, N worker processes on this machine, or a
-cluster.
+"""How a study runs: how many trials at a time, where, and which weights it keeps. Nothing here is part of the study.
 
-Each takes work from a schedule as long as there is any, tries each piece once and tells what went wrong. A trial that
-fails never stops the others. Results travel through the study's folder, so an executor hands out names and nothing
-else.
+An executor runs trials, and evaluations of finished ones: in this process, in worker processes or on a cluster. It
+takes work from a schedule until there is none, tries each piece once and reports what went wrong. A trial that fails
+never stops the others. Results travel through the study's folder: an executor only hands out names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
+from vitmods.train.options import RunOptions, check_at_least
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.study.plan import Work
+
+
+Keep = Literal["all", "best", "none"]
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Where trials run, and what a trial needs there."""
+
+    executor: Literal["here", "ray", "slurm"] = "here"
+    """this machine, a Ray cluster, or Slurm jobs; all machines must see the study and the images at the same paths"""
+    address: str | None = None
+    """address of the Ray cluster, or auto for the one of this machine; None: start a cluster on this machine"""
+    cpus_per_trial: int = 1
+    """cores per trial on a cluster; also its number of threads"""
+    gpus_per_trial: float = 0.0
+    """GPUs per trial on a cluster; with Ray, a fraction shares a GPU"""
+    memory_per_trial: float | None = None
+    """GB of memory that the cluster reserves per trial; None: no reservation"""
+    job_minutes: int = 60
+    """time limit of a Slurm job; it then saves its state and is queued again"""
+
+    def __post_init__(self) -> None:
+        if self.cpus_per_trial < 1 or self.gpus_per_trial < 0 or (self.memory_per_trial or 1) <= 0:
+            raise UserError("A trial on a cluster needs at least one core, and no negative GPUs or memory.")
+        check_at_least("job_minutes", self.job_minutes, 1)
+        unused = {
+            "here": ("address", "cpus_per_trial", "gpus_per_trial", "memory_per_trial", "job_minutes"),
+            "ray": ("job_minutes",),
+            "slurm": ("address",),
+        }[self.executor]
+        for name in unused:
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise UserError(f"The executor {self.executor} does not use {name}: drop it, or choose another.")
+
+
+HERE = ClusterOptions()
+
+
+@dataclass(frozen=True)
+class StudyOptions(RunOptions):
+    """Machine settings. Results are unaffected, up to rounding."""
+
+    workers: int | None = None
+    """trials at a time, each in its own process; None: as many as cores, memory or GPUs allow"""
+    cost_seconds: float = 30.0
+    """time limit for benchmarking in seconds; 0: do not measure costs"""
+    keep_weights: Keep = "all"
+    """final weights to keep: of all trials, of the best seed of each arm on val, or none; another --metric, `evaluate`,
+    `predict` and --from need the weights they read (docs/study.md)"""
+    cluster: ClusterOptions = HERE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("workers", self.workers, 1)
+        check_at_least("cost_seconds", self.cost_seconds, 0)
+        if self.keep_weights not in get_args(Keep):
+            raise UserError(f"keep_weights is {', '.join(get_args(Keep))}, not {self.keep_weights!r}.")
 
 
 class Source(Protocol):
@@ -36,41 +94,6 @@ class Executor(Protocol):
 
     def run(self, source: Source) -> None:
         """Run each piece once. KeyboardInterrupt passes through."""
-
-
-@dataclass(frozen=True)
-class ClusterOptions:
-    """Where trials run, and what one needs of a machine."""
-
-    executor: Literal["here", "ray", "slurm"] = "here"
-    """this machine, a Ray cluster, or jobs of Slurm, whose machines see the study and the images at the same paths"""
-    address: str | None = None
-    """of the Ray cluster, or auto for the one that this machine is part of; None: a cluster of this machine alone"""
-    cpus_per_trial: int = 1
-    """cores of a trial on a cluster, which are also its threads"""
-    gpus_per_trial: float = 0.0
-    """GPUs of a trial on a cluster; with Ray a fraction shares one"""
-    memory_per_trial: float | None = None
-    """GB of memory that the cluster sets aside for a trial; None: none"""
-    job_minutes: int = 60
-    """of a Slurm job, after which it saves its state, is queued again and goes on"""
-
-    def __post_init__(self) -> None:
-        if self.cpus_per_trial < 1 or self.gpus_per_trial < 0 or (self.memory_per_trial or 1) <= 0:
-            raise UserError("A trial on a cluster needs a core or more, and no negative GPUs or memory.")
-        if self.job_minutes < 1:
-            raise UserError(f"job_minutes must be at least 1, not {self.job_minutes}.")
-        unread = {
-            "here": ("address", "cpus_per_trial", "gpus_per_trial", "memory_per_trial", "job_minutes"),
-            "ray": ("job_minutes",),
-            "slurm": ("address",),
-        }[self.executor]
-        for name in unread:
-            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                raise UserError(f"{name} says nothing to the executor {self.executor}: leave it out, or name another.")
-
-
-HERE = ClusterOptions()
 
 
 @dataclass

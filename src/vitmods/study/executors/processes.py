@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +25,7 @@ from vitmods.study.plan import Work
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import StopRequest, stop_on_signals
 from vitmods.train.launch import import_path
+from vitmods.train.options import RunOptions
 from vitmods.util.files import disk_errors
 
 SAVE_GRACE_S = 60.0  # how long an interrupted worker may take to write its checkpoint before it is killed
@@ -44,9 +45,8 @@ class Processes:
     folder: StudyFolder
     workers: int
     threads: int
-    device: str = "auto"
+    options: RunOptions = RunOptions()  # noqa: RUF009, frozen
     plugins: tuple[str, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict)
     path: str = field(default_factory=import_path)
     stand_in: str | None = None
 
@@ -100,13 +100,13 @@ class Processes:
         return Worker(index, process, log, log.stat().st_size)
 
     def _task(self, index: int) -> dict[str, Any]:
-        task = {"folder": str(self.folder.path), "index": index, "device": self.device, "plugins": self.plugins}
-        return {**task, **self.options}
+        options = replace(self.options, progress=False).to_dict()
+        return {"folder": str(self.folder.path), "index": index, "plugins": self.plugins, "options": options}
 
     def _environment(self, index: int) -> dict[str, str]:
         threads = str(self.threads)
         fractions = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": self.path}
-        gpus = visible_gpus() if self.device in ("auto", "cuda") else []
+        gpus = visible_gpus() if self.options.device in ("auto", "cuda") else []
         if len(gpus) > 1:
             fractions["CUDA_VISIBLE_DEVICES"] = gpus[index % len(gpus)]
         return {**os.environ, **fractions}
@@ -213,10 +213,11 @@ def main(task: dict[str, Any]) -> None:
     from vitmods.study.trial import TrialRunner
     from vitmods.util.registry import load_plugins
 
-    folder = StudyFolder(task.pop("folder"))
-    with folder.worker_lock(task.pop("index")):
-        load_plugins(task.pop("plugins"))
-        runner = TrialRunner(folder, Settings.from_dict(folder.known_facts().settings), **task)
+    folder = StudyFolder(task["folder"])
+    with folder.worker_lock(task["index"]):
+        load_plugins(task["plugins"])
+        settings = Settings.from_dict(folder.known_facts().settings)
+        runner = TrialRunner(folder, settings, RunOptions(**task["options"]))
         while True:
             name = json.loads(names.get())
             failure = None

@@ -75,30 +75,13 @@ class LoggerKind:
 LOGGERS: Registry[LoggerKind] = Registry("logger", "vitmods.train.loggers")
 
 
-@dataclass(frozen=True)
-class LogTo:
-    """Loggers that get the rows of a trial, and what they know of it.
-
-    names: of `LOGGERS`
-    run:   None: the trial is one by itself, known by its folder
-    """
-
-    names: tuple[str, ...] = ()
-    run: LoggedRun | None = None
-
-
-NO_LOGS = LogTo()
-
-
-def check_loggers(names: str | Iterable[str]) -> tuple[str, ...]:
-    """The names of loggers, each once. UserError where one is not known, not installed, or has no account here."""
-    chosen = tuple(dict.fromkeys([names] if isinstance(names, str) else names))
-    for name in chosen:
+def check_loggers(names: Iterable[str]) -> None:
+    """Raise UserError if a logger is unknown, is not installed, or has no account here."""
+    for name in names:
         kind = LOGGERS[name]
         if kind.needs and importlib.util.find_spec(kind.needs) is None:
             raise UserError(f"The logger {name} needs {kind.needs}: pip install 'vitmods[{name}]', or leave it out.")
         kind.check()
-    return chosen
 
 
 def key_of(*parts: str) -> str:
@@ -178,14 +161,22 @@ class Logs:
             )
 
 
-def open_logs(to: LogTo, folder: Path, seed: int, rows: Sequence[Mapping[str, Any]], known: int) -> Logs:
-    """The loggers of the trial in a folder. rows, known: as `Logs` has them."""
+def open_logs(
+    names: Sequence[str],
+    run: LoggedRun | None,
+    folder: Path,
+    seed: int,
+    rows: Sequence[Mapping[str, Any]],
+    known: int,
+) -> Logs:
+    """Open the loggers of the trial in a folder. run: None identifies a trial outside of studies by its folder. rows,
+    known: see `Logs`."""
     path = folder / "config.json"
     config = read_json(path) if path.exists() else {}
     where, arm = folder.resolve(), config.get("arm", "base")
     fields = {"study": where.name, "arm": arm, "seed": seed, "changes": config.get("changes", "")}
-    run = to.run or LoggedRun(where.name, f"{arm} seed {seed}", key_of(str(where)), fields)
-    return Logs(to.names, replace(run, folder=folder, config=config), rows, known)
+    run = run or LoggedRun(where.name, f"{arm} seed {seed}", key_of(str(where)), fields)
+    return Logs(names, replace(run, folder=folder, config=config), rows, known)
 
 
 def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -1,0 +1,88 @@
+"""Options of a run are declared once, in RunOptions and StudyOptions; everything else reads those fields."""
+
+import inspect
+import json
+from dataclasses import fields, replace
+from typing import get_type_hints
+
+import pytest
+
+import vitmods as vm
+from vitmods.cli import main
+from vitmods.cli.compare import Compare
+from vitmods.cli.finetune import Finetune
+from vitmods.cli.train import Train
+from vitmods.study import StudyOptions
+from vitmods.study.executors import ClusterOptions
+from vitmods.study.executors.processes import Processes
+from vitmods.study.store import StudyFolder
+from vitmods.study.trial import TrialRunner
+from vitmods.train import RunOptions
+from vitmods.util.errors import UserError
+
+HIDDEN = {"progress", "checkpoint_every_steps", "eval_every_epochs", "tensorboard"}  # from the shell
+OTHER = {"device": "cpu", "cache_dir": "/x", "log": ("wandb",), "record": ("lambdas",)}
+
+
+def names(kind):
+    return {field.name for field in fields(kind)}
+
+
+def test_a_worker_gets_every_field(tmp_path):
+    """Without compile, which excludes recompute and shard."""
+    changed = {
+        field.name: OTHER[field.name]
+        if field.name in OTHER
+        else (not field.default if isinstance(field.default, bool) else (field.default or 0) + 1)
+        for field in fields(RunOptions)
+        if field.name != "compile"
+    }
+    task = json.loads(json.dumps(Processes(StudyFolder(tmp_path), 1, 1, StudyOptions(**changed))._task(0)))
+    received = RunOptions(**task["options"])
+    assert received == RunOptions(**{**changed, "progress": False})  # a worker has no terminal
+    assert all(getattr(received, name) != getattr(RunOptions(), name) for name in changed)
+
+
+def test_nothing_else_lists_the_options():
+    """So that a new option is one field, and the place that reads it."""
+    for method in (vm.Study.run, vm.Study.dry_run, vm.Study.pilot, vm.Study.retrain):
+        assert not names(StudyOptions) & set(inspect.signature(method).parameters)
+    assert list(inspect.signature(TrialRunner).parameters) == ["folder", "settings", "options", "processes"]
+    for command, kind in ((Compare, StudyOptions), (Train, RunOptions), (Finetune, RunOptions)):
+        assert get_type_hints(command)["options"] is kind
+        assert not names(command) & names(StudyOptions)
+
+
+def test_the_shell_offers_every_option(capsys):
+    assert main(["compare", "--help"]) == 0
+    text = capsys.readouterr().out
+    offered = (names(StudyOptions) | names(ClusterOptions)) - {"cluster"}
+    assert {name for name in offered if f"--{name.replace('_', '-')} " not in text} == HIDDEN
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"cost_seconds": -1}, "cost_seconds must be at least 0"),
+        ({"checkpoint_minutes": float("nan")}, "checkpoint_minutes must be at least 0"),
+        ({"data_workers": -1}, "data_workers must be at least 0"),
+        ({"keep_weights": "some"}, "keep_weights is all, best, none"),
+        ({"record": "gradient"}, "no 'gradient' to record. Did you mean 'gradients'"),
+        ({"recompute": True, "compile": True}, "drop --recompute or --compile"),
+        ({"shard": True, "compile": True}, "drop --shard or --compile"),
+        ({"shard": True, "record": ["gradients"]}, "drop --shard, or record only lambdas"),
+    ],
+)
+def test_values_that_cannot_be_used(options, message):
+    with pytest.raises(UserError, match=message):
+        StudyOptions(**options)
+
+
+def test_study_run_takes_options_and_single_fields(tmp_path):
+    study = vm.Study("mu1/2", ["rms"], seeds=1)
+    with pytest.raises(TypeError, match=r"'worker' is not an option of a run\. Did you mean 'workers'"):
+        study.run(tmp_path, worker=2)
+    with pytest.raises(UserError, match="workers must be at least 1"):
+        study.dry_run(options=StudyOptions(device="cpu"), workers=0)
+    assert replace(StudyOptions(log="wandb"), workers=2).log == ("wandb",)
