@@ -28,9 +28,9 @@ from vitmods.analysis import (
     variation_coefficient,
 )
 from vitmods.analysis.figures.variation import subtracted_mean
+from vitmods.analysis.gallery import alternative
 from vitmods.layers.norms import NORMS
 from vitmods.model.flops import count_macs
-from vitmods.report.gallery import alternative
 
 GRID = (3, 5)
 

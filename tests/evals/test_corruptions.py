@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.data.corruptions import CORRUPTIONS
 from vitmods.evals import run_protocols
-from vitmods.evals.corruptions import ALEXNET, check, check_complete, corruption_error
 from vitmods.evals.options import Options
+from vitmods.papers.corruptions import CORRUPTIONS
+from vitmods.papers.corruptions.protocol import ALEXNET, check, check_metric, corruption_error
 from vitmods.util.errors import UserError
 
 
@@ -58,7 +58,7 @@ def test_mce_is_defined_for_all_of_imagenet_c_alone(outputs_of, made_up, small_m
         found = corruption_error(outputs_of(model, dataset, **asked), darker)
         assert set(found.metrics) == {"mean_corruption_error", "corruption_increase"}
         with pytest.raises(UserError, match="all 15 corruptions"):
-            check_complete(Options(**asked))
+            check_metric("mce", Options(**asked))
     more = corruption_error(outputs_of(model, dataset, corruptions=(*ALEXNET, "spatter")), darker)
     assert more.metrics["mce"] == corruption_error(outputs_of(model, dataset), darker).metrics["mce"]
     assert "spatter" in more.detail["errors"]

@@ -36,7 +36,7 @@ def test_the_arms_of_a_table_make_a_study(table):
     arms = arms_from_text(f"paper:{table.name}")
     assert len({arm.name for arm in arms}) == len(table.study.every_arm)
     assert line_up(f" paper:{table.name} ") is table
-    settings = table.study.settings(2)
+    settings = table.line_up.settings(2)
     sweep = {name: values for name, values in settings["sweep"].items() if name != "base"}
     study = vm.Study("mu/4", f"paper:{table.name}", "digits", sweep=sweep)
     assert len(study.settings.arms) == len(arms)
@@ -136,10 +136,10 @@ def test_published_differences_have_the_papers_decimals():
 
 
 def test_bases_follow_the_size_of_the_images():
-    study = TABLES["dpn-table1"].study
-    assert study.scaled() == ["S/32", "Ti/16", "B/32", "S/16", "B/16"]
-    assert study.scaled(2) == ["S/4", "Ti/2", "B/4", "S/2", "B/2"]
-    assert TABLES["dtn-table2"].study.scaled(2) == ["timm:swin_tiny_patch4_window7_224"]
+    line_up = TABLES["dpn-table1"].line_up
+    assert line_up.scaled() == ["S/32", "Ti/16", "B/32", "S/16", "B/16"]
+    assert line_up.scaled(2) == ["S/4", "Ti/2", "B/4", "S/2", "B/2"]
+    assert TABLES["dtn-table2"].line_up.scaled(2) == ["timm:swin_tiny_patch4_window7_224"]
 
 
 def test_the_commands_of_a_table_have_options_that_exist(capsys):

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
+from vitmods.papers.recipes.transfer import SUN397_GRIDS
 from vitmods.recipes import (
     RECIPES,
-    SUN397_GRIDS,
     a2,
     augreg,
     augreg_21k,

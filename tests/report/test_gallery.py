@@ -9,11 +9,11 @@ import torch
 
 import vitmods as vm
 from vitmods.analysis import FIGURES, Examined
+from vitmods.analysis.examine import examine
+from vitmods.analysis.gallery import write_gallery
 from vitmods.cli import main
 from vitmods.recipes import RECIPES
-from vitmods.report.gallery import write_gallery
 from vitmods.study import Answer, Study
-from vitmods.study.examine import examine
 from vitmods.study.plan import Settings
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import base_config, build_model

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from vitmods.papers import TABLES
+from vitmods.papers.comparison import Beside, _labels, comparison, table_of
 from vitmods.papers.table import published
 from vitmods.report import render as terminal
 from vitmods.report.page import render
-from vitmods.report.published import Beside, _labels, comparison, table_of
 from vitmods.stats.verdict import Verdict
 
 
@@ -78,7 +78,7 @@ def test_differences_to_another_arm_are_compared_with_differences_to_that_arm(sy
     effects = {name: dataclasses.replace(dpn.effect, arm=name, effect=-0.2) for name in ("base", "pre")}
     decision = dataclasses.replace(answer.decision, effects=effects)
     monkeypatch.setattr(
-        "vitmods.report.published.Answer.load",
+        "vitmods.papers.comparison.Answer.load",
         lambda path, arm: dataclasses.replace(answer, base={"dpn": dpn}[arm], arms=(base, pre), decision=decision),
     )
     (row,) = comparison(answer).rows

@@ -28,10 +28,10 @@ from vitmods.adapters import load, open_model, save
 from vitmods.data.read import Unreadable, decode
 from vitmods.data.shards import open_tar
 from vitmods.data.sources import open_source
-from vitmods.data.sources.imagenet import _from_archive
 from vitmods.data.sources.wds import expand, scan
 from vitmods.data.splits import keys_by
 from vitmods.model.config import ViTConfig
+from vitmods.papers.sources.imagenet import _from_archive
 from vitmods.recipes import Recipe
 from vitmods.stats.read import read_csv
 from vitmods.study.arms import Function

@@ -31,10 +31,15 @@ ALLOWED = {
     ("yaml", "load"): {"tasks/detection/sources.py"},
     ("ElementTree", "parse"): set(),
     ("ElementTree", "fromstring"): {"tasks/detection/sources.py"},
-    ("Image", "open"): {"data/read.py", "data/pack.py", "data/corruptions/weather.py", "data/corruptions/pixels.py"},
+    ("Image", "open"): {
+        "data/read.py",
+        "data/pack.py",
+        "papers/corruptions/weather.py",
+        "papers/corruptions/pixels.py",
+    },
     ("zipfile", "ZipFile"): {LIMITS, "train/checkpoint.py"},
-    ("tarfile", "open"): {"data/shards.py", "data/pack.py", "data/sources/imagenet.py"},
-    ("gzip", "open"): {"data/sources/imagenet.py"},
+    ("tarfile", "open"): {"data/shards.py", "data/pack.py", "papers/sources/imagenet.py"},
+    ("gzip", "open"): {"papers/sources/imagenet.py"},
     ("ast", "literal_eval"): {"study/bases.py"},
     ("pickle", "dumps"): {"train/distributed.py"},
     ("torch.export", "load"): {"study/opened.py", "fast/export.py"},  # the second what it has just written

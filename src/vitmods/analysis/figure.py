@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vitmods.adapters.apply import as_vit
 from vitmods.model.vit import ViT
+from vitmods.report.figures import INK, LINE, MUTED, PALETTE
 from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry
 from vitmods.util.text import no_formula
@@ -23,9 +24,6 @@ Arrays = Mapping[str, Tensor]
 """Of one model: part (a module's name, say) -> values. An entry called as a column is that column's coordinate."""
 Needs = Literal["weights", "images", "record", "scores", "time"]
 
-INK, MUTED, LINE = "#1b1f24", "#5a636e", "#dcdfe3"
-PALETTE = ("#6f7883", "#0b62a4", "#d55e00", "#008a64", "#b05594", "#b58900", "#2f9fd0", "#7a4d00")
-"""Colors that color-blind readers tell apart too (after Okabe and Ito); gray, the first, is base's."""
 MARKERS = "osD^vP*X"
 SHADES = "cividis"
 """The map of colors of images: light is large, for color-blind readers and in print too."""

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Sequence
+from types import ModuleType
 from typing import TextIO
 
 from vitmods import __version__
@@ -34,6 +35,9 @@ COMMANDS = {
     "bench": "speed and memory of models side by side, paired and interleaved",
     "export": "write a model for other programs: torch, ONNX, safetensors, or a folder for the Hub",
 }
+
+ELSEWHERE = {"analyse": "vitmods.analysis.command", "paper": "vitmods.papers.command"}
+"""commands whose module is not of this package"""
 
 HELP = """\
 usage: vitmods COMMAND [OPTIONS]
@@ -105,12 +109,17 @@ def _take(arguments: list[str], option: str) -> list[str]:
     return found
 
 
+def import_command(name: str) -> ModuleType:
+    """The module of a command, whose `main` runs it."""
+    return importlib.import_module(ELSEWHERE.get(name, f"vitmods.cli.{name}"))
+
+
 def _dispatch(arguments: list[str]) -> int:
     command = arguments[0]
     if command not in COMMANDS:
         kind = "option" if command.startswith("-") else "command"
         raise UserError(f"There is no {kind} {command}. {nearest(command, COMMANDS)} `vitmods --help` says more.")
-    module = importlib.import_module(f"vitmods.cli.{command}")
+    module = import_command(command)
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         code: int = module.main(arguments[1:])

@@ -49,10 +49,10 @@ def main(arguments: Sequence[str]) -> int:
 def change_named(name: str) -> Any:
     """The class of a change by its name or a short form. UserError, naming the nearest, where there is none."""
     from vitmods.changes import REGISTRY
-    from vitmods.papers import line_up
+    from vitmods.study.line_ups import find_line_up
 
-    if table := line_up(name):
-        raise UserError(f"{name} is a line-up of several changes: `vitmods paper show {table.name}`.")
+    if line_up := find_line_up(name):
+        raise UserError(f"{name} is a line-up of several changes: `vitmods paper show {line_up.name}`.")
     return next((kind for kind in REGISTRY.values() if name in kind.short_forms), None) or REGISTRY[name]
 
 

@@ -29,8 +29,8 @@ from vitmods.util.errors import UserError
 from vitmods.util.registry import plugin_options
 
 if TYPE_CHECKING:
-    from vitmods.papers import Table
     from vitmods.study import Answer, Study
+    from vitmods.study.line_ups import LineUp
 
 FAILED = 1
 
@@ -142,17 +142,17 @@ def main(arguments: Sequence[str]) -> int:
     start = asked.start
     if not (asked.help or asked.quiet):
         print(f"Reading {asked.data or 'digits'} ...", file=sys.stderr, flush=True)
-    table = _table(asked.arms)
-    if table and table.study:
-        asked = replace(asked, task=asked.task or table.study.task)
-        if table.study.start and not asked.help:
-            _check_start(table, asked.start)
+    line_up = _line_up(asked.arms)
+    if line_up:
+        asked = replace(asked, task=asked.task or line_up.task)
+        if line_up.start and not asked.help:
+            _check_start(line_up, asked.start)
     if not asked.help:  # help is given whatever else is wrong
         _check_names(asked)
     defaults, dataset, recipe_name, recipe = defaults_from(asked, start)
     default = Compare(dataset, recipe, StudyOptions(), Options(), base=(defaults.base,), recipe=recipe_name)
-    if table:
-        default = _filled(default, table, asked)
+    if line_up:
+        default = _filled(default, line_up, asked)
     elif start:
         from vitmods.study.checkpoints import names  # torch, which takes seconds: what runs is said before
 
@@ -160,8 +160,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Compare, arguments, "compare", default)
     if options.start is not None and options.base != (defaults.base,):
         raise UserError("--from says what base is: leave --base out.")
-    parts = [table.name] if table else []
-    if asked.base or not table:
+    parts = [line_up.name] if line_up else []
+    if asked.base or not line_up:
         parts.append(Path(options.base[0]).name if options.start else "-".join(options.base))
     out = options.out or readable_folder(options.dataset.data, *parts)
     study = _study(options)
@@ -203,50 +203,47 @@ def _check_names(asked: Asked) -> None:
         make_measure(asked.metric)
 
 
-def _table(arms: Sequence[str]) -> Table | None:
+def _line_up(arms: Sequence[str]) -> LineUp | None:
     """The published table that fills in what is not given, where `paper:NAME` is one of the arms. UserError for two."""
-    from vitmods.papers.table import PREFIX, line_up
+    from vitmods.study.line_ups import find_line_up
 
-    named = [arm for arm in arms if arm.strip().startswith(PREFIX)]
+    named = [arm for arm in arms if arm.strip().startswith("paper:")]
     if len(named) > 1:
         raise UserError(f"A study has the bases and settings of one table: give one of {' and '.join(named)}.")
-    return line_up(named[0]) if named else None
+    return find_line_up(named[0]) if named else None
 
 
-def _filled(default: Compare, table: Table, asked: Asked) -> Compare:
-    """The defaults with the bases, the sweep, the task and the metric of a table's study, and a note that says so."""
-    study = table.study
-    assert study is not None
+def _filled(default: Compare, line_up: LineUp, asked: Asked) -> Compare:
+    """The defaults with the bases, the sweep, the task and the metric of a line-up, and a note that says so."""
     patch = default.base[0].rpartition("/")[2]
-    settings = study.settings(int(patch) if patch.isdigit() else 16)
+    settings = line_up.settings(int(patch) if patch.isdigit() else 16)
     sweep = settings["sweep"]
     bases = tuple(sweep.pop("base", [settings.get("base", default.base[0])]))
     if asked.start or any(one.startswith("base=") for one in asked.sweep):
         bases = default.base
     swept = () if asked.sweep else tuple(f"{name}={','.join(map(str, values))}" for name, values in sweep.items())
-    dataset = replace(default.dataset, task=asked.task or study.task)
+    dataset = replace(default.dataset, task=asked.task or line_up.task)
     if not (asked.help or asked.quiet):
-        filled = [f"--task {study.task}"] * (study.task != "classification") + [f"--sweep {one}" for one in swept]
+        filled = [f"--task {line_up.task}"] * (line_up.task != "classification") + [f"--sweep {one}" for one in swept]
         filled += [] if asked.base or bases == default.base else [f"--base {' '.join(bases)}"]
-        filled += [f"--metric {study.metric}"] if study.metric else []
-        note(f"{table.paper.title}, {table.where}: {table.title}.{' It says ' if filled else ''}{' '.join(filled)}")
-    return replace(default, dataset=dataset, base=bases, sweep=swept, metric=study.metric)
+        filled += [f"--metric {line_up.metric}"] if line_up.metric else []
+        note(f"{line_up.title}.{' Using ' if filled else ''}{' '.join(filled)}")
+    return replace(default, dataset=dataset, base=bases, sweep=swept, metric=line_up.metric)
 
 
-def _check_start(table: Table, start: str | None) -> None:
-    """Raises UserError where a table begins with trained weights and none are given, or where an arm that changes the
-    model would begin with base's, which were trained without the change."""
+def _check_start(line_up: LineUp, start: str | None) -> None:
+    """Raise UserError where a line-up needs trained weights and none are given, or where an arm that changes the model
+    would start from base's, which were trained without the change."""
     from vitmods.study.arms import arms_from_text
     from vitmods.study.checkpoints import names
 
-    assert table.study is not None
     if start is None:
-        raise UserError(f"{table.name} begins with trained weights: add --from, {table.study.start}.")
-    changed = [arm.name for text in table.study.every_arm for arm in arms_from_text(text) if arm.changes]
+        raise UserError(f"{line_up.name} starts from trained weights: add --from, {line_up.start}.")
+    changed = [arm.name for text in line_up.arms for arm in arms_from_text(text) if arm.changes]
     if changed and (lacking := " ".join(name for name in changed if name not in names(start))):
         raise UserError(
-            f"{start} has no weights of {lacking}, and {table.name} compares models that were trained with the change "
-            "and without it: give --from the folder of a study with both. What the change does to trained weights of "
+            f"{start} has no weights of {lacking}, and {line_up.name} compares models trained with and without "
+            "the change: give --from the folder of a study with both. What the change does to trained weights of "
             f"base is another question: `vitmods compare --from {start} --arms {lacking}`."
         )
 

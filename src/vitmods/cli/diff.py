@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.adapters.named import LIBRARIES, open_model
     from vitmods.changes import parse_changes
     from vitmods.model.vit import vit
-    from vitmods.papers.table import refuse_line_ups
+    from vitmods.study.line_ups import refuse_line_ups
 
     refuse_line_ups(options.arm)
     changes = parse_changes(options.arm)

@@ -40,11 +40,16 @@ def _any_images(dataset: ImageDataset, split: str, options: Options) -> None:
     """Nothing is asked of them."""
 
 
+def _any_metric(metric: str, options: Options) -> None:
+    """Every metric is given with any options."""
+
+
 @dataclass(frozen=True)
 class Protocol:
     """One way of measuring: what it is in words, its metrics, what it does, and what it asks of the images.
 
-    `check` raises UserError where the images or the options do not allow it; it looks at no pixel. `reads_logits`:
+    `check` raises UserError where the images or the options do not allow it; it looks at no pixel. `check_metric` does
+    so where the options leave a metric out. `reads_logits`:
     the model must have been trained on the classes of the images; otherwise its features are all that is read.
     `options` names what it reads of the Options. `target`: what it needs to know of each image, as a task says it.
     """
@@ -57,9 +62,10 @@ class Protocol:
     reads_logits: bool = True
     options: tuple[str, ...] = ()
     target: str = "class"
+    check_metric: Callable[[str, Options], None] = _any_metric
 
 
-PROTOCOLS: Registry[Protocol] = Registry("protocol", "vitmods.evals")
+PROTOCOLS: Registry[Protocol] = Registry("protocol", "vitmods.evals", "vitmods.papers.corruptions")
 
 
 def accuracy_of(metric: str, right: NDArray[np.bool_], **detail: Any) -> ProtocolResult:

@@ -19,7 +19,7 @@ class Options:
     shots: tuple[int, ...] = SHOTS
     """training images of each class that few-shot transfer learns from"""
     corruptions: tuple[str, ...] | None = None
-    """names of `vitmods.data.corruptions`; None: the 15 that count in ImageNet-C"""
+    """names of `vitmods.papers.corruptions`; None: the 15 that count in ImageNet-C"""
     severities: tuple[int, ...] = SEVERITIES
     """of each corruption, 1 to 5"""
     textures: Path | None = None

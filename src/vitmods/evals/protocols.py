@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from vitmods.evals import corruptions, fewshot
+from vitmods.evals import fewshot
 from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import ModelOutputs, Progress, silent
@@ -60,9 +60,10 @@ def options_for(metric: str, options: Options) -> Options:
     Raises:
         UserError: there is no such metric, or the options leave it out.
     """
-    shots = fewshot.shots_of(metric)
-    if metric_named(metric).name == "mce":
-        corruptions.check_complete(options)
+    shots, name = fewshot.shots_of(metric), metric_named(metric).name
+    for protocol in PROTOCOLS.values():
+        if name in {given.name for given in protocol.metrics}:
+            protocol.check_metric(name, options)
     return options if shots is None else replace(options, shots=(shots,))
 
 

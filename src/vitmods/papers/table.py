@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from vitmods.study.line_ups import LINE_UPS, LineUp
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.registry import Registry
 
@@ -161,6 +162,22 @@ class Table:
     def unit_of(self, column: str) -> str:
         return dict(self._columns)[column] or self.unit
 
+    @property
+    def line_up(self) -> LineUp:
+        """What its study compares. The table has a study."""
+        study = self.study
+        assert study is not None
+        return LineUp(
+            self.name,
+            f"{self.paper.title}, {self.where}: {self.title}",
+            tuple(study.every_arm),
+            tuple(study.bases.values()),
+            study.task,
+            study.metric,
+            {name: tuple(values.values()) for name, values in study.sweep.items()},
+            study.start,
+        )
+
     def describe(self) -> dict[str, Any]:
         """For programs; cells as they may be shown."""
         return {
@@ -188,8 +205,8 @@ class Table:
         return ", ".join(line[: self.keys])
 
 
-PAPERS: Registry[Paper] = Registry("paper", "vitmods.papers")
-TABLES: Registry[Table] = Registry("table", "vitmods.papers", advice="`vitmods paper` lists all.")
+PAPERS: Registry[Paper] = Registry("paper", "vitmods.papers.tables")
+TABLES: Registry[Table] = Registry("table", "vitmods.papers.tables", advice="`vitmods paper` lists all.")
 """name -> Table. A file adds its paper's, in the paper's order."""
 
 
@@ -207,9 +224,6 @@ class Tables:
     def add(self, name: str, title: str, **facts: Any) -> Table:
         table = Table(f"{self.paper.name}-{name}", self.paper, title, **{**self.about, **facts})
         return TABLES.add(table.name, table)
-
-
-PREFIX = "paper:"
 
 
 @dataclass(frozen=True)
@@ -253,23 +267,6 @@ class TableStudy:
     @property
     def every_arm(self) -> list[str]:
         return [*self.arms.values(), *self.beside]
-
-    def scaled(self, patch: int = 16) -> list[str]:
-        """The bases for smaller images, where the side of a patch is `patch` and not 16: S/32 becomes S/4 for 2. Models
-        of other libraries stay as they are."""
-
-        def smaller(found: re.Match[str]) -> str:
-            return f"/{max(1, int(found[1]) * patch // 16)}"
-
-        return [base if ":" in base else re.sub(r"/(\d+)$", smaller, base) for base in self.bases.values()]
-
-    def settings(self, patch: int = 16) -> dict[str, Any]:
-        """Arguments of `vitmods.Study` beside data, recipe and seeds."""
-        bases = self.scaled(patch)
-        swept = {"base": bases} if len(bases) > 1 else {}
-        swept |= {name: list(values.values()) for name, values in self.sweep.items()}
-        found = {"arms": self.every_arm, "task": self.task, "sweep": swept, "metric": self.metric}
-        return found | ({} if self.start else {"base": bases[0]})
 
     @property
     def points(self) -> list[dict[str, str]]:
@@ -340,6 +337,9 @@ def covered(table: Table) -> tuple[int, int]:
     return len(cells), sum(table.unit_of(column) == table.unit for _, column in table.numbers)
 
 
+PREFIX = "paper:"
+
+
 def line_up(text: str) -> Table | None:
     """The table that `paper:NAME`, or the short name of its arms, stands for; None for anything else.
 
@@ -356,12 +356,6 @@ def line_up(text: str) -> Table | None:
     return table
 
 
-def refuse_line_ups(text: str) -> None:
-    """Raises UserError where a line-up stands among the changes of one arm, joined by +."""
-    for part in text.split("+"):
-        if (table := line_up(part)) and table.study:
-            name = part.strip()
-            raise UserError(
-                f"'{name}' is a line-up, several arms of a study: it stands for itself, as in `vitmods compare --arms "
-                f"{name}`. Here one of its arms can stand: {', '.join(table.study.every_arm)}."
-            )
+@LINE_UPS.register("paper")
+def _line_up(text: str) -> LineUp | None:
+    return table.line_up if (table := line_up(text)) else None

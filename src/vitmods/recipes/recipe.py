@@ -174,6 +174,9 @@ def _check_rates(recipe: Recipe) -> None:
         raise UserError(f"recipe: warmup_lr={schedule.warmup_lr:g} is above lr={lr:g}{scaled}.")
 
 
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
 @dataclass(frozen=True)
 class Augment:
     """How images reach the model. The images that are kept for training follow from these values alone."""

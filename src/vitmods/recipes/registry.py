@@ -22,6 +22,7 @@ Architecture = Callable[[str, Mapping[str, Any]], dict[str, Any]]
 RECIPES: Registry[Callable[..., Recipe]] = Registry(
     "recipe",
     "vitmods.recipes",
+    "vitmods.papers.recipes",
     "vitmods.tasks.*.recipes",
     advice="`vitmods recipes` lists all; settings follow in parentheses.",
 )

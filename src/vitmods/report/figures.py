@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from vitmods.analysis.figure import INK, LINE, MUTED, PALETTE
 from vitmods.report.text import GLYPHS, numbers, of_metric, point_text, scale_of, score, tone, verdict_text
 from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.answer import Tuning
@@ -32,6 +31,10 @@ GAP = 0.8  # between the groups of a grid of several fields, in steps of a point
 MOST_TICKS, MOST_GROUPS = 9, 4
 LETTER = 6.9
 """Approximate width of a digit in pixels."""
+
+INK, MUTED, LINE = "#1b1f24", "#5a636e", "#dcdfe3"
+PALETTE = ("#6f7883", "#0b62a4", "#d55e00", "#008a64", "#b05594", "#b58900", "#2f9fd0", "#7a4d00")
+"""Colors that color-blind readers tell apart too (after Okabe and Ito); gray, the first, is base's."""
 
 # Matplotlib does not support CSS variables, so it draws with stand-ins that equal no other color of a figure.
 _NAMES = ("ink", "muted", "line", "band", "base", "arm", "helps", "hurts", "same", "open", "paper")

@@ -20,8 +20,7 @@ from vitmods.report import text
 from vitmods.report.advice import Step, next_steps
 from vitmods.report.drawing import draw
 from vitmods.report.figures import Inliner, axes_of, clipped, curve_panel, forest, sweep_panel, tuning_panel
-from vitmods.report.gallery import Shown, inside_the_models
-from vitmods.report.published import Comparison, comparison
+from vitmods.report.sections import SECTIONS
 from vitmods.report.templates import ExampleTable, differences, example_table, templates
 from vitmods.stats.decision import Pair
 from vitmods.stats.tables import signed
@@ -260,16 +259,10 @@ class Page:
         """Arms with a published gain to compare with."""
         return [view for view in self.cards if view.published]
 
-    @cached_property
-    def comparison(self) -> Comparison | None:
-        return comparison(self.answer)
-
-    @property
-    def base_names(self) -> str:
-        """The models that arms are compared on."""
-        if not text.several_bases(self.answer):
-            return self.answer.base.model.name
-        return ", ".join(dict.fromkeys(str(setting.values["base"]) for setting in self.answer.sweep))
+    def sections(self, after: str) -> list[Markup]:
+        """Markup that other packages add after a part of the page."""
+        added = (section.html(self.answer, self.inline) for section in SECTIONS.values() if section.after == after)
+        return [Markup(html) for html in added if html]
 
     @property
     def test_images(self) -> int:
@@ -350,11 +343,6 @@ class Page:
 
     def drawing(self, view: ArmView) -> Markup:
         return draw(view.arm.model.config, self.answer.base.model.config, view.name)
-
-    @cached_property
-    def inside(self) -> list[Shown]:
-        """Figures of what trials recorded and of their weights."""
-        return inside_the_models(self.answer, self.inline)
 
     @cached_property
     def examples(self) -> ExampleTable | None:

@@ -14,7 +14,7 @@ from vitmods.evals.base import PROTOCOLS
 from vitmods.evals.protocols import metric_named
 from vitmods.report import text as words
 from vitmods.report.advice import next_steps
-from vitmods.report.published import printed
+from vitmods.report.sections import SECTIONS
 from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import VIEWS, Answer, ArmCost
 from vitmods.util.errors import UserError
@@ -62,7 +62,7 @@ def answer_table(answer: Answer, width: int = 120) -> Group:
     parts.append(Text(single_line(" ".join(_legend(answer))), style="dim"))
     if tuned := words.tuned_text(answer):
         parts.append(Text(single_line(tuned), style="dim"))
-    parts += printed(answer)
+    parts += [part for section in SECTIONS.values() for part in section.text(answer)]
     parts.append(Text("\nNext steps", style="bold"))
     for step in next_steps(answer):
         parts.append(Text(single_line(f"- {step.text.replace('`', '')}")))

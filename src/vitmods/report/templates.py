@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from vitmods.report import text
@@ -25,10 +25,10 @@ MOST_SAMPLES = 24
 
 
 @cache
-def templates() -> Environment:
-    """Create the environment: all text is escaped, and a missing value is an error."""
+def templates(package: str = "vitmods.report") -> Environment:
+    """Open the templates of a package and those of reports: all text is escaped, and a missing value is an error."""
     environment = Environment(
-        loader=PackageLoader("vitmods.report", "."),
+        loader=ChoiceLoader([PackageLoader(name, ".") for name in dict.fromkeys((package, "vitmods.report"))]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

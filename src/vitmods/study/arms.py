@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from vitmods.finetune.roles import chosen_roles
-from vitmods.papers.table import line_up, refuse_line_ups
+from vitmods.study.line_ups import find_line_up, refuse_line_ups
 from vitmods.util.errors import UserError
 from vitmods.util.registry import load_plugins, named_by_user
 from vitmods.util.shorthand import read_settings, split_form, split_outside
@@ -327,8 +327,8 @@ def split_training(text: str) -> tuple[str, dict[str, Any]]:
 
 def arms_from_text(text: str) -> list[Arm]:
     """The same, or the arms of a published table, e.g. `paper:dpn-table6`, or `norms`, short for one."""
-    table = line_up(text)
-    return [arm_from_text(arm) for arm in table.study.every_arm] if table and table.study else [arm_from_text(text)]
+    line_up = find_line_up(text)
+    return [arm_from_text(arm) for arm in line_up.arms] if line_up else [arm_from_text(text)]
 
 
 def make_arms(arms: Mapping[str, Any] | Iterable[Any]) -> tuple[Arm, ...]:

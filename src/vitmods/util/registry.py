@@ -45,8 +45,8 @@ class Registry(Mapping[str, T]):
 
     Args:
         kind: of things, in one or two words, for errors.
-        folders: packages whose files add to it, or patterns of modules; none where the module of the registry imports
-            them itself.
+        folders: packages whose files add to it, modules, or patterns of modules; none where the module of the registry
+            imports them itself.
         advice: ends the error of an unknown name (how to list all, for instance).
     """
 
@@ -110,7 +110,7 @@ class Registry(Mapping[str, T]):
                 try:
                     for folder in self._folders:
                         folder, _, module = folder.partition(".*")
-                        for file in pkgutil.iter_modules(importlib.import_module(folder).__path__):
+                        for file in pkgutil.iter_modules(getattr(importlib.import_module(folder), "__path__", ())):
                             name = f"{folder}.{file.name}{module}"
                             if not module or (file.ispkg and importlib.util.find_spec(name)):
                                 importlib.import_module(name)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from vitmods.data.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, corrupt
+from vitmods.papers.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, corrupt
 
 STORED = Path(__file__).with_name("corruption_statistics.json")
 SIDES = (32, 64, 224)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from vitmods.data.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, corruption
-from vitmods.data.corruptions.pixels import Draws, disk, scattered
-from vitmods.data.corruptions.tables import TABLES, strength, table_side
-from vitmods.data.corruptions.weather import _read, distance, edges
+from vitmods.papers.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, corruption
+from vitmods.papers.corruptions.pixels import Draws, disk, scattered
+from vitmods.papers.corruptions.tables import TABLES, strength, table_side
+from vitmods.papers.corruptions.weather import _read, distance, edges
 
 SIZES = ((32, 32), (64, 50), (121, 124))
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from vitmods.data.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, check_corruptions, corrupt
-from vitmods.data.corruptions.weather import FILES
+from vitmods.papers.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, check_corruptions, corrupt
+from vitmods.papers.corruptions.weather import FILES
 from vitmods.util.errors import UserError
 
 ALL = CORRUPTIONS + EXTRA

@@ -10,7 +10,7 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from vitmods.data.sources.imagenet import wnids
+from vitmods.papers.sources.imagenet import wnids
 
 Jpeg = Callable[[int], bytes]
 WriteTar = Callable[[Path, dict[str, bytes]], None]

@@ -11,9 +11,9 @@ import pytest
 from vitmods import data
 from vitmods.data import shards as tars
 from vitmods.data.records import Records, Source
-from vitmods.data.sources import imagenet as module
 from vitmods.data.sources import open_source
-from vitmods.data.sources.imagenet import titles, wnids
+from vitmods.papers.sources import imagenet as module
+from vitmods.papers.sources.imagenet import titles, wnids
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
@@ -128,7 +128,7 @@ def test_the_devkit_is_read_as_torchvision_reads_it(tmp_path: Path, write_devkit
     import torch
     from torchvision.datasets import imagenet as theirs
 
-    from vitmods.data.sources.imagenet import val_labels
+    from vitmods.papers.sources.imagenet import val_labels
 
     write_devkit(tmp_path, [5, 999, 0, 321])
     monkeypatch.setattr(theirs, "_verify_archive", lambda *arguments: None)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vitmods.data.sources import SOURCES, open_source
-from vitmods.data.sources.vtab import TASKS
+from vitmods.papers.sources.transfer import TASKS
 from vitmods.util.errors import UserError
 
 PUBLISHED = [name for name, kind in SOURCES.items() if kind.layout]

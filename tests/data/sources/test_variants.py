@@ -9,7 +9,7 @@ from timm.data import RealLabelsImagenet
 
 from vitmods import data
 from vitmods.data.sources import open_source
-from vitmods.data.sources.imagenet import ARCHIVES, V2_VARIANTS, corruption_specs, titles, wnids
+from vitmods.papers.sources.imagenet import ARCHIVES, V2_VARIANTS, corruption_specs, titles, wnids
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
@@ -87,7 +87,7 @@ def test_c_that_is_not_whole(corrupted: Path, tmp_path: Path) -> None:
 
 
 def test_the_corruptions_are_those_that_can_be_generated() -> None:
-    corruptions = pytest.importorskip("vitmods.data.corruptions")
+    corruptions = pytest.importorskip("vitmods.papers.corruptions")
     fifteen = [name for archive, group in ARCHIVES.items() if archive != "extra" for name in group]
     assert (tuple(fifteen), ARCHIVES["extra"]) == (corruptions.CORRUPTIONS, corruptions.EXTRA)
 

@@ -8,7 +8,7 @@ import pytest
 
 from vitmods import data
 from vitmods.data.sources import open_source
-from vitmods.data.sources.vtab import TASKS
+from vitmods.papers.sources.transfer import TASKS
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from vitmods.analysis.figure import INK, Arrays, Examined, NotHere, blank, colors, compared, figure_kind, markers, plain
+from vitmods.analysis.figure import Arrays, Examined, NotHere, blank, colors, compared, figure_kind, markers, plain
+from vitmods.report.figures import INK
 
 Point = dict[str, float]
 SIZES = ("depth", "parallel", "embed_dim", "num_heads", "mlp_dim", "drop_path", "first_blocks", "prefix_from")

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from vitmods.analysis.figure import MUTED, Arrays, Examined, NotHere, blank, clipped, figure_kind, show_mosaic
+from vitmods.analysis.figure import Arrays, Examined, NotHere, blank, clipped, figure_kind, show_mosaic
 from vitmods.layers import DualPatchNormStem
 from vitmods.model.vit import ViT
+from vitmods.report.figures import MUTED
 
 CHANNELS = {1: ("gray",), 3: ("red", "green", "blue")}
 

@@ -8,19 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmods.analysis.figure import (
-    INK,
-    Arrays,
-    Examined,
-    NotHere,
-    blank,
-    figure_kind,
-    scale_bar,
-    short,
-    show_mosaic,
-)
+from vitmods.analysis.figure import Arrays, Examined, NotHere, blank, figure_kind, scale_bar, short, show_mosaic
 from vitmods.layers import DynamicTokenNorm, GatedPositions
 from vitmods.model.vit import ViT
+from vitmods.report.figures import INK
 
 
 @torch.no_grad()

@@ -8,20 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmods.analysis.figure import (
-    MUTED,
-    PALETTE,
-    Arrays,
-    Examined,
-    NotHere,
-    blank,
-    clipped,
-    figure_kind,
-    legend,
-    plain,
-    short,
-)
+from vitmods.analysis.figure import Arrays, Examined, NotHere, blank, clipped, figure_kind, legend, plain, short
 from vitmods.model.vit import ViT
+from vitmods.report.figures import MUTED, PALETTE
 from vitmods.train.record import LAMBDA, lambdas_of
 
 LINES = ("-", "--", ":", "-.")

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from vitmods.analysis.figure import INK, PALETTE, Arrays, Examined, NotHere, blank, figure_kind, legend, plain
+from vitmods.analysis.figure import Arrays, Examined, NotHere, blank, figure_kind, legend, plain
 from vitmods.bench import BLOCK_S, Work, interleave, peak_bytes, quiet_threads, seconds_per_call
 from vitmods.finetune import train_only
+from vitmods.report.figures import INK, PALETTE
 
 PARTS = ("all", "attention", "ffn")
 QUANTITIES = {"parameters": "trained parameters", "step": "time of a step", "memory": "peak memory"}

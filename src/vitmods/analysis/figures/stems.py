@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from vitmods.analysis.figure import (
-    INK,
     Arrays,
     Examined,
     NotHere,
@@ -22,6 +21,7 @@ from vitmods.analysis.figure import (
 )
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs
+from vitmods.report.figures import INK
 
 
 def stem_cost(one: Examined) -> dict[str, torch.Tensor]:

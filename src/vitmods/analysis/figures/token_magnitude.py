@@ -7,17 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from vitmods.analysis.figure import (
-    INK,
-    Arrays,
-    NotHere,
-    blank,
-    figure_kind,
-    scale_bar,
-    show_mosaic,
-)
+from vitmods.analysis.figure import Arrays, NotHere, blank, figure_kind, scale_bar, show_mosaic
 from vitmods.analysis.norms import around_norms, patch_tokens
 from vitmods.model.vit import ViT
+from vitmods.report.figures import INK
 
 PLACES = ("before", "after")
 MOST_BESIDE = 4

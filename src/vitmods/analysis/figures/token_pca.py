@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmods.analysis.figure import INK, Arrays, NotHere, blank, clipped, colors, figure_kind, plain
+from vitmods.analysis.figure import Arrays, NotHere, blank, clipped, colors, figure_kind, plain
 from vitmods.analysis.figures.token_magnitude import MOST_BESIDE, PLACES, around_a_norm
 from vitmods.model.vit import ViT
+from vitmods.report.figures import INK
 
 
 def principal_components(tokens: Tensor) -> Tensor:

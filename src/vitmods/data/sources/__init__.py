@@ -75,7 +75,9 @@ class SourceKind:
         ]
 
 
-SOURCES: Registry[SourceKind] = Registry("data source", "vitmods.data.sources", "vitmods.tasks.*.sources")
+SOURCES: Registry[SourceKind] = Registry(
+    "data source", "vitmods.data.sources", "vitmods.papers.sources", "vitmods.tasks.*.sources"
+)
 
 
 @dataclass(frozen=True)

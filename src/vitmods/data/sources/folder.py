@@ -22,7 +22,7 @@ from vitmods.data.records import ENDINGS, Records, Source, printable, split_name
 from vitmods.data.sources import Spec, data_source, known_specs
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, similar_folder
-from vitmods.util.limits import read_bytes
+from vitmods.util.limits import lines_of, read_bytes
 
 LAYOUT = "Expected FOLDER/class/image.jpg, or FOLDER/train/class/image.jpg with val and test beside train."
 _IMAGES = {"image", "images", "img", "imgs", "jpegimages"}
@@ -312,3 +312,20 @@ def _file_warnings(where: str, files: _Files) -> list[str]:
         endings = ", ".join(f"{count} {ending}" for ending, count in files.other_endings.most_common())
         warnings.append(f"Files in {where} that are no images by their ending were not used: {printable(endings)}.")
     return warnings
+
+
+CLASSES = "classes.txt"
+
+
+def class_names(path: Path) -> list[str]:
+    """The lines of the file that are not empty, in their order; none where there is no such file.
+
+    Raises:
+        UserError: it is no text in UTF-8, or names a class twice.
+    """
+    if not path.is_file():
+        return []
+    names = lines_of(path)
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise UserError(f"{printable(str(path))} names {printable(twice[0])} twice: leave one out.")
+    return names

@@ -19,8 +19,7 @@ import numpy as np
 from vitmods.data.multilabel import with_rarest
 from vitmods.data.records import Source, printable, split_named
 from vitmods.data.sources import Spec, data_source
-from vitmods.data.sources.folder import file_records
-from vitmods.data.sources.imagenet import CLASSES, class_names
+from vitmods.data.sources.folder import CLASSES, class_names, file_records
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.limits import open_table, table
 

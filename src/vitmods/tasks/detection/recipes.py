@@ -1,7 +1,6 @@
 """Detectors: COCO's 1x schedule as in PVT and Dynamic Token Normalization, and small sets from scratch."""
 
-from vitmods.recipes.deit import IMAGENET_MEAN, IMAGENET_STD
-from vitmods.recipes.recipe import Recipe
+from vitmods.recipes.recipe import IMAGENET_MEAN, IMAGENET_STD, Recipe
 from vitmods.recipes.registry import recipe
 
 

@@ -51,8 +51,7 @@ from vitmods.data.multilabel import TARGETS, Target, with_rarest
 from vitmods.data.read import Unreadable, size_in_header
 from vitmods.data.records import SPLIT_NAMES, SPLITS, Broken, Raw, Records, Source, printable, split_named
 from vitmods.data.sources import Spec, data_source
-from vitmods.data.sources.folder import file_records, images_below, loose_images
-from vitmods.data.sources.imagenet import CLASSES, class_names
+from vitmods.data.sources.folder import CLASSES, class_names, file_records, images_below, loose_images
 from vitmods.tasks.detection.objects import Objects, Segment, drawn, outline_area, with_instances
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.limits import MOST_PIXELS, lines_of, open_table, read_bytes, read_json, read_text, table

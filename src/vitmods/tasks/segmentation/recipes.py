@@ -1,7 +1,6 @@
 """Segmentation with a linear decoder: ADE20K as in Dual PatchNorm, and small sets from scratch."""
 
-from vitmods.recipes.deit import IMAGENET_MEAN, IMAGENET_STD
-from vitmods.recipes.recipe import Recipe
+from vitmods.recipes.recipe import IMAGENET_MEAN, IMAGENET_STD, Recipe
 from vitmods.recipes.registry import recipe
 
 

@@ -8,8 +8,6 @@ ImageNet's 1,000 classes, and the labels of its validation images where they lie
 
 Classes are WordNet numbers in their order, which is the order of the models' logits, and names. Labels are read from
 whichever list is at hand.
-
-`classes.txt`: the names of the classes, one a line.
 """
 
 import gzip
@@ -522,20 +520,3 @@ def _evaluation_set(name: str, root: Path, folder: Path, order: tuple[str, ...])
 def _corruption_folder(root: Path, corruption: str) -> Path | None:
     archive = next(name for name, group in ARCHIVES.items() if corruption in group)
     return next((path for path in (root / corruption, root / archive / corruption) if path.is_dir()), None)
-
-
-CLASSES = "classes.txt"
-
-
-def class_names(path: Path) -> list[str]:
-    """The lines of the file that are not empty, in their order; none where there is no such file.
-
-    Raises:
-        UserError: it is no text in UTF-8, or names a class twice.
-    """
-    if not path.is_file():
-        return []
-    names = lines_of(path)
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise UserError(f"{printable(str(path))} names {printable(twice[0])} twice: leave one out.")
-    return names

@@ -12,11 +12,12 @@ import numpy as np
 from markupsafe import Markup
 
 from vitmods.analysis import FIGURES, Examined, FigureKind, NotHere
+from vitmods.analysis.examine import arms_of
 from vitmods.analysis.figure import Arrays
 from vitmods.report.figures import Inliner, fixed_settings, standalone
+from vitmods.report.sections import SECTIONS, Section
 from vitmods.report.templates import templates
 from vitmods.study.answer import Answer
-from vitmods.study.examine import arms_of
 from vitmods.util.files import make_folder, write_atomically
 from vitmods.util.text import grouped
 
@@ -100,7 +101,7 @@ def write_gallery(
     missing = [(kind, reason) for kind, reason in missing if not (every and kind.needs == "scores")]
     page = folder / "index.html"
     values = {"title": title, "shown": figures, "missing": missing, "models": models}
-    texts = {page: templates().get_template("gallery.html").render(values, files=True)}
+    texts = {page: templates("vitmods.analysis").get_template("gallery.html").render(values, files=True)}
     for figure in figures:
         path = folder / figure.kind.name
         texts |= {path.with_suffix(".csv"): figure.csv, path.with_suffix(".svg"): standalone(figure.drawn)}
@@ -113,8 +114,8 @@ def write_gallery(
     return Gallery(page, tuple(figures), tuple(missing))
 
 
-def inside_the_models(answer: Answer, inline: Inliner) -> list[Shown]:
-    """Return figures of what trainings recorded and of weights alone; empty if there are neither."""
+def inside_the_models(answer: Answer, inline: Inliner) -> str:
+    """Render figures of what trainings recorded and of weights alone; empty if there are neither."""
 
     def shows_weights(config: Mapping[str, Any]) -> bool:
         # Norms on patches, dynamic token norms and positions in attention; other models need not be read.
@@ -122,4 +123,8 @@ def inside_the_models(answer: Answer, inline: Inliner) -> list[Shown]:
         return bool(stem.get("before") or config.get("positional") or "'dynamic_token'" in str(config))
 
     kinds = [kind for kind in FIGURES.values() if kind.needs in ("record", "weights")]
-    return shown(kinds, list(arms_of(answer, opens=shows_weights)), inline)[0]
+    figures, _ = shown(kinds, list(arms_of(answer, opens=shows_weights)), inline)
+    return templates("vitmods.analysis").get_template("inside.html").render(figures=figures) if figures else ""
+
+
+SECTIONS.add("inside", Section("models", inside_the_models))

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.data.corruptions import check_corruptions, corrupt
 from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult, means_of
 from vitmods.evals.options import SEVERITIES, Options
 from vitmods.evals.outputs import ModelOutputs
+from vitmods.papers.corruptions import check_corruptions, corrupt
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 
@@ -61,9 +61,9 @@ def is_complete(options: Options) -> bool:
     return set(corruptions_of(options)) >= set(ALEXNET) and set(options.severities) == set(SEVERITIES)
 
 
-def check_complete(options: Options) -> None:
-    """UserError where mCE is not defined."""
-    if not is_complete(options):
+def check_metric(metric: str, options: Options) -> None:
+    """UserError where the metric is mCE, and the options leave it undefined."""
+    if metric == "mce" and not is_complete(options):
         raise UserError(
             "mCE needs all 15 corruptions of ImageNet-C at all 5 severities: leave --corruptions and --severities out, "
             "or ask for mean_corruption_error."
@@ -78,7 +78,7 @@ def corruption_error(outputs: ModelOutputs, corrupt: Corrupt = corrupt) -> Proto
 
     Args:
         outputs: what the model says of the images.
-        corrupt: as `vitmods.data.corruptions.corrupt`.
+        corrupt: as `vitmods.papers.corruptions.corrupt`.
     """
     names = corruptions_of(outputs.options)
     clean = (outputs.logits.argmax(dim=1) != outputs.targets).numpy().astype(np.float64)
@@ -131,5 +131,6 @@ PROTOCOLS.add(
         corruption_error,
         check,
         options=("corruptions", "severities", "textures"),
+        check_metric=check_metric,
     ),
 )

@@ -53,8 +53,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code: 1 where no figure could be made."""
     options = parse(Analyse, arguments, "analyse")
     from vitmods.analysis import FIGURES
-    from vitmods.report.gallery import write_gallery
-    from vitmods.study.examine import examine
+    from vitmods.analysis.examine import examine
+    from vitmods.analysis.gallery import write_gallery
 
     every = "all" in options.figures
     kinds = [FIGURES[name] for name in (FIGURES if every else options.figures)]

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from vitmods.data.corruptions.pixels import Draws, gaussian, gray, levels, motion, unit, zoom
-from vitmods.data.corruptions.tables import Strength
+from vitmods.papers.corruptions.pixels import Draws, gaussian, gray, levels, motion, unit, zoom
+from vitmods.papers.corruptions.tables import Strength
 from vitmods.util.errors import UserError
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitmods.data.corruptions.tables import Strength
+from vitmods.papers.corruptions.tables import Strength
 from vitmods.util.errors import UserError
 
 _LAST_DIGITS = 1e-6  # in levels: far more than float64 loses, far less than an image can tell

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.data.corruptions import pixels, weather
-from vitmods.data.corruptions.pixels import Draws
-from vitmods.data.corruptions.tables import SEVERITIES, Strength, strength
 from vitmods.data.rng import Stream, bits
+from vitmods.papers.corruptions import pixels, weather
+from vitmods.papers.corruptions.pixels import Draws
+from vitmods.papers.corruptions.tables import SEVERITIES, Strength, strength
 from vitmods.util.errors import UserError, nearest
 
 __all__ = ["CORRUPTIONS", "EXTRA", "SEVERITIES", "check_corruptions", "corrupt"]

@@ -16,6 +16,9 @@ from rich.text import Text
 
 from vitmods.papers import TABLES, Table
 from vitmods.papers.table import Published, published
+from vitmods.report.figures import Inliner
+from vitmods.report.sections import SECTIONS, Section
+from vitmods.report.templates import templates
 from vitmods.stats.tables import interval, signed
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer
@@ -168,6 +171,20 @@ def printed(answer: Answer) -> list[Any]:
     return [Text(f"\n{title}", style="bold"), grid, note]
 
 
+def _html(answer: Answer, inline: Inliner) -> str:
+    """The comparison for the page; empty where there is none."""
+    paper = comparison(answer)
+    if paper is None:
+        return ""
+    bases = dict.fromkeys(str(setting.values.get("base", answer.base.model.name)) for setting in answer.sweep)
+    names = ", ".join(bases) or answer.base.model.name
+    page = templates("vitmods.papers").get_template("comparison.html")
+    return page.render(paper=paper, table=paper.table, a=answer, base_names=names)
+
+
+SECTIONS.add("comparison", Section("verdicts", _html, printed))
+
+
 def _rows(answer: Answer, table: Table, arm: str) -> list[Beside]:
     known = published(table, arm)
     if not known:
@@ -194,7 +211,7 @@ def _labels(table: Table, answer: Answer, values: Mapping[str, Any]) -> set[str]
         known = {show_value(theirs): label for label, theirs in study.sweep.get(name, {}).items()}
         if name == "base":
             bases = {str(setting.values["base"]) for setting in answer.sweep}
-            fitting = (dict(zip(study.scaled(patch), study.bases, strict=True)) for patch in PATCHES)
+            fitting = (dict(zip(table.line_up.scaled(patch), study.bases, strict=True)) for patch in PATCHES)
             known = next((names for names in fitting if bases <= names.keys()), {})
         found.add(known.get(show_value(value), ""))
     return set() if "" in found else found

@@ -1,0 +1,1 @@
+"""The recipes of papers; each file registers its own."""

@@ -1,0 +1,1 @@
+"""The published tables of one paper a file."""
