@@ -46,11 +46,11 @@ def test_a_tutorial_runs_and_ends_with_an_answer(page, photos, tmp_path, monkeyp
             small = SMALL if words[0] == "compare" or words[:2] == ["paper", "run"] else []
             small = [*small, *(["--max-seeds", "4"] if "--until-decided" in words else [])]
             assert main([*words, *small]) == 0, line
-    said = capsys.readouterr().out
-    assert re.search(r"\b(helps|hurts|open|no worse|no gain|equivalent)\b", said)
+    output = capsys.readouterr().out
+    assert re.search(r"\b(helps|hurts|open|no worse|no gain|equivalent)\b", output)
     if made := ENDS_WITH.get(page.stem):
         assert (tmp_path / made).read_text().startswith("<svg"), f"{made} is what the reader looks at"
     else:
         assert names["found"]["dpn"].n == 3
-    after = text.partition("## What next\n")[2]
-    assert after.count("](../") >= 3
+    links = text.partition("## Next steps\n")[2]
+    assert links.count("](../") >= 3
