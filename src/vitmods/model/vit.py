@@ -1,12 +1,4 @@
-"""The reference Vision Transformer: a config, its slots filled with modules, and the forward pass.
-
-Patches that are left out, or that the mask token stands in for.
-
-The outputs of chosen blocks and masks of attention, with timm's names and arguments: what dense prediction and
-``features_only`` read.
-
-Images of other sizes: for good, and from call to call.
-"""
+"""The reference Vision Transformer: a config, its slots filled with modules, and the forward pass."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,9 +10,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.utils.checkpoint import checkpoint
 
-from vitmods.layers.attention import AttentionPool
 from vitmods.layers.position import positions_on_grid, resample
-from vitmods.layers.stems import Stem
 from vitmods.model.build import (
     initial_positions,
     make_attn_pool,
@@ -36,64 +26,18 @@ from vitmods.model.tracing import given, keep_whole, scriptable
 from vitmods.ops.padding import Padding, padded
 from vitmods.util.errors import UserError, nearest
 
+torch.fx.wrap("positions_on_grid")  # what it does depends on the size of the images
 Resampling = Literal["bicubic", "bilinear"]
 Grid = tuple[int, int]
 
 
-def resize(
-    model: "ViT",
-    img_size: int | tuple[int, int] | None,
-    patch_size: int | tuple[int, int] | None,
-    positions: Resampling,
-    dynamic: bool | None,
-) -> None:
-    """``ViT.set_input_size``"""
-    if positions not in get_args(Resampling):
-        known = get_args(Resampling)
-        raise UserError(f"Positions cannot be resampled by '{positions}'. {nearest(str(positions), known)}")
-    old = model.vit_config
-    new = old.with_(
-        img_size=img_size or old.img_size,
-        patch_size=patch_size or old.patch_size,
-        dynamic_img_size=old.dynamic_img_size if dynamic is None else dynamic,
-    )
-    model.patch_embed.set_input_size(new.img_size, new.patch_size)
-    model.patch_embed.strict_img_size = not new.dynamic_img_size
-    model.vit_config, model._grid = new, None
-    set_grid(model, new.grid)
-    if model.pos_embed is None or new.grid == old.grid:
-        return
-    if old.position != "learn":
-        fixed = initial_positions(new)
-        assert fixed is not None
-        model._set_positions(fixed.to(model.pos_embed))
-        return
-    prefix = old.num_prefix_tokens if old.position_on_prefix else 0
-    trained = model.pos_embed.requires_grad
-    model._set_positions(resample(model.pos_embed.detach(), old.grid, new.grid, prefix, positions == "bilinear"))
-    model.pos_embed.requires_grad_(trained)
-
-
-def grid_of_images(model: "ViT", images: Tensor) -> Grid | None:
-    """The (rows, columns) of patches that norms and positions in attention have to know; None where none reads them."""
-    reads = next(reads_grid(model), None)
-    if reads is None:
-        return None
-    if isinstance(images, Proxy):
-        raise UserError(
-            f"{type(reads).__name__} reads the grid, which torch.fx does not know where images may have any size: call "
-            "set_input_size(dynamic_img_size=False) first."
-        )
-    return model.patch_embed.dynamic_feat_size((images.shape[-2], images.shape[-1]))
-
-
-def reads_grid(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules that have to know how many rows and columns the tokens form."""
+def _read_grid(model: nn.Module) -> Iterator[nn.Module]:
+    """Iterate over the norms and positions in attention that have to know the rows and columns of the tokens."""
     return (module for module in model.modules() if "grid_size" in getattr(module, "takes", ()))
 
 
-def set_grid(model: nn.Module, grid: Grid) -> None:
-    for module in reads_grid(model):
+def _set_grid(model: nn.Module, grid: Grid) -> None:
+    for module in _read_grid(model):
         module.grid_size = grid  # type: ignore[assignment]
 
 
@@ -118,206 +62,6 @@ class Masks(NamedTuple):
         return mask.masked_fill(~keys, -torch.inf)
 
 
-def patch_dropout(model: "ViT", images: Tensor) -> Tensor | None:
-    """Patches that patch dropout leaves in this batch, (B, K) in the order of the grid; None for all."""
-    rate = model.vit_config.patch_drop
-    if not (model.training and rate):
-        return None
-    if isinstance(images, Proxy):
-        raise UserError("torch.fx cannot trace patch dropout: trace the model in evaluation, or with patch_drop=0.")
-    rows, columns = model.patch_embed.dynamic_feat_size((images.shape[-2], images.shape[-1]))
-    kept = max(1, round(int(rows * columns) * (1 - rate)))  # a traced size is a tensor
-    order = torch.rand(len(images), rows * columns, device=images.device).argsort(dim=1)
-    return order[:, :kept].sort(dim=1).values
-
-
-def visible_patches(model: "ViT", images: Tensor, keep: Tensor, mask: Tensor | None, drawn: bool) -> Tensor:
-    """Tokens of the visible patches alone, (B, K, C); ``drawn`` by the model itself, or the caller's."""
-    if mask is not None:
-        raise UserError("Give keep (visible patches alone) or mask (mask tokens in their place), not both.")
-    on_grid = {type(module).__name__ for module in reads_grid(model)}
-    if on_grid:
-        raise UserError(
-            f"{', '.join(sorted(on_grid))} reads the whole grid of patches, which visible ones alone do not form: "
-            "use mask, which keeps all tokens in place."
-        )
-    visible: Tensor = model.patch_embed(images, keep, drawn=True) if drawn else model.patch_embed(images, keep)
-    return visible
-
-
-def masked(model: "ViT", x: Tensor, mask: Tensor) -> Tensor:
-    """Patch tokens (B, T, C), with the mask token where ``mask`` (B, T) is True."""
-    if model.mask_token is None:
-        raise UserError("mask needs a learned mask token: build the model with mask_token=True.")
-    if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
-        raise UserError(f"mask is boolean and {tuple(x.shape[:2])} here, not {mask.dtype} {tuple(mask.shape)}.")
-    return torch.where(mask[..., None], model.mask_token.to(x.dtype), x)
-
-
-class Intermediates(nn.Module):
-    """What a ViT inherits to give the outputs of its blocks, and to be cut off behind one of them."""
-
-    vit_config: ViTConfig
-    _grid: Grid | None
-    patch_embed: Stem
-    blocks: nn.ModuleList
-    norm: nn.Module
-    fc_norm: nn.Module
-    cls_token: nn.Parameter | None
-    reg_token: nn.Parameter | None
-    attn_pool: AttentionPool | None
-    pre_logits: nn.Module | None
-
-    def _embed(self, images: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def _prepend(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def _run(self, index: int, x: Tensor, masks: Masks, for_head: bool = False) -> Tensor:
-        raise NotImplementedError
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        raise NotImplementedError
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | Sequence[int] | None = None,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-        output_dict: bool = False,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-    ) -> Any:
-        """The outputs of chosen blocks, as in timm: the last ``indices`` blocks, or those listed, or all.
-
-        Returns (final tokens, list), or the list alone. Entries are (B, C, rows, columns), or (B, T, C) with
-        ``output_fmt="NLC"``, paired with the prefix tokens (B, prefix, C) if asked for. With ``output_dict`` a
-        dictionary of ``image_features``, ``image_intermediates`` and ``image_intermediates_prefix``. Raises ValueError
-        on an unknown format or block.
-        """
-        if output_fmt not in ("NCHW", "NLC"):
-            raise ValueError(f"output_fmt is 'NCHW' or 'NLC', got '{output_fmt}'.")
-        take = self._block_indices(indices)
-        x = self.patch_embed.as_images(x)
-        grid, padding = self.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1])), self.patch_embed.padding(x)
-        with self._around(padding):
-            x, found, before = self._embed(x), [], []
-            for i in range(max(take) + 1 if stop_early else len(self.blocks)):
-                x = self._run_masked(i, x, Masks(attn_mask, is_causal, padding))
-                if i not in take:
-                    continue
-                out, prefix = self.norm(x) if norm else x, self.vit_config.prefix_tokens(i)
-                patches = out[:, prefix:]
-                found.append(patches.mT.unflatten(2, grid).contiguous() if output_fmt == "NCHW" else patches)
-                before.append(out[:, :prefix])
-        with_prefix = return_prefix_tokens and self.vit_config.num_prefix_tokens > 0
-        if output_dict:
-            parts: dict[str, Any] = {"image_intermediates": found}
-            if with_prefix:
-                parts["image_intermediates_prefix"] = before
-            return parts if intermediates_only else {**parts, "image_features": self.norm(x)}
-        listed = list(zip(found, before, strict=True)) if with_prefix else found
-        return listed if intermediates_only else (self.norm(x), listed)
-
-    def get_intermediate_layers(
-        self,
-        x: Tensor,
-        n: int | Sequence[int] = 1,
-        reshape: bool = False,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-        attn_mask: Tensor | None = None,
-    ) -> Any:
-        """``forward_intermediates`` under the name and with the arguments of DINO: the last ``n`` blocks or those
-        listed, as (B, T, C), or with ``reshape`` as (B, C, rows, columns)."""
-        form = "NCHW" if reshape else "NLC"
-        return self.forward_intermediates(
-            x, n, return_prefix_tokens, norm, output_fmt=form, intermediates_only=True, attn_mask=attn_mask
-        )
-
-    def prune_intermediate_layers(
-        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Takes off, in place, the blocks after the last of ``indices``, and if asked for the final norm, and the head
-        with what pools for it; what is left gives the same intermediates. Returns the blocks' numbers.
-
-        Raises ValueError on an unknown block, and UserError where the head would be left without its class token.
-        """
-        chosen, config = sorted(self._block_indices(indices)), self.vit_config
-        depth = max(chosen) + 1
-        pruned = _pruned(config, depth, prune_norm, prune_head)
-        self.blocks = self.blocks[:depth]
-        if not pruned.num_prefix_tokens:
-            self.cls_token = self.reg_token = None
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.attn_pool, self.pre_logits, self.fc_norm = None, None, nn.Identity()
-            self.reset_classifier(0, "")
-        self.vit_config = pruned
-        return chosen
-
-    def _around(self, padding: Tensor | None) -> AbstractContextManager[None]:
-        """Around whatever may read tokens that are padding; images have none."""
-        return padded(padding) if self.patch_embed.sequences else nullcontext()
-
-    def _run_masked(self, index: int, x: Tensor, masks: Masks, for_head: bool = False) -> Tensor:
-        if masks.is_causal:
-            self._check_causal(masks.attn_mask)
-        return self._run(index, x, masks, for_head)
-
-    def _check_causal(self, attn_mask: Tensor | None) -> None:
-        if attn_mask is not None:
-            raise UserError("is_causal is a mask of its own: give it or attn_mask, not both.")
-        mixing = {type(m).__name__ for m in self.modules() if not getattr(m, "token_wise", True)}
-        if mixing:
-            raise UserError(f"{', '.join(sorted(mixing))} mixes tokens: with is_causal a token would see later ones.")
-
-    def _block_indices(self, indices: int | Sequence[int] | None) -> set[int]:
-        depth = len(self.blocks)
-        if indices is None:
-            return set(range(depth))
-        chosen = range(depth - indices, depth) if isinstance(indices, int) else indices
-        if not all(-depth <= i < depth for i in chosen) or not chosen:
-            raise ValueError(f"indices must name some of the {depth} blocks, got {indices}.")
-        return {i % depth for i in chosen}
-
-
-def _pruned(config: ViTConfig, depth: int, norm: bool, head: bool) -> ViTConfig:
-    """The first ``depth`` blocks of a model; ``norm`` takes its final norm off, ``head`` its pooling and head.
-
-    Raises UserError where class and register tokens join the blocks later, and a head is left that reads them.
-    """
-    fields: dict[str, Any] = {"depth": depth}
-    if config.drop_path_shape == "linear":  # the last block that is left keeps its rate
-        fields["drop_path"] = config.drop_path * (depth - 1) / max(config.depth - 1, 1)
-    for name in ("first_blocks", "positional"):
-        part = getattr(config, name)
-        if part is not None:
-            fields[name] = replace(part, count=min(part.count, depth))
-    if config.prefix_from >= depth:
-        if not head:
-            raise UserError(
-                f"The class token joins at block {config.prefix_from}, after the blocks that are left: let "
-                "prune_head take the head off too."
-            )
-        fields |= {"prefix_from": 0, "class_token": False, "reg_tokens": 0}
-    if head:
-        none = {"pool_norm": None, "representation": False, "norm_after_pool": False}
-        fields |= {"num_classes": 0, "pool": "none", **none}
-    if head if config.norm_after_pool else norm:
-        fields["final_norm"] = None
-    return config.with_(**fields)
-
-
-torch.fx.wrap("positions_on_grid")  # what it does depends on the size of the images
-
-
 def vit(config: ViTConfig | str = "S/16", **overrides: Any) -> "ViT":
     """A Vision Transformer from a size name ("S/16", "Ti/4", "vit_small_patch16_224") or a config.
 
@@ -328,7 +72,7 @@ def vit(config: ViTConfig | str = "S/16", **overrides: Any) -> "ViT":
     return ViT(config)
 
 
-class ViT(Intermediates):
+class ViT(nn.Module):
     """A Vision Transformer with timm's parameter names and model contract; ``vit_config`` describes it completely.
 
     Images (B, in_chans, height, width) -> logits (B, num_classes); ``forward_features`` gives all tokens (B, N, C).
@@ -489,7 +233,112 @@ class ViT(Intermediates):
         ``bilinear`` with aligned corners as big_vision), the projection and the gain of a patch norm are resized with
         the patch. ``dynamic_img_size`` says whether images of other sizes are taken too. Raises UserError when the
         sizes do not fit or the resampling is unknown."""
-        resize(self, img_size, patch_size, positions, dynamic_img_size)
+        if positions not in get_args(Resampling):
+            hint = nearest(str(positions), get_args(Resampling))
+            raise UserError(f"Positions cannot be resampled by '{positions}'. {hint}")
+        old = self.vit_config
+        new = old.with_(
+            img_size=img_size or old.img_size,
+            patch_size=patch_size or old.patch_size,
+            dynamic_img_size=old.dynamic_img_size if dynamic_img_size is None else dynamic_img_size,
+        )
+        self.patch_embed.set_input_size(new.img_size, new.patch_size)
+        self.patch_embed.strict_img_size = not new.dynamic_img_size
+        self.vit_config, self._grid = new, None
+        _set_grid(self, new.grid)
+        if self.pos_embed is None or new.grid == old.grid:
+            return
+        if old.position != "learn":
+            fixed = initial_positions(new)
+            assert fixed is not None
+            self._set_positions(fixed.to(self.pos_embed))
+            return
+        prefix = old.num_prefix_tokens if old.position_on_prefix else 0
+        trained = self.pos_embed.requires_grad
+        self._set_positions(resample(self.pos_embed.detach(), old.grid, new.grid, prefix, positions == "bilinear"))
+        self.pos_embed.requires_grad_(trained)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        output_dict: bool = False,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Any:
+        """The outputs of chosen blocks, as in timm: the last ``indices`` blocks, or those listed, or all.
+
+        Returns (final tokens, list), or the list alone. Entries are (B, C, rows, columns), or (B, T, C) with
+        ``output_fmt="NLC"``, paired with the prefix tokens (B, prefix, C) if asked for. With ``output_dict`` a
+        dictionary of ``image_features``, ``image_intermediates`` and ``image_intermediates_prefix``. Raises ValueError
+        on an unknown format or block.
+        """
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"output_fmt is 'NCHW' or 'NLC', got '{output_fmt}'.")
+        take = self._block_indices(indices)
+        x = self.patch_embed.as_images(x)
+        grid, padding = self.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1])), self.patch_embed.padding(x)
+        with self._around(padding):
+            x, found, before = self._embed(x), [], []
+            for i in range(max(take) + 1 if stop_early else len(self.blocks)):
+                x = self._run(i, x, Masks(attn_mask, is_causal, padding))
+                if i not in take:
+                    continue
+                out, prefix = self.norm(x) if norm else x, self.vit_config.prefix_tokens(i)
+                patches = out[:, prefix:]
+                found.append(patches.mT.unflatten(2, grid).contiguous() if output_fmt == "NCHW" else patches)
+                before.append(out[:, :prefix])
+        with_prefix = return_prefix_tokens and self.vit_config.num_prefix_tokens > 0
+        if output_dict:
+            parts: dict[str, Any] = {"image_intermediates": found}
+            if with_prefix:
+                parts["image_intermediates_prefix"] = before
+            return parts if intermediates_only else {**parts, "image_features": self.norm(x)}
+        listed = list(zip(found, before, strict=True)) if with_prefix else found
+        return listed if intermediates_only else (self.norm(x), listed)
+
+    def get_intermediate_layers(
+        self,
+        x: Tensor,
+        n: int | Sequence[int] = 1,
+        reshape: bool = False,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        attn_mask: Tensor | None = None,
+    ) -> Any:
+        """``forward_intermediates`` under the name and with the arguments of DINO: the last ``n`` blocks or those
+        listed, as (B, T, C), or with ``reshape`` as (B, C, rows, columns)."""
+        form = "NCHW" if reshape else "NLC"
+        return self.forward_intermediates(
+            x, n, return_prefix_tokens, norm, output_fmt=form, intermediates_only=True, attn_mask=attn_mask
+        )
+
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Takes off, in place, the blocks after the last of ``indices``, and if asked for the final norm, and the head
+        with what pools for it; what is left gives the same intermediates. Returns the blocks' numbers.
+
+        Raises ValueError on an unknown block, and UserError where the head would be left without its class token.
+        """
+        chosen, config = sorted(self._block_indices(indices)), self.vit_config
+        depth = max(chosen) + 1
+        pruned = _pruned(config, depth, prune_norm, prune_head)
+        self.blocks = self.blocks[:depth]
+        if not pruned.num_prefix_tokens:
+            self.cls_token = self.reg_token = None
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.attn_pool, self.pre_logits, self.fc_norm = None, None, nn.Identity()
+            self.reset_classifier(0, "")
+        self.vit_config = pruned
+        return chosen
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ViT":
         """A fixed table is computed anew for another type: ``double()`` of a float32 table would keep its rounding."""
@@ -513,10 +362,10 @@ class ViT(Intermediates):
         images = self.patch_embed.as_images(images)
         padding, last = self.patch_embed.padding(images), len(self.blocks) - 1
         with self._around(padding):
-            drawn = patch_dropout(self, images) if keep is None and mask is None else None
+            drawn = self._draw_patches(images) if keep is None and mask is None else None
             x = self._embed(images, keep if drawn is None else drawn, mask, drawn is not None)
             for i in range(last + 1):
-                x = self._run_masked(i, x, Masks(attn_mask, is_causal, padding), for_head=for_head and i == last)
+                x = self._run(i, x, Masks(attn_mask, is_causal, padding), for_head=for_head and i == last)
             tokens: Tensor = self.norm(x)
         return tokens
 
@@ -528,10 +377,18 @@ class ViT(Intermediates):
         keep_whole(images)
         config = self.vit_config
         if config.dynamic_img_size or self._reads_tokens:
-            self._grid = grid_of_images(self, images)
-        x = self.patch_embed(images) if keep is None else visible_patches(self, images, keep, mask, drawn)
+            self._grid = self._grid_of(images)
+        if keep is None:
+            x = self.patch_embed(images)
+        else:
+            self._check_visible(mask)
+            x = self.patch_embed(images, keep, drawn=True) if drawn else self.patch_embed(images, keep)
         if mask is not None:
-            x = masked(self, x, mask)
+            if self.mask_token is None:
+                raise UserError("mask needs a learned mask token: build the model with mask_token=True.")
+            if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
+                raise UserError(f"mask is boolean and {tuple(x.shape[:2])} here, not {mask.dtype} {tuple(mask.shape)}.")
+            x = torch.where(mask[..., None], self.mask_token.to(x.dtype), x)
         if self.pos_embed is not None:
             positions = self._positions_for(images)
             x = x + (positions if keep is None else positions[0, keep])
@@ -543,6 +400,40 @@ class ViT(Intermediates):
             x = self.norm_pre(x)
         tokens: Tensor = self.pos_drop(x)
         return tokens
+
+    def _draw_patches(self, images: Tensor) -> Tensor | None:
+        """The patches that patch dropout leaves in this batch, (B, K) in the order of the grid; None for all."""
+        rate = self.vit_config.patch_drop
+        if not (self.training and rate):
+            return None
+        if isinstance(images, Proxy):
+            raise UserError("torch.fx cannot trace patch dropout: trace the model in evaluation, or with patch_drop=0.")
+        rows, columns = self.patch_embed.dynamic_feat_size((images.shape[-2], images.shape[-1]))
+        count = max(1, round(int(rows * columns) * (1 - rate)))  # a traced size is a tensor
+        order = torch.rand(len(images), rows * columns, device=images.device).argsort(dim=1)
+        return order[:, :count].sort(dim=1).values
+
+    def _check_visible(self, mask: Tensor | None) -> None:
+        """Raise UserError where visible patches alone cannot be computed."""
+        if mask is not None:
+            raise UserError("Give keep (visible patches alone) or mask (mask tokens in their place), not both.")
+        if on_grid := {type(module).__name__ for module in _read_grid(self)}:
+            raise UserError(
+                f"{', '.join(sorted(on_grid))} reads the whole grid of patches, which visible ones alone do not form: "
+                "use mask, which keeps all tokens in place."
+            )
+
+    def _grid_of(self, images: Tensor) -> Grid | None:
+        """The (rows, columns) of patches that norms and positions in attention have to know; None if none does."""
+        reads = next(_read_grid(self), None)
+        if reads is None:
+            return None
+        if isinstance(images, Proxy):
+            raise UserError(
+                f"{type(reads).__name__} reads the grid, which torch.fx does not know where images may have any size: "
+                "call set_input_size(dynamic_img_size=False) first."
+            )
+        return self.patch_embed.dynamic_feat_size((images.shape[-2], images.shape[-1]))
 
     def _positions_for(self, images: Tensor) -> Tensor:
         """The positions of the images' patches, (1, T, C)."""
@@ -566,8 +457,18 @@ class ViT(Intermediates):
             tokens = tokens + self.pos_embed[:, : self.vit_config.num_prefix_tokens]
         return torch.cat([tokens.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
 
+    def _around(self, padding: Tensor | None) -> AbstractContextManager[None]:
+        """The context in which norms know the padding of sequences; images do not have any."""
+        return padded(padding) if self.patch_embed.sequences else nullcontext()
+
     def _run(self, index: int, x: Tensor, masks: Masks, for_head: bool = False) -> Tensor:
         """The block of that index; ``for_head`` says that nothing but the head reads its output."""
+        if masks.is_causal:
+            if masks.attn_mask is not None:
+                raise UserError("is_causal is a mask of its own: give it or attn_mask, not both.")
+            if mixing := {type(m).__name__ for m in self.modules() if not getattr(m, "token_wise", True)}:
+                names = ", ".join(sorted(mixing))
+                raise UserError(f"{names} mixes tokens: with is_causal a token would see later ones.")
         if index == self.vit_config.prefix_from > 0:
             x = self._prepend(x)
         if self.grad_checkpointing and torch.is_grad_enabled():
@@ -578,7 +479,7 @@ class ViT(Intermediates):
     def _run_block(self, index: int, x: Tensor, masks: Masks, for_head: bool, grid: Grid | None) -> Tensor:
         """One with a mask on its attention is called as it is written."""
         if grid is not None:
-            set_grid(self.blocks[index], grid)
+            _set_grid(self.blocks[index], grid)
         with self._around(masks.padding):
             attn_mask = masks.of(x)
             if attn_mask is None and self.forms is not None:
@@ -597,3 +498,39 @@ class ViT(Intermediates):
         if pool == "token":
             return x[:, 0]
         return x[:, prefix:].mean(1)
+
+    def _block_indices(self, indices: int | Sequence[int] | None) -> set[int]:
+        depth = len(self.blocks)
+        if indices is None:
+            return set(range(depth))
+        chosen = range(depth - indices, depth) if isinstance(indices, int) else indices
+        if not all(-depth <= i < depth for i in chosen) or not chosen:
+            raise ValueError(f"indices must name some of the {depth} blocks, got {indices}.")
+        return {i % depth for i in chosen}
+
+
+def _pruned(config: ViTConfig, depth: int, norm: bool, head: bool) -> ViTConfig:
+    """The first ``depth`` blocks of a model; ``norm`` takes its final norm off, ``head`` its pooling and head.
+
+    Raises UserError where class and register tokens join the blocks later, and a head is left that reads them.
+    """
+    fields: dict[str, Any] = {"depth": depth}
+    if config.drop_path_shape == "linear":  # the last block that is left keeps its rate
+        fields["drop_path"] = config.drop_path * (depth - 1) / max(config.depth - 1, 1)
+    for name in ("first_blocks", "positional"):
+        part = getattr(config, name)
+        if part is not None:
+            fields[name] = replace(part, count=min(part.count, depth))
+    if config.prefix_from >= depth:
+        if not head:
+            raise UserError(
+                f"The class token joins at block {config.prefix_from}, after the blocks that are left: let "
+                "prune_head take the head off too."
+            )
+        fields |= {"prefix_from": 0, "class_token": False, "reg_tokens": 0}
+    if head:
+        none = {"pool_norm": None, "representation": False, "norm_after_pool": False}
+        fields |= {"num_classes": 0, "pool": "none", **none}
+    if head if config.norm_after_pool else norm:
+        fields["final_norm"] = None
+    return config.with_(**fields)
