@@ -104,7 +104,7 @@ def test_files_that_hold_code_are_not_opened(tmp_path, capsys):
     torch.save({"model": {"weight": Code()}}, tmp_path / "a.pth")
     (tmp_path / "b.pth").write_bytes(pickle.dumps(Code()))
     for name in ("a.pth", "b.pth"):
-        with pytest.raises(UserError, match="holds more than tensors"):
+        with pytest.raises(UserError, match="contains more than tensors"):
             load(tmp_path / name)
     np.savez(tmp_path / "c.npz", **{"Transformer/encoder_norm/scale": np.array([Code()], dtype=object)})
     with pytest.raises(UserError, match="cannot be read"):
@@ -135,10 +135,10 @@ def test_other_files(tmp_path):
     (tmp_path / "a.zip").write_bytes(b"")
     with pytest.raises(UserError, match=r"files that can be read end in \.npz"):
         load(tmp_path / "a.zip")
-    with pytest.raises(UserError, match=r"holds neither model\.safetensors"):
+    with pytest.raises(UserError, match=r"contains neither model\.safetensors"):
         load(tmp_path)
     save_file({"fc.weight": torch.ones(2)}, tmp_path / "a.safetensors")
-    with pytest.raises(UserError, match=r"holds no ViT .* its first are fc\.weight"):
+    with pytest.raises(UserError, match=r"does not contain a ViT .* its first are fc\.weight"):
         load(tmp_path / "a.safetensors")
     save_file({"conv_proj.weight": torch.ones(2)}, tmp_path / "a.safetensors")
     with pytest.raises(UserError, match="torchvision's names"):

@@ -495,7 +495,7 @@ def test_an_array_whose_header_lies_about_its_size_is_refused(tmp_path):
 )
 def test_a_tensor_that_is_larger_than_its_file_is_refused(tensor, tmp_path):
     torch.save({"cls_token": tensor}, tmp_path / "m.pth")
-    with pytest.raises(UserError, match="no plain one"):
+    with pytest.raises(UserError, match="not a plain one"):
         load(tmp_path / "m.pth")
 
 

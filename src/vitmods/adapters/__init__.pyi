@@ -1,11 +1,11 @@
 from .anatomy import norm_sites as norm_sites
 from .files import coverage as coverage
 from .files import load as load
+from .files import open_checkpoint as open_checkpoint
+from .files import open_model as open_model
 from .files import save as save
 from .huggingface import from_huggingface as from_huggingface
 from .huggingface import to_huggingface as to_huggingface
-from .named import open_checkpoint as open_checkpoint
-from .named import open_model as open_model
 from .replace import replace_norms as replace_norms
 from .tensors import Coverage as Coverage
 from .timm import from_timm as from_timm

@@ -1,4 +1,4 @@
-"""Files of other libraries, read without running anything that they hold, and written."""
+"""Models from files and names: reads files of other libraries without running code from them, and writes files."""
 
 import argparse
 import pickle
@@ -12,44 +12,47 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.adapters import big_vision, deit, huggingface, own
-from vitmods.adapters.apply import read_model
+from vitmods.adapters.apply import apply, read_model
 from vitmods.adapters.tensors import Coverage
-from vitmods.model.vit import ViT
+from vitmods.changes import parse_changes
+from vitmods.model.vit import ViT, vit
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, check_weights_kept, write_atomically
 from vitmods.util.limits import check_zip, read_json, read_npz
 from vitmods.util.text import printable
 
+LIBRARIES = ("timm", "hf", "torchvision")
 _TORCH = (".pth", ".pt", ".bin", ".ckpt")
 
 
 def load(path: str | Path, **settings: Any) -> ViT:
-    """A ViT from a file of our own or of another library, exactly, in evaluation mode.
+    """Read a ViT from a file of our own or of another library, exactly, in evaluation mode.
 
     Args:
         path: a .safetensors that ``save`` wrote, or a trial's folder; a .npz of big_vision; a .pth of DeiT, or a
             .safetensors, with DeiT's or timm's names; a folder that Hugging Face's ``save_pretrained`` or timm's
-            ``save_for_hf`` wrote, or the weights in it. What it is, the tensors' names and the config that goes with
-            them say; mean and std of the pixels, what else lies in the folder.
-        settings: what the tensors do not tell (not where a config goes with them): ``img_size`` in
+            ``save_for_hf`` wrote, or the weights in it. The format follows from the tensors' names and the config
+            beside them, mean and std of the pixels from the other files of the folder.
+        settings: what the tensors leave open (not where a config goes with them): ``img_size`` in
             pixels, when it is not the square that the positions form; ``num_heads``, when it is not the published one
             for the width; ``eps`` of all norms, 1e-6; other fields of ViTConfig. ``coverage(path, ...)`` lists what
             was assumed.
 
     Raises:
-        UserError: the file cannot be read safely, holds no ViT, or a part of it is not covered; the message names it.
+        UserError: the file cannot be read safely, does not contain a ViT, or a part of it is not covered; the message
+            names it.
     """
     return _read(Path(path), settings)[0].eval()
 
 
 def coverage(source: nn.Module | str | Path, **settings: Any) -> Coverage:
-    """What became of every tensor of a foreign model or file; print it for a table. ``settings`` as for ``load``.
+    """List what became of every tensor of a foreign model or file; print it for a table. ``settings`` as for ``load``.
 
-    Raises UserError when something is missing, has no place here, or is not covered.
+    Raises UserError when something is missing, left over, or not covered.
     """
     if isinstance(source, nn.Module):
         if settings:
-            raise UserError(f"A model object says all of itself: leave {', '.join(settings)} out.")
+            raise UserError(f"A model object needs no settings: leave {', '.join(settings)} out.")
         return read_model(source)[1]
     return _read(Path(source), settings)[1]
 
@@ -57,66 +60,157 @@ def coverage(source: nn.Module | str | Path, **settings: Any) -> Coverage:
 def save(model: ViT, path: str | Path) -> None:
     """Write a ViT to a file: .safetensors for our own, any ViT; .npz for big_vision, .pth for DeiT.
 
-    Raises UserError for other endings, for errors of the disk (a file that was there is then as it was), and naming the
-    slots for which that library has no counterpart.
+    Raises UserError for other endings, for errors of the disk (an existing file stays as it was), and naming the slots
+    for which that library has no counterpart.
     """
     path = Path(path)
-    if path.suffix not in (".safetensors", ".npz", ".pth"):
+    if path.suffix == ".safetensors":
+        own.write_own(model, path)
+    elif path.suffix == ".pth":
+        tensors = {"model": deit.to_deit(model)}
+        write_atomically(path, lambda file: torch.save(tensors, file))
+    elif path.suffix == ".npz":
+        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in big_vision.to_big_vision(model).items()}
+        write_atomically(path, lambda file: np.savez(file, **arrays))
+    else:
         raise UserError(
             f"{path.name}: the ending says what to write, .safetensors (our own), .npz (big_vision) or .pth (DeiT). "
             "For timm, torchvision and Hugging Face make their model: to_timm, to_torchvision, "
             "to_huggingface(model).save_pretrained(folder)."
         )
-    if path.suffix == ".safetensors":
-        own.write_own(model, path)
-        return
-    if path.suffix == ".pth":
-        tensors = {"model": deit.to_deit(model)}
-        write_atomically(path, lambda file: torch.save(tensors, file))
-        return
-    arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in big_vision.to_big_vision(model).items()}
-    write_atomically(path, lambda file: np.savez(file, **arrays))
+
+
+def open_model(source: str, img_size: int | tuple[int, int] | None = None, **fields: Any) -> nn.Module:
+    """Open a model by a path or a name.
+
+    Args:
+        source: a file or folder that ``vitmods.adapters.load`` reads, a trial's too; a size name with or without
+            changes ("S/16", "S18x2/16", "S/16+dpn+rms"); or a library's own module: "timm:NAME", "torchvision:NAME",
+            "hf:FOLDER" (the folder's config.json). All but files have new weights.
+        img_size: of the images, in pixels; None: the model's own.
+        fields: further fields of ViTConfig, for size names.
+
+    Raises UserError when the file or name does not exist, or the library is not installed.
+    """
+    library, mark, name = source.partition(":")
+    if mark and library in LIBRARIES:
+        return _open_from_library(library, name, img_size)
+    if Path(source).exists():
+        model = load(source)
+        if img_size is not None:
+            model.set_input_size(img_size)
+        return model
+    size, _, changes = source.partition("+")
+    if Path(source).suffix in (".safetensors", ".pth", ".npz") or source.startswith((".", "/", "~")):
+        raise UserError(f"There is no {source}.")
+    model = vit(size, **fields, **({} if img_size is None else {"img_size": img_size}))
+    return apply(model, *parse_changes(changes)) if changes else model
+
+
+def _open_from_library(library: str, name: str, img_size: int | tuple[int, int] | None) -> nn.Module:
+    """A library's own module with new weights."""
+    model: nn.Module
+    if library == "timm":
+        import timm
+
+        from vitmods.adapters.timm import check_timm
+
+        check_timm(f"timm:{name}", name, {})
+        arguments: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
+        model = timm.create_model(name, **arguments)
+    elif library == "torchvision":
+        from torchvision.models import get_model
+
+        from vitmods.adapters.torchvision import check_torchvision
+
+        check_torchvision(name)
+        side = img_size[0] if isinstance(img_size, tuple) else img_size  # its images are square
+        model = get_model(name, **({} if side is None else {"image_size": side}))
+    else:
+        config = huggingface.read_huggingface_config(f"hf:{name}", Path(name))
+        if img_size is not None:
+            config.image_size = img_size
+        model = huggingface.build_classifier(f"hf:{name}", Path(name), config)
+    return model
+
+
+def open_checkpoint(source: str) -> ViT:
+    """Open trained weights, in evaluation mode, to fine-tune, export or start a study from.
+
+    Args:
+        source: a trial's folder (`vitmods train`, or one of a study), a file or folder that `vitmods.adapters.load`
+            reads, or the name of a timm model with published weights, with or without `timm:` before it.
+
+    Raises:
+        UserError: the checkpoint does not exist, cannot be read, or cannot be downloaded.
+    """
+    if Path(source).exists():
+        return load(source)
+    import timm
+
+    from vitmods.adapters.timm import from_timm
+
+    name = source.removeprefix("timm:")
+    if not timm.is_model(name):
+        raise UserError(
+            f"There is no checkpoint '{source}': give a trial's folder, a file of weights, or a timm model's name as "
+            "vit_small_patch16_224.augreg_in1k."
+        )
+    try:
+        model = timm.create_model(name, pretrained=True)
+    except Exception as error:  # whatever the network, the hub or the file may raise
+        raise UserError(
+            f"timm gives no weights of {name}: {str(error).rstrip('.')}. Without a network, give a file of weights."
+        ) from error
+    return from_timm(model).eval()
 
 
 def _read(path: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
-    weights = _weights_file(path)
-    model, coverage = _read_weights(path, weights, settings)
+    weights = _find_weights(path)
+    model, account = _read_weights(path, weights, settings)
     model.pretrained_cfg.update(_pixels_beside(weights))
-    return model, coverage
+    return model, account
 
 
 def _read_weights(path: Path, weights: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
-    tensors = _tensors(weights)
-    if _is_timms(weights) and not own.is_own(weights):
+    tensors = _read_tensors(weights)
+    record, beside = None, weights.with_name("config.json")
+    if beside.is_file():
+        try:
+            record = read_json(beside)
+        except (OSError, ValueError):
+            record = None  # the reader that needs the file says what is wrong with it
+    description = None
+    is_timms = isinstance(record, dict) and isinstance(record.get("architecture"), str) and not own.is_own(weights)
+    if not is_timms:
+        description = own.own_description(weights)
+    is_huggingface = description is None and not big_vision.is_big_vision(tensors) and huggingface.is_saved(tensors)
+    if settings and (is_timms or description is not None or is_huggingface):
+        raise UserError(f"The config of {path.name} is complete: leave {', '.join(settings)} out.")
+    if is_timms:
         from vitmods.adapters.timm import read_saved
 
-        _refuse_settings(path, settings)
         return read_saved(weights, tensors)
-    record = own.own_description(weights)
-    if record is not None:
-        _refuse_settings(path, settings)
-        return own.read_own(path.name, tensors, record)
+    if description is not None:
+        return own.read_own(path.name, tensors, description)
+    if is_huggingface:
+        if record is None:
+            raise UserError(f"{weights.name} needs a readable config.json beside it, as save_pretrained writes it.")
+        return huggingface.read_saved(path.name, tensors, record)
     if big_vision.is_big_vision(tensors):
         return big_vision.read_big_vision(path.name, tensors, **settings)
-    if huggingface.is_saved(tensors):
-        _refuse_settings(path, settings)
-        return huggingface.read_saved(path.name, tensors, _hugging_face_config(weights))
     if deit.is_deit(tensors):
         return deit.read_deit(path.name, tensors, **settings)
     if "conv_proj.weight" in tensors:
         raise UserError(f"{path.name} has torchvision's names: load it into torchvision's model and give that.")
-    some = ", ".join(list(tensors)[:3])
+    first = ", ".join(list(tensors)[:3])
     raise UserError(
-        f"{path.name} holds no ViT with the names of big_vision, DeiT, timm or Hugging Face; its first are {some}."
+        f"{path.name} does not contain a ViT with the names of big_vision, DeiT, timm or Hugging Face; its first are "
+        f"{first}."
     )
 
 
-def _refuse_settings(path: Path, settings: dict[str, Any]) -> None:
-    if settings:
-        raise UserError(f"The config of {path.name} says all of it: leave {', '.join(settings)} out.")
-
-
-def _weights_file(path: Path) -> Path:
+def _find_weights(path: Path) -> Path:
     if not path.exists():
         raise UserError(f"There is no {path}.")
     if path.is_file():
@@ -128,57 +222,49 @@ def _weights_file(path: Path) -> Path:
     if (path / "study.json").is_file():
         raise UserError(f"{path} is a study: name one of its trials, such as {path / 'trials' / 'base' / 'seed0'}.")
     raise UserError(
-        f"{path} holds neither model.safetensors nor pytorch_model.bin. Weights in several files: load them with their "
-        "library and give the model."
+        f"{path} contains neither model.safetensors nor pytorch_model.bin. Weights in several files: load them with "
+        "their library and give the model."
     )
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
-    """The file's tensors by name; half precision becomes float32, which loses nothing."""
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """The file's tensors by name; half precision becomes float32, which loses nothing.
+
+    Raises UserError for a file that is damaged or holds anything but plain tensors with all of their elements: a file
+    can repeat one number a million times without a byte more, until a copy takes the memory.
+    """
     readers = {".npz": _from_npz, ".safetensors": _from_safetensors, **dict.fromkeys(_TORCH, _from_torch)}
     if path.suffix not in readers:
         raise UserError(f"{path.name}: files that can be read end in {', '.join(readers)}.")
+    errors = (OSError, ValueError, TypeError, RuntimeError, LookupError, EOFError, MemoryError, zipfile.BadZipFile)
     try:
-        found = readers[path.suffix](path)
+        tensors = readers[path.suffix](path)
     except UserError:
         raise
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        RuntimeError,
-        LookupError,
-        EOFError,
-        MemoryError,
-        zipfile.BadZipFile,
-    ) as error:
+    except errors as error:
         raise UserError(f"{path.name} cannot be read; it may be damaged: {error}") from error
-    odd = [name for name, value in found.items() if not isinstance(value, Tensor)]
-    if odd or not found:
-        raise UserError(f"{path.name} is no set of named tensors: {', '.join(map(str, odd[:5])) or 'it is empty'}.")
-    for name, tensor in found.items():
-        _check_tensor(name, tensor)
-    return {name: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for name, t in found.items()}
-
-
-def _check_tensor(name: str, tensor: Tensor) -> None:
-    """Raise UserError for a tensor that is no plain one, or says that it has more elements than the file: one number
-    can be repeated a million times without a byte more, until somebody copies it."""
-    plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-    if not plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        raise UserError(
-            f"The tensor {printable(str(name)[:80])} is no plain one with all of its elements: save it again."
-        )
+    others = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
+    if others or not tensors:
+        content = ", ".join(map(str, others[:5])) or "it is empty"
+        raise UserError(f"{path.name} is not a set of named tensors: {content}.")
+    for name, tensor in tensors.items():
+        plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+        if not plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            shown = printable(str(name)[:80])
+            raise UserError(f"The tensor {shown} is not a plain one with all of its elements: save it again.")
+    half = (torch.float16, torch.bfloat16)
+    return {name: tensor.float() if tensor.dtype in half else tensor for name, tensor in tensors.items()}
 
 
 def _from_npz(path: Path) -> dict[str, Tensor]:
-    return {name: _from_array(array) for name, array in read_npz(path, small=0).items()}
-
-
-def _from_array(array: Any) -> Tensor:
-    if array.dtype == np.dtype("V2"):  # bfloat16, which numpy does not know
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    arrays = read_npz(path, small=0)
+    return {
+        # numpy does not know bfloat16
+        name: torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        if array.dtype == np.dtype("V2")
+        else torch.from_numpy(array)
+        for name, array in arrays.items()
+    }
 
 
 def _from_safetensors(path: Path) -> dict[str, Tensor]:
@@ -198,44 +284,23 @@ def _from_torch(path: Path) -> dict[str, Tensor]:
         if zipfile.is_zipfile(path):
             check_zip(path, small=0)
         with torch.serialization.safe_globals([argparse.Namespace]):
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"{path.name} holds more than tensors, or is damaged, and is not opened: reading it could run its code. "
+            f"{path.name} contains more than tensors, or is damaged, and is not opened: reading it could run its code. "
             "Write its state dict alone, torch.save(model.state_dict(), ...), where it is trusted."
         ) from error
     for key in ("model", "state_dict"):
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if not isinstance(found, Mapping):
-        raise UserError(f"{path.name} holds a {type(found).__name__}, expected a state dict, or one under 'model'.")
-    wrapped = all(str(name).startswith("module.") for name in found)
-    return {str(name).removeprefix("module.") if wrapped else name: value for name, value in found.items()}
-
-
-def _hugging_face_config(weights: Path) -> dict[str, Any]:
-    path = weights.with_name("config.json")
-    try:
-        values: dict[str, Any] = read_json(path)
-    except (OSError, ValueError):
-        raise UserError(
-            f"{weights.name} needs a readable config.json beside it, as save_pretrained writes it."
-        ) from None
-    return values
-
-
-def _is_timms(weights: Path) -> bool:
-    """Whether the config.json beside weights is timm's, as ``timm.models.save_for_hf`` writes it."""
-    path = weights.with_name("config.json")
-    try:
-        record = read_json(path) if path.is_file() else None
-    except (OSError, ValueError):
-        return False  # whoever needs the file says what is wrong with it
-    return isinstance(record, dict) and isinstance(record.get("architecture"), str)
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping):
+        raise UserError(f"{path.name} is a {type(content).__name__}, expected a state dict, or one under 'model'.")
+    wrapped = all(str(name).startswith("module.") for name in content)
+    return {str(name).removeprefix("module.") if wrapped else name: value for name, value in content.items()}
 
 
 def _pixels_beside(weights: Path) -> dict[str, tuple[float, ...]]:
-    """``mean`` and ``std`` of pixels in [0, 1] from Hugging Face's preprocessor_config.json; empty where there is none.
+    """``mean`` and ``std`` of pixels in [0, 1] from Hugging Face's preprocessor_config.json; empty without that file.
 
     Raises UserError when that file cannot be read, or scales pixels otherwise.
     """
@@ -246,9 +311,8 @@ def _pixels_beside(weights: Path) -> dict[str, tuple[float, ...]]:
         record: dict[str, Any] = read_json(path)
         if not record.get("do_normalize", True):
             return {"mean": (0.0,) * 3, "std": (1.0,) * 3}
-        found = {
-            name: tuple(map(float, record[f"image_{name}"])) for name in ("mean", "std") if f"image_{name}" in record
-        }
+        names = [name for name in ("mean", "std") if f"image_{name}" in record]
+        pixels = {name: tuple(map(float, record[f"image_{name}"])) for name in names}
         scale = float(record.get("rescale_factor", 1 / 255)) if record.get("do_rescale", True) else 1.0
     except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(
@@ -256,7 +320,7 @@ def _pixels_beside(weights: Path) -> dict[str, tuple[float, ...]]:
         ) from error
     if abs(scale * 255 - 1) > 1e-3:
         raise UserError(
-            f"{path} scales pixels by {scale:g}, and here they lie in [0, 1]: write mean and std for that, with "
+            f"{path} scales pixels by {scale:g}, and here they are in [0, 1]: write mean and std for that, with "
             "rescale_factor 1/255."
         )
-    return found
+    return pixels

@@ -7,23 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitmods.adapters import transfer
 from vitmods.adapters.tensors import STACKED, Coverage, Row, read_tensors, rows_of
-from vitmods.adapters.transfer import (
-    MOST_CLASSES,
-    MOST_NEW_BYTES,
-    OTHERWISE,
-    build,
-    check_numbers,
-    check_readable,
-    export_model,
-    fields,
-    import_model,
-    most_bytes,
-    one_norm,
-    outline,
-    refuse,
-    refuse_slots,
-)
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig
 from vitmods.model.vit import ViT
@@ -54,7 +39,7 @@ def from_huggingface(model: Any) -> ViT:
 def read(model: Any) -> tuple[ViT, Coverage]:
     """As ``from_huggingface``, with the account of all tensors."""
     source, config, tensors = f"Hugging Face's {type(model).__name__}", read_config(model), model.state_dict()
-    new, coverage = import_model(source, model, config, _rows(config, tensors), _look, _left_out(tensors))
+    new, coverage = transfer.import_model(source, model, config, _rows(config, tensors), _look, _left_out(tensors))
     new.set_grad_checkpointing(any(getattr(m, "gradient_checkpointing", False) for m in model.modules()))
     return new, coverage
 
@@ -66,17 +51,19 @@ def read_config(model: Any) -> ViTConfig:
     source = f"Hugging Face's {type(model).__name__}"
     if type(model) not in (ViTModel, ViTForImageClassification):
         reason = "there is no slot for its distillation token; " if type(model).__name__.startswith("DeiT") else ""
-        raise UserError(f"{source} is not covered: {reason}ViTModel and ViTForImageClassification are. {OTHERWISE}")
+        raise UserError(
+            f"{source} is not covered: {reason}ViTModel and ViTForImageClassification are. {transfer.OTHERWISE}"
+        )
     tensors, values = model.state_dict(), model.config.to_dict()
-    refuse(source, _uncovered(values, tensors))
+    transfer.refuse(source, _uncovered(values, tensors))
     return _read_config(values, tensors)
 
 
 def read_saved(source: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> tuple[ViT, Coverage]:
     """From what ``save_pretrained`` writes: the tensors and the values of config.json. Raises UserError."""
-    check_numbers(source, values)
+    transfer.check_numbers(source, values)
     try:
-        refuse(source, _uncovered(values, tensors))
+        transfer.refuse(source, _uncovered(values, tensors))
         config = _read_config(values, tensors)
         names = {str(key): str(name) for key, name in (values.get("id2label") or {}).items()}
     except UserError:
@@ -86,7 +73,7 @@ def read_saved(source: str, tensors: Mapping[str, Tensor], values: Mapping[str, 
     if config.depth > len(tensors):
         raise UserError(f"{source} does not fit its own config, which has more blocks than the file has tensors.")
     weights, coverage = read_tensors(source, _rows(config, tensors), tensors, _left_out(tensors))
-    model, keys = build(source, config, weights), [str(k) for k in range(config.num_classes)]
+    model, keys = transfer.build(source, config, weights), [str(k) for k in range(config.num_classes)]
     if names.keys() == set(keys):
         model.pretrained_cfg["label_names"] = tuple(names[key] for key in keys)
     return model, coverage
@@ -132,7 +119,10 @@ def check_classifier(source: str, folder: Path, config: Any) -> None:
 
     weights = [file.stat().st_size for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
     try:
-        with offline(), outline(source, most_bytes(sum(weights)) if weights else MOST_NEW_BYTES):
+        with (
+            offline(),
+            transfer.outline(source, transfer.most_bytes(sum(weights)) if weights else transfer.MOST_NEW_BYTES),
+        ):
             AutoModelForImageClassification.from_config(config, trust_remote_code=False)
     except UserError:
         raise
@@ -147,11 +137,12 @@ def check_values(source: str, values: Any) -> None:
             check_values(source, value)
     if not isinstance(values, Mapping):
         return
-    check_numbers(source, values)
+    transfer.check_numbers(source, values)
     if any(
-        isinstance(count := values.get(name), int) and count > MOST_CLASSES for name in ("num_labels", "num_classes")
+        isinstance(count := values.get(name), int) and count > transfer.MOST_CLASSES
+        for name in ("num_labels", "num_classes")
     ):
-        raise UserError(f"{source}: its config has more than {MOST_CLASSES:,} classes.")
+        raise UserError(f"{source}: its config has more than {transfer.MOST_CLASSES:,} classes.")
     if values.get("model_type") == "timm_wrapper":
         from vitmods.adapters.timm import check_timm
 
@@ -181,8 +172,8 @@ def to_huggingface(model: ViT) -> nn.Module:
     except ImportError:
         raise UserError('This needs the extra packages: pip install "vitmods[hf]"') from None
     target, config = "Hugging Face's ViT", model.vit_config
-    refuse_slots(target, config, _counterpart(config))
-    check_readable("The model", model)
+    transfer.refuse_slots(target, config, _counterpart(config))
+    transfer.check_readable("The model", model)
     theirs = TheirConfig(
         hidden_size=config.embed_dim,
         num_hidden_layers=config.depth,
@@ -190,7 +181,7 @@ def to_huggingface(model: ViT) -> nn.Module:
         intermediate_size=config.mlp_dim,
         hidden_act="gelu" if config.activation == "gelu" else "gelu_pytorch_tanh",
         attention_probs_dropout_prob=config.attn_drop,
-        layer_norm_eps=one_norm(config).eps,
+        layer_norm_eps=transfer.one_norm(config).eps,
         image_size=_side_or_pair(config.img_size),
         patch_size=_side_or_pair(config.patch_size),
         num_channels=config.in_chans,
@@ -203,7 +194,7 @@ def to_huggingface(model: ViT) -> nn.Module:
             new = ViTForImageClassification(theirs)
         else:
             new = ViTModel(theirs, add_pooling_layer=config.representation)
-    export_model(target, model, new, _rows(config, new.state_dict()), _look)
+    transfer.export_model(target, model, new, _rows(config, new.state_dict()), _look)
     if model.grad_checkpointing:
         enable = getattr(new, "activation_checkpointing_enable", None)  # its name from version 5 on
         (enable or new.gradient_checkpointing_enable)()
@@ -268,10 +259,12 @@ def _read_config(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Vi
 
 def _counterpart(config: ViTConfig) -> ViTConfig:
     """The nearest config that Hugging Face's ViT can express."""
-    norm = one_norm(config)
+    norm = transfer.one_norm(config)
     return ViTConfig(
-        **fields(config, "img_size patch_size in_chans num_classes embed_dim depth num_heads mlp_dim qkv_bias"),
-        **fields(config, "activation attn_drop init head_bias"),
+        **transfer.fields(
+            config, "img_size patch_size in_chans num_classes embed_dim depth num_heads mlp_dim qkv_bias"
+        ),
+        **transfer.fields(config, "activation attn_drop init head_bias"),
         attn=BranchConfig(before=norm),
         mlp=BranchConfig(before=norm),
         final_norm=norm,

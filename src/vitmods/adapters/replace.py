@@ -2,27 +2,292 @@
 
 import copy
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitmods.adapters.anatomy import Anatomy, NormSite, eps_of
 from vitmods.adapters.apply import WRAPPERS
-from vitmods.adapters.grid import UNKNOWN, CallGrid, StemGrid
-from vitmods.adapters.norm_plan import NormPlan, NormRow, Where, is_frozen, table
-from vitmods.adapters.text_padding import ReadsMask
-from vitmods.adapters.trial import try_out
+from vitmods.adapters.grid import UNKNOWN, CallGrid, ReadsMask, StemGrid
+from vitmods.adapters.transfer import evaluating
 from vitmods.changes import Change
 from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
 from vitmods.changes.norm import Norm
+from vitmods.layers.norms import LayerNorm, RMSNorm
 from vitmods.model.build import norm_factory
 from vitmods.model.slots import NormConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import NoEffect, UserError
+
+Where = str | re.Pattern[str] | Callable[[NormSite], bool]
+
+_KEPT = {
+    "inside": "inside attention",
+    "embed": "of the embedding",
+    "merge": "between stages",
+    "final": "after the blocks",
+    "block": "not of a branch",
+}
+
+
+class NormRow(NamedTuple):
+    """What became of one norm: ``now`` is what it is, empty where it stayed. ``why`` says why it stayed, or what of
+    the old norm does not live on."""
+
+    site: NormSite
+    now: str
+    why: str
+
+    def cells(self) -> tuple[str, str, str, str]:
+        pattern = ".".join("*" if part.isdigit() else part for part in self.site.name.split("."))
+        now = ", ".join(filter(None, (self.now, self.why))) if self.now else f"stays: {self.why}"
+        return pattern, self.site.role, f"{self.site.kind}({self.site.dim})", now
+
+
+def table(rows: tuple[NormRow, ...]) -> str:
+    """The same norm in every block becomes one line."""
+    lines = Counter(row.cells() for row in rows)
+    cells = [("norm", "role", "was", "now"), *lines]
+    counts = ["", *(f"  ({n}x)" if n > 1 else "" for n in lines.values())]
+    widths = [*(max(len(line[i]) for line in cells) for i in range(3)), 0]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + count
+        for line, count in zip(cells, counts, strict=True)
+    )
+
+
+class NormPlan:
+    """``change`` and ``where`` of ``replace_norms``, asked about one norm after the other."""
+
+    def __init__(self, anatomy: Anatomy, change: Norm | DynamicTokenNorm, where: Where | None) -> None:
+        self.anatomy, self.change, self.where = anatomy, change, where
+        if isinstance(change, DynamicTokenNorm) and len(change.pools) not in (1, anatomy.stages):
+            raise UserError(
+                f"dtn(pool=...) has {len(change.pools)} sides, and the model {anatomy.stages} stages: give one for "
+                "each, or one number for all."
+            )
+        edited = change.edit_norm(NormConfig())
+        assert edited is not None
+        facts = edited.facts
+        self.new, self.token_wise, self.by_heads = facts.module, facts.token_wise, "num_heads" in facts.takes
+        self.biased = facts.biased
+
+    def row(self, site: NormSite) -> NormRow:
+        """Raises UserError for a norm that is chosen and cannot be replaced."""
+        why = self._kept(site)
+        if why:
+            return NormRow(site, "", why)
+        self._check(site)
+        now = f"{self.new.__name__}(heads={site.heads})" if self.by_heads else self.new.__name__
+        return NormRow(site, now, self._lost(self.anatomy.modules[site.name]))
+
+    def _lost(self, old: nn.Module) -> str:
+        notes = []
+        if isinstance(getattr(old, "bias", None), nn.Parameter) and not self.biased:
+            notes.append("bias dropped")
+        if isinstance(getattr(old, "running_mean", None), torch.Tensor):
+            notes.append("running statistics dropped")
+        return ", ".join([*notes, "frozen"] if is_frozen(old) else notes)
+
+    def _kept(self, site: NormSite) -> str:
+        """Why a norm stays as it is; empty if it is replaced."""
+        old = self.anatomy.modules[site.name]
+        if "2d" in site.kind or len(getattr(old, "normalized_shape", ())) > 1:
+            return "not over the channels of tokens"
+        kind = LayerNorm if isinstance(old, nn.LayerNorm) else RMSNorm if site.name in self.anatomy.rms else None
+        if self.new is kind:
+            return "is so already"
+        if self.where is not None:
+            return "" if _matches(self.where, site) else "not chosen by where"
+        if isinstance(self.change, DynamicTokenNorm):
+            return self._kept_by_paper(site, self.change)
+        if site.role in ("attn", "mlp", "block") or (site.role == "final" and self.token_wise):
+            return ""
+        return _KEPT[site.role]
+
+    def _kept_by_paper(self, site: NormSite, change: DynamicTokenNorm) -> str:
+        if site.role not in ("attn", "mlp"):
+            return _KEPT[site.role]
+        if site.role == "mlp" and change.norms == "attn":
+            return "norms='attn'"
+        if change.blocks is None and site.stage == self.anatomy.class_token_stage:
+            return "the class token's stage"
+        blocks = change.blocks or self._published_blocks()
+        assert site.block is not None
+        return "" if site.block < blocks else f"after the first {blocks} blocks"
+
+    def _published_blocks(self) -> int:
+        blocks = self.anatomy.blocks
+        return max(1, len(blocks) * 10 // 12) if self.anatomy.stages == 1 and blocks[0].stem else len(blocks)
+
+    def _check(self, site: NormSite) -> None:
+        if self.by_heads and site.heads is None:
+            raise UserError(f"{site.name} has no attention beside it that tells the number of heads: give heads=...")
+        if self.by_heads and site.heads is not None and (site.heads < 1 or site.dim % site.heads):
+            raise UserError(
+                f"{site.name} has {site.dim} channels, which {site.heads} heads do not divide: give heads=... that "
+                "do, or leave it out with where=..."
+            )
+        if not self.token_wise:
+            self._check_mixing(site)
+
+    def _check_mixing(self, site: NormSite) -> None:
+        """Raises UserError where a norm that mixes tokens would see later ones, parts of a sequence, or images."""
+        if site.block is None:
+            if self.where is not None:
+                return
+            raise UserError(
+                f"{self.new.__name__} mixes tokens, and {site.name} is in no block whose attention is recognized, so "
+                "that it may be causal: a token would see later ones. Use a norm of single tokens, or name the norms "
+                "with where=... if all tokens may see each other."
+            )
+        block, modules = self.anatomy.blocks[site.block], self.anatomy.modules
+        around = [m for n, m in modules.items() if n.startswith(block.name) and f"{site.name}.".startswith(f"{n}.")]
+        near = [*around, modules[block.name], modules[block.attention]]
+        what = f"{self.new.__name__} mixes tokens, and {block.name}"
+        if any(getattr(m, name, False) is True for m in near for name in ("is_causal", "is_decoder")):
+            raise UserError(f"{what} is causal: a token would see later ones. Use a norm of single tokens.")
+        decoder = nn.TransformerDecoderLayer | nn.TransformerDecoder
+        if self.where is None and any(isinstance(m, decoder) for m in near):
+            raise UserError(
+                f"{what} is a decoder's, which may be called with a causal mask: a token would see later ones. Use a "
+                "norm of single tokens, or name the norms with where=... if it never is."
+            )
+        if site.role == "mlp" and any(getattr(m, "chunk_size_feed_forward", 0) for m in near):
+            raise UserError(
+                f"{what} cuts the sequence into chunks: set chunk_size_feed_forward=0 in the model's config."
+            )
+        if any(getattr(m, "batch_first", True) is False for m in near):
+            raise UserError(f"{what} has tokens on the first axis: build the model with batch_first=True.")
+
+
+def is_frozen(norm: nn.Module) -> bool:
+    own = list(norm.parameters(recurse=False))
+    return bool(own) and not any(parameter.requires_grad for parameter in own)
+
+
+def _matches(where: Where, site: NormSite) -> bool:
+    if isinstance(where, str):
+        return where == site.role or fnmatchcase(site.name, where)
+    if isinstance(where, re.Pattern):
+        return where.search(site.name) is not None
+    return bool(where(site))
+
+
+TOKENS = 8
+
+
+def try_out(old: nn.Module, new: nn.Module, norms: Sequence[NormSite], example: Any, may_leak: bool) -> None:
+    """Runs copies of both models, which may change as they run, in evaluation mode and without gradients.
+
+    ``example`` is what the model is called with: a tensor, a tuple of arguments or a mapping of keywords; None for one
+    that is made. Where none can be made that the old model takes, nothing is tried. ``may_leak`` looks for causality
+    as well: outputs of earlier tokens that did not read the last one, and now do.
+
+    Raises UserError naming the norm at which the new model failed, or saying that it leaks.
+    """
+    inputs = next((one for one in _inputs(old, example, norms[0].dim) if _runs(old, one)), None)
+    if inputs is None:
+        if example is not None:
+            raise UserError("The model does not run on the example: give what it is called with.")
+        return
+    entered = [""]
+    for name in (site.name for site in norms):
+        new.get_submodule(name).register_forward_pre_hook(lambda m, a, name=name: entered.__setitem__(0, name))
+    try:
+        _run(new, inputs)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a norm or the model around it raises for tokens that do not fit
+        where = f", at {entered[0]}" if entered[0] else ""
+        raise UserError(
+            f"The model does not run with these norms{where}: {str(error).rstrip('.')}. Leave that norm out with "
+            "where=..., or use a kind that treats each token by itself."
+        ) from error
+    if may_leak and _reads_last(old, inputs) is False and _reads_last(new, inputs):
+        raise UserError(
+            "This model is causal, and with these norms earlier tokens see later ones: use a kind that treats each "
+            "token by itself, or choose norms of a part that is not causal with where=..."
+        )
+
+
+def _inputs(model: nn.Module, example: Any, width: int) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+    """What the model may take, as arguments and keywords."""
+    if example is not None:
+        keywords = example if isinstance(example, Mapping) else {}
+        yield () if keywords else example if isinstance(example, tuple) else (example,), keywords
+        return
+    p = next(model.parameters())
+    draw: dict[str, Any] = {"device": p.device, "dtype": p.dtype}
+    config = getattr(model, "config", None)
+    stem = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    if isinstance(words := getattr(config, "vocab_size", None), int):
+        yield (), {"input_ids": torch.arange(2 * TOKENS, device=p.device).view(2, -1) % words}
+    if stem is not None:
+        for size in _image_sizes(model):
+            yield (torch.randn(2, stem.in_channels, *size, **draw),), {}
+    tokens = torch.randn(2, TOKENS, width, **draw)
+    yield (tokens,), {}
+    yield (tokens, tokens), {}  # a decoder's tokens and what it reads
+
+
+def _image_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
+    """What timm's config of the model says, Hugging Face's, and the parts of the model itself."""
+    known = getattr(model, "default_cfg", None) or {}
+    parts = (getattr(model, "config", None), *model.modules())
+    found = [getattr(part, name, None) for part in parts for name in ("image_size", "img_size")]
+    sizes = [known["input_size"][-2:] if "input_size" in known else None, *found, 224]
+    pairs = [(size, size) if isinstance(size, int) else size for size in sizes]
+    yield from dict.fromkeys((p[0], p[1]) for p in pairs if isinstance(p, tuple | list) and len(p) == 2)
+
+
+def _runs(model: nn.Module, inputs: tuple[tuple[Any, ...], Mapping[str, Any]]) -> bool:
+    try:
+        _run(model, inputs)
+    except Exception:  # it is no input for this model
+        return False
+    return True
+
+
+@torch.no_grad()
+def _run(model: nn.Module, inputs: tuple[tuple[Any, ...], Mapping[str, Any]]) -> list[Tensor]:
+    arguments, keywords = inputs
+    with torch.random.fork_rng(devices=[]), evaluating(model):
+        return list(_tensors(model(*arguments, **keywords)))
+
+
+def _reads_last(model: nn.Module, inputs: tuple[tuple[Any, ...], Mapping[str, Any]]) -> bool | None:
+    """Whether what is put out for the other tokens depends on the last one; None where that cannot be seen."""
+    arguments, keywords = inputs
+    tokens = next(_tensors([*arguments, *keywords.values()]))
+    if tokens.is_meta or tokens.ndim == 4:
+        return None
+    other = tokens.clone()
+    other[:, -1] = other[:, 0]
+    outputs = []
+    for one in (tokens, other):
+        swapped = {name: one if value is tokens else value for name, value in keywords.items()}
+        outputs.append(_run(model, (tuple(one if value is tokens else value for value in arguments), swapped)))
+    for a, b in zip(*outputs, strict=True):
+        if a.is_floating_point() and a.ndim > 2 and a.shape[:2] == tokens.shape[:2]:
+            return float((a - b)[:, :-1].abs().max()) > 1e-5 * float(a.abs().max())
+    return None
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors(one)
+
 
 Heads = int | Callable[[NormSite], int]
 

@@ -14,20 +14,9 @@ from timm.models import vision_transformer as timm_vit
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
+from vitmods.adapters import transfer
 from vitmods.adapters.own import read_seen
 from vitmods.adapters.tensors import Coverage, Layout, Row, read_tensors
-from vitmods.adapters.transfer import (
-    OTHERWISE,
-    build,
-    check_numbers,
-    check_readable,
-    export_model,
-    fields,
-    import_model,
-    outline,
-    refuse,
-    refuse_slots,
-)
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
@@ -57,7 +46,7 @@ def from_timm(model: Any) -> ViT:
 def read(model: Any) -> tuple[ViT, Coverage]:
     """As ``from_timm``, with the account of all tensors."""
     source, config = f"timm's {type(model).__name__}", read_config(model)
-    new, coverage = import_model(source, model, config, _rows(config, _is_packed(model)), _look)
+    new, coverage = transfer.import_model(source, model, config, _rows(config, _is_packed(model)), _look)
     new.set_grad_checkpointing(model.grad_checkpointing)
     new.pretrained_cfg = new.default_cfg = getattr(model, "pretrained_cfg", new.pretrained_cfg)
     return new, coverage
@@ -83,11 +72,11 @@ def read_saved(weights: Path, tensors: Mapping[str, Tensor]) -> tuple[ViT, Cover
         raise UserError(f"{source}: timm's {printable(architecture)} is not covered; VisionTransformer is.")
     if unknown := sorted(arguments.keys() - _PLAIN):
         raise UserError(f"{source}: VisionTransformer takes no argument {printable(unknown[0])} from a file.")
-    check_numbers(source, [arguments, pretrained])
+    transfer.check_numbers(source, [arguments, pretrained])
     if isinstance(depth := arguments.get("depth", 0), int) and depth > len(tensors):
         raise UserError(f"{source} does not fit its own config, which has more blocks than the file has tensors.")
     try:
-        with outline(source):
+        with transfer.outline(source):
             model: Any = timm.create_model(architecture, pretrained_cfg=pretrained, **arguments)
             config = _config_of_outline(model, tensors)
             rows = _rows(config, _is_packed(model))
@@ -96,7 +85,7 @@ def read_saved(weights: Path, tensors: Mapping[str, Tensor]) -> tuple[ViT, Cover
     except Exception as error:  # whatever timm and torch raise for values that describe no model
         raise UserError(f"{source} describes no model that timm can make: {error}") from error
     weights_of, coverage = read_tensors(source, rows, tensors)
-    new = build(source, config, weights_of)
+    new = transfer.build(source, config, weights_of)
     new.pretrained_cfg = new.default_cfg = model.pretrained_cfg
     return new, coverage
 
@@ -120,7 +109,7 @@ def check_timm(source: str, name: Any, arguments: Mapping[str, Any]) -> None:
 def timm_counterpart(config: ViTConfig) -> dict[str, Any]:
     """The arguments of timm's VisionTransformer that make a model of this config. UserError naming the slots for which
     timm has no counterpart."""
-    refuse_slots("timm's VisionTransformer", config, _counterpart(config))
+    transfer.refuse_slots("timm's VisionTransformer", config, _counterpart(config))
     return _arguments(config)
 
 
@@ -131,10 +120,10 @@ def to_timm(model: ViT) -> timm_vit.VisionTransformer:
     """
     target, config = "timm's VisionTransformer", model.vit_config
     arguments = timm_counterpart(config)
-    check_readable("The model", model)
+    transfer.check_readable("The model", model)
     with torch.random.fork_rng(devices=[]):
         new = timm_vit.VisionTransformer(**arguments)
-    export_model(target, model, new, _rows(config), _look)
+    transfer.export_model(target, model, new, _rows(config), _look)
     new.set_grad_checkpointing(model.grad_checkpointing)
     new.pretrained_cfg = new.default_cfg = dict(model.pretrained_cfg)  # type: ignore[assignment]
     return new
@@ -205,14 +194,11 @@ def _block_problems(block: Any) -> list[str]:
     mlp: Any = block.mlp
     if type(attn) is not timm_layers.Attention or getattr(attn, "gate", None) is not None:
         problems.append("an attention other than timm's plain one")
-    if _is_gated(mlp):
-        if type(mlp.act) is not nn.SiLU or getattr(mlp, "gate_last", False):
-            which = "last" if getattr(mlp, "gate_last", False) else "first"
-            problems.append(
-                f"MLP {type(mlp).__name__} gated by {type(mlp.act).__name__} of the {which} half (SiLU of the first is)"
-            )
-    elif type(mlp) is not timm_layers.Mlp or not isinstance(mlp.act, _GELUS):
+    activations = nn.SiLU if _is_gated(mlp) else _GELUS
+    if not (_is_gated(mlp) or type(mlp) is timm_layers.Mlp) or not isinstance(mlp.act, activations):
         problems.append(f"MLP {type(mlp).__name__} with {type(getattr(mlp, 'act', None)).__name__}")
+    elif getattr(mlp, "gate_last", False):
+        problems.append(f"MLP {type(mlp).__name__} gated by its second half")
     if attn.proj.bias is None or getattr(mlp, "fc2", attn.proj).bias is None:
         problems.append("proj_bias=False")
     return problems
@@ -246,11 +232,12 @@ def read_config(model: Any) -> ViTConfig:
     source = f"timm's {type(model).__name__}"
     if type(model) is VisionTransformerDistilled:
         raise UserError(
-            f"{source} is not covered: there is no slot for its distillation token and second head. {OTHERWISE}"
+            f"{source} is not covered: there is no slot for its distillation token and second head. "
+            f"{transfer.OTHERWISE}"
         )
     if type(model) is not timm_vit.VisionTransformer:
-        raise UserError(f"{source} is not covered; VisionTransformer is. {OTHERWISE}")
-    refuse(source, uncovered(model))
+        raise UserError(f"{source} is not covered; VisionTransformer is. {transfer.OTHERWISE}")
+    transfer.refuse(source, uncovered(model))
     block: Any = _first_branches(model.blocks[0])
     stem: Any = model.patch_embed
     rates = [getattr(_first_branches(b).drop_path1, "drop_prob", 0.0) or 0.0 for b in model.blocks]
@@ -327,7 +314,7 @@ def _counterpart(config: ViTConfig) -> ViTConfig:
     if stem is not None:
         stem = NormConfig(stem.kind if stem.kind in ("layer", "rms") else "layer", stem.eps, stem.affine)
     return ViTConfig(
-        **fields(config, _COPIED),
+        **transfer.fields(config, _COPIED),
         qk_norm=norm if config.qk_norm else None,
         mlp_kind="swiglu" if _is_swiglu(config) else "mlp",
         stem=StemConfig(bias=config.position_norm is None, after=stem),
@@ -356,7 +343,9 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
     gelu = partial(nn.GELU, approximate="tanh" if config.activation == "gelu_tanh" else "none")
     gated = {"mlp_layer": timm_layers.SwiGLU} if _is_swiglu(config) else {}
     return {
-        **fields(config, "img_size patch_size in_chans num_classes embed_dim depth num_heads qkv_bias reg_tokens"),
+        **transfer.fields(
+            config, "img_size patch_size in_chans num_classes embed_dim depth num_heads qkv_bias reg_tokens"
+        ),
         "block_fn": timm_vit.Block if config.parallel == 1 else block,
         "global_pool": "" if config.pool == "none" else config.pool,
         "fc_norm": config.norm_after_pool,

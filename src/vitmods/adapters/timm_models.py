@@ -1,15 +1,17 @@
 """vitmods models in timm's registry: after ``import vitmods.adapters.timm_models``, ``timm.create_model`` knows
 ``vitmods_tiny_patch16_224`` and its sisters. And our block and stems, for timm's VisionTransformer."""
 
-import json
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 from timm import create_model
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import vision_transformer as timm_vit
 from torch import nn
 
 from vitmods.adapters.apply import apply
@@ -40,14 +42,12 @@ def create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
     if pretrained:
         raise UserError(f"There are no pretrained weights for {name}: load a timm model and call vitmods.apply on it.")
 
-    def build(**given: Any) -> ViT:
-        return _build(name.replace("vitmods_", "vit_"), **given)
-
+    build = partial(_build, name.replace("vitmods_", "vit_"))
     features = {"out_indices": arguments.pop("out_indices", 3), "feature_cls": "getter"}
     model: nn.Module = build_model_with_cfg(build, name, False, feature_cfg=features, **arguments)
     if isinstance(model, ViT):
-        own = timm_cfg(model.vit_config, model.patch_embed)
-        fitting = {key: own[key] for key in ("input_size", "num_classes", "first_conv")}
+        cfg = timm_cfg(model.vit_config, model.patch_embed)
+        fitting = {key: cfg[key] for key in ("input_size", "num_classes", "first_conv")}
         model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **fitting}
     return model
 
@@ -61,16 +61,11 @@ def vitmods_vit(
     be others.
     """
 
-    def build(**given: Any) -> ViT:
-        known = dict(vitmods_config or json.loads(ViTConfig().to_json()))
-        shape: dict[str, Any] = {
-            name: given.pop(name) for name in ("num_classes", "img_size", "in_chans") if name in given
-        }
-        device, dtype = given.pop("device", None), given.pop("dtype", None)
-        if given:
-            raise TypeError(f"vitmods_vit has no arguments {', '.join(given)}: its config says all of it.")
+    def build(device: Any = None, dtype: torch.dtype | None = None, **shape: Any) -> ViT:
+        if unknown := shape.keys() - {"num_classes", "img_size", "in_chans"}:
+            raise TypeError(f"vitmods_vit does not take {', '.join(sorted(unknown))}: set it in vitmods_config.")
         with torch.device(device or torch.get_default_device()):
-            return ViT(ViTConfig.from_dict({**known, **shape})).to(dtype=dtype)
+            return ViT(ViTConfig.from_dict({**dict(vitmods_config or {}), **shape})).to(dtype=dtype)
 
     features = {"out_indices": arguments.pop("out_indices", 3), "feature_cls": "getter"}
     model: nn.Module = build_model_with_cfg(
@@ -79,54 +74,39 @@ def vitmods_vit(
     return model
 
 
-def timm_block(
-    dim: int,
-    num_heads: int,
-    mlp_ratio: float = 4.0,
-    qkv_bias: bool = True,
-    qk_norm: bool = False,
-    scale_attn_norm: bool = False,
-    scale_mlp_norm: bool = False,
-    proj_bias: bool = True,
-    proj_drop: float = 0.0,
-    attn_drop: float = 0.0,
-    init_values: float | None = None,
-    drop_path: float = 0.0,
-    act_layer: Callable[[], nn.Module] = nn.GELU,
-    norm_layer: Callable[[int], nn.Module] = LayerNorm,
-    mlp_layer: Any = None,
-    attn_layer: Any = None,
-    depth: int = 0,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> Block:
+def timm_block(dim: int, num_heads: int, **arguments: Any) -> Block:
     """Our block from the arguments of timm's: ``VisionTransformer(block_fn=timm_block)``.
 
-    Raises UserError for a ``mlp_layer`` or ``attn_layer`` other than timm's ordinary ones.
+    Raises UserError for a ``mlp_layer`` or ``attn_layer`` other than timm's ordinary ones, TypeError for an argument
+    that timm's block does not have.
     """
-    for name, layer, standard in (("mlp_layer", mlp_layer, "Mlp"), ("attn_layer", attn_layer, "Attention")):
+    bound = inspect.signature(timm_vit.Block).bind(dim, num_heads, **{"norm_layer": LayerNorm, **arguments})
+    bound.apply_defaults()
+    block = SimpleNamespace(**bound.arguments)
+    for name, standard in (("mlp_layer", "Mlp"), ("attn_layer", "Attention")):
+        layer = arguments.get(name)
         if layer is not None and getattr(layer, "__name__", layer) not in (standard, ""):
             raise UserError(f"This block has its own attention and MLP: leave {name} at its default.")
     attn = partial(
         Attention,
-        qkv_bias=qkv_bias,
-        proj_bias=proj_bias,
-        slots=AttentionSlots(qk_norm=norm_layer if qk_norm else None),
-        attn_drop=attn_drop,
-        proj_drop=proj_drop,
+        qkv_bias=block.qkv_bias,
+        proj_bias=block.proj_bias,
+        slots=AttentionSlots(qk_norm=block.norm_layer if block.qk_norm else None),
+        attn_drop=block.attn_drop,
+        proj_drop=block.proj_drop,
     )
     config = BlockConfig(
         dim,
         num_heads,
-        int(dim * mlp_ratio),
+        int(dim * block.mlp_ratio),
         attn=attn,
-        mlp=partial(Mlp, act=act_layer(), bias=proj_bias, drop=proj_drop),
-        attn_norms=BranchNorms(before=norm_layer, inner=norm_layer if scale_attn_norm else None),
-        mlp_norms=BranchNorms(before=norm_layer, inner=norm_layer if scale_mlp_norm else None),
-        layer_scale=init_values,
-        drop_path=drop_path,
+        mlp=partial(Mlp, act=block.act_layer(), bias=block.proj_bias, drop=block.proj_drop),
+        attn_norms=BranchNorms(before=block.norm_layer, inner=block.norm_layer if block.scale_attn_norm else None),
+        mlp_norms=BranchNorms(before=block.norm_layer, inner=block.norm_layer if block.scale_mlp_norm else None),
+        layer_scale=block.init_values,
+        drop_path=block.drop_path,
     )
-    return Block(config).to(device=device, dtype=dtype)
+    return Block(config).to(device=block.device, dtype=block.dtype)
 
 
 def timm_stem(kind: type[Stem], **slots: Any) -> Callable[..., Stem]:
@@ -143,20 +123,20 @@ def timm_stem(kind: type[Stem], **slots: Any) -> Callable[..., Stem]:
         dynamic_img_pad: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **given: Any,
+        **options: Any,
     ) -> Stem:
         if dynamic_img_pad:
-            raise UserError("This stem pads nothing: leave dynamic_img_pad off.")
-        stem: Any = kind(StemSize(img_size, patch_size, in_chans, embed_dim), **given | slots)
+            raise UserError("This stem does not pad images: leave dynamic_img_pad off.")
+        stem: Any = kind(StemSize(img_size, patch_size, in_chans, embed_dim), **options | slots)
         stem.strict_img_size, stem.output_fmt = strict_img_size, output_fmt or "NLC"
-        found: Stem = stem.to(device=device, dtype=dtype)
-        return found
+        moved: Stem = stem.to(device=device, dtype=dtype)
+        return moved
 
     return make
 
 
 def _build(
-    theirs: str,
+    timm_name: str,
     changes: str = "",
     weight_init: str = "",
     fix_init: bool = False,
@@ -167,7 +147,7 @@ def _build(
     """Our model of what timm builds of the same arguments, on the meta device."""
     if weight_init or fix_init:
         raise UserError("Initial weights are timm's standard ones here: call init_weights('big_vision') for others.")
-    config, chosen = read_config(create_model(theirs, device="meta", **arguments)), parse_changes(changes)
+    config, chosen = read_config(create_model(timm_name, device="meta", **arguments)), parse_changes(changes)
     with torch.device(device or torch.get_default_device()):
         model = ViT(config)
         if chosen and any(parameter.is_meta for parameter in model.parameters()):  # no weights to carry

@@ -6,17 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitmods.adapters import transfer
 from vitmods.adapters.tensors import Coverage, Row, rows_of
-from vitmods.adapters.transfer import (
-    OTHERWISE,
-    check_readable,
-    export_model,
-    fields,
-    import_model,
-    one_norm,
-    refuse,
-    refuse_slots,
-)
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig
 from vitmods.model.vit import ViT
@@ -37,7 +28,7 @@ def from_torchvision(model: Any) -> ViT:
 def read(model: Any) -> tuple[ViT, Coverage]:
     """As ``from_torchvision``, with the account of all tensors."""
     source, config = f"torchvision's {type(model).__name__}", read_config(model)
-    new, coverage = import_model(source, model, config, _rows(config), _look)
+    new, coverage = transfer.import_model(source, model, config, _rows(config), _look)
     new.pretrained_cfg = new.default_cfg = {**new.pretrained_cfg, "mean": _MEAN, "std": _STD}
     return new, coverage
 
@@ -59,8 +50,8 @@ def to_torchvision(model: ViT) -> nn.Module:
     from torchvision.models.vision_transformer import VisionTransformer
 
     target, config = "torchvision's VisionTransformer", model.vit_config
-    refuse_slots(target, config, _counterpart(config))
-    check_readable("The model", model)
+    transfer.refuse_slots(target, config, _counterpart(config))
+    transfer.check_readable("The model", model)
     with torch.random.fork_rng(devices=[]):
         new: Any = VisionTransformer(
             config.img_size[0],
@@ -73,11 +64,11 @@ def to_torchvision(model: ViT) -> nn.Module:
             attention_dropout=config.attn_drop,
             num_classes=config.num_classes or 1,
             representation_size=config.embed_dim if config.representation else None,
-            norm_layer=partial(nn.LayerNorm, eps=one_norm(config).eps),
+            norm_layer=partial(nn.LayerNorm, eps=transfer.one_norm(config).eps),
         )
     if not config.num_classes:
         new.heads.head = nn.Identity()
-    export_model(target, model, new, _rows(config), _look)
+    transfer.export_model(target, model, new, _rows(config), _look)
     theirs: nn.Module = new
     return theirs
 
@@ -113,8 +104,8 @@ def read_config(model: Any) -> ViTConfig:
 
     source = f"torchvision's {type(model).__name__}"
     if type(model) is not VisionTransformer:
-        raise UserError(f"{source} is not covered; VisionTransformer is. {OTHERWISE}")
-    refuse(source, _uncovered(model))
+        raise UserError(f"{source} is not covered; VisionTransformer is. {transfer.OTHERWISE}")
+    transfer.refuse(source, _uncovered(model))
     block = model.encoder.layers[0]
     norm = NormConfig("layer", float(model.encoder.ln.eps))
     drop = model.encoder.dropout.p
@@ -140,10 +131,10 @@ def read_config(model: Any) -> ViTConfig:
 
 def _counterpart(config: ViTConfig) -> ViTConfig:
     """The nearest config that torchvision's VisionTransformer can express."""
-    norm = one_norm(config)
+    norm = transfer.one_norm(config)
     return ViTConfig(
-        **fields(config, "num_classes embed_dim depth num_heads mlp_dim representation proj_drop attn_drop"),
-        **fields(config, "init head_bias"),
+        **transfer.fields(config, "num_classes embed_dim depth num_heads mlp_dim representation proj_drop attn_drop"),
+        **transfer.fields(config, "init head_bias"),
         img_size=(config.img_size[0], config.img_size[0]),
         patch_size=(config.patch_size[0], config.patch_size[0]),
         attn=BranchConfig(before=norm),

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from vitmods.adapters.apply import apply
     from vitmods.adapters.diff import diff
-    from vitmods.adapters.named import LIBRARIES, open_model
+    from vitmods.adapters.files import LIBRARIES, open_model
     from vitmods.changes import parse_changes
     from vitmods.model.vit import vit
     from vitmods.study.line_ups import refuse_line_ups
