@@ -17,9 +17,11 @@ import itertools
 import math
 import re
 import shlex
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from vitmods.study.line_ups import LINE_UPS, LineUp
@@ -207,23 +209,6 @@ class Table:
 
 PAPERS: Registry[Paper] = Registry("paper", "vitmods.papers.tables")
 TABLES: Registry[Table] = Registry("table", "vitmods.papers.tables", advice="`vitmods paper` lists all.")
-"""name -> Table. A file adds its paper's, in the paper's order."""
-
-
-@dataclass(frozen=True)
-class Tables:
-    """Adds the tables of one paper, and the paper, to the registries."""
-
-    paper: Paper
-    about: Mapping[str, Any] = field(default_factory=dict)
-    """what is said of each, unless it says otherwise"""
-
-    def __post_init__(self) -> None:
-        PAPERS.add(self.paper.name, self.paper)
-
-    def add(self, name: str, title: str, **facts: Any) -> Table:
-        table = Table(f"{self.paper.name}-{name}", self.paper, title, **{**self.about, **facts})
-        return TABLES.add(table.name, table)
 
 
 @dataclass(frozen=True)
@@ -287,6 +272,27 @@ class TableStudy:
         rest = f"{size}{recipe} --seeds {self.seeds} {self.options}".rstrip()
         run = f"vitmods paper run {name} --data"
         return f"{run} {self.own}{begins} --budget 2h", f"{run} {shlex.quote(self.data)}{begins}{base}{rest}"
+
+
+def read_paper(path: Path) -> None:
+    """Register a paper and its tables, in the paper's order.
+
+    The file has the fields of Paper, `claims` and `tables` with theirs, `defaults` of all tables, and `studies`: fields
+    of TableStudy that the study of a table takes over with `like`.
+    """
+
+    def tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+
+    values = tomllib.loads(path.read_text(encoding="utf-8"))
+    defaults, studies, tables = (values.pop(name, {}) for name in ("defaults", "studies", "tables"))
+    paper = Paper(**values | {"claims": tuple(Claim(**tuples(claim)) for claim in values["claims"])})
+    PAPERS.add(paper.name, paper)
+    for table in tables:
+        name, study = f"{paper.name}-{table['name']}", table.get("study")
+        if study is not None:
+            study = TableStudy(**tuples(studies.get(study.pop("like", ""), {}) | study))
+        TABLES.add(name, Table(**tuples(defaults | table) | {"name": name, "paper": paper, "study": study}))
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,8 @@
-"""The published tables of one paper a file."""
+"""The published tables as data: one file a paper, read in the order of the files' names."""
+
+from pathlib import Path
+
+from vitmods.papers.table import read_paper
+
+for _path in sorted(Path(__file__).parent.glob("*.toml")):
+    read_paper(_path)
