@@ -30,7 +30,7 @@ def test_the_list_has_every_table_and_what_is_missing(capsys, monkeypatch):
     text = said(capsys, "paper").out
     assert all(f" {name} " in text for name in TABLES)
     assert max(map(len, text.splitlines())) <= 100
-    assert "not yet: JFT-4B is not public" in text
+    assert "not available: JFT-4B is not public" in text
     record = {one["name"]: one for one in json.loads(said(capsys, "paper", "list", "--json").out)}
     assert list(record) == list(TABLES)
     assert not record["dpn-table4"]["runs"]

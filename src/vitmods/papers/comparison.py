@@ -1,4 +1,4 @@
-"""A study that reproduces a published table, compared with that table."""
+"""A study that reproduces a published table, compared with that table: a section of its report."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from rich import box
 from rich.table import Table as Grid
 from rich.text import Text
 
-from vitmods.papers import TABLES, Table
-from vitmods.papers.table import Published, published
+from vitmods.papers.table import TABLES, Published, Table, published
 from vitmods.report.figures import Inliner
 from vitmods.report.sections import SECTIONS, Section
 from vitmods.report.templates import templates
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from vitmods.stats.verdict import Effect
 
 PATCHES = (16, 8, 4, 2, 1)
-FEW = 3  # arms from which on a study is known to be a table's by its arms alone
-WIDE = 2  # half-widths of more than so many times the published difference test nothing
+FEW = 3  # arms from which on a study is recognized as a table's by its arms alone
+WIDE = 2  # half-widths above this multiple of the published difference test nothing
 
 
 class Agreement(StrEnum):
@@ -52,7 +51,7 @@ class Agreement(StrEnum):
 
 @dataclass(frozen=True)
 class Beside:
-    """An arm, on average or under one setting, and what the paper prints of it."""
+    """An arm, on average or under one setting, and the numbers that the paper prints for it."""
 
     arm: str
     setting: str
@@ -69,38 +68,36 @@ class Beside:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """In percent, as the papers print; NaN where there are too few seeds."""
+        """In percent, as papers print it; NaN with too few seeds."""
         scale = 100.0 if not self.effect.unit else 1.0
         low, high = self.effect.interval
         return scale * low, scale * high
 
     @property
     def outcomes(self) -> tuple[Agreement, ...]:
-        """One for each published difference; none without an interval, or where base has not learned."""
+        """One for each published difference; none without an interval, or if base has not learned."""
         low, high = self.interval
-        return (
-            ()
-            if math.isnan(low) or self.effect.verdict == Verdict.WITHHELD
-            else tuple(Agreement.of(one, low, high) for one in self.published)
-        )
+        if math.isnan(low) or self.effect.verdict == Verdict.WITHHELD:
+            return ()
+        return tuple(Agreement.of(number, low, high) for number in self.published)
 
     @property
     def agreement(self) -> str:
-        """The outcome, or how many published differences have which; the sign where ours is known."""
+        """The outcome, or how many published differences have which; and the sign where ours is clear."""
         counts, (low, high) = Counter(self.outcomes), self.interval
         if not counts:
             return "base has not learned" if self.effect.verdict == Verdict.WITHHELD else "too few seeds to compare"
         many = len(self.published)
-        words = [f"{one}: {counts[one]} of {many}" if len(counts) > 1 else one for one in Agreement if counts[one]]
+        words = [f"{kind}: {counts[kind]} of {many}" if len(counts) > 1 else kind for kind in Agreement if counts[kind]]
         if low > 0 or high < 0:
-            same = sum(one.difference * self.effect.effect > 0 for one in self.published)
+            same = sum(number.difference * self.effect.effect > 0 for number in self.published)
             words.append(f"same sign: {same} of {many}" if many > 1 else f"{'same' if same else 'other'} sign")
         return ", ".join(words)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table, and the arms of the study for which it prints numbers; the note says how to read them."""
+    """A table, the arms of the study for which it prints numbers, and a note on how to read them."""
 
     table: Table
     rows: tuple[Beside, ...]
@@ -114,24 +111,24 @@ class Comparison:
 
 
 def table_of(answer: Answer) -> Table | None:
-    """The table that a study makes again: as its command says, or the one whose arms, three or more, are all there."""
+    """The table that a study reproduces: the one in its command, or one whose arms, three or more, it all has."""
     named = re.search(r"paper:([\w-]+)|paper run ([\w-]+)", answer.command)
     if named and (table := TABLES.get(named[1] or named[2])) and table.study:
         return table  # type: ignore[no-any-return]
-    here = {(arm.name, arm.changes) for arm in (answer.base, *answer.arms)}
+    compared = {(arm.name, arm.changes) for arm in (answer.base, *answer.arms)}
     for table in TABLES.values():
         study = table.study
         if study and len(study.arms) >= FEW and study.task == answer.settings.get("task"):
             arms = (arm for text in study.arms.values() for arm in arms_from_text(text))
-            if {(arm.name, arm.short) for arm in arms} <= here:
+            if {(arm.name, arm.short) for arm in arms} <= compared:
                 return table
     return None
 
 
 def comparison(answer: Answer) -> Comparison | None:
-    """Compare a study with the table that it reproduces; None where it reproduces none.
+    """Compare a study with the table that it reproduces; None for other studies.
 
-    Differences are to the table's own reference: where that is not what the answer's are to, the study is read again.
+    Differences are to the table's own reference, for which the study is read again if the answer's is another.
     """
     table = table_of(answer)
     if table is None or table.study is None or answer.factorial:
@@ -143,36 +140,43 @@ def comparison(answer: Answer) -> Comparison | None:
         )
     if answer.base.name != reference:
         answer = Answer.load(answer.path, reference)
-    rows = tuple(row for arm in answer.arms for row in _rows(answer, table, arm.name))
+    rows: list[Beside] = []
+    for arm in (arm.name for arm in answer.arms):
+        numbers = published(table, arm)
+        effect = answer.decision.effects.get(arm)
+        if numbers and effect and effect.n:
+            rows.append(Beside(arm, "", effect, tuple(numbers)))
+        for setting in answer.sweep if numbers and answer.over_settings else ():
+            labels = _labels(table, answer, setting.values)
+            matching = tuple(number for number in numbers if labels <= set(number.where.split(", ")))
+            effect = answer.over_settings.each[arm].get(setting.name) if answer.over_settings else None
+            if labels and matching and effect and effect.n:
+                rows.append(Beside(arm, setting.name, effect, matching))
     if not rows:
         return Comparison(table, (), "The paper prints no number for its arms.")
     against = "" if reference == BASE else f"Differences are to {reference}. "
     return Comparison(
-        table, rows, f"{against}Models, data and training differ: expect the sign to match, not the size."
+        table, tuple(rows), f"{against}Models, data and training differ: expect the sign to match, not the size."
     )
 
 
-def printed(answer: Answer) -> list[Any]:
-    """The comparison for a terminal; nothing where there is none."""
-    found = comparison(answer)
-    if found is None:
-        return []
-    table = found.table
-    title = f"Comparison with {table.paper.title}, {table.where}{': ' * bool(found.rows)}{found.headline}"
-    note = Text(found.note, style="dim")
-    if not found.rows:
-        return [Text(f"\n{title}", style="bold"), note]
-    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in ("arm", "ours, 95 % interval", f"published ({table.unit})", "comparison"):
-        grid.add_column(column, no_wrap=column.startswith("ours"), overflow="fold")
-    for row in found.rows:
-        theirs = ", ".join(f"{one.text} ({one.where})" for one in row.published)
-        grid.add_row(*(Text(single_line(cell)) for cell in (row.name, row.ours, theirs, row.agreement)))
-    return [Text(f"\n{title}", style="bold"), grid, note]
+def _labels(table: Table, answer: Answer, values: Mapping[str, Any]) -> set[str]:
+    """The table's words for a setting; empty if the table does not have it."""
+    study = table.study
+    assert study is not None
+    labels = set()
+    for name, value in values.items():
+        words = {show_value(swept): label for label, swept in study.sweep.get(name, {}).items()}
+        if name == "base":
+            bases = {str(setting.values["base"]) for setting in answer.sweep}
+            fitting = (dict(zip(table.line_up.scaled(patch), study.bases, strict=True)) for patch in PATCHES)
+            words = next((names for names in fitting if bases <= names.keys()), {})
+        labels.add(words.get(show_value(value), ""))
+    return set() if "" in labels else labels
 
 
-def _html(answer: Answer, inline: Inliner) -> str:
-    """The comparison for the page; empty where there is none."""
+def _to_html(answer: Answer, inline: Inliner) -> str:
+    """The comparison for the page; empty for other studies."""
     paper = comparison(answer)
     if paper is None:
         return ""
@@ -182,36 +186,23 @@ def _html(answer: Answer, inline: Inliner) -> str:
     return page.render(paper=paper, table=paper.table, a=answer, base_names=names)
 
 
-SECTIONS.add("comparison", Section("verdicts", _html, printed))
-
-
-def _rows(answer: Answer, table: Table, arm: str) -> list[Beside]:
-    known = published(table, arm)
-    if not known:
+def _to_text(answer: Answer) -> list[Any]:
+    """The comparison for a terminal; empty for other studies."""
+    paper = comparison(answer)
+    if paper is None:
         return []
-    effect = answer.decision.effects.get(arm)
-    rows = [Beside(arm, "", effect, tuple(known))] if effect and effect.n else []
-    if not answer.over_settings:
-        return rows
-    for setting in answer.sweep:
-        labels = _labels(table, answer, setting.values)
-        alike = tuple(one for one in known if labels <= set(one.where.split(", ")))
-        under = answer.over_settings.each[arm].get(setting.name)
-        if labels and alike and under and under.n:
-            rows.append(Beside(arm, setting.name, under, alike))
-    return rows
+    table = paper.table
+    title = f"Comparison with {table.paper.title}, {table.where}{': ' * bool(paper.rows)}{paper.headline}"
+    note = Text(paper.note, style="dim")
+    if not paper.rows:
+        return [Text(f"\n{title}", style="bold"), note]
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in ("arm", "ours, 95 % interval", f"published ({table.unit})", "comparison"):
+        grid.add_column(column, no_wrap=column.startswith("ours"), overflow="fold")
+    for row in paper.rows:
+        numbers = ", ".join(f"{number.text} ({number.where})" for number in row.published)
+        grid.add_row(*(Text(single_line(cell)) for cell in (row.name, row.ours, numbers, row.agreement)))
+    return [Text(f"\n{title}", style="bold"), grid, note]
 
 
-def _labels(table: Table, answer: Answer, values: Mapping[str, Any]) -> set[str]:
-    """The table's words for a setting; empty where it has not this setting."""
-    study = table.study
-    assert study is not None
-    found = set()
-    for name, value in values.items():
-        known = {show_value(theirs): label for label, theirs in study.sweep.get(name, {}).items()}
-        if name == "base":
-            bases = {str(setting.values["base"]) for setting in answer.sweep}
-            fitting = (dict(zip(table.line_up.scaled(patch), study.bases, strict=True)) for patch in PATCHES)
-            known = next((names for names in fitting if bases <= names.keys()), {})
-        found.add(known.get(show_value(value), ""))
-    return set() if "" in found else found
+SECTIONS.add("comparison", Section("verdicts", _to_html, _to_text))

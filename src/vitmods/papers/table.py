@@ -1,14 +1,12 @@
-"""What papers print: numbers with all their decimals, tables of them, and what the text says of these.
+"""Published tables: their numbers with all decimals, the claims of the papers, and the studies that reproduce them.
 
-Tables are written as the papers have them, one line a row, so that they can be compared by eye:
+Tables are written as in the paper, one line a row, so that they can be compared by eye:
 
     arch | base         | DPN
     S/16 | 78.6 ± 0.32  | 79.7 ± 0.2
 
-`-` is a cell that the paper leaves empty or that cannot be read; `?` after a number marks one that is not sure,
-`(MEM)` one that was not read in the paper. These are kept, and are never shown as published.
-
-What makes a published table again: its arms, bases and settings, as the shell writes them.
+`-` is a cell that the paper leaves empty or that is illegible. A number with `?` is uncertain, one with `(MEM)` comes
+from another source: both are kept, but never shown as published.
 """
 
 from __future__ import annotations
@@ -36,9 +34,9 @@ _COLUMN = re.compile(r"(.*?)(?: \((.*)\))?")
 class Number:
     """A published number.
 
-    value, plus_minus: as numbers; what ± is, the table says.
+    value, plus_minus: as numbers; the table says what ± is.
     text: as printed, with all decimals.
-    certain: whether it was read for sure; if not, it is shown as "?".
+    certain: whether it was read for sure; other numbers are shown as "?".
     """
 
     value: float
@@ -48,11 +46,11 @@ class Number:
 
     @classmethod
     def read(cls, cell: str) -> Number:
-        """`78.6 ± 0.32`, `35.1 ?` or `71.0 (MEM)`. ValueError for anything else."""
-        found = _NUMBER.fullmatch(cell)
-        if found is None:
-            raise ValueError(f"'{cell}' is no number")
-        value, plus_minus, mark = found.groups()
+        """Read `78.6 ± 0.32`, `35.1 ?` or `71.0 (MEM)`. ValueError for anything else."""
+        match = _NUMBER.fullmatch(cell)
+        if match is None:
+            raise ValueError(f"'{cell}' is not a number")
+        value, plus_minus, mark = match.groups()
         text = value if plus_minus is None else f"{value} ± {plus_minus}"
         return cls(float(value), None if plus_minus is None else float(plus_minus), text, mark is None)
 
@@ -62,10 +60,10 @@ class Number:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper's text says of its tables, in our words.
+    """A statement of a paper's text about its tables, in our words.
 
-    tables: names of those that it is about, without the paper's; `vitmods paper show` prints it with each.
-    slip: where it disagrees with the paper's own tables, and what these say.
+    tables: names of these tables, without the paper's name.
+    slip: where the statement disagrees with the paper's own tables, and what they show.
     """
 
     where: str
@@ -79,10 +77,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper, and what its text claims."""
+    """A paper and the claims of its text. The names of its tables start with its name."""
 
     name: str
-    """begins the names of its tables"""
     title: str
     authors: str
     url: str
@@ -91,19 +88,19 @@ class Paper:
 
 @dataclass(frozen=True)
 class Table:
-    """A published table, or a figure whose arms are known and whose numbers are not printed.
+    """A published table, or a figure with known arms whose numbers are not printed.
 
     name: e.g. `dpn-table6`.
     where: in the paper.
-    unit: of columns that have none of their own behind their name.
     data, scale: what was trained on and how long, and what ± is.
-    printed: the rows, the first line the columns; empty for a figure.
+    unit: of columns without a unit of their own behind their name.
+    printed: the rows, with the columns in the first line; empty for a figure.
     keys: how many of the first columns name a row.
-    notes: how to read it, and what is not sure of it.
-    study: what makes it again; None: nothing does yet.
-    needs: what is missing for all of it, or for what the study leaves out.
-    also: a short name of its arms beside `paper:NAME`.
-    bench: options of `vitmods bench`, where it is a comparison of speed.
+    notes: how to read it, and what is uncertain.
+    study: what reproduces it; None: nothing yet.
+    needs: what is missing to reproduce it, or the part that the study leaves out.
+    also: a short name of its arms, besides `paper:NAME`.
+    bench: options of `vitmods bench`, for a comparison of speed.
     """
 
     name: str
@@ -122,51 +119,50 @@ class Table:
     bench: str = ""
 
     def __getitem__(self, cell: tuple[str, str]) -> Number | None:
-        """The number in (row, column), sure or not; None where there is none. UserError for an unknown row or column,
-        naming the nearest."""
-        row, column = cell
-        for what, name, known in (("row", row, self.rows), ("column", column, self.columns)):
-            if name not in known:
-                raise UserError(f"{self.name} has no {what} '{name}'. {nearest(name, known)}")
-        return self.numbers.get((row, column))
+        """The number in (row, column), certain or not; None for an empty cell. UserError for an unknown row or column,
+        with the nearest one."""
+        for kind, name, names in zip(("row", "column"), cell, (self.rows, self.columns), strict=True):
+            if name not in names:
+                raise UserError(f"{self.name} has no {kind} '{name}'. {nearest(name, names)}")
+        return self.numbers.get(cell)
 
     def shown(self, row: str, column: str) -> str:
-        """A cell as it may be shown: with all decimals and ±, "?" where the reading is not sure, "" where there is
-        none. UserError as above."""
+        """A cell for people: with all decimals and ±, "?" for an uncertain number, "" for an empty cell."""
         number = self[row, column]
         return "" if number is None else str(number)
 
     @cached_property
     def numbers(self) -> Mapping[tuple[str, str], Number]:
         """(row, column) -> number. A row is named by its first cells, joined by a comma."""
-        found: dict[tuple[str, str], Number] = {}
-        for line in self._lines[1:]:
-            if len(line) != len(self._lines[0]):
-                raise ValueError(f"{self.name}: {line} has {len(line)} cells, the heading {len(self._lines[0])}")
+        heading, *lines = self._cells
+        numbers: dict[tuple[str, str], Number] = {}
+        for line in lines:
+            if len(line) != len(heading):
+                raise ValueError(f"{self.name}: {line} has {len(line)} cells, the heading {len(heading)}")
             for column, cell in zip(self.columns, line[self.keys :], strict=True):
                 if cell != "-":
-                    found[self._row(line), column] = Number.read(cell)
-        return found
+                    numbers[", ".join(line[: self.keys]), column] = Number.read(cell)
+        return numbers
 
     @property
     def rows(self) -> tuple[str, ...]:
-        return tuple(map(self._row, self._lines[1:]))
+        return tuple(", ".join(line[: self.keys]) for line in self._cells[1:])
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in self._columns)
+        return tuple(self._units)
 
     @property
     def claims(self) -> list[Claim]:
-        """What the paper's text says of this table."""
+        """What the paper's text says about this table."""
         return [claim for claim in self.paper.claims if self.name.partition("-")[2] in claim.tables]
 
     def unit_of(self, column: str) -> str:
-        return dict(self._columns)[column] or self.unit
+        return self._units[column] or self.unit
 
     @property
     def line_up(self) -> LineUp:
-        """What its study compares. The table has a study."""
+        """The arms and settings of its study, which it must have."""
         study = self.study
         assert study is not None
         return LineUp(
@@ -181,7 +177,7 @@ class Table:
         )
 
     def describe(self) -> dict[str, Any]:
-        """For programs; cells as they may be shown."""
+        """The table for programs, with its cells as `shown`."""
         return {
             "name": self.name,
             "paper": f"{self.paper.authors}: {self.paper.title}",
@@ -194,17 +190,14 @@ class Table:
         }
 
     @cached_property
-    def _lines(self) -> list[list[str]]:
+    def _cells(self) -> list[list[str]]:
         lines = self.printed.strip().splitlines() or [" "]
         return [[cell.strip() for cell in line.split("|")] for line in lines]
 
-    @property
-    def _columns(self) -> list[tuple[str, str]]:
-        matches = (_COLUMN.fullmatch(column) for column in self._lines[0][self.keys :])
-        return [(found[1], found[2] or "") for found in matches if found]
-
-    def _row(self, line: list[str]) -> str:
-        return ", ".join(line[: self.keys])
+    @cached_property
+    def _units(self) -> dict[str, str]:
+        """Column -> the unit in parentheses behind its name, or ""."""
+        return {match[1]: match[2] or "" for name in self._cells[0][self.keys :] if (match := _COLUMN.fullmatch(name))}
 
 
 PAPERS: Registry[Paper] = Registry("paper", "vitmods.papers.tables")
@@ -213,20 +206,20 @@ TABLES: Registry[Table] = Registry("table", "vitmods.papers.tables", advice="`vi
 
 @dataclass(frozen=True)
 class TableStudy:
-    """The study behind a table. Labels are the table's own words; `row` and `column` say by them where a number is:
-    {base}, {arm}, or a field of the sweep in braces.
+    """The study that reproduces a table. Labels are the table's own words.
 
     arms: label -> the arm, `NAME=CHANGES`.
-    beside: arms that are not in the table.
     base: the label of the arm base.
     bases: label -> model, at `img_size`.
-    sweep: field -> label -> value, beside the bases.
-    reference: label of the arm that the table's numbers are differences to; empty: they are no differences.
-    start: what trained weights it begins with, with `--from`; empty: new ones.
-    own: data of the user's, as the shell writes them.
+    row, column: where the number of an arm is, with {base}, {arm}, or a field of the sweep in braces.
+    beside: arms that are not in the table.
+    sweep: field -> label -> value, besides the bases.
+    reference: the arm that the table's numbers are differences to; empty: they are not differences.
+    start: the trained weights that it needs, with `--from`; empty: new weights.
+    own: a user's data, as written in the shell.
     data, recipe, img_size, seeds, options: the same at the paper's scale; an img_size of 0 follows from the data.
-    images: that are trained on there, where the recipe does not say it.
-    differs: what is otherwise than in the paper there too.
+    images: training images there, if the recipe does not say it.
+    differs: what differs from the paper even then.
     """
 
     arms: Mapping[str, str]
@@ -255,7 +248,7 @@ class TableStudy:
 
     @property
     def points(self) -> list[dict[str, str]]:
-        """The settings of the sweep, by labels; an empty one where there is none."""
+        """The settings of the sweep, by labels; one empty setting without a sweep."""
         return [dict(zip(self.sweep, labels, strict=True)) for labels in itertools.product(*self.sweep.values())]
 
     def cell(self, base: str, arm: str | None = None, **setting: str) -> tuple[str, str]:
@@ -264,14 +257,15 @@ class TableStudy:
         return self.row.format_map(labels), self.column.format_map(labels)
 
     def commands(self, name: str) -> tuple[str, str]:
-        """What runs it with images of the user's own, and at the paper's scale with the first of its bases."""
-        begins = f" --from path/to/{'study' if 'study' in self.start else 'checkpoint'}" if self.start else ""
-        base = "" if self.start else f" --base {shlex.quote(next(iter(self.bases.values())))}"
-        size = f" --img-size {self.img_size}" if self.img_size else ""
-        recipe = f" --recipe {shlex.quote(self.recipe)}" if self.recipe else ""
-        rest = f"{size}{recipe} --seeds {self.seeds} {self.options}".rstrip()
+        """The commands that run it on a user's images, and at the paper's scale with the first of its bases."""
+        start = f" --from path/to/{'study' if 'study' in self.start else 'checkpoint'}" if self.start else ""
+        options = [] if self.start else [f"--base {shlex.quote(next(iter(self.bases.values())))}"]
+        options += [f"--img-size {self.img_size}"] if self.img_size else []
+        options += [f"--recipe {shlex.quote(self.recipe)}"] if self.recipe else []
+        options += [f"--seeds {self.seeds}", self.options]
         run = f"vitmods paper run {name} --data"
-        return f"{run} {self.own}{begins} --budget 2h", f"{run} {shlex.quote(self.data)}{begins}{base}{rest}"
+        full = f"{run} {shlex.quote(self.data)}{start} {' '.join(options)}".rstrip()
+        return f"{run} {self.own}{start} --budget 2h", full
 
 
 def read_paper(path: Path) -> None:
@@ -297,14 +291,16 @@ def read_paper(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Published:
-    """What a table says of an arm on one of its bases: the arm's number, base's, and the difference."""
+    """What a table prints for an arm on one of its bases.
+
+    text: the difference to base, with the printed decimals.
+    """
 
     where: str
     base: Number | None
     arm: Number
     difference: float
     text: str
-    """the difference, with the decimals that are printed"""
 
     @property
     def plus_minus(self) -> float:
@@ -313,25 +309,25 @@ class Published:
 
 
 def published(table: Table, arm: str) -> list[Published]:
-    """What a table prints of an arm of its study, by the arm's name: one entry for each base (and setting) of which it
-    has the numbers, and is sure of them."""
+    """What a table prints for an arm of its study, given by name: one entry for each base and setting whose numbers
+    are certain."""
     study = table.study
     assert study is not None
     label = next((label for label, text in study.arms.items() if text.partition("=")[0] == arm), None)
     if label is None or not table.printed:
         return []
-    found = []
-    for base in study.bases:
-        for setting in study.points:
-            number = table[study.cell(base, label, **setting)]
-            against = None if study.reference else table[study.cell(base, **setting)]
-            if number is None or not number.certain or (not study.reference and not (against and against.certain)):
-                continue
-            decimals = max(len(one.text.split(" ")[0].partition(".")[2]) for one in (number, against) if one)
-            difference = round(number.value - (against.value if against else 0.0), decimals)
-            text = f"{difference:{'+' if difference else ''}.{decimals}f}"
-            found.append(Published(", ".join((base, *setting.values())), against, number, difference, text))
-    return found
+    entries = []
+    for base, setting in itertools.product(study.bases, study.points):
+        number = table[study.cell(base, label, **setting)]
+        against = None if study.reference else table[study.cell(base, **setting)]
+        if number is None or not number.certain or (not study.reference and not (against and against.certain)):
+            continue
+        printed = [number.text, *([against.text] if against else [])]
+        decimals = max(len(text.split(" ")[0].partition(".")[2]) for text in printed)
+        difference = round(number.value - (against.value if against else 0.0), decimals)
+        text = f"{difference:{'+' if difference else ''}.{decimals}f}"
+        entries.append(Published(", ".join((base, *setting.values())), against, number, difference, text))
+    return entries
 
 
 def covered(table: Table) -> tuple[int, int]:
@@ -347,9 +343,9 @@ PREFIX = "paper:"
 
 
 def line_up(text: str) -> Table | None:
-    """The table that `paper:NAME`, or the short name of its arms, stands for; None for anything else.
+    """Return the table that `paper:NAME`, or the short name of its arms, stands for; None for other texts.
 
-    Raises UserError where there is no such table, naming the nearest, or nothing makes it again yet.
+    Raises UserError for an unknown table, with the nearest one, or one that cannot be reproduced yet.
     """
     text = text.strip()
     if not text.startswith(PREFIX):
@@ -357,7 +353,7 @@ def line_up(text: str) -> Table | None:
     table = TABLES[text.removeprefix(PREFIX)]
     if table.study is None:
         raise UserError(
-            f"{table.name} cannot be run: {' '.join(table.needs)} `vitmods paper show {table.name}` has it."
+            f"{table.name} cannot be run: {' '.join(table.needs)} `vitmods paper show {table.name}` has its numbers."
         )
     return table
 
