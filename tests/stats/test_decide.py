@@ -378,9 +378,13 @@ def test_intervals_stay_in_the_possible_range():
     assert vm.decide(percent, unit="points")["a"].low < -100  # no range is known of other units
 
 
-def test_scores_that_are_no_mapping_are_named():
-    with pytest.raises(UserError, match="The scores of base must be a mapping"):
-        vm.decide({"base": [0.9, 0.91], "a": [0.9, 0.92]})
+@pytest.mark.parametrize("resampled", [None, (20, 80)])
+def test_scores_that_are_not_mappings_are_named(resampled):
+    for scores in ({"base": [0.9, 0.91]}, {"base": [0.9, 0.91], "a": [0.9, 0.92]}):
+        with pytest.raises(UserError, match="The scores of base must be a mapping"):
+            vm.decide(scores, resampled=resampled)
+    with pytest.raises(UserError, match="Scores must be a mapping arm -> seed -> score"):
+        vm.decide([0.9, 0.91], resampled=resampled)
 
 
 def test_no_spread_is_not_called_too_few_seeds():

@@ -44,6 +44,14 @@ class Table:
         return np.isfinite(self.trials) | self.diverged
 
 
+def _check_mappings(scores: Scores) -> None:
+    if not isinstance(scores, Mapping):
+        raise UserError("Scores must be a mapping arm -> seed -> score, such as {'base': {0: 0.93, 1: 0.94}, ...}.")
+    for arm, seeds in scores.items():
+        if not isinstance(seeds, Mapping):
+            raise UserError(f"The scores of {arm} must be a mapping seed -> score, such as {{0: 0.93, 1: 0.94}}.")
+
+
 def table_of(
     scores: Scores,
     base: str,
@@ -52,9 +60,7 @@ def table_of(
 ) -> Table:
     """`failed` names trials that diverged: arm -> seed -> reason; `constant` those that predict the same for every
     image: arm -> seeds. Raises `UserError` for what cannot be compared."""
-    for arm, own in scores.items():
-        if not isinstance(own, Mapping):
-            raise UserError(f"The scores of {arm} must be a mapping seed -> score, such as {{0: 0.93, 1: 0.94}}.")
+    _check_mappings(scores)
     if base not in scores:
         raise UserError(f"There is no arm {base} to compare with. {nearest(base, scores)} Name it with base=.")
     if len(scores) < 2:
@@ -127,6 +133,7 @@ def is_incomplete(table: Table, planned: int | None) -> bool:
 def means_of(scores: Scores) -> Scores:
     """The mean of each trial's scores, where seeds are tested on different images: of those with a score in every trial
     of the seed."""
+    _check_mappings(scores)
     found: dict[str, dict[int, ArrayLike | None]] = {arm: dict.fromkeys(own) for arm, own in scores.items()}
     for seed in {seed for own in scores.values() for seed in own}:
         ended = {arm: np.asarray(own[seed], dtype=float) for arm, own in scores.items() if own.get(seed) is not None}
