@@ -41,9 +41,9 @@ from vitmods.train import checkpoint
 from vitmods.train.launch import launch
 from vitmods.train.trial import read_scores
 from vitmods.util import limits, registry
-from vitmods.util.address import AddressPlace
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user
+from vitmods.util.lease import AddressPlace
 
 SOON_S = 60  # of CPU time, on any machine: what has no end takes more
 

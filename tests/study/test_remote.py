@@ -39,10 +39,9 @@ def study(seeds=1):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(remote, "SEND_EVERY_S", 0.05)
-    monkeypatch.setattr(address, "SETTLE_S", 0.05)
     monkeypatch.setattr(lease, "SETTLE_S", 0.05)
     monkeypatch.setattr(lease, "LOOK_S", 60.0)
-    monkeypatch.setattr(address, "_TRIED_AFTER_S", (0.01, 0.01))
+    monkeypatch.setattr(address, "_PAUSES_S", (0.01, 0.01))
 
 
 @pytest.fixture
@@ -64,7 +63,7 @@ def run_once(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(root / "one"))
         patch.setattr(remote, "SEND_EVERY_S", 0.05)
-        patch.setattr(address, "SETTLE_S", 0.05)
+        patch.setattr(lease, "SETTLE_S", 0.05)
         study().run(f"file://{root}/there/x", **QUIET).report()
     return root
 
@@ -411,7 +410,7 @@ def test_without_a_network_nothing_is_lost_and_the_next_run_sends_it(there, on, 
             failing["left"] = 10**6
             (folder.path / "note.txt").write_text("b")
             said, end = "", time.monotonic() + 60
-            while "The work goes on." not in said:
+            while "The run continues." not in said:
                 assert time.monotonic() < end
                 time.sleep(0.01)
                 said += capsys.readouterr().err
@@ -463,7 +462,7 @@ def test_a_killed_run_goes_on_with_its_own_files(mirror, tmp_path, on, monkeypat
     def killed(text):
         taken = []
         with monkeypatch.context() as patch:
-            patch.setattr(lease.Lease, "give_back", lambda held: (held._ended.set(), held._wake.set()))
+            patch.setattr(lease.Lease, "give_back", lambda held: held._ended.set())
             patch.setattr(LocalCopy, "_note", lambda *_: None)
             if not fetched:
                 patch.setattr(LocalCopy, "fetch", lambda *_: taken.append(1 / 0))
@@ -556,7 +555,7 @@ def test_a_run_that_was_asleep_trains_and_sends_nothing_more(tmp_path, on, monke
     """Another run takes the address over, and this one does not notice by itself: its lease is renewed much later."""
     out, other = f"file://{tmp_path}/there/x", json.dumps({"id": "another", "host": "two", "process": 7})
     monkeypatch.setattr(lease, "_interrupt_main", lambda: None)
-    monkeypatch.setattr(address.AddressPlace, "write", lambda *_: None)  # nor does it renew it at the same moment
+    monkeypatch.setattr(lease.AddressPlace, "write", lambda *_: None)  # nor does it renew it at the same moment
     monkeypatch.setattr(lease, "BEAT_S", 600.0)
     monkeypatch.setattr(lease, "STALE_S", 0.0)
     monkeypatch.setattr(remote, "SEND_EVERY_S", 600.0 if when == "before it is sent" else 0.05)
@@ -716,7 +715,7 @@ from vitmods import cli
 from vitmods.study import study
 from vitmods.util import address, lease, remote
 lease.BEAT_S, lease.STALE_S, remote.SEND_EVERY_S = 0.2, 2.0, 0.1
-address._TRIED_AFTER_S = (0.1, 0.2, 0.4, 0.8, 1.6)
+address._PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 for line in sys.stdin:
     pid = os.fork()
     if not pid:

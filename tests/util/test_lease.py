@@ -11,9 +11,8 @@ import pytest
 
 from vitmods.train.interrupt import stop_on_signals
 from vitmods.util import lease as module
-from vitmods.util.address import AddressPlace
 from vitmods.util.errors import UserError
-from vitmods.util.lease import FilePlace, Lease, leased
+from vitmods.util.lease import AddressPlace, FilePlace, Lease, leased
 
 STALE_S = 60.0  # longer than a busy machine lets a run's thread wait
 
@@ -23,7 +22,6 @@ def quick(monkeypatch):
     times = {"BEAT_S": 0.05, "WATCH_S": 0.05, "SETTLE_S": 0.2, "STALE_S": STALE_S, "LOOK_S": 60.0}
     for name, seconds in times.items():
         monkeypatch.setattr(module, name, seconds)
-    monkeypatch.setattr("vitmods.util.address.SETTLE_S", 0.2)
 
 
 @pytest.fixture(params=["disk", "object store", "other address"])
@@ -82,10 +80,10 @@ def test_one_that_gives_no_sign_of_life_is_taken_over(make, place, monkeypatch, 
 
 
 def test_a_killed_run_of_this_machine_is_taken_over_at_once(make, monkeypatch, capsys):
-    monkeypatch.setattr(module, "SETTLE_S", STALE_S)
     first, again, elsewhere = make("one"), make("one"), make("one", "other copy")
     first.take()
     end_without_a_word(first)
+    monkeypatch.setattr(module, "SETTLE_S", STALE_S)
     began = time.monotonic()
     again.take()
     assert time.monotonic() - began < STALE_S

@@ -43,7 +43,7 @@ from vitmods.util import limits
 from vitmods.util.address import named, place
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, make_folder, similar_folder, write_atomically, write_json
-from vitmods.util.lease import LEASE, FilePlace, Lease, leased, no_lease
+from vitmods.util.lease import LEASE, AddressPlace, FilePlace, Lease, leased, not_a_lease
 from vitmods.util.registry import check_plugins
 from vitmods.util.remote import LocalCopy, copy_of
 from vitmods.util.text import printable
@@ -491,7 +491,7 @@ class StudyFolder:
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            raise no_lease(str(path), error) from error
+            raise not_a_lease(str(path), error) from error
         lock, held = FileLock(path), b""
         try:
             with disk_errors(path):
@@ -509,7 +509,7 @@ class StudyFolder:
             from vitmods.train.checkpoint import replaced  # torch, which reading does without
 
             copy = self._copy = copy_of(self.path)
-            noted = copy.lease() if copy else FilePlace(self.path.absolute() / LEASE)
+            noted = AddressPlace(f"{copy.address}/{LEASE}") if copy else FilePlace(self.path.absolute() / LEASE)
             local = copy.identity() if copy else str(self.path.resolve())
             with leased(noted, named(self.path), local) as lease:
                 self._wait_for_workers()

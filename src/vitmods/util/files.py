@@ -183,6 +183,11 @@ class LenientStream:
                 raise UserError(f"Cannot write the output: {error.strerror}.") from error
 
 
+def log(line: str) -> None:
+    """Print a line to stderr, whether or not anybody reads it."""
+    print(line, file=LenientStream(sys.stderr), flush=True)
+
+
 @contextmanager
 def lenient_output() -> Iterator[None]:
     """While inside, work goes on though nobody reads what is printed."""

@@ -1,17 +1,17 @@
-"""A lease: a small file in a folder that says which run holds it, on machines that do not see each other's locks.
+"""A lease: a small file, in a folder or at an address, that names the run that holds it.
 
-Kernel locks end at the machine on many shared disks, and object stores have none. So the holder counts a number up in
-the file, every `BEAT_S` seconds. Whoever wants the folder watches that file: one that changes has a holder, one that
-does not for `STALE_S` seconds has none any more and is taken over. No clocks are compared.
+Kernel locks end at the machine on many shared disks, and object stores do not have locks. So the holder increments a
+number in the file every `BEAT_S` seconds. Another run watches that file: if it changes, the holder is at work; if it
+does not change for `STALE_S` seconds, the holder is gone and its lease is taken over. No clocks are compared.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
 import signal
-import sys
 import threading
 import time
 import uuid
@@ -19,64 +19,52 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
+from vitmods.util.address import EXCLUSIVE, IN_ONE_STEP, moved_onto, open_address, retry
 from vitmods.util.errors import UserError
-from vitmods.util.files import LenientStream, disk_errors
-from vitmods.util.limits import parse_json, read_bytes
+from vitmods.util.files import disk_errors, log
+from vitmods.util.limits import check_bytes, parse_json, read_bytes
 from vitmods.util.text import printable
 
 LEASE = ".lease"
 BEAT_S = 10.0
 STALE_S = 60.0
-WATCH_S = 1.0  # between two looks at a lease that another run may hold
-LOOK_S = 5.0  # that `look` waits for a place that does not answer
-_UNKNOWN = {"process": "?", "host": "another machine"}
-SETTLE_S = 2.0  # more than a write takes: of several that write at a time, the last one's is found by all
-
-
-class LeasePlace(Protocol):
-    """Where the file is: `FilePlace`, or that of an address in `vitmods.util.address`."""
-
-    def read(self) -> bytes | None:
-        """The content; None where there is no file. UserError for what can be no lease."""
-
-    def create(self, content: bytes) -> bool:
-        """Write a new file; False where there is one."""
-
-    def write(self, content: bytes) -> None:
-        """In place of the one that is there, in one step."""
-
-    def remove(self) -> None: ...
+WATCH_S = 1.0  # between two reads of a lease that another run may hold
+LOOK_S = 5.0  # `look` waits this long for a place that does not answer
+SETTLE_S = 2.0  # longer than a write takes: of several runs that write at once, all then read what the last one wrote
 
 
 class FilePlace:
-    """A file on a disk, which may be shared."""
+    """A lease's file on a disk, which may be shared."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self) -> bytes | None:
+        """Return the content, None without a file. Raises UserError for what cannot be a lease."""
         try:
             return read_bytes(self._path, "lease")
         except FileNotFoundError:
             return None
         except (IsADirectoryError, ValueError) as error:
-            raise no_lease(str(self._path), error) from error
+            raise not_a_lease(str(self._path), error) from error
 
     def create(self, content: bytes) -> bool:
+        """Write a new file; False if there is one."""
         with disk_errors(self._path):
             try:
                 with open(self._path, "xb") as file:
                     file.write(content)
             except FileExistsError:
                 return False
-            except OSError:  # what is half there would be waited for
+            except OSError:  # other runs would wait for a half-written file
                 self._path.unlink(missing_ok=True)
                 raise
         return True
 
     def write(self, content: bytes) -> None:
+        """Replace the file in one step."""
         temporary = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex[:8]}.tmp")
         try:
             temporary.write_bytes(content)
@@ -88,14 +76,69 @@ class FilePlace:
         self._path.unlink(missing_ok=True)
 
 
-def _uptime() -> float:
-    """Seconds; they pass while the machine sleeps too, where the system tells that."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
+class AddressPlace:
+    """A lease's file at an address; the methods are those of `FilePlace`."""
+
+    def __init__(self, address: str) -> None:
+        self._fs, self._path = open_address(address)
+        protocol = address.partition(":")[0]
+        self._exclusive, self._in_one_step = protocol in EXCLUSIVE, protocol in IN_ONE_STEP
+
+    def read(self) -> bytes | None:
+        self._fs.invalidate_cache()
+        try:
+            info = self._fs.info(self._path)
+            if info["type"] != "file":
+                raise ValueError("it is not a file")
+            check_bytes(info["size"], "lease")
+            content: bytes = self._fs.cat_file(self._path)
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise not_a_lease(self._path, error) from error
+        return content
+
+    def create(self, content: bytes) -> bool:
+        def attempt() -> bool:
+            if self._exclusive:
+                try:
+                    self._fs.pipe_file(self._path, content, mode="create")
+                    return True
+                except FileExistsError:
+                    return self.read() == content  # an earlier attempt succeeded, and its answer was lost
+                except OSError as error:
+                    if error.errno != errno.ENOSYS:
+                        raise
+                    self._exclusive = False  # some stores with S3's interface do not support If-None-Match
+            if (present := self.read()) is not None:
+                return present == content
+            if not self._in_one_step:
+                self._fs.makedirs(self._path.rpartition("/")[0], exist_ok=True)
+            self._fs.pipe_file(self._path, content)
+            return True
+
+        if not retry(attempt, f"{self._path} cannot be written"):
+            return False
+        if self._exclusive:
+            return True
+        time.sleep(SETTLE_S)
+        return self.read() == content
+
+    def write(self, content: bytes) -> None:
+        if not self._in_one_step:
+            temporary = f"{self._path}.{uuid.uuid4().hex[:8]}.tmp"
+            self._fs.pipe_file(temporary, content)
+            if moved_onto(self._fs, temporary, self._path):
+                return
+            self._fs.rm_file(temporary)  # not the lease itself: without it, another run would consider it given back
+        self._fs.pipe_file(self._path, content)
+
+    def remove(self) -> None:
+        self._fs.rm_file(self._path)
 
 
 def machine() -> str:
-    """What tells this machine from all others, since it was started."""
+    """Identify this machine since its last start."""
     try:
         started = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -108,138 +151,126 @@ class Lease:
 
     Attributes:
         id: of this run.
-        previous: the id of the run that it was taken over from; None: of none, or of one that gave it back.
-        lost: why the run must stop: who has taken it over, or what is gone; None: it is held.
+        previous: the id of the run that it was taken over from; None if there was none, or if it gave the lease back.
+        lost: why the run must stop: another run has taken the folder over, or the folder is gone; None while it is
+            held.
     """
 
-    def __init__(self, place: LeasePlace, where: str, local: str) -> None:
-        """where: named in messages. local: tells the folder on this machine, which the caller holds against others
-        here."""
+    def __init__(self, place: FilePlace | AddressPlace, where: str, local: str) -> None:
+        """where: the name in messages. local: identifies the folder on this machine, where the caller holds a lock."""
         self._place, self._where = place, where
         self.id, self.previous = uuid.uuid4().hex, None
         self._holder = {"id": self.id, "host": platform.node(), "process": os.getpid()}
         self._holder |= {"machine": machine(), "local": local}
         self._beat, self._held_at = 0, _uptime()
-        self._ended, self._wake = threading.Event(), threading.Event()
-        self._requests = self._served = 0  # calls of `look`, and how many of them know what there was after they asked
-        self._silent, self._changed = False, threading.Condition()
-        self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
+        self._ended, self._renewal = threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._keep, daemon=True, name="lease")
+        self._look: threading.Thread | None = None
+        self._is_silent = False  # the last look got no answer
         self.lost: str | None = None
 
     def take(self) -> None:
-        """Take the lease and keep it. UserError where another run has it."""
+        """Take the lease and keep it. Raises UserError if another run has it."""
         if not self._place.create(self._content()):
             self._take_over()
         self._held_at = _uptime()
         self._thread.start()
 
     def check(self) -> None:
-        """UserError where another run has taken it over, or the file is gone."""
+        """Raise UserError if the lease is lost."""
         if self.lost:
             raise UserError(self.lost)
 
-    def lose(self, why: str, requests: int = 0) -> None:
+    def lose(self, why: str) -> None:
         """Stop the run."""
         self.lost = why
-        self._serve(requests)
         _interrupt_main()
 
     def look(self) -> None:
-        """`check` by what is there now, where the hold was not renewed for so long that another run may have come: a
-        run that was asleep stops at once. A place that does not answer tells nothing, and is waited for once."""
-        if not (self.lost or self._ended.is_set()) and self._age() >= STALE_S / 2:
-            with self._changed:
-                self._requests += 1
-                mine = self._requests
-                self._wake.set()
-                seconds = 0 if self._silent else LOOK_S
-                self._silent = not self._changed.wait_for(lambda: self.lost or self._served >= mine, seconds)
+        """Renew the lease now if it is so old that another run may have taken it, as after a sleep; then `check`.
+
+        A place that does not answer is waited for once.
+        """
+        if not (self.lost or self._ended.is_set()) and _uptime() - self._held_at >= STALE_S / 2:
+            if self._look is None or not self._look.is_alive():
+                self._is_silent = False
+                self._look = threading.Thread(target=self._renew, daemon=True, name="lease look")
+                self._look.start()
+            self._look.join(0 if self._is_silent else LOOK_S)
+            self._is_silent = self._look.is_alive()
         self.check()
 
-    def _age(self) -> float:
-        """Seconds since the hold was renewed."""
-        return _uptime() - self._held_at
-
     def give_back(self) -> None:
-        """Let others have it."""
+        """Let other runs have it."""
         self._ended.set()
-        self._wake.set()
         self._thread.join()
-        with suppress(Exception):  # it goes stale by itself
+        with self._renewal, suppress(Exception):  # a file that stays becomes stale
             if self._is_mine(self._place.read()):
                 self._place.remove()
 
     def _take_over(self) -> None:
-        found = self._place.read()
-        if found is not None and not self._was_here(found):
-            self._say(f"{_who(found)} holds {self._where}: waiting up to {STALE_S:.0f} s to see whether it is at work.")
+        content = self._place.read()
+        if content is not None and not self._was_here(content):
+            log(f"{_who(content)} holds {self._where}: waiting up to {STALE_S:.0f} s to see whether it is at work.")
             end = time.monotonic() + STALE_S
-            while found is not None and time.monotonic() < end:
+            while content is not None and time.monotonic() < end:
                 time.sleep(min(WATCH_S, STALE_S / 10))
                 now = self._place.read()
-                if now is not None and now != found:
+                if now is not None and now != content:
                     raise self._refused(now)
-                found = now
-            if found is not None:
-                self._say(f"{_who(found)} is gone: this run takes {self._where} over.")
-        if found is None:  # given back in the meantime
+                content = now
+            if content is not None:
+                log(f"{_who(content)} is gone: this run takes {self._where} over.")
+        if content is None:  # it was given back
             if not self._place.create(self._content()):
                 raise self._refused(self._place.read())
             return
-        if (now := self._place.read()) != found:
+        if (now := self._place.read()) != content:
             raise self._refused(now)
         self._place.write(self._content())
-        if not self._was_here(found):
+        if not self._was_here(content):
             time.sleep(SETTLE_S)
         if not self._is_mine(now := self._place.read()):
             raise self._refused(now)
-        self.previous = _read(found).get("id")
+        self.previous = _parse(content).get("id")
+
+    def _keep(self) -> None:
+        while not (self._ended.wait(BEAT_S) or self.lost):
+            self._renew()
 
     def _renew(self) -> None:
-        while True:
-            self._wake.wait(BEAT_S)
-            self._wake.clear()
-            if self._ended.is_set():
+        with self._renewal, suppress(Exception):  # a disk or network that fails for a while is tried again
+            if self._ended.is_set() or self.lost:
                 return
-            requests = self._requests
-            with suppress(Exception):  # a disk or a network that is away for a while; the next time
-                found = self._place.read()
-                if found is None and self._age() < STALE_S:  # nobody can have come: it was removed by hand
-                    self._place.create(self._content())
-                elif not self._is_mine(found):
-                    self.lose(self._reason(found), requests)
-                    return
-                else:
-                    self._beat += 1
-                    self._place.write(self._content())
-                self._held_at = _uptime()
-            self._serve(requests)
-
-    def _serve(self, requests: int) -> None:
-        with self._changed:
-            self._served, self._silent = requests, False
-            self._changed.notify_all()
-
-    def _reason(self, found: bytes | None) -> str:
-        late = f"this run did not renew its hold for more than {STALE_S:.0f} s"
-        if found is None:
-            return (
-                f"The lease of {self._where} is gone, and {late}: it was removed, or another run came and has ended. "
-                "See what is there, then run the same command."
-            )
-        return f"{_who(found)} has taken {self._where} over, since {late}. Nothing is lost; leave the work to that run."
+            content, is_late = self._place.read(), _uptime() - self._held_at >= STALE_S
+            if content is None and not is_late:  # removed by hand: no other run can have taken it
+                self._place.create(self._content())
+            elif not self._is_mine(content):
+                late = f"this run did not renew its hold for more than {STALE_S:.0f} s"
+                self.lose(
+                    f"The lease of {self._where} is gone, and {late}: it was removed, or another run came and has "
+                    "ended. See what is there, then run the same command."
+                    if content is None
+                    else f"{_who(content)} has taken {self._where} over, since {late}. Nothing is lost; leave the work "
+                    "to that run."
+                )
+                return
+            else:
+                self._beat += 1
+                self._place.write(self._content())
+            self._held_at = _uptime()
 
     def _content(self) -> bytes:
         return json.dumps({**self._holder, "beat": self._beat}).encode()
 
     def _is_mine(self, content: bytes | None) -> bool:
-        return _read(content).get("id") == self._holder["id"]
+        return _parse(content).get("id") == self.id
 
     def _was_here(self, content: bytes) -> bool:
-        """Whether it is of a run of this machine that used the folder as this one does: that one has ended, since the
-        caller holds the folder here."""
-        found = _read(content)
-        return all(found.get(name) == self._holder[name] for name in ("machine", "local"))
+        """Whether it is of a run on this machine with the same local folder: since the caller holds that folder's lock,
+        that run has ended."""
+        holder = _parse(content)
+        return all(holder.get(name) == self._holder[name] for name in ("machine", "local"))
 
     def _refused(self, content: bytes | None) -> UserError:
         return UserError(
@@ -247,29 +278,37 @@ class Lease:
             "command."
         )
 
-    @staticmethod
-    def _say(line: str) -> None:
-        print(line, file=LenientStream(sys.stderr), flush=True)
-
 
 @contextmanager
-def leased(place: LeasePlace, where: str, local: str) -> Iterator[Lease]:
-    """Hold a lease. UserError where another run has it, or has taken it over in the meantime."""
+def leased(place: FilePlace | AddressPlace, where: str, local: str) -> Iterator[Lease]:
+    """Hold a lease. Raises UserError if another run has it, or has taken it over in the meantime."""
     lease = Lease(place, where, local)
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        if lease.lost:
+            raise KeyboardInterrupt
+        signal.signal(signum, signal.SIG_DFL)
+        signal.raise_signal(signum)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    handles = is_main and _ignores_ctrl_c() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     lease.take()
     try:
-        with _ended_by_sigterm(lease):
-            yield lease
+        if handles:
+            signal.signal(signal.SIGTERM, stop)
+        yield lease
         lease.check()  # signals may be ignored
     except BaseException:  # also an error that followed from the loss
         lease.check()
         raise
     finally:
+        if handles:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         lease.give_back()
 
 
 def _ignores_ctrl_c() -> bool:
-    """As in a script's background."""
+    """Whether SIGINT is ignored, as in a script's background; the run is then stopped by SIGTERM."""
     return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
@@ -281,42 +320,26 @@ def _interrupt_main() -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
-@contextmanager
-def _ended_by_sigterm(lease: Lease) -> Iterator[None]:
-    """While inside, where Ctrl-C is ignored, SIGTERM is a KeyboardInterrupt once the lease is lost; before that it ends
-    the process as ever. Other handlers of SIGTERM stay."""
-    here = threading.current_thread() is threading.main_thread()
-    if not (here and _ignores_ctrl_c() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL):
-        yield
-        return
+def not_a_lease(where: str, error: Exception) -> UserError:
+    """Make the error for a file in the lease's place that no run has written."""
+    return UserError(f"{printable(where)} is not what a run writes ({error}): remove it, and run the same command.")
 
-    def answer(signum: int, frame: FrameType | None) -> None:
-        if lease.lost:
-            raise KeyboardInterrupt
-        signal.signal(signum, signal.SIG_DFL)
-        signal.raise_signal(signum)
 
-    signal.signal(signal.SIGTERM, answer)
+def _uptime() -> float:
+    """Seconds, including those that the machine sleeps where the system counts them."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+def _parse(content: bytes | None) -> dict[str, Any]:
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _read(content: bytes | None) -> dict[str, Any]:
-    try:
-        found = parse_json(content or b"")
+        holder = parse_json(content or b"")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return holder if isinstance(holder, dict) else {}
 
 
 def _who(content: bytes | None) -> str:
-    found = _read(content)
-    process, host = (printable(str(found.get(name, other)))[:80] for name, other in _UNKNOWN.items())
+    holder = {"process": "?", "host": "another machine", **_parse(content)}
+    process, host = (printable(str(holder[name]))[:80] for name in ("process", "host"))
     return f"process {process} on {host}"
-
-
-def no_lease(where: str, error: Exception) -> UserError:
-    """For what lies where a lease should, and was not written by a run."""
-    return UserError(f"{printable(where)} is not what a run writes ({error}): remove it, and run the same command.")

@@ -2,12 +2,12 @@
 
 A run downloads what is missing here or was changed there, and uploads what was finished or changed here. It deletes at
 the address only what the program names: the checkpoints of a trial whose final result is at the address, TensorBoard
-files that newer ones replace, and weights that --keep-weights leaves out (`LocalCopy.delete`). A file that is only
-missing here stays there. A trial's result and its checkpoints are sent after its other files, so that what is at the
-address is always whole.
+files that newer ones replace, and weights that --keep-weights leaves out (`LocalCopy.delete`). A file that is missing
+here stays at the address. A trial's result and checkpoints are sent after its other files, so that every trial at the
+address is complete.
 
-Beside the files of a trial `.sent.json` notes which version of each both sides have. So work that could not be sent is
-sent by the next run, and a trial that two machines have changed is noticed; neither side's version is lost then.
+A trial's `.sent.json` notes which version of each file both sides have. So the next run sends what could not be sent,
+and a trial that two machines have changed is detected; neither version is lost then.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import sys
 import threading
 import time
 import uuid
@@ -24,35 +23,25 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple, TypeVar
 
-from vitmods.util.address import (
-    IN_ONE_STEP,
-    AddressPlace,
-    Unreachable,
-    address_of,
-    moved_onto,
-    named,
-    open_address,
-    place,
-    tried,
-)
+from vitmods.util.address import IN_ONE_STEP, Unreachable, address_of, moved_onto, named, open_address, place, retry
 from vitmods.util.errors import UserError
-from vitmods.util.files import LenientStream, disk_errors, write_atomically, write_json
+from vitmods.util.files import disk_errors, log, write_atomically, write_json
 from vitmods.util.lease import LEASE, Lease
 from vitmods.util.limits import read_bytes, read_json
 
 T = TypeVar("T")
 Stamp = tuple[int, int]
-"""a file's size and time here"""
+"""a file's size and time on this disk"""
 Replaced = Callable[[Collection[str], bool], Collection[str]]
-"""(files of a trial, whether it is finished) -> those that newer ones replace"""
+"""(files of a trial, whether it is finished) -> the files that newer ones replace"""
 CONFIG, RESULT = "config.json", "result.json"  # a folder with one of them is a trial
-NOTES, MARK = ".sent.json", ".copy"  # the mark: what tells a copy from others, and its last run that has fetched all
+NOTES, MARK = ".sent.json", ".copy"  # the mark identifies a copy, and the last run that fetched everything
 SEND_EVERY_S = 5.0
 _LAST = ("checkpoint.previous.pt", "checkpoint.pt", RESULT, "results.csv", "results.json", "report.html")
 
 
 class Sent(NamedTuple):
-    """A file as both sides have it: size and time here, and its version there."""
+    """A file that both sides have: its size and time here, and its version at the address."""
 
     size: int
     time_ns: int
@@ -60,9 +49,9 @@ class Sent(NamedTuple):
 
 
 def download(path: str) -> str:
-    """Download the folder at an address; returns where it is on this disk, and any other path as it is.
+    """Download the folder at an address; returns its local copy, and any other path unchanged.
 
-    Raises UserError where there is nothing.
+    Raises UserError if the address is empty.
     """
     folder = place(path)
     copy = copy_of(folder)
@@ -75,13 +64,13 @@ def download(path: str) -> str:
 
 
 def copy_of(folder: Path) -> LocalCopy | None:
-    """None for a folder that is not a local copy. UserError where its address cannot be opened."""
+    """Return None for a folder that is not a local copy. Raises UserError if its address cannot be opened."""
     address = address_of(folder)
     return None if address is None else LocalCopy(folder, address)
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is such a file, in a folder or at the address that the folder is a copy of."""
+    """Whether a file exists in a folder, or at the address that the folder is a copy of."""
     if path.exists():
         return True
     copy = copy_of(path.parent)
@@ -89,7 +78,7 @@ def is_there(path: Path) -> bool:
 
 
 def upload(path: Path) -> None:
-    """Send one file that was written into a local copy; nothing for other files."""
+    """Send a file of a local copy; nothing for other files."""
     copy = copy_of(path.parent)
     if copy is not None:
         copy.send_file(path.name)
@@ -98,8 +87,8 @@ def upload(path: Path) -> None:
 class LocalCopy:
     """A folder on this disk and the address that it is a copy of.
 
-    Files are compared trial by trial: `trial` is the path of one within the folder, or "" for the files of no trial,
-    and names are paths within the trial.
+    Files are compared trial by trial: `trial` is its path within the folder, "" for files outside of trials, and names
+    are paths within the trial.
     """
 
     def __init__(self, folder: Path, address: str) -> None:
@@ -109,20 +98,13 @@ class LocalCopy:
         self._lease: Lease | None = None
         self._replaced: Replaced = lambda names, is_finished: ()
         self._mark = b""
-        self._is_resumed = (
-            False  # no other machine has come since this copy was at work: what differs there it has sent
-        )
+        self._is_resumed = False  # no other machine has run since this copy was in use: it has sent what differs there
         self._notes: dict[str, dict[str, Sent]] = {}
         self._finished: set[str] = set()  # trials whose result is at the address
-        self._unwanted: set[str] = set()  # there
-
-    def lease(self) -> AddressPlace:
-        """Where a run's hold of the address is noted."""
-        return AddressPlace(f"{self.address}/{LEASE}")
+        self._unwanted: set[str] = set()  # names to delete at the address
 
     def identity(self) -> str:
-        """What tells this copy from those of others, also from those of containers that share the machine's name and
-        paths."""
+        """Identify this copy, also among containers that share the machine's name and paths."""
         try:
             self._mark = read_bytes(self.folder / MARK, "lease")
         except (OSError, ValueError):
@@ -131,11 +113,10 @@ class LocalCopy:
 
     @contextmanager
     def kept(self, lease: Lease, replaced: Replaced) -> Iterator[None]:
-        """Fetch; while inside, send what is written, and the rest at the end, unless the lease is lost: to another
-        machine, or because the copy vanished.
+        """Fetch on entry, send what is written while inside, and send everything at the end unless the lease is lost.
 
         Raises:
-            Unreachable: not all could be sent. It stays in the copy, and the next run sends it.
+            Unreachable: not everything could be sent. It stays in the copy, and the next run sends it.
         """
         self._lease, self._replaced = lease, replaced
         name, _, run = self._mark.decode(errors="replace").partition(" ")
@@ -153,45 +134,47 @@ class LocalCopy:
             try:
                 self.send()
             except Unreachable as error:  # the error that ends the run is the one to raise
-                _say(str(error))
+                log(str(error))
             raise
         ended.set()
         sender.join()
         self.send()
 
     def delete(self, path: Path) -> None:
-        """Delete a file at the address, after the files that are sent next."""
+        """Delete a file at the address once the next files are sent."""
         self._unwanted.add(path.relative_to(self.folder).as_posix())
 
     def names(self) -> list[str]:
-        """Name what is at the address itself, without what is in its folders. FileNotFoundError where nothing is."""
+        """List the top level of the address. Raises FileNotFoundError if it is empty."""
         return [str(path).rpartition("/")[2] for path in self._fs.ls(self._root, detail=False)]
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of that name at the address."""
-        return bool(self._tried(lambda: self._fs.exists(self._remote("", name))))
+        """Whether a file of that name is at the address."""
+        return bool(self._retry(lambda: self._fs.exists(self._remote("", name))))
 
     def fetch(self, weights: bool = True) -> None:
-        """Download what is missing here, and what was changed there alone. Of a trial that both sides have changed, the
-        address's files count, and those of this side are set aside.
+        """Download what is missing here, and what was changed only at the address. If both sides have changed a trial,
+        the address's files are used and those of this side are set aside.
 
-        weights: those of a study's trials and their checkpoints too, which is most of it; to read an answer nothing
-            needs them.
+        weights: download the weights and checkpoints of a study's trials too, which an answer does not need.
         """
         there, here = _by_trial(self._list_there(), _list_here(self.folder))
         for trial in sorted(there):
             self._fetch_trial(trial, there[trial], here[trial], weights)
 
     def send(self, final: bool = True) -> None:
-        """Send what has changed here, trial by trial; unless it is `final`, without what still grows."""
+        """Send what has changed here, trial by trial; unless it is `final`, without files that still grow."""
         (here,) = _by_trial(_list_here(self.folder))
-        if self._lease is not None:  # after the listing, which may hold what was written after a removal
-            self._check_copy(self._lease)
+        if self._lease is not None:  # after the listing, which may contain what was written after a removal
+            try:  # the mark vanishes with the copy
+                is_there = read_bytes(self.folder / MARK, "lease") == self._mark
+            except (OSError, ValueError):
+                is_there = False
+            if not is_there:
+                self._lose(f"{self.folder}, the local copy of {self.address}, was removed while the run worked in it")
             for trial in sorted(self._finished):
                 if not (self.folder / trial / RESULT).exists():
-                    self._lose(
-                        self._lease, f"The finished trial {self.folder / trial} was removed while the run worked in it"
-                    )
+                    self._lose(f"The finished trial {self.folder / trial} was removed while the run worked in it")
         for trial, files in here.items():
             self._send_trial(trial, files, final)
         for name in sorted(self._unwanted):
@@ -213,9 +196,9 @@ class LocalCopy:
                 if self._lease is not None and self._lease.lost:  # the run stops by itself
                     return
                 if not is_reported:
-                    _say(f"{error} The work goes on.")
+                    log(f"{error} The run continues.")
                 is_reported = True
-            except OSError:  # a file or folder that goes while it is read
+            except OSError:  # a file or folder was removed while it was read
                 continue
 
     def _fetch_trial(self, trial: str, there: Mapping[str, str], here: Mapping[str, Stamp], weights: bool) -> None:
@@ -236,7 +219,7 @@ class LocalCopy:
             for name in self._replaced({*there, *here}, is_finished):
                 (folder / name).unlink(missing_ok=True)
                 wanted.discard(name)
-            for name in self._replaced(there, is_sent):  # until what replaces it is there, nothing else holds the work
+            for name in self._replaced(there, is_sent):  # not before the address has the file that replaces it
                 self._delete_there(trial, name)
                 notes.pop(name, None)
             if not weights and trial.startswith("trials/"):
@@ -250,7 +233,7 @@ class LocalCopy:
 
     def _set_aside(self, trial: str, names: Collection[str]) -> None:
         folder, aside = self.folder / trial, self.folder / ".aside" / time.strftime("%Y%m%d-%H%M%S") / trial
-        _say(f"{named(folder)} was changed by another machine too; what this one has not sent is kept in {aside}.")
+        log(f"{named(folder)} was changed by another machine too; what this one has not sent is kept in {aside}.")
         with disk_errors(aside):
             for name in names:
                 (aside / name).parent.mkdir(parents=True, exist_ok=True)
@@ -260,24 +243,24 @@ class LocalCopy:
         folder, notes, is_finished = self.folder / trial, dict(self._noted(trial)), _is_finished(self.folder / trial)
 
         def changed(files: Mapping[str, Stamp]) -> list[str]:
-            left_out = self._replaced(files, is_finished)
+            replaced = self._replaced(files, is_finished)
             names = (name for name in files if name not in notes or notes[name][:2] != files[name])
             growing = () if final else ("logs/",)  # until a run ends
-            return sorted((name for name in names if name not in left_out and not name.startswith(growing)), key=_order)
+            return sorted((name for name in names if name not in replaced and not name.startswith(growing)), key=_order)
 
         names = changed(files)
-        if not names or (CONFIG in files and not final and not any(map(_is_last, names))):  # its rows alone
+        if not names or (CONFIG in files and not final and not any(map(_is_last, names))):  # only its rows
             return
         if self._lease is not None:
             self._lease.look()
             if trial in self._finished and not is_finished:
-                self._lose(self._lease, f"{folder} was damaged while the run worked in it: its trial was finished")
+                self._lose(f"{folder} was damaged while the run worked in it: its trial was finished")
         with ExitStack() as stack:
             opened: dict[str, IO[bytes]] = {}
             for name in filter(_is_last, reversed(names)):
                 with suppress(FileNotFoundError):
                     opened[name] = stack.enter_context((folder / name).open("rb"))
-            if opened:  # by now the files are there that these tell of, but were perhaps not listed yet
+            if opened:  # list again: the files that a result describes exist by now, and perhaps did not before
                 names = [name for name in changed(_by_trial(_list_here(folder))[0][""]) if not _is_last(name)]
             try:
                 for name in (*names, *reversed(opened)):
@@ -310,7 +293,7 @@ class LocalCopy:
             self._fs.invalidate_cache()
             return _version(self._fs.info(remote))
 
-        return Sent(*stamp, self._tried(copy))
+        return Sent(*stamp, self._retry(copy))
 
     def _delete_there(self, trial: str, name: str) -> None:
         def delete() -> None:
@@ -319,7 +302,7 @@ class LocalCopy:
 
         if self._lease is not None:
             self._lease.look()
-        self._tried(delete)
+        self._retry(delete)
 
     def _download(self, trial: str, name: str, version: str) -> Sent:
         def write(file: IO[bytes]) -> None:
@@ -329,7 +312,7 @@ class LocalCopy:
                 with self._fs.open(self._remote(trial, name), "rb") as source:
                     shutil.copyfileobj(source, file, 1 << 20)
 
-            self._tried(copy)
+            self._retry(copy)
 
         path = self.folder / trial / name
         with disk_errors(path):
@@ -339,14 +322,10 @@ class LocalCopy:
 
     def _list_there(self) -> dict[str, str]:
         """name -> version."""
-
-        def find() -> dict[str, Any]:
-            self._fs.invalidate_cache()
-            files: dict[str, Any] = self._fs.find(self._root, detail=True)
-            return files
-
-        files = {path[len(self._root) :].lstrip("/"): info for path, info in self._tried(find).items()}
-        # Consoles mark a folder with an object without content, whose name may end in a slash.
+        self._fs.invalidate_cache()
+        paths = self._retry(lambda: self._fs.find(self._root, detail=True))
+        files = {path[len(self._root) :].lstrip("/"): info for path, info in paths.items()}
+        # Consoles mark a folder with an empty object, whose name may end in a slash.
         folders = {str(folder) for name in files for folder in PurePosixPath(name).parents}
         marks = {name for name, info in files.items() if name.endswith("/") or (info["size"] == 0 and name in folders)}
         return {
@@ -359,27 +338,17 @@ class LocalCopy:
         write_atomically(self.folder / MARK, lambda file: file.write(mark))
         self._mark = mark
 
-    def _check_copy(self, lease: Lease) -> None:
-        """The mark vanishes with the copy. What is missing then must not look as if it had never been."""
-        try:
-            is_there = read_bytes(self.folder / MARK, "lease") == self._mark
-        except (OSError, ValueError):
-            is_there = False
-        if not is_there:
-            self._lose(
-                lease, f"{self.folder}, the local copy of {self.address}, was removed while the run worked in it"
-            )
-
-    def _lose(self, lease: Lease, what: str) -> None:
-        lease.lose(f"{what}. What was sent is safe at the address: run the same command again to go on from there.")
-        lease.check()
+    def _lose(self, problem: str) -> None:
+        assert self._lease is not None
+        self._lease.lose(f"{problem}. What was sent is safe at the address: run the same command again to resume.")
+        self._lease.check()
 
     def _noted(self, trial: str) -> dict[str, Sent]:
         if trial not in self._notes:
             try:
                 noted = read_json(self.folder / trial / NOTES, "JSON")
                 self._notes[trial] = {name: Sent(*values) for name, values in noted.items()}
-            except (OSError, ValueError, TypeError, AttributeError):  # then all counts as changed
+            except (OSError, ValueError, TypeError, AttributeError):  # then everything counts as changed
                 self._notes[trial] = {}
         return self._notes[trial]
 
@@ -391,13 +360,13 @@ class LocalCopy:
     def _remote(self, trial: str, name: str) -> str:
         return "/".join(filter(None, (self._root, trial, name)))
 
-    def _tried(self, act: Callable[[], T]) -> T:
-        here = f" What was done is in {self.folder}; run the same command again to send it."
-        return tried(act, f"{self.address} cannot be reached", here)
+    def _retry(self, act: Callable[[], T]) -> T:
+        remedy = f" What was done is in {self.folder}; run the same command again to send it."
+        return retry(act, f"{self.address} cannot be reached", remedy)
 
 
 def _by_trial(*listings: Mapping[str, Any]) -> list[dict[str, dict[str, Any]]]:
-    """Each listing as trial -> name -> value, all with the same trials."""
+    """Group each listing as trial -> name -> value, with the same trials in all."""
     paths = {name: PurePosixPath(name) for listing in listings for name in listing}
     trials = {str(path.parent) for path in paths.values() if path.name in (CONFIG, RESULT)} - {"."}
     grouped = [{trial: dict[str, Any]() for trial in ("", *sorted(trials))} for _ in listings]
@@ -409,7 +378,7 @@ def _by_trial(*listings: Mapping[str, Any]) -> list[dict[str, dict[str, Any]]]:
 
 
 def _list_here(root: Path) -> dict[str, Stamp]:
-    """The files of a folder that are sent; links are not followed."""
+    """List the files of a folder that are sent; links are not followed."""
     files = {}
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = filter(_is_shared, subfolders)
@@ -422,14 +391,14 @@ def _list_here(root: Path) -> dict[str, Stamp]:
 
 
 def _is_shared(name: str) -> bool:
-    """Locks, unfinished and damaged files, and notes of this side stay here; the lease is a matter of its own."""
+    """Whether a file is sent: not locks, unfinished or damaged files, nor this side's notes and the lease."""
     path = PurePosixPath(name)
-    stays = any(part in (".aside", "..") or part.endswith(".damaged") for part in path.parts)
-    return not (stays or path.name in ("", LEASE, NOTES, MARK, ".lock") or path.suffix in (".tmp", ".lock"))
+    is_private = any(part in (".aside", "..") or part.endswith(".damaged") for part in path.parts)
+    return not (is_private or path.name in ("", LEASE, NOTES, MARK, ".lock") or path.suffix in (".tmp", ".lock"))
 
 
 def _order(name: str) -> tuple[int, str]:
-    """Rows first, then what tells of other files after these."""
+    """Sort rows first, and files that describe others after these."""
     base = name.rpartition("/")[2]
     return _LAST.index(base) + 1 if base in _LAST else -(base == "metrics.jsonl"), name
 
@@ -443,21 +412,15 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 def _version(info: Mapping[str, Any]) -> str:
-    """Size and what tells a file from another one of that size."""
-    tells = next((info[name] for name in ("ETag", "etag", "md5Hash", "content_md5") if info.get(name)), None)
-    when = next(
-        (info[name] for name in ("mtime", "LastModified", "last_modified", "updated", "created") if name in info), ""
-    )
-    return f"{info['size']} {tells or when}"
+    """Size, and the hash or else the time that the file system reports."""
+    digest = next((info[name] for name in ("ETag", "etag", "md5Hash", "content_md5") if info.get(name)), None)
+    times = ("mtime", "LastModified", "last_modified", "updated", "created")
+    return f"{info['size']} {digest or next((info[name] for name in times if name in info), '')}"
 
 
 def _is_finished(trial: Path) -> bool:
-    """Whether the trial has a result that stands."""
+    """Whether the trial has its final result."""
     try:
         return read_json(trial / RESULT)["status"] in ("finished", "diverged")
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def _say(line: str) -> None:
-    print(line, file=LenientStream(sys.stderr), flush=True)
