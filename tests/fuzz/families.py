@@ -35,7 +35,7 @@ from vitmods.recipes.registry import parse_recipe
 from vitmods.stats.read import read_csv
 from vitmods.study.arms import Function, parse_edits
 from vitmods.study.bases import ForeignBase, rebuilt
-from vitmods.study.opened import open_trained
+from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.plan import grid_from_text, make_grid, make_sweep
 from vitmods.study.store import StudyFolder
 from vitmods.train.trial import read_examples, read_scores
@@ -321,7 +321,7 @@ READERS = {
         lambda f: load(f / "f.npz"),
     ),
     "pth": ({"f.pth": _torch({"model": {"cls_token": torch.zeros(1, 1, 8)}})}, "f.pth", lambda f: load(f / "f.pth")),
-    "trial": ({"config.json": TRIAL, "model.safetensors": _safetensors(None)}, "config.json", lambda f: open_trained(str(f))),
+    "trial": ({"config.json": TRIAL, "model.safetensors": _safetensors(None)}, "config.json", lambda f: Checkpoint.open(str(f))),
     "hf": ({"config.json": HF, "model.safetensors": _hugging_face()}, "config.json", load),
     "pixels": ({"preprocessor_config.json": {"do_normalize": True, "image_mean": [0.5], "image_std": [1], "rescale_factor": 1 / 255},
                 "f.safetensors": _safetensors({"vitmods_config": json.dumps(VIT)})}, "preprocessor_config.json", _own),
@@ -489,7 +489,7 @@ def models(value):
             _attempt(lambda one: ForeignBase(f"hf:{one}", 2, (8, 8), 3).build(), folder)
             _attempt(lambda one: open_model(f"hf:{one}"), folder)
         if kind == "trial":
-            _attempt(lambda one: open_trained(str(one)), folder)
+            _attempt(lambda one: Checkpoint.open(str(one)), folder)
 
 
 WRAPPED = {"model_type": "timm_wrapper", "architecture": "resnet18", "num_classes": 2, "model_args": {}}

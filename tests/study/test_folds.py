@@ -15,8 +15,8 @@ from vitmods.report.text import common_claim, on_new_images
 from vitmods.stats.decide import decide
 from vitmods.study import Answer, Study
 from vitmods.study.arms import Arm
+from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.describe import python_call
-from vitmods.study.opened import open_trained
 from vitmods.study.plan import Settings, Trial
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, load_images
@@ -48,7 +48,7 @@ def config(out, arm, seed):
 
 
 def images_of(out, arm, seed):
-    opened = open_trained(str(out / "trials" / arm / f"seed{seed}"))
+    opened = Checkpoint.open(str(out / "trials" / arm / f"seed{seed}"))
     dataset = load_images(opened.settings, opened.recipe.augment)
     assert dataset.summary()["fingerprint"] == opened.fingerprint
     return dataset.splits

@@ -12,8 +12,8 @@ from vitmods.data import load
 from vitmods.recipes import Augment, plain
 from vitmods.report.advice import next_steps
 from vitmods.study import Answer, Study
+from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.evaluate import evaluate
-from vitmods.study.opened import open_trained
 from vitmods.study.retrain import best_arm, retrain_command, retrained_folder
 from vitmods.study.trial import TrialRunner, load_images
 from vitmods.train.trial import WEIGHTS
@@ -129,7 +129,7 @@ def test_it_predicts_and_is_not_evaluated_on_its_own_images(copied):
     for data in (None, "digits"):
         with pytest.raises(UserError, match="trained on all images of digits"):
             evaluate(folder, data=data, device="cpu")
-    assert open_trained(str(folder)).settings["train_on_all"] is True
+    assert Checkpoint.open(str(folder)).settings["train_on_all"] is True
 
 
 def test_it_is_evaluated_on_other_images(copied, tmp_path, monkeypatch):
@@ -162,7 +162,7 @@ def test_trained_weights_and_foreign_bases(ended, tmp_path):
     run(foreign, tmp_path / "foreign")
     found = foreign.retrain(tmp_path / "foreign", "replace(rms)", **HERE)
     assert found.finished
-    assert open_trained(str(found.folder)).classes == tuple(map(str, range(10)))
+    assert Checkpoint.open(str(found.folder)).classes == tuple(map(str, range(10)))
 
 
 def test_several_labels(tmp_path, labeled):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,14 @@ from vitmods.analysis import Examined
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT, vit
 from vitmods.study.answer import Answer
-from vitmods.study.opened import Opened, open_trained
+from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.plan import show_value
-from vitmods.study.state import TrialRecord
+from vitmods.study.state import read_rows
 from vitmods.study.store import StudyFolder, read_object
 from vitmods.study.trial import load_images
 from vitmods.tasks.base import TASKS, TaskModel
 from vitmods.train.device import resolve
 from vitmods.util.errors import UserError
-from vitmods.util.limits import parse_json
 
 NEW = "new:"
 """before a name of a model: with new weights"""
@@ -60,13 +60,13 @@ def examine(
     place = resolve(device)
     seen: dict[str, Tensor] = {}
 
-    def look(opened: Opened) -> Tensor | None:
-        settings = {**opened.settings, **({"data": data} if data else {})}
+    def look(checkpoint: Checkpoint) -> Tensor | None:
+        settings = {**checkpoint.settings, **({"data": data} if data else {})}
         if "data" not in settings or TASKS[settings.get("task", "classification")].inputs == "tokens":
             return None
-        key = json.dumps([settings, opened.recipe.to_dict()["augment"]], default=str)
+        key = json.dumps([settings, checkpoint.recipe.to_dict()["augment"]], default=str)
         if key not in seen:
-            dataset = load_images(settings, opened.recipe.augment, workers)
+            dataset = load_images(settings, checkpoint.recipe.augment, workers)
             seen[key] = next(iter(dataset.eval_batches(dataset.eval_split, images))).inputs.to(place)
         return seen[key]
 
@@ -78,8 +78,8 @@ def examine(
         if data is not None:
             raise UserError("A new model does not say how its images are prepared: leave --data out, or train it.")
     else:
-        opened = open_trained(target.removeprefix("hf:"))
-        one = Examined(opened.name, opened.model, images=look(opened), config=_config_of(opened.model))
+        checkpoint = Checkpoint.open(target.removeprefix("hf:"))
+        one = Examined(checkpoint.name, checkpoint.model, images=look(checkpoint), config=_config_of(checkpoint.model))
         found = [_with_training(one, Path(target))]
     return [
         replace(one, block=block - 1, seconds=seconds, model=_on(one.model, place), start=_on(one.start, place))
@@ -89,7 +89,7 @@ def examine(
 
 def arms_of(
     answer: Answer,
-    look: Callable[[Opened], Tensor | None] = lambda opened: None,
+    look: Callable[[Checkpoint], Tensor | None] = lambda checkpoint: None,
     opens: Callable[[Mapping[str, Any]], bool] = lambda config: True,
 ) -> Iterator[Examined]:
     """A study's arms, base first, under each setting of a sweep: the first seed that has finished, with its weights if
@@ -104,69 +104,40 @@ def arms_of(
             trials = [one for one in arm.counted if one.setting == setting and one.status == "finished"]
             if not trials:
                 continue
-            words = [show_value(value) for value in setting.values()]
-            folder = answer.path / trials[0].folder
-            one = Examined(", ".join([arm.name, *words]), score=_score(answer, trials))
-            yield _trial(one, folder, look, opens)
+            name = ", ".join([arm.name, *map(show_value, setting.values())])
+            scores = [one.metrics[answer.metric.name] for one in trials if answer.metric.name in one.metrics]
+            scale = 100.0 if answer.metric.unit == "%" else 1.0
+            subject = Examined(name, score=scale * sum(scores) / len(scores) if scores else None)
+            folder, checkpoint = answer.path / trials[0].folder, None
+            with suppress(UserError):  # not kept, or damaged, as the answer reports
+                config = read_object(folder / "config.json").get("model")
+                config = config if isinstance(config, dict) else {}
+                subject = _with_training(replace(subject, config=config if "embed_dim" in config else {}), folder)
+                checkpoint = Checkpoint.open(str(folder)) if opens(config) else None
+            if checkpoint is not None:
+                subject = replace(subject, model=checkpoint.model, images=look(checkpoint))
+            yield subject
 
 
-def _trial(one: Examined, folder: Path, look: Any, opens: Callable[[Mapping[str, Any]], bool]) -> Examined:
-    try:
-        config = read_object(folder / "config.json").get("model")
-    except UserError:
-        return one
-    config = config if isinstance(config, dict) else {}
-    one = _with_training(replace(one, config=config if "embed_dim" in config else {}), folder)
-    if not opens(config):
-        return one
-    try:
-        opened = open_trained(str(folder))
-    except UserError:  # not kept, or damaged, as the answer says
-        return one
-    return replace(one, model=opened.model, images=look(opened))
+def _with_training(subject: Examined, folder: Path) -> Examined:
+    """Add the rows that its training logged, and the model at step 0, from the trial's seed.
 
-
-def _with_training(one: Examined, folder: Path) -> Examined:
-    """With the rows that its training logged, and the model at its start."""
-    try:
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
+    What an arm's changes add is drawn as it was then; the other weights may be another draw. The start is None unless
+    it is a vitmods ViT that was trained from scratch.
+    """
     config = read_object(folder / "config.json") if folder.is_dir() else {}
-    return replace(one, record=tuple(_rows(lines)), start=_start(config))
-
-
-def _rows(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        try:
-            row = parse_json(line)
-        except ValueError:  # the last line of a trial that was killed
-            continue
-        if isinstance(row, dict) and "step" in row:
-            yield row
-
-
-def _start(config: Mapping[str, Any]) -> nn.Module | None:
-    """The model at step 0, from the trial's seed: what an arm's changes add is drawn as it was then, the rest may be
-    another draw. None where it is no vitmods ViT, or began with trained weights."""
-    model = config.get("model")
-    if not isinstance(model, dict) or "embed_dim" not in model or "start" in config:
-        return None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config["seed"])
-        return vit(ViTConfig.from_dict(model)).eval()
-
-
-def _score(answer: Answer, trials: Sequence[TrialRecord]) -> float | None:
-    values = [one.metrics[answer.metric.name] for one in trials if answer.metric.name in one.metrics]
-    scale = 100.0 if answer.metric.unit == "%" else 1.0
-    return scale * sum(values) / len(values) if values else None
+    model, start = config.get("model"), None
+    if isinstance(model, dict) and "embed_dim" in model and "start" not in config:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config["seed"])
+            start = vit(ViTConfig.from_dict(model)).eval()
+    return replace(subject, record=tuple(read_rows(folder)), start=start)
 
 
 def _config_of(model: nn.Module) -> dict[str, Any]:
-    inside = model.backbone if isinstance(model, TaskModel) else model
-    found: dict[str, Any] = json.loads(inside.vit_config.to_json()) if isinstance(inside, ViT) else {}
-    return found
+    backbone = model.backbone if isinstance(model, TaskModel) else model
+    config: dict[str, Any] = json.loads(backbone.vit_config.to_json()) if isinstance(backbone, ViT) else {}
+    return config
 
 
 def _on(model: nn.Module | None, place: torch.device) -> nn.Module | None:

@@ -154,9 +154,9 @@ def main(arguments: Sequence[str]) -> int:
     if line_up:
         default = _filled(default, line_up, asked)
     elif start:
-        from vitmods.study.checkpoints import names  # torch, which takes seconds: what runs is said before
+        from vitmods.study.checkpoints import arm_names  # torch, which takes seconds: what runs is said before
 
-        default = replace(default, arms=names(start) or default.arms)
+        default = replace(default, arms=arm_names(start) or default.arms)
     options = parse(Compare, arguments, "compare", default)
     if options.start is not None and options.base != (defaults.base,):
         raise UserError("--from says what base is: leave --base out.")
@@ -235,12 +235,12 @@ def _check_start(line_up: LineUp, start: str | None) -> None:
     """Raise UserError where a line-up needs trained weights and none are given, or where an arm that changes the model
     would start from base's, which were trained without the change."""
     from vitmods.study.arms import arms_from_text
-    from vitmods.study.checkpoints import names
+    from vitmods.study.checkpoints import arm_names
 
     if start is None:
         raise UserError(f"{line_up.name} starts from trained weights: add --from, {line_up.start}.")
     changed = [arm.name for text in line_up.arms for arm in arms_from_text(text) if arm.changes]
-    if changed and (lacking := " ".join(name for name in changed if name not in names(start))):
+    if changed and (lacking := " ".join(name for name in changed if name not in arm_names(start))):
         raise UserError(
             f"{start} has no weights of {lacking}, and {line_up.name} compares models trained with and without "
             "the change: give --from the folder of a study with both. What the change does to trained weights of "

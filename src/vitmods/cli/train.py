@@ -147,9 +147,9 @@ def run_trial(
 ) -> dict[str, Any]:
     """Train one arm in a folder of its own, or go on; what result.json holds."""
     from vitmods.study.arms import BASE, Arm, arm_from_text
-    from vitmods.study.plan import Settings, Trial, make_seeds
+    from vitmods.study.plan import Settings, Trial, image_settings, make_seeds
     from vitmods.study.store import StudyFolder
-    from vitmods.study.trial import TrialRunner, image_settings
+    from vitmods.study.trial import TrialRunner
     from vitmods.train.distributed import ALONE
 
     settings = Settings(fixed, arms=(), seeds=make_seeds([seed]))

@@ -1,40 +1,48 @@
-"""A folder of checkpoints: an arm for each, one of them base, for each seed where there are several.
+"""Trained models: opened from a trial, a file or an exported graph, and as what a study starts from.
 
-Trained weights that a study or a fine-tuning starts from.
+A folder of checkpoints is a study of its own: an arm for each, one of them base, for each seed if there are several.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitmods.adapters import load, open_checkpoint
+from vitmods.fast.export import EXTRA
 from vitmods.finetune.delta import fingerprint
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import Resampling, ViT, vit
+from vitmods.recipes import Recipe
 from vitmods.study.arms import BASE, Arm, split_training
 from vitmods.study.bases import rebuilt
-from vitmods.study.plan import MOST_SEEDS, Settings
-from vitmods.study.state import Evaluated, Selection, StudyState
-from vitmods.study.store import StudyFolder, read_json
+from vitmods.study.plan import MOST_SEEDS, Settings, image_settings
+from vitmods.study.state import Evaluated, StudyState
+from vitmods.study.store import StudyFolder, read_json, read_object, slug
 from vitmods.train.trial import trained_model
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, check_weights_kept
-from vitmods.util.limits import read_bytes
+from vitmods.util.limits import parse_json, read_bytes
+from vitmods.util.text import printable
 
 _FILES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def checkpoint_of(source: str, seed: int = 0) -> str:
-    """The checkpoint itself, or in a folder of seed0, seed1, ... that of the seed. UserError if it is not there."""
+    """Return the checkpoint itself, or that of the seed from a folder of seed0, seed1, ...
+
+    Raises UserError if it does not exist.
+    """
     seeds = _seeds(Path(source))
     if not seeds:
         return source
@@ -48,15 +56,15 @@ def checkpoint_of(source: str, seed: int = 0) -> str:
 
 
 def seeds_in(source: str) -> list[str]:
-    """The checkpoints of seed0, seed1, ... in a folder of those; the checkpoint itself otherwise."""
+    """List the checkpoints in a folder of seed0, seed1, ...; the checkpoint itself otherwise."""
     return [str(Path(source) / f"seed{seed}") for seed in _seeds(Path(source))] or [source]
 
 
 def arms_in(source: str) -> dict[str, Arm]:
-    """The arms, base among them, of a folder that holds several checkpoints; empty where `source` is a single one.
+    """List the arms, base among them, of a folder with several checkpoints; empty if `source` is a single one.
 
-    A study's folder has its own arms, with their changes. Any other has one for each file of weights, each folder of a
-    model and each folder of seed0, seed1, ..., named as that.
+    A study's folder has its own arms, with their changes. Any other folder has an arm for each file of weights, each
+    folder of a model and each folder of seed0, seed1, ..., named after it.
 
     Raises:
         UserError: none of them is base.
@@ -67,59 +75,51 @@ def arms_in(source: str) -> dict[str, Arm]:
     study = StudyFolder(folder)
     if facts := study.facts():
         state = StudyState(study, Settings.from_dict(facts.settings), Evaluated(facts.splits))
-        return {one.arm.name: _begun(study, state, one) for one in state.selections.values()}
-    found = {_name(path): Arm(_name(path), start=str(path)) for path in sorted(folder.iterdir()) if is_checkpoint(path)}
-    if found and BASE not in found:
+        if state.settings.sweep and state.selections:
+            raise UserError(f"{study.path} is a sweep: give the folder of one arm under one setting, in its trials.")
+        trained = {}
+        for (setting, name), selection in state.selections.items():
+            trial = state.trial(setting, name, state.settings.seeds[0])
+            if trial is None:
+                raise UserError(f"{study.path} has not chosen for {name} yet: finish that study first.")
+            trained[name] = Arm(name, selection.arm.changes, start=str(study.trial(trial).parent))
+        return trained
+    paths = {p.stem if p.is_file() else p.name: p for p in sorted(folder.iterdir()) if is_checkpoint(p)}
+    if paths and BASE not in paths:
         raise UserError(
-            f"{source} holds the checkpoints {', '.join(found)}, and none is named base: say which one the others are "
+            f"{source} holds the checkpoints {', '.join(paths)}, and none is named base: say which one the others are "
             "compared with by that name, or give a single checkpoint."
         )
-    return found
+    return {name: Arm(name, start=str(path)) for name, path in paths.items()}
 
 
-def _begun(study: StudyFolder, state: StudyState, selection: Selection) -> Arm:
-    """An arm of a study, with the weights of the chosen point where one was tuned."""
-    arm, settings = selection.arm, state.settings
-    if settings.sweep:
-        raise UserError(f"{study.path} is a sweep: give the folder of one arm under one setting, in its trials.")
-    trial = state.trial(selection.setting, arm.name, settings.seeds[0])
-    if trial is None:
-        raise UserError(f"{study.path} has not chosen for {arm.name} yet: finish that study first.")
-    return Arm(arm.name, arm.changes, start=str(study.trial(trial).parent))
-
-
-def adopt(arms: Any, found: Mapping[str, Arm]) -> Any:
-    """The arms that a user names, as `make_arms` takes them, with those that the folder holds begun with their own
-    weights; `NAME+train(...)` may say what is trained. All that it holds, if none is named."""
+def use_trained_arms(arms: Any, trained: Mapping[str, Arm]) -> Any:
+    """Return the arms that a user names, as `make_arms` takes them; those that the folder holds start from their own
+    weights, and `NAME+train(...)` may say what is trained. Without names, all arms of the folder but base."""
     if isinstance(arms, Mapping):
         return arms
-    listed = [arms] if isinstance(arms, str | Arm) else list(arms)
-    return [_adopted(arm, found) for arm in listed] or [arm for name, arm in found.items() if name != BASE]
+    chosen = []
+    for arm in [arms] if isinstance(arms, str | Arm) else arms:
+        if isinstance(arm, str) and arm.strip() in trained:
+            arm = trained[arm.strip()]
+        elif isinstance(arm, str) and "train(" in arm:
+            name, recipe = split_training(arm)
+            if name in trained:
+                arm = Arm(arm.strip(), trained[name].changes, recipe, trained[name].start)
+        chosen.append(arm)
+    return chosen or [arm for name, arm in trained.items() if name != BASE]
 
 
-def _adopted(arm: Any, found: Mapping[str, Arm]) -> Any:
-    if not isinstance(arm, str):
-        return arm
-    if arm.strip() in found:
-        return found[arm.strip()]
-    name, recipe = split_training(arm) if "train(" in arm else (arm, {})
-    return Arm(arm.strip(), found[name].changes, recipe, found[name].start) if name in found else arm
-
-
-def names(source: str) -> tuple[str, ...]:
-    """What `arms_in` finds beside base."""
+def arm_names(source: str) -> tuple[str, ...]:
+    """List the arms in a folder of checkpoints, without base."""
     return tuple(name for name in arms_in(source) if name != BASE)
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether it is a file of weights by its ending, or a folder with one, or of seed0, seed1, ..."""
+    """Whether a path is a file of weights by its ending, or a folder that holds one, or one of seed0, seed1, ..."""
     if path.is_file():
         return path.suffix in _FILES
     return any((path / name).is_file() for name in _WEIGHTS) or bool(_seeds(path))
-
-
-def _name(path: Path) -> str:
-    return path.stem if path.is_file() else path.name
 
 
 def _seeds(folder: Path) -> list[int]:
@@ -130,39 +130,171 @@ def _seeds(folder: Path) -> list[int]:
 
 
 def open_trial(folder: Path) -> Any:
-    """The model of a finished trial in evaluation mode, with its task's modules: a ViT, or what its base and arm were.
+    """Return the model of a finished trial in evaluation mode, with its task's modules.
 
     Raises:
         UserError: there is none, it is damaged, or a user's module that it was made with is not imported.
     """
     check_weights_kept(folder)
-    if not ((folder / "config.json").exists() and (folder / "model.safetensors").exists()):
+    weights = folder / "model.safetensors"
+    if not ((folder / "config.json").exists() and weights.exists()):
         raise UserError(
-            f"{named(folder)} holds no finished trial: it needs config.json and model.safetensors. Trials of a study "
-            "lie in trials/ARM/seedK of its folder, or in trials/ARM/POINT/seedK where values were tuned."
+            f"{named(folder)} does not hold a finished trial: it needs config.json and model.safetensors. Trials of a "
+            "study are in trials/ARM/seedK of its folder, or in trials/ARM/POINT/seedK where values were tuned."
         )
-    record = (read_json(folder / "config.json") or {}).get("model")
-    if isinstance(record, dict) and "base" in record:
-        return trained_model(folder, _with_weights(rebuilt(record, folder / "model.safetensors"), folder))
-    return trained_model(folder, load(folder))
+    config = (read_json(folder / "config.json") or {}).get("model")
+    if not (isinstance(config, dict) and "base" in config):
+        return trained_model(folder, load(folder))
+    from safetensors.torch import load as read_tensors
 
-
-def _with_weights(model: nn.Module, folder: Path) -> nn.Module:
-    from safetensors.torch import load as read
-
-    path = folder / "model.safetensors"
-    check_weights(path)
+    model = rebuilt(config, weights)
+    check_weights(weights)
     try:
-        model.load_state_dict(read(read_bytes(path, "weights")))
+        model.load_state_dict(read_tensors(read_bytes(weights, "weights")))
     except Exception as error:  # safetensors and torch raise what they like
-        raise UserError(f"{named(path)} cannot be read, or holds other weights: {error}") from error
-    return model
+        raise UserError(f"{named(weights)} cannot be read, or holds other weights: {error}") from error
+    return trained_model(folder, model)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A trained model in evaluation mode, and how its images are prepared.
+
+    name:     the arm and seed of a trial, as dpn-seed0, else that of the file; can be part of a file's name
+    recipe:   how images are prepared (`augment`), and the precision
+    settings: `img_size`, `in_chans`, `task`; of a trial also its `data` and how they were split
+    classes:  None if they have no names
+    fingerprint: of a trial's images
+    vocabulary: of a trial on sequences, its words by token, from 1 on
+    """
+
+    source: str
+    name: str
+    model: nn.Module
+    recipe: Recipe
+    settings: Mapping[str, Any]
+    classes: tuple[str, ...] | None = None
+    fingerprint: str | None = None
+    vocabulary: tuple[str, ...] | None = None
+
+    @classmethod
+    def open(cls, source: str) -> Checkpoint:
+        """Open a trial's folder, or what `vitmods.adapters.open_checkpoint` opens; raises UserError as that does."""
+        folder = Path(source)
+        config = read_object(folder / "config.json") if folder.is_dir() else {}
+        if folder.is_dir() and not is_checkpoint(folder):
+            open_trial(folder)  # reports what is missing
+        if not ("recipe" in config and "images" in config):
+            model = open_checkpoint(source)
+            shape = model.vit_config
+            return cls.of_model(
+                source, model, {**model.pretrained_cfg, "input_size": (shape.in_chans, *shape.img_size)}
+            )
+        try:
+            settings, data = image_settings(config["images"]), config["data"]
+            name, recipe = slug(f"{config['arm']}-seed{config['seed']}"), Recipe.from_dict(config["recipe"])
+            words = tuple(data["vocabulary"]) if data.get("vocabulary") else None
+            classes, mark = tuple(map(printable, data["classes"])), data["fingerprint"]
+        except (AttributeError, KeyError, TypeError) as error:
+            raise UserError(f"{folder / 'config.json'} is damaged ({error!r}): copy the folder again.") from error
+        return cls(source, name, open_trial(folder), recipe, settings, classes, mark, words)
+
+    @classmethod
+    def of_model(cls, source: str, model: nn.Module, pretrained: Mapping[str, Any]) -> Checkpoint:
+        """Describe images in the model's size and channels, normalized and cropped as timm's names say."""
+        view = {"eval_crop": pretrained.get("crop_pct"), "resample": pretrained.get("interpolation")}
+        view |= {name: tuple(pretrained[name]) for name in ("mean", "std") if pretrained.get(name)}
+        recipe = Recipe().with_(**{name: value for name, value in view.items() if value})
+        in_chans, *img_size = pretrained["input_size"]
+        settings = {"img_size": img_size, "in_chans": in_chans}
+        settings |= {"task": pretrained["task"]} if pretrained.get("task") else {}
+        classes = tuple(printable(str(name)) for name in pretrained.get("label_names") or ()) or None
+        return cls(source, slug(Path(source).stem), model, recipe, settings, classes)
+
+    @classmethod
+    def of_graph(cls, path: Path, trust: bool = False) -> Checkpoint:
+        """Open a file that `vitmods.export` wrote, which runs on the CPU.
+
+        Raises UserError if it cannot be run here, or if it is a program of torch.export and not to be trusted: opening
+        such a file can run its author's code.
+        """
+        if not path.is_file():
+            raise UserError(f"There is no {path}.")
+        if path.suffix in PROGRAMS and not trust:
+            raise UserError(
+                f"{path} is a program: opening it can run code that its author put there. If you trust its origin, "
+                "say so with --trust (trust=True in Python); or export to .onnx or .safetensors, which cannot."
+            )
+        try:
+            graph, pretrained = GRAPHS[path.suffix](path)
+        except UserError:
+            raise
+        except Exception as error:  # whatever torch, ONNX Runtime and JSON raise for other files
+            raise UserError(f"{path} cannot be read; it may be damaged: {str(error).splitlines()[0]}") from error
+        if "input_size" not in pretrained:
+            raise UserError(f"{path} does not say how its images are prepared: write it with `vitmods export`.")
+        return cls.of_model(str(path), graph, pretrained)
+
+
+class Graph(nn.Module):
+    """An exported model: images (B, C, H, W) -> logits (B, K), for any number of images even if its batch is fixed."""
+
+    def __init__(self, run: Callable[[Tensor], Tensor], batch: int | None):
+        super().__init__()
+        self._run, self._batch = run, batch
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self._batch is None:
+            return self._run(images)
+        missing = -len(images) % self._batch
+        padded = torch.cat([images, images[:1].expand(missing, -1, -1, -1)])
+        return torch.cat([self._run(part) for part in padded.split(self._batch)])[: len(images)]
+
+
+def _read_onnx(path: Path) -> tuple[Graph, dict[str, Any]]:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise UserError("Running ONNX needs onnxruntime: pip install 'vitmods[onnx]'.") from error
+    session = onnxruntime.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"])
+    images_input = session.get_inputs()[0]
+
+    def run(images: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(None, {images_input.name: images.numpy()})[0])
+
+    metadata: dict[str, Any] = {}
+    for key, text in session.get_modelmeta().custom_metadata_map.items():
+        try:
+            metadata[key] = parse_json(text)
+        except ValueError:  # of another program
+            metadata[key] = text
+    batch = images_input.shape[0]
+    return Graph(run, batch if isinstance(batch, int) else None), metadata
+
+
+def _read_program(path: Path) -> tuple[Graph, dict[str, Any]]:
+    if not zipfile.is_zipfile(path):  # torch would write its traceback
+        raise UserError(f"{path} is not a program of torch.export, or it is damaged.")
+    extra = {EXTRA: ""}
+    program = torch.export.load(path, extra_files=extra)
+    images = next(node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs)
+    batch = images.meta["val"].shape[0]
+    return Graph(program.module(), batch if isinstance(batch, int) else None), parse_json(extra[EXTRA] or "{}")
+
+
+GRAPHS = {".onnx": _read_onnx, ".pt2": _read_program}
+"""ending -> how such a file is read"""
+PROGRAMS = (".pt2",)
+"""endings of graphs that can run code: torch unpickles parts of them and evaluates expressions in them"""
 
 
 @dataclass(frozen=True)
 class Start:
-    """A checkpoint as part of a study: where it was found, what it held (None: not asked), and how positions become
-    those of another resolution. A folder of seed0, seed1, ... holds one for each seed."""
+    """The checkpoint that a study starts from, or a folder with one for each seed.
+
+    fingerprint: of its weights; None for one of several seeds
+    positions:   how positions are resampled to another resolution
+    """
 
     source: str
     fingerprint: str | None
@@ -170,16 +302,16 @@ class Start:
 
     @classmethod
     def of(cls, source: str, positions: Resampling = "bicubic") -> tuple[Start, ViTConfig]:
-        """The checkpoint and its config. Raises UserError as `open_checkpoint` does."""
-        found = checkpoint_of(source)
-        model = open_checkpoint(found)
-        return cls(source, fingerprint(model) if found == source else None, positions), model.vit_config
+        """Open the checkpoint; returns it with its config. Raises UserError as `open_checkpoint` does."""
+        path = checkpoint_of(source)
+        model = open_checkpoint(path)
+        return cls(source, fingerprint(model) if path == source else None, positions), model.vit_config
 
     def build(self, config: ViTConfig, seed: int, settings: Mapping[str, Any] | None = None) -> ViT:
-        """Its model with the images and classes of `config`: positions resampled, a new head drawn from the seed.
+        """Build its model for the images and classes of `config`: positions are resampled, the head is drawn anew.
 
-        `settings` are fields of its config that training alone reads: dropout, drop path, how the head is initialized.
-        Raises UserError if it no longer holds the same weights, or reads other channels.
+        `settings` are fields of its config that only training reads: dropout, drop path, how the head is initialized.
+        Raises UserError if the weights have changed, or it reads another number of channels.
         """
         model = open_checkpoint(checkpoint_of(self.source, seed))
         if self.fingerprint is not None and fingerprint(model) != self.fingerprint:
@@ -189,19 +321,12 @@ class Start:
                 f"{self.source} reads {model.vit_config.in_chans} channels, not {config.in_chans}: set in_chans to "
                 "that."
             )
-        model = _with_settings(model, settings or {})
+        trained_config = model.vit_config.with_(**(settings or {}))
+        if trained_config != model.vit_config:
+            old, model = model, vit(trained_config)
+            model.load_state_dict(old.state_dict())
+            model.changes, model.pretrained_cfg = old.changes, old.pretrained_cfg
         torch.manual_seed(seed)
         model.set_input_size(config.img_size, positions=self.positions)
         model.reset_classifier(config.num_classes)
         return model
-
-
-def _with_settings(model: ViT, settings: Mapping[str, Any]) -> ViT:
-    """The same weights in a model with these settings."""
-    config = model.vit_config.with_(**settings)
-    if config == model.vit_config:
-        return model
-    built = vit(config)
-    built.load_state_dict(model.state_dict())
-    built.changes, built.pretrained_cfg = model.changes, model.pretrained_cfg
-    return built

@@ -356,6 +356,12 @@ class ImageOptions(SplitOptions):
 IMAGE_OPTIONS = tuple(field.name for field in fields(ImageOptions))
 
 
+def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """Select what decides which images a trial sees; config.json keeps it, so that the trial can be evaluated again."""
+    names = ("task", "data", *IMAGE_OPTIONS, "train_on_all")
+    return {name: fixed[name] for name in names if name in fixed}
+
+
 @dataclass(frozen=True)
 class Trial:
     """One arm with one seed; in a tuned study at one point of the grid, in a sweep under one setting."""

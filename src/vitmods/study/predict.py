@@ -1,7 +1,4 @@
-"""What a trained model says of images: class names and probabilities, by a checkpoint or an exported graph.
-
-What a trained model says of sequences, one a line of text files.
-"""
+"""Predictions of a trained model, from a checkpoint or an exported graph, for images or lines of text files."""
 
 from __future__ import annotations
 
@@ -28,8 +25,7 @@ from vitmods.data.read import Unreadable, decode, reading
 from vitmods.data.records import printable
 from vitmods.data.sources.folder import images_below
 from vitmods.data.threads import in_order
-from vitmods.study.checkpoints import seeds_in
-from vitmods.study.opened import GRAPHS, Graph, Opened, open_graph, open_trained
+from vitmods.study.checkpoints import GRAPHS, Checkpoint, Graph, seeds_in
 from vitmods.tasks.base import DEFAULT, TASKS, Task
 from vitmods.tasks.sequences.data import encode, padded_together, refuse_skipping
 from vitmods.train.device import place
@@ -43,15 +39,15 @@ if TYPE_CHECKING:
 
 
 def predict_sequences(
-    opened: Opened, paths: Sequence[Path], task: Task, placement: Placement, top: int, batch_size: int
+    trained: Checkpoint, paths: Sequence[Path], task: Task, placement: Placement, top: int, batch_size: int
 ) -> list[dict[str, Any]]:
-    """Of each line of text files that is not empty, named FILE:NUMBER, what the model says."""
-    longest, words, sequences = int(opened.settings["img_size"][-1]), opened.vocabulary or (), {}
+    """Predict for each line of text files that is not empty, named FILE:NUMBER."""
+    longest, words, sequences = int(trained.settings["img_size"][-1]), trained.vocabulary or (), {}
     for path in paths:
         try:
             lines = read_text(path).splitlines()
         except (OSError, ValueError) as error:
-            raise UserError(f"{printable(str(path))} is no text file, with a sequence a line: {error}") from error
+            raise UserError(f"{printable(str(path))} is not a text file with a sequence a line: {error}") from error
         for number, line in enumerate(lines, 1):
             if line.strip():
                 name = f"{printable(str(path))}:{number}"
@@ -60,16 +56,16 @@ def predict_sequences(
         warnings.warn(f"{len(long)} sequences are cut to {longest} tokens: {', '.join(long[:5])}", stacklevel=3)
     if not sequences:
         raise UserError("There is no sequence: give text files with one a line.")
-    model, found = opened.model.to(placement.device), list[dict[str, Any]]()
+    model, predictions = trained.model.to(placement.device), list[dict[str, Any]]()
     for start in range(0, len(sequences), batch_size):
         names = list(sequences)[start : start + batch_size]
         tokens = padded_together([sequences[name][:longest] for name in names])
         index = torch.arange(len(names))
         with torch.inference_mode(), placement.autocast():
             outputs = task.outputs(model, Batch(tokens, index, index).to(placement.device))
-        rows = task.predictions(outputs.cpu(), opened.classes or (), top)
-        found += [{"image": name, **row} for name, row in zip(names, rows, strict=True)]
-    return found
+        rows = task.predictions(outputs.cpu(), trained.classes or (), top)
+        predictions += [{"image": name, **row} for name, row in zip(names, rows, strict=True)]
+    return predictions
 
 
 def predict(
@@ -84,47 +80,57 @@ def predict(
     draw: str | Path | None = None,
     trust: bool = False,
 ) -> list[dict[str, Any]]:
-    """What a trained model says of images that are prepared as its evaluation prepares them.
+    """Predict for images, which are prepared as the model's evaluation prepares them.
 
     Args:
         checkpoint: a trial's folder; what `vitmods.adapters.open_checkpoint` opens; or a file that `vitmods.export`
             wrote, .onnx (needs the extra `onnx`) and .pt2 too, which run on the CPU.
         images: files, folders (with all below them) and patterns as `photos/**/*.jpg`; of sequences text files,
             with one a line.
-        top: how many of the likeliest classes are named.
+        top: number of the likeliest classes to name.
         unreadable: "stop" at an image that cannot be read, or "skip" it with a warning.
         batch_size: images at a time.
         device: where; see `vitmods.train.train_trial`.
         workers: threads that prepare images ahead.
-        draw: a folder for the images with what was found in them drawn in, as PNG; None: they are not drawn.
+        draw: a folder for the images with the predictions drawn in, as PNG; None: they are not drawn.
         trust: whether a checkpoint that can run code, a program of torch.export (.pt2), may do so.
 
     Returns:
-        A mapping for each image with `image`, its path; `predicted`, the class, or of several labels all of probability
-        1/2 or more;
-        `probabilities`, name -> probability of the `top` likeliest, the first first. Where the checkpoint names no
-        classes they are numbers from 0. Of other tasks what their `predictions` say; and `drawn`, the path of the
-        drawing.
+        A mapping for each image: `image`, its path; `predicted`, the class, or all labels of probability 1/2 or more;
+        `probabilities`, name -> probability of the `top` likeliest in falling order, and `drawn`, the path of the
+        drawing. Classes without names are numbers from 0. Other tasks return what their `predictions` return.
 
     Raises:
-        UserError: there is no such checkpoint, no image, or one that cannot be read; or the task draws nothing.
+        UserError: there is no such checkpoint or image, an image cannot be read, or the task draws nothing.
     """
     if top < 1 or batch_size < 1:
         raise UserError(f"top and batch_size are numbers from 1 on, not {top} and {batch_size}.")
     if unreadable not in ("stop", "skip"):
         raise UserError(f'unreadable must be "stop" or "skip", not "{unreadable}".')
     paths = _files([images] if isinstance(images, str | Path) else images)
-    opened = _open(str(checkpoint), device, trust)
-    kind = TASKS[opened.settings.get("task", DEFAULT)]
-    task = kind.from_recipe(kind.fitted(opened.recipe))
+    source = str(checkpoint)
+    if Path(source).suffix in GRAPHS:
+        if device not in ("auto", "cpu"):
+            raise UserError(f"{source} runs on the CPU here: leave --device out, or give the weights.")
+        trained = Checkpoint.of_graph(Path(source), trust)
+    else:
+        seeds = seeds_in(source)
+        seeds = [folder for folder in seeds if (Path(folder) / WEIGHTS).is_file()] or seeds[:1]
+        if len(seeds) > 1:
+            raise UserError(f"{source} holds several trained models: give one, {' or '.join(seeds[:3])}.")
+        trained = Checkpoint.open(seeds[0])
+    if trained.settings["in_chans"] not in (1, 3) and trained.vocabulary is None:
+        raise UserError(f"{source} takes {trained.settings['in_chans']} channels, and images have 3 (RGB) or 1 (gray).")
+    kind = TASKS[trained.settings.get("task", DEFAULT)]
+    task = kind.from_recipe(kind.fitted(trained.recipe))
     if draw is not None and kind.draw is Task.draw:
         raise UserError(f"The task {kind.name} has nothing to draw: leave the folder for drawings out.")
-    placement = place("cpu" if isinstance(opened.model, Graph) else device, opened.recipe.precision)
-    model = opened.model.to(placement.device)
-    if opened.vocabulary is not None:
+    placement = place("cpu" if isinstance(trained.model, Graph) else device, trained.recipe.precision)
+    model = trained.model.to(placement.device)
+    if trained.vocabulary is not None:
         refuse_skipping(unreadable)
-        return predict_sequences(opened, paths, task, placement, top, batch_size)
-    names, found, skipped, images_read = opened.classes, [], [], _read(opened, kind.target, paths, workers)
+        return predict_sequences(trained, paths, task, placement, top, batch_size)
+    names, predictions, skipped, images_read = trained.classes, [], [], _read(trained, kind.target, paths, workers)
     drawings = None if draw is None else _Drawings(make_folder(expand_user(draw)), task, paths)
     while part := list(islice(images_read, batch_size)):
         read = [(path, one) for path, one in part if isinstance(one, _Stored)]
@@ -136,58 +142,40 @@ def predict(
         if not read:
             continue
         with torch.inference_mode(), placement.autocast():
-            batch = _batch(opened, task, [one for _, one in read])
+            batch = _batch(trained, task, [one for _, one in read])
             outputs = task.outputs(model, batch.to(placement.device))
         if names is None:
             names = tuple(map(str, range(outputs.shape[1])))
-            warnings.warn(f"{opened.source} does not name its classes: they are numbers from 0.", stacklevel=2)
+            warnings.warn(f"{trained.source} does not name its classes: they are numbers from 0.", stacklevel=2)
         rows = task.predictions(outputs.cpu() if isinstance(outputs, Tensor) else outputs, names, top)
         for (path, _), row in zip(read, rows, strict=True):
             drawn = {} if drawings is None else {"drawn": str(drawings.write(path, row, names))}
-            found.append({"image": printable(str(path)), **row, **drawn})
+            predictions.append({"image": printable(str(path)), **row, **drawn})
     if skipped:
         warnings.warn(f"{len(skipped)} of {len(paths)} images were left out: {'; '.join(skipped[:5])}", stacklevel=2)
-    if not found:
+    if not predictions:
         raise UserError(f"None of the {len(paths)} images can be read.")
-    return found
+    return predictions
 
 
 def _files(images: Sequence[str | Path]) -> list[Path]:
-    """The images in order, each once. UserError where there are none, or where something named is not there."""
-    found: dict[Path, None] = {}
-    for given in images:
-        path, shown = expand_user(given), printable(str(given))
+    """List the images in order, each once. Raises UserError if there are none, or a name does not exist."""
+    files: dict[Path, None] = {}
+    for name in images:
+        path, label = expand_user(name), printable(str(name))
         if path.exists():
             matches = [path]
         elif glob.has_magic(str(path)):
             matches = [Path(one) for one in sorted(glob.glob(str(path), recursive=True))]
         else:
-            raise UserError(f"There is no {shown}: give images, folders of them, or patterns as 'photos/**/*.jpg'.")
-        files = [one for match in matches for one in (images_below(match) if match.is_dir() else [match])]
-        if not files:
-            raise UserError(f"There are no images in {shown}, by the endings of their names.")
-        found.update(dict.fromkeys(files))
-    if not found:
+            raise UserError(f"There is no {label}: give images, folders of them, or patterns as 'photos/**/*.jpg'.")
+        below = [file for match in matches for file in (images_below(match) if match.is_dir() else [match])]
+        if not below:
+            raise UserError(f"There are no images in {label}, by the endings of their names.")
+        files.update(dict.fromkeys(below))
+    if not files:
         raise UserError("Name at least one image, or a folder of them.")
-    return list(found)
-
-
-def _open(source: str, device: str, trust: bool) -> Opened:
-    """UserError where there is nothing to open, or the model takes what images do not have."""
-    suffix = Path(source).suffix
-    if suffix in GRAPHS:
-        if device not in ("auto", "cpu"):
-            raise UserError(f"{source} runs on the CPU here: leave --device out, or give the weights.")
-        opened = open_graph(Path(source), trust)
-    else:
-        seeds = seeds_in(source)
-        seeds = [one for one in seeds if (Path(one) / WEIGHTS).is_file()] or seeds[:1]
-        if len(seeds) > 1:
-            raise UserError(f"{source} holds several trained models: give one, {' or '.join(seeds[:3])}.")
-        opened = open_trained(seeds[0])
-    if opened.settings["in_chans"] not in (1, 3) and opened.vocabulary is None:
-        raise UserError(f"{source} takes {opened.settings['in_chans']} channels, and images have 3 (RGB) or 1 (gray).")
-    return opened
+    return list(files)
 
 
 class _Stored(NamedTuple):
@@ -198,15 +186,17 @@ class _Stored(NamedTuple):
     native: tuple[int, int]
 
 
-def _read(opened: Opened, target: str, paths: Sequence[Path], workers: int) -> Iterator[tuple[Path, _Stored | str]]:
-    """Of each image what evaluation would store of it, or why it cannot be read."""
-    geometry = geometry_of("test", _size(opened), opened.recipe.augment, target)
+def _read(
+    trained: Checkpoint, target: str, paths: Sequence[Path], workers: int
+) -> Iterator[tuple[Path, _Stored | str]]:
+    """Prepare each image as evaluation stores it, or say why it cannot be read."""
+    geometry = geometry_of("test", _size(trained), trained.recipe.augment, target)
 
     def one(number: int) -> tuple[Path, _Stored | str]:
         try:
             with reading():
                 raw = read_bytes(paths[number], "image")
-            image = decode(raw, opened.settings["in_chans"])
+            image = decode(raw, trained.settings["in_chans"])
         except Unreadable as error:
             return paths[number], str(error)
         return paths[number], _Stored(geometry.store(image), geometry, (image.shape[1], image.shape[2]))
@@ -214,17 +204,17 @@ def _read(opened: Opened, target: str, paths: Sequence[Path], workers: int) -> I
     return in_order(one, range(len(paths)), workers)
 
 
-def _size(opened: Opened) -> tuple[int, int]:
-    size = opened.settings["img_size"]
+def _size(trained: Checkpoint) -> tuple[int, int]:
+    size = trained.settings["img_size"]
     return (size, size) if isinstance(size, int) else (size[0], size[-1])
 
 
-def _batch(opened: Opened, task: Task, images: Sequence[_Stored]) -> Batch:
-    """What evaluation would make of the images; targets are not known."""
-    augment, channels, targets = opened.recipe.augment, opened.settings["in_chans"], None
+def _batch(trained: Checkpoint, task: Task, images: Sequence[_Stored]) -> Batch:
+    """Make the batch that evaluation would make, without targets."""
+    augment, channels, targets = trained.recipe.augment, trained.settings["in_chans"], None
     if (joint_view := type(task).joint_view) is not None:
         unknown = [Annotated(None, one.native) for one in images]
-        views, targets = joint_view([one.pixels for one in images], unknown, _size(opened), augment)
+        views, targets = joint_view([one.pixels for one in images], unknown, _size(trained), augment)
     else:
         views = torch.cat([one.geometry.view(torch.from_numpy(one.pixels.copy())[None]) for one in images])
     inputs = normalize(views, per_channel(augment.mean, channels), per_channel(augment.std, channels))

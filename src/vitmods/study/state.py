@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -267,27 +267,29 @@ def _status(result: Mapping[str, Any], path: Path) -> Status:
     return status
 
 
-def read_curves(path: Path, metrics: Iterable[str]) -> dict[str, Curve]:
-    """What a trial's training logged on val of the metrics, as far as it did; a damaged row is left out."""
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Read the rows that a trial's training logged; damaged rows are left out."""
     try:
         lines = (path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return {}
-    rows = [row for line in lines if (row := _row(line)) is not None]
-    found = {}
+        return
+    for line in lines:
+        try:
+            row = parse_json(line)
+        except ValueError:  # the last line of a trial that is being written, or was killed
+            continue
+        if isinstance(row, dict) and "step" in row:
+            yield row
+
+
+def read_curves(path: Path, metrics: Iterable[str]) -> dict[str, Curve]:
+    """Read what a trial's training logged on val, for each of the metrics that it logged."""
+    rows, curves = [row for row in read_rows(path) if row.get("split") == VAL], {}
     for name in metrics:
-        known = [row for row in rows if name in row and math.isfinite(row[name])]
-        if known:
-            found[name] = Curve(*zip(*((row["step"], row.get("wall_s", math.nan), row[name]) for row in known)))
-    return found
-
-
-def _row(line: str) -> dict[str, Any] | None:
-    try:
-        row = parse_json(line)
-    except ValueError:  # the last line of a trial that is being written, or was killed
-        return None
-    return row if isinstance(row, dict) and row.get("split") == VAL and "step" in row else None
+        points = [row for row in rows if name in row and math.isfinite(row[name])]
+        if points:
+            curves[name] = Curve(*zip(*((row["step"], row.get("wall_s", math.nan), row[name]) for row in points)))
+    return curves
 
 
 def at_the_edge(grid: Grid, chosen: Point) -> list[str]:

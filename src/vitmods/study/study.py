@@ -13,7 +13,7 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.names import MODELS, parse_name
 from vitmods.recipes import RECIPES, Recipe
 from vitmods.study.arms import BASE, FunctionSpec, base_function, is_foreign, make_arms
-from vitmods.study.checkpoints import adopt, arms_in
+from vitmods.study.checkpoints import arms_in, use_trained_arms
 from vitmods.study.defaults import defaults_for
 from vitmods.study.executors import StudyOptions
 from vitmods.study.factors import make_plan
@@ -126,7 +126,8 @@ class Study:
             raise UserError(f"margin is how much worse an arm may be, 0 or more, not {margin}.")
         found = {} if start is None else arms_in(str(start))
         begun = found[BASE].start if found else start
-        chosen = make_arms(adopt(arms, found) if found else arms)  # before the images, which may be many, are listed
+        # Arms are made before the images, which may be many, are listed.
+        chosen = make_arms(use_trained_arms(arms, found) if found else arms)
         fixed = fixed_settings(base, data, recipe, task=task, start=begun, **images)
         fixed |= {} if folds is None else {"folds": int(folds)}
         self._seeds_given = seeds is not None

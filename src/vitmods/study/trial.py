@@ -30,7 +30,7 @@ from vitmods.stats.width import mean_over_images
 from vitmods.study.arms import Arm
 from vitmods.study.bases import Base, ForeignBase, edited, make_base, record_of
 from vitmods.study.checkpoints import Start, open_trial
-from vitmods.study.plan import AS_IS, IMAGE_OPTIONS, VAL, Evaluation, Point, Settings, Trial, Work
+from vitmods.study.plan import AS_IS, VAL, Evaluation, Point, Settings, Trial, Work, image_settings
 from vitmods.study.state import read_trial
 from vitmods.study.store import WARNINGS, Facts, StudyFolder, read_json, read_warnings
 from vitmods.study.warnings import already_reported
@@ -167,14 +167,6 @@ def evaluate_trial(
     record = {"options": measure.to_dict()["options"], **result.to_dict()}
     protocols = {**before, protocol or task.name: record}
     write_json(folder / f"{split}.json", {"schema": 1, "split": split, "protocols": protocols, "failed": None})
-
-
-IMAGE_SETTINGS = ("task", "data", *IMAGE_OPTIONS, "train_on_all")
-
-
-def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides which images a trial sees; config.json keeps it, so that the trial can be evaluated again."""
-    return {name: fixed[name] for name in IMAGE_SETTINGS if name in fixed}
 
 
 def load_images(
