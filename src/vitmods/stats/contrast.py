@@ -71,7 +71,7 @@ def has_interval(seeds: float, df: float) -> bool:
 def effect_of(
     name: str,
     i: int | tuple[int, ...],
-    found: Contrasts,
+    contrast: Contrasts,
     half: HalfWidth,
     part: ImagesPart | None,
     family: int,
@@ -79,24 +79,26 @@ def effect_of(
     failures: Sequence[int],
     criteria: Criteria,
     two_seeds: bool = False,
-    shown: bool | None = None,
+    with_interval: bool | None = None,
     limit: float = math.inf,
 ) -> Effect:
     """Of contrast `i`. `means`, in gains, and `failures`: those without and with what is named. `two_seeds`: these may
-    show something favorable. `shown`: whether there is an interval; None: by the seeds and degrees of freedom.
+    show something favorable. `with_interval`: whether there is one; None: by the seeds and degrees of freedom.
     `limit`: the largest possible effect."""
-    gain, variance, n, df = (float(x[i]) for x in (found.estimate, half.variance, found.seeds, half.df))
-    known = n > 1 and math.isfinite(variance)
-    if shown is None:
-        shown = has_interval(n, df)
+    gain, variance, n, df = (float(x[i]) for x in (contrast.estimate, half.variance, contrast.seeds, half.df))
+    has_spread = n > 1 and math.isfinite(variance)
+    if with_interval is None:
+        with_interval = has_interval(n, df)
     # No spread at all comes from a coarse metric, not from certainty.
-    total, seeds = (float(x[i]) if shown and 0 < x[i] < math.inf else math.nan for x in (half.total, half.seeds))
+    total, seeds = (
+        float(x[i]) if with_interval and 0 < x[i] < math.inf else math.nan for x in (half.total, half.seeds)
+    )
     images = math.nan if part is None else float(part.variance[i])
     read, error = seeds, math.sqrt(variance * (1 + n * criteria.overlap))
     if criteria.generalize == "images":
         read, error = total, math.sqrt(np.nansum([error**2, images]))
     verdict = verdict_of(gain - read, gain + read, criteria.margin)
-    doubtful = n == 2 and shown and not two_seeds
+    doubtful = n == 2 and with_interval and not two_seeds
     if doubtful and verdict in FAVORABLE:
         verdict = Verdict.OPEN
     sign, limits = criteria.sign, (-limit, limit)
@@ -105,7 +107,7 @@ def effect_of(
         arm=name, effect=sign * gain, low=low, high=high, seeds_low=seeds_low, seeds_high=seeds_high,
         verdict=verdict, n=int(n),
         base_mean=sign * means[0], arm_mean=sign * means[1],
-        sd=math.sqrt(variance * n / 2) if known else math.nan, df=df if known else math.nan,
+        sd=math.sqrt(variance * n / 2) if has_spread else math.nan, df=df if has_spread else math.nan,
         spread_ratio=math.nan, correlation=math.nan, images_sd=math.sqrt(images),
         failures=int(failures[1]), base_failures=int(failures[0]), margin=criteria.margin, family=family,
         alpha=criteria.alpha, unit=criteria.unit or FRACTION, images=0 if part is None else part.m,
@@ -113,7 +115,7 @@ def effect_of(
         higher_is_better=criteria.higher_is_better, generalize=criteria.generalize, overlap=criteria.overlap,
         provisional=criteria.provisional,
         notes=("the interval assumes that arms vary alike",) if doubtful else (),
-        leans=("up" if gain > 0 else "down") if verdict == Verdict.OPEN and known and abs(gain) > error else "",
+        leans=("up" if gain > 0 else "down") if verdict == Verdict.OPEN and has_spread and abs(gain) > error else "",
     )  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def decide(
     scores = read_csv(scores) if isinstance(scores, str | Path) else scores
     table = table_of(scores if resampled is None else means_of(scores), base, failed, constant)
     frozen = frozen or {}
-    look, too_early, whole = "", False, table
+    look, too_early, full = "", False, table
     if most_seeds is not None:
         table, look, too_early = at_look(table, most_seeds, frozen)
     provisional = most_seeds is None and is_incomplete(table, planned)
@@ -102,7 +102,7 @@ def decide(
         most_seeds=most_seeds, too_early=too_early, limit=limit_of([table], unit),
     )  # fmt: skip
     decision = decision_of(table.arms, plan.gains(table), plan, look, frozen)
-    return dataclasses.replace(decision, notes=(*decision.notes, *_unread(whole, table, frozen)))
+    return dataclasses.replace(decision, notes=(*decision.notes, *_unread(full, table, frozen)))
 
 
 def family_of(family: int | Literal["pairs"] | None, k: int) -> int:
@@ -118,10 +118,10 @@ def limit_of(tables: Iterable[Table], unit: str | None) -> float:
     return POINTS if unit in (None, FRACTION) and within else math.inf
 
 
-def _unread(whole: Table, read: Table, frozen: Mapping[str, Effect]) -> Iterator[str]:
+def _unread(full: Table, read: Table, frozen: Mapping[str, Effect]) -> Iterator[str]:
     """Trials that ended, and that no effect is read from."""
     n = len(read.seeds)
-    for arm, ended in zip(whole.arms, whole.ended):
+    for arm, ended in zip(full.arms, full.ended):
         if arm not in frozen and (later := int(ended[n:].sum())):
             yield f"{plural(later, 'later seed')} of {arm} not read: they wait for the next look"
     for arm, ended in zip(read.arms, read.ended):
@@ -164,66 +164,78 @@ def at_look(table: Table, most: int, frozen: Mapping[str, Effect]) -> tuple[Tabl
 
 
 def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: Plan) -> Effect:
-    found, part = _one(fitted.against, a - 1), gains.images_part(a)
-    half = _half(found, part, plan)
+    contrast, part = _one(fitted.against, a - 1), gains.images_part(a)
+    half = _half(contrast, part, plan)
     if plan.overlap:
-        half = dataclasses.replace(half, total=_half(over_parts(found, plan.overlap), part, plan).total)
-    n, seeds = int(found.seeds), gains.shared(a)
-    shown = has_interval(n, float(fitted.errors.df_error)) and not plan.too_early
+        half = dataclasses.replace(half, total=_half(over_parts(contrast, plan.overlap), part, plan).total)
+    n, seeds = int(contrast.seeds), gains.shared(a)
+    has_bounds = has_interval(n, float(fitted.errors.df_error)) and not plan.too_early
     means = [mean_of(gains.trials[row, seeds]) for row in (0, a)]
     (base_failed, failed), (base_of, of) = (cells[[0, a]].sum(-1).tolist() for cells in (gains.failures, gains.ended))
     effect = effect_of(
-        arm, (), found, half, part, plan.family, means, (base_failed, failed), plan, shown=shown, limit=plan.limit
+        arm,
+        (),
+        contrast,
+        half,
+        part,
+        plan.family,
+        means,
+        (base_failed, failed),
+        plan,
+        shown=has_bounds,
+        limit=plan.limit,
     )
     effect = with_failures(effect, of, base_of, plan.alpha / plan.family)
     verdict, notes = effect.verdict, [*effect.notes]
     if verdict in (Verdict.HELPS, Verdict.HURTS) and max(map(abs, effect.interval)) < plan.margin:
         notes.append(f"{verdict} by less than the margin")
     w = fitted.errors.guarded
-    known = n >= SHARED and len(w) > 2 and w[0] > 0  # base and one arm have one spread between them
+    has_ratio = n >= SHARED and len(w) > 2 and w[0] > 0  # base and one arm have one spread between them
     return dataclasses.replace(
         effect, notes=tuple(notes),
-        spread_ratio=math.sqrt(w[a] / w[0]) if known else math.nan, correlation=float(fitted.correlation[a - 1]),
-        futile=plan.most_seeds is not None and verdict not in STOPS and _futile(found, part, plan),
+        spread_ratio=math.sqrt(w[a] / w[0]) if has_ratio else math.nan, correlation=float(fitted.correlation[a - 1]),
+        futile=plan.most_seeds is not None and verdict not in STOPS and _futile(contrast, part, plan),
     )  # fmt: skip
 
 
-def _half(found: Contrasts, part: ImagesPart | None, plan: Plan) -> HalfWidth:
+def _half(contrast: Contrasts, part: ImagesPart | None, plan: Plan) -> HalfWidth:
     if not plan.of_pairs:
-        return against_base(found, part, plan.alpha, plan.family)
-    pooled = np.isfinite(found.pooled)
-    variance, df = np.where(pooled, found.variance, found.own), np.where(pooled, found.pooled_df, found.own_df)
+        return against_base(contrast, part, plan.alpha, plan.family)
+    pooled = np.isfinite(contrast.pooled)
+    variance, df = (
+        np.where(pooled, contrast.variance, contrast.own),
+        np.where(pooled, contrast.pooled_df, contrast.own_df),
+    )
     return half_width(variance, df, part, plan.alpha, plan.family)
 
 
-def _futile(found: Contrasts, part: ImagesPart | None, plan: Plan) -> bool:
+def _futile(contrast: Contrasts, part: ImagesPart | None, plan: Plan) -> bool:
     assert plan.most_seeds is not None
-    return bool(futile(found, part, plan.generalize, plan.margin, plan.alpha, plan.family, plan.most_seeds))
+    return bool(futile(contrast, part, plan.generalize, plan.margin, plan.alpha, plan.family, plan.most_seeds))
 
 
 def _compare_all(
     arms: tuple[str, ...], gains: Gains, fitted: Fit, plan: Plan, unstable: list[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], dict[tuple[str, str], Pair]]:
     """The arms that may be best, those that are beaten (unstable ones are neither), and all pairs."""
-    found = over_parts(head_to_head(gains.trials, fitted.errors, gains.floor), plan.overlap)
-    pooled = np.isfinite(found.pooled)
-    variance, df = np.where(pooled, found.variance, found.own), np.where(pooled, found.pooled_df, found.own_df)
+    differences = over_parts(head_to_head(gains.trials, fitted.errors, gains.floor), plan.overlap)
+    variance, df = differences.pooled_or_own
     total, freedom, pairs = variance.copy(), df.copy(), {}
     for row, (i, j) in enumerate(pairs_of(len(arms))):
         part = None if plan.generalize == "seeds" else gains.images_part(j, i)
-        n = int(found.seeds[row])
+        n = int(differences.seeds[row])
         if n <= 2 or plan.too_early or (unstable and {arms[i], arms[j]} & set(unstable)):
             total[row] = np.nan  # two seeds rule nothing out
         if plan.too_early or not has_interval(n, float(fitted.errors.df_error)):
             continue
         half = float(half_width(variance[row], df[row], part, plan.alpha, len(variance)).total)
         if math.isfinite(half):
-            effect = plan.sign * float(found.estimate[row])
+            effect = plan.sign * float(differences.estimate[row])
             pairs[arms[j], arms[i]] = Pair(effect, effect - half, effect + half)
         if part is not None:
             total[row], freedom[row] = total[row] + part.variance, total_df(variance[row], df[row], part)
     compared = {arm for pair in pairs for arm in pair} - set(unstable)
-    mask = may_be_best(found.estimate, total, freedom, len(arms), plan.alpha)
+    mask = may_be_best(differences.estimate, total, freedom, len(arms), plan.alpha)
     best = tuple(arm for arm, may in zip(arms, mask) if may and arm in compared)
     beaten = tuple(arm for arm, may in zip(arms, mask) if not may)
     return best, beaten, pairs
@@ -243,8 +255,8 @@ def _notes(arms: tuple[str, ...], gains: Gains, fitted: Fit, plan: Plan) -> list
     return notes
 
 
-def _one(found: Contrasts, i: int) -> Contrasts:
-    return Contrasts(*(getattr(found, field.name)[..., i] for field in dataclasses.fields(found)))
+def _one(several: Contrasts, i: int) -> Contrasts:
+    return Contrasts(*(getattr(several, field.name)[..., i] for field in dataclasses.fields(several)))
 
 
 def pairs_of(g: int) -> list[tuple[int, int]]:
@@ -273,7 +285,7 @@ def may_be_best(differences: Array, variance: Array, df: Array, g: int, alpha: f
     limit = c * np.sqrt(variance)
     best = np.ones((*differences.shape[:-1], g), dtype=bool)
     for row, (i, j) in enumerate(pairs_of(g)):
-        known = limit[..., row] > 0  # no spread at all, or no interval: nothing is shown
-        best[..., i] &= ~(known & (differences[..., row] >= limit[..., row]))
-        best[..., j] &= ~(known & (differences[..., row] <= -limit[..., row]))
+        comparable = limit[..., row] > 0  # no spread at all, or no interval: nothing is shown
+        best[..., i] &= ~(comparable & (differences[..., row] >= limit[..., row]))
+        best[..., j] &= ~(comparable & (differences[..., row] <= -limit[..., row]))
     return best

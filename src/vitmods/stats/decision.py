@@ -84,11 +84,11 @@ class Decision:
             lines.append(
                 f"no failure in {trials} trials of an arm: its rate may still be up to {100 * rate_bound(trials):.0f} %"
             )
-        said = grouped((effect.arm, note) for effect in self.effects.values() for note in effect.notes)
-        lines += [f"{listing(arms)}: {note}" for note, arms in said.items()]
+        arms_by_note = grouped((effect.arm, note) for effect in self.effects.values() for note in effect.notes)
+        lines += [f"{listing(arms)}: {note}" for note, arms in arms_by_note.items()]
         if len(self.best) + len(self.ruled_out) > 2:
-            shown = f"best: {' or '.join(self.best)}" + (" (no difference shown)" if len(self.best) > 1 else "")
-            lines.append("; ruled out: ".join(filter(None, (shown, ", ".join(self.ruled_out)))))
+            line = f"best: {' or '.join(self.best)}" + (" (no difference shown)" if len(self.best) > 1 else "")
+            lines.append("; ruled out: ".join(filter(None, (line, ", ".join(self.ruled_out)))))
         return lines
 
     def to_markdown(self) -> str:

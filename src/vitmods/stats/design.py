@@ -86,22 +86,22 @@ class Design:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What this design cannot say, a sentence each."""
-        found = [
+        sentences = [
             f"{name} excludes most of the other changes and is in no run: compare it by itself."
             for name in self.left_out
         ]
         if self.resolution == 3:
             groups = [words for words in self.aliases if len(words[0]) == 1]
             mixed = (f"{change[0]} with {listing([' x '.join(pair) for pair in pairs])}" for change, *pairs in groups)
-            found.append(
+            sentences.append(
                 f"With {len(self.runs)} runs the effect of a change is mixed with pairs of others: {'; '.join(mixed)}."
             )
         if self.conflicts:
             excluded = listing([" with ".join(pair) for pair in self.conflicts], "or")
-            found.append(
+            sentences.append(
                 f"No run can have {excluded}: effects assume that changes add up, and pairs are not estimated."
             )
-        return tuple(found)
+        return tuple(sentences)
 
     @cached_property
     def _contrasts(self) -> tuple[Words, ...]:
@@ -174,9 +174,9 @@ def fraction(k: int, runs: int | None = None) -> Bools:
     """
     wanted = _RUNS[k] if runs is None else runs
     if wanted != 2**k and (k, wanted) not in _GENERATORS:
-        known = sorted({2**k} | {size for count, size in _GENERATORS if count == k})
+        sizes = sorted({2**k} | {size for count, size in _GENERATORS if count == k})
         raise UserError(
-            f"{k} changes have designs of {listing([str(size) for size in known], 'or')} runs, not of {wanted}."
+            f"{k} changes have designs of {listing([str(size) for size in sizes], 'or')} runs, not of {wanted}."
         )
     words = _GENERATORS[k, wanted] if wanted != 2**k else ()
     free = np.array([row[::-1] for row in product((-1, 1), repeat=k - len(words))])
@@ -188,8 +188,8 @@ def least_squares(on: Bools) -> Floats:
     """How the means of runs (N, k) give the effect of each change, shape (k, N); zero where they cannot."""
     x = _with_constant(on)
     inverse = np.linalg.pinv(x)
-    known = np.isclose(inverse @ x, np.eye(x.shape[1])).all(1, keepdims=True)
-    return np.where(known, inverse, 0.0)[1:]
+    estimable = np.isclose(inverse @ x, np.eye(x.shape[1])).all(1, keepdims=True)
+    return np.where(estimable, inverse, 0.0)[1:]
 
 
 def resolution(on: Bools) -> int | None:
@@ -211,14 +211,14 @@ def exchange(candidates: Bools, runs: int, starts: int = _STARTS, seed: int = 0)
     """
     x = _with_constant(candidates)
     random = np.random.default_rng(seed)
-    found = []
+    designs = []
     for _ in range(starts):
         chosen = np.r_[0, 1 + random.permutation(len(x) - 1)[: runs - 1]]
         _climb(x, chosen)
         information = x[chosen].T @ x[chosen]
         variances = np.linalg.inv(information).trace() - np.linalg.inv(information)[0, 0]
-        found.append((-np.linalg.slogdet(information)[1].round(9), variances.round(9), tuple(np.sort(chosen))))
-    return candidates[list(min(found)[2])]
+        designs.append((-np.linalg.slogdet(information)[1].round(9), variances.round(9), tuple(np.sort(chosen))))
+    return candidates[list(min(designs)[2])]
 
 
 def _climb(x: Floats, chosen: NDArray[np.intp]) -> None:
@@ -227,10 +227,10 @@ def _climb(x: Floats, chosen: NDArray[np.intp]) -> None:
     while improved:
         improved = False
         for place in range(1, len(chosen)):
-            rest = np.delete(chosen, place)
-            inverse = np.linalg.inv(x[rest].T @ x[rest] + 1e-9 * np.eye(x.shape[1]))
+            others = np.delete(chosen, place)
+            inverse = np.linalg.inv(x[others].T @ x[others] + 1e-9 * np.eye(x.shape[1]))
             gain = np.einsum("ij,jk,ik->i", x, inverse, x)
-            gain[rest] = -np.inf
+            gain[others] = -np.inf
             new = int(gain.argmax())
             if gain[new] > gain[chosen[place]] * (1 + 1e-6):
                 chosen[place], improved = new, True
@@ -251,11 +251,11 @@ def _exchanged(names: tuple[str, ...], conflicts: Sequence[tuple[str, str]], run
 
 def _ordered_pairs(names: tuple[str, ...], conflicts: Iterable[Collection[str]]) -> tuple[tuple[str, str], ...]:
     """The conflicts in the order of the names, each once."""
-    given = {frozenset(pair) for pair in conflicts}
-    for pair in given:
+    unordered = {frozenset(pair) for pair in conflicts}
+    for pair in unordered:
         if len(pair) != 2 or not pair <= set(names):
             raise UserError(f"A conflict is a pair of {', '.join(names)}, not {' and '.join(sorted(pair))}.")
-    return tuple(pair for pair in combinations(names, 2) if frozenset(pair) in given)
+    return tuple(pair for pair in combinations(names, 2) if frozenset(pair) in unordered)
 
 
 def _without_excluding(

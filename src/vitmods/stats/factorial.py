@@ -60,15 +60,15 @@ class Factorial:
     @property
     def prediction(self) -> str:
         """The combination to confirm, and what it is chosen by; empty without one."""
-        how = "the best run seen" if self.best_seen else "by the signs of the effects"
-        best = f"best combination, {how}: {'+'.join(self.best)}; confirm it against base on fresh seeds"
+        basis = "the best run seen" if self.best_seen else "by the signs of the effects"
+        best = f"best combination, {basis}: {'+'.join(self.best)}; confirm it against base on fresh seeds"
         return best if self.best else ""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in which NaN is None."""
         families = {"effects": self.effects, "pairs": self.pairs}
         return {
-            **{name: {key: one.to_dict() for key, one in family.items()} for name, family in families.items()},
+            **{name: {key: effect.to_dict() for key, effect in family.items()} for name, family in families.items()},
             "best": list(self.best),
             "best_seen": self.best_seen,
             "n": self.n,
@@ -131,7 +131,7 @@ def factorial(
         weights = design.pair_weights
         pairs = study.effects([" or ".join(map(" x ".join, words)) for words in design.pairs], weights, weights > 0)
     if not gains.has_learned:
-        effects, pairs = ({name: one.withheld() for name, one in own.items()} for own in (effects, pairs))
+        effects, pairs = ({name: effect.withheld() for name, effect in named.items()} for named in (effects, pairs))
     acting = [name for name, pair in pairs.items() if pair.verdict in (Verdict.HELPS, Verdict.HURTS)]
     best = list(design.arms.values())[int(study.means.argmax())] if acting else _best_signs(design, effects)
     failed_runs = gains.notes(names, "runs", "runs with failed trials are left out, which assumes that changes add up")
@@ -150,9 +150,9 @@ def intervals(
 
     `images` (..., N, n, m): the scores of each image.
     """
-    found = contrasts(scores, weights, noise(scores, floor), floor)
+    estimates = contrasts(scores, weights, noise(scores, floor), floor)
     part = None if images is None else images_part(np.einsum("qg,...gnm->...qnm", weights, images))
-    return found, half_width(found.variance, found.pooled_df, part, alpha, len(weights)), part
+    return estimates, half_width(estimates.variance, estimates.pooled_df, part, alpha, len(weights)), part
 
 
 @lru_cache(maxsize=256)
@@ -163,8 +163,8 @@ def detectable(design: Design, n: int, alpha: float = ALPHA) -> Findable:
         return Findable(math.inf, math.inf, math.inf)
     scores = np.random.default_rng(0).standard_normal((STUDIES, len(design.runs), n))
     least = np.isclose(design.relative_variance, design.relative_variance.max())
-    found, width, _ = intervals(scores, design.weights, alpha)
-    return Findable.of(width.total[:, least], found.estimate[:, least])
+    estimates, width, _ = intervals(scores, design.weights, alpha)
+    return Findable.of(width.total[:, least], estimates.estimate[:, least])
 
 
 def looks(most: int) -> tuple[int, ...]:
@@ -200,11 +200,11 @@ class _Study:
     def effects(self, names: Sequence[str], weights: Array, on: Mask) -> dict[str, Effect]:
         """Of contrasts with `weights` (q, kept) that add the runs `on` (q, N); all zero: it cannot be estimated."""
         if self.trials.size and len(weights):
-            found, half, part = intervals(self.trials, weights, self.criteria.alpha, self.images, self.floor)
+            estimates, half, part = intervals(self.trials, weights, self.criteria.alpha, self.images, self.floor)
         else:
             nan, zero = np.full(len(weights), np.nan), np.zeros(len(weights))
-            found, half, part = Contrasts(nan, zero, nan, nan, nan, nan), HalfWidth(nan, nan, nan, nan), None
-        found = replace(found, estimate=np.where(weights.any(-1), found.estimate, np.nan))
+            estimates, half, part = Contrasts(nan, zero, nan, nan, nan, nan), HalfWidth(nan, nan, nan, nan), None
+        estimates = replace(estimates, estimate=np.where(weights.any(-1), estimates.estimate, np.nan))
         effects = {}
         for i, (name, adds) in enumerate(zip(names, on, strict=True)):
             means = mean_of(self.means[~adds[self.kept]]), mean_of(self.means[adds[self.kept]])
@@ -212,7 +212,7 @@ class _Study:
                 (int(counts[~adds].sum()), int(counts[adds].sum())) for counts in (self.failures, self.ended)
             )
             effect = effect_of(
-                name, i, found, half, part, len(names), means, (without, failed), self.criteria, two_seeds=True
+                name, i, estimates, half, part, len(names), means, (without, failed), self.criteria, two_seeds=True
             )
             level = self.criteria.alpha / len(names)
             effects[name] = with_failures(effect, of, of_without, level, "without it")

@@ -62,6 +62,12 @@ class Contrasts:
         """The larger of both: o also sees errors that arms share with base."""
         return np.where(np.isfinite(self.own), np.maximum(self.pooled, self.own), self.pooled)
 
+    @property
+    def pooled_or_own(self) -> tuple[Array, Array]:
+        """`variance` with the pooled degrees of freedom; an arm outside of the pool has its own of both."""
+        in_pool = np.isfinite(self.pooled)
+        return np.where(in_pool, self.variance, self.own), np.where(in_pool, self.pooled_df, self.own_df)
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -87,8 +93,8 @@ def fit(scores: Array, reference: int = 0, floor: float = 0.0, pooled: Mask | No
     a, b = (values - _mean(values)[..., None] for values in (others, base))
     with np.errstate(invalid="ignore", divide="ignore"):
         correlation = np.nansum(a * b, -1) / np.sqrt(np.nansum(a * a, -1) * np.nansum(b * b, -1))
-    found = contrasts(scores, weights, errors, floor)
-    return Fit(errors, found, np.where(found.seeds < SHARED, np.nan, correlation))
+    against = contrasts(scores, weights, errors, floor)
+    return Fit(errors, against, np.where(against.seeds < SHARED, np.nan, correlation))
 
 
 def contrasts(scores: Array, weights: Array, errors: Errors, floor: float = 0.0) -> Contrasts:
@@ -101,15 +107,15 @@ def contrasts(scores: Array, weights: Array, errors: Errors, floor: float = 0.0)
     estimate = _mean(sums)
     rounding = (ROUNDING * np.nanmax(np.abs(scores), (-2, -1), initial=0.0)) ** 2  # no spread is not certainty
     with np.errstate(invalid="ignore", divide="ignore"):
-        own = np.nansum((sums - estimate[..., None]) ** 2, -1) / (n - 1) / n
-        own = np.maximum(own, (weights**2).sum(-1) * floor**2 / n)
-        own = np.where(own > rounding[..., None], own, np.inf)
+        own_variance = np.nansum((sums - estimate[..., None]) ** 2, -1) / (n - 1) / n
+        own_variance = np.maximum(own_variance, (weights**2).sum(-1) * floor**2 / n)
+        own_variance = np.where(own_variance > rounding[..., None], own_variance, np.inf)
         parts = np.where(used, weights**2 * errors.guarded[..., None, :] / n[..., None], 0.0)  # (..., q, g)
         pooled = parts.sum(-1)
         spent = np.where(used & (parts > 0), parts**2 / errors.df[..., None, :], 0.0).sum(-1)
         df = np.fmin(errors.df_error[..., None], np.where(spent > 0, pooled**2 / spent, np.inf))
     pooled = np.where(np.isfinite(pooled) & (pooled > rounding[..., None]), pooled, np.inf)
-    return Contrasts(estimate, n, pooled, df, own, n - 1)
+    return Contrasts(estimate, n, pooled, df, own_variance, n - 1)
 
 
 def noise(scores: Array, floor: float = 0.0, pooled: Mask | None = None) -> Errors:
@@ -122,13 +128,15 @@ def noise(scores: Array, floor: float = 0.0, pooled: Mask | None = None) -> Erro
         mse, df_error, unbiased = incomplete_errors(scores, present)
     mse = np.where(df_error > 0, mse, np.nan)
     with np.errstate(invalid="ignore", divide="ignore"):
-        own = np.where(df_error[..., None] > 0, np.maximum(unbiased, 0), np.nan)
-        drawn = (PRIOR_DF * mse[..., None] + (count - 1) * own) / (PRIOR_DF + count - 1)
-        guarded = np.where(count > 0, np.maximum(np.maximum(drawn, own), floor**2), np.nan)
+        arm_variance = np.where(df_error[..., None] > 0, np.maximum(unbiased, 0), np.nan)
+        drawn = (PRIOR_DF * mse[..., None] + (count - 1) * arm_variance) / (PRIOR_DF + count - 1)
+        guarded = np.where(count > 0, np.maximum(np.maximum(drawn, arm_variance), floor**2), np.nan)
         cells = np.where(present, scores, np.nan)
         total = np.nansum((cells - _mean(cells)[..., None]) ** 2, (-2, -1)) / (count.sum(-1) - (count > 0).sum(-1))
         seed_share = np.clip(1 - mse / total, 0, 1)
-    return Errors(mse, df_error, own, guarded, np.minimum(PRIOR_DF + count - 1, df_error[..., None]), seed_share)
+    return Errors(
+        mse, df_error, arm_variance, guarded, np.minimum(PRIOR_DF + count - 1, df_error[..., None]), seed_share
+    )
 
 
 def complete_errors(scores: Array) -> tuple[Array, Array, Array]:
@@ -152,12 +160,12 @@ def incomplete_errors(scores: Array, present: Mask) -> tuple[Array, Array, Array
     patterns, which = np.unique(masks, axis=0, return_inverse=True)
     for i, pattern in enumerate(patterns):
         rows = np.flatnonzero(which.ravel() == i)
-        maker, df[rows], inverse, known = _layout(pattern.tobytes(), g, n)
+        maker, df[rows], inverse, estimable = _layout(pattern.tobytes(), g, n)
         residual = np.where(pattern, cells[rows], 0.0) @ maker
         q = (residual**2).reshape(-1, g, n).sum(-1)
         with np.errstate(invalid="ignore", divide="ignore"):
             mse[rows] = q.sum(-1) / df[rows]
-        unbiased[rows] = np.where(known, q @ inverse, mse[rows, None])
+        unbiased[rows] = np.where(estimable, q @ inverse, mse[rows, None])
     return mse.reshape(shape), df.reshape(shape), unbiased.reshape(*shape, g)
 
 
@@ -172,8 +180,8 @@ def _layout(pattern: bytes, g: int, n: int) -> tuple[Array, float, Array, Mask]:
     df = float(round(np.trace(maker)))
     h = arms.T @ maker**2 @ arms
     inverse = np.linalg.pinv(h, rcond=SINGULAR, hermitian=True)
-    known = np.isclose((inverse @ h).diagonal(), 1.0)
-    return maker, df, inverse, known
+    estimable = np.isclose((inverse @ h).diagonal(), 1.0)
+    return maker, df, inverse, estimable
 
 
 def _mean(values: Array) -> Array:

@@ -75,24 +75,24 @@ class Gains:
 
     def notes(self, arms: Sequence[str], what: str = "arms", then: str = "") -> list[str]:
         """Whether base has learned, and what failed. `what` shares base's seeds; `then` follows for what failed."""
-        found, of_base = [], int(self.failures[0].sum())
+        sentences, of_base = [], int(self.failures[0].sum())
         others = (self.failures & np.isfinite(self.trials[0])).sum(-1).tolist()[1:]  # their seeds count
         if not self.has_learned and math.isfinite(self.base):  # NaN in a sum over settings, which report themselves
-            found.append(
+            sentences.append(
                 f"{arms[0]} has not learned: the median of its trials ({abs(self.base):.4g}) is not clearly better "
                 f"than the best constant prediction ({abs(self.constant):.4g}), so there are no verdicts"
             )
         elif of_base and self.has_learned:
             seeds = "so its seed is" if of_base == 1 else "so their seeds are"
-            found.append(f"{plural(of_base, 'trial')} of {arms[0]} failed, {seeds} left out for all {what}")
-        found += failure_notes(arms, self.kinds, self.ended)
+            sentences.append(f"{plural(of_base, 'trial')} of {arms[0]} failed, {seeds} left out for all {what}")
+        sentences += failure_notes(arms, self.kinds, self.ended)
         if any(others):
             diverged = not np.isfinite(self.trials[1:][self.failures[1:]]).any()
-            found.append(then or ("effects are of the trials that have a score" if diverged else COUNTED))
+            sentences.append(then or ("effects are of the trials that have a score" if diverged else COUNTED))
         if self.left_out:
             images = f"{plural(self.left_out, 'test image')} without a score in some trial"
-            found.append(f"{images} {'is' if self.left_out == 1 else 'are'} left out for all")
-        return found
+            sentences.append(f"{images} {'is' if self.left_out == 1 else 'are'} left out for all")
+        return sentences
 
 
 FAILURES = {
@@ -106,13 +106,13 @@ COUNTED = "failed trials that have a score count in the effect of their arm, not
 
 def failure_notes(names: Sequence[str], kinds: Mapping[str, Mask], ended: Mask) -> list[str]:
     """A sentence for each way in which trials (g, n) failed: `5 of 9 dpn trials predict a single class`."""
-    found = []
-    for kind, (one, several) in FAILURES.items():
+    sentences = []
+    for kind, (singular, many) in FAILURES.items():
         counts = zip(names, kinds[kind].sum(-1).tolist(), ended.sum(-1).tolist(), strict=True)
         trials = [f"{count} of {of} {name} trials" for name, count, of in counts if count]
         if trials:
-            found.append(f"{listing(trials)} {one if kinds[kind].sum() == 1 else several}")
-    return found
+            sentences.append(f"{listing(trials)} {singular if kinds[kind].sum() == 1 else many}")
+    return sentences
 
 
 def gains_of(table: Table, scale: float, chance: float | None, groups: ArrayLike | None, margin: float) -> Gains:
@@ -183,17 +183,17 @@ ENOUGH = 4  # trials that all diverged, against none of base's
 
 def collapsed(scores: Array, chance: float, base: int = 0) -> Mask:
     """Which trials of one study (g, n) collapsed; more is better, NaN is a missing cell."""
-    found = np.zeros(scores.shape, dtype=bool)
+    far = np.zeros(scores.shape, dtype=bool)
     if not np.isfinite(scores[base]).any():
-        return found
+        return far
     limit = chance + FRACTION_OF_BASE * (np.nanmedian(scores[base]) - chance)
     low = np.isfinite(scores) & (scores < limit)
     sd = _pooled_sd(np.where(low, np.nan, scores))
     for arm, seed in zip(*np.nonzero(low)):
         others = np.isfinite(scores[arm]) & ~low[arm]
         if others.any():
-            found[arm, seed] = np.median(scores[arm, others]) - scores[arm, seed] > FAR * sd
-    return found
+            far[arm, seed] = np.median(scores[arm, others]) - scores[arm, seed] > FAR * sd
+    return far
 
 
 def less_stable(failed: int, of: int, base_failed: int, base_of: int, level: float) -> bool:

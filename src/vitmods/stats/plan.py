@@ -46,8 +46,8 @@ class Findable:
     @classmethod
     def of(cls, half: Array, d: Array) -> Findable:
         """From the half-widths and estimates of studies without an effect."""
-        found, same = (float(np.quantile(values, POWER)) for values in (half - d, half + np.abs(d)))
-        return cls(float(np.median(half)), found, same)
+        effect, same = (float(np.quantile(values, POWER)) for values in (half - d, half + np.abs(d)))
+        return cls(float(np.median(half)), effect, same)
 
     def __mul__(self, sd: float) -> Findable:
         return Findable(self.half * sd, self.effect * sd, self.equivalent * sd)
@@ -61,19 +61,19 @@ def detectable(k: int, n: int, alpha: float = 0.05, images: float = 0.0) -> Find
     if n > SIMULATED:
         return _shrunk(k, n, alpha, images)
     rng = np.random.default_rng(0)
-    found = fit(rng.standard_normal((STUDIES, k + 1, n))).against
+    simulated = fit(rng.standard_normal((STUDIES, k + 1, n))).against
     part = None
     if images:
-        variance = np.full(found.estimate.shape, images**2 * MANY_IMAGES)
+        variance = np.full(simulated.estimate.shape, images**2 * MANY_IMAGES)
         part = ImagesPart(variance, np.zeros_like(variance), n, MANY_IMAGES)
-    half = against_base(found, part, alpha, k).total
-    return Findable.of(half, found.estimate + images * rng.standard_normal(found.estimate.shape))
+    half = against_base(simulated, part, alpha, k).total
+    return Findable.of(half, simulated.estimate + images * rng.standard_normal(simulated.estimate.shape))
 
 
 def _shrunk(k: int, n: int, alpha: float, images: float) -> Findable:
     """For many seeds: `SIMULATED` seeds, times the ratio of the standard errors."""
-    known = detectable(k, SIMULATED, alpha, images)
-    return known * math.sqrt((2 / n + images**2) / (2 / SIMULATED + images**2))
+    simulated = detectable(k, SIMULATED, alpha, images)
+    return simulated * math.sqrt((2 / n + images**2) / (2 / SIMULATED + images**2))
 
 
 def seeds_for(margin: float, k: int, alpha: float = 0.05) -> int | None:
@@ -132,7 +132,7 @@ def seeds_within(
     arm_cost: float,
     k: int,
     least: int = 3,
-    shown: Callable[[float], str] = duration,
+    show_cost: Callable[[float], str] = duration,
 ) -> int:
     """The most seeds of base and `k` arms that fit into `budget`, by the cost of a trial of base and of an arm.
 
@@ -141,11 +141,11 @@ def seeds_within(
     n = int(budget // (base_cost + k * arm_cost))
     if n >= least:
         return n
-    needed = shown(least * (base_cost + k * arm_cost))
+    needed = show_cost(least * (base_cost + k * arm_cost))
     arms = int((budget / least - base_cost) // arm_cost)
     fits = f"{plural(arms, 'arm')} x {least} seeds fit" if arms >= 1 else f"not even one arm x {least} seeds fits"
     raise UserError(
-        f"{plural(k, 'arm')} and base x {least} seeds take {needed}, more than {shown(max(budget, 0))}; {fits}. Raise "
+        f"{plural(k, 'arm')} and base x {least} seeds take {needed}, more than {show_cost(max(budget, 0))}; {fits}. Raise "
         "--budget, compare fewer arms, or train on smaller images (--img-size) or for fewer epochs (--epochs)."
     )
 
@@ -199,12 +199,12 @@ def forecast(effect: Effect, halves: Mapping[int, float] | None = None) -> Forec
     if halves is None:
         halves = {n: detectable(effect.family, n, nominal_level(n)).half for n in FORECAST}
     later = {n: half for n, half in halves.items() if n > effect.n}
-    found = Forecast(effect, {n: chance(effect, n, half) for n, half in later.items()})
-    if found.feasible or not later:
-        return found
+    expected = Forecast(effect, {n: chance(effect, n, half) for n, half in later.items()})
+    if expected.feasible or not later:
+        return expected
     most, half = max(later.items())
     enough = (times for times in MORE_IMAGES if chance(effect, most, half, times) >= EVEN)
-    return replace(found, images=about(effect.images * next(enough, 0)))
+    return replace(expected, images=about(effect.images * next(enough, 0)))
 
 
 def chance(effect: Effect, n: int, half: float, times: float = 1.0) -> float:

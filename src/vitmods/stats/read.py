@@ -107,8 +107,8 @@ def in_common(tables: Sequence[Table]) -> list[Table]:
 
 
 def _has_diverged(value: Array) -> bool:
-    known = value[~np.isnan(value)]
-    return not (known.size and np.isfinite(known.mean()))
+    scored = value[~np.isnan(value)]
+    return not (scored.size and np.isfinite(scored.mean()))
 
 
 def _scored(trials: Sequence[Array]) -> Mask:
@@ -134,13 +134,15 @@ def means_of(scores: Scores) -> Scores:
     """The mean of each trial's scores, where seeds are tested on different images: of those with a score in every trial
     of the seed."""
     _check_mappings(scores)
-    found: dict[str, dict[int, ArrayLike | None]] = {arm: dict.fromkeys(own) for arm, own in scores.items()}
-    for seed in {seed for own in scores.values() for seed in own}:
-        ended = {arm: np.asarray(own[seed], dtype=float) for arm, own in scores.items() if own.get(seed) is not None}
+    means: dict[str, dict[int, ArrayLike | None]] = {arm: dict.fromkeys(trials) for arm, trials in scores.items()}
+    for seed in {seed for trials in scores.values() for seed in trials}:
+        ended = {
+            arm: np.asarray(trials[seed], dtype=float) for arm, trials in scores.items() if trials.get(seed) is not None
+        }
         kept = _scored([value for value in ended.values() if not _has_diverged(value)])
         for arm, value in ended.items():
-            found[arm][seed] = math.nan if _has_diverged(value) else value[kept].mean()
-    return found
+            means[arm][seed] = math.nan if _has_diverged(value) else value[kept].mean()
+    return means
 
 
 def check_fractions(table: Table, is_given: bool) -> None:
@@ -161,16 +163,18 @@ def read_csv(path: str | Path) -> dict[str, dict[int, Any]]:
     path = Path(path)
     if not path.is_file():
         raise UserError(f"There is no file {path}.")
-    found: dict[str, dict[int, dict[str, float]]] = {}
+    scores: dict[str, dict[int, dict[str, float]]] = {}
     for where, row in _rows(path):
         arm, image = row["arm"], row.get("image", "")
         if not arm:
             raise UserError(f"{where}: the name of the arm is missing.")
-        trial = found.setdefault(arm, {}).setdefault(_seed(row["seed"], where), {})
+        trial = scores.setdefault(arm, {}).setdefault(_seed(row["seed"], where), {})
         if image in trial:
             raise UserError(f"{where}: {arm} with this seed has this score already; remove one of the lines.")
         trial[image] = _score(row["score"], where)
-    return {arm: {seed: _value(trial) for seed, trial in seeds.items()} for arm, seeds in _aligned(found, path).items()}
+    return {
+        arm: {seed: _value(trial) for seed, trial in seeds.items()} for arm, seeds in _aligned(scores, path).items()
+    }
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
@@ -191,11 +195,11 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         raise UserError(f"{path} cannot be read as CSV: {error}.") from error
 
 
-def _aligned(found: dict[str, dict[int, dict[str, float]]], path: Path) -> dict[str, dict[int, dict[str, float]]]:
+def _aligned(scores: dict[str, dict[int, dict[str, float]]], path: Path) -> dict[str, dict[int, dict[str, float]]]:
     """All trials with the images in one order; a trial whose scores are all NaN needs no images."""
     trials = [
         (arm, seed, trial)
-        for arm, seeds in found.items()
+        for arm, seeds in scores.items()
         for seed, trial in seeds.items()
         if not all(math.isnan(score) for score in trial.values())
     ]
@@ -209,8 +213,8 @@ def _aligned(found: dict[str, dict[int, dict[str, float]]], path: Path) -> dict[
                 f"{path}: {arm} with seed {seed} has not the same images as {first_arm} with seed {first_seed} "
                 f"(for one, {example!r}); every trial must be tested on the same images."
             )
-        found[arm][seed] = {image: trial[image] for image in first}
-    return found
+        scores[arm][seed] = {image: trial[image] for image in first}
+    return scores
 
 
 def _value(trial: dict[str, float]) -> Any:

@@ -52,7 +52,7 @@ def next_maximum(seeds: int) -> int:
 
 
 def futile(
-    found: Contrasts, images: ImagesPart | None, claim: Claim, margin: float, alpha: float, family: int, most: int
+    contrast: Contrasts, images: ImagesPart | None, claim: Claim, margin: float, alpha: float, family: int, most: int
 ) -> Mask:
     """Arms that are unlikely (below 10 %) to be clear of zero, and to be shown equivalent, with all `most` seeds.
 
@@ -63,23 +63,23 @@ def futile(
 
     From 6 seeds on. It makes no claim, so it needs no part of the level.
     """
-    n, d = found.seeds, np.abs(found.estimate)
+    n, d = contrast.seeds, np.abs(contrast.estimate)
     with np.errstate(invalid="ignore", divide="ignore"):
-        at_most = against_base(extended(found, most), images, alpha, family)
+        at_most = against_base(extended(contrast, most), images, alpha, family)
         half = at_most.seeds if claim == "seeds" else at_most.total
-        b = np.sqrt(against_base(found, images, alpha, family).variance * np.maximum(1 - n / most, 0))
+        b = np.sqrt(against_base(contrast, images, alpha, family).variance * np.maximum(1 - n / most, 0))
         clear = special.ndtr((d - half) / b)
         same = special.ndtr((margin - half - d) / b) - special.ndtr((half - margin - d) / b)
     return np.asarray((n >= FUTILE_FROM) & (n < most) & (clear < FUTILE_CHANCE) & (same < FUTILE_CHANCE))
 
 
-def extended(found: Contrasts, n: int) -> Contrasts:
+def extended(contrast: Contrasts, n: int) -> Contrasts:
     """What the same contrasts would be with `n` seeds and the same spread."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        scale, df = found.seeds / n, (n - 1) / (found.seeds - 1)
+        scale, df = contrast.seeds / n, (n - 1) / (contrast.seeds - 1)
     return dataclasses.replace(
-        found, seeds=np.full_like(found.seeds, n), pooled=found.pooled * scale, pooled_df=found.pooled_df * df,
-        own=found.own * scale, own_df=np.full_like(found.own_df, n - 1),
+        contrast, seeds=np.full_like(contrast.seeds, n), pooled=contrast.pooled * scale, pooled_df=contrast.pooled_df * df,
+        own=contrast.own * scale, own_df=np.full_like(contrast.own_df, n - 1),
     )  # fmt: skip
 
 

@@ -123,12 +123,12 @@ def over_settings(
     )
     each, departures = (
         {
-            arm: {name: replace(one[arm], arm=name) for name, one in zip(scores, decisions, strict=True)}
+            arm: {name: replace(decision[arm], arm=name) for name, decision in zip(scores, decisions, strict=True)}
             for arm in names[1:]
         }
         for decisions in others
     )
-    apart = grouped((name, note) for name, one in zip(scores, others[0], strict=True) for note in one.notes)
+    apart = grouped((name, note) for name, decision in zip(scores, others[0], strict=True) for note in decision.notes)
     notes = [f"under {listing(names)}: {note}" for note, names in apart.items()]
     return OverSettings(replace(average[0], notes=(*average[0].notes, *notes)), each, departures)
 
@@ -142,11 +142,11 @@ def families(settings: int, alpha: float = ALPHA) -> list[tuple[Array, float]]:
 
 def weighted(settings: Sequence[Gains], weights: Array) -> Gains:
     """The sum over settings, a trial for each arm and seed; it failed where one of its trainings did."""
-    used = [(weight, one) for weight, one in zip(weights, settings, strict=True) if weight]
+    used = [(weight, gains) for weight, gains in zip(weights, settings, strict=True) if weight]
     if len(used) == 1:
         return used[0][1]
-    trials = np.asarray(sum(weight * one.trials for weight, one in used))
-    parts = [weight * one.images for weight, one in used if one.images is not None]
+    trials = np.asarray(sum(weight * gains.trials for weight, gains in used))
+    parts = [weight * gains.images for weight, gains in used if gains.images is not None]
     count = sum(part.shape[-1] for part in parts)
     images = None
     if len(parts) == len(used) and len({part.shape for part in parts}) == 1:
@@ -156,8 +156,8 @@ def weighted(settings: Sequence[Gains], weights: Array) -> Gains:
         images = trials[..., None] + np.concatenate(apart, -1)
     return replace(
         used[0][1], trials=trials, images=images,
-        floor=float(np.sqrt(sum((weight * one.floor) ** 2 for weight, one in used))),
-        kinds={kind: np.any([one.kinds[kind] for _, one in used], 0) for kind in FAILURES},
-        ended=np.all([one.ended for _, one in used], 0), pooled=np.all([one.pooled for _, one in used], 0),
-        base=np.nan, has_learned=all(one.has_learned for one in settings),
+        floor=float(np.sqrt(sum((weight * gains.floor) ** 2 for weight, gains in used))),
+        kinds={kind: np.any([gains.kinds[kind] for _, gains in used], 0) for kind in FAILURES},
+        ended=np.all([gains.ended for _, gains in used], 0), pooled=np.all([gains.pooled for _, gains in used], 0),
+        base=np.nan, has_learned=all(gains.has_learned for gains in settings),
     )  # fmt: skip

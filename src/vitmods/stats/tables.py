@@ -76,8 +76,8 @@ def signed(value: float, digits: int = 2) -> str:
     """`+0.42`, with a real minus sign and no sign on zero; a dash for NaN."""
     if math.isnan(value):
         return "–"
-    found = f"{value:+.{digits}f}"
-    return found[1:] if float(found) == 0 else found.replace("-", "−")
+    number = f"{value:+.{digits}f}"
+    return number[1:] if float(number) == 0 else number.replace("-", "−")
 
 
 def _header(effects: Sequence[Effect]) -> tuple[str, ...]:

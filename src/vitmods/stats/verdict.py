@@ -157,9 +157,9 @@ class Effect:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Effect:
         """The inverse of `to_dict`; keys that are no fields are an error."""
-        known: dict[str, Any] = {key: math.nan if value is None else value for key, value in values.items()}
-        known |= {"verdict": Verdict(known["verdict"]), "notes": tuple(known.get("notes", ()))}
-        return cls(**known)
+        fields: dict[str, Any] = {key: math.nan if value is None else value for key, value in values.items()}
+        fields |= {"verdict": Verdict(fields["verdict"]), "notes": tuple(fields.get("notes", ()))}
+        return cls(**fields)
 
 
 def _json(value: Any) -> Any:

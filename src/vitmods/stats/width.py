@@ -62,20 +62,20 @@ class HalfWidth:
     df: Array  #: of V
 
 
-def against_base(found: Contrasts, images: ImagesPart | None, alpha: float, family: int) -> HalfWidth:
+def against_base(contrasts: Contrasts, images: ImagesPart | None, alpha: float, family: int) -> HalfWidth:
     """Of `family` arms against one base, with the level split between pooled and own variance."""
     if family == 1:
-        return _h(found.own, found.own_df, images, lambda df: critical_value(1, df, alpha))
-    own_level, outside = (1 - POOLED) * alpha / family, ~np.isfinite(found.pooled)
-    pooled = _h(found.variance, found.pooled_df, images, lambda df: critical_value(family, df, POOLED * alpha))
-    own = _h(
-        found.own, found.own_df, images,
+        return _h(contrasts.own, contrasts.own_df, images, lambda df: critical_value(1, df, alpha))
+    own_level, outside = (1 - POOLED) * alpha / family, ~np.isfinite(contrasts.pooled)
+    pooled = _h(contrasts.variance, contrasts.pooled_df, images, lambda df: critical_value(family, df, POOLED * alpha))
+    own_half = _h(
+        contrasts.own, contrasts.own_df, images,
         lambda df: np.where(outside, critical_value(1, df, alpha / family), critical_value(1, df, own_level)),
     )  # fmt: skip
-    narrower = own.total < pooled.total
+    narrower = own_half.total < pooled.total
     return HalfWidth(
-        np.minimum(pooled.total, own.total), np.minimum(pooled.seeds, own.seeds),
-        np.where(narrower, own.variance, pooled.variance), np.where(narrower, own.df, pooled.df),
+        np.minimum(pooled.total, own_half.total), np.minimum(pooled.seeds, own_half.seeds),
+        np.where(narrower, own_half.variance, pooled.variance), np.where(narrower, own_half.df, pooled.df),
     )  # fmt: skip
 
 
@@ -89,8 +89,8 @@ def half_width(
 def total_df(variance: Array, df: Array, images: ImagesPart) -> Array:
     """Degrees of freedom of V + I."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        found = (variance + images.variance) ** 2 / (variance**2 / df + images.df_terms)
-    return np.fmax(found, df) if images.m >= ENOUGH_IMAGES else found
+        degrees = (variance + images.variance) ** 2 / (variance**2 / df + images.df_terms)
+    return np.fmax(degrees, df) if images.m >= ENOUGH_IMAGES else degrees
 
 
 def _h(variance: Array, df: Array, images: ImagesPart | None, c: Callable[[Array], Array]) -> HalfWidth:
@@ -176,15 +176,15 @@ def overlap_of(n_test: float, n_train: float) -> float:
     return n_test / n_train
 
 
-def over_parts(found: Contrasts, overlap: float) -> Contrasts:
+def over_parts(contrasts: Contrasts, overlap: float) -> Contrasts:
     """The same contrasts with variances for other training sets and other images.
 
     Trainings that share images vary more over n of them than the spread between them says. Nadeau and Bengio (Machine
     Learning 52, 2003) take s^2 (1 / n + overlap) as the variance of their mean instead of s^2 / n, which does not
     shrink to zero with more seeds.
     """
-    factor = 1 + found.seeds * overlap
-    return dataclasses.replace(found, pooled=found.pooled * factor, own=found.own * factor)
+    factor = 1 + contrasts.seeds * overlap
+    return dataclasses.replace(contrasts, pooled=contrasts.pooled * factor, own=contrasts.own * factor)
 
 
 Interval = tuple[float, float]

@@ -144,7 +144,7 @@ def _open(source: str, data: str | None) -> Checkpoint:
     trial."""
     checkpoint = Checkpoint.open(source) if data is not None or Path(source).is_dir() else None
     if checkpoint is None or (data is None and "data" not in checkpoint.settings):
-        raise UserError(f"{source} is not a trial's folder, which names its images: give them with --data.")
+        raise UserError(f"{source} is not a trial's folder, which names its images: say which with --data.")
     settings = dict(checkpoint.settings)
     if settings.pop("train_on_all", False) and (data is None or data == settings["data"]):
         raise UserError(

@@ -32,8 +32,8 @@ def nearest(word: str, known: Iterable[str], words: Mapping[str, str] | None = N
     close = difflib.get_close_matches(word, spelled, n=5, cutoff=0.5)
     close.sort(key=lambda name: sorted(name) != sorted(word))  # letters that changed places come first
     begun = [name for name in spelled if word and name.startswith(word)]
-    found = close[:1] or (begun if len(begun) == 1 else [])
-    return f"Did you mean '{spelled[found[0]]}'?" if found else f"Known: {', '.join(names)}."
+    matches = close[:1] or (begun if len(begun) == 1 else [])
+    return f"Did you mean '{spelled[matches[0]]}'?" if matches else f"Known: {', '.join(names)}."
 
 
 def said(message: str, repeats: bool = False) -> bool:

@@ -41,17 +41,17 @@ _REMEDIES = {
 def expand_user(path: str | Path) -> Path:
     """The path with ~ and ~user replaced. UserError where there is no such home, or no file can be called so."""
     try:
-        found = Path(path).expanduser()
+        expanded = Path(path).expanduser()
     except RuntimeError:
         raise UserError(f"There is no home folder for {path}: write the path without ~, or set HOME.") from None
     try:
-        os.stat(found)
+        os.stat(expanded)
     except ValueError:  # a zero byte, or half of a surrogate pair
         raise UserError(f"No file can be called {printable(str(path))[:60]}: correct the name.") from None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise UserError(f"The name {printable(str(path))[:60]}... is too long for this system.") from None
-    return found
+    return expanded
 
 
 def similar_folder(path: Path) -> str:
@@ -126,10 +126,10 @@ def checksum(path: Path) -> str:
 def check_weights(path: Path) -> None:
     """UserError where a file of weights is not what the result.json beside it says; without such a record it passes."""
     try:
-        known = read_json(path.with_name("result.json"))["weights"].get(path.name)
+        recorded = read_json(path.with_name("result.json"))["weights"].get(path.name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return
-    if known is not None and checksum(path) != known:
+    if recorded is not None and checksum(path) != recorded:
         raise UserError(
             f"{path} is damaged: it is not what was written when its training ended. Copy it again from where it was "
             "trained, or delete its folder and train again."
@@ -229,11 +229,11 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def rendered(shown: Any, width: int) -> str:
+def rendered(renderable: Any, width: int) -> str:
     """What rich would print of a table and the like, without colors."""
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as captured:
-        console.print(shown, crop=False)
+        console.print(renderable, crop=False)
     return "\n".join(map(str.rstrip, captured.get().splitlines()))

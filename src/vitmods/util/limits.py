@@ -82,7 +82,7 @@ def read_text(path: Path, kind: str = "text") -> str:
 def lines_of(path: Path) -> list[str]:
     """The lines of a text file that are not blank, without the blanks at their ends. Raises UserError."""
     try:
-        return [line for one in read_text(path).splitlines() if (line := one.strip())]
+        return [line for raw in read_text(path).splitlines() if (line := raw.strip())]
     except (OSError, ValueError) as error:
         raise UserError(f"{printable(str(path))} cannot be read as text in UTF-8: {error}.") from error
 
@@ -136,14 +136,14 @@ def read_npz(path: Path, names: Sequence[str] | None = None, small: int = SMALL)
     try:
         check_zip(path, small)
         with np.load(path, allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in (arrays.files if names is None else names)}
+            contents = {name: arrays[name] for name in (arrays.files if names is None else names)}
     except (OSError, ValueError):
         raise
     except Exception as error:  # zipfile, zlib and numpy raise what they like; MemoryError for a size that is a lie
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    if odd := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
+    if odd := [name for name, array in contents.items() if not isinstance(array, np.ndarray)]:
         raise ValueError(f"its part {odd[0]} is no array")
-    return found
+    return contents
 
 
 class _Network(threading.local):

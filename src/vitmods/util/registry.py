@@ -88,7 +88,7 @@ class Registry(Mapping[str, T]):
     def remove(self, name: str) -> None:
         """Forget a thing, after a test for instance."""
         del self._things[name], self._modules[name], self._origins[name]
-        self.words = {word: known for word, known in self.words.items() if known != name}
+        self.words = {word: thing_name for word, thing_name in self.words.items() if thing_name != name}
 
     def register(self, name: str, *, words: Iterable[str] = ()) -> Callable[[D], D]:
         """``add`` as a decorator."""
@@ -228,10 +228,10 @@ def _import(name: str) -> None:
         if name in sys.modules:
             return
         try:
-            found = importlib.util.find_spec(name) is not None
+            is_module = importlib.util.find_spec(name) is not None
         except (ModuleNotFoundError, ValueError):
-            found = False
-        if found:
+            is_module = False
+        if is_module:
             importlib.import_module(name)
             return
     if not path.is_file():
@@ -240,9 +240,9 @@ def _import(name: str) -> None:
             "of its .py file."
         )
     path = path.resolve()
-    known = sys.modules.get(path.stem)
-    if known is not None:
-        if Path(getattr(known, "__file__", None) or "").resolve() == path:
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None:
+        if Path(getattr(loaded, "__file__", None) or "").resolve() == path:
             return
         raise UserError(f"The plugin {path} is called as the module {path.stem} is: rename the file.")
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -45,16 +45,16 @@ def read_settings(name: str, kind: str, inside: str, types: Mapping[str, Any]) -
     Raises:
         UserError: there is no such setting (the nearest is named), it is given twice, or its value is of another type.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for item in filter(None, split_outside(inside, ",")):
         key, equals, value = (piece.strip() for piece in item.partition("="))
-        if key in found:
+        if key in settings:
             raise UserError(f"{name}({key}=...) is given twice: leave one out.")
         if key not in types:
             hint = nearest(key, types) if types else "It has none."
             raise UserError(f"The {kind} '{name}' has no setting '{key}'. {hint}")
-        found[key] = _value(f"{name}({key}=...)", types[key], value if equals else "true")
-    return found
+        settings[key] = _value(f"{name}({key}=...)", types[key], value if equals else "true")
+    return settings
 
 
 def _value(what: str, kind: Any, text: str) -> Any:
@@ -79,11 +79,15 @@ def _value(what: str, kind: Any, text: str) -> Any:
 
 def without_options(words: Sequence[str], options: Collection[str]) -> Iterator[str]:
     """The words of a command without these options and their values."""
-    rest = iter(enumerate(words))
-    for place, word in rest:
+    remaining = iter(enumerate(words))
+    for place, word in remaining:
         if word.split("=")[0].replace("_", "-") not in options:
             yield word
             continue
-        values = 0 if "=" in word else len(list(takewhile(lambda one: not one.startswith("--"), words[place + 1 :])))
+        values = (
+            0
+            if "=" in word
+            else len(list(takewhile(lambda word_after: not word_after.startswith("--"), words[place + 1 :])))
+        )
         for _ in range(values):
-            next(rest)
+            next(remaining)

@@ -14,9 +14,9 @@ from typing import Any
 _UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 
 
-def plural(count: int, one: str, many: str | None = None) -> str:
+def plural(count: int, singular: str, many: str | None = None) -> str:
     """`1 seed`, `3 seeds`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    return f"{count:,} {singular if count == 1 else many or singular + 's'}"
 
 
 def listing(parts: Sequence[str], last: str = "and") -> str:
@@ -29,12 +29,12 @@ def about(count: float) -> int:
     return int(float(f"{count:.2g}"))
 
 
-def grouped(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """(name, what is said of it) as what is said -> its names: each is said once."""
-    found: dict[str, list[str]] = {}
-    for name, text in said:
-        found.setdefault(text, []).append(name)
-    return found
+    names_by_text: dict[str, list[str]] = {}
+    for name, text in pairs:
+        names_by_text.setdefault(text, []).append(name)
+    return names_by_text
 
 
 def duration(seconds: float) -> str:
@@ -54,7 +54,7 @@ def size(count: float) -> str:
 def printable(name: str) -> str:
     """A name that any terminal, table and UTF-8 file can take: bytes that are not text, and what moves the cursor, ends
     a line or turns the direction of writing, become backslash codes."""
-    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], name)
+    return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], name)
 
 
 def single_line(text: str) -> str:
@@ -82,7 +82,7 @@ _ALONE = re.compile(rf"({_BEFORE})({_ROOT}.*)", re.DOTALL)
 
 def without_places(text: str) -> str:
     """Paths in a text as `path/to/NAME`; one with blanks where it is quoted."""
-    text = _QUOTED.sub(lambda found: f"{found[1]}{found[2]}{_named(found[3])}{found[1]}", text)
+    text = _QUOTED.sub(lambda match: f"{match[1]}{match[2]}{_named(match[3])}{match[1]}", text)
     return _IN_TEXT.sub(r"\1path/to/\2", text)
 
 
@@ -92,8 +92,8 @@ def without_place(value: Any) -> Any:
         alone = _ALONE.fullmatch(value)
         return alone[1] + _named(alone[2]) if alone else without_places(value)
     if isinstance(value, dict):
-        return {name: without_place(one) for name, one in value.items()}
-    return [without_place(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: without_place(item) for name, item in value.items()}
+    return [without_place(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def public_command(command: str, leave_out: Sequence[str] = ()) -> str:
