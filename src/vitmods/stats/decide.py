@@ -173,18 +173,9 @@ def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: Plan) -> Effect:
     means = [mean_of(gains.trials[row, seeds]) for row in (0, a)]
     (base_failed, failed), (base_of, of) = (cells[[0, a]].sum(-1).tolist() for cells in (gains.failures, gains.ended))
     effect = effect_of(
-        arm,
-        (),
-        contrast,
-        half,
-        part,
-        plan.family,
-        means,
-        (base_failed, failed),
-        plan,
-        shown=has_bounds,
+        arm, (), contrast, half, part, plan.family, means, (base_failed, failed), plan, with_interval=has_bounds,
         limit=plan.limit,
-    )
+    )  # fmt: skip
     effect = with_failures(effect, of, base_of, plan.alpha / plan.family)
     verdict, notes = effect.verdict, [*effect.notes]
     if verdict in (Verdict.HELPS, Verdict.HURTS) and max(map(abs, effect.interval)) < plan.margin:
@@ -194,24 +185,16 @@ def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: Plan) -> Effect:
     return dataclasses.replace(
         effect, notes=tuple(notes),
         spread_ratio=math.sqrt(w[a] / w[0]) if has_ratio else math.nan, correlation=float(fitted.correlation[a - 1]),
-        futile=plan.most_seeds is not None and verdict not in STOPS and _futile(contrast, part, plan),
+        futile=plan.most_seeds is not None and verdict not in STOPS and bool(
+            futile(contrast, part, plan.generalize, plan.margin, plan.alpha, plan.family, plan.most_seeds)
+        ),
     )  # fmt: skip
 
 
 def _half(contrast: Contrasts, part: ImagesPart | None, plan: Plan) -> HalfWidth:
     if not plan.of_pairs:
         return against_base(contrast, part, plan.alpha, plan.family)
-    pooled = np.isfinite(contrast.pooled)
-    variance, df = (
-        np.where(pooled, contrast.variance, contrast.own),
-        np.where(pooled, contrast.pooled_df, contrast.own_df),
-    )
-    return half_width(variance, df, part, plan.alpha, plan.family)
-
-
-def _futile(contrast: Contrasts, part: ImagesPart | None, plan: Plan) -> bool:
-    assert plan.most_seeds is not None
-    return bool(futile(contrast, part, plan.generalize, plan.margin, plan.alpha, plan.family, plan.most_seeds))
+    return half_width(*contrast.pooled_or_own, part, plan.alpha, plan.family)
 
 
 def _compare_all(

@@ -145,8 +145,8 @@ def seeds_within(
     arms = int((budget / least - base_cost) // arm_cost)
     fits = f"{plural(arms, 'arm')} x {least} seeds fit" if arms >= 1 else f"not even one arm x {least} seeds fits"
     raise UserError(
-        f"{plural(k, 'arm')} and base x {least} seeds take {needed}, more than {show_cost(max(budget, 0))}; {fits}. Raise "
-        "--budget, compare fewer arms, or train on smaller images (--img-size) or for fewer epochs (--epochs)."
+        f"{plural(k, 'arm')} and base x {least} seeds take {needed}, more than {show_cost(max(budget, 0))}; {fits}. "
+        "Raise --budget, compare fewer arms, or train on smaller images (--img-size) or for fewer epochs (--epochs)."
     )
 
 

@@ -78,7 +78,8 @@ def extended(contrast: Contrasts, n: int) -> Contrasts:
     with np.errstate(invalid="ignore", divide="ignore"):
         scale, df = contrast.seeds / n, (n - 1) / (contrast.seeds - 1)
     return dataclasses.replace(
-        contrast, seeds=np.full_like(contrast.seeds, n), pooled=contrast.pooled * scale, pooled_df=contrast.pooled_df * df,
+        contrast, seeds=np.full_like(contrast.seeds, n),
+        pooled=contrast.pooled * scale, pooled_df=contrast.pooled_df * df,
         own=contrast.own * scale, own_df=np.full_like(contrast.own_df, n - 1),
     )  # fmt: skip
 
