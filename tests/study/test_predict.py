@@ -135,7 +135,7 @@ def test_an_image_that_cannot_be_read(trial, images, tmp_path):
         ("trial", "empty", "no images in .*empty"),
         ("trial", "nothing/*.png", r"no images in nothing/\*\.png"),
         ("trial", "nothing.png", r"There is no nothing\.png"),
-        ("empty", "images", "empty holds no finished trial"),
+        ("empty", "images", "empty does not hold a finished trial"),
         ("empty/no.onnx", "images", r"There is no .*no\.onnx"),
         ("bad.onnx", "images", r"bad\.onnx cannot be read"),
         ("bad.pt2", "images", r"bad\.pt2 is a program: .*--trust"),

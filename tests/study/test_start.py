@@ -156,7 +156,7 @@ def test_other_channels_are_refused(checkpoint):
 
 
 def test_folders_without_a_trial(tmp_path):
-    with pytest.raises(UserError, match="holds no finished trial"):
+    with pytest.raises(UserError, match="does not hold a finished trial"):
         open_trial(tmp_path)
     with pytest.raises(UserError, match="timm gives no weights of vit_small_patch16_18x2_224"):
         open_checkpoint("timm:vit_small_patch16_18x2_224")

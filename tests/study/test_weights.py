@@ -82,7 +82,7 @@ def test_a_tuned_study_keeps_weights_until_the_choice_is_evaluated(keep, arms, t
 
 def test_a_trial_that_never_had_weights_is_no_trial_whose_weights_are_gone(tmp_path):
     (tmp_path / "result.json").write_text('{"status": "diverged", "weights": {}}')
-    with pytest.raises(UserError, match="holds no finished trial"):
+    with pytest.raises(UserError, match="does not hold a finished trial"):
         open_trial(tmp_path)
 
 

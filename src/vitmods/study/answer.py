@@ -1,7 +1,4 @@
-"""From the trials of a study to its answer: effects, costs, warnings and every trial's end.
-
-The parts of an answer: what came out of an arm, of a setting, of the points that were tried, and what it costs.
-"""
+"""The answer of a study, read from its trials: effects, costs, warnings and the outcome of every trial."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from vitmods.study.arms import BASE, Arm
 from vitmods.study.doubts import outcome_doubts, outcomes, planning_doubts
 from vitmods.study.plan import AS_IS, Point, Settings, Trial, mean_of, show_value
 from vitmods.study.scores import Look, decision_at, factorial_at, looks, over_settings_at
-from vitmods.study.state import HIDDEN, Curve, Evaluated, Selection, StudyState, TrialRecord, at_the_edge, read_curves
+from vitmods.study.state import HIDDEN, Curve, Evaluated, StudyState, TrialRecord, at_the_edge, read_curves
 from vitmods.study.store import SCHEMA, Facts, ModelFacts, Sample, StudyFolder, read_object
 from vitmods.tasks.base import TASKS
 from vitmods.tasks.metrics import Metric
@@ -39,7 +36,7 @@ from vitmods.util.text import no_formula
 
 @dataclass(frozen=True)
 class CostRatio:
-    """arm / base: median over rounds, and its 95 % interval."""
+    """Arm / base: the median over rounds, and its 95 % interval."""
 
     ratio: float
     low: float
@@ -49,7 +46,7 @@ class CostRatio:
 
 @dataclass(frozen=True)
 class ArmCost:
-    """What an arm costs, as ratios to base; `flops` None: not known of these models."""
+    """The costs of an arm as ratios to base; `flops` is None for models without a FLOP count."""
 
     params: float
     flops: float | None
@@ -58,20 +55,19 @@ class ArmCost:
     infer_n: CostRatio
     peak_memory: CostRatio
     infer_memory: CostRatio | None = None
-    """of the batch of `infer_n`; None in studies that did not measure it"""
+    """of the batch of `infer_n`; None if it was not measured"""
     against: str | None = None
-    """how base and the arm are built, where they are not built alike"""
+    """how base and the arm are built, if they are built differently"""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ArmCost:
-        known: dict[str, Any] = {k: CostRatio(**v) if isinstance(v, Mapping) else v for k, v in values.items()}
-        return cls(**known)
+        fields: dict[str, Any] = {k: CostRatio(**v) if isinstance(v, Mapping) else v for k, v in values.items()}
+        return cls(**fields)
 
 
 @dataclass(frozen=True)
 class BaseCost:
-    """What base costs: numbers of parameters and multiply-adds, seconds, and bytes at the peaks of training and of
-    inference."""
+    """The costs of base: parameters, multiply-adds, seconds, and peak bytes of training and of inference."""
 
     params: int
     macs: int | None
@@ -86,7 +82,7 @@ class BaseCost:
 
 @dataclass(frozen=True)
 class PointScores:
-    """One point of the grid: the metric on val by seed (None where the trial diverged or has not ended), its mean."""
+    """One point of the grid: the metric on val by seed (None if the trial diverged or has not ended), and its mean."""
 
     values: Mapping[str, Any]
     scores: Mapping[int, float | None]
@@ -95,7 +91,7 @@ class PointScores:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was tried for an arm and chosen (None: not yet), and the fields whose choice is the first or last tried."""
+    """The points of an arm, the chosen one (None: not yet), and the fields whose choice is the first or last tried."""
 
     chosen: Mapping[str, Any] | None
     at_the_edge: tuple[str, ...]
@@ -104,10 +100,9 @@ class Tuning:
 
 @dataclass(frozen=True)
 class SettingAnswer:
-    """What came out under one setting of a sweep, beside the effects, which `Answer.over_settings` has.
+    """The scores and costs under one setting of a sweep; `Answer.over_settings` has the effects.
 
-    scores: arm, base too -> seed -> the metric
-    costs:  None where they were not measured
+    scores: arm, including base -> seed -> the metric
     """
 
     name: str
@@ -119,11 +114,11 @@ class SettingAnswer:
 
 @dataclass(frozen=True)
 class ArmAnswer:
-    """What came out of one arm; base too, whose effect and cost are None. A sweep's scores are means over settings.
+    """The results of one arm, or of base, whose effect and cost are None. A sweep's scores are means over settings.
 
-    scores:        seed -> the metric on the answer's images; None where the trial has none
-    other_metrics: metric -> seed -> value, of what was measured beside it
-    trials:        every planned trial; in a tuned study those that its points were compared by stand as on val
+    scores:        seed -> the metric on the answer's images; None without a score
+    other_metrics: metric -> seed -> value
+    trials:        every planned trial; in a tuned study, those that compared its points are read on val
     """
 
     name: str
@@ -139,12 +134,12 @@ class ArmAnswer:
 
     @property
     def mean(self) -> float | None:
-        """Of the scores there are."""
+        """The mean of the scores so far."""
         return mean_of(self.scores.values())
 
     @property
     def counted(self) -> tuple[TrialRecord, ...]:
-        """The trials that the scores are of."""
+        """The trials whose scores count."""
         if self.tuning is None:
             return self.trials
         chosen = self.tuning.chosen
@@ -152,75 +147,63 @@ class ArmAnswer:
 
 
 Costs = dict[Point, tuple[BaseCost | None, dict[str, ArmCost]]]
-
-
-def costs_of(folder: StudyFolder, settings: Settings) -> Costs:
-    """Under each setting: base's, and those of the arms."""
-    return _parsed(read_costs(folder, settings), settings)
+"""setting -> the costs of base and of each arm"""
 
 
 def read_costs(folder: StudyFolder, settings: Settings) -> dict[str, Any]:
-    """What costs.json holds; nothing, with a warning, where it is damaged: the effects do not depend on it."""
+    """Read costs.json; a damaged file is a warning and counts as empty, since the effects do not depend on it."""
     try:
-        kept = read_object(folder.costs_file)
-        _parsed(kept, settings)
+        costs = read_object(folder.costs_file)
+        parse_costs(costs, settings)
     except (AttributeError, TypeError, ValueError) as error:
         text = (
             f"{named(folder.costs_file)} is damaged ({error}): what the arms cost is not known until the same command"
         )
         warnings.warn(f"{text} measures it again.", stacklevel=2)
         return {}
-    return kept
+    return costs
 
 
-def _parsed(costs: Mapping[str, Any], settings: Settings) -> Costs:
-    found: Costs = {}
+def parse_costs(costs: Mapping[str, Any], settings: Settings) -> Costs:
+    """Parse what `read_costs` returns."""
+    parsed: Costs = {}
     for point in settings.sweep.points:
-        kept = costs_under(costs, point)
-        arms = {name: ArmCost.from_dict(cost) for name, cost in kept.get("arms", {}).items()}
-        found[point] = BaseCost(**kept["base"]) if kept.get("base") else None, arms
-    return found
+        values = costs_under(costs, point)
+        arms = {name: ArmCost.from_dict(cost) for name, cost in values.get("arms", {}).items()}
+        parsed[point] = BaseCost(**values["base"]) if values.get("base") else None, arms
+    return parsed
 
 
 def costs_under(costs: Mapping[str, Any], setting: Point) -> dict[str, Any]:
-    """Of what costs.json holds, which depends on base alone."""
+    """Select from costs.json what was measured under a setting, which depends only on its base."""
     base = setting.to_dict().get("base")
     return dict(costs if base is None else costs.get(base, {}))
 
 
-def tuning_of(settings: Settings, selection: Selection) -> Tuning | None:
-    if not settings.grid:
-        return None
-    points = tuple(PointScores(p.to_dict(), scores, mean_of(scores.values())) for p, scores in selection.scores.items())
-    chosen = selection.chosen
-    edge = at_the_edge(settings.grid, chosen) if chosen else []
-    return Tuning(chosen.to_dict() if chosen else None, tuple(edge), points)
-
-
 __all__ = ["VIEWS", "Answer", "ArmAnswer", "ArmCost", "BaseCost", "Tuning", "evaluated_of", "model_name", "read_answer"]
 VIEWS: Registry[Callable[..., Any]] = Registry("view of an answer", "vitmods.report")
-"""text: Answer -> str; html: (Answer, path or None) -> path of what was written"""
+"""text: Answer -> str; html: (Answer, path or None) -> path of the report"""
 
 
 @dataclass(frozen=True, repr=False)
 class Answer:
-    """What came out of a study. Prints itself as the table of verdicts; `answer["dpn"]` is that arm's `Effect`.
+    """The results of a study. Prints itself as the table of verdicts; `answer["dpn"]` is that arm's `Effect`.
 
     metric, splits:  what is compared, and on which images
-    margin:          a difference of less than this does not matter; in points where the metric is a fraction
-    base:            what the arms are compared with: base, or the arm that was asked for
+    margin:          a smaller difference does not matter; in points if the metric is a fraction
+    base:            base, or the arm that the others are compared with instead
     arms:            in the order of the study
-    decision:        the effects, and what holds for all of them; in a sweep those on average over its settings
+    decision:        the effects, and what holds for all of them; of a sweep, on average over its settings
     factorial:       of a factorial study, whose arms are runs: the effects of its changes
-    confirmed:       of a factorial study: what its best combination did on fresh seeds, if it was trained on some
-    sweep:           what is behind the averages, setting by setting
+    confirmed:       of a factorial study: the effect of its best combination on fresh seeds, if it was trained on some
+    sweep:           the results under each setting
     over_settings:   of a sweep: averages, the effects under each setting, and whether they differ
-    looks:           of a study that runs until it is decided: what was decided at so many seeds
-    tuned:           recipe fields and the values that every arm was trained with; None where nothing was
-    complete:        whether nothing is left to be run
-    doubts:          what to know before any verdict is trusted; part of the warnings
+    looks:           of a study that runs until it is decided: the decision at each number of seeds
+    tuned:           recipe fields and the values that every arm was trained with; None if nothing was tuned
+    complete:        whether every trial has been run
+    doubts:          what to know before acting on a verdict; part of the warnings
     path:            the study's folder
-    curves:          what `trials[...].curve` are of
+    curves:          the metric of `trials[...].curve`
     """
 
     created: str
@@ -253,9 +236,9 @@ class Answer:
 
     @classmethod
     def load(cls, path: str | Path, reference: str = BASE) -> Answer:
-        """The answer of the study in a folder or at an address, finished or not, from its trials.
+        """Read the answer of the study in a folder or at an address, finished or not.
 
-        reference: the arm that all others, base too, are compared with. UserError where there is no study, or no such
+        reference: the arm that all others, including base, are compared with. Raises UserError without such a study or
         arm.
         """
         folder = StudyFolder(path)
@@ -269,17 +252,17 @@ class Answer:
 
     @property
     def headline(self) -> Mapping[str, Effect]:
-        """What the study is about -> Effect: the changes of a factorial one, else the arms."""
+        """Arm -> Effect, or change -> Effect in a factorial study."""
         return self.factorial.effects if self.factorial else self.effects
 
     @property
     def every_arm(self) -> tuple[ArmAnswer, ...]:
-        """Base, and the arms."""
+        """Base and the arms."""
         return (self.base, *self.arms)
 
     @property
     def base_mean(self) -> float | None:
-        """Of base's scores over the seeds that the effects are read from: those of the last look, or all."""
+        """The mean of base over the seeds that the effects are read from: those of the last look, or all."""
         seeds = list(self.base.scores)[: self.looks[-1].seeds if self.looks else None]
         return mean_of(self.base.scores[seed] for seed in seeds)
 
@@ -294,8 +277,7 @@ class Answer:
 
     @property
     def chosen(self) -> dict[str, Mapping[str, Any] | None]:
-        """Arm, base too -> the values of the point that it is evaluated by; None before the choice. Empty where nothing
-        was tuned."""
+        """Arm, including base -> the values of its chosen point, None before the choice. Empty without tuning."""
         return {arm.name: arm.tuning.chosen for arm in self.every_arm if arm.tuning}
 
     def __getitem__(self, arm: str) -> Effect:
@@ -307,46 +289,45 @@ class Answer:
         return str(VIEWS["text"](self))
 
     @property
-    def _shown(self) -> Decision:
-        """What is shown as a table: the changes of a factorial study, else the decision."""
+    def _table(self) -> Decision:
         return _of_changes(self.decision, self.factorial) if self.factorial else self.decision
 
     def to_markdown(self) -> str:
-        """The effects as a table for a README."""
-        return self._shown.to_markdown()
+        """Format the effects as a table for a README."""
+        return self._table.to_markdown()
 
     def to_latex(self) -> str:
-        """The effects as a `tabular` with the rules of booktabs."""
-        return self._shown.to_latex()
+        """Format the effects as a `tabular` with the rules of booktabs."""
+        return self._table.to_latex()
 
     def to_pandas(self) -> Any:
-        """The effects as a data frame. UserError without pandas."""
-        return self._shown.to_pandas()
+        """Return the effects as a data frame. Raises UserError without pandas."""
+        return self._table.to_pandas()
 
     def to_dict(self) -> dict[str, Any]:
-        """What results.json holds."""
-        found: dict[str, Any] = _plain(self)
-        return {"schema": SCHEMA, **found}
+        """Return the content of results.json."""
+        fields: dict[str, Any] = _plain(self)
+        return {"schema": SCHEMA, **fields}
 
     def to_csv(self) -> str:
-        """What results.csv holds: a row a trial with its metrics on the split of the answer as they are kept (fractions
-        as fractions), and the paired difference to base. In a tuned study also its point and its metric on val; of the
-        others only chosen ones have."""
+        """Return the content of results.csv: for each trial its metrics (fractions as fractions) and its paired
+        difference to base. A tuned study adds the point and the metric on val; only trials of chosen points have the
+        others."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(_csv_rows(self))
         return text.getvalue()
 
     def write(self) -> None:
-        """results.json and results.csv in the study's folder. UserError if that cannot be."""
+        """Write results.json and results.csv to the study's folder. Raises UserError if that fails."""
         write_json(self.path / "results.json", self.to_dict())
         write_atomically(self.path / "results.csv", lambda file: file.write(self.to_csv().encode()))
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the report as one HTML file, by default report.html in the study's folder (report-dpn.html of one with
-        the reference dpn), or as an image of the verdicts if the name ends with .svg; returns its path.
+        """Write the report as one HTML file, or as an image of the verdicts if the name ends with .svg; returns its
+        path. The default is report.html in the study's folder, or report-dpn.html with the reference dpn.
 
-        results.json and results.csv, which are always against base, are written with it. Where the report goes
-        elsewhere, a study that cannot be written to is only warned of. UserError if the report cannot be written.
+        results.json and results.csv, which are always against base, are written too; failing to write them is only a
+        warning if the report goes elsewhere. Raises UserError if the report cannot be written.
         """
         try:
             self.write() if self.base.name == BASE else None
@@ -359,7 +340,7 @@ class Answer:
 
 
 def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:
-    """What the answer of the study is about."""
+    """Return which images, seeds and arms the answer of a study covers."""
     constant, planned = facts.data.get("constant", {}), facts.plan.seeds
     if not facts.settings.get("folds"):
         groups = folder.images.groups({split: facts.data["splits"][split]["count"] for split in facts.splits})
@@ -374,58 +355,78 @@ def read_answer(
     settings: Settings | None = None,
     reference: str = BASE,
 ) -> Answer:
-    """The answer from a study's folder, finished or not.
+    """Read the answer from a study's folder, finished or not.
 
     Args:
-        settings: if at hand; None: as the facts tell.
-        reference: what the arms are compared with.
+        settings: None: from the facts.
+        reference: the arm that the others are compared with.
 
     Raises:
-        UserError: a file that all of it depends on is damaged, or there is no such arm. A damaged trial is part of the
-            answer.
+        UserError: a file that the whole answer depends on is damaged, or there is no such arm. A damaged trial is
+            reported in the answer.
     """
     with folder.naming_damage():
         settings = settings or Settings.from_dict(facts.settings)
-        metric, own = settings.measure.metric, TASKS[settings.fixed["task"]].metrics[0]
+        metric, task_metric = settings.measure.metric, TASKS[settings.fixed["task"]].metrics[0]
         evaluated, first = evaluated_of(folder, facts), settings.sweep.points[0]
         models = {arm.name: facts.models[model_name(first, arm.name)] for arm in settings.every_arm}
     if reference not in (names := [arm.name for arm in settings.every_arm]):
         raise UserError(f"The study has no arm {reference!r}. {nearest(reference, names)}")
     if reference != BASE and settings.design:
         raise UserError("A factorial study compares each change with its absence: leave the reference out.")
-    state, shown = StudyState(folder, settings, evaluated), (metric.name, own.name)
+
+    # The trials, and the curves of the study's metric, or else of the task's, whichever was logged.
+    state, curve_names = StudyState(folder, settings, evaluated), (metric.name, task_metric.name)
     records = state.answered if settings.sweep else state.records
-    logged = {trial: read_curves(folder.trial(trial), shown) for trial in records}
-    curves = next((name for name in shown if any(name in one for one in logged.values())), None)
-    records = {t: replace(record, curve=logged[t].get(curves or "", Curve())) for t, record in records.items()}
-    records = dict(_with_steps_to_base(state, records, _metric_of(curves or metric.name)))
-    taken = () if settings.sweep else tuple(looks(state))
-    over = over_settings_at(state, reference) if settings.sweep else None
-    decision = over.decision if over else _decision(state, reference, taken)
-    effects = None if settings.design is None else _factorial(state, taken)
+    logged = {trial: read_curves(folder.trial(trial), curve_names) for trial in records}
+    curve_name = next((name for name in curve_names if any(name in curves for curves in logged.values())), "")
+    records = {
+        trial: replace(record, curve=logged[trial].get(curve_name, Curve())) for trial, record in records.items()
+    }
+    records = dict(_with_steps_to_base(state, records, _metric_of(curve_name or metric.name)))
+    curve_metric = _metric_of(curve_name) if curve_name else None
     arms = {arm.name: _arm(state, models[arm.name], records, arm) for arm in settings.every_arm}
     base = arms.pop(reference)
-    known_costs = costs_of(folder, settings)
-    base_cost, arm_costs = known_costs[settings.sweep.points[0]]
-    shows_costs = reference == BASE and "base" not in dict(settings.sweep.fields)
-    others = dict.fromkeys(name for arm in (base, *arms.values()) for name in arm.other_metrics)
-    shown_decision = _of_changes(decision, effects) if effects else decision
-    counted = outcome_doubts(shown_decision, base.counted, _metric_of(curves) if curves else None)
-    doubts = (*planning_doubts(state, facts), *counted)
+
+    # The decision: on average over a sweep, at the last look of a study until decided, else on all trials.
+    taken = () if settings.sweep else tuple(looks(state))
+    last = taken[-1].decision if taken else None
+    over = over_settings_at(state, reference) if settings.sweep else None
+    if over:
+        decision = over.decision
+    elif reference == BASE and isinstance(last, Decision):
+        decision = last
+    else:
+        decision = decision_at(state, settings.seeds, base=reference)
+    changes = None
+    if settings.design is not None:
+        changes = last if isinstance(last, Factorial) else factorial_at(state, settings.seeds)
     stopped = {arm for look in taken for arm in look.stopped}
+    ended = all(record.ended or trial.arm.name in stopped for trial, record in state.records.items())
+
+    counted = _of_changes(decision, changes) if changes else decision
+    doubts = (*planning_doubts(state, facts), *outcome_doubts(counted, base.counted, curve_metric))
+    costs = parse_costs(read_costs(folder, settings), settings)
+    has_costs = reference == BASE and "base" not in dict(settings.sweep.fields)
+    base_cost, arm_costs = costs[first] if has_costs else (None, {})
+    by_setting = []
+    for point in filter(None, settings.sweep.points):
+        scores: dict[str, dict[int, float | None]] = {arm.name: {} for arm in settings.every_arm}
+        for trial, record in state.answered.items():
+            if trial.setting == point:
+                scores[trial.arm.name][trial.seed] = record.score(metric.name)
+        by_setting.append(SettingAnswer(str(point), point.to_dict(), scores, *costs[point]))
     return Answer(
         created=facts.created,
         metric=metric,
-        splits=state.splits if any(one.images for one in records.values()) else state.splits[-1:],
+        splits=state.splits if any(record.images for record in records.values()) else state.splits[-1:],
         margin=settings.margin,
         base=base,
         arms=tuple(
-            replace(arm, effect=decision.effects.get(name), cost=arm_costs.get(name) if shows_costs else None)
-            for name, arm in arms.items()
+            replace(arm, effect=decision.effects.get(name), cost=arm_costs.get(name)) for name, arm in arms.items()
         ),
         decision=decision,
-        complete=len(stopped) == len(settings.arms)
-        or all(record.ended or trial.arm.name in stopped for trial, record in state.records.items()),
+        complete=len(stopped) == len(settings.arms) or ended,
         command=facts.command,
         data=facts.data,
         settings=facts.settings,
@@ -433,46 +434,34 @@ def read_answer(
         environment=facts.environment,
         warnings=(*doubts, *facts.data.get("warnings", ()), *facts.warnings, *outcomes(state)),
         doubts=doubts,
-        other_metrics={name: _metric_of(name) for name in others},
-        base_cost=base_cost if shows_costs else None,
-        factorial=effects,
-        confirmed=_confirmed(folder, effects) if effects else None,
-        sweep=tuple(_setting(state, point, *known_costs[point]) for point in settings.sweep.points if point),
+        other_metrics={name: _metric_of(name) for arm in (base, *arms.values()) for name in arm.other_metrics},
+        base_cost=base_cost,
+        factorial=changes,
+        confirmed=_confirmed(folder, changes) if changes else None,
+        sweep=tuple(by_setting),
         over_settings=over,
         looks=taken,
         tuned=None if settings.sweep else settings.grid.to_dict() or None,
-        curves=_metric_of(curves) if curves else None,
+        curves=curve_metric,
         samples=tuple(folder.samples()),
         path=folder.path,
     )
 
 
-def _decision(state: StudyState, reference: str, taken: Sequence[Look]) -> Decision:
-    """At the last look of a study that runs until it is decided, else on all there is."""
-    if reference == BASE and taken and isinstance(taken[-1].decision, Decision):
-        return taken[-1].decision
-    return decision_at(state, state.settings.seeds, base=reference)
+def _of_changes(runs: Decision, changes: Factorial) -> Decision:
+    """Replace the effects in a decision on runs by those of the changes."""
+    notes = (*changes.notes, *filter(None, [changes.prediction]))
+    cleared: dict[str, Any] = {"best": (), "ruled_out": (), "pairs": {}, "look": changes.look}
+    return replace(runs, effects=dict(changes.effects), family=len(changes.effects), notes=notes, **cleared)
 
 
-def _of_changes(runs: Decision, found: Factorial) -> Decision:
-    """The decision of the runs with the effects of the changes instead."""
-    notes = (*found.notes, *filter(None, [found.prediction]))
-    more: dict[str, Any] = {"best": (), "ruled_out": (), "pairs": {}, "look": found.look}
-    return replace(runs, effects=dict(found.effects), family=len(found.effects), notes=notes, **more)
-
-
-def _factorial(state: StudyState, taken: Sequence[Look]) -> Factorial:
-    last = taken[-1].decision if taken else None
-    return last if isinstance(last, Factorial) else factorial_at(state, state.settings.seeds)
-
-
-def _confirmed(folder: StudyFolder, found: Factorial) -> Effect | None:
-    """What the best combination did on fresh seeds; None: it was not trained on them, or not on all."""
-    name = "+".join(found.best)
-    path = folder.confirmation(name)
+def _confirmed(folder: StudyFolder, changes: Factorial) -> Effect | None:
+    """Read the effect of the best combination on fresh seeds; None unless it was trained on all of them."""
+    name = "+".join(changes.best)
+    confirmation = folder.confirmation(name)
     try:
-        facts = path.facts() if found.best else None
-        answer = read_answer(path, facts) if facts else None
+        facts = confirmation.facts() if changes.best else None
+        answer = read_answer(confirmation, facts) if facts else None
     except UserError as error:  # the study itself is not damaged
         warnings.warn(f"What was confirmed is not known: {error}", stacklevel=2)
         return None
@@ -480,17 +469,25 @@ def _confirmed(folder: StudyFolder, found: Factorial) -> Effect | None:
 
 
 def _arm(state: StudyState, model: ModelFacts, records: Mapping[Trial, TrialRecord], arm: Arm) -> ArmAnswer:
-    """Scores are means over the settings, where there are several: of a seed that has ended under each."""
+    """Collect the results of an arm; under several settings, the means of the seeds that have ended under each."""
     settings, metric, points = state.settings, state.settings.measure.name, state.settings.sweep.points
-    known: dict[str, dict[int, list[float]]] = {metric: {}}
+    values: dict[str, dict[int, list[float]]] = {metric: {}}
     for seed in settings.seeds:
         trials = [state.trial(setting, arm.name, seed) for setting in points]
-        finished = [records[one] for one in trials if one and records[one].status == "finished"]
+        finished = [records[trial] for trial in trials if trial and records[trial].status == "finished"]
         for record in finished if len(finished) == len(points) else ():
             for name, value in record.metrics.items():
-                known.setdefault(name, {}).setdefault(seed, []).append(value)
-    means = {name: {seed: math.fsum(own) / len(own) for seed, own in seeds.items()} for name, seeds in known.items()}
-    scores = means.pop(metric)
+                values.setdefault(name, {}).setdefault(seed, []).append(value)
+    means = {name: {seed: math.fsum(v) / len(v) for seed, v in by_seed.items()} for name, by_seed in values.items()}
+    scores, tuning = means.pop(metric), None
+    if settings.grid and not settings.sweep:
+        selection = state.selections[AS_IS, arm.name]
+        tried = tuple(
+            PointScores(p.to_dict(), on_val, mean_of(on_val.values())) for p, on_val in selection.scores.items()
+        )
+        chosen = selection.chosen
+        edge = tuple(at_the_edge(settings.grid, chosen)) if chosen else ()
+        tuning = Tuning(chosen.to_dict() if chosen else None, edge, tried)
     return ArmAnswer(
         name=arm.name,
         changes=arm.text,
@@ -499,29 +496,19 @@ def _arm(state: StudyState, model: ModelFacts, records: Mapping[Trial, TrialReco
         scores={seed: scores.get(seed) for seed in settings.seeds},
         other_metrics=means,
         trials=tuple(record for trial, record in records.items() if trial.arm == arm),
-        tuning=None if settings.sweep else tuning_of(settings, state.selections[AS_IS, arm.name]),
+        tuning=tuning,
     )
 
 
 def model_name(setting: Point, arm: str) -> str:
-    """What study.json calls the model of an arm: in a sweep it may be another under each setting."""
+    """Return the name of an arm's model in study.json; in a sweep, each setting may have another."""
     return ", ".join(filter(None, (str(setting), arm)))
-
-
-def _setting(
-    state: StudyState, setting: Point, base_cost: BaseCost | None, costs: Mapping[str, ArmCost]
-) -> SettingAnswer:
-    scores: dict[str, dict[int, float | None]] = {arm.name: {} for arm in state.settings.every_arm}
-    for trial, record in state.answered.items():
-        if trial.setting == setting:
-            scores[trial.arm.name][trial.seed] = record.score(state.settings.measure.name)
-    return SettingAnswer(str(setting), setting.to_dict(), scores, base_cost, costs)
 
 
 def _with_steps_to_base(
     state: StudyState, records: Mapping[Trial, TrialRecord], metric: Metric
 ) -> Iterator[tuple[Trial, TrialRecord]]:
-    """Base's score at the end is the mean over its finished trials under the same setting."""
+    """Add when each trial reached base's final score: the mean over its finished trials under the same setting."""
     sign = 1 if metric.higher_is_better else -1
     ends: dict[Point, list[float]] = {}
     for trial, record in records.items():
@@ -534,7 +521,7 @@ def _with_steps_to_base(
 
 
 def _metric_of(name: str) -> Metric:
-    """The metric of that name; what training measures beside those of the protocols is a loss."""
+    """Return the metric of that name; a name that protocols do not know is a loss that training measures."""
     try:
         return metric_named(name)
     except UserError:
@@ -547,33 +534,32 @@ def _csv_rows(answer: Answer) -> Iterator[list[Any]]:
     tuned = [*fields, f"val_{metric.name}"] if fields else []
     difference = "difference_points" if metric.unit == "%" else "difference"
     yield [*swept, "arm", "changes", *tuned, "seed", "status", *names, difference, "steps_to_base", "wall_s", "folder"]
-    bases = {(str(one.setting), one.seed): one.score(metric.name) for one in answer.base.counted}
+    bases = {(str(trial.setting), trial.seed): trial.score(metric.name) for trial in answer.base.counted}
     for arm in answer.every_arm:
         counted = {trial.folder for trial in arm.counted}
-        on_val = {(str(p.values), seed): score for p in _points(arm) for seed, score in p.scores.items()}
+        points = arm.tuning.points if arm.tuning else ()
+        on_val = {(str(point.values), seed): score for point in points for seed, score in point.scores.items()}
         for trial in arm.trials:
-            own = [show_value(trial.point[name]) for name in fields]
+            tried = [show_value(trial.point[name]) for name in fields]
             chosen = [on_val.get((str(trial.point), trial.seed), "")] if fields else []
             values: list[Any] = [trial.metrics.get(name, "") if trial.folder in counted else "" for name in names]
             base = bases.get((str(trial.setting), trial.seed))
             apart = arm is not answer.base and values[0] != "" and base is not None
             gap = (POINTS if metric.unit == "%" else 1) * (values[0] - base) if apart else ""
-            start = map(no_formula, [*(show_value(trial.setting[name]) for name in swept), arm.name, arm.changes, *own])
+            start = map(
+                no_formula, [*(show_value(trial.setting[name]) for name in swept), arm.name, arm.changes, *tried]
+            )
             place = [trial.steps_to_base, trial.wall_s, trial.folder]
             yield [*start, *chosen, trial.seed, trial.status, *values, gap, *place]
 
 
-def _points(arm: ArmAnswer) -> tuple[PointScores, ...]:
-    return arm.tuning.points if arm.tuning else ()
-
-
 def _plain(value: Any) -> Any:
-    """As JSON gives it back: what is not finite is None, fields are keys, what only the report needs is left out."""
+    """Convert to what JSON returns: None if not finite, fields as keys, without fields that only the report needs."""
     if isinstance(value, Decision | Effect | Factorial):
         return _plain(value.to_dict())
     if dataclasses.is_dataclass(value):
-        shown = [one.name for one in dataclasses.fields(value) if one.metadata.get("json", True)]
-        return {name: _plain(getattr(value, name)) for name in shown}
+        names = [field.name for field in dataclasses.fields(value) if field.metadata.get("json", True)]
+        return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
