@@ -71,19 +71,23 @@ def examine(
         return seen[key]
 
     if StudyFolder(target).settings_file.exists():
-        found = list(arms_of(Answer.load(target), look))
+        subjects = list(arms_of(Answer.load(target), look))
     elif target.startswith(NEW):
         model = open_model(target.removeprefix(NEW)).eval()
-        found = [Examined(target, model, config=_config_of(model))]
+        subjects = [Examined(target, model, config=_config_of(model))]
         if data is not None:
             raise UserError("A new model does not say how its images are prepared: leave --data out, or train it.")
     else:
         checkpoint = Checkpoint.open(target.removeprefix("hf:"))
-        one = Examined(checkpoint.name, checkpoint.model, images=look(checkpoint), config=_config_of(checkpoint.model))
-        found = [_with_training(one, Path(target))]
+        subject = Examined(
+            checkpoint.name, checkpoint.model, images=look(checkpoint), config=_config_of(checkpoint.model)
+        )
+        subjects = [_with_training(subject, Path(target))]
     return [
-        replace(one, block=block - 1, seconds=seconds, model=_on(one.model, place), start=_on(one.start, place))
-        for one in found
+        replace(
+            subject, block=block - 1, seconds=seconds, model=_on(subject.model, place), start=_on(subject.start, place)
+        )
+        for subject in subjects
     ]
 
 
@@ -100,12 +104,12 @@ def arms_of(
         opens: whether the weights of a model of this config are read.
     """
     for arm in answer.every_arm:
-        for setting in [one.values for one in answer.sweep] or [{}]:
-            trials = [one for one in arm.counted if one.setting == setting and one.status == "finished"]
+        for setting in [trial.values for trial in answer.sweep] or [{}]:
+            trials = [trial for trial in arm.counted if trial.setting == setting and trial.status == "finished"]
             if not trials:
                 continue
             name = ", ".join([arm.name, *map(show_value, setting.values())])
-            scores = [one.metrics[answer.metric.name] for one in trials if answer.metric.name in one.metrics]
+            scores = [trial.metrics[answer.metric.name] for trial in trials if answer.metric.name in trial.metrics]
             scale = 100.0 if answer.metric.unit == "%" else 1.0
             subject = Examined(name, score=scale * sum(scores) / len(scores) if scores else None)
             folder, checkpoint = answer.path / trials[0].folder, None

@@ -61,24 +61,24 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.stats.decide import decide
     from vitmods.stats.plan import forecast
 
-    found = decide(
+    decision = decide(
         options.scores, options.base, options.margin, unit=options.unit, generalize=options.generalize,
         higher_is_better=not options.lower_is_better, most_seeds=options.most_seeds, chance=options.chance,
     )  # fmt: skip
-    if not any(effect.n > 1 for effect in found.effects.values()):
+    if not any(effect.n > 1 for effect in decision.effects.values()):
         raise UserError(
             f"No arm shares two seeds with {options.base}, so there is no spread to go by. Train {options.base} and "
             "the arms with the same seeds, 3 or more."
         )
     if options.json:
-        print(json.dumps(found.to_dict(), indent=1))
+        print(json.dumps(decision.to_dict(), indent=1))
     elif options.latex:
-        print(found.to_latex())
+        print(decision.to_latex())
     elif options.markdown:
-        print(found.to_markdown())
+        print(decision.to_markdown())
     else:
-        print(found)
-        for effect in found.effects.values():
+        print(decision)
+        for effect in decision.effects.values():
             if expected := forecast(effect):
                 print(f"{effect.arm}: {expected}")
     return 0

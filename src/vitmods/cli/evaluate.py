@@ -67,8 +67,8 @@ def main(arguments: Sequence[str]) -> int:
     for folder in (options.figures, options.out and options.out.parent):
         if folder is not None:
             make_folder(folder)
-    each = evaluate(
-        [download(one) for one in options.checkpoints],
+    evaluations = evaluate(
+        [download(evaluation) for evaluation in options.checkpoints],
         options.protocol or None,
         split=options.split,
         data=options.data,
@@ -78,35 +78,35 @@ def main(arguments: Sequence[str]) -> int:
         options=options.protocols,
         progress=tracked,
     )
-    found = each[0] if len(each) == 1 else over_seeds(each)
+    result = evaluations[0] if len(evaluations) == 1 else over_seeds(evaluations)
     if options.out is not None:
-        write_json(options.out, found)
-    _print(found, options.json)
-    prefixes = figure_names(each) if len(each) > 1 else [""]
-    for one, prefix in zip(each, prefixes, strict=True):
-        for path in _draw(one, options, prefix):
+        write_json(options.out, result)
+    _print(result, options.json)
+    prefixes = figure_names(evaluations) if len(evaluations) > 1 else [""]
+    for evaluation, prefix in zip(evaluations, prefixes, strict=True):
+        for path in _draw(evaluation, options, prefix):
             note(f"drawn: {path}")
     return 0
 
 
-def _print(found: dict[str, Any], as_json: bool) -> None:
+def _print(result: dict[str, Any], as_json: bool) -> None:
     from vitmods.study.evaluate import summary
 
     if as_json or not sys.stdout.isatty():
-        print(json.dumps(found if as_json else summary(found), indent=1))
+        print(json.dumps(result if as_json else summary(result), indent=1))
         return
     from vitmods.report.tables import print_evaluation
 
-    print_evaluation(found)
+    print_evaluation(result)
 
 
-def _draw(found: dict[str, Any], options: Evaluate, prefix: str) -> list[Path]:
+def _draw(evaluation: dict[str, Any], options: Evaluate, prefix: str) -> list[Path]:
     """In the folder of --figures, or beside the JSON under names that begin with its own."""
     if options.figures is None and options.out is None:
         return []
     from vitmods.report.evaluation import draw_evaluation
 
     if options.figures is not None:
-        return draw_evaluation(found, options.figures, prefix)
+        return draw_evaluation(evaluation, options.figures, prefix)
     assert options.out is not None
-    return draw_evaluation(found, options.out.parent, f"{options.out.stem}-{prefix}")
+    return draw_evaluation(evaluation, options.out.parent, f"{options.out.stem}-{prefix}")

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 
     if options.out is not None:
         make_folder(options.out.parent)
-    found = predict(
+    predictions = predict(
         download(options.checkpoint),
         options.images,
         top=options.top,
@@ -75,14 +75,16 @@ def main(arguments: Sequence[str]) -> int:
         draw=options.draw,
         trust=options.trust,
     )
-    found = [{name: value for name, value in one.items() if name != "mask"} for one in found]  # pixels are no text
+    predictions = [
+        {name: value for name, value in prediction.items() if name != "mask"} for prediction in predictions
+    ]  # pixels are no text
     kind = options.format or ("table" if options.out is None and sys.stdout.isatty() else "csv")
     if kind == "table" and options.out is None:
         from vitmods.report.tables import print_predictions
 
-        print_predictions(found)
+        print_predictions(predictions)
         return 0
-    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n" if kind == "json" else _csv(found)
+    text = json.dumps(predictions, indent=1, ensure_ascii=False) + "\n" if kind == "json" else _csv(predictions)
     if options.out is None:
         print(text, end="")
     else:
@@ -90,15 +92,23 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _csv(found: Sequence[dict[str, Any]]) -> str:
+def _csv(predictions: Sequence[dict[str, Any]]) -> str:
     from vitmods.report.tables import shares
     from vitmods.util.text import no_formula
 
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    fraction = "pixels" in found[0]
+    fraction = "pixels" in predictions[0]
     rows.writerow(["image", "rank", "class", "fraction" if fraction else "probability", "predicted"])
-    for one in found:
-        for rank, (name, p) in enumerate(shares(one).items(), start=1):
-            rows.writerow([no_formula(one["image"]), rank, no_formula(name), f"{p:.6g}", int(name in one["predicted"])])
+    for prediction in predictions:
+        for rank, (name, p) in enumerate(shares(prediction).items(), start=1):
+            rows.writerow(
+                [
+                    no_formula(prediction["image"]),
+                    rank,
+                    no_formula(name),
+                    f"{p:.6g}",
+                    int(name in prediction["predicted"]),
+                ]
+            )
     return text.getvalue()

@@ -60,7 +60,7 @@ def python_call(settings: Settings, out: str) -> str:
     recipe = {name: value for name, value in settings.recipe.settings().items() if value != usual[name]}
     data, _ = fixed.pop("data"), fixed.pop("recipe")
     from_size = repr(str(base)) if isinstance(base, str) else f"vm.ViTConfig.from_dict({base!r})"
-    given = {
+    fields = {
         **({"start": repr(start["source"])} if start else {"base": from_size}),
         "arms": f"[{', '.join(map(_arm_call, settings.factors))}]",
         "data": repr(data),
@@ -76,7 +76,7 @@ def python_call(settings: Settings, out: str) -> str:
         **({"sweep": repr(settings.sweep.to_dict())} if settings.sweep else {}),
         **(_tuning_call(settings) if settings.grid else {}),
     }
-    arguments = ", ".join(f"{name}={value}" for name, value in given.items())
+    arguments = ", ".join(f"{name}={value}" for name, value in fields.items())
     return f"import vitmods as vm\nfrom vitmods.study import Arm, parse_edits\n\nvm.Study({arguments}).run({out!r})"
 
 
@@ -101,7 +101,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     """Versions and machine, as far as a number may depend on them."""
     return {
         "python": platform.python_version(),
-        "packages": {package: found for package in PACKAGES if (found := _version(package))},
+        "packages": {package: installed for package in PACKAGES if (installed := _version(package))},
         "system": platform.platform(),
         "device": device.type,
         "device_name": device_name(device),

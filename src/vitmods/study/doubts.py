@@ -98,14 +98,14 @@ def outcomes(state: StudyState) -> Iterator[str]:
 
 def _unequal(decision: Decision) -> Iterator[str]:
     """Of fewer seeds the decision itself says that the intervals are uncertain."""
-    known = {arm: one.spread_ratio for arm, one in decision.effects.items() if one.n >= FEW_SEEDS}
-    more = [f"{arm} {ratio:.2g} times" for arm, ratio in known.items() if ratio > UNEQUAL]
+    ratios = {arm: effect.spread_ratio for arm, effect in decision.effects.items() if effect.n >= FEW_SEEDS}
+    more = [f"{arm} {ratio:.2g} times" for arm, ratio in ratios.items() if ratio > UNEQUAL]
     if more:
         yield (
             f"From seed to seed {decision.base} varies less than some arms: {listing(more)} as much. A single training "
             "of such an arm may end far from its mean."
         )
-    less = [arm for arm, ratio in known.items() if ratio < 1 / UNEQUAL]
+    less = [arm for arm, ratio in ratios.items() if ratio < 1 / UNEQUAL]
     if less:
         yield (
             f"From seed to seed {decision.base} varies more than {UNEQUAL:g} times as much as {listing(less)}: its own "
@@ -117,10 +117,12 @@ def _few_images(decision: Decision) -> Iterator[str]:
     """Test images that cannot resolve differences as small as the margin, however many seeds there are."""
     if decision.generalize == "seeds":
         return
-    known = [one for one in decision.effects.values() if one.images_sd > 0 and one.margin > 0 and one.sd > 0]
-    if not known:
+    effects = [
+        effect for effect in decision.effects.values() if effect.images_sd > 0 and effect.margin > 0 and effect.sd > 0
+    ]
+    if not effects:
         return
-    middle = sorted(known, key=lambda one: one.images_sd)[len(known) // 2]
+    middle = sorted(effects, key=lambda effect: effect.images_sd)[len(effects) // 2]
     resolved, unit = finest(middle.images_sd, middle.family, middle.alpha), f" {middle.shown_unit}".rstrip()
     if resolved < middle.margin:
         return

@@ -172,6 +172,6 @@ def _check_classes(checkpoint: Checkpoint, dataset: ImageDataset) -> None:
             stacklevel=3,
         )
     elif classes != checkpoint.classes:
-        trained, given = next(pair for pair in zip(checkpoint.classes, classes) if pair[0] != pair[1])
-        what = f"where the model knows the class {trained!r}, {dataset.name} has {given!r}"
+        trained, present = next(pair for pair in zip(checkpoint.classes, classes) if pair[0] != pair[1])
+        what = f"where the model knows the class {trained!r}, {dataset.name} has {present!r}"
         raise UserError(f"These are other classes: {what}. {remedy}")

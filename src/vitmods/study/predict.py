@@ -133,16 +133,16 @@ def predict(
     names, predictions, skipped, images_read = trained.classes, [], [], _read(trained, kind.target, paths, workers)
     drawings = None if draw is None else _Drawings(make_folder(expand_user(draw)), task, paths)
     while part := list(islice(images_read, batch_size)):
-        read = [(path, one) for path, one in part if isinstance(one, _Stored)]
-        for path, one in part:
-            if not isinstance(one, _Stored):
-                skipped.append(f"{printable(str(path))}: {one}")
+        read = [(path, image) for path, image in part if isinstance(image, _Stored)]
+        for path, image in part:
+            if not isinstance(image, _Stored):
+                skipped.append(f"{printable(str(path))}: {image}")
                 if unreadable == "stop":
                     raise UserError(f"{skipped[0]}. Repair or remove it, or leave it out with --unreadable skip.")
         if not read:
             continue
         with torch.inference_mode(), placement.autocast():
-            batch = _batch(trained, task, [one for _, one in read])
+            batch = _batch(trained, task, [image for _, image in read])
             outputs = task.outputs(model, batch.to(placement.device))
         if names is None:
             names = tuple(map(str, range(outputs.shape[1])))
@@ -192,7 +192,7 @@ def _read(
     """Prepare each image as evaluation stores it, or say why it cannot be read."""
     geometry = geometry_of("test", _size(trained), trained.recipe.augment, target)
 
-    def one(number: int) -> tuple[Path, _Stored | str]:
+    def prepare(number: int) -> tuple[Path, _Stored | str]:
         try:
             with reading():
                 raw = read_bytes(paths[number], "image")
@@ -201,7 +201,7 @@ def _read(
             return paths[number], str(error)
         return paths[number], _Stored(geometry.store(image), geometry, (image.shape[1], image.shape[2]))
 
-    return in_order(one, range(len(paths)), workers)
+    return in_order(prepare, range(len(paths)), workers)
 
 
 def _size(trained: Checkpoint) -> tuple[int, int]:
@@ -213,10 +213,10 @@ def _batch(trained: Checkpoint, task: Task, images: Sequence[_Stored]) -> Batch:
     """Make the batch that evaluation would make, without targets."""
     augment, channels, targets = trained.recipe.augment, trained.settings["in_chans"], None
     if (joint_view := type(task).joint_view) is not None:
-        unknown = [Annotated(None, one.native) for one in images]
-        views, targets = joint_view([one.pixels for one in images], unknown, _size(trained), augment)
+        unknown = [Annotated(None, image.native) for image in images]
+        views, targets = joint_view([image.pixels for image in images], unknown, _size(trained), augment)
     else:
-        views = torch.cat([one.geometry.view(torch.from_numpy(one.pixels.copy())[None]) for one in images])
+        views = torch.cat([image.geometry.view(torch.from_numpy(image.pixels.copy())[None]) for image in images])
     inputs = normalize(views, per_channel(augment.mean, channels), per_channel(augment.std, channels))
     return Batch(inputs, targets, torch.arange(len(images)))
 

@@ -29,12 +29,12 @@ class Progress:
         self._started: dict[Work, tuple[float, int]] = {}
         self._ran_s, self._ran_steps = 0.0, 0
         self._stream = LenientStream(sys.stderr)
-        shown = workers > 1 and not quiet and self._stream.isatty() and not os.environ.get("CI")
-        self._bar = self._make_bar() if shown else None
+        has_bar = workers > 1 and not quiet and self._stream.isatty() and not os.environ.get("CI")
+        self._bar = self._make_bar() if has_bar else None
 
-    def remaining(self, left: Collection[Work]) -> None:
+    def remaining(self, pending: Collection[Work]) -> None:
         """What is to be done yet, as far as it is known now."""
-        self._left = left
+        self._left = pending
         self.waiting()
 
     def started(self, work: Work) -> None:
@@ -48,9 +48,9 @@ class Progress:
             self._ran_s, self._ran_steps = self._ran_s + seconds, self._ran_steps + self._steps_done(work)
         self._past_steps += self._steps(work)
         self._finished += 1
-        left = len(self._left) + len(self._started)
-        to_go = f", about {duration(self._seconds_left())} to go" if left and self._ran_steps else ""
-        total = self._finished + left
+        pending = len(self._left) + len(self._started)
+        to_go = f", about {duration(self._seconds_left())} to go" if pending and self._ran_steps else ""
+        total = self._finished + pending
         self.say(f"{self._finished:>3} of {total}  {work}: {_outcome(work, failure, state)}  ({seconds:.0f} s{to_go})")
         return seconds
 

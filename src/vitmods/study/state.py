@@ -140,8 +140,8 @@ class StudyState:
 
     def trial(self, setting: Point, arm: str, seed: int) -> Trial | None:
         """The trial that an arm is answered by; None before its point is chosen."""
-        one = self.selections[setting, arm]
-        return None if one.chosen is None else Trial(one.arm, seed, one.chosen, setting)
+        selection = self.selections[setting, arm]
+        return None if selection.chosen is None else Trial(selection.arm, seed, selection.chosen, setting)
 
     def read_again(self, trial: Trial) -> None:
         """Take in what happened to a trial."""
@@ -164,8 +164,8 @@ class StudyState:
     @property
     def evaluations(self) -> list[Evaluation]:
         """Those of finished trials that points were chosen by, on the answer's split."""
-        also = [trial for trial in self.answered if trial in self.tried and self.tried[trial].status == "finished"]
-        return [Evaluation(trial, self.splits[-1]) for trial in also]
+        evaluated = [trial for trial in self.answered if trial in self.tried and self.tried[trial].status == "finished"]
+        return [Evaluation(trial, self.splits[-1]) for trial in evaluated]
 
     def scored_on(self, trial: Trial) -> str:
         """The split that the trial is evaluated on by itself."""
@@ -174,9 +174,9 @@ class StudyState:
     def chosen_before(self, selection: Selection) -> list[Point]:
         """Points that are not chosen, but were when there were fewer seeds or values, and were evaluated on test."""
         others = [point for point in selection.scores if selection.chosen and point != selection.chosen]
-        known = {point: self._trials(selection, point) for point in others}
+        trials = {point: self._trials(selection, point) for point in others}
         split = self.splits[-1]
-        return [point for point in others if any(self.folder.was_evaluated(one, split) for one in known[point])]
+        return [point for point in others if any(self.folder.was_evaluated(trial, split) for trial in trials[point])]
 
     def _read(self, trial: Trial, splits: Sequence[str]) -> TrialRecord:
         return read_trial(self.folder, trial, splits, self.settings.measure)
@@ -187,7 +187,7 @@ class StudyState:
         self.selections = {(setting, arm.name): self._selection(setting, arm) for setting, arm in places}
         order = product(settings.sweep.points, settings.seeds, settings.every_arm)
         wanted = [self.trial(setting, arm.name, seed) for setting, seed, arm in order]
-        self.answered = {one: self.answered.get(one) or self._read(one, self.splits) for one in wanted if one}
+        self.answered = {trial: self.answered.get(trial) or self._read(trial, self.splits) for trial in wanted if trial}
 
     def _selection(self, setting: Point, arm: Arm) -> Selection:
         settings, metric = self.settings, self.settings.measure.metric
@@ -196,8 +196,8 @@ class StudyState:
         scores, ended = {}, True
         for point in settings.grid.points:
             records = [self.tried[Trial(arm, seed, point, setting)] for seed in settings.tuning_seeds]
-            scores[point] = {one.seed: one.score(metric.name) for one in records}
-            ended &= all(one.ended for one in records)
+            scores[point] = {record.seed: record.score(metric.name) for record in records}
+            ended &= all(record.ended for record in records)
         return Selection(arm, setting, scores, choose(scores, metric.higher_is_better) if ended else None)
 
     def _trials(self, selection: Selection, point: Point) -> list[Trial]:
@@ -216,20 +216,22 @@ def read_trial(folder: StudyFolder, trial: Trial, splits: Sequence[str], measure
         trial.setting.to_dict(),
     )
     try:
-        result, found = read_object(path / "result.json"), folder.found(trial, split)
+        result, evaluated = read_object(path / "result.json"), folder.evaluation(trial, split)
         environment = read_object(path / "config.json").get("environment", {})
         warned = tuple(read_warnings(path))
         status, message = _status(result, path), result.get("message")
         asked = [
-            one["metrics"] for one in found["protocols"].values() if options_from(one["options"]) == measure.options
+            protocol["metrics"]
+            for protocol in evaluated["protocols"].values()
+            if options_from(protocol["options"]) == measure.options
         ]
         trained = result.get("metrics", {}) if result.get("split") == split and status != "failed" else {}
         metrics = {str(name): float(value) for some in (*asked, trained) for name, value in some.items()}
         images, constant = None, False
         if status == "finished" and measure.name in metrics:
             of_images = _of_images(path, splits)
-            known = [name for name in of_images if name in metrics or name == NLL]
-            metrics |= {name: float(np.nanmean(of_images[name][1])) for name in known}
+            names = [name for name in of_images if name in metrics or name == NLL]
+            metrics |= {name: float(np.nanmean(of_images[name][1])) for name in names}
             images = ImageScores(*of_images[measure.name]) if measure.name in of_images else None
             predicted = of_images["predicted"][1] if "predicted" in of_images else np.arange(2)
             constant = len(predicted) > 1 and predicted[0] >= 0 and not np.ptp(predicted)
@@ -239,7 +241,7 @@ def read_trial(folder: StudyFolder, trial: Trial, splits: Sequence[str], measure
         text = f"a file in {named(path)} is damaged ({error!r}). Remove that folder and run the same command again."
         return replace(record, status="damaged", message=text)
     if status == "finished" and measure.name not in metrics:
-        status, message = "failed" if found["failed"] else "unfinished", found["failed"]
+        status, message = "failed" if evaluated["failed"] else "unfinished", evaluated["failed"]
     return replace(
         record, status=status, metrics=metrics, wall_s=result.get("wall_s"), message=message, warnings=warned,
         constant=bool(constant), environment=environment, images=images,
@@ -251,10 +253,10 @@ def _of_images(path: Path, splits: Sequence[str]) -> dict[str, tuple[str, NDArra
     columns = [read_scores(path / f"{split}.npz") for split in splits]
     if not all(columns):
         return {}
-    ids = [f"{split}/{name}" for split, found in zip(splits, columns, strict=True) for name in found["ids"]]
+    ids = [f"{split}/{name}" for split, scores in zip(splits, columns, strict=True) for name in scores["ids"]]
     digest = hashlib.blake2b("\n".join(ids).encode(), digest_size=16).hexdigest()
-    names = [name for name in columns[0] if name != "ids" and all(name in found for found in columns)]
-    joined = {name: np.concatenate([found[name] for found in columns]).astype(np.float64) for name in names}
+    names = [name for name in columns[0] if name != "ids" and all(name in scores for scores in columns)]
+    joined = {name: np.concatenate([scores[name] for scores in columns]).astype(np.float64) for name in names}
     return {name: (digest, values) for name, values in joined.items() if values.shape == (len(ids),)}
 
 

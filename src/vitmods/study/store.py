@@ -1,23 +1,19 @@
 """The study on disk: one folder, one lock, every file whole or absent.
 
-study.json                      the settings that define the study, and all that is known before the first trial
+study.json                      the settings that define the study, and what is known before the first trial
 trials/<arm>/seed<k>/           one trial each; its result.json is written last
-trials/<arm>/<point>/seed<k>/   the same where recipe fields are tuned; the point is named as lr=0.001,weight_decay=0.1
-trials/<setting>/<arm>/...      the same where something is swept over
-confirm/<arm>/                  a study that trains the best combination of a factorial one again, on fresh seeds
-  val.json  test.json           in a trial: what its final weights reach on a split, by protocol; where the training did
-                                not measure that itself. In a tuned study chosen points alone have a test.json
-costs.json                      what each arm costs, measured once (of a sweep over bases: base -> costs)
+trials/<arm>/<point>/seed<k>/   the same if recipe fields are tuned; points are named as lr=0.001,weight_decay=0.1
+trials/<setting>/<arm>/...      the same in a sweep
+confirm/<arm>/                  the study that trains the best combination of a factorial one on fresh seeds
+  val.json  test.json           in a trial: results of its final weights on a split, by protocol, if the training did
+                                not measure them. In a tuned study only chosen points have a test.json
+costs.json                      the cost of each arm, measured once (in a sweep over bases: base -> costs)
 retrained/<arm>/                a trial on all images, after the study; not part of the answer
 results.json  results.csv       rebuilt from the trials at any time
 split.csv                       each image with its split, label and group
-samples.npz  images.npz         a few images for the report; hashes of all, to say which have changed
-.lock  .lease                   held while a run is at work: on this machine, and against others
-logs/worker<i>.txt              what a worker process printed; worker<i>.lock is held as long as it lives
-
-What study.json holds: all that is known of a study before its first trial.
-
-Which images a study is of: hashes of all in images.npz, with their groups; split.csv, where it is damaged.
+samples.npz  images.npz         a few images for the report; hashes of all images and their groups, to detect changes
+.lock  .lease                   held while a run is at work: on this machine, and against other machines
+logs/worker<i>.txt              the output of a worker process; worker<i>.lock is held as long as it lives
 """
 
 from __future__ import annotations
@@ -57,7 +53,7 @@ SCHEMA = 3  # of study.json and results.json
 
 @dataclass(frozen=True)
 class ChangeFacts:
-    """What a change is, for a reader who does not know it."""
+    """A change, described for a reader who does not know it."""
 
     short: str
     title: str
@@ -72,7 +68,7 @@ class ChangeFacts:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model as the report draws it: its config, and the changes that made it."""
+    """A model as the report plots it: its config, and the changes that made it."""
 
     name: str
     config: Mapping[str, Any]
@@ -81,8 +77,8 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Plan:
-    """How many seeds were planned (0: not known), at most where the study runs until it is decided; what verdicts were
-    to be about, by which metric; and how many arms were planned (0: not known)."""
+    """What was planned before scores were known: seeds (the maximum of a study until decided), the claim of verdicts,
+    the metric, and the number of arms. 0 and "" are unknown."""
 
     seeds: int = 0
     until_decided: bool = False
@@ -93,13 +89,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Facts:
-    """All of study.json.
+    """The content of study.json.
 
     splits:   that the answer is about
-    settings: as `Settings.to_dict` gives them
+    settings: as `Settings.to_dict` returns them
     models:   arm -> its model, base first
-    margins:  metric -> the margin of the first run that knew no score of it
-    plan:     seeds of the last run that knew no score
+    margins:  metric -> the margin of the first run, before its scores were known
+    plan:     of the last run before scores were known
     """
 
     created: str
@@ -120,21 +116,23 @@ class Facts:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Facts:
-        """The inverse of `to_dict`. TypeError or KeyError where `values` are others."""
-        known = {one.name: values[one.name] for one in fields(cls)}
+        """Invert `to_dict`. Raises TypeError or KeyError for other values."""
+        sections = {section.name: values[section.name] for section in fields(cls)}
         for name, kind in get_type_hints(cls).items():
-            if not _fits(known[name], kind):
-                raise TypeError(f"{name} is {known[name]!r:.60}")
+            if not _fits(sections[name], kind):
+                raise TypeError(f"{name} is {sections[name]!r:.60}")
         for section, kinds in _WITHIN.items():
-            for name, value in known[section].items():
+            for name, value in sections[section].items():
                 if not _fits(value, kinds.get(name, Any)):
                     raise TypeError(f"{name} of {section} is {value!r:.60}")
         models = {
-            name: ModelFacts(model["name"], model["config"], tuple(ChangeFacts(**one) for one in model["changes"]))
-            for name, model in known["models"].items()
+            name: ModelFacts(
+                model["name"], model["config"], tuple(ChangeFacts(**change) for change in model["changes"])
+            )
+            for name, model in sections["models"].items()
         }
-        texts = {name: tuple(known[name]) for name in ("splits", "warnings", "plugins")}
-        return cls(**{**known, **texts, "models": models, "plan": Plan(**known["plan"])})
+        texts = {name: tuple(sections[name]) for name in ("splits", "warnings", "plugins")}
+        return cls(**{**sections, **texts, "models": models, "plan": Plan(**sections["plan"])})
 
 
 _WITHIN: Mapping[str, Mapping[str, Any]] = {
@@ -145,60 +143,54 @@ _WITHIN: Mapping[str, Mapping[str, Any]] = {
         "warnings": tuple[str, ...],
     },
 }
-"""what is read of sections that are kept as they are"""
+"""the values that are read from free-form sections"""
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether JSON's value can be of a type that the facts have."""
+    """Whether a value from JSON fits the type of a field."""
     origin, parts = get_origin(kind) or kind, get_args(kind)
     if is_dataclass(kind):
         hints = get_type_hints(kind)
-        return isinstance(value, Mapping) and all(_fits(one, hints[name]) for name, one in value.items())
+        return isinstance(value, Mapping) and all(_fits(item, hints[name]) for name, item in value.items())
     if origin is Mapping:
-        return isinstance(value, Mapping) and all(_fits(one, parts[1]) for one in value.values())
+        return isinstance(value, Mapping) and all(_fits(item, parts[1]) for item in value.values())
     if origin is tuple:
-        return isinstance(value, list | tuple) and all(_fits(one, parts[0]) for one in value)
+        return isinstance(value, list | tuple) and all(_fits(item, parts[0]) for item in value)
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     return kind is Any or type(value) is kind
 
 
 class StudyImages:
-    """The images of the study, or of the single trial, in a folder."""
+    """Which images the study, or single trial, in a folder is about: images.npz, or split.csv if it is damaged."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._file = folder, folder / "images.npz"
 
     def write(self, splits: Mapping[str, Split]) -> None:
-        """Hashes of the name and of the content of every image, so that a later run can say which have changed; and
-        which images belong together."""
+        """Write hashes of the name and content of every image, so that a later run can report changes, and groups."""
         names, contents = _hashes(splits)
         grouped = any(split.groups is not None for split in splits.values())
         groups = {f"groups_{name}": split.groups or split.ids for name, split in splits.items() if grouped}
-        arrays = {"names": names, "contents": contents, **{name: np.array(own) for name, own in groups.items()}}
+        arrays = {"names": names, "contents": contents, **{name: np.array(labels) for name, labels in groups.items()}}
         write_atomically(self._file, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
 
     def read(self) -> dict[str, NDArray[Any]] | None:
-        """What `write` wrote; None where it is missing or damaged."""
+        """Read what `write` wrote; None if it is missing or damaged."""
         try:
-            found = limits.read_npz(self._file)
-            return found if {"names", "contents"} <= set(found) else None
-        except Exception:  # whatever numpy, zipfile and zlib raise: what it says is elsewhere too, less handy
+            arrays = limits.read_npz(self._file)
+            return arrays if {"names", "contents"} <= set(arrays) else None
+        except Exception:  # whatever numpy, zipfile and zlib raise: other files have the same information
             return None
 
     def groups(self, counts: Mapping[str, int]) -> NDArray[Any] | None:
-        """(n,) of the images of these splits, one after the other; None: each stands for itself.
+        """Return the group (n,) of each image of these splits, in order; None if every image is its own group.
 
-        counts: split -> number of its images. UserError where both files that know it are damaged.
+        counts: split -> number of its images. Raises UserError if both files that hold groups are damaged.
         """
-        known = self.read()
-        if known is None:
-            return self._groups_listed(counts)
-        found = [known[name] for split in counts if (name := f"groups_{split}") in known]
-        return np.concatenate(found) if len(found) == len(counts) else None
-
-    def _groups_listed(self, counts: Mapping[str, int]) -> NDArray[Any] | None:
-        """The same by split.csv; None where there is neither file."""
+        if (arrays := self.read()) is not None:
+            groups = [arrays[name] for split in counts if (name := f"groups_{split}") in arrays]
+            return np.concatenate(groups) if len(groups) == len(counts) else None
         path = self._folder / SPLIT_FILE
         if not path.exists() and not self._file.exists():
             return None
@@ -212,36 +204,36 @@ class StudyImages:
                 f"{named(self._file)} is damaged, and {SPLIT_FILE} cannot take its place: {error} Run "
                 "the same command again, which writes both."
             ) from error
-        alone = all(row["group"] == row["image"] for row in rows)
-        return None if alone else np.array([row["group"] for row in rows])
+        is_ungrouped = all(row["group"] == row["image"] for row in rows)
+        return None if is_ungrouped else np.array([row["group"] for row in rows])
 
     def check_same(self, splits: Mapping[str, Split]) -> None:
-        """UserError with how many images were added, removed and changed since `write`, if any; also a label
-        that changed is a change, and what moved to another split was removed there and added here."""
-        known = self.read()
-        if known is None:  # without it the fingerprint alone tells, as one of the settings
+        """Raise UserError with the numbers of images that were added, removed, or changed since `write`, labels
+        included. An image that moved to another split counts as removed and added."""
+        recorded = self.read()
+        if recorded is None:  # then only the fingerprint in the settings can differ
             return
-        before, then = known["names"], known["contents"]
+        before, then = recorded["names"], recorded["contents"]
         names, contents = _hashes(splits)
         _, old, new = np.intersect1d(before, names, return_indices=True)
         changed = int((then[old] != contents[new]).sum())
         counts = {"added": len(names) - len(new), "removed": len(before) - len(old), "changed": changed}
         if any(counts.values()):
-            found = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+            changes = ", ".join(f"{count:,} {what}" for what, count in counts.items())
             raise UserError(
-                f"{named(self._folder)} is of other images: since it began {found}. Put the old ones back to go on "
+                f"{named(self._folder)} is of other images: since it began {changes}. Put the old ones back to go on "
                 "with it, or choose another folder with --out."
             )
 
     def same_contents(self, splits: Mapping[str, Split]) -> bool:
-        """Whether these are the images and labels of `write`, in any splits; also where that is not known."""
-        known = self.read()
-        return known is None or np.array_equal(np.sort(known["contents"]), np.sort(_hashes(splits)[1]))
+        """Whether these are the images and labels of `write`, in any splits; True if that is unknown."""
+        recorded = self.read()
+        return recorded is None or np.array_equal(np.sort(recorded["contents"]), np.sort(_hashes(splits)[1]))
 
 
 def _hashes(splits: Mapping[str, Split]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """(n,) of the names with their split, and of the contents with their labels."""
-    texts = (f"{name}/{one}".encode() for name, split in splits.items() for one in split.ids)
+    """Hash the names with their split, and the contents with their labels; (n,) each."""
+    texts = (f"{name}/{image}".encode() for name, split in splits.items() for image in split.ids)
     names = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
     labels = np.concatenate([split.labels for split in splits.values()]).astype(np.uint64)
     digests = np.concatenate([split.store.index.digests[:, :8] for split in splits.values()])
@@ -253,16 +245,16 @@ _FILES = re.compile(
     r"\..*|(trials|confirm|retrained|logs)|(study|config|costs|results)\.json|results\.csv|split\.csv|"
     r"(samples|images)\.npz|report.*\.html|.*\.tmp"
 )
-"""what a run writes into a study's folder, also before study.json is there"""
+"""what a run writes into a study's folder, also before study.json exists"""
 _NAMES = re.compile(r"^(hf|torchvision|vtab):[^?]*|^listops:generated|[?&](?!root=)[^&]*")
 """parts of a data spec that are never the folder of the images: names of sets, and options such as allow=missing"""
-WARNINGS = "warnings.json"  # in a trial's folder: what the report should tell about it
+WARNINGS = "warnings.json"  # in a trial's folder, for the report
 ORPHAN_GRACE_S = 10.0  # workers of a killed run notice within milliseconds; a loaded machine may take a little longer
 Sample = tuple[str, NDArray[np.uint8]]
 
 
 def read_json(path: Path) -> Any | None:
-    """The parsed file, or None where there is none. UserError when it is no JSON (every file here is written whole)."""
+    """Parse a file, None if it does not exist. Raises UserError if it is not JSON (files here are written whole)."""
     try:
         return limits.read_json(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -272,27 +264,27 @@ def read_json(path: Path) -> Any | None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The same, of a file that holds an object; empty where there is none."""
-    found = read_json(path)
-    if found is not None and not isinstance(found, dict):
-        raise UserError(f"{named(path)} is damaged (no object). Remove it and run the same command again.")
-    return found or {}
+    """Parse a file that holds an object; empty if it does not exist."""
+    content = read_json(path)
+    if content is not None and not isinstance(content, dict):
+        raise UserError(f"{named(path)} is damaged (not an object). Remove it and run the same command again.")
+    return content or {}
 
 
 def read_warnings(trial: Path) -> list[str]:
-    """What the report should tell about a trial; a damaged file is one thing more to tell, and no reason to lose it."""
+    """Read a trial's warnings for the report; a damaged file is a warning too."""
     try:
         return [str(text) for text in read_json(trial / WARNINGS) or ()]
     except (UserError, TypeError):
-        return [f"{WARNINGS} is damaged: what was warned of in this trial is not known any more."]
+        return [f"{WARNINGS} is damaged: the warnings of this trial are lost."]
 
 
-def slug(name: str, also: str = "") -> str:
-    """A folder name for an arm or a point: the name itself where it is plain, else what is plain of it and a hash.
+def slug(name: str, extra: str = "") -> str:
+    """Return a folder name for an arm or a point: the name itself if it is plain, else its plain part and a hash.
 
-    Plain are letters, digits, `_`, `+`, `-` and the characters of `also`.
+    Letters, digits, `_`, `+`, `-` and the `extra` characters are plain.
     """
-    plain = re.sub(rf"[^A-Za-z0-9_+{also}-]+", "-", name).strip("-")[:60]
+    plain = re.sub(rf"[^A-Za-z0-9_+{extra}-]+", "-", name).strip("-")[:60]
     if plain == name and plain:
         return plain
     return f"{plain or 'arm'}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
@@ -338,38 +330,38 @@ class StudyFolder:
         return self.path.joinpath("trials", *places, f"seed{trial.seed}")
 
     def confirmation(self, arm: str) -> StudyFolder:
-        """Of the study that trains the best combination of a factorial one again, on fresh seeds."""
+        """The folder of the study that trains the best combination of a factorial one on fresh seeds."""
         return StudyFolder(self.path / "confirm" / slug(arm))
 
-    def found(self, trial: Trial, split: str) -> dict[str, Any]:
-        """What <split>.json of a trial holds."""
+    def evaluation(self, trial: Trial, split: str) -> dict[str, Any]:
+        """Read <split>.json of a trial."""
         empty = {"schema": 1, "split": split, "protocols": {}, "failed": None}
         return {**empty, **read_object(self.trial(trial) / f"{split}.json")}
 
     def was_evaluated(self, trial: Trial, split: str) -> bool:
         try:
-            return bool(self.found(trial, split)["protocols"])
+            return bool(self.evaluation(trial, split)["protocols"])
         except UserError:
             return False
 
     def record_failure(self, work: Work, split: str, reason: str) -> None:
-        """For work that ended without a word of its own, e.g. with its process, and for an evaluation."""
+        """Record why work failed that could not record it itself, e.g. since its process ended."""
         trial = work.trial if isinstance(work, Evaluation) else work
         path = self.trial(trial) / "result.json"
         try:
             result = read_object(path)
-            found = self.found(trial, split)
-        except UserError:  # a damaged file says so itself
+            evaluated = self.evaluation(trial, split)
+        except UserError:  # a damaged file is reported when the trial is read
             return
         if not path.exists():
             make_folder(path.parent)
             failed = {"schema": 1, "status": "failed", "arm": trial.arm.name, "seed": trial.seed}
             write_json(path, {**failed, "metrics": {}, "message": reason})
         elif result.get("status") in ("finished", "diverged"):
-            write_json(path.parent / f"{split}.json", {**found, "failed": reason})
+            write_json(path.parent / f"{split}.json", {**evaluated, "failed": reason})
 
     def facts(self) -> Facts | None:
-        """None before the first run. UserError where study.json is damaged or of another version."""
+        """Read study.json, None before the first run. Raises UserError if it is damaged or of another version."""
         values = read_object(self.settings_file)
         if not values and not self.settings_file.exists():
             return None
@@ -384,7 +376,7 @@ class StudyFolder:
 
     @contextmanager
     def naming_damage(self) -> Iterator[None]:
-        """Turn what goes wrong in reading the facts into a UserError that names study.json."""
+        """Turn errors in reading the facts into a UserError that names study.json."""
         try:
             yield
         except UserError:
@@ -395,7 +387,7 @@ class StudyFolder:
             ) from error
 
     def known_facts(self) -> Facts:
-        """The same; UserError where there is no study."""
+        """Read study.json; raises UserError if it does not exist."""
         facts = self.facts()
         if facts is None:
             what = "it is a trial" if (self.path / "config.json").is_file() else "it has no study.json"
@@ -405,23 +397,22 @@ class StudyFolder:
         return facts
 
     def check_same_study(self, settings: Mapping[str, Any]) -> None:
-        """UserError, showing each difference, if the folder holds a study that these settings do not continue."""
+        """Raise UserError with each difference if the folder holds a study that these settings do not continue."""
         facts = self.facts()
         with self.naming_damage():
             changed = differences(facts.settings, settings) if facts else []
         if changed:
             raise UserError(
                 f"{named(self.path)} holds a study with other settings: {'; '.join(changed)}. Repeat the old ones to "
-                "go on with it, or choose another folder with --out. Arms, seeds and values to tune may be added."
+                "resume it, or choose another folder with --out. Arms, seeds and values to tune may be added."
             )
 
     def check_place(self, data: Any) -> None:
-        """UserError where the folder has other files than a study or a trial, or is inside or above that of the images:
-        they would be mixed."""
+        """Raise UserError if the folder has other files than a study or trial, or is inside or above the images."""
         copy, names = copy_of(self.path), list[str]()
         with suppress(FileNotFoundError, NotADirectoryError):
             names = copy.names() if copy else os.listdir(self.path)
-        if {"study.json", "config.json"}.intersection(names):  # resumed, wherever it is
+        if {"study.json", "config.json"}.intersection(names):  # it is resumed
             return
         if others := sorted(name for name in names if not _FILES.fullmatch(name)):
             raise UserError(
@@ -441,23 +432,23 @@ class StudyFolder:
                 )
 
     def refuse_study(self) -> None:
-        """UserError if the folder is a study's: a single trial would lie between its files."""
+        """Raise UserError if the folder is a study's: a single trial would be among its files."""
         if self.settings_file.exists():
             raise UserError(f"{named(self.path)} holds a study. Choose another folder for a single trial with --out.")
 
     def refuse_trial(self) -> None:
-        """UserError if the folder is a single trial's, as `vitmods train` leaves it."""
+        """Raise UserError if the folder is a single trial's, as `vitmods train` writes it."""
         if (self.path / "config.json").exists() and not self.settings_file.exists():
             raise UserError(f"{named(self.path)} holds a single trial. Choose another folder for a study with --out.")
 
     def write_samples(self, samples: Sequence[Sample]) -> None:
-        """Images with their names, (H, W) or (H, W, C) in uint8, of any sizes."""
+        """Write images with their names, (H, W) or (H, W, C) in uint8, of any sizes."""
         images = {f"image{i}": image for i, (_, image) in enumerate(samples)}
         names = np.array([name for name, _ in samples], dtype=str)
         write_atomically(self.samples_file, lambda file: np.savez_compressed(file, names=names, **images))  # type: ignore[arg-type]
 
     def samples(self) -> list[Sample]:
-        """The inverse of `write_samples`; none where there is no such file, or a damaged one, which is warned of."""
+        """Read what `write_samples` wrote; empty without the file, and with a warning if it is damaged."""
         path = self.samples_file
         if not path.is_file():
             return []
@@ -466,8 +457,8 @@ class StudyFolder:
             names = [str(name) for name in arrays["names"]]
             images = [arrays[f"image{i}"] for i in range(len(names))]
             if not all(image.dtype == np.uint8 and image.ndim in (2, 3) and image.size for image in images):
-                raise ValueError("a part of it is no image")
-        except Exception as error:  # decoration: whatever numpy, zipfile and zlib raise, the report does without
+                raise ValueError("a part of it is not an image")
+        except Exception as error:  # whatever numpy, zipfile and zlib raise: the report does not need them
             warnings.warn(
                 f"{named(path)} is damaged ({error}); the report has no images. Remove that file.", stacklevel=2
             )
@@ -475,15 +466,15 @@ class StudyFolder:
         return list(zip(names, images, strict=True))
 
     def worker_lock(self, index: int) -> FileLock:
-        """Held by a worker process for as long as it lives."""
+        """The lock that a worker process holds as long as it lives."""
         return FileLock(self.logs / f"worker{index}.lock", timeout=ORPHAN_GRACE_S)
 
     @contextmanager
     def lock(self) -> Iterator[Lease]:
-        """Hold the folder against a second run, once no worker of a killed one writes any more; of an address, download
-        what is there and send what is written.
+        """Lock the folder against a second run once no worker of a killed run writes to it; the copy of an address is
+        downloaded, and what is written in it is sent.
 
-        On this machine by a lock, which the kernel frees when its process is gone; against others by a lease.
+        A lock holds it on this machine, which the kernel frees when the process ends; a lease against other machines.
         """
         path = make_folder(self.path) / ".lock"
         try:
@@ -509,10 +500,18 @@ class StudyFolder:
             from vitmods.train.checkpoint import replaced  # torch, which reading does without
 
             copy = self._copy = copy_of(self.path)
-            noted = AddressPlace(f"{copy.address}/{LEASE}") if copy else FilePlace(self.path.absolute() / LEASE)
+            lease_file = AddressPlace(f"{copy.address}/{LEASE}") if copy else FilePlace(self.path.absolute() / LEASE)
             local = copy.identity() if copy else str(self.path.resolve())
-            with leased(noted, named(self.path), local) as lease:
-                self._wait_for_workers()
+            with leased(lease_file, named(self.path), local) as lease:
+                for index in range(len(list(self.logs.glob("worker*.lock")))):
+                    try:
+                        with self.worker_lock(index):
+                            pass
+                    except Timeout:
+                        raise UserError(
+                            f"A worker of an earlier run still writes to {named(self.path)}. End it, then run the same "
+                            "command."
+                        ) from None
                 with copy.kept(lease, replaced) if copy else nullcontext():
                     yield lease
         finally:
@@ -520,25 +519,14 @@ class StudyFolder:
             lock.release()
 
     def delete(self, path: Path) -> None:
-        """Delete a file of the study while `lock` is held, at its address too."""
+        """Delete a file of the study while `lock` is held, also at its address."""
         path.unlink(missing_ok=True)
         if self._copy is not None:
             self._copy.delete(path)
 
     def refresh(self) -> None:
-        """Download what an answer is read from, if it is new at the address; nothing for a folder that is not a local
-        copy, or that a run here holds."""
+        """Download what an answer is read from, if the folder is a local copy and not locked by a run."""
         copy = copy_of(self.path)
         if copy is not None:
             with suppress(Timeout), FileLock(make_folder(self.path) / ".lock", timeout=0):
                 copy.fetch(weights=False)
-
-    def _wait_for_workers(self) -> None:
-        for index in range(len(list(self.logs.glob("worker*.lock")))):
-            try:
-                with self.worker_lock(index):
-                    pass
-            except Timeout:
-                raise UserError(
-                    f"A worker of an earlier run still writes to {named(self.path)}. End it, then run the same command."
-                ) from None

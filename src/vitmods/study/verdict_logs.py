@@ -24,7 +24,7 @@ NOTED = "logged_verdicts.json"  # of the study's folder: logger -> arm -> what i
 def log_verdicts(names: Iterable[str], folder: StudyFolder, facts: Facts, settings: Settings, answer: Answer) -> None:
     """Write each verdict, with its interval in numbers, to those of the loggers that do not have it yet. One that fails
     is warned of, and sent again by the next run. Local files lie in the study's folder."""
-    known = {arm.name: arm for arm in (*settings.arms, *settings.factors)}
+    arms = {arm.name: arm for arm in (*settings.arms, *settings.factors)}
     path = folder.path / NOTED
     noted: dict[str, Any] = {}
     with suppress(UserError):  # a damaged one is written again
@@ -40,7 +40,7 @@ def log_verdicts(names: Iterable[str], folder: StudyFolder, facts: Facts, settin
         lacking = [logger for logger in names if noted.get(logger, {}).get(name) != sent]
         if not lacking:
             continue
-        run = logged_run(folder, facts, known.get(name, Arm(name)), f"verdict of {name}", fields)
+        run = logged_run(folder, facts, arms.get(name, Arm(name)), f"verdict of {name}", fields)
         for logger in Logs(lacking, replace(run, folder=folder.path)).close("finished", _numbers(effect)):
             noted.setdefault(logger, {})[name] = sent
         write_json(path, noted)
@@ -48,5 +48,5 @@ def log_verdicts(names: Iterable[str], folder: StudyFolder, facts: Facts, settin
 
 def _numbers(effect: Effect) -> dict[str, float]:
     low, high = effect.interval
-    found = {"effect": effect.effect, "low": low, "high": high, "margin": effect.margin}
-    return {f"verdict/{name}": value for name, value in found.items() if math.isfinite(value)}
+    numbers = {"effect": effect.effect, "low": low, "high": high, "margin": effect.margin}
+    return {f"verdict/{name}": value for name, value in numbers.items() if math.isfinite(value)}
