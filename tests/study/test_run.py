@@ -320,7 +320,7 @@ def test_a_trial_s_evaluation_can_be_repeated(finished, tmp_path):
     assert found["split"] == "test"
     assert found["metrics"]["top1"] == json.loads((trial / "result.json").read_text())["metrics"]["top1"]
     assert evaluate(trial, split="train", device="cpu")[0]["images"] == 256
-    with pytest.raises(UserError, match="no finished trial"):
+    with pytest.raises(UserError, match="does not hold a finished trial"):
         evaluate(out)
     with pytest.raises(UserError, match='no split "tset"'):
         evaluate(trial, split="tset")
