@@ -602,7 +602,7 @@ for name, says, rows in (
 for name, says, options in (
     ("that_leave_images_out", "images belong to no group, such as", {"group_by": "(cat)"}),
     ("that_are_one", "no images to evaluate on", {"group_by": "png"}),
-    ("that_are_no_expression", "is no regular expression", {"group_by": "("}),
+    ("that_are_no_expression", "is not a valid regular expression", {"group_by": "("}),
     ("fewer_than_folds", "too few images, or groups", {"group_by": "^[a-z]+", "fold": (0, 9)}),
 ):  # fmt: skip
     FAULTS[f"groups_{name}"] = classes, says, "class", options

@@ -15,7 +15,7 @@ from vitmods.cli.data import main
 from vitmods.data import store as hashes
 from vitmods.data.pack import pack
 from vitmods.data.records import Records, Source
-from vitmods.data.splits import SplitOptions, groups_of, keys_by, make_splits, read_columns, suggested
+from vitmods.data.splits import SplitOptions, group_keys, groups_of, make_splits, read_columns, suggest_grouping
 from vitmods.recipes import plain
 from vitmods.study.trial import load_images
 from vitmods.util.errors import UserError
@@ -171,10 +171,10 @@ def test_names_that_suggest_groups_are_told(make_folder, tmp_path: Path, capsys:
 )
 def test_which_names_suggest_groups(name: str, groups: int | None) -> None:
     ids = [name.format(label=label, i=i, i4=i // 4) for label in ("cat", "dog") for i in range(100)]
-    found = suggested(ids, 2)
+    found = suggest_grouping(ids, 2)
     assert (found and found[1]) == groups
     if found:
-        assert len(set(keys_by(found[0], ids))) == groups
+        assert len(set(group_keys(found[0], ids))) == groups
 
 
 def test_images_without_groups_have_none(make_folder) -> None:
@@ -249,7 +249,7 @@ def test_impossible_options_cost_no_scan(option: dict[str, object], monkeypatch:
 @pytest.mark.parametrize(
     ("group_by", "message"),
     [
-        ("(", "no regular expression"),
+        ("(", "not a valid regular expression"),
         ("^dog", "1 of 2 images belong to no group, such as cat/a.png"),
         ("x*", "2 of 2 images belong to no group"),
         ("nowhere.csv", "cannot be read"),
@@ -267,4 +267,4 @@ def test_what_cannot_be_grouped_by(group_by: str, message: str, tmp_path: Path) 
     (tmp_path / "wide.csv").write_text("image,group\ncat/a.png,1,2\n")
     (tmp_path / "empty.csv").write_text("")
     with pytest.raises(UserError, match=message):
-        keys_by(group_by.replace("{tmp}", str(tmp_path)), ["cat/a.png", "dog/b.png"])
+        group_keys(group_by.replace("{tmp}", str(tmp_path)), ["cat/a.png", "dog/b.png"])

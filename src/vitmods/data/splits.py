@@ -16,7 +16,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, takewhile
@@ -44,19 +44,19 @@ SUGGESTED = (
 """What often names a group: the name before a frame's number, a patient's or a video's number, a folder in a class."""
 
 
-def keys_by(group_by: str | Path, ids: Sequence[str]) -> tuple[str, ...]:
+def group_keys(group_by: str | Path, ids: Sequence[str]) -> tuple[str, ...]:
     """The group of each image. UserError where `group_by` cannot be understood or leaves images out."""
+    keys: list[str | None]
     if str(group_by).lower().endswith(".csv"):
-        rows = read_columns(group_by, ("image", "group"))
-        known = {row["image"]: row["group"] for row in rows}
-        keys = [known.get(name) or known.get(cell(name)) for name in ids]
+        group_of = {row["image"]: row["group"] for row in read_columns(group_by, ("image", "group"))}
+        keys = [group_of.get(name) or group_of.get(cell(name)) for name in ids]
     else:
         try:
             expression = re.compile(str(group_by))
         except re.error as error:
-            raise UserError(f'group_by="{printable(str(group_by))}" is no regular expression: {error}.') from error
-        found = map(expression.search, ids)
-        keys = [one[min(1, expression.groups)] if one else None for one in found]
+            text = printable(str(group_by))
+            raise UserError(f'group_by="{text}" is not a valid regular expression: {error}.') from error
+        keys = [match[min(1, expression.groups)] if match else None for match in map(expression.search, ids)]
     if without := [name for name, key in zip(ids, keys, strict=True) if not key]:
         raise UserError(
             f'By group_by="{printable(str(group_by))}" {len(without)} of {len(ids)} images belong to no group, such as '
@@ -74,26 +74,27 @@ def groups_of(ids: Sequence[str], group_by: str | Path | None, digests: NDArray[
     """
     if not (n := len(ids)):
         return None
-    keys = keys_by(group_by, ids) if group_by else None
-    known = np.flatnonzero(digests.any(axis=1))
-    kinds, same = np.unique(hashes(digests[known]), return_inverse=True)
-    if keys is None and len(kinds) == len(known):
+    keys = group_keys(group_by, ids) if group_by else None
+    readable = np.flatnonzero(digests.any(axis=1))
+    kinds, kind = np.unique(hashes(digests[readable]), return_inverse=True)
+    if keys is None and len(kinds) == len(readable):
         return None
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    starts, ends = [known], [n + same]
+    # A graph of n images, up to n kinds of bytes and up to n groups: joined are the images of one component.
+    starts, ends = [readable], [n + kind]
     if keys is not None:
         starts, ends = [*starts, np.arange(n)], [*ends, 2 * n + np.unique(keys, return_inverse=True)[1]]
     edges = (np.concatenate(starts), np.concatenate(ends))
-    joined = coo_array((np.ones(len(edges[0]), dtype=bool), edges), shape=(3 * n, 3 * n))
-    component = connected_components(joined, directed=False)[1][:n].tolist()
+    graph = coo_array((np.ones(len(edges[0]), dtype=bool), edges), shape=(3 * n, 3 * n))
+    component = connected_components(graph, directed=False)[1][:n].tolist()
     if len(set(component)) == n:
         return None
     names: dict[int, str] = {}
     for i in sorted(range(n), key=ids.__getitem__):
         names.setdefault(component[i], ids[i] if keys is None else keys[i])
-    return tuple(names[one] for one in component)
+    return tuple(names[number] for number in component)
 
 
 def hashes(digests: NDArray[np.uint8]) -> NDArray[np.bytes_]:
@@ -101,8 +102,8 @@ def hashes(digests: NDArray[np.uint8]) -> NDArray[np.bytes_]:
     return np.ascontiguousarray(digests).view("S16").ravel()
 
 
-def suggested(ids: Sequence[str], classes: int) -> tuple[str, int] | None:
-    """An expression by which names look as if images belonged together, and how many groups it finds; None: none does.
+def suggest_grouping(ids: Sequence[str], classes: int) -> tuple[str, int] | None:
+    """An expression by which images seem to belong together, and how many groups it finds; None: there is none.
 
     It finds a group for every image; there are several for each class; most images share theirs with one of the same
     folder, and no group has more than a fifth of them.
@@ -122,29 +123,29 @@ def suggested(ids: Sequence[str], classes: int) -> tuple[str, int] | None:
 
 
 def read_columns(path: str | Path, columns: Iterable[str]) -> list[dict[str, str]]:
-    """The rows of a CSV file that has these columns, and maybe others. UserError where it has not, or is none."""
-    shown = printable(str(path))
+    """The rows of a CSV file that has these columns, and maybe others. UserError if it does not, or is not a table."""
+    name = printable(str(path))
     try:
         with open_table(expand_user(path), errors="surrogateescape") as file:
             reader = table(file, restval="", strict=True)
-            reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
-            if missing := [name for name in columns if name not in reader.fieldnames]:
+            reader.fieldnames = [column.strip().lower() for column in reader.fieldnames or ()]
+            if missing := [column for column in columns if column not in reader.fieldnames]:
                 raise UserError(
-                    f"{shown} has no column {' and no column '.join(missing)}: its first line is "
+                    f"{name} has no column {' and no column '.join(missing)}: its first line is "
                     f'"{printable(",".join(reader.fieldnames))}".'
                 )
             rows = []
             for row in reader:
                 if None in row:
-                    raise UserError(f"Line {reader.line_num} of {shown} has more columns than its first line.")
+                    raise UserError(f"Line {reader.line_num} of {name} has more columns than its first line.")
                 rows.append(row)
     except UserError:
         raise
     except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"{shown} cannot be read as a CSV file: {error}.") from error
-    names = Counter(row.get("image", "") for row in rows)
-    if twice := [name for name, count in names.items() if count > 1 and "image" in columns]:
-        raise UserError(f"{shown} names {printable(twice[0])} {names[twice[0]]} times: leave one.")
+        raise UserError(f"{name} cannot be read as a CSV file: {error}.") from error
+    counts = Counter(row.get("image", "") for row in rows)
+    if twice := [image for image, count in counts.items() if count > 1 and "image" in columns]:
+        raise UserError(f"{name} names {printable(twice[0])} {counts[twice[0]]} times: leave one.")
     return rows
 
 
@@ -159,14 +160,14 @@ SPLIT_FILE = "split.csv"
 def write_split(path: Path, dataset: "ImageDataset", folds: "Sequence[ImageDataset]" = ()) -> None:
     """Write which images are in which split; several labels of an image are joined by ; and an image in no group has
     one of its own name. With folds, a column more has the number of the one that tests an image, if one does."""
-    homes = {name: str(fold) for fold, one in enumerate(folds) for name in one.splits["test"].ids}
+    fold_of = {name: str(fold) for fold, part in enumerate(folds) for name in part.splits["test"].ids}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("image", "split", "label", "group", *(["fold"] if folds else [])))
     for name, split in dataset.splits.items():
         labels = _labels(split, dataset.classes, dataset.target)
         columns = [split.ids, [name] * len(split), labels, split.groups or split.ids]
-        columns += [[homes.get(image, "") for image in split.ids]] if folds else []
+        columns += [[fold_of.get(image, "") for image in split.ids]] if folds else []
         writer.writerows(map(cell, row) for row in zip(*columns, strict=True))
     write_atomically(path, lambda file: file.write(text.getvalue().encode("utf-8", "surrogateescape")))
 
@@ -174,55 +175,49 @@ def write_split(path: Path, dataset: "ImageDataset", folds: "Sequence[ImageDatas
 def read_split(path: str | Path, source: Source) -> dict[str, Records]:
     """The source's images, in the splits that the file names. Images that it does not name are left out, which the
     source's warnings count. UserError where it names others, other labels, or no training images."""
-    shown = printable(str(path))
+    file = printable(str(path))
     rows = {row["image"]: row for row in read_columns(path, ("image", "split"))}
     parts: dict[str, list[Records]] = {name: [] for name in SPLITS}
     left_out = 0
     for records in (source.splits[name] for name in SPLITS if name in source.splits):
-        found = [rows.pop(cell(name), None) or rows.pop(name, None) for name in records.ids]
-        left_out += found.count(None)
-        _check_labels(shown, source, records, found)
-        for name, into in parts.items():
-            chosen = np.flatnonzero([row is not None and row["split"].strip().lower() == name for row in found])
-            into += [records.take(chosen)] if len(chosen) else []
-        if strange := [row for row in found if row is not None and row["split"].strip().lower() not in SPLITS]:
+        images = [rows.pop(cell(name), None) or rows.pop(name, None) for name in records.ids]
+        left_out += images.count(None)
+        # The column of labels is for people; where it is there it must be right.
+        labels = zip(records.ids, _labels(records, source.classes, source.target), images, strict=True)
+        other = [(i, own, row["label"]) for i, own, row in labels if row and row.get("label", cell(own)) != cell(own)]
+        if other:
+            image, label, wrong = map(printable, other[0])
+            raise UserError(
+                f"{file} gives {len(other)} images other labels than they have: {image} is {label}, not {wrong}."
+            )
+        splits = [None if row is None else row["split"].strip().lower() for row in images]
+        for name, part in parts.items():
+            chosen = np.flatnonzero([split == name for split in splits])
+            part += [records.take(chosen)] if len(chosen) else []
+        if strange := [row for row, split in zip(images, splits, strict=True) if row and split not in SPLITS]:
             split, image = (printable(strange[0][column]) for column in ("split", "image"))
-            raise UserError(f'{shown} puts {image} into the split "{split}"; there are {", ".join(SPLITS)}.')
+            raise UserError(f'{file} puts {image} into the split "{split}"; there are {", ".join(SPLITS)}.')
     if rows:
         raise UserError(
-            f"{shown} names {len(rows)} images that {printable(source.spec)} does not have, such as "
+            f"{file} names {len(rows)} images that {printable(source.spec)} does not have, such as "
             f"{printable(next(iter(rows)))}. Give the images that it was written for."
         )
     if not parts["train"]:
-        raise UserError(f"{shown} names no training images.")
+        raise UserError(f"{file} names no training images.")
     if left_out:
-        source.warnings.append(f"{left_out} images that {shown} does not name were left out.")
-    return {name: some[0] if len(some) == 1 else joined(*some) for name, some in parts.items() if some}
+        source.warnings.append(f"{left_out} images that {file} does not name were left out.")
+    return {name: part[0] if len(part) == 1 else joined(*part) for name, part in parts.items() if part}
 
 
 def groups_in(path: str | Path | None) -> str | Path | None:
-    """The file again, if it says which images belong together: it is then one to group by."""
+    """The file again if it has a column of groups, so that it can serve as `group_by`."""
     return path if path is not None and all("group" in row for row in read_columns(path, ("image", "split"))) else None
 
 
 def _labels(split: "Split | Records", classes: Sequence[str], target: str) -> list[str]:
     if target != "class" and split.label_sets is not None:
-        return [";".join(classes[label] for label in some) for some in split.label_sets]
+        return [";".join(classes[label] for label in labels) for labels in split.label_sets]
     return [classes[label] for label in split.labels]
-
-
-def _check_labels(shown: str, source: Source, records: Records, rows: Sequence[Mapping[str, str] | None]) -> None:
-    """The column of labels is for people; where it is there it must be right."""
-    found = _labels(records, source.classes, source.target)
-    pairs = zip(records.ids, found, rows, strict=True)
-    other = [
-        (i, label, row["label"]) for i, label, row in pairs if row and row.get("label", cell(label)) != cell(label)
-    ]
-    if other:
-        image, label, wrong = map(printable, other[0])
-        raise UserError(
-            f"{shown} gives {len(other)} images other labels than they have: {image} is {label}, not {wrong}."
-        )
 
 
 Indices = NDArray[np.int64]
@@ -309,9 +304,14 @@ def make_splits(
         origin = f"from {printable(Path(options.split_file).name)}"
     else:
         fractions = _fractions(source, options)
-        if "test" in fractions or fractions.get("val") or (limit_val is not None and _lacks_val(source)):
-            groups = _belonging(source, options.group_by, cache_dir)
-            splits |= _made(splits["train"], seed, fractions, groups, fold, limit_val)
+        takes_val = limit_val is not None and "train" in splits and "val" not in splits
+        if "test" in fractions or fractions.get("val") or takes_val:
+            train, groups = splits["train"], _train_groups(source, options.group_by, cache_dir)
+            parts = cut(train, seed, fractions, groups, fold)
+            splits |= {name: train.take(part) for name, part in parts.items() if len(part)}
+            if limit_val is not None:
+                remaining = None if groups is None else [groups[i] for i in parts["train"]]
+                splits["train"], splits["val"] = take_out(splits["train"], limit_val, seed, remaining)
             made = f"seed {seed}" if fold is None else f"fold {fold[0]} of {fold[1]}, seed {seed}"
             origin = f"made, {made}" if "test" in fractions else f"found; val made from train, {made}"
     if limit_val is not None and "val" in splits:
@@ -324,17 +324,13 @@ def make_splits(
     return {name: splits[name] for name in SPLITS if name in splits}, origin
 
 
-def _lacks_val(source: Source) -> bool:
-    return "train" in source.splits and "val" not in source.splits
-
-
 def _fractions(source: Source, options: SplitOptions) -> dict[str, float]:
     """Fractions of the parts to be made, but for a val of `limit_val` images. UserError for what cannot apply."""
     reason = f"these images come with splits of their own ({', '.join(source.splits)})"
     alone = list(source.splits) == ["train"]
     if not alone:
         options.refuse(reason, "test_fraction", "fold")
-    if not _lacks_val(source):
+    if "train" not in source.splits or "val" in source.splits:
         options.refuse(reason, "val_fraction")
         return {}
     test = TEST_FRACTION if options.test_fraction is None else options.test_fraction
@@ -343,40 +339,23 @@ def _fractions(source: Source, options: SplitOptions) -> dict[str, float]:
         test = 1 / options.fold[1]
     fractions = ({"test": test} if alone else {}) | ({"val": val} if options.limit_val is None else {})
     if sum(fractions.values()) >= 1:
-        raise UserError(f"A val_fraction of {val:g} and {test:g} for test leave nothing to train on: take less.")
+        raise UserError(f"A val_fraction of {val:g} and {test:g} for test leave nothing to train on: lower them.")
     return fractions
 
 
-def _made(
-    train: Records,
-    seed: int,
-    fractions: dict[str, float],
-    groups: Groups,
-    fold: Sequence[int] | None,
-    limit_val: int | None,
-) -> dict[str, Records]:
-    """Train and the parts that are cut out of it."""
-    parts = cut(train, seed, fractions, groups, fold)
-    splits = {name: train.take(part) for name, part in parts.items() if len(part)}
-    if limit_val is not None:
-        left = None if groups is None else [groups[i] for i in parts["train"]]
-        splits["train"], splits["val"] = take_out(splits["train"], limit_val, seed, left)
-    return splits
-
-
-def _belonging(source: Source, group_by: str | Path | None, cache_dir: Path | None) -> Groups:
-    """Groups of train's images; what there is to know of them is added to the source's warnings."""
-    train = source.splits["train"]
-    if group_by:
-        keys_by(group_by, train.ids)  # a UserError, before every image is read
+def _train_groups(source: Source, group_by: str | Path | None, cache_dir: Path | None) -> Groups:
+    """Groups of train's images; what a user should know of them is added to the source's warnings."""
     from vitmods.data.store import digests_of  # torch, which the shell's help does without
 
+    train = source.splits["train"]
+    if group_by:
+        group_keys(group_by, train.ids)  # a UserError, before every image is read
     digests = digests_of(train, cache_dir)
     copies = np.unique(hashes(digests[digests.any(axis=1)]), return_counts=True)[1]
-    if many := copies[copies > 1].sum():
-        source.warnings.append(f"{many} images have equals, byte for byte: they are in the same split as those.")
-    if group_by is None and (found := suggested(train.ids, len(source.classes))):
-        pattern, count = found
+    if equal := copies[copies > 1].sum():
+        source.warnings.append(f"{equal} images have equals, byte for byte: they are in the same split as those.")
+    if group_by is None and (suggestion := suggest_grouping(train.ids, len(source.classes))):
+        pattern, count = suggestion
         source.warnings.append(
             f"By their names, images may belong together in {count} groups (patients, videos, scenes). If they do, "
             f"keep each in one split with --group-by '{pattern}' (group_by), or test shows what was trained on."
@@ -394,40 +373,39 @@ def cut(
     """
     parts: dict[str, list[int]] = {name: [] for name in (*fractions, "train")}
     classes = _by_class(records, seed, "split", groups)
-    homes = [] if fold is None else _dealt(classes, fold[1])
-    for number, left in enumerate(classes):
-        total = _images(left)
+    folds = [] if fold is None else _deal(classes, fold[1])
+    for number, units in enumerate(classes):
+        total = _count(units)
         for name, fraction in fractions.items():
             if fold is not None and name == "test":
-                here = [home == fold[0] for home in homes[number]]
-                parts[name] += chain.from_iterable(unit for unit, is_in in zip(left, here, strict=True) if is_in)
-                left = [unit for unit, is_in in zip(left, here, strict=True) if not is_in]
-                continue
-            least = 1 if fraction > 0 and len(left) >= 3 else 0
-            count = min(max(int(total * fraction + 0.5), least), _images(left) - 1)
-            taken, left = _nearest(left, count, at_least_one=count > 0)
-            left = left or [taken.pop()] if taken else left
+                pairs = list(zip(units, folds[number], strict=True))
+                taken = [unit for unit, place in pairs if place == fold[0]]
+                units = [unit for unit, place in pairs if place != fold[0]]
+            else:
+                least = 1 if fraction > 0 and len(units) >= 3 else 0
+                count = min(max(int(total * fraction + 0.5), least), _count(units) - 1)
+                taken, units = _nearest(units, count, at_least_one=count > 0)
+                units = units or [taken.pop()] if taken else units
             parts[name] += chain.from_iterable(taken)
-        parts["train"] += chain.from_iterable(left)
+        parts["train"] += chain.from_iterable(units)
     return {name: np.array(sorted(part), dtype=np.int64) for name, part in parts.items()}
 
 
-def _dealt(classes: "list[list[Unit]]", count: int) -> list[list[int]]:
-    """Of each class the fold of each unit. The largest units come first, each to the fold that has the fewest images of
-    the class, and of all; -1, no fold, for the only unit of a class. UserError where a fold stays empty."""
+def _deal(classes: "list[list[Unit]]", count: int) -> list[list[int]]:
+    """Deal units out to folds: of each class the fold of each unit. The largest come first, each to the fold that has
+    the fewest images of the class, and of all; -1 for the only unit of a class. UserError where a fold stays empty."""
     totals = [0] * count
-    homes = []
+    folds = []
     for units in classes:
-        own, found = [0] * count, [-1] * len(units)
-        for one in sorted(range(len(units)), key=lambda one: -len(units[one])) if len(units) > 1 else ():
-            home = min(range(count), key=lambda fold: (own[fold], totals[fold]))
-            found[one] = home
-            own[home] += len(units[one])
-            totals[home] += len(units[one])
-        homes.append(found)
+        in_class, fold_of = [0] * count, [-1] * len(units)
+        for unit in sorted(range(len(units)), key=lambda i: -len(units[i])) if len(units) > 1 else ():
+            fold_of[unit] = fold = min(range(count), key=lambda i: (in_class[i], totals[i]))
+            in_class[fold] += len(units[unit])
+            totals[fold] += len(units[unit])
+        folds.append(fold_of)
     if not all(totals):
         raise UserError(f"There are too few images, or groups of them, for {count} folds: make it fewer.")
-    return homes
+    return folds
 
 
 def limit(records: Records, count: float | None, seed: int) -> Records:
@@ -443,8 +421,8 @@ def limit(records: Records, count: float | None, seed: int) -> Records:
 
 
 def take_out(records: Records, count: int, seed: int, groups: Groups = None) -> tuple[Records, Records]:
-    """The rest, and `count` images drawn as in `limit`; every class keeps an image in the rest. Of groups (n,) whole
-    ones are taken, which may make a few images less."""
+    """The remaining images, and `count` drawn as in `limit`; every class keeps one. Whole groups (n,) are taken, which
+    may make a few images less."""
     room = len(records) - len(np.unique(records.labels))
     if count > room:
         raise UserError(
@@ -458,7 +436,7 @@ def take_out(records: Records, count: int, seed: int, groups: Groups = None) -> 
 def _drawn(records: Records, count: int, seed: int, purpose: str, spare: int, groups: Groups = None) -> Indices:
     """Sorted positions of `count` images, leaving `spare` of every class."""
     classes = [units for units in _by_class(records, seed, purpose, groups) if units]
-    counts = _quotas(np.array([_images(units) for units in classes]), count, spare)
+    counts = _quotas(np.array([_count(units) for units in classes]), count, spare)
     chosen = [_nearest(units, int(n), over=0)[0] for units, n in zip(classes, counts, strict=True)]
     return np.array(sorted(i for units in chosen for unit in units for i in unit), dtype=np.int64)
 
@@ -507,16 +485,16 @@ def _nearest(
     """The first units that together have about `count` images, and the others. A unit is passed over if more than the
     fraction `over` of it would be too much."""
     taken: list[Unit] = []
-    left: list[Unit] = []
+    others: list[Unit] = []
     room = count
     for unit in units:
         fits = room > 0 and len(unit) - room <= over * len(unit)
-        (taken if fits else left).append(unit)
+        (taken if fits else others).append(unit)
         room -= len(unit) if fits else 0
-    if at_least_one and not taken and len(left) > 1:
-        taken.append(left.pop(left.index(min(left, key=len))))
-    return taken, left
+    if at_least_one and not taken and len(others) > 1:
+        taken.append(others.pop(others.index(min(others, key=len))))
+    return taken, others
 
 
-def _images(units: list[Unit]) -> int:
+def _count(units: list[Unit]) -> int:
     return sum(map(len, units))

@@ -89,10 +89,6 @@ class _Table:
     reasons: dict[int, str]
     end: int = 0
 
-    @classmethod
-    def of(cls, count: int) -> "_Table":
-        return cls(np.zeros(count, _ROW), {})
-
     def lacks(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these (n,) are not known."""
         unknown: NDArray[np.bool_] = self.rows["state"][rows] == _UNKNOWN
@@ -111,14 +107,14 @@ class _Table:
     def add(self, records: Records, geometry: Geometry | None, channels: int, out: BinaryIO) -> None:
         """Decode those of the records that are not known, and append them to `out`."""
         lacking = records.take(np.flatnonzero(self.lacks(records.rows)))
-        for row, result in zip(lacking.rows.tolist(), _decoded(lacking, geometry, channels), strict=True):
-            if isinstance(result, str):
-                self.rows[row]["state"], self.reasons[row] = _UNREADABLE, result
+        for row, image in zip(lacking.rows.tolist(), _decoded(lacking, geometry, channels), strict=True):
+            if isinstance(image, str):
+                self.rows[row]["state"], self.reasons[row] = _UNREADABLE, image
                 continue
-            out.write(result.pixels.data)
-            sums = zlib.crc32(result.pixels.data), np.frombuffer(result.digest, np.uint8)
-            self.rows[row] = (_READABLE, self.end, result.shape, result.native, *sums)
-            self.end += result.pixels.size
+            out.write(image.pixels.data)
+            sums = zlib.crc32(image.pixels.data), np.frombuffer(image.digest, np.uint8)
+            self.rows[row] = (_READABLE, self.end, image.shape, image.native, *sums)
+            self.end += image.pixels.size
 
 
 class _Decoded(NamedTuple):
@@ -134,22 +130,22 @@ _NO_PIXELS = np.empty(0, np.uint8)
 def _decoded(records: Records, geometry: Geometry | None, channels: int) -> "Iterator[_Decoded | str]":
     """Each record as it is stored (without geometry: without its pixels), or why it cannot be read, in order."""
 
-    def one(position: int) -> "_Decoded | str":
+    def read(position: int) -> "_Decoded | str":
         try:
             with busy_with(printable(records.ids[position])):
                 raw = records.fetch(int(records.keys[position]))
                 image = decode(raw, channels)
         except Unreadable as error:
             return str(error)
-        kept = image if geometry is None else np.ascontiguousarray(geometry.store(image))
-        return _Decoded(_NO_PIXELS if geometry is None else kept, kept.shape, image.shape[1:], digest(raw))
+        stored = image if geometry is None else np.ascontiguousarray(geometry.store(image))
+        return _Decoded(_NO_PIXELS if geometry is None else stored, stored.shape, image.shape[1:], digest(raw))
 
     # PIL warns of large images and odd metadata; what matters is reported as a reason.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        chunks, shown = range(0, len(records), _CHUNK), len(records) >= _SHOW_PROGRESS
-        for start in tracked(chunks, len(chunks), f"Reading {len(records):,} images") if shown else chunks:
-            yield from in_order(one, range(start, min(start + _CHUNK, len(records))), cores(), ahead=AHEAD)
+        chunks, has_bar = range(0, len(records), _CHUNK), len(records) >= _SHOW_PROGRESS
+        for start in tracked(chunks, len(chunks), f"Reading {len(records):,} images") if has_bar else chunks:
+            yield from in_order(read, range(start, min(start + _CHUNK, len(records))), cores(), ahead=AHEAD)
 
 
 @dataclass(frozen=True)
@@ -187,9 +183,8 @@ def open_store(records: Records, geometry: Geometry | None, channels: int, cache
     is kept, not their pixels.
 
     With cache_dir they are kept there for later runs and other processes. Without, they go to the user's cache folder,
-    where caches that were not used for UNUSED_AFTER are removed; but those that take no more than SMALL stay in memory,
-    and so do those that take no more than MEMORY_LIMIT where nothing can be written there. Raises UserError if a cache
-    cannot be written.
+    from which caches not used for UNUSED_AFTER are removed. Those of at most SMALL bytes stay in memory, and those of
+    at most MEMORY_LIMIT if that folder cannot be written. Raises UserError if a cache cannot be written.
     """
     size = estimate(records, geometry, channels) if geometry is not None and cache_dir is None else 0
     if cache_dir is None and (size <= SMALL if geometry is not None else len(records) <= FEW):
@@ -208,7 +203,7 @@ def open_store(records: Records, geometry: Geometry | None, channels: int, cache
 
 
 def _in_memory(records: Records, geometry: Geometry | None, channels: int) -> Store:
-    memory, table = io.BytesIO(), _Table.of(len(records.stamps))
+    memory, table = io.BytesIO(), _Table(np.zeros(len(records.stamps), _ROW), {})
     table.add(records, geometry, channels, memory)
     return Store(np.frombuffer(memory.getbuffer(), dtype=np.uint8), table.index(records.rows))
 
@@ -229,7 +224,10 @@ def read_cache(folder: Path, records: Records) -> Store | None:
     except (OSError, ValueError):
         return None
     store = Store(pixels, table.index(records.rows))
-    if not (_is_of(records, store.index) and (not table.end or _intact(store))):
+    # Two sources may have the same stamps: are the bytes of some images what they were?
+    rows, digests = records.rows[store.index.kept], store.index.digests
+    fetched = [(digest(raw), place) for row, raw in _some(records) for place in np.flatnonzero(rows == row)]
+    if any(found != digests[place].tobytes() for found, place in fetched) or (table.end and not _intact(store)):
         return None
     with suppress(OSError):  # when it was used last
         os.utime(folder)
@@ -250,8 +248,8 @@ def estimate(records: Records, geometry: Geometry, channels: int) -> int:
 
 def _some(records: Records) -> Iterator[tuple[int, Raw]]:
     """A few of the images that can be fetched, by their rows."""
-    some = records.some(SAMPLED)
-    for row, key in zip(some.rows.tolist(), some.keys.tolist(), strict=True):
+    sample = records.some(SAMPLED)
+    for row, key in zip(sample.rows.tolist(), sample.keys.tolist(), strict=True):
         with suppress(Unreadable):
             yield row, records.fetch(key)
 
@@ -268,36 +266,28 @@ def _read_table(folder: Path) -> _Table | None:
     return table if whole else None
 
 
-def _is_of(records: Records, index: Index) -> bool:
-    """Whether the bytes of some images are what they were: two sources may have the same stamps."""
-    rows = records.rows[index.kept]
-    return all(
-        digest(raw) == index.digests[place].tobytes()
-        for row, raw in _some(records)
-        for place in np.flatnonzero(rows == row)
-    )
-
-
 def _intact(store: Store) -> bool:
     sizes = store.index.shapes.prod(axis=1)
-    some = slice(None, None, 1 + int(sizes.sum()) // VERIFIED_BYTES)
-    checks = zip(store.index.offsets[some].tolist(), sizes[some].tolist(), store.index.crc[some].tolist(), strict=True)
+    step = 1 + int(sizes.sum()) // VERIFIED_BYTES
+    checks = zip(*(a[::step].tolist() for a in (store.index.offsets, sizes, store.index.crc)), strict=True)
     pixels = store.pixels.data  # slices of a memoryview cost a tenth of an array's
     return all(zlib.crc32(pixels[start : start + size]) == crc for start, size, crc in checks)
 
 
-def _completed(folder: Path, records: Records, geometry: Geometry | None, channels: int, users: bool) -> Store:
-    """The same once the cache has all of them. users: whether it lies in the user's cache folder."""
+def _completed(folder: Path, records: Records, geometry: Geometry | None, channels: int, clean_up: bool) -> Store:
+    """The records' images once the cache has all of them. clean_up: remove caches beside it that are not used."""
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
-        if users:
-            _remove_unused(folder)
+        for other in folder.parent.iterdir() if clean_up else ():
+            with suppress(OSError):
+                if time.time() - other.stat().st_mtime > UNUSED_AFTER and other != folder:
+                    shutil.rmtree(other)
         for _ in range(3):  # a cache that lacks some, then shows damage, then is made anew
             if (store := read_cache(folder, records)) is not None:
                 return store
             table = _read_table(folder)
             if table is None or not table.lacks(records.rows).any():
-                table = _Table.of(len(records.stamps))
+                table = _Table(np.zeros(len(records.stamps), _ROW), {})
                 for name in ("index.npz", "pixels.bin"):  # a new file: other processes may have mapped the old one
                     (folder / name).unlink(missing_ok=True)
             _append(folder, table, records, geometry, channels)
@@ -335,14 +325,6 @@ def _alone(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _remove_unused(folder: Path) -> None:
-    """Caches beside this one that were not used for long."""
-    for other in folder.parent.iterdir():
-        with suppress(OSError):
-            if time.time() - other.stat().st_mtime > UNUSED_AFTER and other != folder:
-                shutil.rmtree(other)
-
-
 REMEMBERED = 2000  # images; of fewer the hashes are made in no time and not kept
 UNKNOWN = bytes(16)
 T = TypeVar("T")
@@ -355,7 +337,7 @@ def remembered(
     make: Callable[[], T],
     write: Callable[[IO[bytes], T], Any],
 ) -> T:
-    """What the file of that name holds, made and written now where it is not there or not whole.
+    """Return what the file of that name holds; make and write it first if it is missing or not whole.
 
     What cannot be kept is made each time. folder: None: the user's cache.
     """
@@ -373,9 +355,9 @@ def remembered(
 
 
 def file_key(path: Path, status: stat_result, kind: str = "") -> str:
-    """A name for what is known of a file; another once the file changes."""
-    record = f"{kind}{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
-    return sha256(record.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    """A name for what is remembered of a file; another one once the file changes."""
+    text = f"{kind}{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
+    return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def digests_of(records: Records, cache_dir: Path | None = None) -> NDArray[np.uint8]:
@@ -385,21 +367,8 @@ def digests_of(records: Records, cache_dir: Path | None = None) -> NDArray[np.ui
     """
     if records.digests is not None:
         return records.digests
-    if len(records) < REMEMBERED:
-        return _hashed(records)
 
-    def read(path: Path) -> NDArray[np.uint8]:
-        found: NDArray[np.uint8] = np.load(path, allow_pickle=False)
-        if found.shape != (len(records), 16) or found.dtype != np.uint8:
-            raise ValueError("these are digests of others")
-        return found
-
-    name = f"{cache_key(records, Geometry((1, 1)), 0)}.digests.npy"
-    return remembered(cache_dir, name, read, lambda: _hashed(records), np.save)
-
-
-def _hashed(records: Records) -> NDArray[np.uint8]:
-    def one(position: int) -> bytes:
+    def digest_of(position: int) -> bytes:
         try:
             with reading(), busy_with(printable(records.ids[position])):
                 raw = records.fetch(int(records.keys[position]))
@@ -407,7 +376,18 @@ def _hashed(records: Records) -> NDArray[np.uint8]:
         except Unreadable:
             return UNKNOWN
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = b"".join(in_order(one, range(len(records)), cores(), ahead=AHEAD))
-    return np.frombuffer(found, dtype=np.uint8).reshape(-1, 16)
+    def make() -> NDArray[np.uint8]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            digests = b"".join(in_order(digest_of, range(len(records)), cores(), ahead=AHEAD))
+        return np.frombuffer(digests, dtype=np.uint8).reshape(-1, 16)
+
+    def read(path: Path) -> NDArray[np.uint8]:
+        digests: NDArray[np.uint8] = np.load(path, allow_pickle=False)
+        if digests.shape != (len(records), 16) or digests.dtype != np.uint8:
+            raise ValueError("these are digests of others")
+        return digests
+
+    if len(records) < REMEMBERED:
+        return make()
+    return remembered(cache_dir, f"{cache_key(records, Geometry((1, 1)), 0)}.digests.npy", read, make, np.save)

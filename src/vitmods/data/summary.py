@@ -12,7 +12,7 @@ from vitmods.data.dataset import AnySplit, Split
 from vitmods.data.geometry import LONGEST
 from vitmods.data.multilabel import TARGETS, label_counts, label_problems
 from vitmods.data.records import SPLITS, Broken, Records, Source, printable
-from vitmods.data.splits import hashes, keys_by
+from vitmods.data.splits import group_keys, hashes
 
 Splits = Mapping[str, AnySplit]
 _LISTED = 20  # unreadable images named in an error; the summary has all
@@ -294,8 +294,8 @@ def _repeats(splits: Splits) -> list[str]:
 
 def _torn_groups(splits: Splits, group_by: str | Path) -> list[str]:
     """Of val and test: how many of the groups are trained on too."""
-    trained = set(keys_by(group_by, splits["train"].ids))
-    found = {name: trained & set(keys_by(group_by, split.ids)) for name, split in splits.items() if name != "train"}
+    trained = set(group_keys(group_by, splits["train"].ids))
+    found = {name: trained & set(group_keys(group_by, split.ids)) for name, split in splits.items() if name != "train"}
     return [
         f"{len(keys)} groups of {name} are also in train ({_listed(sorted(map(printable, keys)), 3)})"
         for name, keys in found.items()
