@@ -37,7 +37,7 @@ from vitmods.data.read import Unreadable, decode
 from vitmods.data.records import Records, Streaming, printable
 from vitmods.data.rng import Stream, bits, permutation, uniform
 from vitmods.data.sampler import apart, positions, repeated, shard_order
-from vitmods.data.store import Index, Store, estimate, open_store
+from vitmods.data.store import Index, Store, open_store
 from vitmods.data.threads import busy_with, in_order
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
@@ -152,7 +152,8 @@ class ImageDataset(SplitDataset):
     evaluate, where they are some of a larger set's; None where they are the model's own. A set without a train split is
     for evaluation only. target: what batches give of each image: "class", "labels", of which it may have any number,
     "mask" or "boxes". joint: how a task augments images and targets together; None: images alone, as `augment` says.
-    joint_view: how it prepares them for evaluation; None: images alone, resized and cropped in the center.
+    joint_view: how it prepares them for evaluation; None: images alone, resized and cropped in the center. buffer: of
+    images that are decoded when they are needed and come from shards, how many places each may move.
     """
 
     name: str
@@ -170,6 +171,7 @@ class ImageDataset(SplitDataset):
     joint: Joint | None = None
     joint_view: JointView | None = None
     uint8: bool = False
+    buffer: int = Streaming.buffer
 
     def as_uint8(self) -> Self:
         """The same set, whose batches hold images as uint8 until `Batch.to` makes inputs of them on the device."""
@@ -265,6 +267,8 @@ class ImageDataset(SplitDataset):
 
     def _order(self, seed: int, epoch: int) -> Ints:
         """The order (n,) in which an epoch visits the training images."""
+        if isinstance(store := self.train.store, LazyStore) and store.records.shards is not None:
+            return shard_order(seed, epoch, store.records.shards, store.records.keys, self.buffer)
         return permutation(seed, epoch, len(self.train))
 
     def _own(self, index: Ints) -> Ints:
@@ -369,9 +373,6 @@ class ImageDataset(SplitDataset):
         return targets
 
 
-STREAM_ABOVE = 64 << 30  # bytes; a larger split, decoded, is not kept unless asked for
-
-
 @dataclass(frozen=True)
 class LazyStore(Store):
     """The readable images of one split, without their pixels. index.shapes are those before resizing."""
@@ -394,44 +395,20 @@ class LazyStore(Store):
         return None
 
 
-@dataclass(frozen=True)
-class StreamSet(ImageDataset):
-    """A ImageDataset whose images are decoded when they are needed, shard by shard where they lie in shards."""
-
-    buffer: int = Streaming.buffer
-
-    def _order(self, seed: int, epoch: int) -> Ints:
-        store = self.train.store
-        assert isinstance(store, LazyStore)
-        if store.records.shards is None:
-            return super()._order(seed, epoch)
-        return shard_order(seed, epoch, store.records.shards, store.records.keys, self.buffer)
-
-
-def is_streamed(how: Streaming, splits: Mapping[str, tuple[Records, Geometry]], channels: int) -> bool:
-    """What was asked for; or, if nothing was, whether a split is larger than STREAM_ABOVE, decoded."""
-    if how.asked is not None:
-        return how.asked
-    return any(estimate(part, geometry, channels) > STREAM_ABOVE for part, geometry in splits.values())
-
-
 def open_lazily(records: Records, geometry: Geometry, channels: int, cache_dir: Path | None) -> LazyStore:
     """The records' images, to be decoded when they are needed. Which can be read is known from the source, or found
     out now by decoding each once."""
-    index = _known(records) or open_store(records, None, 3, cache_dir).index
-    return LazyStore(np.empty(0, np.uint8), index, records.take(index.kept), geometry, channels)
-
-
-def _known(records: Records) -> Index | None:
-    if records.native is None or records.digests is None:
-        return None
     n = len(records)
-    return Index(
-        kept=np.arange(n),
-        shapes=np.concatenate([np.full((n, 1), 3), records.native], axis=1),
-        offsets=np.zeros(n, dtype=np.int64),
-        native=records.native[records.native.min(axis=1, initial=1) > 0],
-        crc=np.zeros(n, dtype=np.int64),
-        digests=records.digests,
-        unreadable=(),
-    )
+    if records.native is None or records.digests is None:
+        index = open_store(records, None, 3, cache_dir).index
+    else:
+        index = Index(
+            kept=np.arange(n),
+            shapes=np.concatenate([np.full((n, 1), 3), records.native], axis=1),
+            offsets=np.zeros(n, dtype=np.int64),
+            native=records.native[records.native.min(axis=1, initial=1) > 0],
+            crc=np.zeros(n, dtype=np.int64),
+            digests=records.digests,
+            unreadable=(),
+        )
+    return LazyStore(np.empty(0, np.uint8), index, records.take(index.kept), geometry, channels)

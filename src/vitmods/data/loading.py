@@ -6,18 +6,19 @@ from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 
-from vitmods.data.dataset import ImageDataset, Joint, JointView, Split, StreamSet, independent, is_streamed, open_lazily
+from vitmods.data.dataset import ImageDataset, Joint, JointView, Split, independent, open_lazily
 from vitmods.data.geometry import Geometry
 from vitmods.data.multilabel import with_target
 from vitmods.data.records import Records, printable
 from vitmods.data.sources import naming_the_source, open_source
 from vitmods.data.splits import SplitOptions, groups_in, groups_of, make_splits
-from vitmods.data.store import Store, open_store
+from vitmods.data.store import Store, estimate, open_store
 from vitmods.data.summary import facts, problems, unreadable_text
 from vitmods.data.threads import cores
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
+STREAM_ABOVE = 64 << 30  # bytes; a larger split, decoded, is not kept unless asked for
 KEPT_RATIO = 224 / 256  # random crops are cut from images whose short side is 256 for views of 224
 
 
@@ -64,35 +65,33 @@ def load(
         raise UserError(f"Images are read with 1 channel (gray) or 3 (RGB), not {in_chans}: set in_chans to 1 or 3.")
     cache = None if cache_dir is None else Path(cache_dir)
     records, origin = make_splits(source, options, train_on_all=train_on_all, cache_dir=cache)
-    shapes = {name: geometry_of(name, size, augment, target) for name in records}
-    streamed = is_streamed(source.streaming, {name: (part, shapes[name]) for name, part in records.items()}, in_chans)
-    opened = open_lazily if streamed else open_store
+    views = {name: geometry_of(name, size, augment, target) for name in records}
+    if (streamed := source.streaming.asked) is None:
+        streamed = any(estimate(part, views[name], in_chans) > STREAM_ABOVE for name, part in records.items())
+    open_images = open_lazily if streamed else open_store
     group_by = options.group_by or groups_in(options.split_file)
     splits = {
-        name: _split(name, part, opened(part, shapes[name], in_chans, cache), shapes[name], group_by)
+        name: _split(name, part, open_images(part, views[name], in_chans, cache), views[name], group_by)
         for name, part in records.items()
     }
-    found = facts(source, records, splits, origin)
-    bad = found["unreadable"] if unreadable == "stop" else []
-    unfit = problems(source, splits, group_by, train_on_all)
-    stop_on_problems(unfit, bad, source.spec)
-    whole = ImageDataset(
+    summary = facts(source, records, splits, origin)
+    bad = summary["unreadable"] if unreadable == "stop" else []
+    stop_on_problems(problems(source, splits, group_by, train_on_all), bad, source.spec)
+    return ImageDataset(
         source.name,
         source.classes,
         splits,
         size,
         in_chans,
         augment,
-        found,
-        workers,
+        summary,
+        workers or (cores() if streamed else 0),
         class_map=source.class_map,
         target=target,
         joint=joint,
         joint_view=joint_view,
+        buffer=source.streaming.buffer,
     )
-    if not streamed:
-        return whole
-    return StreamSet(**{**vars(whole), "workers": workers or cores()}, buffer=source.streaming.buffer)
 
 
 def parse_size(img_size: int | Sequence[int]) -> tuple[int, int]:
@@ -122,12 +121,11 @@ def _split(name: str, records: Records, store: Store, geometry: Geometry, group_
     return Split(name, kept.ids, kept.labels, store, geometry, kept.label_sets, groups, kept.annotations)
 
 
-def stop_on_problems(found: list[str], bad: list[dict[str, str]], spec: str) -> None:
-    """Everything that is wrong, in one error, before anything is trained."""
-    texts = list(found)
+def stop_on_problems(texts: list[str], bad: list[dict[str, str]], spec: str) -> None:
+    """Raise one UserError with everything that is wrong, before anything is trained."""
     if bad:
         remedy = 'Repair or remove them, or leave them out with unreadable="skip" (--unreadable skip).'
-        texts.append(f"{unreadable_text(bad)}\n{remedy}")
+        texts = [*texts, f"{unreadable_text(bad)}\n{remedy}"]
     if texts:
         raise UserError(f"The images of {printable(spec)} cannot be used as they are.\n" + "\n".join(texts))
 
@@ -160,8 +158,8 @@ def check(spec: str | Path, **split: Any) -> Checked:
     splits = {
         name: _split(name, part, open_store(part, None, 3, None), _ANY, group_by) for name, part in records.items()
     }
-    found = problems(source, splits, group_by) + (source.verify() if source.verify else [])
-    summary = facts(source, records, splits, origin) | {"problems": found, "resolution": ""}
+    texts = problems(source, splits, group_by) + (source.verify() if source.verify else [])
+    summary = facts(source, records, splits, origin) | {"problems": texts, "resolution": ""}
     held_out = origin.startswith("made") or "test" not in splits
     tested = [split for name, split in splits.items() if name == "test" or (name == "val" and held_out)]
     if source.target == "class" and any(map(len, tested)):
@@ -179,12 +177,14 @@ def describe(summary: dict[str, Any]) -> str:
     rows.append(["all", *(str(splits[s]["count"]) for s in splits)])
     widths = [max(cell_len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     lines = [f"{summary['name']}: {len(summary['classes'])} classes; splits {summary['split_origin']}", ""]
-    lines += [_row_text(row, widths) for row in [head, ["-" * w for w in widths], *rows]]
-    if summary["native"]:
-        native = summary["native"]
-        sizes = ", ".join(f"{key} {_by(native[key])}" for key in ("smallest", "median", "largest"))
-        common = f"most common {_by(native['most_common'])} ({native['most_common_count']})"
-        lines += ["", f"Height x width: {sizes}; {common}"]
+    for row in [head, ["-" * w for w in widths], *rows]:
+        counts = [text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join([row[0] + " " * (widths[0] - cell_len(row[0])), *counts]))
+    if native := summary["native"]:
+        keys = {"smallest": "smallest", "median": "median", "largest": "largest", "most_common": "most common"}
+        sizes = [f"{text} {native[key][0]} x {native[key][1]}" for key, text in keys.items()]
+        count = native["most_common_count"]
+        lines += ["", f"Height x width: {', '.join(sizes[:3])}; {sizes[3]} ({count})"]
     if summary.get("lengths"):
         lines += ["", "Tokens: " + ", ".join(f"{key} {count:,}" for key, count in summary["lengths"].items())]
     lines += ["", summary["resolution"]] if summary.get("resolution") else []
@@ -192,12 +192,3 @@ def describe(summary: dict[str, Any]) -> str:
     lines += [unreadable_text(summary["unreadable"])] if summary["unreadable"] else []
     lines += [f"Problem: {text}" for text in summary["problems"]]
     return "\n".join(lines)
-
-
-def _row_text(cells: list[str], widths: list[int]) -> str:
-    rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
-    return "  ".join([cells[0] + " " * (widths[0] - cell_len(cells[0])), *rest])
-
-
-def _by(size: list[int]) -> str:
-    return f"{size[0]} x {size[1]}"
