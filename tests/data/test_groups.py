@@ -216,7 +216,7 @@ def test_hashes_are_kept_until_a_file_changes(twins: Path, tmp_path: Path, monke
     monkeypatch.setattr(hashes, "REMEMBERED", 10)
     before = load(twins, cache_dir=tmp_path / "cache")
     assert len(list((tmp_path / "cache").glob("*.digests.npy"))) == 1
-    monkeypatch.setattr(hashes, "_hashed", None)
+    monkeypatch.setattr(hashes, "in_order", None)
     assert parts_of(load(twins, cache_dir=tmp_path / "cache")) == parts_of(before)
     monkeypatch.undo()
     monkeypatch.setattr(hashes, "REMEMBERED", 10)

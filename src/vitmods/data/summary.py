@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitmods.data.dataset import AnySplit, Split
 from vitmods.data.geometry import LONGEST
 from vitmods.data.multilabel import TARGETS, label_counts, label_problems
 from vitmods.data.records import SPLITS, Broken, Records, Source, printable
 from vitmods.data.splits import group_keys, hashes
+from vitmods.util.text import plural
 
 Splits = Mapping[str, AnySplit]
 _LISTED = 20  # unreadable images named in an error; the summary has all
@@ -22,26 +24,33 @@ _SHARED = 5  # images that are named one by one, although they have one reason
 
 def facts(source: Source, records: dict[str, Records], splits: Splits, origin: str) -> dict[str, Any]:
     """The summary: what was found, left out and warned of. Counts are of images that could be read."""
-    bad = [*map(record, source.broken), *unreadable_in(records, splits)]
+    unreadable = [
+        Broken(name, records[name].ids[position], reason)
+        for name, split in splits.items()
+        for position, reason in split.store.index.unreadable
+    ]
+    bad = [record(item) for item in (*source.broken, *unreadable)]
     left_out = [f"{len(bad)} images that cannot be used were left out."] if bad else []
-    counts = {name: _per_class(source, split) for name, split in splits.items()}
     return {
         "name": source.name,
         "spec": source.spec,
         "classes": list(source.classes),
         "splits": {
-            name: {"count": len(split), "per_class": dict(zip(source.classes, counts[name], strict=True))}
+            name: {
+                "count": len(split),
+                "per_class": dict(zip(source.classes, _per_class(source, split).tolist(), strict=True)),
+            }
             for name, split in splits.items()
         },
         "split_origin": origin,
         "class_map": None if source.class_map is None else list(source.class_map),
         "target": source.target,
         "label_sets": [name for name, split in splits.items() if split.label_sets is not None],
-        "native": native_sizes(_images(splits)),
+        "native": _native_sizes(splits),
         "unreadable": bad,
         "left_out": len(bad),
         "warnings": [*source.warnings, *_warnings(source, splits), *left_out],
-        "fingerprint": fingerprint(source, splits),
+        "fingerprint": _fingerprint(source, splits),
     }
 
 
@@ -87,18 +96,9 @@ def problems(
         found += [
             f"{text}: its numbers would flatter. Remove them from one of the two, or write "
             f"{_allowing(source, 'overlap')} to use them as they are."
-            for text in [*_repeats(splits), *(_torn_groups(splits, group_by) if group_by else [])]
+            for text in [*_repeats(splits), *(_leaking_groups(splits, group_by) if group_by else [])]
         ]
     return found
-
-
-def unreadable_in(records: dict[str, Records], splits: Splits) -> list[dict[str, str]]:
-    """Split, path and reason of each image that could not be read."""
-    return [
-        record(Broken(name, records[name].ids[position], reason))
-        for name, split in splits.items()
-        for position, reason in split.store.index.unreadable
-    ]
 
 
 def record(broken: Broken) -> dict[str, str]:
@@ -107,43 +107,38 @@ def record(broken: Broken) -> dict[str, str]:
 
 
 def unreadable_text(bad: list[dict[str, str]]) -> str:
-    """Count, then path and reason, one image a line; a reason that many images share is said once."""
+    """Count, then path and reason, one image a line; a reason that many images share is given once."""
     by_reason: dict[str, list[str]] = {}
     for item in bad:
         by_reason.setdefault(item["reason"], []).append(item["path"])
     lines = []
     for reason, paths in by_reason.items():
-        shared = len(paths) > _SHARED
-        lines += (
-            [f"{len(paths)} of them, such as {paths[0]}: {reason}"] if shared else [f"{p}: {reason}" for p in paths]
-        )
+        names = [f"{len(paths)} of them, such as {paths[0]}"] if len(paths) > _SHARED else paths
+        lines += [f"{name}: {reason}" for name in names]
     more = [f"and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else []
-    head = f"{len(bad)} {'image' if len(bad) == 1 else 'images'} cannot be used:"
-    return "\n  ".join([head, *lines[:_LISTED], *more])
+    return "\n  ".join([f"{plural(len(bad), 'image')} cannot be used:", *lines[:_LISTED], *more])
 
 
-def fingerprint(source: Source, splits: Splits) -> str:
+def _fingerprint(source: Source, splits: Splits) -> str:
     """sha256 of class names and, split by split in order, of labels and the images' own bytes; not of paths."""
     content = sha256("\0".join(source.classes).encode())
-    for name in SPLITS:
-        if name in splits:
-            content.update(f"\0{name}\0{len(splits[name])}\0".encode())
-            content.update(splits[name].labels.astype("<i8").tobytes())
-            content.update(splits[name].store.index.digests.tobytes())
-            if splits[name].label_sets is not None:
-                content.update(repr(splits[name].label_sets).encode())
-            if (known := splits[name].annotations) is not None:
-                content.update("\0".join(one.stamp for one in known).encode())
+    for name, split in ((name, splits[name]) for name in SPLITS if name in splits):
+        content.update(f"\0{name}\0{len(split)}\0".encode())
+        content.update(split.labels.astype("<i8").tobytes())
+        content.update(split.store.index.digests.tobytes())
+        if split.label_sets is not None:
+            content.update(repr(split.label_sets).encode())
+        if split.annotations is not None:
+            content.update("\0".join(annotation.stamp for annotation in split.annotations).encode())
     return content.hexdigest()
 
 
-def native_sizes(splits: dict[str, Split]) -> dict[str, Any]:
+def _native_sizes(splits: Splits) -> dict[str, Any]:
     """Sizes (H, W) before resizing: smallest and largest short side's image, and the most common size."""
-    if not splits:
+    native = [split.store.index.native for split in splits.values() if isinstance(split, Split)]
+    if not sum(map(len, native)):
         return {}
-    sizes = np.concatenate([split.store.index.native for split in splits.values()])
-    if not len(sizes):
-        return {}
+    sizes = np.concatenate(native)
     by_side = sizes[np.argsort(sizes.min(axis=1), kind="stable")]
     common, count = Counter(map(tuple, sizes.tolist())).most_common(1)[0]
     return {
@@ -155,16 +150,11 @@ def native_sizes(splits: dict[str, Split]) -> dict[str, Any]:
     }
 
 
-def _images(splits: Splits) -> dict[str, Split]:
-    """Those that have images, which have sizes."""
-    return {name: split for name, split in splits.items() if isinstance(split, Split)}
-
-
-def _per_class(source: Source, split: AnySplit) -> list[int]:
+def _per_class(source: Source, split: AnySplit) -> NDArray[np.int64]:
     """How many images each class has; with several labels an image counts for each."""
     if source.target != "class" and split.label_sets is not None:
-        return label_counts(split.label_sets, len(source.classes))
-    return list(np.bincount(split.labels, minlength=len(source.classes)).tolist())
+        return np.array(label_counts(split.label_sets, len(source.classes)), dtype=np.int64)
+    return np.bincount(split.labels, minlength=len(source.classes))
 
 
 def _present(source: Source, split: AnySplit) -> list[int]:
@@ -174,67 +164,63 @@ def _present(source: Source, split: AnySplit) -> list[int]:
 
 def _warnings(source: Source, splits: Splits) -> list[str]:
     warnings = [source.unseen] if source.unseen and "missing" in source.allow else []
-    warnings += [*_similar(source.classes), *_empty_classes(source, splits)]
-    warnings += _conflicts(source, splits)
+    spellings: dict[str, list[str]] = {}
+    for name in source.classes:
+        spellings.setdefault("".join(filter(str.isalnum, name.casefold())), []).append(name)
+    if similar := [" = ".join(map(repr, names)) for key, names in spellings.items() if key and len(names) > 1]:
+        text = "Classes whose names differ in case, spaces or signs alone"
+        warnings.append(f"{text}: {_list(similar)}. Are they one?")
+    warnings += [*_empty_classes(source, splits), *_conflicts(source, splits)]
     if "overlap" in source.allow:
         warnings += [f"{text}: its numbers flatter." for text in _repeats(splits)]
     if "train" not in splits:
         return [*warnings, "There is no train split: this set is for evaluation only."]
     if "missing" in source.allow:
-        unknown = _untrained(source, splits).items()
-        warnings += [f"Classes in {name} without any training image: {names}." for name, names in unknown]
+        untrained = _untrained(source, splits).items()
+        warnings += [f"Classes in {name} without any training image: {names}." for name, names in untrained]
     if "test" not in splits and "val" in splits:
         warnings.append("There is no test split: results are of the val split.")
     if "val" not in splits and "test" in splits:
         warnings.append("There is no val split: what is chosen by looking at test makes its results too good.")
-    images = _images(splits)
-    long = sum(
-        int((s.store.index.native.max(1) > LONGEST * s.store.index.native.min(1)).sum()) for s in images.values()
-    )
-    if long:
+    images = {name: split for name, split in splits.items() if isinstance(split, Split)}
+    native = {name: split.store.index.native for name, split in images.items()}
+    if long := sum(int((sizes.max(1) > LONGEST * sizes.min(1)).sum()) for sizes in native.values()):
         warnings.append(f"{long} images are longer than {LONGEST}:1; only their middle is used.")
-    return [*warnings, *(_enlarged(images) if images else []), *(_dark(images["train"]) if images else [])]
-
-
-def _similar(classes: tuple[str, ...]) -> list[str]:
-    """Classes that may be one whose name was written in two ways."""
-    spelled: dict[str, list[str]] = {}
-    for name in classes:
-        spelled.setdefault("".join(filter(str.isalnum, name.casefold())), []).append(name)
-    found = [" = ".join(map(repr, names)) for key, names in spelled.items() if key and len(names) > 1]
-    return (
-        [f"Classes whose names differ in case, spaces or signs alone: {_listed(found)}. Are they one?"] if found else []
-    )
+    if not images:
+        return warnings
+    size = images["train"].geometry.size
+    small = {name: int((sizes < size).any(1).sum()) for name, sizes in native.items()}
+    if any(small.values()):
+        counts = ", ".join(f"{count:,} of {len(splits[name]):,} in {name}" for name, count in small.items() if count)
+        warnings.append(f"Images smaller than {size[0]} x {size[1]}, which are enlarged: {counts}.")
+    return [*warnings, *_dark(images["train"])]
 
 
 def _conflicts(source: Source, splits: Splits) -> list[str]:
     """Equal images, byte for byte, that are labelled differently."""
-    ids = [name for split in splits.values() for name in split.ids]
-    digests = np.concatenate([split.store.index.digests for split in splits.values()]).reshape(-1, 16)
-    _, first, inverse = np.unique(
-        np.ascontiguousarray(digests).view("S16").ravel(), return_index=True, return_inverse=True
-    )
-    answers = [answer for split in splits.values() for answer in _answers(source, split)]
-    pairs = [(i, int(first[k])) for i, k in enumerate(inverse.ravel()) if answers[i] != answers[first[k]]]
+    ids: list[str] = []
+    labels: list[Any] = []
+    for split in splits.values():
+        ids += split.ids
+        if source.target == "class" or split.label_sets is None:
+            labels += split.labels.tolist()
+        else:
+            labels += [a.stamp for a in split.annotations] if split.annotations else split.label_sets
+    digests = hashes(np.concatenate([split.store.index.digests for split in splits.values()]).reshape(-1, 16))
+    _, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
+    pairs = [(i, int(first[k])) for i, k in enumerate(inverse.ravel()) if labels[i] != labels[first[k]]]
     if not pairs:
         return []
-    shown = _listed([f"{printable(ids[i])} = {printable(ids[j])}" for i, j in pairs], 3)
-    copies = "1 copy" if len(pairs) == 1 else f"{len(pairs)} copies"
-    return [f"{copies} of images, byte for byte, have other labels than the first ({shown}): correct the labels."]
-
-
-def _answers(source: Source, split: AnySplit) -> list[Any]:
-    """What is known of each image."""
-    if source.target == "class" or split.label_sets is None:
-        return list(split.labels)
-    return [one.stamp for one in split.annotations] if split.annotations else list(split.label_sets)
+    examples = _list([f"{printable(ids[i])} = {printable(ids[j])}" for i, j in pairs], 3)
+    copies = plural(len(pairs), "copy", "copies")
+    return [f"{copies} of images, byte for byte, have other labels than the first ({examples}): correct the labels."]
 
 
 def _dark(split: Split) -> list[str]:
     """A sign of 10 or 12 bits in 16-bit files, which are scaled by the full range of 16 bits."""
     count = min(_LOOKED_AT, len(split)) if split.store.pixels.size else 0
-    some = np.linspace(0, len(split) - 1, count).astype(int).tolist()
-    largest = max((int(split.store.image(i).max()) for i in some), default=255)
+    sample = np.linspace(0, len(split) - 1, count).astype(int).tolist()
+    largest = max((int(split.store.image(i).max()) for i in sample), default=255)
     if largest > _DARK:
         return []
     return [
@@ -243,28 +229,21 @@ def _dark(split: Split) -> list[str]:
     ]
 
 
-def _enlarged(splits: dict[str, Split]) -> list[str]:
-    """Images without enough pixels for the view."""
-    counts = {name: int((s.store.index.native < s.geometry.size).any(1).sum()) for name, s in splits.items()}
-    size = next(iter(splits.values())).geometry.size
-    found = ", ".join(f"{count:,} of {len(splits[name]):,} in {name}" for name, count in counts.items() if count)
-    return [f"Images smaller than {size[0]} x {size[1]}, which are enlarged: {found}."] if found else []
-
-
 def _empty_classes(source: Source, splits: Splits) -> list[str]:
     warnings = []
     for name, split in splits.items():
-        counts = np.array(_per_class(source, split))
-        missing = [source.classes[i] for i in np.flatnonzero(counts == 0)]
-        if missing:
-            warnings.append(f"Classes without an image in {name}: {', '.join(missing)}.")
-        every = [source.classes[i] for i in np.flatnonzero(counts == len(split))] if source.target == "labels" else []
-        if every and len(split) > 1 and name == "train":
-            warnings.append(f"Labels of every training image, from which nothing is learned: {', '.join(every)}.")
-        single = [source.classes[i] for i in np.flatnonzero(counts == 1)] if name == "train" else []
-        if single:
-            warnings.append(f"Classes with one training image: {', '.join(single)}.")
-        bare = sum(not some for some in split.label_sets or ()) if source.target != "class" else 0
+        counts = _per_class(source, split)
+
+        def named(which: NDArray[np.bool_]) -> str:
+            return ", ".join(source.classes[i] for i in np.flatnonzero(which))
+
+        if names := named(counts == 0):
+            warnings.append(f"Classes without an image in {name}: {names}.")
+        if name == "train" and source.target == "labels" and len(split) > 1 and (names := named(counts == len(split))):
+            warnings.append(f"Labels of every training image, from which nothing is learned: {names}.")
+        if name == "train" and (names := named(counts == 1)):
+            warnings.append(f"Classes with one training image: {names}.")
+        bare = sum(not labels for labels in split.label_sets or ()) if source.target != "class" else 0
         if bare:
             warnings.append(f"{bare:,} of {len(split):,} images in {name} have no label: each is one without any.")
     return warnings
@@ -273,37 +252,36 @@ def _empty_classes(source: Source, splits: Splits) -> list[str]:
 def _untrained(source: Source, splits: Splits) -> dict[str, str]:
     """For val and test the classes, in words, that train has no image of."""
     trained = _present(source, splits["train"])
-    unknown = {n: np.setdiff1d(_present(source, s), trained).tolist() for n, s in splits.items() if n != "train"}
-    return {name: _listed([source.classes[label] for label in labels]) for name, labels in unknown.items() if labels}
+    missing = {n: np.setdiff1d(_present(source, s), trained).tolist() for n, s in splits.items() if n != "train"}
+    return {name: _list([source.classes[label] for label in labels]) for name, labels in missing.items() if labels}
 
 
 def _repeats(splits: Splits) -> list[str]:
-    """Of val and test: how many images are also trained on, with examples."""
+    """How many images of val and test are also trained on, with examples."""
     if "train" not in splits:
         return []
     train, texts = splits["train"], []
     trained = hashes(train.store.index.digests)
     for name, split in splits.items():
-        own = hashes(split.store.index.digests)
-        if name != "train" and len(repeated := np.flatnonzero(np.isin(own, trained))):
+        digests = hashes(split.store.index.digests)
+        if name != "train" and len(repeated := np.flatnonzero(np.isin(digests, trained))):
             names = dict(zip(trained.tolist(), train.ids, strict=True))
-            pairs = [f"{printable(split.ids[i])} = {printable(names[own[i]])}" for i in repeated]
-            texts.append(f"{len(pairs)} images of {name} are also in train, byte for byte ({_listed(pairs, 3)})")
+            pairs = [f"{printable(split.ids[i])} = {printable(names[digests[i]])}" for i in repeated]
+            texts.append(f"{len(pairs)} images of {name} are also in train, byte for byte ({_list(pairs, 3)})")
     return texts
 
 
-def _torn_groups(splits: Splits, group_by: str | Path) -> list[str]:
-    """Of val and test: how many of the groups are trained on too."""
-    trained = set(group_keys(group_by, splits["train"].ids))
-    found = {name: trained & set(group_keys(group_by, split.ids)) for name, split in splits.items() if name != "train"}
-    return [
-        f"{len(keys)} groups of {name} are also in train ({_listed(sorted(map(printable, keys)), 3)})"
-        for name, keys in found.items()
-        if keys
-    ]
+def _leaking_groups(splits: Splits, group_by: str | Path) -> list[str]:
+    """How many groups of val and test are also trained on."""
+    trained, texts = set(group_keys(group_by, splits["train"].ids)), []
+    for name, split in splits.items():
+        if name != "train" and (keys := trained & set(group_keys(group_by, split.ids))):
+            examples = _list(sorted(map(printable, keys)), 3)
+            texts.append(f"{len(keys)} groups of {name} are also in train ({examples})")
+    return texts
 
 
-def _listed(names: list[str], most: int = _LISTED) -> str:
+def _list(names: list[str], most: int = _LISTED) -> str:
     more = [f"and {len(names) - most} more"] if len(names) > most else []
     return ", ".join([*names[:most], *more])
 
