@@ -100,7 +100,7 @@ def loose_images(root):
     classes(root, [(".", 4)])
 
 
-@fault("lies above the folders of the classes")
+@fault("is above the folders of the classes")
 def one_level_too_high(root):
     classes(root, [(f"download/pets/{split}/{name}", 2) for split in ("train", "val") for name in ("cat", "dog")])
 
@@ -125,7 +125,7 @@ def class_of_val_alone(root):
     classes(split_classes(root), [("val/cow", 2)])
 
 
-@fault("hold no images and are no classes: cow")
+@fault("hold no images and are not classes: cow")
 def class_without_images(root):
     (classes(root) / "cow").mkdir()
 
@@ -161,7 +161,7 @@ def panorama(root):
     image(classes(root) / "cat" / "0.png", size=(20, 400))
 
 
-@fault("Folders inside of class folders are no splits: train, val")
+@fault("Folders inside of class folders are not splits: train, val")
 def splits_inside_of_classes(root):
     classes(root, [(f"{name}/{split}", 4) for name in ("cat", "dog") for split in ("train", "val")])
 

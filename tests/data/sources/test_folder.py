@@ -95,7 +95,7 @@ def test_what_is_not_used_is_reported(make_folder) -> None:
     (root / "masks").mkdir()
     text = warned(root)
     assert "1 images directly in" in text
-    assert "hold no images and are no classes: empty" in text
+    assert "hold no images and are not classes: empty" in text
     assert "not used: 1 .txt" in text
     assert "these folders were not used: masks" in text
     assert "hidden" not in text
@@ -213,7 +213,7 @@ def test_records_take(make_folder) -> None:
     ],
 )
 def test_a_folder_above_the_one_that_is_meant(make_folder, classes: dict[str, int], meant: str) -> None:
-    with pytest.raises(UserError, match=f"lies above the folders of the classes. Give .*{meant}"):
+    with pytest.raises(UserError, match=f"is above the folders of the classes. Give .*{meant}"):
         folder(make_folder(classes, under="root"))
 
 

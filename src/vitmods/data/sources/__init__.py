@@ -21,17 +21,17 @@ from vitmods.util.registry import Registry
 
 @dataclass(frozen=True)
 class SourceKind:
-    """How a source is opened, and what is known of it before.
+    """How a source is opened, and its facts.
 
-    usage: the spec, as "imagenet:FOLDER" or "digits". title: what it is, in a line. options: that may follow the
-    question mark; None: its reader knows. needs: packages beyond vitmods' own. claims: whether a path that is given
-    without a name is one of it; where nobody claims it, it is a folder of class folders. looks_like: whether such a
-    folder may be meant as one of it, which an error then says.
+    usage: the spec, as "imagenet:FOLDER" or "digits". title: a description in one line. options: those that may follow
+    the question mark; None: its reader checks them. needs: packages beyond vitmods' own. claims: whether it reads a
+    path that is given without a name; a path that no source claims is a folder of class folders. looks_like: whether
+    such a folder may be meant for this source, which an error then suggests.
 
-    Of a published set in a folder also: layout: what the files are called below the folder, one way a line. origin: who
-    gives them. classes; counts: images of each split as published. used_in: tables of the papers. terms: conditions of
-    use that are stated. Its splits are others', so what is odd in them (see ALLOWED) is a warning. arrange: changes the
-    splits once they were compared with those published.
+    A published set in a folder also has: layout: the names of its files below the folder, one way a line. origin: who
+    distributes them. classes; counts: images of each split as published. used_in: tables of the papers. terms: stated
+    conditions of use. Its splits are published, so what is odd in them (see ALLOWED) is a warning. arrange: changes the
+    splits once they were compared with the published counts.
     """
 
     name: str
@@ -66,12 +66,12 @@ class SourceKind:
         )
 
     def count_warnings(self, source: Source) -> list[str]:
-        """Where the images found are not as many as were published."""
-        found = {name: len(records) for name, records in source.splits.items()}
+        """Say where there are not as many images as were published."""
+        counts = {name: len(records) for name, records in source.splits.items()}
         return [
-            f"{name} has {found[name]:,} images; {self.title} as published has {count:,}."
+            f"{name} has {counts[name]:,} images; {self.title} as published has {count:,}."
             for name, count in self.counts.items()
-            if name in found and found[name] != count
+            if name in counts and counts[name] != count
         ]
 
 
@@ -82,7 +82,7 @@ SOURCES: Registry[SourceKind] = Registry(
 
 @dataclass(frozen=True)
 class Spec:
-    """A spec, read: rest is what stands between the name and the question mark. As text it is the spec itself."""
+    """A parsed spec; rest: the text between the name and the question mark."""
 
     text: str
     kind: SourceKind
@@ -114,7 +114,7 @@ def data_source(
         @data_source("mine", "mine:FOLDER", "our own archive")
         def mine(spec: Spec) -> Source: ...
 
-    One function may open several, and see by `spec.kind` which is meant.
+    One function may open several; `spec.kind` is the one that is meant.
     """
 
     def register(function: Callable[[Spec], Source]) -> Callable[[Spec], Source]:
@@ -130,38 +130,38 @@ def open_source(spec: str | Path) -> Source:
     if not text.strip():
         raise UserError('No data given. Try "digits", or the path of a folder with one sub-folder per class.')
     bare, allow = _allowance(text)
-    read = _read(bare)
-    kind = read.kind
-    if kind.layout and not read.folder.is_dir():
-        raise kind.missing(read.folder, "there is no such folder")
+    parsed = _parse(bare)
+    kind = parsed.kind
+    if kind.layout and not parsed.folder.is_dir():
+        raise kind.missing(parsed.folder, "there is no such folder")
     with naming_the_source(bare):
-        found = kind.open(read)
-    for name, part in found.splits.items() if found.target == "class" else ():
-        if len(strange := np.flatnonzero((part.labels < 0) | (part.labels >= len(found.classes)))):
+        source = kind.open(parsed)
+    last = len(source.classes) - 1
+    for name, part in source.splits.items() if source.target == "class" else ():
+        if len(strange := np.flatnonzero((part.labels < 0) | (part.labels > last))):
             raise UserError(
-                f"{len(strange)} images of {name} in {read} have no class, such as {printable(part.ids[strange[0]])} "
-                f"with the label {part.labels[strange[0]]} (classes are 0 to {len(found.classes) - 1}). Leave them out."
+                f"{len(strange)} images of {name} in {parsed} have no class, such as {printable(part.ids[strange[0]])} "
+                f"with the label {part.labels[strange[0]]} (classes are 0 to {last}). Leave them out."
             )
     if kind.layout:
-        found = replace(found, warnings=[*found.warnings, *kind.count_warnings(found)], allow=frozenset(ALLOWED))
-    found = kind.arrange(read, found) if kind.arrange else found
-    classes = tuple(map(printable, found.classes))
-    return replace(found, spec=text, allow=found.allow | allow, classes=classes)
+        source = replace(source, warnings=[*source.warnings, *kind.count_warnings(source)], allow=frozenset(ALLOWED))
+    source = kind.arrange(parsed, source) if kind.arrange else source
+    classes = tuple(map(printable, source.classes))
+    return replace(source, spec=text, allow=source.allow | allow, classes=classes)
 
 
 @contextmanager
 def naming_the_source(spec: str | Path) -> Iterator[None]:
-    """A UserError inside also says what to write, where a folder was given that looks like one of a source's, without
-    the source's name."""
+    """Let a UserError inside also suggest the source's name, if a folder was given that looks like one of a source."""
     try:
         yield
     except UserError as error:
         text = str(spec)
         root = expand_user(_folder_and_options(text)[0])
         kinds = SOURCES.items() if root.is_dir() else ()
-        alike = [f"{name}:{printable(text)}" for name, kind in kinds if kind.looks_like and kind.looks_like(root)]
-        if alike:
-            raise type(error)(f"{error} It looks like {' or '.join(alike)}: write that.") from error
+        specs = [f"{name}:{printable(text)}" for name, kind in kinds if kind.looks_like and kind.looks_like(root)]
+        if specs:
+            raise type(error)(f"{error} It looks like {' or '.join(specs)}: write that.") from error
         raise
 
 
@@ -172,7 +172,7 @@ def known_specs() -> str:
     return f"{', '.join(others)}, or NAME:FOLDER for a known set ({', '.join(published)})"
 
 
-def _read(text: str) -> Spec:
+def _parse(text: str) -> Spec:
     if text in SOURCES and SOURCES[text].usage == text:
         return Spec(text, SOURCES[text], "", {})
     name, colon, rest = text.partition(":")
@@ -180,17 +180,16 @@ def _read(text: str) -> Spec:
     if kind is None or not kind.usage.startswith(f"{name}:"):
         rest, options = _folder_and_options(text)
         path = expand_user(rest)
-        kind = next((one for one in SOURCES.values() if one.claims and one.claims(path)), SOURCES["folder"])
+        kind = next((kind for kind in SOURCES.values() if kind.claims and kind.claims(path)), SOURCES["folder"])
         prefixes = [other for other in SOURCES if SOURCES[other].usage.startswith(f"{other}:")]
         if colon and not os.path.exists(text) and (hint := nearest(name, prefixes)).startswith("Did you"):
             raise UserError(f'There is neither a folder "{printable(text)}" nor a set called "{name}". {hint}')
     else:
         rest, _, query = rest.partition("?")
         options = dict(parse_qsl(query, keep_blank_values=True))
-    known = kind.options
-    for option in options if known is not None else ():
-        if option not in (known or ()) and f"?{option}=" not in kind.usage:
-            advice = nearest(option, known) if known else "It takes none."
+    for option in options if kind.options is not None else ():
+        if option not in (kind.options or ()) and f"?{option}=" not in kind.usage:
+            advice = nearest(option, kind.options) if kind.options else "It takes none."
             raise UserError(f'"{printable(text)}": {kind.name} has no option "{option}". {advice}')
     usage = kind.usage.replace("NAME", rest or "NAME")
     if not rest or ("?root=" in kind.usage and not options.get("root")):
@@ -210,12 +209,12 @@ def _allowance(spec: str) -> tuple[str, frozenset[str]]:
     """The spec without its option "allow", and what that allows. A question mark in a folder's name is left alone."""
     head, mark, query = spec.rpartition("?")
     options = query.split("&") if mark else []
-    given = [option for option in options if option.startswith("allow=")]
-    if not given:
+    allowing = [option for option in options if option.startswith("allow=")]
+    if not allowing:
         return spec, frozenset()
-    names = [name for option in given for name in option.removeprefix("allow=").split(",")]
+    names = [name for option in allowing for name in option.removeprefix("allow=").split(",")]
     for name in names:
         if name not in ALLOWED:
             raise UserError(f'"{spec}": there is nothing called "{name}" to allow. {nearest(name, ALLOWED)}')
-    rest = "&".join(option for option in options if option not in given)
-    return f"{head}?{rest}" if rest else head, frozenset(names)
+    others = "&".join(option for option in options if option not in allowing)
+    return f"{head}?{others}" if others else head, frozenset(names)

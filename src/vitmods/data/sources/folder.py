@@ -50,34 +50,47 @@ class _Files:
 )
 def open_folder(spec: Spec) -> Source:
     """A folder of class folders."""
-    found = folder(spec.rest)
-    found.streaming = spec.streaming()
-    return found
+    source = folder(spec.rest)
+    source.streaming = spec.streaming()
+    return source
 
 
 def folder(path: str | Path) -> Source:
     """List the images of a folder. Those without any class folder have no class (target "nothing"). Raises UserError
     if it is missing, not a folder, or holds no images."""
-    shown, root = printable(str(path)), expand_user(path)
-    if not os.path.exists(root):  # unlike Path.exists, says no to a name that is too long for the system
+    where, root = printable(str(path)), expand_user(path)
+    if not os.path.exists(root):  # unlike Path.exists, False for a name that is too long for the system
         hint = similar_folder(root) or f"Give a folder of images, or one of: {known_specs()}."
-        raise UserError(f"There is no folder {shown}. {hint}")
+        raise UserError(f"There is no folder {where}. {hint}")
     if not root.is_dir():
-        raise UserError(f"{shown} is a file. Give the folder that holds the class folders. {LAYOUT}")
+        raise UserError(f"{where} is a file. Give the folder that holds the class folders. {LAYOUT}")
     with _listing():
-        _refuse_shards(shown, root)
-        found = _split_folders(root)
-        unused, folders = _unused_folders(root, found), found or {"train": root}
+        entries = list(root.iterdir())
+        if any(entry.suffix == ".tar" for entry in entries) and not any(entry.is_dir() for entry in entries):
+            raise UserError(
+                f"{where} holds tar files and no manifest.json. If `vitmods data pack` was stopped before its "
+                f"end, run it again; shards from elsewhere are read as wds:{where}."
+            )
+        of_splits = _split_folders(root)
+        unused = [printable(p.name) for p in _directories(root) if p not in of_splits.values()] if of_splits else []
+        text = f"Beside the split folders, these folders were not used: {', '.join(unused)}."
+        warnings, folders = [text] if unused else [], of_splits or {"train": root}
+        name = printable(root.resolve().name)
         if not any(map(_directories, folders.values())) and any(map(loose_images, folders.values())):
             splits = {split: _without_class(root, path) for split, path in folders.items()}
-            return Source(printable(root.resolve().name), ("image",), splits, unused, target="nothing")
-    classes, splits, warnings = class_folders(root, folders)
-    nested = not found and any(name.count("/") > 1 for name in splits["train"].ids)
+            return Source(name, ("image",), splits, warnings, target="nothing")
+    classes, splits, more = class_folders(root, folders)
+    nested = not of_splits and any(image.count("/") > 1 for image in splits["train"].ids)
     if nested and (below := _deeper(root, classes)):
-        raise UserError(f"{shown} lies above the folders of the classes. Give {' or '.join(below)}. {LAYOUT}")
-    _refuse_masks(shown, classes)
-    name = printable(root.resolve().name)
-    return Source(name, tuple(printable(c) for c in classes), splits, unused + warnings)
+        raise UserError(f"{where} is above the folders of the classes. Give {' or '.join(below)}. {LAYOUT}")
+    images, masks = ([label for label in classes if label.lower() in usual] for usual in (_IMAGES, _MASKS))
+    if images and masks:
+        raise UserError(
+            f"{where} holds {printable(images[0])} and {printable(masks[0])}, which look like images and their masks "
+            f"instead of two classes. For segmentation write masks:{where} (with classes.txt beside them); if they are "
+            "classes, rename one."
+        )
+    return Source(name, tuple(map(printable, classes)), splits, warnings + more)
 
 
 def _without_class(root: Path, folder: Path) -> Records:
@@ -87,42 +100,21 @@ def _without_class(root: Path, folder: Path) -> Records:
 
 
 def _deeper(root: Path, classes: Sequence[str]) -> list[str]:
-    """The folders up to three levels below that look like what is meant, where these are no classes: each has a train
-    folder with class folders below it, or there would be one class only and theirs are several."""
+    """The folders up to three levels below root that are probably meant, where these are not classes: each has a train
+    folder with class folders below it, or there would be only one class and they have several."""
+
+    def has_train(path: Path) -> bool:
+        return any(split_named(p.name) == "train" and len(_directories(p)) > 1 for p in _directories(path))
+
     level = [path for path in _directories(root) if normalize("NFC", path.name) in classes]
     for _ in range(3):
-        found = [path for path in level if _has_train(path)]
-        if len(classes) == 1 and not found:
-            found = [path for path in level if sum(bool(loose_images(one)) for one in _directories(path)) > 1]
-        if found and (len(found) == len(level) or len(classes) == 1):
-            return [printable(str(path)) for path in found]
+        meant = [path for path in level if has_train(path)]
+        if len(classes) == 1 and not meant:
+            meant = [path for path in level if sum(bool(loose_images(inner)) for inner in _directories(path)) > 1]
+        if meant and (len(meant) == len(level) or len(classes) == 1):
+            return [printable(str(path)) for path in meant]
         level = [inner for path in level for inner in _directories(path)]
     return []
-
-
-def _has_train(path: Path) -> bool:
-    return any(split_named(p.name) == "train" and len(_directories(p)) > 1 for p in _directories(path))
-
-
-def _refuse_shards(shown: str, root: Path) -> None:
-    """Raise UserError for tar files without class folders: an unfinished pack, or shards from elsewhere."""
-    entries = list(root.iterdir())
-    if any(entry.suffix == ".tar" for entry in entries) and not any(entry.is_dir() for entry in entries):
-        raise UserError(
-            f"{shown} holds tar files and no manifest.json. If `vitmods data pack` was stopped before its "
-            f"end, run it again; shards from elsewhere are read as wds:{shown}."
-        )
-
-
-def _refuse_masks(shown: str, classes: Sequence[str]) -> None:
-    """Raise UserError where two of the folders look like images and their masks instead of two classes."""
-    images, masks = ([name for name in classes if name.lower() in usual] for usual in (_IMAGES, _MASKS))
-    if images and masks:
-        raise UserError(
-            f"{shown} holds {printable(images[0])} and {printable(masks[0])}, which look like images and their masks "
-            f"instead of two classes. For segmentation write masks:{shown} (with classes.txt beside them); if they are "
-            "classes, rename one."
-        )
 
 
 def class_folders(
@@ -143,8 +135,10 @@ def class_folders(
         where = " and ".join(printable(str(path)) for path in folders.values())
         raise UserError(" ".join([f"No images in class folders under {where}. {LAYOUT}", *warnings]))
     if strange := [name for name in names if order is not None and name not in order]:
-        shown = ", ".join(map(printable, strange[:5]))
-        raise UserError(f"Folders under {printable(str(root))} that are no class of this set: {shown}. Move them away.")
+        examples = ", ".join(map(printable, strange[:5]))
+        raise UserError(
+            f"Folders under {printable(str(root))} that are not classes of this set: {examples}. Move them."
+        )
     classes = tuple(order or names)
     return classes, {split: _records(root, files, classes) for split, files in listed.items()}, warnings
 
@@ -162,24 +156,24 @@ def _listing() -> Iterator[None]:
 
 def folders_of_splits(root: Path) -> dict[str, Path]:
     """The folders that are called as splits. UserError where two could be the same."""
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for path in _directories(root):
-        if (split := split_named(path.name)) and found.setdefault(split, path) != path:
-            raise UserError(f"Both {found[split].name} and {path.name} in {root} could be {split}: keep one.")
-    return found
+        if (split := split_named(path.name)) and folders.setdefault(split, path) != path:
+            raise UserError(f"Both {folders[split].name} and {path.name} in {root} could be {split}: keep one.")
+    return folders
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
-    """The train, val and test folders, or {} where the classes lie directly under root."""
-    found = folders_of_splits(root)
+    """The train, val and test folders, or {} where the class folders are directly under root."""
+    folders = folders_of_splits(root)
     # A class may be called "train" or "test" (vehicles, say): a train folder without folders is a split only where all
     # its neighbors are called as splits too.
-    alone = len(found) > 1 and len(found) == len(_directories(root))
-    if "train" in found and (alone or _directories(found["train"])):
-        return found
-    if found and "train" not in found and all(_directories(path) for path in found.values()):
-        held = " and ".join(path.name for path in found.values())
-        raise UserError(f"{printable(str(root))} holds {held} with class folders, but no train folder. {LAYOUT}")
+    alone = len(folders) > 1 and len(folders) == len(_directories(root))
+    if "train" in folders and (alone or _directories(folders["train"])):
+        return folders
+    if folders and "train" not in folders and all(map(_directories, folders.values())):
+        names = " and ".join(path.name for path in folders.values())
+        raise UserError(f"{printable(str(root))} holds {names} with class folders, but no train folder. {LAYOUT}")
     return {}
 
 
@@ -290,27 +284,22 @@ def _bytes(path: Path | str) -> bytes:
         return read_bytes(Path(path), "image")
 
 
-def _unused_folders(root: Path, found: dict[str, Path]) -> list[str]:
-    unused = [printable(p.name) for p in _directories(root) if p not in found.values()] if found else []
-    return [f"Beside the split folders, these folders were not used: {', '.join(unused)}."] if unused else []
-
-
 def _file_warnings(where: str, files: _Files) -> list[str]:
     warnings = []
     if files.loose:
         warnings.append(f"{files.loose} images directly in {where} have no class folder and were not used.")
     if files.empty:
-        warnings.append(f"These folders of {where} hold no images and are no classes: {', '.join(files.empty)}.")
+        warnings.append(f"These folders of {where} hold no images and are not classes: {', '.join(files.empty)}.")
     if len(files.inner_splits) > 1:
         inner = ", ".join(map(printable, sorted(files.inner_splits)))
         warnings.append(
-            f"Folders inside of class folders are no splits: {inner}. Put the classes inside of them instead."
+            f"Folders inside of class folders are not splits: {inner}. Put the classes inside of them instead."
         )
     if files.repeated:
         warnings.append(f"Linked folders already read once were not read again: {', '.join(files.repeated)}.")
     if files.other_endings:
         endings = ", ".join(f"{count} {ending}" for ending, count in files.other_endings.most_common())
-        warnings.append(f"Files in {where} that are no images by their ending were not used: {printable(endings)}.")
+        warnings.append(f"Files in {where} that are not images by their ending were not used: {printable(endings)}.")
     return warnings
 
 
