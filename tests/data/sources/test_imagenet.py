@@ -312,7 +312,7 @@ def test_what_is_missing_is_reported_with_all_layouts(tmp_path: Path, write_file
     ("files", "message"),
     [
         ({f"val/{val_name(1)}": b"", "val/n01484850/b.JPEG": b""}, "two layouts are mixed"),
-        ({"val/n01484850/b.JPEG": b"", "val/cats/b.JPEG": b""}, "no class of this set: cats"),
+        ({"val/n01484850/b.JPEG": b"", "val/cats/b.JPEG": b""}, "this set has no class for: cats"),
         ({"val/n01484850/readme": b""}, "No images in class folders under"),
         ({f"val/{val_name(1)}": b"", "val.txt": b"1\n"}, "Numbers alone do not suffice"),
         ({f"val/{val_name(1)}": b"", "val.txt": b"a.jpg 7\n"}, "name no image and class of ImageNet: 'a.jpg 7'"),

@@ -136,9 +136,7 @@ def class_folders(
         raise UserError(" ".join([f"No images in class folders under {where}. {LAYOUT}", *warnings]))
     if strange := [name for name in names if order is not None and name not in order]:
         examples = ", ".join(map(printable, strange[:5]))
-        raise UserError(
-            f"Folders under {printable(str(root))} that are not classes of this set: {examples}. Move them."
-        )
+        raise UserError(f"Folders under {printable(str(root))} that this set has no class for: {examples}. Move them.")
     classes = tuple(order or names)
     return classes, {split: _records(root, files, classes) for split, files in listed.items()}, warnings
 
