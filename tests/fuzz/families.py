@@ -27,7 +27,7 @@ from vitmods.data.read import Unreadable, decode
 from vitmods.data.shards import open_tar
 from vitmods.data.sources import open_source
 from vitmods.data.sources.wds import expand
-from vitmods.data.splits import keys_by
+from vitmods.data.splits import group_keys
 from vitmods.finetune import load_delta, save_delta
 from vitmods.model.config import ViTConfig
 from vitmods.recipes import RECIPES, Recipe
@@ -312,7 +312,7 @@ READERS = {
         for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO", "TGA", "PCX")
     },
     "scores": ({"s.csv": b"arm,seed,score,image\nbase,0,1,a\ndpn,0,1,a\n"}, "s.csv", lambda f: read_csv(f / "s.csv")),
-    "groups": ({"g.csv": b"image,group\na,1\n"}, "g.csv", lambda f: keys_by(f / "g.csv", ["a"])),
+    "groups": ({"g.csv": b"image,group\na,1\n"}, "g.csv", lambda f: group_keys(f / "g.csv", ["a"])),
     "own": ({"f.safetensors": _safetensors({"vitmods_config": json.dumps(VIT)})}, "f.safetensors", _own),
     "delta": ({"d": DELTA}, "d", lambda f: load_delta(BASE, f / "d")),
     "npz": (

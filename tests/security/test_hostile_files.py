@@ -29,7 +29,7 @@ from vitmods.data.read import Unreadable, decode
 from vitmods.data.shards import open_tar
 from vitmods.data.sources import open_source
 from vitmods.data.sources.wds import expand, scan
-from vitmods.data.splits import keys_by
+from vitmods.data.splits import group_keys
 from vitmods.model.config import ViTConfig
 from vitmods.papers.sources.imagenet import _from_archive
 from vitmods.recipes import Recipe
@@ -530,7 +530,7 @@ MANY = ",".join(f"c{i}" for i in range(limits.MOST_COLUMNS))
         ("labels.csv", "file,labels", lambda path: open_source(str(path))),
         ("boxes.csv", "image,label,width,height,xmin,ymin,xmax,ymax", lambda path: open_source(f"boxes:{path.parent}")),
         ("s.csv", "arm,seed,score", read_csv),
-        ("g.csv", "image,group", lambda path: keys_by(path, ["a"])),
+        ("g.csv", "image,group", lambda path: group_keys(path, ["a"])),
         ("palette.csv", "name,r,g,b", lambda path: open_source(f"masks:{path.parent}")),
     ],
 )
