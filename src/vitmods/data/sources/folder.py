@@ -45,7 +45,7 @@ class _Files:
 @data_source(
     "folder",
     "path/to/folder",
-    "one sub-folder per class, alone or below `train`, `val` and `test` folders",
+    "one sub-folder per class, directly or below `train`, `val` and `test` folders",
     options=("stream", "buffer"),
 )
 def open_folder(spec: Spec) -> Source:

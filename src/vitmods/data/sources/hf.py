@@ -28,7 +28,7 @@ _SAVED = ("dataset_dict.json", "dataset_info.json")  # what save_to_disk leaves
 @data_source(
     "hf",
     "hf:NAME",
-    "a Hugging Face set, from their hub, written by `save_to_disk`, or a folder of parquet files",
+    "a Hugging Face data set, from the hub, written by `save_to_disk`, or a folder of parquet files",
     options=("config", "revision", "image", "label", "streaming", "buffer"),
     needs='pip install "vitmods[hf]"',
 )

@@ -39,7 +39,7 @@ class _Rows:
 @data_source(
     "labels",
     "path/to/labels.csv",
-    "a CSV file that gives each image any number of labels, or the folder of a `labels.csv`",
+    "a CSV file with any number of labels per image, or the folder of a `labels.csv`",
     claims=lambda path: path.suffix == ".csv" or os.path.isfile(path / CSV),
 )
 def labels_csv(spec: Spec) -> Source:

@@ -35,7 +35,7 @@ _PAIRS = ("_samples", "samples")  # attributes that hold (path, label)
 @data_source(
     "torchvision",
     "torchvision:NAME?root=FOLDER",
-    "any classification set of torchvision that is on the disk; downloads only with `&download=1`",
+    "any classification set of torchvision on the disk; downloads only with `&download=1`",
     options=None,
 )
 def torchvision(spec: Spec) -> Source:

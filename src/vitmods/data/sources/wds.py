@@ -28,7 +28,7 @@ _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?\}")
 @data_source(
     "wds",
     "wds:path/to/shards",
-    "any tar files in WebDataset's layout; those of `vitmods data pack` by their folder's path alone",
+    "tar files in WebDataset's layout; the output of `vitmods data pack` needs only its folder",
     options=("stream", "buffer"),
     claims=is_packed,
 )

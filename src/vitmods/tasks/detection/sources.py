@@ -681,7 +681,7 @@ TABLE_LAYOUT = f"The first line of {BOXES} is image,width,height,label,{','.join
 @data_source(
     "boxes",
     "boxes:FOLDER",
-    "boxes in a CSV file beside the images",
+    "boxes in a CSV file next to the images",
     options=OPTIONS,
     claims=lambda path: (path / BOXES).is_file(),
 )

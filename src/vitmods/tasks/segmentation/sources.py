@@ -31,8 +31,8 @@ Folders = dict[str, tuple[Path, Path]]
 @data_source(
     "masks",
     "masks:FOLDER",
-    f"images/ and masks/ with files of the same names, and `{CLASSES}` or `{PALETTE}`; `?ignore=` names a class, or a "
-    "number, whose pixels are left out (255 is, unless a class has it)",
+    f"images/ and masks/ with files of the same names, and `{CLASSES}` or `{PALETTE}`; `?ignore=` selects "
+    "an ignored class or value (default 255)",
     options=("ignore",),
     looks_like=lambda path: any((path / part / "masks").is_dir() for part in (".", "train")),
 )

@@ -94,7 +94,7 @@ class Wanted:
 @data_source(
     "listops",
     "listops:FOLDER",
-    "nested operations on digits as sequences of tokens; listops:generated makes them",
+    "nested operations on digits as token sequences; listops:generated creates them",
     options=tuple(asdict(Wanted())),
 )
 def listops(spec: Spec) -> Source:
