@@ -95,6 +95,47 @@ def test_help_shows_the_defaults_of_the_images_and_the_recipe(capsys, tmp_path):
         assert shown in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["compare", "train", "finetune"])
+def test_help_shows_the_main_options_and_help_all_every_one(command, capsys):
+    def options(word):
+        assert main([command, "--recipe", "plain", word]) == 0
+        return re.findall(r"^[│ ] (?:-h, )?--([\w-]+)", capsys.readouterr().out, flags=re.MULTILINE)
+
+    brief, full = options("--help"), options("--help-all")
+    assert 10 <= len(brief) <= 18 < 80 < len(full)
+    assert set(brief) < set(full)
+    assert "mixup" in full
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-seeds", "8"], "--max-seeds needs --until-decided"),
+        (["--until-decided", "--seeds", "8"], "set --max-seeds, not --seeds"),
+        (["--confirm"], "--confirm needs --design factorial"),
+        (["--runs", "8"], "--runs needs --design factorial"),
+        (["--retrain", "best", "--pilot"], "drop --dry-run, --pilot and --budget"),
+        (["--retrain", "best", "--budget", "2h"], "drop --dry-run, --pilot and --budget"),
+    ],
+)
+@pytest.mark.parametrize("data", ["digits", "large"])
+def test_options_that_need_or_exclude_others_are_refused_before_the_images_are_listed(
+    arguments, message, data, capsys, monkeypatch
+):
+    if data != "digits":
+        monkeypatch.setattr("vitmods.cli.options.defaults_for", lambda data: pytest.fail("the images were listed"))
+    assert message in refused(capsys, "compare", "--data", data, *arguments)
+
+
+def test_without_torch_the_message_says_how_to_install_it(tmp_path):
+    script = "import sys; sys.modules['torch'] = None; from vitmods.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, "compare", "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "The package torch is not installed: pip install torch" in done.stderr
+    assert "not foreseen" not in done.stderr
+
+
 def test_unknown_words_suggest_the_nearest(capsys):
     assert "Did you mean 'compare'?" in refused(capsys, "compair")
     assert "--epochs" in refused(capsys, "compare", "--epoch", "3")

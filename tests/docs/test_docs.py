@@ -190,11 +190,11 @@ def _check_vitmods(words: list[str]) -> None:
 
 @cache
 def options_of(command: str) -> set[str]:
-    """The options that `vitmods COMMAND --help` shows."""
+    """The options that `vitmods COMMAND --help-all` shows."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         if command:
-            import_command(command).main(["--help"])
+            import_command(command).main(["--help-all"])
         else:
             importlib.import_module("vitmods.cli").main(["--help"])
     return set(re.findall(r"--[a-z][\w-]*", printed.getvalue()))

@@ -30,7 +30,7 @@ def test_a_papers_recipe_names_the_paper_and_a_command_that_exists(name, capsys)
     assert re.search(r"arXiv:\d{4}\.\d{5}", known.paper)
     program, command, *words = shlex.split(known.command)
     assert program == "vitmods"
-    assert main([command, "--help"]) == 0
+    assert main([command, "--help-all"]) == 0
     options = set(re.findall(r"--[a-z][\w-]*", capsys.readouterr().out))
     assert {word for word in words if word.startswith("--")} <= options
     assert isinstance(parse_recipe(words[words.index("--recipe") + 1]), vm.Recipe)

@@ -54,7 +54,7 @@ def test_nothing_else_lists_the_options():
 
 
 def test_the_shell_offers_every_option(capsys):
-    assert main(["compare", "--help"]) == 0
+    assert main(["compare", "--help-all"]) == 0
     text = capsys.readouterr().out
     offered = (names(StudyOptions) | names(ClusterOptions)) - {"cluster"}
     assert {name for name in offered if f"--{name.replace('_', '-')} " not in text} == HIDDEN

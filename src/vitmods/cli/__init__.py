@@ -49,7 +49,8 @@ commands:
 {commands}
 
 options:
-  -h, --help  this text, or with a command its options, defaults and examples
+  -h, --help  this text, or with a command its main options and examples
+  --help-all  with a command: every option with its default
   --version   print the version
   --debug     with any command: show the full traceback of an error
   --plugin M  with any command: import the module or file M first, which adds
@@ -62,6 +63,7 @@ examples:
 """
 
 USAGE, INTERRUPTED = 2, 130
+INSTALL = {"torch": "pip install torch, or the build for your GPU from https://pytorch.org/get-started/locally"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -139,6 +141,8 @@ def _explain(error: Exception) -> str:
         return str(error)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"The name {str(error.filename)[:60]}... is too long for this system: give a shorter one."
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("vitmods"):
+        return f"The package {error.name} is not installed: {INSTALL.get(error.name, f'pip install {error.name}')}"
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}\nThis was not foreseen; with --debug the command shows where it happened."
 

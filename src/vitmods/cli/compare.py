@@ -33,14 +33,34 @@ if TYPE_CHECKING:
     from vitmods.study.line_ups import LineUp
 
 FAILED = 1
+COMMON = (
+    "data",
+    "arms",
+    "base",
+    "from",
+    "task",
+    "img-size",
+    "recipe",
+    "epochs",
+    "seeds",
+    "until-decided",
+    "budget",
+    "margin",
+    "metric",
+    "workers",
+    "device",
+    "out",
+    "dry-run",
+)
+"""options that --help shows"""
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Train a base ViT and changed ones on the same seeds; say which change helps, and what it costs.
+    """Train a base ViT and changed ones on the same seeds; report which change helps, and what it costs.
 
-    The same command goes on where it was stopped and changes nothing that is finished; arms and seeds may be added.
-    results.json, results.csv and report.html lie in the folder of --out. Exit code: 0; 1 if a trial failed; 2 for an
+    Re-running the command resumes the study and changes nothing that is finished; arms and seeds may be added.
+    The folder of --out gets results.json, results.csv and report.html. Exit code: 0; 1 if a trial failed; 2 for an
     error; 130 if stopped.
 
     examples:
@@ -48,19 +68,19 @@ class Compare:
       vitmods compare --data path/to/images --arms dpn rms dpn+rms --seeds 5
       vitmods compare --data path/to/images --arms dpn rms --until-decided --budget 2h
       vitmods compare --data path/to/images --arms norms --dry-run     (every kind of norm)
-      vitmods compare --data path/to/images --arms paper:dpn-table6 --base Ti/4     (a published table again)
+      vitmods compare --data path/to/images --arms paper:dpn-table6 --base Ti/4     (reproduce a published table)
       vitmods compare --base S/16 --img-size 224 --arms "post=placement(attn=post,mlp=post)" --dry-run
       vitmods compare --base timm:pvt_v2_b0 --img-size 64 --arms "replace(rms)" "replace(dtn)"     (any model)
       vitmods compare --from runs/digits-mu3-2-train-base-seed0 --data path/to/images --arms full attention ffn
       vitmods compare --from runs/pretrained --data path/to/images      (a study: each arm from its own weights)
       vitmods compare --arms dpn --tune lr=1e-4,3e-4,1e-3 --tune-on val     (the same budget for every arm)
       vitmods compare --arms dpn --sweep base=Ti/16,S/16     (an effect for each, and their average)
-      vitmods compare --base Ti/16 S/16 --arms dpn --img-size 224     (the same of several bases)
+      vitmods compare --base Ti/16 S/16 --arms dpn --img-size 224     (the same, for several bases)
       vitmods compare --arms dpn rms layerscale --design factorial --confirm     (all changes in every trial)
       vitmods compare --arms dpn --metric ece
       vitmods compare --task multilabel --data path/to/labels.csv --arms dpn rms
-      vitmods compare --retrain best     (the arm to take, on all images)
-      vitmods compare --recipe plain --help      (defaults of that recipe)
+      vitmods compare --retrain best     (train the arm to deploy on all images)
+      vitmods compare --recipe plain --help-all      (every option, with the defaults of that recipe)
     """
 
     dataset: DataOptions
@@ -68,77 +88,78 @@ class Compare:
     options: StudyOptions
     protocols: Options
     arms: tuple[str, ...] = ("dpn", "rms", "placement(attn=post,mlp=post)")
-    """what is compared with base: changes, joined by +, or NAME=CHANGES; `vitmods changes` lists them; replace(rms),
+    """changes to compare against base, joined by +, or NAME=CHANGES; `vitmods changes` lists them. replace(rms),
     replace(dtn): other norms in any transformer. attention, ffn, head, train(ROLES): what is trained; full: all of it.
-    paper:TABLE: the arms of a published table, and its task, bases and sweep where they are not given (`vitmods
-    paper`); norms: the arms of one alone"""
+    paper:TABLE: the arms of a published table, and its task, bases and sweep unless you set them (`vitmods paper`);
+    norms: only the arms of one"""
     base: tuple[str, ...] = ("mu3/2",)
     """the model without changes, or several: then every arm is compared with each. Ti/16, S/16, B/16, S36/16 (36 deep),
-    or timm's name; any other model as timm:NAME, torchvision:NAME, hf:FOLDER, python:MODULE:FUNCTION
+    or a timm name; any other model as timm:NAME, torchvision:NAME, hf:FOLDER, python:MODULE:FUNCTION
     (docs/any-model.md)"""
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None
-    """trained weights to begin with, which say what base is: a trial's folder, a file, or a timm model's name; or a
-    study's folder, or one of several checkpoints: then each arm begins with its own"""
+    """trained weights to start from, which also set base: a trial folder, a file or a timm model name. A study folder,
+    or a folder of several checkpoints, starts each arm from its own weights"""
     design: Literal["factorial"] | None = None
-    """factorial: arms are switched on and off together, and each is compared on average over the others
+    """factorial: arms are switched on and off together, and each effect is an average over the others
     (docs/factorial.md). None: each arm is compared with base"""
     runs: int | None = None
-    """combinations that a factorial study trains, base included; None: 8 of 3 and 4 arms, 16 of more"""
+    """combinations that a factorial study trains, including base; None: 8 for 3 and 4 arms, 16 for more"""
     confirm: bool = False
     """then train the best combination that a factorial study predicts against base, on 5 fresh seeds"""
     seeds: int | None = None
-    """trials of every arm; None: 5, or one for each fold where these are more; of a factorial study 3; with --budget
-    as many as fit"""
+    """trials per arm; None: 5, or one per fold if there are more folds; 3 in a factorial study; with --budget as many
+    as fit"""
     until_decided: bool = False
-    """look after 4, 5, 6, 8, ... seeds, and train an arm no longer once it is decided or hopeless (docs/verdicts.md)"""
+    """look after 4, 5, 6, 8, ... seeds, and stop each arm once it is decided or futile (docs/verdicts.md)"""
     max_seeds: int | None = None
-    """the most trials of an arm, with --until-decided; None: 16, of a factorial study 8; with --budget as many as fit,
-    at most 32"""
+    """most trials per arm, with --until-decided; None: 16, or 8 in a factorial study; with --budget as many as fit, at
+    most 32"""
     budget: str | None = None
-    """how much this run may take: 2h, 30m, or 40trials; the same command goes on later. None: no end"""
+    """how much this run may take: 2h, 30m, or 40trials; re-running the command resumes. None: no limit"""
     folds: int | None = None
-    """of images that are not split yet: seed s of every arm is tested on part s mod FOLDS of them and trained on the
-    rest; verdicts are then about other training sets too (docs/verdicts.md)"""
+    """for images without splits: test seed s of every arm on part s mod FOLDS and train on the others; verdicts then
+    generalize over training sets (docs/verdicts.md)"""
     generalize: Literal["images", "seeds"] = "images"
-    """what verdicts are about: other images from the same source too, or new trainings on these test images alone"""
+    """what verdicts are about: also other images from the same source, or only new trainings on these test images"""
     family: int | None = None
-    """how many arms the study will have, where some are added later: intervals hold together over so many. None: these
-    arms"""
+    """number of arms the study will have, if some are added later: intervals are simultaneous over this many. None:
+    these arms"""
     recipe: str = "digits"
-    """where the training options start from: plain, deit, augreg(level=light1), ...; `vitmods recipes` lists them"""
+    """recipe with the defaults of training: plain, deit, augreg(level=light1), ...; `vitmods recipes` lists them"""
     tune: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """FIELD=VALUE,VALUE,... of the recipe: every arm is trained with each value, and its best counts. Several times for
-    several fields"""
+    """FIELD=VALUE,VALUE,... of the recipe: train every arm with each value and report its best. Repeat for several
+    fields"""
     tune_on: str | None = None
-    """the split that the values are chosen on: val"""
+    """split on which the values are chosen: val"""
     tuning_seeds: int = 1
-    """trials of every value; the chosen one is trained on fresh seeds"""
+    """trials of each value; the chosen one is trained on fresh seeds"""
     same_seeds: bool = False
-    """report the very trials that the values were chosen by: less work, and every score too good"""
+    """reuse the tuning trials in the report: less work, and optimistic scores"""
     sweep: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """FIELD=VALUE,VALUE,... of the recipe, base or limit_train: base and every arm are trained under each, which gives
-    an effect for each and their average. Several times for several fields"""
+    """FIELD=VALUE,VALUE,... of the recipe, base or limit_train: train base and every arm with each value; gives one
+    effect for each, and their average. Repeat for several fields"""
     metric: str | None = None
-    """what is compared: top1, balanced_accuracy, ece, nll, fewshot10, mean_corruption_error, ... (docs/tuning.md);
-    None: the task's own, top1 of classes and map of labels"""
+    """metric to compare: top1, balanced_accuracy, ece, nll, fewshot10, mean_corruption_error, ... (docs/tuning.md);
+    None: the first of the task, top1 of classes and map of labels"""
     margin: float | None = None
-    """the difference that does not matter; None: 0.5 points, or 0.01 where the metric is no fraction"""
+    """smallest difference that matters; None: 0.5 points, or 0.01 if the metric is not a fraction"""
     out: Path | None = None
-    """the study's folder, or an address as s3://bucket/folder (docs/clusters.md); None: runs/DATA-BASE"""
+    """folder of the study, or an address such as s3://bucket/folder (docs/clusters.md); None: runs/DATA-BASE"""
     quiet: bool = False
-    """no progress on the error stream"""
+    """print no progress on the error stream"""
     retrain: str | None = None
-    """after the study has ended: train this arm, or best, on all images, test too, into retrained/ARM; best is the
-    cheapest of the arms that help and may be best, or base"""
+    """after the study has ended: train this arm, or best, on all images, including the test set, into retrained/ARM;
+    best is the cheapest of the arms that help and may be best, or base"""
     dry_run: bool = False
-    """train nothing: show arms, trials, sizes, an estimate of time and disk, and what so many seeds can find"""
+    """train nothing: show arms, trials, sizes, an estimate of time and disk, and the effects that each number of seeds
+    can find"""
     pilot: bool = False
-    """train four trials of base alone, which count later, and show the same with the spread that is then known"""
+    """train four trials of base, which count later, and show the dry run with the variance now known"""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    asked = asked_for(arguments, "compare", Compare)
+    asked = asked_for(arguments, "compare", Compare, _check_combinations)
     start = asked.start
     if not (asked.help or asked.quiet):
         print(f"Reading {asked.data or 'digits'} ...", file=sys.stderr, flush=True)
@@ -157,7 +178,8 @@ def main(arguments: Sequence[str]) -> int:
         from vitmods.study.checkpoints import arm_names  # torch, which takes seconds: what runs is said before
 
         default = replace(default, arms=arm_names(start) or default.arms)
-    options = parse(Compare, arguments, "compare", default)
+    options = parse(Compare, arguments, "compare", default, COMMON)
+    _check_combinations(options)
     if options.start is not None and options.base != (defaults.base,):
         raise UserError("--from says what base is: leave --base out.")
     parts = [line_up.name] if line_up else []
@@ -185,6 +207,23 @@ def main(arguments: Sequence[str]) -> int:
     confirmed = study.confirm(out, **how)
     confirmed.report()
     return max(_show(type(result).load(out)), FAILED if confirmed.failed else 0)
+
+
+def _check_combinations(options: Compare) -> None:
+    """Raise UserError for options that exclude or need each other."""
+    wrong = (
+        (options.max_seeds is not None and not options.until_decided, "--max-seeds needs --until-decided."),
+        (options.seeds is not None and options.until_decided, "With --until-decided, set --max-seeds, not --seeds."),
+        (options.confirm and options.design is None, "--confirm needs --design factorial."),
+        (options.runs is not None and options.design is None, "--runs needs --design factorial."),
+        (
+            options.retrain is not None and (options.dry_run or options.pilot or options.budget is not None),
+            "--retrain trains one arm once, after the study: drop --dry-run, --pilot and --budget.",
+        ),
+    )
+    for is_wrong, message in wrong:
+        if is_wrong:
+            raise UserError(message)
 
 
 def _check_names(asked: Asked) -> None:
@@ -249,8 +288,6 @@ def _check_start(line_up: LineUp, start: str | None) -> None:
 
 
 def _retrain(study: Study, options: Compare, out: Path) -> int:
-    if options.dry_run or options.pilot or options.budget is not None:
-        raise UserError("--retrain trains one arm once, after the study: leave --dry-run, --pilot and --budget out.")
     from vitmods.study import Answer
 
     found = study.retrain(out, options.retrain or "", options=replace(options.options, progress=not options.quiet))
@@ -283,8 +320,6 @@ def _study(options: Compare) -> Study:
     for arm in sorted(base.intersection(map(str.strip, options.arms))):
         record = BASE if arm == BASE else f"{arm}, which is base here,"
         note(f"{record} is always part of a study and need not be given as an arm.")
-    if options.confirm and options.design is None:
-        raise UserError("--confirm belongs to a factorial study: add --design factorial.")
     sweep: dict[str, Any] = grid_from_text(options.sweep, "--sweep")
     if len(options.base) > 1:
         if "base" in sweep:
@@ -295,7 +330,7 @@ def _study(options: Compare) -> Study:
         None if options.start else options.base[0],
         arms,
         recipe=options.training,
-        seeds=_seeds(options),
+        seeds=options.max_seeds if options.until_decided else options.seeds,
         start=options.start,
         **asdict(options.dataset),
         metric=Measure(metric, options.protocols),
@@ -312,12 +347,3 @@ def _study(options: Compare) -> Study:
         tuning_seeds=options.tuning_seeds,
         same_seeds=options.same_seeds,
     )
-
-
-def _seeds(options: Compare) -> int | None:
-    """How many, of a fixed study, or at most. UserError where the options are not of one kind of study."""
-    if options.max_seeds is not None and not options.until_decided:
-        raise UserError("--max-seeds belongs to --until-decided: add it, or say --seeds for a fixed number.")
-    if options.seeds is not None and options.until_decided:
-        raise UserError("With --until-decided the number of seeds is not fixed: say --max-seeds instead of --seeds.")
-    return options.max_seeds if options.until_decided else options.seeds

@@ -18,6 +18,8 @@ from vitmods.util.errors import UserError
 from vitmods.util.remote import upload
 
 DELTA = "delta.safetensors"
+COMMON = ("model", "data", "img-size", "train", "recipe", "epochs", "lr", "seed", "device", "out")
+"""options that --help shows"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     asked = asked_for(arguments, "finetune", Finetune)
     model = asked.model
-    if model is None and not {"-h", "--help"} & set(arguments):
+    if model is None and not asked.help:
         instead = " (--from is an option of `vitmods compare`)" if asked.start else ""
         raise UserError(
             f"Say what is adapted: --model with a trial's folder, a file of weights or a timm model's name{instead}."
@@ -66,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     _, dataset, name, recipe = defaults_from(asked, model)
     default = Finetune(model or "", dataset, recipe.with_(train="attention"), RunOptions(), recipe=name)
-    options = parse(Finetune, arguments, "finetune", default)
+    options = parse(Finetune, arguments, "finetune", default, COMMON)
     words = (Path(options.model).name, "finetune", options.training.train, f"seed{options.seed}")
     out = place(options.out) if options.out else readable_folder(options.dataset.data, *words)
     code = show(_train(options, out), out)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stderr
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -22,6 +23,7 @@ from vitmods.study.plan import measure_of
 from vitmods.util.errors import UserError
 
 T = TypeVar("T")
+HELP_ALL = "--help-all"
 
 _STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
@@ -65,23 +67,29 @@ class Asked:
     warmup_epochs: float | None = None
     warmup_steps: int | None = None
     quiet: bool = False
-    help: Annotated[bool, tyro.conf.arg(aliases=["-h"])] = False
+    help: Annotated[bool, tyro.conf.arg(aliases=["-h", "--help-all"])] = False
 
 
-def asked_for(arguments: Sequence[str], command: str, kind: type[Any] | None = None) -> Asked:
-    """What of it is on the command line. Exits, as `parse` does, where the line cannot be one of a `kind`: before a
-    data set is listed, which may take minutes."""
+def asked_for(
+    arguments: Sequence[str],
+    command: str,
+    kind: type[T] | None = None,
+    check: Callable[[T], object] = lambda options: None,
+) -> Asked:
+    """Parse the options that set defaults. Exits, as `parse` does, if the line does not fit a `kind`, and calls `check`
+    with the options: before a data set is listed, which may take minutes."""
     found, _ = tyro.cli(
         Asked, args=list(arguments), prog=f"vitmods {command}", return_unknown_args=True, add_help=False, config=_STYLE
     )
     if kind is not None and not found.help and found.data not in (None, "digits"):
         with redirect_stderr(io.StringIO()) as said:
             try:
-                parse(kind, arguments, command)
+                options = parse(kind, arguments, command)
             except SystemExit:
                 wrong = said.getvalue()
             else:
                 wrong = ""
+                check(options)
         if wrong and "recipe:" not in wrong:  # values of a recipe may suit the one that the data ask for
             parse(kind, arguments, command)
     return found
@@ -139,11 +147,50 @@ def _fits_checkpoint(defaults: Defaults, start: str) -> tuple[Defaults, dict[str
     return shaped, {name: value[:1] if len(set(value)) == 1 else value for name, value in values.items()}
 
 
-def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:
-    """Options of `command` as a `kind`. Exits as tyro does: 0 after --help, 2 after an error, which it prints."""
-    given: dict[str, Any] = {} if default is None else {"default": default}
-    found: T = tyro.cli(kind, args=list(arguments), prog=f"vitmods {command}", config=_STYLE, **given)
-    return found
+def parse(
+    kind: type[T], arguments: Sequence[str], command: str, default: T | None = None, common: Sequence[str] = ()
+) -> T:
+    """Parse the options of `command`. Exits as tyro does: 0 after --help, 2 after an error, which it prints.
+
+    common: the options that --help shows; --help-all shows all of them. Empty: --help shows all.
+    """
+    values: dict[str, Any] = {} if default is None else {"default": default}
+    words = ["--help" if word == HELP_ALL else word for word in arguments]
+    cli = partial(tyro.cli, kind, args=words, prog=f"vitmods {command}", config=_STYLE, **values)
+    if HELP_ALL in arguments or not (common and {"-h", "--help"} & set(arguments)):
+        options: T = cli()
+        return options
+    with redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")) as text:  # where tyro draws boxes
+        try:
+            cli()
+        except SystemExit as end:
+            if end.code:
+                raise
+    text.seek(0)
+    shortened = _shortened(text.read(), common)
+    if not (getattr(sys.stdout, "encoding", None) or "").lower().startswith("utf"):
+        shortened = re.sub("[╭╮╰╯│─]", " ", shortened)
+    print(shortened)
+    raise SystemExit(0)
+
+
+def _shortened(text: str, common: Sequence[str]) -> str:
+    """Reduce tyro's help to the text before its boxes, and one box with the entries of some options."""
+    head, *lines = re.split(r"^(?=[╭│╰])", text, flags=re.MULTILINE)
+    entries: list[list[str]] = []
+    for line in lines:
+        if line.startswith(("╭", "╰")):
+            entries.append([])  # the description of a box belongs to no entry
+        elif re.match(r"│ --?\w", line):
+            entries.append([line])
+        else:
+            entries[-1].append(line)
+    options = {
+        match[1]: entry for entry in entries if entry and (match := re.match(r"│ (?:-h, )?--([\w-]+)", entry[0]))
+    }
+    shown = [line for name in ("help", *common) for line in options[name]]
+    footer = f"{HELP_ALL} shows the other {len(options) - len(common) - 1} options, grouped by what they set."
+    return "".join([head, lines[0], *shown, lines[-1], footer])
 
 
 def rows_and_columns(img_size: Sequence[int]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vitmods.cli.options import parse
+from vitmods.cli.options import HELP_ALL, parse
 from vitmods.util.errors import UserError
 from vitmods.util.text import duration, plural
 
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     if arguments[:1] == ["show"]:
         arguments = arguments[1:]
-    elif not {"-h", "--help"} & set(arguments):
+    elif not {"-h", "--help", HELP_ALL} & set(arguments):
         raise UserError("Say which is shown: `vitmods recipe show NAME`; `vitmods recipes` lists the names.")
     options = parse(Show, arguments, "recipe show")
     shown = _resolved(options)

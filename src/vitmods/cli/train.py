@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from vitmods.train.distributed import Processes
 
 
+COMMON = ("data", "base", "arm", "task", "img-size", "recipe", "epochs", "seed", "device", "out", "dry-run")
+"""options that --help shows"""
+
+
 @dataclass(frozen=True)
 class Train:
     """Train one arm with one seed. The same command goes on where it was stopped.
@@ -68,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     defaults, dataset, recipe_name, recipe = defaults_from(asked_for(arguments, "train", Train))
     default = Train(dataset, recipe, RunOptions(), base=str(defaults.base), recipe=recipe_name)
-    options = parse(Train, arguments, "train", default)
+    options = parse(Train, arguments, "train", default, COMMON)
     name = readable_folder(options.dataset.data, options.base, "train", options.arm, f"seed{options.seed}")
     out = options.out or name
     fixed = _fixed(options.base, options.dataset, options.training)
