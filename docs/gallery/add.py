@@ -1,7 +1,7 @@
-"""Adds a study to the gallery, or writes its page again: `python docs/gallery/add.py RUN NAME --title ... --says ...`.
+"""Add a study to the gallery, or rewrite its page: `python docs/gallery/add.py RUN NAME --title ... --says ...`.
 
 An entry is an image, NAME.svg, and its facts, NAME.json, both from the study's folder. The page, docs/gallery.md, is
-made from the facts of all entries, sorted by `order`, then by name; without RUN it is only written again.
+made from the facts of all entries, sorted by `order`, then by name; without RUN only the page is rewritten.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 HEAD = """# Gallery
 
-Studies that were run with this version or an earlier one, each with the command that ran it. The images are what
-`vitmods report FOLDER --out answer.svg` writes: a diamond is the mean difference to base, the line its 95 % interval,
-the band the differences that do not matter. `vitmods report FOLDER` has the rest; [the report](report.md) says how to
-read it.
+Results of our own studies, each with its command. `vitmods report FOLDER --out answer.svg` writes such images: a diamond is the mean difference to
+base, the line its 95 % interval, and the band the margin. `vitmods report FOLDER` writes [the full report](report.md).
 
 <!-- Written by docs/gallery/add.py from docs/gallery/*.json. -->
 """
 
 
 def facts_of(run: Path, name: str, title: str, says: str, order: int) -> dict[str, object]:
-    """What the page says of a study. The image is written beside the facts."""
+    """Write the image of a study and return the facts for the page."""
     from vitmods.report import text
     from vitmods.study import Answer
 
@@ -49,23 +47,23 @@ def facts_of(run: Path, name: str, title: str, says: str, order: int) -> dict[st
         "base": answer.metric.shown(answer.base_mean) if answer.base_mean is not None else "",
         "trials": sum(trial.ended for trial in answer.trials),
         "seeds": max((effect.n for effect in answer.headline.values()), default=0),
-        "effects": {one.arm: f"{text.numbers(one)} {one.verdict}" for one in text.ranked_effects(answer)},
+        "effects": {e.arm: f"{text.numbers(e)} {e.verdict}" for e in text.ranked_effects(answer)},
     }
 
 
 def public(command: str) -> str:
-    """A command without the folders of the machine that it ran on."""
+    """Return a command without the folders of this machine."""
     from vitmods.util.text import public_command
 
     return public_command(command, leave_out=("--out",))
 
 
 def page(folder: Path = HERE) -> str:
-    """docs/gallery.md, from the facts."""
+    """Build docs/gallery.md from the facts."""
     entries = [(json.loads(path.read_text(encoding="utf-8")), path.stem) for path in folder.glob("*.json")]
     parts = [HEAD]
     for facts, name in sorted(entries, key=lambda entry: (entry[0]["order"], entry[1])):
-        counts = f"{facts['trials']} trials, up to {facts['seeds']} seeds an arm"
+        counts = f"{facts['trials']} trials, up to {facts['seeds']} seeds per arm"
         parts.append(f"## {facts['title']}\n\n{facts['says']}\n")
         parts.append(f"![{facts['headline']}](gallery/{name}.svg)\n")
         effects = "; ".join(f"{arm} {effect}" for arm, effect in facts["effects"].items())
