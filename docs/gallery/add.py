@@ -15,9 +15,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 HEAD = """# Gallery
 
-Results of our own studies, each with its command. `vitmods report FOLDER --out answer.svg` writes such images: a diamond
-is the mean difference to base, the line its 95 % interval, and the band the margin. `vitmods report FOLDER` writes [the
-full report](report.md).
+Results of our own studies, each with its command. `vitmods report FOLDER --out answer.svg` writes such images: a
+diamond is the mean difference to base, the line its 95 % interval, and the band the margin. `vitmods report FOLDER`
+writes [the full report](report.md).
 
 <!-- Written by docs/gallery/add.py from docs/gallery/*.json. -->
 """
