@@ -27,7 +27,7 @@ from vitmods.analysis import (
     training_costs,
     variation_coefficient,
 )
-from vitmods.analysis.figures.variation import subtracted_mean
+from vitmods.analysis.figures.norms import subtracted_mean
 from vitmods.analysis.gallery import alternative
 from vitmods.layers.norms import NORMS
 from vitmods.model.flops import count_macs
@@ -186,7 +186,7 @@ def test_another_block_and_a_model_without_norms():
     assert not torch.equal(token_magnitudes(model, images(), 2)["before"], token_magnitudes(model, images())["before"])
     with pytest.raises(NotHere, match="one of 1 to 3"):
         token_magnitudes(model, images(), 3)
-    with pytest.raises(NotHere, match="block 1 has no norm"):
+    with pytest.raises(NotHere, match="block 1 does not have a norm"):
         token_magnitudes(build("placement(attn=post,mlp=post)"), images())
 
 
@@ -236,7 +236,7 @@ def test_variation_of_known_values():
     assert found["quantile"].tolist() == [0.25, 0.5, 0.75]
     assert found["blocks.0.norm1"].tolist() == pytest.approx([1 / 3, 1.0, 1.0])
     assert [name for name in found if name != "quantile"] == [f"blocks.{i}.norm1" for i in range(3)]
-    with pytest.raises(NotHere, match="subtracts no mean"):
+    with pytest.raises(NotHere, match="does not subtract a mean"):
         variation_coefficient(build("rms"), images())
 
 
@@ -337,7 +337,7 @@ def together():
 def short_timing(monkeypatch):
     monkeypatch.setattr("vitmods.bench.BLOCK_S", 0.001)
     monkeypatch.setattr("vitmods.bench.SIDE", {"cpu": 16})
-    monkeypatch.setattr("vitmods.analysis.figures.partial_training.BLOCK_S", 0.001)
+    monkeypatch.setattr("vitmods.analysis.figures.training.BLOCK_S", 0.001)
     monkeypatch.setattr("vitmods.bench.ROUNDS", (3, 3))
 
 
@@ -418,7 +418,7 @@ def test_coordinates_are_in_the_file(together):
 
 
 def test_models_of_other_libraries():
-    """timm's ViT is read as ours; of what is no plain ViT the reason is said."""
+    """timm's ViT is read as ours; other models are refused with a reason."""
     theirs = timm.create_model("vit_tiny_patch16_224", img_size=48, depth=2).eval()
     known = Examined("timm", theirs, images=torch.randn(2, 3, 48, 48))
     assert FIGURES["token_magnitude"].of(known)[0]["timm"]["before"].shape == (3, 3, 3)
@@ -426,6 +426,6 @@ def test_models_of_other_libraries():
     for name in ("token_magnitude", "kernels", "first_norm", "attention_distance"):
         found, why = FIGURES[name].of(other)
         assert not found
-        assert "no plain ViT" in why["other"]
+        assert "not a plain ViT" in why["other"]
     assert "--data" in FIGURES["variation"].of(Examined("timm", theirs))[1]["timm"]
     assert "weights" in FIGURES["kernels"].of(Examined("gone"))[1]["gone"]

@@ -125,6 +125,6 @@ def test_the_report_shows_the_models(study, tmp_path):
     assert "Inside the models" in page
     inside = page[page.index('id="inside"') : page.index('id="costs"')]
     shown = [kind.name for kind in FIGURES.values() if f"<strong>{kind.title}</strong>" in inside]
-    assert shown == ["first_norm", "gradients", "stem_gradient", "kernels", "lambdas"]
+    assert shown == ["lambdas", "first_norm", "kernels", "gradients", "stem_gradient"]
     assert len(inside) < 200_000
     assert page == Answer.load(study).report(tmp_path / "again.html").read_text()

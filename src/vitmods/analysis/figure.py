@@ -1,4 +1,4 @@
-"""What a figure of a paper is here: arrays of models, a drawing of them, and words; all are in one registry."""
+"""Figures of papers for any model: arrays, their drawing and a caption, all in one registry."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from vitmods.util.registry import Registry
 from vitmods.util.text import no_formula
 
 Arrays = Mapping[str, Tensor]
-"""Of one model: part (a module's name, say) -> values. An entry called as a column is that column's coordinate."""
+"""The values of one model by part, such as the name of a module. An entry named like a column is its coordinate."""
 Needs = Literal["weights", "images", "record", "scores", "time"]
 
 MARKERS = "osD^vP*X"
 SHADES = "cividis"
-"""The map of colors of images: light is large, for color-blind readers and in print too."""
+"""Color map of images: light is large, for color-blind readers and in print too."""
 FIGURES: Registry[FigureKind] = Registry("figure", "vitmods.analysis.figures")
 
 
 class NotHere(UserError):
-    """A figure cannot be made of this model: the message says why."""
+    """A figure cannot be made for this model; the message says why."""
 
 
 @dataclass(frozen=True)
 class Examined:
-    """A model that is looked into, and what is known of it.
+    """A model to draw figures of.
 
-    model:   in evaluation mode; None: there are no weights
-    start:   the same at step 0; None: not known
-    images:  (B, channels, height, width) as the model takes them; None: none were given
-    record:  the rows of metrics.jsonl, as the training wrote them
-    config:  of a vitmods ViT, as JSON has it
-    score:   of the study's metric, as it is shown; None: not of a study
-    block:   number of the block, from 0 on, of figures that show a single one
-    seconds: how long each timing may take, about
+    model:   in evaluation mode; None: without weights
+    start:   the same at step 0; None: unknown
+    images:  (B, channels, height, width), the model's inputs; None: none were given
+    record:  the rows of metrics.jsonl, written by the training
+    config:  of a vitmods ViT, as in JSON
+    score:   the study's metric as shown to people; None: not part of a study
+    block:   index of the block for figures of a single one
+    seconds: approximate limit of each timing
     """
 
     name: str
@@ -60,7 +60,7 @@ class Examined:
 
     @property
     def vit(self) -> ViT:
-        """As a vitmods ViT. NotHere where it cannot be read as one."""
+        """The model as a vitmods ViT. NotHere if it cannot be read as one."""
         return _as_vit(self.known)
 
     @property
@@ -69,14 +69,14 @@ class Examined:
 
     @property
     def known(self) -> nn.Module:
-        """The model, of any kind. NotHere where there are no weights."""
+        """The model, of any kind. NotHere without weights."""
         if self.model is None:
-            raise NotHere("its weights are not there: train it, or keep them (--keep-weights).")
+            raise NotHere("its weights were not kept: train it, or keep them (--keep-weights).")
         return self.model
 
     @property
     def seen(self) -> Tensor:
-        """The images. NotHere where there are none."""
+        """The images. NotHere without any."""
         if self.images is None:
             raise NotHere("it needs images: give them with --data.")
         return self.images
@@ -84,13 +84,13 @@ class Examined:
 
 @dataclass(frozen=True)
 class FigureKind:
-    """A kind of figure and its facts, which the command, the report, pages and tests read.
+    """A kind of figure and its facts, for the command, the report, pages and tests.
 
-    needs:   what it is made of: the weights alone, images too, what training recorded, scores of a study, or timing
-    columns: of its CSV file after the model: the part, the dimensions of the values, and the value itself
-    see:     what to look for, in a sentence or two: the caption
-    arrays:  of all models -> name -> arrays; it raises NotHere, or leaves out models with a reason in the second part
-    draw:    the arrays of the models -> a matplotlib figure. NotHere where they have nothing to compare
+    needs:   weights, images too, what training recorded, scores of a study, or time for measurements
+    columns: of its CSV file after the model: the part, the dimensions of the values, and the value
+    see:     the caption: what to look for, in a sentence or two
+    arrays:  models -> (name -> arrays, name -> reason of each model left out); may raise NotHere
+    draw:    name -> arrays -> a matplotlib figure. NotHere if there is nothing to compare
     """
 
     name: str
@@ -103,18 +103,18 @@ class FigureKind:
     draw: Callable[[Mapping[str, Arrays]], Any]
 
     def of(self, *models: Examined) -> tuple[dict[str, Arrays], dict[str, str]]:
-        """Name -> arrays, of the models that have what it shows; name -> why not, of the others."""
+        """Return the arrays by name of model, and the reason by name for models without any."""
         try:
             return self.arrays(models)
         except NotHere as reason:
-            return {}, {one.name: str(reason) for one in models}
+            return {}, {model.name: str(reason) for model in models}
 
-    def csv(self, found: Mapping[str, Arrays]) -> str:
-        """The arrays as CSV, a row a value; dimensions without coordinates are numbered from 1."""
+    def csv(self, models: Mapping[str, Arrays]) -> str:
+        """Write the arrays as CSV, one value a row; dimensions without coordinates are numbered from 1."""
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(["model", *self.columns])
-        for name, arrays in found.items():
+        for name, arrays in models.items():
             for part, values in arrays.items():
                 if part not in self.columns:
                     rows.writerows([no_formula(name), part, *row] for row in self._rows(values, arrays))
@@ -133,7 +133,7 @@ class FigureKind:
 def figure_kind(
     name: str, *, each: Callable[[Examined], Arrays] | None = None, **facts: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers the function that draws a figure, with its facts; `each` gives the arrays of one model."""
+    """Register the function that draws a figure, with its facts; `each` returns the arrays of one model."""
 
     def decorate(draw: Callable[..., Any]) -> Callable[..., Any]:
         arrays = facts.pop("arrays", None) or (lambda models: _each(models, each))
@@ -144,33 +144,33 @@ def figure_kind(
 
 
 def _each(models: Sequence[Examined], arrays: Any) -> tuple[dict[str, Arrays], dict[str, str]]:
-    found, why = dict[str, Arrays](), dict[str, str]()
-    for one in models:
+    by_name, why = dict[str, Arrays](), dict[str, str]()
+    for model in models:
         try:
-            found[one.name] = arrays(one)
+            by_name[model.name] = arrays(model)
         except UserError as reason:
-            why[one.name] = str(reason)
-    return found, why
+            why[model.name] = str(reason)
+    return by_name, why
 
 
 def compared(
     models: Sequence[Examined], but: Collection[str], words: str, arrays: Callable[[Examined], Arrays]
 ) -> tuple[dict[str, Arrays], dict[str, str]]:
-    """What `FigureKind.arrays` gives, of the models whose configs are the first one's but for some settings.
+    """Return `FigureKind.arrays` of the models whose configs equal the first one's except for some settings.
 
     Args:
         but: names of these settings.
-        words: they, as the reason of the other models says it.
+        words: these settings in words, for the reason why other models are left out.
         arrays: of one model.
     """
 
-    def beside(one: Examined) -> dict[str, Any]:
-        return {name: value for name, value in one.config.items() if name not in but}
+    def others(model: Examined) -> dict[str, Any]:
+        return {name: value for name, value in model.config.items() if name not in but}
 
-    def of_one(one: Examined) -> Arrays:
-        if beside(one) != beside(models[0]):
+    def of_one(model: Examined) -> Arrays:
+        if others(model) != others(models[0]):
             raise NotHere(f"it differs from the first model in more than {words}.")
-        return arrays(one)
+        return arrays(model)
 
     return _each(models, of_one)
 
@@ -180,11 +180,11 @@ def _as_vit(model: nn.Module) -> ViT:
     try:
         return as_vit(backbone)
     except UserError as reason:
-        raise NotHere(f"it is no plain ViT that vitmods can read: {reason}") from None
+        raise NotHere(f"it is not a plain ViT that vitmods can read: {reason}") from None
 
 
 def blank(width: float, height: float) -> Any:
-    """An empty matplotlib figure of so many CSS pixels, whatever the reader's own settings."""
+    """An empty matplotlib figure, in CSS pixels, independent of the user's own settings."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -196,18 +196,18 @@ def blank(width: float, height: float) -> Any:
 
 
 def colors(names: Sequence[str]) -> dict[str, str]:
-    """A color for each model; base, which comes first, is gray where there are others."""
+    """A color for each model; base, the first of several, is gray."""
     start = 0 if len(names) > 1 else 1
     return dict(zip(names, cycle(PALETTE[start:] + PALETTE[:start])))
 
 
 def markers(names: Sequence[str]) -> dict[str, str]:
-    """A shape for each model, so that color alone tells nothing."""
+    """A marker for each model, so that nothing depends on color alone."""
     return dict(zip(names, cycle(MARKERS)))
 
 
 def plain(axes: Any, x: str = "", y: str = "", title: str = "") -> Any:
-    """A quiet frame with labels; the axes again."""
+    """Give axes a plain frame and labels; returns the axes."""
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(LINE)
     axes.tick_params(colors=MUTED, length=0, pad=4, labelsize=11)
@@ -220,19 +220,38 @@ def plain(axes: Any, x: str = "", y: str = "", title: str = "") -> Any:
     return axes
 
 
+def draw_lines(x: str, y: str, lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], **style: Any) -> Any:
+    """A figure with a line for each model, from 0 on, and a legend; `style` goes to plot.
+
+    Args:
+        x, y: labels of the axes.
+        lines: model -> its places and values.
+    """
+    drawn = blank(400, 300)
+    axes = plain(drawn.add_subplot(), x, y)
+    shade, shape = colors(list(lines)), markers(list(lines))
+    handles = [
+        axes.plot(*line, **{"color": shade[name], "marker": shape[name], "ms": 5, "lw": 1.6, "label": name, **style})[0]
+        for name, line in lines.items()
+    ]
+    from_zero(axes)
+    legend(drawn, handles)
+    return drawn
+
+
 def from_zero(axes: Any) -> None:
-    """Values are read from 0 to a little above the largest."""
+    """Show values from 0 to a little above the largest."""
     top = float(axes.dataLim.y1)
     axes.set_ylim(0, 1.06 * top if top > 0 else 1.0)
 
 
 def clipped(name: str, length: int = 16) -> str:
-    """A name that has room beside a panel."""
+    """Shorten a name that stands next to a panel."""
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
 def legend(drawn: Any, handles: Sequence[Any], columns: int = 3) -> None:
-    """One for all panels, below them, in as many columns as have room; none for a single model."""
+    """Add one legend below all panels, in as many columns as fit; none for a single model."""
     if len(handles) > 1:
         names = [clipped(handle.get_label(), 44) for handle in handles]
         room = int(72 * drawn.get_figwidth() / (52 + 7.2 * max(map(len, names))))
@@ -245,24 +264,24 @@ def legend(drawn: Any, handles: Sequence[Any], columns: int = 3) -> None:
 
 
 def mosaic(maps: Sequence[Tensor]) -> np.ndarray:
-    """Images (columns, h, w) a row, as one image with gaps (NaN) between them; all of one size."""
+    """Join rows of images (columns, h, w), all of one size, into one image with gaps (NaN) between them."""
     _, h, w = maps[0].shape
     gap, most = max(1, round(0.12 * max(h, w))), max(map(len, maps))
-    whole = np.full((len(maps) * (h + gap) - gap, most * (w + gap) - gap), math.nan, dtype=np.float32)
+    image = np.full((len(maps) * (h + gap) - gap, most * (w + gap) - gap), math.nan, dtype=np.float32)
     for r, row in enumerate(maps):
-        for c, image in enumerate(row.detach().float().cpu().numpy()):
-            whole[r * (h + gap) : r * (h + gap) + h, c * (w + gap) : c * (w + gap) + w] = image
-    return whole
+        for c, panel in enumerate(row.detach().float().cpu().numpy()):
+            image[r * (h + gap) : r * (h + gap) + h, c * (w + gap) : c * (w + gap) + w] = panel
+    return image
 
 
-def show_mosaic(axes: Any, maps: Sequence[Tensor], rows: Sequence[str], columns: Sequence[str], **how: Any) -> Any:
-    """Draw `mosaic`, with a label for each row and column; `how` goes to imshow."""
+def show_mosaic(axes: Any, maps: Sequence[Tensor], rows: Sequence[str], columns: Sequence[str], **style: Any) -> Any:
+    """Draw `mosaic`, with a label for each row and column; `style` goes to imshow."""
     from matplotlib import colormaps
 
     _, h, w = maps[0].shape
     gap = max(1, round(0.12 * max(h, w)))
-    shades = colormaps[how.pop("cmap", SHADES)].with_extremes(bad=(0, 0, 0, 0))
-    image = axes.imshow(mosaic(maps), cmap=shades, interpolation="none", aspect="equal", **how)
+    shades = colormaps[style.pop("cmap", SHADES)].with_extremes(bad=(0, 0, 0, 0))
+    image = axes.imshow(mosaic(maps), cmap=shades, interpolation="none", aspect="equal", **style)
     axes.set_xticks([i * (w + gap) + (w - 1) / 2 for i in range(len(columns))], columns)
     axes.set_yticks([i * (h + gap) + (h - 1) / 2 for i in range(len(rows))], rows)
     for side in axes.spines.values():
@@ -272,7 +291,7 @@ def show_mosaic(axes: Any, maps: Sequence[Tensor], rows: Sequence[str], columns:
 
 
 def scale_bar(drawn: Any, image: Any, axes: Any, label: str) -> None:
-    """What the colors mean."""
+    """Add a bar that explains the colors."""
     bar = drawn.colorbar(image, ax=axes, location="bottom", shrink=0.6, aspect=40, pad=0.06)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=MUTED, length=0, labelsize=11)
@@ -280,14 +299,14 @@ def scale_bar(drawn: Any, image: Any, axes: Any, label: str) -> None:
 
 
 def by_block(layers: Arrays) -> dict[int, list[Tensor]]:
-    """The number of a block, from 1 on -> what its layers have: one, or one of each parallel branch."""
-    found: dict[int, list[Tensor]] = {}
+    """Number of a block, from 1 on -> the values of its layers: one, or one for each parallel branch."""
+    blocks: dict[int, list[Tensor]] = {}
     for name, values in layers.items():
-        found.setdefault(int(short(name)), []).append(values.detach().float().cpu())
-    return found
+        blocks.setdefault(int(short(name)), []).append(values.detach().float().cpu())
+    return blocks
 
 
 def short(name: str) -> str:
-    """`blocks.3.attn` as `4`, and the end of other names."""
+    """Shorten `blocks.3.attn` to `4`, and other names to their last part."""
     parts = name.split(".")
     return str(int(parts[1]) + 1) if parts[0] == "blocks" and len(parts) > 1 and parts[1].isdigit() else parts[-1]
