@@ -191,7 +191,7 @@ def test_class_folders_are_labels_joined_by_plus(tmp_path):
         ([("file", "labels"), ("0.png", "a"), ("9.png", "b"), ("", "b")], r"2 lines\):\n.*line 3: 9.png is not there"),
         ([("file", "labels"), ("0.png", "a"), ("0.png", "b")], "line 3: 0.png is named a second time"),
         ([("file", "labels"), ("0.png", "a", "b")], "more columns than the first line"),
-        ([("file", "labels", "split"), ("0.png", "a", "tset")], "the split tset, which is none of train"),
+        ([("file", "labels", "split"), ("0.png", "a", "tset")], "the split tset, which is not train"),
         ([("file", "labels", "split"), ("0.png", "a", "val"), ("1.png", "b", "test")], "no images with split train"),
         ([("file", "labels"), *((f"{n}.png", "a") for n in range(6))], "No label tells training images apart: all . "),
         (

@@ -136,7 +136,7 @@ def test_what_a_streamed_set_must_have(tmp_path: Path) -> None:
     assert set(source.splits) == {"train"}
     assert "The labels of test are not public; it was not used." in source.warnings
     datasets.concatenate_datasets([rows, hidden]).save_to_disk(tmp_path / "partly")
-    with pytest.raises(UserError, match=r"Row 20 of train in .* has no label of a class: -1"):
+    with pytest.raises(UserError, match=r"20 images of train in .* such as train\[20\] with the label -1"):
         open_source(f"hf:{tmp_path / 'partly'}?streaming=1")
     raw = rows.cast_column("image", datasets.Image(decode=False)).to_list()
     raw[0]["image"]["bytes"] = b"no image"

@@ -180,5 +180,5 @@ def test_specs_that_name_nothing(tmp_path: Path, spec: str, message: str) -> Non
 
 def test_other_tasks_are_refused(tmp_path: Path) -> None:
     segmentation(tmp_path)
-    with pytest.raises(UserError, match="no classification set"):
+    with pytest.raises(UserError, match="not a classification set"):
         open_source(f"torchvision:VOCSegmentation?root={tmp_path}")

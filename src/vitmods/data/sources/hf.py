@@ -22,6 +22,7 @@ BUFFER = 1000  # rows, as in datasets: unlike files of which any part can be rea
 _LOOKED_AT = 4  # images of a stream that are read before training; all others are when they are needed
 _LABELS_AT_A_TIME = 10_000
 ROWS_A_SHARD = 1000  # of a saved set that is streamed
+KEPT = Streaming(asked=False)
 _SAVED = ("dataset_dict.json", "dataset_info.json")  # what save_to_disk leaves
 
 
@@ -44,29 +45,56 @@ def hf(spec: Spec) -> Source:
     return hf_set(spec.rest, spec.options, spec.streaming("streaming", BUFFER))
 
 
-def hf_set(name: str, options: Mapping[str, str], how: Streaming | None = None) -> Source:
-    """A set of the hub or of the disk. options: config, revision, image, label."""
-    short, how = printable(name.rstrip("/").split("/")[-1]), how or Streaming(asked=False)
-    tables, warnings = _by_split(_load(name, options, bool(how.asked)))
-    columns = image, label = _columns(next(iter(tables.values())), options, short)
-    if how.asked:
-        return _streamed(short, tables, columns, how, warnings)
-    from datasets import ClassLabel
+def hf_set(name: str, options: Mapping[str, str], streaming: Streaming = KEPT) -> Source:
+    """A set of the hub or of the disk. options: config, revision, image, label.
 
-    tables = {
-        split: table if isinstance(table.features[label], ClassLabel) else table.class_encode_column(label)
-        for split, table in tables.items()
-    }
-    for split in [name for name, table in tables.items() if set(table.unique(label)) <= {None, -1}]:
-        warnings.append(_not_public(split))
-        del tables[split]
-    if "train" not in tables:
+    Labels are read once, by themselves, so that classes, lengths and splits are known. Rows of a streamed set are read
+    from the hub, or from files on the disk, as they are needed. Rows of one file (datasets calls it a shard) can only
+    be read from its beginning; those that were read last wait in memory until their turn comes.
+    """
+    short = printable(name.rstrip("/").split("/")[-1])
+    tables, warnings = _by_split(_load(name, options, bool(streaming.asked)))
+    image, label = _columns(next(iter(tables.values())), options, short)
+    shards: dict[str, _Shards] = {}
+    labels: dict[str, list[Any]] = {}
+    sizes: dict[str, list[int]] = {}
+    for split, table in tables.items():
+        if streaming.asked:
+            shards[split] = _Shards(table, image, label)
+            labels[split], sizes[split] = shards[split].labels()
+        else:
+            labels[split] = list(table[label])
+        if all(value in (None, -1) for value in labels[split]):
+            warnings.append(f"The labels of {split} are not public; it was not used.")
+            del labels[split]
+    if "train" not in labels:
         raise UserError(f'"{short}" has no labels in train.')
-    classes = {split: tuple(table.features[label].names) for split, table in tables.items()}
-    if len(set(classes.values())) > 1:
-        raise _other_classes(short, label)
-    splits = {split: _records(split, table, image, label) for split, table in tables.items()}
-    return Source(short, next(iter(classes.values())), splits, warnings)
+    feature = tables["train"].features[label]
+    if any(tables[split].features[label] != feature for split in labels):
+        raise UserError(
+            f'The splits of "{short}" name different classes: give all of them one ClassLabel in "{label}".'
+        )
+    names = list(getattr(feature, "names", None) or [])
+    number: dict[Any, int] = {i: i for i in range(len(names))}
+    if not names:  # numbers or words
+        values = sorted({value for part in labels.values() for value in part if value is not None}, key=str)
+        names, number = list(map(str, values)), {value: i for i, value in enumerate(values)}
+    splits = {}
+    for split, part in labels.items():
+        numbers = np.array([number.get(value, -1) for value in part], dtype=np.int64)  # -1 is refused afterwards
+        if streaming.asked:
+            splits[split] = _streamed_records(split, short, numbers, sizes[split], shards[split], streaming.buffer)
+        else:
+            splits[split] = _records(split, tables[split], image, numbers)
+    if streaming.asked:
+        first = splits["train"].some(_LOOKED_AT)
+        for i, key in enumerate(first.keys.tolist()):
+            try:
+                decode(first.fetch(key), 3)
+            except Unreadable as error:
+                raise UserError(f'{first.ids[i]} of "{short}" cannot be read: {error}.') from error
+        warnings.append("Streamed: the fingerprint is of names and labels, and images are checked when they are read.")
+    return Source(short, tuple(names), splits, warnings, streaming=streaming)
 
 
 def _load(name: str, options: Mapping[str, str], streaming: bool) -> Any:
@@ -121,7 +149,7 @@ def _columns(table: Any, options: Mapping[str, str], name: str) -> tuple[str, st
     return chosen[0], chosen[1]
 
 
-def _records(split: str, table: Any, image: str, label: str) -> Records:
+def _records(split: str, table: Any, image: str, labels: Ints) -> Records:
     from datasets import Image
 
     images = table.select_columns([image]).cast_column(image, Image(decode=False))
@@ -131,64 +159,12 @@ def _records(split: str, table: Any, image: str, label: str) -> Records:
             return _stored_bytes(images[key][image])
 
     ids = tuple(f"{split}[{i}]" for i in range(len(table)))
-    labels = np.array([-1 if value is None else value for value in table[label]], dtype=np.int64)
     return Records(ids, labels, tuple(f"{table._fingerprint}:{i}" for i in ids), fetch, np.arange(len(ids)))
-
-
-def _streamed(
-    name: str, tables: dict[str, Any], columns: tuple[str, str], how: Streaming, warnings: list[str]
-) -> Source:
-    """Rows are read from the hub, or from files on the disk, as they are needed.
-
-    The labels are read once before training, by themselves, so that classes, lengths and splits are known; each row
-    then has a number, by which it is augmented and mixed as any other image. Rows of one file (datasets calls it a
-    shard) can only be read from its beginning on; those that were read last wait in memory until their turn comes.
-    """
-    image, label = columns
-    shards = {split: _Shards(table, image, label) for split, table in tables.items()}
-    found = {split: part.labels() for split, part in shards.items()}
-    hidden = [split for split, (labels, _) in found.items() if all(value in (None, -1) for value in labels)]
-    for split in hidden:
-        warnings.append(_not_public(split))
-        del found[split]
-    if "train" not in found:
-        raise UserError(f'"{name}" has no labels in train.')
-    features = [tables[split].features[label] for split in found]
-    if any(feature != features[0] for feature in features):
-        raise _other_classes(name, label)
-    classes, number = _classes(features[0], [value for labels, _ in found.values() for value in labels])
-    splits = {}
-    for split, (labels, sizes) in found.items():
-        unlabeled = next((row for row, value in enumerate(labels) if value not in number), None)
-        if unlabeled is not None:
-            raise UserError(f'Row {unlabeled} of {split} in "{name}" has no label of a class: {labels[unlabeled]!r}.')
-        numbers = np.array([number[value] for value in labels], dtype=np.int64)
-        splits[split] = _streamed_records(split, name, numbers, sizes, shards[split], how.buffer)
-    _look_at_first(splits["train"], name)
-    warnings.append("Streamed: the fingerprint is of names and labels, and images are checked when they are read.")
-    return Source(name, classes, splits, warnings, streaming=how)
-
-
-def _not_public(split: str) -> str:
-    return f"The labels of {split} are not public; it was not used."
-
-
-def _other_classes(name: str, label: str) -> UserError:
-    return UserError(f'The splits of "{name}" name different classes: give all of them one ClassLabel in "{label}".')
 
 
 def _stored_bytes(img: dict[str, Any]) -> bytes:
     """Of an image that datasets has not decoded."""
     return img["bytes"] if img["bytes"] is not None else read_bytes(Path(img["path"]), "image")
-
-
-def _classes(feature: Any, labels: list[Any]) -> tuple[tuple[str, ...], dict[Any, int]]:
-    """Names of the classes, and the number of each value that the column can have."""
-    names = getattr(feature, "names", None)
-    if names:
-        return tuple(names), {i: i for i in range(len(names))}
-    values = sorted({value for value in labels if value is not None}, key=str)  # as datasets' class_encode_column
-    return tuple(str(value) for value in values), {value: i for i, value in enumerate(values)}
 
 
 class _Shards:
@@ -270,12 +246,3 @@ def _streamed_records(split: str, name: str, labels: Ints, sizes: list[int], sha
         digests=np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16),
         sequential=True,
     )
-
-
-def _look_at_first(records: Records, name: str) -> None:
-    first = records.some(_LOOKED_AT)
-    for i, key in enumerate(first.keys.tolist()):
-        try:
-            decode(first.fetch(key), 3)
-        except Unreadable as error:
-            raise UserError(f'{first.ids[i]} of "{name}" cannot be read: {error}.') from error

@@ -49,36 +49,37 @@ def torchvision_set(name: str, root: Path, options: Mapping[str, str]) -> Source
 
     Raises UserError for unknown names, missing files and sets that are not for classification.
     """
-    make = _constructor(name)
-    given = {key: _typed(value) for key, value in options.items()}
-    download = bool(given.pop("download", False))
-    kinds: tuple[type, ...] = getattr(make, "__mro__", ())[:-1]  # base classes take what the constructor hands on
-    arguments = {argument for kind in kinds for argument in inspect.signature(kind).parameters}
-    if download and "download" not in arguments:
-        raise UserError(f"torchvision cannot download {name}: put its files under {printable(str(root))} yourself.")
-    if "download" in arguments:
-        given["download"] = download
-    choice = next((a for a in ("train", "split") if a in arguments and a not in given), None)
-    found = _open(make, root, given, choice)
-    files = _stamp(root)
-    source = Source(name, (), {})
-    for split, dataset in found.items():
-        labels = _labels(dataset, name)
-        if labels is None:
-            source.warnings.append(f"The labels of {name}'s {split} split are not public; it was not used.")
-            continue
-        source.splits[split] = _records(f"{name}/{split}", dataset, labels, files)
-    source.classes = _classes(found["train"], source.splits)
-    return source
-
-
-def _constructor(name: str) -> Callable[..., Any]:
     from torchvision import datasets
 
     if name not in datasets.__all__:
         raise UserError(f'torchvision has no data set "{name}". {nearest(name, datasets.__all__)}')
     make: Callable[..., Any] = getattr(datasets, name)
-    return make
+    arguments = {key: _typed(value) for key, value in options.items()}
+    download = bool(arguments.pop("download", False))
+    kinds: tuple[type, ...] = getattr(make, "__mro__", ())[:-1]  # base classes take what the constructor hands on
+    parameters = {parameter for kind in kinds for parameter in inspect.signature(kind).parameters}
+    if download and "download" not in parameters:
+        raise UserError(f"torchvision cannot download {name}: put its files under {printable(str(root))} yourself.")
+    if "download" in parameters:
+        arguments["download"] = download
+    choice = next((a for a in ("train", "split") if a in parameters and a not in arguments), None)
+    datasets_by_split = _open(make, root, arguments, choice)
+    paths = sorted(path for path in root.rglob("*") if path.is_file())
+    files = repr([(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths])
+    stamp = sha256(files.encode("utf-8", "replace")).hexdigest()
+    source = Source(name, (), {})
+    for split, dataset in datasets_by_split.items():
+        labels = _labels(dataset, name)
+        if labels is None:
+            source.warnings.append(f"The labels of {name}'s {split} split are not public; it was not used.")
+            continue
+        source.splits[split] = _records(f"{name}/{split}", dataset, labels, stamp)
+    train = datasets_by_split["train"]
+    classes = getattr(train, "classes", None) or getattr(train, "categories", None) or []
+    names = [", ".join(n) if isinstance(n, tuple) else str(n) for n in classes]
+    count = max([len(names), *(int(records.labels.max(initial=-1)) + 1 for records in source.splits.values())])
+    source.classes = (*names, *(str(i) for i in range(len(names), count)))
+    return source
 
 
 def _typed(value: str) -> bool | int | str:
@@ -87,24 +88,24 @@ def _typed(value: str) -> bool | int | str:
     return int(value) if value.isdecimal() else value
 
 
-def _open(make: Callable[..., Any], root: Path, given: dict[str, Any], choice: str | None) -> dict[str, Any]:
-    """The splits that are on the disk, train among them."""
+def _open(make: Callable[..., Any], root: Path, arguments: dict[str, Any], choice: str | None) -> dict[str, Any]:
+    """The splits that are on the disk, train among them. choice: the argument that selects a split, if any."""
     attempts: tuple[tuple[str, Any], ...] = _TRAIN_FLAG if choice == "train" else _SPLIT_NAMES
-    found: dict[str, Any] = {}
+    splits: dict[str, Any] = {}
     reason = "not found"
     for split, value in attempts if choice else (("train", None),):
-        if split in found:
+        if split in splits:
             continue
         try:
-            found[split] = make(root, **given, **({choice: value} if choice else {}))
+            splits[split] = make(root, **arguments, **({choice: value} if choice else {}))
         except TypeError as error:
             raise UserError(f"torchvision's {make.__name__} does not take these options: {error}.") from error
         except (RuntimeError, OSError, ValueError, ImportError) as error:
             unknown_value = isinstance(error, ValueError) and "Unknown value" in str(error)
-            record = str(error).split("\n")[0].split(" You can use download")[0]
-            reason = reason if unknown_value or "train" in found else record
-    if "train" in found:
-        return found
+            if not unknown_value and "train" not in splits:
+                reason = str(error).split("\n")[0].split(" You can use download")[0]
+    if "train" in splits:
+        return splits
     name = make.__name__
     raise UserError(
         f"torchvision's {name} cannot be read from {printable(str(root))}: {reason.rstrip('.')}. "
@@ -125,7 +126,9 @@ def _labels(dataset: Any, name: str) -> NDArray[np.int64] | None:
     try:
         return np.array([index(value) for value in values], dtype=np.int64)
     except TypeError:
-        raise UserError(f"torchvision's {name} is no classification set: its targets are not class numbers.") from None
+        raise UserError(
+            f"torchvision's {name} is not a classification set: its targets are not class numbers."
+        ) from None
 
 
 def _agrees(column: Any, dataset: Any) -> bool:
@@ -146,20 +149,6 @@ def _records(name: str, dataset: Any, labels: NDArray[np.int64], files: str) -> 
         keys = np.array(sorted(keys, key=ids.__getitem__), dtype=np.int64)
         ids.sort()
     return Records(tuple(ids), labels[keys], tuple(files + i for i in ids), fetch, keys)
-
-
-def _classes(dataset: Any, splits: dict[str, Records]) -> tuple[str, ...]:
-    names = getattr(dataset, "classes", None) or getattr(dataset, "categories", None) or []
-    count = max([len(names), *(int(records.labels.max(initial=-1)) + 1 for records in splits.values())])
-    texts = [", ".join(n) if isinstance(n, tuple) else str(n) for n in names]
-    return (*texts, *(str(i) for i in range(len(texts), count)))
-
-
-def _stamp(root: Path) -> str:
-    """Changes when any file below root does."""
-    files = sorted(path for path in root.rglob("*") if path.is_file())
-    stats = [(str(path), path.stat()) for path in files]
-    return sha256(repr([(path, s.st_size, s.st_mtime_ns) for path, s in stats]).encode("utf-8", "replace")).hexdigest()
 
 
 @data_source("digits", "digits", "scikit-learn's 1,797 handwritten digits, 8 x 8 gray, no download")
