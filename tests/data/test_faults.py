@@ -618,7 +618,7 @@ def test_a_planted_fault_is_refused_or_reported(name, tmp_path):
     plant, says, target, options = FAULTS[name]
     (tmp_path / "set").mkdir()
     spec = str(plant(tmp_path / "set") or tmp_path / "set")
-    views = {"joint": VIEWS[target].joint, "joint_view": VIEWS[target].joint_view} if target in VIEWS else {}
+    views = {"joint": VIEWS[target]().joint, "joint_view": VIEWS[target]().joint_view} if target in VIEWS else {}
     options = {key: value(tmp_path / "set") if callable(value) else value for key, value in options.items()}
     try:
         if target == "tokens":

@@ -57,7 +57,7 @@ def test_each_image_is_in_one_fold_with_its_equals(twins: Path) -> None:
     settings = vm.Study(arms=["dpn"], data=twins, img_size=8, recipe=plain()).settings.fixed
     tests: list[str] = []
     for i in range(5):
-        dataset = load_images({**settings, "fold": [i, 5]}, plain().augment)
+        dataset = load_images({**settings, "fold": [i, 5]}, plain())
         assert parts_of(dataset) == parts_of(load(twins, fold=(i, 5)))
         assert dataset.summary()["split_origin"] == f"made, fold {i} of 5, seed 0"
         assert sorted(map(len, dataset.splits.values())) == pytest.approx([13, 26, 92], abs=2)

@@ -40,8 +40,8 @@ def test_images_may_have_targets_of_a_source_s_own(load: Callable[..., None]) ->
         ((batch.inputs[:, 0, 0, 0] * 0.5 + 0.5) * 255).tolist(), abs=0.01
     )
     for spec, target, reason in (
-        ("walls:40", "class", "gives depth of each image, not a class"),
-        ("digits", "depth", "gives a class of each image, not depth"),
+        ("walls:40", "class", "gives a depth of each image, not a class"),
+        ("walls:40", "labels", "gives a depth of each image, not labels"),
     ):
         with pytest.raises(UserError, match=reason):
             data.load(spec, target=target, **how)

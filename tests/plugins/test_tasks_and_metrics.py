@@ -8,6 +8,7 @@ import torch
 
 import vitmods as vm
 from vitmods import data
+from vitmods.cli import main
 from vitmods.cli.options import asked_for, defaults_from
 from vitmods.finetune.delta import read_delta
 from vitmods.finetune.roles import parameter_roles
@@ -15,6 +16,7 @@ from vitmods.recipes import Recipe
 from vitmods.study.checkpoints import open_trial
 from vitmods.study.trial import trial_scores
 from vitmods.tasks import TASKS, Metric, Task
+from vitmods.tasks.base import make_task
 from vitmods.train import Interrupted, RunOptions, TrialRun, train_trial
 from vitmods.train.optim import parameter_groups
 from vitmods.util.errors import UserError
@@ -191,3 +193,91 @@ def test_a_metric_is_compared_like_any_other(tmp_path):
     found = json.loads((tmp_path / "trials/base/seed0/test.json").read_text())["protocols"]["confidence"]
     assert scores["confidence"].mean() == pytest.approx(found["metrics"]["confidence"], rel=1e-6)
     assert np.isin(["top1", "nll", "rank"], list(scores)).all()  # what the training itself found of each image
+
+
+DEPTH = [
+    "--data",
+    "walls:40",
+    "--task",
+    "depth",
+    "--base",
+    "mu2/2",
+    "--img-size",
+    "8",
+    "--in-chans",
+    "1",
+    "--device",
+    "cpu",
+]
+
+
+def test_a_task_with_a_recipe_part_a_target_and_a_source_of_its_own_is_one_file(load, tmp_path, capsys):
+    load("my_depth")
+    arguments = [
+        "compare",
+        *DEPTH,
+        "--arms",
+        "dpn",
+        "--seeds",
+        "1",
+        "--jitter",
+        "0.3",
+        "--out",
+        str(tmp_path / "study"),
+    ]
+    for _ in range(2):  # the second time nothing is left to do
+        assert main([*arguments, "--workers", "1", "--cost-seconds", "0", "--quiet"]) == 0
+    results = json.loads((tmp_path / "study/results.json").read_text())
+    assert (results["metric"]["name"], results["complete"]) == ("depth_error", True)
+    config = json.loads((tmp_path / "study/trials/dpn/seed0/config.json").read_text())
+    assert config["recipe"]["depth"] == {"meters": 255.0, "jitter": 0.3}
+    assert config["recipe"]["epochs"] == 2, "the task's own recipe"
+    assert Recipe.from_dict(config["recipe"]).settings()["jitter"] == 0.3
+    assert "error of depth" in (tmp_path / "study/report.html").read_text()
+    assert "depth" not in Recipe().to_dict()
+    capsys.readouterr()
+    for options, message in (
+        (["--task", "classification", "--data", "digits"], "classification does not read jitter of the recipe"),
+        (["--meters", "0.5"], "meters must be from 1 to 10000"),
+        (["--fpn-channels", "8"], "depth does not read fpn_channels"),
+        (["--loss", "sigmoid"], "depth does not read loss"),
+    ):
+        assert main([*arguments, *options]) == 2
+        assert message in " ".join(capsys.readouterr().err.split()), options
+
+
+def test_a_task_of_its_own_resumes_to_the_same_weights(load, tmp_path, monkeypatch):
+    load("my_depth")
+    recipe = vm.recipes.small_depth().with_(jitter=0.3)
+    step = TrialRun._train_step
+
+    def train(out, stop_at=None):
+        task = make_task("depth", recipe)
+        torch.manual_seed(0)
+        model = task.wrap(vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=1), 1)
+        walls = task.load_data("walls:40", img_size=8, in_chans=1, augment=recipe.augment)
+
+        def stops(run, batch):
+            if run.step == stop_at:
+                raise Interrupted("stopped", 2)
+            step(run, batch)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TrialRun, "_train_step", stops)
+            train_trial(model, task, walls, recipe, out=out, options=CPU)
+
+    train(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(tmp_path / "broken", stop_at=4)
+    train(tmp_path / "broken")
+    for name in ("model.safetensors", "task.safetensors", "test.npz"):
+        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_target_of_its_own_is_made_of_what_other_sources_have(load):
+    load("my_depth")
+    task = TASKS["depth"]()
+    batch = next(task.load_data("digits", img_size=8, in_chans=1, augment=RECIPE.augment).eval_batches("test", 8))
+    assert batch.targets.dtype == torch.float32
+    with pytest.raises(UserError, match=r"gives a depth of each image, not a class\. Train it with --task depth"):
+        data.load("walls:40", img_size=8, in_chans=1, augment=RECIPE.augment)

@@ -49,7 +49,7 @@ def config(out, arm, seed):
 
 def images_of(out, arm, seed):
     opened = Checkpoint.open(str(out / "trials" / arm / f"seed{seed}"))
-    dataset = load_images(opened.settings, opened.recipe.augment)
+    dataset = load_images(opened.settings, opened.recipe)
     assert dataset.summary()["fingerprint"] == opened.fingerprint
     return dataset.splits
 

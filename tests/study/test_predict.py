@@ -40,7 +40,7 @@ def trial(images, tmp_path_factory):
 
 def test_images_are_seen_as_the_evaluation_sees_them(trial, images):
     config = json.loads((trial / "config.json").read_text())
-    dataset = load_images(config["images"], Recipe.from_dict(config["recipe"]).augment)
+    dataset = load_images(config["images"], Recipe.from_dict(config["recipe"]))
     split = dataset.splits["test"]
     (batch,) = dataset.eval_batches("test", 100)
     with torch.inference_mode():

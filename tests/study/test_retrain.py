@@ -218,7 +218,7 @@ def test_the_same_images_are_recognized_in_any_split(copied):
 
     runner = TrialRunner(StudyFolder(copied), make().settings)
     for changed, known in (({"train_on_all": True}, True), ({"limit_train": 100}, False)):
-        images = load_images({**runner.settings.fixed, **changed}, RECIPE.augment)
+        images = load_images({**runner.settings.fixed, **changed}, RECIPE)
         assert StudyFolder(copied).images.same_contents(images.splits) is known
 
 

@@ -62,11 +62,11 @@ def examine(
 
     def look(checkpoint: Checkpoint) -> Tensor | None:
         settings = {**checkpoint.settings, **({"data": data} if data else {})}
-        if "data" not in settings or TASKS[settings.get("task", "classification")].inputs == "tokens":
+        if "data" not in settings or TASKS[settings.get("task", "classification")].inputs != "images":
             return None
-        key = json.dumps([settings, checkpoint.recipe.to_dict()["augment"]], default=str)
+        key = json.dumps([settings, checkpoint.recipe.to_dict()], default=str)
         if key not in seen:
-            dataset = load_images(settings, checkpoint.recipe.augment, workers)
+            dataset = load_images(settings, checkpoint.recipe, workers)
             seen[key] = next(iter(dataset.eval_batches(dataset.eval_split, images))).inputs.to(place)
         return seen[key]
 

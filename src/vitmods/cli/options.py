@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 
 from vitmods.data.splits import SplitOptions
-from vitmods.recipes import RECIPES, Recipe
+from vitmods.recipes import RECIPES, TASK_PARTS, Recipe
 from vitmods.recipes.registry import parse_recipe, split_recipe
 from vitmods.study.arms import BASE
 from vitmods.study.defaults import ORDINARY, Defaults, defaults_for
@@ -34,8 +34,8 @@ class _ImageArguments:
     """digits, a folder of class folders or of shards, a CSV file of labels, torchvision:NAME?root=FOLDER, hf:NAME, or
     wds:SHARDS"""
     task: str = "classification"
-    """what is learned of them: classification (one class each), multilabel (any number of labels), segmentation
-    (masks), detection (boxes), instance_segmentation (a mask for each object) or sequence_classification"""
+    """what is learned: classification (one class an image), multilabel (any number of labels), or another task
+    (docs/tasks.md)"""
     img_size: tuple[int, ...] = (8,)
     """image side, or rows and columns, in pixels"""
     in_chans: int = 1
@@ -154,12 +154,16 @@ def parse(
 
     common: the options that --help shows; --help-all shows all of them. Empty: --help shows all.
     """
-    values: dict[str, Any] = {} if default is None else {"default": default}
+    shell_kind, values = _with_task_parts(kind, default)
     words = ["--help" if word == HELP_ALL else word for word in arguments]
-    cli = partial(tyro.cli, kind, args=words, prog=f"vitmods {command}", config=_STYLE, **values)
+    cli = partial(tyro.cli, shell_kind, args=words, prog=f"vitmods {command}", config=_STYLE, **values)
     if HELP_ALL in arguments or not (common and {"-h", "--help"} & set(arguments)):
         options: T = cli()
-        return options
+        if shell_kind is kind:
+            return options
+        recipe = dict(vars(vars(options)["training"]))
+        recipe["task_parts"] = tuple(recipe.pop(name) for name in TASK_PARTS)
+        return kind(**{**vars(options), "training": Recipe(**recipe)})
     with redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")) as text:  # where tyro draws boxes
         try:
             cli()
@@ -172,6 +176,21 @@ def parse(
         shortened = re.sub("[╭╮╰╯│─]", " ", shortened)
     print(shortened)
     raise SystemExit(0)
+
+
+def _with_task_parts(kind: type[Any], default: Any) -> tuple[type[Any], dict[str, Any]]:
+    """Options whose recipe (`training`) has a field for each part that tasks and plugins registered, and a default."""
+    if "training" not in kind.__dataclass_fields__:
+        return kind, {} if default is None else {"default": default}
+    parts = [(name, part, field(default_factory=part)) for name, part in TASK_PARTS.items()]
+    recipe_kind = make_dataclass("Recipe", parts, bases=(Recipe,), frozen=True, namespace={"__doc__": Recipe.__doc__})
+    fields = [("training", recipe_kind)]
+    wider = make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, namespace={"__doc__": kind.__doc__})
+    if default is None:
+        return wider, {}
+    recipe: Recipe = default.training
+    training = recipe_kind(**vars(recipe), **{name: recipe.part(part) for name, part in TASK_PARTS.items()})
+    return wider, {"default": wider(**{**vars(default), "training": training})}
 
 
 def _shortened(text: str, common: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 
 from vitmods.data.dataset import ImageDataset, Joint, JointView, Split, independent, open_lazily
 from vitmods.data.geometry import Geometry
-from vitmods.data.multilabel import with_target
+from vitmods.data.multilabel import target_named, with_target
 from vitmods.data.records import Records, printable
 from vitmods.data.sources import naming_the_source, open_source
 from vitmods.data.splits import SplitOptions, groups_in, groups_of, make_splits
@@ -44,7 +44,7 @@ def load(
     images are decoded when they are needed. img_size: (H, W) in pixels. in_chans: 3 (RGB) or 1 (gray). unreadable
     "stop" refuses a set with images that cannot be read, "skip" leaves them out and says so. cache_dir keeps decoded
     images for later runs and other processes. workers: threads that prepare batches ahead (0: none; of streamed images:
-    one a core). target: what is asked of each image, "class", "labels", "mask" or "boxes"; joint and joint_view: see
+    one a core). target: what is asked of each image, such as "class" or "labels"; joint and joint_view: see
     ImageDataset (a task names all three).
     train_on_all: join all splits to train. split: fields of `SplitOptions`; splits that the source lacks are made,
     stratified, and images that are equal byte for byte come into one of them. Raises UserError with all that is wrong
@@ -104,8 +104,8 @@ def parse_size(img_size: int | Sequence[int]) -> tuple[int, int]:
 
 def geometry_of(split: str, size: tuple[int, int], augment: Augment, target: str) -> Geometry:
     """Random resized crops are cut from whole images; padded crops move the whole view; all else is centered. Images
-    with masks or boxes are kept whole, their short side at most twice the view's."""
-    if target not in ("class", "labels", "nothing"):
+    with targets that have places are kept whole, their short side at most twice the view's."""
+    if target_named(target).located:
         return Geometry(size, 0.5, whole=True, resample=augment.resample)
     if split == "train" and augment.crop in ("random_resized", "inception"):
         shrink = augment.resample != "big_vision"  # its crops are exact only if they are cut from the original

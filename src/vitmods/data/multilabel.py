@@ -20,19 +20,26 @@ class Target:
     """What a task asks of each image: a class, a mask.
 
     title: in words, for messages. remedy: how images with it can be used otherwise. conversions: the target that a
-    source has -> the function that makes a source of this one. check: what is wrong with splits of it.
+    source has -> the function that makes a source of this one. located: whether it has places in the image, which is
+    then kept whole. check: what is wrong with splits of it.
     """
 
     title: str
     remedy: str = "Choose another task or data set."
     conversions: Mapping[str, Callable[[Source], Source]] = field(default_factory=dict)
+    located: bool = True
     check: Callable[[Mapping[str, AnySplit]], list[str]] | None = None
 
 
 TARGETS: Registry[Target] = Registry("target", "vitmods.tasks.*.sources")
-TARGETS.add("nothing", Target("no class", "Put the images of each class into a folder of its own."))
-TARGETS.add("class", Target("a class"))
-TARGETS.add("labels", Target("labels", "Train it with --task multilabel."))
+TARGETS.add("nothing", Target("no class", "Put the images of each class into a folder of its own.", located=False))
+TARGETS.add("class", Target("a class", located=False))
+TARGETS.add("labels", Target("labels", "Train it with --task multilabel.", located=False))
+
+
+def target_named(name: str) -> Target:
+    """What is known of a target; one that nobody registered is called by its name."""
+    return TARGETS.get(name) or Target(name)
 
 
 def with_target(source: Source, target: str) -> Source:
@@ -49,7 +56,7 @@ def with_target(source: Source, target: str) -> Source:
             for name, part in source.splits.items()
         }
         return replace(source, classes=("image",), splits=splits, target=target)
-    given, asked = (TARGETS.get(name) or Target(name) for name in (source.target, target))
+    given, asked = target_named(source.target), target_named(target)
     if source.target in asked.conversions:
         return asked.conversions[source.target](source)
     sets = [part.label_sets for part in source.splits.values()]

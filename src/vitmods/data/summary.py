@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vitmods.data.dataset import AnySplit, Split
 from vitmods.data.geometry import LONGEST
-from vitmods.data.multilabel import TARGETS, label_counts, label_problems
+from vitmods.data.multilabel import label_counts, label_problems, target_named
 from vitmods.data.records import SPLITS, Broken, Records, Source, printable
 from vitmods.data.splits import group_keys, hashes
 from vitmods.util.text import plural
@@ -77,8 +77,8 @@ def problems(
             f"{source.unseen} Correct the list of classes (in classes.txt, cell,255 gives the class cell the value "
             f"255), or write {_allowing(source, 'missing')} to keep classes without pixels."
         )
-    if (target := TARGETS.get(source.target)) and target.check:
-        found += target.check(splits)
+    if check := target_named(source.target).check:
+        found += check(splits)
     if train_on_all:
         return found
     if len(splits) == 1 or not any(len(split) for name, split in splits.items() if name != "train"):

@@ -7,29 +7,29 @@ from collections.abc import Callable
 
 from vitmods.recipes.defaults import default, digits, finetune, finetune_sgd, plain, small_data, small_images
 from vitmods.recipes.recipe import (
+    TASK_PARTS,
     Augment,
-    Detection,
     Loss,
     ModelSettings,
     Optimizer,
     Recipe,
     Schedule,
-    Segmentation,
+    TaskPart,
     weight_decay_from_big_vision,
 )
 from vitmods.recipes.registry import RECIPES, Evidence, evidence
 
 __all__ = [
     "RECIPES",
+    "TASK_PARTS",
     "Augment",
-    "Detection",
     "Evidence",
     "Loss",
     "ModelSettings",
     "Optimizer",
     "Recipe",
     "Schedule",
-    "Segmentation",
+    "TaskPart",
     "default",
     "digits",
     "evidence",

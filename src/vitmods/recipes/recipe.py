@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import NoneType
-from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
 from vitmods.finetune.roles import chosen_roles
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.registry import Registry
 
 _RANGES: dict[str, tuple[float, float]] = {
     "epochs": (1, math.inf),
@@ -30,7 +31,6 @@ _RANGES: dict[str, tuple[float, float]] = {
     "momentum": (0, 0.999999),
     "adam_eps": (0, 1),
     "rsqrt_timescale": (1, math.inf),
-    "fpn_channels": (1, math.inf),
     "clip_norm": (1e-12, math.inf),
     "ema": (0, 0.9999999),
     "dropout": (0, 0.999999),
@@ -41,10 +41,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "flip": (0, 1),
     "repeats": (1, math.inf),
     "erasing": (0, 1),
-    "most_of_class": (0.01, 1),
-    "photometric": (0, 1),
     "poly_power": (1e-6, math.inf),
-    "window_stride": (1, math.inf),
     "eval_crop": (0.05, 1),
 }
 """of numbers that may be something else than at least 0"""
@@ -63,16 +60,17 @@ def check_fields(part: Any) -> None:
         if get_origin(inner) is Literal and value not in get_args(inner):
             raise UserError(f"recipe: {name} must be one of {', '.join(get_args(inner))}, not {value!r}.")
         if inner in (int, float):
-            _check_number(name, value, inner)
+            _check_number(name, value, inner, {**_RANGES, **getattr(part, "ranges", {})})
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {each.name: hints[each.name] for each in dataclasses.fields(kind)}
 
 
-def _check_number(name: str, value: Any, kind: type) -> None:
-    low, high = _RANGES.get(name, (0, math.inf))
+def _check_number(name: str, value: Any, kind: type, ranges: Mapping[str, tuple[float, float]]) -> None:
+    low, high = ranges.get(name, (0, math.inf))
     if not isinstance(value, int | float) or not low <= value <= high or not math.isfinite(value):
         bound = f"at least {low:g} and finite" if high == math.inf else f"from {low:g} to {high:g}"
         raise UserError(f"recipe: {name} must be {bound}, not {value!r}.")
@@ -82,7 +80,7 @@ def _check_number(name: str, value: Any, kind: type) -> None:
 
 def check_augment(augment: Augment) -> None:
     """Raise UserError where crops, mean and std, or RandAugment's values are none."""
-    for name in ("crop_scale", "crop_ratio", "resize_range", "randaugment"):
+    for name in ("crop_scale", "crop_ratio", "randaugment"):
         if (pair := getattr(augment, name)) is not None and len(pair) != 2:
             raise UserError(f"recipe: {name} is two numbers, not {pair}.")
     for name in ("crop_scale", "crop_ratio"):
@@ -91,8 +89,6 @@ def check_augment(augment: Augment) -> None:
             raise UserError(f"recipe: {name} must be two increasing numbers above 0, not {getattr(augment, name)}.")
     if augment.crop_scale[1] > 1:
         raise UserError(f"recipe: crop_scale is a fraction of the image, at most 1, not {augment.crop_scale}.")
-    if augment.resize_range is not None and not 0 < augment.resize_range[0] <= augment.resize_range[1]:
-        raise UserError(f"recipe: resize_range must be two increasing numbers above 0, not {augment.resize_range}.")
     for name in ("mean", "std"):
         if len(getattr(augment, name)) not in (1, 3):
             raise UserError(f"recipe: {name} must be one number, or three for RGB, not {getattr(augment, name)}.")
@@ -114,13 +110,6 @@ def check_optimizer(optimizer: Optimizer) -> None:
     """Raise UserError where the optimizer cannot store its moment so."""
     if optimizer.name == "lamb" and optimizer.moment == "bfloat16":
         raise UserError("recipe: moment=bfloat16 is for adamw and sgd; LAMB keeps its means in float32.")
-
-
-def check_segmentation(segmentation: Segmentation) -> None:
-    """Raise UserError where there are no scales to evaluate at."""
-    scales = segmentation.eval_scales
-    if not scales or min(scales) <= 0:
-        raise UserError(f"recipe: eval_scales must be numbers above 0, as 0.75 1.0 1.25, not {scales}.")
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -207,14 +196,6 @@ class Augment:
     """alpha of mixup's Beta distribution (arXiv:1710.09412); 0: off"""
     cutmix: float = 0.0
     """alpha of CutMix's Beta distribution (arXiv:1905.04899); 0: off. With mixup too, each batch draws one of them"""
-    resize_range: tuple[float, float] | None = None
-    """of images with masks: the random size of the whole image, as parts of the size at which it just covers the view,
-    before a crop of the view's size is cut, or what is missing is padded; None: that size itself"""
-    most_of_class: float = 0.75
-    """of images with masks: a crop with more than this fraction of one class is drawn again, up to ten times"""
-    photometric: float = 0.0
-    """of images with masks: strength of random brightness, contrast, saturation and hue, each with probability 0.5; 1:
-    as in mmsegmentation; 0: off"""
     eval_crop: float = 0.875
     """fraction of the resized image's side that the center crop of the evaluation keeps"""
     mean: tuple[float, ...] = (0.5,)
@@ -333,40 +314,30 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
-class Segmentation:
-    """What the task segmentation alone reads."""
+class TaskPart:
+    """Fields of a recipe that one task alone reads. A task registers its own:
 
-    final_norm: bool = True
-    """whether the decoder reads a plain ViT's patch tokens after the final norm, as in Segmenter"""
-    window_stride: int | None = None
-    """pixels from one window of the evaluation to the next; None: two thirds of the window, which is the image size"""
-    eval_scales: tuple[float, ...] = (1.0,)
-    """sizes of the image over which the evaluation averages probabilities"""
-    eval_flip: bool = False
-    """whether it averages over each image and its mirror image too"""
+        @TASK_PARTS.register("depth")
+        @dataclass(frozen=True)
+        class DepthPart(TaskPart):
+            scale: float = 1.0
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_segmentation(self)
+    Fields need defaults and names of their own. `ranges` bounds numbers that may be other than at least 0.
+    """
 
-
-@dataclass(frozen=True)
-class Detection:
-    """What the tasks detection and instance_segmentation alone read."""
-
-    fpn_channels: int = 64
-    """channels of the maps that the heads read; the papers' models have 256"""
-    detector_norm: Literal["group", "none"] = "group"
-    """GroupNorm after the convolutions of pyramid and heads, without which training from scratch is unstable; the
-    papers' models have none"""
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+TASK_PARTS: Registry[type[TaskPart]] = Registry("part of a recipe", "vitmods.tasks.*.recipes")
+P = TypeVar("P", bound=TaskPart)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one trial is trained: its length and batches, and seven parts.
+    """How one trial is trained: its length and batches, five parts, and parts of tasks.
 
     Fields of the parts have one name each, so that they are set by it: `recipe.with_(lr=1e-4, crop="none")`, on the
     command line `--lr 1e-4 --crop none`; `optimizer="sgd"` sets the name of that part.
@@ -394,10 +365,12 @@ class Recipe:
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
     model: ModelSettings = field(default_factory=ModelSettings)
-    segmentation: Segmentation = field(default_factory=Segmentation)
-    detection: Detection = field(default_factory=Detection)
+    task_parts: Annotated[tuple[TaskPart, ...], tyro.conf.Fixed, tyro.conf.Suppress] = ()
+    """parts of tasks; those with defaults alone are left out"""
 
     def __post_init__(self) -> None:
+        parts = sorted((part for part in self.task_parts if part != type(part)()), key=lambda part: type(part).__name__)
+        object.__setattr__(self, "task_parts", tuple(parts))
         check_fields(self)
         check_recipe(self)
 
@@ -412,37 +385,46 @@ class Recipe:
         """Images that are on the device at once: the largest part of a batch."""
         return -(-self.batch_size // self.accumulate)
 
+    def part(self, kind: type[P]) -> P:
+        """What the task with this part reads."""
+        return next((part for part in self.task_parts if isinstance(part, kind)), None) or kind()
+
     def with_(self, **overrides: Any) -> Self:
         """A copy with some fields changed: of the recipe, of its parts by their own names, or whole parts.
 
         Raises:
             UserError: there is no such field (the nearest is named), or its value is out of range.
         """
-        parts: dict[str, dict[str, Any]] = {}
-        own: dict[str, Any] = {}
+        fields, parts, changes = fields_by_name(), dict[str, dict[str, Any]](), dict[str, Any]()
         for name, value in overrides.items():
-            if dataclasses.is_dataclass(value) or name not in fields_by_name():
-                own[name] = value
+            if dataclasses.is_dataclass(value) or name not in fields:
+                changes[name] = value
                 continue
-            part, leaf, _ = fields_by_name()[name]
-            (parts.setdefault(part, {}) if part else own)[leaf] = tupled(value)
-        unknown = sorted(set(own) - {each.name for each in dataclasses.fields(self)})
+            part, leaf, _ = fields[name]
+            (parts.setdefault(part, {}) if part else changes)[leaf] = tupled(value)
+        unknown = sorted(set(changes) - {each.name for each in dataclasses.fields(self)} - {*TASK_PARTS})
         if unknown:
-            raise UserError(f"A recipe has no field {unknown[0]!r}. {nearest(unknown[0], fields_by_name())}")
+            raise UserError(f"A recipe has no field {unknown[0]!r}. {nearest(unknown[0], fields)}")
         for part, values in parts.items():
-            own[part] = dataclasses.replace(own.get(part, getattr(self, part)), **values)
-        return dataclasses.replace(self, **own)
+            old = changes.get(part) or (self.part(TASK_PARTS[part]) if part in TASK_PARTS else getattr(self, part))
+            changes[part] = dataclasses.replace(old, **values)
+        if of_tasks := [changes.pop(name) for name in list(changes) if name in TASK_PARTS]:
+            kept = [part for part in self.task_parts if type(part) not in map(type, of_tasks)]
+            changes["task_parts"] = (*kept, *of_tasks)
+        return dataclasses.replace(self, **changes)
 
     def settings(self) -> dict[str, Any]:
         """Every field by its own name: the inverse of `Recipe().with_(**settings)`."""
-        return {
-            name: getattr(getattr(self, part) if part else self, leaf)
-            for name, (part, leaf, _) in fields_by_name().items()
-        }
+        parts = {"": self} | {name: getattr(self, name) for name in _PARTS}
+        parts |= {name: self.part(kind) for name, kind in TASK_PARTS.items()}
+        return {name: getattr(parts[part], leaf) for name, (part, leaf, _) in fields_by_name().items()}
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, with a mapping for each part; `Recipe.from_dict` gives the recipe back."""
-        return dataclasses.asdict(self)
+        values = dataclasses.asdict(self)
+        del values["task_parts"]
+        names = {kind: name for name, kind in TASK_PARTS.items()}
+        return values | {names[type(part)]: dataclasses.asdict(part) for part in self.task_parts}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -450,7 +432,9 @@ class Recipe:
         flat: dict[str, Any] = {}
         try:
             for name, value in values.items():
-                part = value if isinstance(value, Mapping) and name in _PARTS else {"name": value}
+                part = (
+                    value if isinstance(value, Mapping) and (name in _PARTS or name in TASK_PARTS) else {"name": value}
+                )
                 flat |= {name if leaf == "name" else leaf: v for leaf, v in part.items()}
             return cls().with_(**flat)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
@@ -465,21 +449,28 @@ _PARTS = {
     "optimizer": Optimizer,
     "schedule": Schedule,
     "model": ModelSettings,
-    "segmentation": Segmentation,
-    "detection": Detection,
 }
 
 
-@cache
 def fields_by_name() -> dict[str, tuple[str, str, Any]]:
-    """Name of a field -> (the part it is in, or "", its name there, its type). A part's `name` has the part's."""
-    found = {name: ("", name, kind) for name, kind in get_type_hints(Recipe).items() if name not in _PARTS}
-    for part, kind_of_part in _PARTS.items():
-        for leaf, kind in get_type_hints(kind_of_part).items():
+    """Name of a field -> (the part it is in, or "", its name there, its type). A part's `name` has the part's.
+
+    Raises:
+        UserError: a task's part has a field whose name is in use.
+    """
+    return _fields_by_name(tuple(TASK_PARTS.items()))
+
+
+@cache
+def _fields_by_name(of_tasks: tuple[tuple[str, type], ...]) -> dict[str, tuple[str, str, Any]]:
+    fields = {name: ("", name, kind) for name, kind in _hints(Recipe).items() if name not in (*_PARTS, "task_parts")}
+    for part, kind_of_part in (*_PARTS.items(), *of_tasks):
+        for leaf, kind in _hints(kind_of_part).items():
             name = part if leaf == "name" else leaf
-            assert name not in found, f"two fields of a recipe are called {name}"
-            found[name] = (part, leaf, kind)
-    return found
+            if name in fields or (name in _PARTS and leaf != "name"):
+                raise UserError(f"{kind_of_part.__name__}: a recipe has a field {name!r} already; choose another name.")
+            fields[name] = (part, leaf, kind)
+    return fields
 
 
 def tupled(value: Any) -> Any:

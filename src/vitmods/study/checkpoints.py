@@ -9,7 +9,7 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +165,7 @@ class Checkpoint:
     settings: `img_size`, `in_chans`, `task`; of a trial also its `data` and how they were split
     classes:  None if they have no names
     fingerprint: of a trial's images
-    vocabulary: of a trial on sequences, its words by token, from 1 on
+    data:     of a trial, what its config.json says of its data
     """
 
     source: str
@@ -175,7 +175,7 @@ class Checkpoint:
     settings: Mapping[str, Any]
     classes: tuple[str, ...] | None = None
     fingerprint: str | None = None
-    vocabulary: tuple[str, ...] | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def open(cls, source: str) -> Checkpoint:
@@ -193,11 +193,10 @@ class Checkpoint:
         try:
             settings, data = image_settings(config["images"]), config["data"]
             name, recipe = slug(f"{config['arm']}-seed{config['seed']}"), Recipe.from_dict(config["recipe"])
-            words = tuple(data["vocabulary"]) if data.get("vocabulary") else None
             classes, mark = tuple(map(printable, data["classes"])), data["fingerprint"]
         except (AttributeError, KeyError, TypeError) as error:
             raise UserError(f"{folder / 'config.json'} is damaged ({error!r}): copy the folder again.") from error
-        return cls(source, name, open_trial(folder), recipe, settings, classes, mark, words)
+        return cls(source, name, open_trial(folder), recipe, settings, classes, mark, data)
 
     @classmethod
     def of_model(cls, source: str, model: nn.Module, pretrained: Mapping[str, Any]) -> Checkpoint:

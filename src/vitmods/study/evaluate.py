@@ -72,7 +72,7 @@ def evaluate(
         if pairs and (pairs[-1][0].settings, pairs[-1][0].recipe) == (settings, recipe):  # read the same images once
             pairs.append((checkpoint, pairs[-1][1]))
         else:
-            pairs.append((checkpoint, load_images(settings, recipe.augment, workers)))
+            pairs.append((checkpoint, load_images(settings, recipe, workers)))
     task = pairs[0][0].settings.get("task", DEFAULT)
     usual, options = measure_of(task).metric.protocol, options or Options()
     chosen = asked or ([PROTOCOLS[usual]] if usual else [])

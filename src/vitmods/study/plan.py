@@ -15,6 +15,7 @@ What a study compares: a metric, and the options of the protocol that gives it.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -582,7 +583,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """
     if old.get("design") != new.get("design"):
         return [f"design: {_show_design(old)} -> {_show_design(new)}"]
-    before, after = (_flat({k: v for k, v in one.items() if k not in _MAY_DIFFER}) for one in (old, new))
+    before, after = (_flat({k: v for k, v in one.items() if k not in _MAY_DIFFER}) for one in (_as_now(old), new))
     found = []
     for name in dict.fromkeys([*before, *after]):
         was, now = before.get(name, "(not set)"), after.get(name, "(not set)")
@@ -598,6 +599,14 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     if not set(old["seeds"]) <= set(new["seeds"]):
         found.append(f"seeds: {old['seeds']} -> {new['seeds']}")
     return found
+
+
+def _as_now(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings whose recipe is written as this version writes it: fields may have moved."""
+    from vitmods.recipes import Recipe
+
+    recipe = json.loads(json.dumps(Recipe.from_dict(settings["recipe"]).to_dict()))
+    return {**settings, "recipe": recipe}
 
 
 def _grid_differences(grid: str, old: Mapping[str, list[Any]], new: Mapping[str, list[Any]]) -> list[str]:

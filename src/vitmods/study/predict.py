@@ -1,4 +1,4 @@
-"""Predictions of a trained model, from a checkpoint or an exported graph, for images or lines of text files."""
+"""Predictions of a trained model, from a checkpoint or an exported graph, for images or files that a task reads."""
 
 from __future__ import annotations
 
@@ -27,42 +27,28 @@ from vitmods.data.sources.folder import images_below
 from vitmods.data.threads import in_order
 from vitmods.study.checkpoints import GRAPHS, Checkpoint, Graph, seeds_in
 from vitmods.tasks.base import DEFAULT, TASKS, Task
-from vitmods.tasks.sequences.data import encode, padded_together, refuse_skipping
 from vitmods.train.device import place
 from vitmods.train.trial import WEIGHTS
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, make_folder, write_atomically
-from vitmods.util.limits import read_bytes, read_text
+from vitmods.util.limits import read_bytes
 
 if TYPE_CHECKING:
     from vitmods.train.device import Placement
 
 
-def predict_sequences(
+def predict_files(
     trained: Checkpoint, paths: Sequence[Path], task: Task, placement: Placement, top: int, batch_size: int
 ) -> list[dict[str, Any]]:
-    """Predict for each line of text files that is not empty, named FILE:NUMBER."""
-    longest, words, sequences = int(trained.settings["img_size"][-1]), trained.vocabulary or (), {}
-    for path in paths:
-        try:
-            lines = read_text(path).splitlines()
-        except (OSError, ValueError) as error:
-            raise UserError(f"{printable(str(path))} is not a text file with a sequence a line: {error}") from error
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                name = f"{printable(str(path))}:{number}"
-                sequences[name] = encode(line, words, name)
-    if long := [name for name, tokens in sequences.items() if len(tokens) > longest]:
-        warnings.warn(f"{len(long)} sequences are cut to {longest} tokens: {', '.join(long[:5])}", stacklevel=3)
-    if not sequences:
-        raise UserError("There is no sequence: give text files with one a line.")
+    """Predict for inputs that are not images, which the task reads."""
+    inputs = task.read_files(paths, trained.data, int(trained.settings["img_size"][-1]))
     model, predictions = trained.model.to(placement.device), list[dict[str, Any]]()
-    for start in range(0, len(sequences), batch_size):
-        names = list(sequences)[start : start + batch_size]
-        tokens = padded_together([sequences[name][:longest] for name in names])
+    for start in range(0, len(inputs), batch_size):
+        names = list(inputs)[start : start + batch_size]
         index = torch.arange(len(names))
+        batch = Batch(task.stack([inputs[name] for name in names]), index, index)
         with torch.inference_mode(), placement.autocast():
-            outputs = task.outputs(model, Batch(tokens, index, index).to(placement.device))
+            outputs = task.outputs(model, batch.to(placement.device))
         rows = task.predictions(outputs.cpu(), trained.classes or (), top)
         predictions += [{"image": name, **row} for name, row in zip(names, rows, strict=True)]
     return predictions
@@ -119,17 +105,18 @@ def predict(
         if len(seeds) > 1:
             raise UserError(f"{source} holds several trained models: give one, {' or '.join(seeds[:3])}.")
         trained = Checkpoint.open(seeds[0])
-    if trained.settings["in_chans"] not in (1, 3) and trained.vocabulary is None:
-        raise UserError(f"{source} takes {trained.settings['in_chans']} channels, and images have 3 (RGB) or 1 (gray).")
     kind = TASKS[trained.settings.get("task", DEFAULT)]
+    if kind.inputs == "images" and trained.settings["in_chans"] not in (1, 3):
+        raise UserError(f"{source} takes {trained.settings['in_chans']} channels, and images have 3 (RGB) or 1 (gray).")
     task = kind.from_recipe(kind.fitted(trained.recipe))
     if draw is not None and kind.draw is Task.draw:
         raise UserError(f"The task {kind.name} has nothing to draw: leave the folder for drawings out.")
     placement = place("cpu" if isinstance(trained.model, Graph) else device, trained.recipe.precision)
     model = trained.model.to(placement.device)
-    if trained.vocabulary is not None:
-        refuse_skipping(unreadable)
-        return predict_sequences(trained, paths, task, placement, top, batch_size)
+    if kind.inputs != "images":
+        if unreadable == "skip":
+            raise UserError("All inputs are read, or an error names the one that cannot be: leave unreadable=skip out.")
+        return predict_files(trained, paths, task, placement, top, batch_size)
     names, predictions, skipped, images_read = trained.classes, [], [], _read(trained, kind.target, paths, workers)
     drawings = None if draw is None else _Drawings(make_folder(expand_user(draw)), task, paths)
     while part := list(islice(images_read, batch_size)):
@@ -212,7 +199,7 @@ def _size(trained: Checkpoint) -> tuple[int, int]:
 def _batch(trained: Checkpoint, task: Task, images: Sequence[_Stored]) -> Batch:
     """Make the batch that evaluation would make, without targets."""
     augment, channels, targets = trained.recipe.augment, trained.settings["in_chans"], None
-    if (joint_view := type(task).joint_view) is not None:
+    if (joint_view := task.joint_view) is not None:
         unknown = [Annotated(None, image.native) for image in images]
         views, targets = joint_view([image.pixels for image in images], unknown, _size(trained), augment)
     else:

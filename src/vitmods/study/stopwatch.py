@@ -142,7 +142,7 @@ class Stopwatch:
 
     def __init__(self, runner: TrialRunner, device: torch.device, threads: int):
         self._runner, self._device, self._threads = runner, device, threads
-        self._reading: dict[tuple[object, int], tuple[float, float]] = {}
+        self._reading: dict[tuple[object, ...], tuple[float, float]] = {}
         self._paces: dict[tuple[str, str], Pace] = {}
         self._batches: dict[str, tuple[int, int]] = {}
         self._first = ""
@@ -235,7 +235,7 @@ class Stopwatch:
 
     def _read(self, dataset: ImageDataset, recipe: Recipe) -> tuple[float, float]:
         """Seconds to read a batch of the training, and an image of an evaluation; arms that read alike share them."""
-        key = recipe.augment, recipe.batch_size
+        key = recipe.augment, recipe.task_parts, recipe.batch_size
         if key not in self._reading:
             batches = self._seconds_each(_batches(dataset, recipe.batch_size))
             split = dataset.val_split

@@ -24,7 +24,7 @@ from vitmods.evals.base import ProtocolResult
 from vitmods.evals.protocols import check_protocols, run_protocols
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import vit
-from vitmods.recipes import Augment, Recipe
+from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import resolve_on
 from vitmods.stats.width import mean_over_images
 from vitmods.study.arms import Arm
@@ -170,14 +170,13 @@ def evaluate_trial(
 
 
 def load_images(
-    settings: Mapping[str, Any], augment: Augment, workers: int = 0, cache_dir: Path | None = None
+    settings: Mapping[str, Any], recipe: Recipe, workers: int = 0, cache_dir: Path | None = None
 ) -> ImageDataset:
-    """The data set that image settings describe, augmented so. UserError where its images cannot be used so."""
+    """Load the data set that image settings describe, prepared as the recipe says. UserError where it does not suit."""
     options = image_settings(settings)
-    task = TASKS[options.pop("task", DEFAULT)]
-    dataset: ImageDataset = task.load_data(
-        options.pop("data"), augment=augment, workers=workers, cache_dir=cache_dir, **options
-    )
+    kind = TASKS[options.pop("task", DEFAULT)]
+    options |= {"augment": recipe.augment, "workers": workers, "cache_dir": cache_dir}
+    dataset: ImageDataset = kind.from_recipe(kind.fitted(recipe)).load_data(options.pop("data"), **options)
     return dataset
 
 
@@ -244,15 +243,15 @@ class TrialRunner:
         self.folder, self.settings, self.options, self._processes = folder, settings, options, processes
         workers = options.data_workers
         self.data_workers = usual_workers(options.device) if workers is None else workers
-        self._datasets: dict[tuple[Augment, str], ImageDataset] = {}
+        self._datasets: dict[tuple[Any, ...], ImageDataset] = {}
 
     def dataset(self, recipe: Recipe, setting: Point = AS_IS, seed: int = 0) -> ImageDataset:
         """The images as a recipe prepares them, under a setting of the sweep, in the fold of the seed where there are
         folds; what is prepared alike is shared."""
         fixed = self.settings.at(setting, seed).fixed
-        key = recipe.augment, json.dumps(image_settings(fixed))
+        key = recipe.augment, recipe.task_parts, json.dumps(image_settings(fixed))
         if key not in self._datasets:
-            load = partial(load_images, fixed, recipe.augment, self.data_workers, self.options.cache_dir)
+            load = partial(load_images, fixed, recipe, self.data_workers, self.options.cache_dir)
             self._datasets[key] = self._processes.in_turn(load)
         return self._datasets[key]
 

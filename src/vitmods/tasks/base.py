@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,17 +14,14 @@ from torch import Tensor, nn
 from vitmods.data.batch import Batch
 from vitmods.data.dataset import AnySplit, Joint, JointView
 from vitmods.data.loading import load
-from vitmods.recipes import Recipe
+from vitmods.recipes import TASK_PARTS, Recipe, TaskPart
+from vitmods.recipes.recipe import fields_by_name
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry
 
 DEFAULT = "classification"
 Splits = Sequence[AnySplit]
-FOR_MASKS = ("resize_range", "most_of_class", "photometric", "final_norm", "window_stride", "eval_scales", "eval_flip")
-"""fields of a recipe that the task segmentation alone reads"""
-FOR_BOXES = ("fpn_channels", "detector_norm")
-"""and detectors alone"""
 TASKS: Registry[type["Task"]] = Registry("task", "vitmods.tasks", "vitmods.tasks.*.task")
 """name -> Task. A file adds its own with `@TASKS.register("name")`, here or in a plugin."""
 
@@ -65,21 +63,18 @@ class Task(ABC):
     title: ClassVar[str]
     """what it does, in a few words"""
     target: ClassVar[str] = "class"
-    """what it asks the data for, of each image: "class", "labels" (any number of them), "mask", "boxes", "nothing"
-    (images alone, of one class or in no class folder), or what a source of the user's own calls its targets"""
+    """what it asks the data for, of each image: "class", "labels" (any number of them), "nothing" (images alone, of one
+    class or in no class folder), or another name of `vitmods.data.multilabel.TARGETS` or of a source of the user's"""
     inputs: ClassVar[str] = "images"
-    """what its model reads: "images" or sequences of "tokens" """
+    """what its model reads; a task with another word here has `load_data` and `read_files` of its own"""
     metrics: ClassVar[tuple[Metric, ...]]
     """of `evaluate`; trials are compared by the first unless the user names another"""
-    joint: ClassVar[Joint | None] = None
-    """augments images and targets together; None: the data augments images alone, and mixes them, as the recipe says"""
-    joint_view: ClassVar[JointView | None] = None
-    """prepares them together for evaluation; None: the data resizes and crops images alone. To predict, annotations
-    are None"""
     usual_recipe: ClassVar[str | None] = None
     """the recipe that training starts from if none is named; None: what fits the images"""
-    unread: ClassVar[tuple[str, ...]] = (*FOR_MASKS, *FOR_BOXES)
-    """fields of the recipe that the task does not read: `make_task` refuses them"""
+    recipe_part: ClassVar[type[TaskPart] | None] = None
+    """the part of the recipe that this task alone reads; see `vitmods.recipes.TASK_PARTS`"""
+    unread: ClassVar[tuple[str, ...]] = ()
+    """fields of the other parts that the task does not read: `make_task` refuses them"""
     divides: ClassVar[bool] = True
     """whether `evaluate` calls nothing of its model but `model(inputs)`, whose outputs several processes can share;
     otherwise each of them evaluates all images"""
@@ -96,7 +91,13 @@ class Task(ABC):
     def fitted(cls, recipe: Recipe) -> Recipe:
         """Adapt a recipe that was not made for this task: fields that it does not read get their defaults."""
         usual = Recipe().settings()
-        return recipe.with_(**{name: usual[name] for name in cls.unread})
+        return recipe.with_(**{name: usual[name] for name in cls.ignored_fields()})
+
+    @classmethod
+    def ignored_fields(cls) -> list[str]:
+        """`unread`, and the fields of other tasks' parts."""
+        others = {name for name, kind in TASK_PARTS.items() if kind is not cls.recipe_part}
+        return [*cls.unread, *(name for name, (part, *_) in fields_by_name().items() if part in others)]
 
     @property
     def metric(self) -> str:
@@ -114,10 +115,35 @@ class Task(ABC):
         """
         return {}
 
-    @classmethod
-    def load_data(cls, spec: str, **options: Any) -> Any:
+    @property
+    def joint(self) -> Joint | None:
+        """The function that augments images and targets together; None: images are augmented alone, and mixed, as the
+        recipe says. A class may set it to a staticmethod."""
+        return None
+
+    @property
+    def joint_view(self) -> JointView | None:
+        """The function that prepares them together for evaluation; None: images are resized and cropped alone. To
+        predict, annotations are None."""
+        return None
+
+    def load_data(self, spec: str, **options: Any) -> Any:
         """Read the data set of `spec`; options: those of `vitmods.data.load` but target and joint views."""
-        return load(spec, target=cls.target, joint=cls.joint, joint_view=cls.joint_view, **options)
+        return load(spec, target=self.target, joint=self.joint, joint_view=self.joint_view, **options)
+
+    def read_files(self, paths: Sequence[Path], data: Mapping[str, Any], longest: int) -> dict[str, Tensor]:
+        """Named inputs of files to predict, for a task that does not read images.
+
+        Args:
+            paths: the files.
+            data: what config.json of the trial says of its data.
+            longest: the second side of img_size.
+        """
+        raise UserError(f"The task {self.name} cannot read files to predict: give it `read_files` (docs/tasks.md).")
+
+    def stack(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Inputs of `read_files` as one batch."""
+        return torch.stack(list(inputs))
 
     def wrap(self, backbone: nn.Module, classes: int) -> nn.Module:
         """The trained model for so many classes: the backbone itself, or a TaskModel with modules beside it,
@@ -176,7 +202,7 @@ def make_task(name: str, recipe: Recipe) -> Task:
     """The task of that name for a recipe. Raises UserError where there is none, or the recipe sets what it does not
     read, or what it cannot do."""
     kind, usual, given = TASKS[name], Recipe().settings(), recipe.settings()
-    if ignored := [field for field in kind.unread if given[field] != usual[field]]:
+    if ignored := [field for field in kind.ignored_fields() if given[field] != usual[field]]:
         raise UserError(
             f"The task {name} does not read {ignored[0]} of the recipe, which is {given[ignored[0]]!r}: leave it at "
             f"{usual[ignored[0]]!r}."

@@ -51,8 +51,7 @@ def write_set(root, splits, *, colors=False, below=False):
 
 
 def load(spec, **options):
-    joint = {"joint": Segmentation.joint, "joint_view": Segmentation.joint_view}
-    return data.load(spec, img_size=8, augment=Augment(), target="mask", **joint, **options)
+    return Segmentation().load_data(spec, img_size=8, augment=Augment(), **options)
 
 
 def first_mask(source, split="train"):

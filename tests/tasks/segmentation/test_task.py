@@ -16,9 +16,10 @@ from vitmods.data import Batch
 from vitmods.recipes import Recipe, ade20k, default, small_segmentation
 from vitmods.tasks import TASKS, Segmentation
 from vitmods.tasks.base import make_task
-from vitmods.tasks.overlay import overlay, palette
+from vitmods.tasks.drawing import palette
 from vitmods.tasks.segmentation.masks import IGNORE
-from vitmods.tasks.segmentation.task import LinearDecoder, Segmenter, Windows, counted, measured
+from vitmods.tasks.segmentation.recipes import SegmentationPart
+from vitmods.tasks.segmentation.task import LinearDecoder, Segmenter, Windows, counted, measured, overlay
 from vitmods.util.errors import UserError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "segmenter_decoder_linear.npz"
@@ -92,7 +93,7 @@ def test_a_timm_model_and_its_counterpart_give_the_same_logits(options):
 
 
 def test_every_parameter_is_trained_without_the_final_norm_too():
-    model = Segmentation(final_norm=False).wrap(vit(), 5)
+    model = Segmentation(part=SegmentationPart(final_norm=False)).wrap(vit(), 5)
     Segmentation().loss(model, Segmentation().synthetic(2, (3, 16, 16), 5, Recipe()))[0].backward()
     assert [n for n, p in model.named_parameters() if p.grad is None] == ["backbone.norm.weight", "backbone.norm.bias"]
     assert not model.backbone.norm.weight.requires_grad
@@ -247,7 +248,7 @@ def test_colors_are_stable_and_differ():
 
 def test_recipes_are_refused_where_they_set_what_is_not_read():
     recipe = small_segmentation()
-    assert make_task("segmentation", recipe).scales == (1.0,)
+    assert make_task("segmentation", recipe).part.eval_scales == (1.0,)
     with pytest.raises(UserError, match="segmentation does not read mixup"):
         make_task("segmentation", recipe.with_(mixup=0.2))
     with pytest.raises(UserError, match="segmentation does not read crop of the recipe"):
@@ -276,6 +277,6 @@ def test_ade20k_is_the_papers_listing():
     assert recipe.optimizer.clip_norm is None
     assert recipe.model.drop_path == 0.1
     assert recipe.loss.label_smoothing == 0
-    assert recipe.segmentation.window_stride == 341
-    assert not recipe.segmentation.final_norm
-    assert Segmentation.from_recipe(recipe).stride == 341
+    assert recipe.part(SegmentationPart).window_stride == 341
+    assert not recipe.part(SegmentationPart).final_norm
+    assert Segmentation.from_recipe(recipe).part.window_stride == 341

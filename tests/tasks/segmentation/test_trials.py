@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 import vitmods as vm
-from vitmods import data
 from vitmods.cli import main
 from vitmods.recipes import small_segmentation
 from vitmods.study.retrain import export_line
@@ -37,10 +36,9 @@ def shapes(tmp_path_factory):
 
 
 def train(shapes, out, stop_at=None, monkeypatch=None):
-    joint = {"joint": Segmentation.joint, "joint_view": Segmentation.joint_view}
-    dataset = data.load(f"masks:{shapes}", img_size=16, augment=RECIPE.augment, target="mask", **joint)
-    torch.manual_seed(0)
     task = Segmentation.from_recipe(RECIPE)
+    dataset = task.load_data(f"masks:{shapes}", img_size=16, augment=RECIPE.augment)
+    torch.manual_seed(0)
     model = task.wrap(vm.vit("mu2/4", img_size=16, num_classes=0, drop_path=0.2), 3)
     step = TrialRun._train_step
 
@@ -97,9 +95,9 @@ def test_a_study_is_answered_and_its_report_shows_masks(study):
     assert scores["image_miou"].shape == (8,)
     settings = json.loads((trial / "config.json").read_text())["recipe"]
     assert settings["segmentation"]["eval_flip"]
-    assert settings["augment"]["resize_range"] == [0.75, 1.5], "the task's own recipe"
+    assert settings["segmentation"]["resize_range"] == [0.75, 1.5], "the task's own recipe"
     page = (study / "report.html").read_text()
-    assert "What the models find in images" in page
+    assert "Predictions</h2>" in page
     assert page.count('alt="images/') >= 4 * 4  # image, annotation, base, dpn
     assert "background:#e69f00" in page
     examples = read_examples(trial)

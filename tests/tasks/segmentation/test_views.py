@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitmods.data.dataset import Annotated, Draw
-from vitmods.recipes import Augment
+from vitmods.recipes import Augment, Recipe
 from vitmods.tasks.segmentation.masks import IGNORE, evaluation_views, labelled_pixels, training_views
+from vitmods.tasks.segmentation.recipes import SegmentationPart
 
 
 @dataclass
@@ -29,10 +30,11 @@ def scene(seed, size, classes=4):
     return np.repeat(40 * labels[None], 3, axis=0), Annotated(Mask(labels), size)
 
 
-def views(scenes, index, *, seed=0, epoch=0, size=(16, 16), **augment):
-    options = {"resample": "bilinear", "mean": (0.0,), "most_of_class": 1.0, **augment}
-    draw = Draw(seed, epoch, np.array(index), np.array(index), Augment(**options), size)
-    (found,), (masks, pixels) = training_views([s[0] for s in scenes], [s[1] for s in scenes], draw)
+def views(scenes, index, *, seed=0, epoch=0, size=(16, 16), **fields):
+    recipe = Recipe().with_(**{"resample": "bilinear", "mean": (0.0,), "most_of_class": 1.0, **fields})
+    draw = Draw(seed, epoch, np.array(index), np.array(index), recipe.augment, size)
+    part, images, annotated = recipe.part(SegmentationPart), *zip(*scenes, strict=True)
+    (found,), (masks, pixels) = training_views(part, images, annotated, draw)
     assert torch.equal(pixels, labelled_pixels(masks))
     return found, masks
 

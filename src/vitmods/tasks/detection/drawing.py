@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitmods.tasks.overlay import palette
+from vitmods.tasks.drawing import palette
 
 
 def with_objects(

@@ -1,7 +1,23 @@
 """Detectors: COCO's 1x schedule as in PVT and Dynamic Token Normalization, and small sets from scratch."""
 
-from vitmods.recipes.recipe import IMAGENET_MEAN, IMAGENET_STD, Recipe
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from vitmods.recipes.recipe import IMAGENET_MEAN, IMAGENET_STD, TASK_PARTS, Recipe, TaskPart
 from vitmods.recipes.registry import recipe
+
+
+@TASK_PARTS.register("detection")
+@dataclass(frozen=True)
+class DetectionPart(TaskPart):
+    """Settings of the tasks detection and instance_segmentation."""
+
+    fpn_channels: int = 64
+    """channels of the maps that the heads read; the papers' models have 256"""
+    detector_norm: Literal["group", "none"] = "group"
+    """GroupNorm after the convolutions of pyramid and heads, without which training from scratch is unstable; the
+    papers' models have none"""
+    ranges: ClassVar = {"fpn_channels": (1, float("inf"))}
 
 
 @recipe(

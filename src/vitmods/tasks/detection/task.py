@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from vitmods.data.batch import Batch
 from vitmods.data.dataset import Joint, JointView
 from vitmods.recipes import Augment, Recipe
-from vitmods.tasks.base import FOR_MASKS, TASKS, Example, Measured, Splits, Task, noise
+from vitmods.tasks.base import TASKS, Example, Measured, Splits, Task, noise
 from vitmods.tasks.detection.drawing import with_objects
 from vitmods.tasks.detection.metrics import NAMES, AveragePrecision, image_ap50
 from vitmods.tasks.detection.objects import (
@@ -28,8 +28,9 @@ from vitmods.tasks.detection.objects import (
     training_views,
     training_views_with_masks,
 )
+from vitmods.tasks.detection.recipes import DetectionPart
+from vitmods.tasks.drawing import legend, pixels_of
 from vitmods.tasks.metrics import Metric
-from vitmods.tasks.overlay import legend, pixels_of
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:  # torchvision's models, which studies of other tasks do without
@@ -58,13 +59,12 @@ class Detection(Task):
     title = "boxes around objects, with their classes"
     target = "boxes"
     metrics: ClassVar[tuple[Metric, ...]] = (*BOXES, OF_IMAGES)
-    joint: ClassVar[Joint | None] = staticmethod(training_views)
-    joint_view: ClassVar[JointView | None] = staticmethod(evaluation_views)
     uses_head = False
     divides = False
     usual_recipe = "small_detection"
+    recipe_part = DetectionPart
     unread = (
-        *FOR_MASKS, "crop", "crop_scale", "crop_ratio", "randaugment", "randaugment_space", "randaugment_noise",
+        "crop", "crop_scale", "crop_ratio", "randaugment", "randaugment_space", "randaugment_noise",
         "erasing", "mixup", "cutmix", "eval_crop", "loss", "label_smoothing", "patch_drop", "head_bias",
     )  # fmt: skip
     masks: ClassVar[bool] = False
@@ -76,8 +76,18 @@ class Detection(Task):
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> Self:
         """With the recipe's pyramid and norms."""
-        how = recipe.detection
+        how = recipe.part(DetectionPart)
         return cls(how.fpn_channels, group_norm if how.detector_norm == "group" else None, recipe.augment)
+
+    @property
+    def joint(self) -> Joint:
+        """Images with their boxes, and masks, flipped alike."""
+        return training_views_with_masks if self.masks else training_views
+
+    @property
+    def joint_view(self) -> JointView:
+        """The same, not flipped."""
+        return evaluation_views_with_masks if self.masks else evaluation_views
 
     @classmethod
     def constant_scores(cls, splits: Splits, classes: int) -> dict[str, float]:
@@ -215,8 +225,6 @@ class InstanceSegmentation(Detection):
     title = "a mask for each object, with box and class"
     target = "instances"
     metrics: ClassVar[tuple[Metric, ...]] = (*BOXES, *MASKS, OF_IMAGES)
-    joint: ClassVar[Joint | None] = staticmethod(training_views_with_masks)
-    joint_view: ClassVar[JointView | None] = staticmethod(evaluation_views_with_masks)
     masks: ClassVar[bool] = True
 
 

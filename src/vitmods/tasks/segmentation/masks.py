@@ -27,6 +27,7 @@ from vitmods.data.rng import Stream, uniform
 from vitmods.data.sources.folder import file_records
 from vitmods.data.threads import AHEAD, busy_with, cores, in_order
 from vitmods.recipes import Augment
+from vitmods.tasks.segmentation.recipes import SegmentationPart
 from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_atomically
@@ -213,7 +214,7 @@ Stored = Sequence[NDArray[np.uint8]]
 
 
 def training_views(
-    stored: Stored, annotated: Sequence[Annotated], draw: Draw
+    part: SegmentationPart, stored: Stored, annotated: Sequence[Annotated], draw: Draw
 ) -> tuple[tuple[Tensor], tuple[Tensor, Tensor]]:
     """Views uint8 (B, C, H, W) of images as stored (C, h, w), and their masks int64 (B, H, W), with the number of
     labelled pixels of an image of this batch on average, float32 (B,): what a loss over a part of it is divided by.
@@ -228,7 +229,7 @@ def training_views(
     views[...] = mean_color(draw.augment, len(stored[0]))
     masks = torch.full((len(stored), height, width), IGNORE, dtype=torch.int64)
     for i, (image, one) in enumerate(zip(stored, annotated, strict=True)):
-        view, mask = _drawn(image, one.annotation.read(), draw, int(draw.views[i]))
+        view, mask = _drawn(part, image, one.annotation.read(), draw, int(draw.views[i]))
         views[i, :, : view.shape[1], : view.shape[2]] = view.numpy()
         masks[i, : mask.shape[0], : mask.shape[1]] = mask
     return (torch.from_numpy(views),), (masks, labelled_pixels(masks))
@@ -262,14 +263,16 @@ def evaluation_views(
     return torch.from_numpy(views), {"size": sizes, "native": torch.tensor(native), "window": window, "mask": masks}
 
 
-def _drawn(image: NDArray[np.uint8], mask: NDArray[np.uint8], draw: Draw, view: int) -> tuple[Tensor, Tensor]:
+def _drawn(
+    part: SegmentationPart, image: NDArray[np.uint8], mask: NDArray[np.uint8], draw: Draw, view: int
+) -> tuple[Tensor, Tensor]:
     """The crop of an image and of its mask, not yet padded."""
     augment, size = draw.augment, draw.img_size
 
     def number(stream: Stream, counter: int = 0) -> float:
         return float(uniform(draw.seed, stream, draw.epoch, view, counter))
 
-    low, high = augment.resize_range or (1.0, 1.0)
+    low, high = part.resize_range or (1.0, 1.0)
     scale = low + number(Stream.MASK_SIZE) * (high - low)
     covering = max(side / own for side, own in zip(size, mask.shape, strict=True))
     whole = tuple(max(1, round(side * covering * scale)) for side in mask.shape)
@@ -282,13 +285,13 @@ def _drawn(image: NDArray[np.uint8], mask: NDArray[np.uint8], draw: Draw, view: 
         )
         box = slice(top, top + size[0]), slice(left, left + size[1])
         counts = torch.bincount(labels[box].flatten(), minlength=IGNORE)[:IGNORE]
-        if not counts.any() or counts.max() <= augment.most_of_class * counts.sum():
+        if not counts.any() or counts.max() <= part.most_of_class * counts.sum():
             break
     geometry = Geometry(size, resample=augment.resample)
     pixels, cut = _resized(image, whole, geometry.crop_method)[:, *box], labels[box]
     if number(Stream.FLIP) < augment.flip:
         pixels, cut = pixels.flip(-1), cut.flip(-1)
-    return _distorted(pixels, augment.photometric, number), cut
+    return _distorted(pixels, part.photometric, number), cut
 
 
 def _resized(image: NDArray[np.uint8], size: tuple[int, ...], method: Method) -> Tensor:

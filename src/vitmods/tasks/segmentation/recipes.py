@@ -1,7 +1,44 @@
 """Segmentation with a linear decoder: ADE20K as in Dual PatchNorm, and small sets from scratch."""
 
-from vitmods.recipes.recipe import IMAGENET_MEAN, IMAGENET_STD, Recipe
+from dataclasses import dataclass
+from typing import ClassVar
+
+from vitmods.recipes.recipe import IMAGENET_MEAN, IMAGENET_STD, TASK_PARTS, Recipe, TaskPart
 from vitmods.recipes.registry import recipe
+from vitmods.util.errors import UserError
+
+
+@TASK_PARTS.register("segmentation")
+@dataclass(frozen=True)
+class SegmentationPart(TaskPart):
+    """Settings of the task segmentation."""
+
+    resize_range: tuple[float, float] | None = None
+    """random size of the whole image, relative to the size that just covers the view; a view is then cut from it, or
+    padded; None: the size that just covers it"""
+    most_of_class: float = 0.75
+    """a crop with more than this fraction of one class is drawn again, up to ten times"""
+    photometric: float = 0.0
+    """strength of random brightness, contrast, saturation and hue, each with probability 0.5; 1: as in mmsegmentation;
+    0: off"""
+    final_norm: bool = True
+    """whether the decoder reads a plain ViT's patch tokens after the final norm, as in Segmenter"""
+    window_stride: int | None = None
+    """pixels from one window of the evaluation to the next; None: two thirds of the window, which is the image size"""
+    eval_scales: tuple[float, ...] = (1.0,)
+    """sizes of the image over which the evaluation averages probabilities"""
+    eval_flip: bool = False
+    """whether the evaluation averages over each image and its mirror image"""
+    ranges: ClassVar = {"most_of_class": (0.01, 1), "photometric": (0, 1), "window_stride": (1, float("inf"))}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.resize_range is not None and not (
+            len(self.resize_range) == 2 and 0 < self.resize_range[0] <= self.resize_range[1]
+        ):
+            raise UserError(f"recipe: resize_range must be two increasing numbers above 0, not {self.resize_range}.")
+        if not self.eval_scales or min(self.eval_scales) <= 0:
+            raise UserError(f"recipe: eval_scales must be numbers above 0, as 0.75 1.0 1.25, not {self.eval_scales}.")
 
 
 @recipe(

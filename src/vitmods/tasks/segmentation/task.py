@@ -11,8 +11,9 @@ put through a softmax; probabilities are averaged over sizes and mirror images.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -24,11 +25,12 @@ from vitmods.data.batch import Batch
 from vitmods.data.dataset import Joint, JointView
 from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
-from vitmods.tasks.base import FOR_BOXES, TASKS, Example, Measured, Splits, Task, TaskModel, noise
+from vitmods.tasks.base import TASKS, Example, Measured, Splits, Task, TaskModel, noise
+from vitmods.tasks.drawing import legend, palette, pixels_of
 from vitmods.tasks.features import feature_channels, feature_maps, feature_strides
 from vitmods.tasks.metrics import Metric
-from vitmods.tasks.overlay import legend, overlay, pixels_of
 from vitmods.tasks.segmentation.masks import IGNORE, MaskFile, evaluation_views, labelled_pixels, training_views
+from vitmods.tasks.segmentation.recipes import SegmentationPart
 from vitmods.util.errors import UserError
 
 Size = tuple[int, int]
@@ -106,6 +108,7 @@ def _corners(length: int, window: int, stride: int) -> list[int]:
 
 
 EXAMPLES = 4  # evaluated images that are drawn, evenly spread
+OPAQUE = 0.6  # of the colors over an image
 
 
 class LinearDecoder(nn.Module):
@@ -181,42 +184,40 @@ class Segmentation(Task):
         Metric("image_miou", "mean IoU of an image", ""),
         Metric("pixel_accuracy", "pixel accuracy", ""),
     )
-    joint: ClassVar[Joint | None] = staticmethod(training_views)
-    joint_view: ClassVar[JointView | None] = staticmethod(evaluation_views)
+    recipe_part = SegmentationPart
     uses_head = False
     usual_recipe = "small_segmentation"
     unread = (
         "crop", "crop_scale", "crop_ratio", "randaugment", "randaugment_space", "randaugment_noise", "erasing",
-        "mixup", "cutmix", "eval_crop", "loss", "patch_drop", "head_bias", *FOR_BOXES,
+        "mixup", "cutmix", "eval_crop", "loss", "patch_drop", "head_bias",
     )  # fmt: skip
 
     label_smoothing: float = 0.0
-    final_norm: bool = True
-    stride: int | None = None
-    scales: tuple[float, ...] = (1.0,)
-    flip: bool = False
+    part: SegmentationPart = field(default_factory=SegmentationPart)
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
 
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> Self:
         """With the recipe's label smoothing, decoder and evaluation."""
-        how, augment = recipe.segmentation, recipe.augment
-        return cls(
-            recipe.loss.label_smoothing,
-            how.final_norm,
-            how.window_stride,
-            how.eval_scales,
-            how.eval_flip,
-            augment.mean,
-            augment.std,
-        )
+        return cls(recipe.loss.label_smoothing, recipe.part(SegmentationPart), recipe.augment.mean, recipe.augment.std)
+
+    @property
+    def joint(self) -> Joint:
+        """Images and masks cut alike."""
+        return partial(training_views, self.part)
+
+    @property
+    def joint_view(self) -> JointView:
+        """Whole images, and masks as in their files."""
+        return evaluation_views
 
     def check_size(self, img_size: tuple[int, int]) -> None:
         """Raise UserError where windows would leave pixels between them unseen."""
-        if self.stride is not None and self.stride > min(img_size):
+        stride = self.part.window_stride
+        if stride is not None and stride > min(img_size):
             raise UserError(
-                f"window_stride={self.stride} leaves pixels between windows of {img_size[0]} x {img_size[1]} unseen: "
+                f"window_stride={stride} leaves pixels between windows of {img_size[0]} x {img_size[1]} unseen: "
                 f"give at most {min(img_size)} (--window-stride)."
             )
 
@@ -239,7 +240,7 @@ class Segmentation(Task):
 
     def wrap(self, backbone: nn.Module, classes: int) -> Segmenter:
         """With a linear decoder. Raises UserError for a model without feature maps."""
-        return Segmenter(backbone, classes, self.final_norm)
+        return Segmenter(backbone, classes, self.part.final_norm)
 
     def loss(self, model: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean over the labelled pixels of the batch, and `pixel_accuracy`, the fraction of them that is right."""
@@ -327,8 +328,9 @@ class Segmentation(Task):
         images = [image[:, :height, :width] for image, (height, width) in zip(batch.inputs, sizes, strict=True)]
         native = [(int(height), int(width)) for height, width in batch.targets["native"].tolist()]
         height, width = batch.targets["window"][0].tolist()
-        stride = (self.stride, self.stride) if self.stride else (max(1, height * 2 // 3), max(1, width * 2 // 3))
-        windows = Windows((height, width), stride, self.scales, self.flip)
+        side = self.part.window_stride
+        stride = (side, side) if side else (max(1, height * 2 // 3), max(1, width * 2 // 3))
+        windows = Windows((height, width), stride, self.part.eval_scales, self.part.eval_flip)
         yield from windows.probabilities(model, images, native, len(images))
 
     def _example(self, batch: Batch, i: int, predicted: Tensor) -> Example:
@@ -367,3 +369,15 @@ def measured(counts: Tensor, loss: float, examples: tuple[Example, ...] = ()) ->
     detail = {"iou": [None if np.isnan(value) else value for value in iou.tolist()]}
     columns = {"predicted": single.numpy(), "image_miou": of_image.numpy(), "pixel_accuracy": accuracy.numpy()}
     return Measured(metrics, columns, examples, detail)
+
+
+def overlay(image: NDArray[np.uint8], labels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The image (H, W, 3) under the colors of its classes (H, W), with dark lines between them; where the class is
+    IGNORE it shows as it is."""
+    colors = np.concatenate([palette(IGNORE), np.zeros((1, 3), np.uint8)])
+    known = (labels != IGNORE)[..., None]
+    drawn = np.where(known, (1 - OPAQUE) * image + OPAQUE * colors[labels], image)
+    edge = np.zeros(labels.shape, dtype=bool)
+    edge[:-1] |= labels[:-1] != labels[1:]
+    edge[:, :-1] |= labels[:, :-1] != labels[:, 1:]
+    return np.where(edge[..., None], 0.4 * drawn, drawn).astype(np.uint8)

@@ -1,18 +1,23 @@
 """Classification of sequences: one class each, as of an image, by a model that reads tokens."""
 
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitmods.data.batch import Batch
+from vitmods.data.records import printable
 from vitmods.model.vit import ViT
 from vitmods.recipes import Augment, Recipe
 from vitmods.tasks.base import TASKS
 from vitmods.tasks.classification import Classification
-from vitmods.tasks.sequences.data import SequenceDataset, load_sequences, refuse_skipping
+from vitmods.tasks.sequences.data import SequenceDataset, encode, load_sequences, padded_together, refuse_skipping
 from vitmods.util.errors import UserError
+from vitmods.util.limits import read_text
 
 NO_IMAGES = Augment(crop="none", flip=0.0, eval_crop=1.0)
 """What a recipe says of images that there are not."""
@@ -44,15 +49,38 @@ class SequenceClassification(Classification):
     @classmethod
     def fitted(cls, recipe: Recipe) -> Recipe:
         """Without augmentation of images."""
-        return recipe.with_(augment=NO_IMAGES)
+        return super().fitted(recipe).with_(augment=NO_IMAGES)
 
-    @classmethod
-    def load_data(cls, spec: str, **options: Any) -> SequenceDataset:
+    def load_data(self, spec: str, **options: Any) -> SequenceDataset:
         """Read sequences, as they are. UserError for `unreadable=skip`: nothing of a sequence can be left out."""
         refuse_skipping(options.pop("unreadable", "stop"))
         for name in ("augment", "cache_dir"):
             options.pop(name, None)
-        return load_sequences(spec, target=cls.target, **options)
+        return load_sequences(spec, target=self.target, **options)
+
+    def read_files(self, paths: Sequence[Path], data: Mapping[str, Any], longest: int) -> dict[str, Tensor]:
+        """A sequence for each line of text files that is not empty, named FILE:NUMBER."""
+        sequences: dict[str, Tensor] = {}
+        for path in paths:
+            try:
+                lines = read_text(path).splitlines()
+            except (OSError, ValueError) as error:
+                raise UserError(
+                    f"{printable(str(path))} is not a text file with one sequence a line: {error}"
+                ) from error
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    name = f"{printable(str(path))}:{number}"
+                    sequences[name] = torch.from_numpy(encode(line, tuple(data["vocabulary"]), name))
+        if not sequences:
+            raise UserError("There is no sequence: give text files with one a line.")
+        if long := [name for name, tokens in sequences.items() if len(tokens) > longest]:
+            warnings.warn(f"{len(long)} sequences are cut to {longest} tokens: {', '.join(long[:5])}", stacklevel=3)
+        return {name: tokens[:longest] for name, tokens in sequences.items()}
+
+    def stack(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Filled up with padding to the longest."""
+        return padded_together([tokens.numpy() for tokens in inputs])
 
     def wrap(self, backbone: nn.Module, classes: int) -> nn.Module:
         """The backbone. UserError for a ViT that reads images."""

@@ -1,4 +1,4 @@
-"""Classes of pixels in colors over an image."""
+"""Colors of classes, and images as they were before normalization, for drawings."""
 
 from colorsys import hsv_to_rgb
 
@@ -7,13 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.tasks.segmentation.masks import IGNORE
-
 # Okabe and Ito's seven, which color-blind readers tell apart ("Color universal design", 2008).
 _SEVEN = ((230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167))
 _SHADES = ((1.0, 0), (0.5, 0), (0.5, 127))  # as they are, dark, pale
 _GOLDEN = 0.618033988749895  # of the circle, from one hue to the next of all further ones
-_OPAQUE = 0.6
 
 
 def palette(classes: int) -> NDArray[np.uint8]:
@@ -34,15 +31,3 @@ def pixels_of(view: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> 
     means, stds = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
     pixels = (255 * (view.float().cpu() * stds + means)).round().clamp(0, 255).to(torch.uint8)
     return np.ascontiguousarray(pixels.expand(3, -1, -1).permute(1, 2, 0))
-
-
-def overlay(image: NDArray[np.uint8], labels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The image (H, W, 3) under the colors of its classes (H, W), with dark lines between them; where the class is
-    IGNORE it shows as it is."""
-    colors = np.concatenate([palette(IGNORE), np.zeros((1, 3), np.uint8)])
-    known = (labels != IGNORE)[..., None]
-    drawn = np.where(known, (1 - _OPAQUE) * image + _OPAQUE * colors[labels], image)
-    edge = np.zeros(labels.shape, dtype=bool)
-    edge[:-1] |= labels[:-1] != labels[1:]
-    edge[:, :-1] |= labels[:, :-1] != labels[:, 1:]
-    return np.where(edge[..., None], 0.4 * drawn, drawn).astype(np.uint8)
