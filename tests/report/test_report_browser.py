@@ -141,6 +141,6 @@ def test_print(page, tmp_path):
         return
     text = subprocess.run(["pdftotext", "-layout", str(pdf), "-"], capture_output=True, text=True, check=True).stdout
     assert "Next steps" in text
-    assert "Head to head" in text
+    assert "Pairwise comparisons" in text
     assert "x" * 40 in text, "warnings are open in print"
     assert "vitmods compare" in text

@@ -170,7 +170,7 @@ def test_the_same_call_goes_on_and_seeds_are_added(finished, tmp_path):
 
 def test_the_report_has_modules_in_place_of_a_drawing(finished):
     page = finished[1].report().read_text()
-    assert "No drawing: only vitmods ViTs are drawn, and this is a SwinTransformer." in page
+    assert "Not drawn: SwinTransformer is not a vitmods ViT." in page
     assert "SwinTransformer, 18.7 k parameters, images of 8 × 8 pixels." in page
     assert "layers.*.blocks.*.norm1" in page
     assert "RMSNorm" in page

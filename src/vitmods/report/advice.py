@@ -92,10 +92,10 @@ def _open(answer: Answer) -> Iterator[Step]:
     forecasts = [(arm, expected) for arm, effect in ranked(answer) if (expected := forecast(effect))]
     for arm, expected in forecasts:
         time = ""
-        seconds = [mean_of(trial.wall_s for trial in side.trials) for side in (answer.base, arm)]
-        known = [value for value in seconds if value is not None]
-        if expected.seeds and len(known) == 2:  # one trial at a time, on a machine as fast as this one
-            more = (expected.seeds - expected.effect.n) * max(len(answer.sweep), 1) * sum(known)
+        means = [mean_of(trial.wall_s for trial in side.trials) for side in (answer.base, arm)]
+        seconds = [mean for mean in means if mean is not None]
+        if expected.seeds and len(seconds) == 2:  # one trial at a time, on a machine as fast as this one
+            more = (expected.seeds - expected.effect.n) * max(len(answer.sweep), 1) * sum(seconds)
             time = f"; {expected.seeds} seeds take {duration(more)} more"
         yield Step(f"{arm.name}{LEANING.get(expected.effect.leans, '')}: {expected}{time}.")
     most = max((expected.seeds for _, expected in forecasts), default=0)

@@ -1,7 +1,7 @@
-"""A small drawing of a model's stem and block from its config, with what differs from base marked.
+"""Draw a model's stem and block from its config, with differences to base marked.
 
-Three columns: the way through the model, the attention branch, the MLP branch. A slot that base leaves empty is drawn
-only where it is filled; a slot that is filled in base alone is drawn struck out.
+Three columns: the path through the model, the attention branch, the MLP branch. Empty slots are not drawn; a slot that
+only base fills is struck out.
 """
 
 from __future__ import annotations
@@ -15,25 +15,19 @@ from markupsafe import Markup
 
 from vitmods.layers import NORMS, STEMS
 
-POSITIONS = {
-    "learn": "+ position",
-    "sincos2d": "+ position, fixed",
-    "sincos2d_centered": "+ position, fixed",
-    "sincos1d": "+ position, fixed",
-}
+POSITIONS = {"learn": "+ position", **dict.fromkeys(("sincos2d", "sincos2d_centered", "sincos1d"), "+ position, fixed")}
 ACTIVATIONS = {"gelu": "GELU", "gelu_tanh": "tanh GELU"}
 POOLS = {"token": "class token", "avg": "mean of tokens", "map": "attention pool", "none": "all tokens"}
 
-MODULES = "modules"  # in place of a config, of models that none describes
-
+MODULES = "modules"  # key of a config that only lists the modules of a model
 COLUMN, GAP, BOX, STEP, TOP = 124, 14, 22, 31, 26
-FONT, BOLD = 11.5, 140  # pixels; as many letters as BOLD pixels hold of them fit into a box in bold, smaller if need be
+FONT, BOLD = 11.5, 140  # pixels; bold text of n letters fits into a box at BOLD / n pixels
 Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Box:
-    """One step of a column: its slot, its words, and whether it is a fixed part, a slot or the residual add."""
+    """A step of a column."""
 
     slot: str
     text: str
@@ -42,10 +36,9 @@ class Box:
 
 
 def draw(config: Config, base: Config | None = None, name: str = "model") -> Markup:
-    """The SVG element for one model; `base` None draws without marks, as does a base that has no config.
+    """Return the SVG element of a model, without marks if `base` is None or has no config.
 
-    Of a model that no ViTConfig describes there is no drawing but a table of its modules; beside base's, of those that
-    differ.
+    A model that no ViTConfig describes gets a table of its modules, or of those that differ from base.
     """
     if MODULES in config:
         return _module_table(config, (base or {}).get(MODULES, {}), name)
@@ -55,8 +48,7 @@ def draw(config: Config, base: Config | None = None, name: str = "model") -> Mar
         _column(build(config), build(base) if base else None)
         for build in (_through, lambda c: list(_branch(c, "attn")), lambda c: list(_branch(c, "mlp")))
     ]
-    height = TOP + STEP * max(len(column) for column in columns) + 4
-    width = 3 * COLUMN + 2 * GAP
+    height, width = TOP + STEP * max(map(len, columns)) + 4, 3 * COLUMN + 2 * GAP
     depth, first = config.get("depth", ""), config.get("first_blocks")
     times = f"{first['count']} of {depth} ×" if first else f"{depth} ×"
     times += f" {config['parallel']}" if config.get("parallel", 1) > 1 else ""
@@ -65,24 +57,27 @@ def draw(config: Config, base: Config | None = None, name: str = "model") -> Mar
         _draw_column(column, i * (COLUMN + GAP), head, residual=i > 0)
         for i, (column, head) in enumerate(zip(columns, heads))
     )
-    label = html.escape(describe(columns, name), quote=True)
+    marks = {"same": "", "added": " (new)", "changed": " (changed)", "removed": " (removed)"}
+    words = [", ".join(box.text + marks[box.state] for box in column) for column in columns]
+    label = f"{name}. Model: {words[0]}. Attention branch: {words[1]}. MLP branch: {words[2]}."
+    label = html.escape(label, quote=True)
     return Markup(f'<svg class="drawing" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{body}</svg>')
 
 
 def _module_table(config: Config, before: Mapping[str, str], name: str) -> Markup:
-    """The modules as a table; where base has some too, those that it has not so."""
+    """Return a table of the modules, or of those that differ from base's."""
     modules = {where: what for where, what in config[MODULES].items() if before.get(where) != what}
     gone = [where for where in before if where not in config[MODULES]]
     rows = [
         f"<tr><td><code>{html.escape(where)}</code></td><td>{html.escape(what)}</td></tr>"
         for where, what in modules.items()
     ]
-    rows += [f"<tr><td><del>{html.escape(where)}</del></td><td>left out</td></tr>" for where in gone]
+    rows += [f"<tr><td><del>{html.escape(where)}</del></td><td>removed</td></tr>" for where in gone]
     what = "Modules that differ from base" if before else "Modules"
-    note = f"No drawing: only vitmods ViTs are drawn, and this is a {html.escape(str(config['class']))}."
+    note = f"Not drawn: {html.escape(str(config['class']))} is not a vitmods ViT."
     if not rows:
-        return Markup(f'<p class="note">{note} Its modules are base&#39;s.</p>')
-    head = '<thead><tr><th scope="col">module</th><th scope="col">what it is</th></tr></thead>'
+        return Markup(f'<p class="note">{note} Its modules are the same as base&#39;s.</p>')
+    head = '<thead><tr><th scope="col">module</th><th scope="col">type</th></tr></thead>'
     label = html.escape(f"Modules of {name}", quote=True)
     return Markup(
         f'<p class="note">{note}</p><details{" open" if before else ""}><summary>{what}</summary>'
@@ -91,20 +86,17 @@ def _module_table(config: Config, before: Mapping[str, str], name: str) -> Marku
     )
 
 
-def describe(columns: list[list[Box]], name: str) -> str:
-    """The drawing in words, for those who cannot see it."""
-    words = {"same": "", "added": " (new)", "changed": " (changed)", "removed": " (removed)"}
-    parts = [", ".join(box.text + words[box.state] for box in column) for column in columns]
-    return f"{name}. Model: {parts[0]}. Attention branch: {parts[1]}. MLP branch: {parts[2]}."
-
-
 def _column(boxes: list[Box], base: list[Box] | None) -> list[Box]:
-    """Boxes with their state against base's; removed ones keep base's place."""
+    """Mark boxes that differ from base's; removed ones keep base's place."""
     if base is None:
         return boxes
     before = {box.slot: box for box in base}
     now = {box.slot for box in boxes}
-    marked = [Box(box.slot, box.text, box.kind, _state(box, before.get(box.slot))) for box in boxes]
+    marked = []
+    for box in boxes:
+        old = before.get(box.slot)
+        state = "added" if old is None else "same" if old.text == box.text else "changed"
+        marked.append(Box(box.slot, box.text, box.kind, state))
     for i, box in enumerate(base):
         if box.slot not in now:
             earlier = {b.slot for b in base[:i]}
@@ -113,24 +105,16 @@ def _column(boxes: list[Box], base: list[Box] | None) -> list[Box]:
     return marked
 
 
-def _state(box: Box, before: Box | None) -> str:
-    if before is None:
-        return "added"
-    return "same" if before.text == box.text else "changed"
-
-
 def _through(config: Config) -> list[Box]:
-    """From pixels to the head, blocks as one box."""
-    rows, columns = _pair(config.get("patch_size", "?"))
+    """From pixels to the head, with the blocks as one box."""
+    size = config.get("patch_size", "?")
+    rows, columns = size if isinstance(size, list | tuple) else (size, size)
     final = _norm("final_norm", config.get("final_norm"))
     pool = [Box("pool", POOLS.get(config.get("pool", "token"), str(config.get("pool"))))]
+    reads_tokens = STEMS.get(config["stem"].get("kind")) is STEMS["tokens"]
     ends = [*(pool + final if config.get("norm_after_pool") else final + pool), Box("head", "head")]
     return [
-        *(
-            []
-            if STEMS.get(config["stem"].get("kind")) is STEMS["tokens"]
-            else [Box("patches", f"{rows} × {columns} patches")]
-        ),
+        *([] if reads_tokens else [Box("patches", f"{rows} × {columns} patches")]),
         *_stem(config["stem"]),
         *([Box("position", POSITIONS[config["position"]])] if config.get("position", "learn") in POSITIONS else []),
         *_norm("position_norm", config.get("position_norm")),
@@ -152,18 +136,18 @@ def _stem(stem: Config) -> Iterator[Box]:
 
 
 def _blocks(config: Config) -> list[Box]:
-    """All blocks as one box, or two where the class and register tokens join between them."""
+    """All blocks as one box, or as two if the class and register tokens join between them."""
     depth, joins = config.get("depth", ""), config.get("prefix_from", 0)
     of = f" of {config['parallel']}" if config.get("parallel", 1) > 1 else ""
     if not joins:
         return [Box("blocks", f"{depth} blocks{of}")]
     token = "+ class token" if config.get("class_token", True) else "+ register tokens"
-    first, rest = (f"{count} block{'s' * (count != 1)}{of}" for count in (joins, depth - joins))
-    return [Box("first", first), Box("prefix", token, "slot"), Box("blocks", rest)]
+    first, others = (f"{count} block{'s' * (count != 1)}{of}" for count in (joins, depth - joins))
+    return [Box("first", first), Box("prefix", token, "slot"), Box("blocks", others)]
 
 
 def _branch(config: Config, which: str) -> Iterator[Box]:
-    """One residual branch in the order of computation; of the first blocks where they differ from the others."""
+    """One residual branch in the order of computation, of the first blocks if they differ from the others."""
     slots, attention = (config.get("first_blocks") or config)[which], which == "attn"
     yield from _norm(f"{which}.before", slots.get("before"))
     if attention and config.get("qk_norm"):
@@ -171,9 +155,9 @@ def _branch(config: Config, which: str) -> Iterator[Box]:
     if attention and config.get("key_drop"):
         yield Box("key_drop", "drops keys", "slot")
     core = "attention + place" if config.get("positional") else "attention"
-    known = {"mlp": f"linear, {ACTIVATIONS[config.get('activation', 'gelu')]}", "swiglu": "gated SiLU"}
+    mlps = {"mlp": f"linear, {ACTIVATIONS[config.get('activation', 'gelu')]}", "swiglu": "gated SiLU"}
     kind = str(config.get("mlp_kind", "mlp"))
-    yield Box(f"{which}.core", core if attention else known.get(kind, kind))
+    yield Box(f"{which}.core", core if attention else mlps.get(kind, kind))
     if attention and config.get("head_scale"):
         yield Box("head_scale", "scale of heads", "slot")
     yield from _norm(f"{which}.inner", slots.get("inner"))
@@ -192,13 +176,9 @@ def _norm(slot: str, norm: Config | None) -> list[Box]:
 
 
 def _norm_text(norm: Config) -> str:
-    known = NORMS.get(norm["kind"])
-    name = known.title if known else str(norm["kind"])
+    kind = NORMS.get(norm["kind"])
+    name = kind.title if kind else str(norm["kind"])
     return name if norm.get("affine", True) else f"{name}, fixed"
-
-
-def _pair(size: Any) -> tuple[Any, Any]:
-    return (size[0], size[1]) if isinstance(size, (list, tuple)) else (size, size)
 
 
 def _draw_column(boxes: list[Box], x: float, head: str, residual: bool) -> str:
@@ -209,8 +189,7 @@ def _draw_column(boxes: list[Box], x: float, head: str, residual: bool) -> str:
     for i, box in enumerate(boxes):
         y = TOP + STEP * i + BOX / 2
         if box.kind == "add" and residual:
-            edge = x + 4
-            parts.append(f'<path class="flow" d="M{middle:g} {TOP - 4}H{edge:g}V{y:g}H{middle - 9:g}"/>')
+            parts.append(f'<path class="flow" d="M{middle:g} {TOP - 4}H{x + 4:g}V{y:g}H{middle - 9:g}"/>')
         parts.append(_draw_box(box, x, y))
     return "".join(parts)
 
@@ -220,9 +199,8 @@ def _draw_box(box: Box, x: float, y: float) -> str:
     if box.kind == "add":
         plus = f"M{middle - 5:g} {y:g}h10M{middle:g} {y - 5:g}v10"
         return f'<circle class="add" cx="{middle:g}" cy="{y:g}" r="9"/><path class="plus" d="{plus}"/>'
-    left, top, width = x + 12, y - BOX / 2, COLUMN - 24
-    text = html.escape(box.text)
-    shape = f'<rect class="{box.kind}" x="{left:g}" y="{top:g}" width="{width:g}" height="{BOX}" rx="5"/>'
+    text, width = html.escape(box.text), COLUMN - 24
+    shape = f'<rect class="{box.kind}" x="{x + 12:g}" y="{y - BOX / 2:g}" width="{width:g}" height="{BOX}" rx="5"/>'
     bold = box.state in ("added", "changed")
     size = f' style="font-size: {BOLD / len(box.text):.1f}px"' if bold and len(box.text) > BOLD / FONT else ""
     return f'<g class="{box.state}">{shape}<text x="{middle:g}" y="{y + 4:g}"{size}>{text}</text></g>'

@@ -28,7 +28,6 @@ from vitmods.stats.verdict import Effect
 from vitmods.study.answer import VIEWS, Answer, ArmAnswer, ArmCost, BaseCost, Tuning
 from vitmods.study.arms import BASE
 from vitmods.study.plan import mean_of
-from vitmods.study.state import NLL
 from vitmods.study.store import slug
 from vitmods.tasks.metrics import Metric
 from vitmods.util.address import place
@@ -159,6 +158,7 @@ class Page:
         self.digits = 2 if self.metric.unit == "%" else 4
         self.percent = f" in {self.metric.unit}" if self.metric.unit else ""
         self.split = " and ".join(answer.splits)
+        self.test_images = sum(answer.data["splits"][name]["count"] for name in answer.splits)
 
     @cached_property
     def arms(self) -> list[ArmView]:
@@ -250,11 +250,6 @@ class Page:
         return [(arm, other, pair) for (arm, other), pair in pairs.items()] if len(pairs) > 1 else []
 
     @property
-    def loss(self) -> Metric | None:
-        """Log loss, if it was measured in addition to another metric."""
-        return self.answer.other_metrics.get(NLL)
-
-    @property
     def published(self) -> list[ArmView]:
         """Arms with a published gain to compare with."""
         return [view for view in self.cards if view.published]
@@ -263,11 +258,6 @@ class Page:
         """Markup that other packages add after a part of the page."""
         added = (section.html(self.answer, self.inline) for section in SECTIONS.values() if section.after == after)
         return [Markup(html) for html in added if html]
-
-    @property
-    def test_images(self) -> int:
-        """Number of images in the splits that the answer is about."""
-        return sum(self.answer.data["splits"][name]["count"] for name in self.answer.splits)
 
     def score(self, value: float | None) -> str:
         """Format a value of the metric for a table."""
@@ -332,17 +322,10 @@ class Page:
                 )
         return panels
 
-    @property
-    def is_drawn(self) -> bool:
-        """Whether base is a vitmods ViT; other models get a table of modules."""
-        return "modules" not in self.answer.base.model.config
-
-    @property
-    def base_drawing(self) -> Markup:
-        return draw(self.answer.base.model.config, None, "Base")
-
-    def drawing(self, view: ArmView) -> Markup:
-        return draw(view.arm.model.config, self.answer.base.model.config, view.name)
+    def drawing(self, view: ArmView | None = None) -> Markup:
+        """Draw an arm, or base."""
+        base = self.answer.base.model.config
+        return draw(view.arm.model.config, base, view.name) if view else draw(base, None, "Base")
 
     @cached_property
     def examples(self) -> ExampleTable | None:

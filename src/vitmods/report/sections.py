@@ -11,22 +11,18 @@ from vitmods.study.answer import Answer
 from vitmods.util.registry import Registry
 
 
-def _nothing(answer: Answer) -> list[Any]:
-    return []
-
-
 @dataclass(frozen=True)
 class Section:
-    """A section of the report; empty where it has nothing to say of a study.
+    """A section of the report, empty if it does not apply to a study.
 
-    after: the part of the page that it follows: the verdicts, or the models.
-    html: markup for the page, whose figures the Inliner makes inline.
-    text: renderables of rich, for a terminal.
+    after: position on the page: after the verdicts, or after the models.
+    html: returns markup for the page; the Inliner inlines its figures.
+    text: returns renderables of rich for a terminal.
     """
 
     after: Literal["verdicts", "models"]
     html: Callable[[Answer, Inliner], str]
-    text: Callable[[Answer], list[Any]] = _nothing
+    text: Callable[[Answer], list[Any]] = lambda answer: []
 
 
 SECTIONS: Registry[Section] = Registry("report section", "vitmods.papers.comparison", "vitmods.analysis.gallery")
