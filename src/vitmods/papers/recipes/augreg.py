@@ -1,6 +1,6 @@
-"""AugReg: ViTs of big_vision, as Steiner et al. (arXiv:2106.10270) train them and Dual PatchNorm compares them.
+"""AugReg, ViTs of big_vision, as Steiner et al. (arXiv:2106.10270) and Dual PatchNorm train them; and S/16+.
 
-Better plain ViT baselines: big_vision's S/16+.
+The learning rate does not follow `batch_size`, images per step; give fewer `warmup_steps` to a shorter training.
 """
 
 from collections.abc import Mapping
@@ -84,7 +84,6 @@ def augreg(
         level: of augmentation: none, light1, light2, medium1, medium2, strong1, strong2; None: the model's own.
         model: gives the level, and dropout and stochastic depth, 0.1 for B and none for the others.
         epochs: of a shorter training; give warmup_epochs too, for 10,000 steps stay 10,000.
-        batch_size: images per step; the learning rate stays.
         warmup_epochs: instead of 10,000 steps, which are 10.8 % of the paper's training.
         moment: how Adam's mean of gradients is stored.
 
@@ -129,8 +128,6 @@ def augreg_21k(
         level: of augmentation, as in `augreg`; None: the model's own.
         model: gives the level.
         steps: 93,000 or 930,000 in the paper.
-        batch_size: images per step; the learning rate stays.
-        warmup_steps: of linear warm-up; give fewer to a shorter training.
         moment: how Adam's mean of gradients is stored.
 
     Raises:
@@ -199,7 +196,6 @@ def better_plain(epochs: int = 90, *, batch_size: int = 1024, warmup_epochs: flo
 
     Args:
         epochs: 90, or 300 for the best number.
-        batch_size: images per step; the learning rate stays.
         warmup_epochs: instead of 10,000 steps, which a training on fewer images needs.
     """
     return augreg("light2", "S/16", epochs=epochs, batch_size=batch_size, warmup_epochs=warmup_epochs).with_(

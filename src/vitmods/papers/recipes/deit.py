@@ -1,14 +1,8 @@
-"""DeiT: ViTs trained on ImageNet-1k alone, with strong augmentation.
+"""Trainings on ImageNet-1k alone with strong augmentation: DeiT, LeViT, PVT, Swin, Dynamic Token Normalization, and the
+A2 procedure of Three Things.
 
-LeViT on ImageNet, without its teacher.
-
-Pyramid Vision Transformers on ImageNet, as Dynamic Token Normalization trains them.
-
-Swin Transformers on ImageNet.
-
-Dynamic Token Normalization's ImageNet training of ViTs: DeiT's, at half its rate.
-
-The supervised training of Three Things, on top of timm's A2 procedure.
+They share three arguments: `epochs` of training; `batch_size`, images per step, which the learning rate follows; and
+`warmup_epochs` of linear warm-up, fewer for a shorter training.
 """
 
 from collections.abc import Mapping
@@ -42,8 +36,6 @@ def deit(epochs: int = 300, *, batch_size: int = 1024, warmup_epochs: float = 5.
 
     Args:
         epochs: of training. main.py's 10 cooldown epochs come on top; they stay at the smallest rate.
-        batch_size: images per step; the learning rate follows it.
-        warmup_epochs: of linear warm-up; give fewer to a shorter training.
     """
     return imagenet_views().with_(
         epochs=epochs,
@@ -95,7 +87,6 @@ def deit_384(epochs: int = 30, *, batch_size: int = 512) -> Recipe:
     """A DeiT at 384 px: 30 more epochs with a small constant rate and hardly any decay.
 
     Args:
-        epochs: of training.
         batch_size: images per step; the learning rate, 5e-6 for 512, follows it.
     """
     return deit(epochs, batch_size=batch_size, warmup_epochs=0.0).with_(
@@ -158,9 +149,6 @@ def pvt(
 
     Args:
         size: drop path 0.1 without clipping, or 0.3 with gradients clipped at 1.
-        epochs: of training.
-        batch_size: images per step; the learning rate follows it.
-        warmup_epochs: of linear warm-up; give fewer to a shorter training.
 
     Raises:
         UserError: another size.
@@ -188,13 +176,7 @@ def pvt(
     images=1_281_167,
 )
 def levit(epochs: int = 1000, *, batch_size: int = 1024, warmup_epochs: float = 5.0) -> Recipe:
-    """ImageNet-1k from scratch as in LeViT, without its teacher: DeiT's training for 1,000 epochs at half its decay.
-
-    Args:
-        epochs: of training.
-        batch_size: images per step; the learning rate follows it.
-        warmup_epochs: of linear warm-up; give fewer to a shorter training.
-    """
+    """ImageNet-1k from scratch as in LeViT, without its teacher: DeiT's training for 1,000 epochs at half its decay."""
     recipe = deit(epochs, batch_size=batch_size, warmup_epochs=warmup_epochs)
     return recipe.with_(**FOREIGN, weight_decay=0.025, drop_path=None)
 
@@ -227,9 +209,6 @@ def swin(
 
     Args:
         size: drop path 0.2 for T, 0.3 for S.
-        epochs: of training.
-        batch_size: images per step; the learning rate follows it.
-        warmup_epochs: of linear warm-up; give fewer to a shorter training.
 
     Raises:
         UserError: another size.
@@ -271,9 +250,6 @@ def dtn(released: bool = False, *, epochs: int = 300, batch_size: int = 1024, wa
 
     Args:
         released: as the released code has it: 0.001, no mixup, no CutMix, no erasing.
-        epochs: of training.
-        batch_size: images per step; the learning rate follows it.
-        warmup_epochs: of linear warm-up; give fewer to a shorter training.
     """
     recipe = deit(epochs, batch_size=batch_size, warmup_epochs=warmup_epochs)
     return recipe.with_(mixup=0.0, cutmix=0.0, erasing=0.0) if released else recipe.with_(lr=5e-4)
@@ -323,7 +299,6 @@ def a2(
         model: gives lr (4e-3 for Ti and S, 3e-3 for B and L) and drop_path (0, 0.05, 0.1, 0.4).
         epochs: instead of 300 or 400.
         batch_size: images per step; the learning rate, given for 2048, follows it.
-        warmup_epochs: of linear warm-up; give fewer to a shorter training.
         lr: instead of the model's; for a batch of 2048.
         drop_path: instead of the model's; the same in every block.
 

@@ -1,10 +1,7 @@
-"""ImageNet weights adapted to other classification sets, as in DeiT and, as far as is known, Three Things.
+"""Trained weights adapted to other sets, as in DeiT and big_vision, and trainings on SUN397 and very large sets.
 
-SUN397 from scratch: a medium data set on which plain training is far from enough.
-
-Trained ViTs adapted as in big_vision: ImageNet at 384 px, and VTAB-1k.
-
-Dual PatchNorm's training on billions of images, without augmentation.
+They share some arguments: `steps` of training; `batch_size`, images per step; `lr`, the highest learning rate; and
+`warmup_steps`, fewer for a shorter training. The learning rate follows the batch size where the docstring says so.
 """
 
 from typing import Any
@@ -113,13 +110,11 @@ def sun397(
     """SUN397 from scratch: one point of the paper's two grids, `recipes.SUN397_GRIDS`.
 
     Args:
-        lr: highest learning rate.
         weight_decay: multiplied by the learning rate, as everywhere here.
         dropout: of the model.
         mixup: alpha; 0: off.
         magnitude: of RandAugment's two operations; None: no RandAugment, which 0 is not.
         epochs: 600 in the last row.
-        batch_size: images per step; the learning rate stays.
     """
     return big_vision_views().with_(
         epochs=epochs,
@@ -156,14 +151,7 @@ def sun397(
     images=1_281_167,
 )
 def high_res_finetune(steps: int = 5000, *, batch_size: int = 512, lr: float = 0.03, warmup_steps: int = 500) -> Recipe:
-    """ImageNet-1k at 384 px by SGD with momentum for 5,000 steps, no augmentation but crop and flip.
-
-    Args:
-        steps: of training.
-        batch_size: images per step; the learning rate stays.
-        lr: highest learning rate.
-        warmup_steps: of linear warm-up; give fewer to a shorter training.
-    """
+    """ImageNet-1k at 384 px by SGD with momentum for 5,000 steps, no augmentation but crop and flip."""
     return big_vision_views().with_(**_momentum(steps, batch_size, lr, warmup_steps), eval_crop=384 / 418)
 
 
@@ -187,14 +175,7 @@ def high_res_finetune(steps: int = 5000, *, batch_size: int = 512, lr: float = 0
     images=800,
 )
 def vtab(lr: float = 3e-4, *, steps: int = 2500, batch_size: int = 512, warmup_steps: int = 200) -> Recipe:
-    """VTAB-1k: 2,500 steps of SGD with momentum on 800 images, the learning rate chosen on the other 200.
-
-    Args:
-        lr: highest learning rate.
-        steps: of training.
-        batch_size: images per step; the learning rate stays.
-        warmup_steps: of linear warm-up; give fewer to a shorter training.
-    """
+    """VTAB-1k: 2,500 steps of SGD with momentum on 800 images, the learning rate chosen on the other 200."""
     views = big_vision_views().with_(crop="none", flip=0.0, eval_crop=1.0)
     return views.with_(**_momentum(steps, batch_size, lr, warmup_steps))
 
@@ -241,7 +222,5 @@ def jft(steps: int = 220_000, *, batch_size: int = 4096, warmup_steps: int = WAR
 
     Args:
         steps: 220,000 or 1,100,000 in the paper.
-        batch_size: images per step; the learning rate stays.
-        warmup_steps: of linear warm-up; give fewer to a shorter training.
     """
     return augreg_21k("none", steps=steps, batch_size=batch_size, warmup_steps=warmup_steps)

@@ -1,14 +1,12 @@
-"""The papers' transfer sets that torchvision can read, with the splits that the papers use.
+"""The papers' transfer sets: those that torchvision reads, iNaturalist and VTAB-1k, with the splits of the papers.
 
-iNaturalist 2018 and 2019 (Van Horn et al., CVPR 2018): images in folders, splits and labels in JSON tables.
-
-VTAB-1k (Zhai et al. 2019, "A Large-scale Study of Representation Learning with the Visual Task Adaptation
-Benchmark"): 19 tasks with 800 images to train on, 200 to choose by and the whole test set.
-
-The benchmark's own 1,000 images are the first of TensorFlow Datasets' order, which cannot be had from the original
-files. Lists that were made from it are followed exactly; everything else is a draw of ours, and the warnings say so.
+VTAB-1k (Zhai et al. 2019, "A Large-scale Study of Representation Learning with the Visual Task Adaptation Benchmark")
+has 19 tasks with 800 images to train on, 200 to choose by and the whole test set. The benchmark's own 1,000 images are
+the first in the order of TensorFlow Datasets, which the original files do not have. Lists made from it are followed
+exactly; all other splits are random draws of ours, which the warnings report.
 """
 
+import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,110 +23,22 @@ from vitmods.data.splits import cut, limit, take_out
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.limits import lines_of, read_json
 
-_FETCHED = "torchvision fetches it with ?download=1"
-_AUTHORS = f"its authors; {_FETCHED}"
-_3T = "Three Things, Table 6"
-_VTAB = "VTAB in Dual PatchNorm, Table 3"
+SETS: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "sets.toml").read_text(encoding="utf-8"))
+"""Name of a set -> its class in torchvision, and the facts of its SourceKind."""
 
 
-@dataclass(frozen=True)
-class _Set:
-    """A set that torchvision reads as `theirs`, and the facts of SourceKind."""
-
-    theirs: str
-    title: str
-    classes: int
-    counts: dict[str, int]
-    layout: str
-    origin: str
-    used_in: str
-    terms: str = "see its authors"
-    notes: tuple[str, ...] = ()
-
-
-_SETS = {
-    "cifar10": _Set(
-        "CIFAR10",
-        "CIFAR-10",
-        10,
-        {"train": 50_000, "test": 10_000},
-        "cifar-10-batches-py/data_batch_1, ..., test_batch, batches.meta",
-        f"Krizhevsky 2009, cs.toronto.edu; {_FETCHED}",
-        _3T,
-    ),
-    "cifar100": _Set(
-        "CIFAR100",
-        "CIFAR-100",
-        100,
-        {"train": 50_000, "test": 10_000},
-        "cifar-100-python/train, test, meta",
-        f"Krizhevsky 2009, cs.toronto.edu; {_FETCHED}",
-        f"{_3T}; {_VTAB}",
-    ),
-    "cars": _Set(
-        "StanfordCars",
-        "Stanford Cars",
-        196,
-        {"train": 8_144, "test": 8_041},
-        "stanford_cars/cars_train/*.jpg, cars_test/*.jpg, devkit/cars_train_annos.mat, devkit/cars_meta.mat and "
-        "cars_test_annos_withlabels.mat",
-        "Krause et al. 2013; the authors' page is gone, copies are on Kaggle and Hugging Face",
-        _3T,
-    ),
-    "flowers102": _Set(
-        "Flowers102",
-        "Oxford Flowers-102",
-        102,
-        {"train": 2_040, "test": 6_149},
-        "flowers-102/jpg/image_00001.jpg, ..., imagelabels.mat and setid.mat",
-        f"Nilsback and Zisserman 2008, robots.ox.ac.uk; {_FETCHED}",
-        f"{_3T}; {_VTAB}",
-        notes=("train is the published train and val together, 1,020 each, as in the transfer tables",),
-    ),
-    "pets": _Set(
-        "OxfordIIITPet",
-        "Oxford-IIIT Pets",
-        37,
-        {"train": 3_680, "test": 3_669},
-        "oxford-iiit-pet/images/*.jpg and annotations/trainval.txt, test.txt",
-        f"Parkhi et al. 2012, robots.ox.ac.uk; {_FETCHED}",
-        _VTAB,
-        "CC BY-SA 4.0",
-        ("train is the published trainval",),
-    ),
-    "food101": _Set(
-        "Food101",
-        "Food-101",
-        101,
-        {"train": 75_750, "test": 25_250},
-        "food-101/images/*/*.jpg and meta/train.json, test.json",
-        _AUTHORS,
-        "none; a usual transfer set",
-    ),
-    "dtd": _Set(
-        "DTD",
-        "Describable Textures",
-        47,
-        {"train": 1_880, "val": 1_880, "test": 1_880},
-        "dtd/dtd/images/*/*.jpg and labels/train1.txt, val1.txt, test1.txt",
-        _AUTHORS,
-        _VTAB,
-        notes=("the first of its ten partitions",),
-    ),
-}
-
-
-def _open(spec: Spec) -> Source:
-    """One of the sets. Flowers-102 is trained on its train and val together, 2,040 images, in the transfer tables."""
-    source = open_torchvision(spec.kind.name, _SETS[spec.kind.name].theirs, spec.folder, spec.options)
+def _transfer_set(spec: Spec) -> Source:
+    """One of the sets. Flowers-102 is trained on its train and val together, 2,040 images, as in the papers."""
+    source = open_torchvision(spec.kind.name, SETS[spec.kind.name]["torchvision"], spec.folder, spec.options)
     if spec.kind.name == "flowers102":
         source.splits["train"] = joined(source.splits["train"], source.splits.pop("val"))
     return source
 
 
-for _name, _facts in _SETS.items():
-    _about = {field: value for field, value in vars(_facts).items() if field not in ("theirs", "title", "layout")}
-    data_source(_name, f"{_name}:FOLDER", _facts.title, options=("download",), layout=(_facts.layout,), **_about)(_open)
+for _name, _set in SETS.items():
+    _facts = {field: tuple(value) if isinstance(value, list) else value for field, value in _set.items()}
+    _title, _ = _facts.pop("title"), _facts.pop("torchvision")
+    data_source(_name, f"{_name}:FOLDER", _title, options=("download",), **_facts)(_transfer_set)
 
 
 def open_torchvision(name: str, their_name: str, root: Path, options: Mapping[str, str]) -> Source:
@@ -148,7 +58,7 @@ def open_torchvision(name: str, their_name: str, root: Path, options: Mapping[st
     "SUN397",
     options=("partition", "download"),
     layout=("SUN397/a/abbey/sun_*.jpg, ... and SUN397/ClassName.txt",),
-    origin=_AUTHORS,
+    origin="its authors; torchvision fetches it with ?download=1",
     classes=397,
     used_in="Dual PatchNorm, Tables 3 and 7",
     notes=(
@@ -203,54 +113,45 @@ def shifted(records: Records, values: Sequence[int]) -> Records:
     return part
 
 
-_COLUMNS = (
-    ("images", "id"),
-    ("images", "file_name"),
-    ("annotations", "image_id"),
-    ("annotations", "category_id"),
-    ("categories", "id"),
-    ("categories", "name"),
-)
+_COLUMNS = {"images": ("id", "file_name"), "annotations": ("image_id", "category_id"), "categories": ("id", "name")}
 
 
 def _inaturalist(spec: Spec) -> Source:
     """The year that the spec names; the published val, on which papers report, is test."""
     root, year = spec.folder, spec.kind.name.removeprefix("inat")
-    tables = {split: root / f"{part}{year}.json" for split, part in (("train", "train"), ("test", "val"))}
-    for path in (*tables.values(), root / f"train_val{year}"):
+    paths = {split: root / f"{part}{year}.json" for split, part in (("train", "train"), ("test", "val"))}
+    for path in (*paths.values(), root / f"train_val{year}"):
         if not path.exists():
             raise spec.kind.missing(root, f"there is no {path.name}")
-    loaded = {split: _load(path) for split, path in tables.items()}
-    number = {c["id"]: i for i, c in enumerate(sorted(loaded["train"]["categories"], key=lambda c: c["id"]))}
-    names = [str(c["name"]) for c in sorted(loaded["train"]["categories"], key=lambda c: c["id"])]
+    tables: dict[str, Any] = {}
+    for split, path in paths.items():
+        try:
+            tables[split] = read_json(path, "JSON")
+            for part, columns in _COLUMNS.items():
+                for column in columns:
+                    tables[split][part][0][column]
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise UserError(
+                f"{printable(str(path))} is not iNaturalist's table of images, annotations and categories "
+                f"({type(error).__name__}: {error}). Fetch it again."
+            ) from error
+    categories = sorted(tables["train"]["categories"], key=lambda category: category["id"])
+    number = {category["id"]: i for i, category in enumerate(categories)}
+    names = [str(category["name"]) for category in categories]
     count = Counter(names)
     classes = tuple(name if count[name] == 1 else f"{name} ({i})" for i, name in enumerate(names))
     source = Source(spec.kind.title, classes, {})
-    for split, table in loaded.items():
-        source.splits[split] = _inaturalist_records(root, table, number, tables[split])
+    for split, table in tables.items():
+        files = {image["id"]: image["file_name"] for image in table["images"]}
+        rows = sorted((files.get(a["image_id"], ""), number.get(a["category_id"], -1)) for a in table["annotations"])
+        if rows[0][0] == "" or min(label for _, label in rows) < 0:
+            raise UserError(
+                f"{printable(str(paths[split]))} labels images or classes that are not listed. Fetch it again."
+            )
+        ids = tuple(name for name, _ in rows)
+        labels = np.array([label for _, label in rows], dtype=np.int64)
+        source.splits[split] = file_records(ids, labels, [root / name for name in ids])
     return source
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        table: dict[str, Any] = read_json(path, "JSON")
-        for part, column in _COLUMNS:
-            table[part][0][column]
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise UserError(
-            f"{printable(str(path))} is not iNaturalist's table of images, annotations and categories "
-            f"({type(error).__name__}: {error}). Fetch it again."
-        ) from error
-    return table
-
-
-def _inaturalist_records(root: Path, table: dict[str, Any], number: dict[int, int], path: Path) -> Records:
-    files = {image["id"]: image["file_name"] for image in table["images"]}
-    rows = sorted((files.get(a["image_id"], ""), number.get(a["category_id"], -1)) for a in table["annotations"])
-    if rows[0][0] == "" or min(label for _, label in rows) < 0:
-        raise UserError(f"{printable(str(path))} labels images or classes that are not listed. Fetch it again.")
-    ids = tuple(name for name, _ in rows)
-    return file_records(ids, np.array([label for _, label in rows], dtype=np.int64), [root / name for name in ids])
 
 
 for _year, _classes, _train, _test in ((2018, 8_142, 437_513, 24_426), (2019, 1_010, 265_213, 3_030)):
@@ -275,7 +176,7 @@ _LISTS = {"train": "train800.txt", "val": "val200.txt", "test": "test.txt"}
 
 
 @dataclass(frozen=True)
-class Task:
+class VtabTask:
     """classes, and test images as in VTAB. lists: its folder in copies of VTAB-1k. torchvision: its class there, for
     the original files; values: the labels that this gives, where they are not 0, 1, ..."""
 
@@ -289,27 +190,27 @@ class Task:
 
 
 TASKS = {
-    "caltech101": Task("Caltech101", "natural", 102, 6_084, "caltech101", "Caltech101"),
-    "cifar100": Task("CIFAR-100", "natural", 100, 10_000, "cifar", "CIFAR100"),
-    "dtd": Task("DTD", "natural", 47, 1_880, "dtd", "DTD"),
-    "flowers102": Task("Flowers102", "natural", 102, 6_149, "oxford_flowers102", "Flowers102"),
-    "pets": Task("Pets", "natural", 37, 3_669, "oxford_iiit_pet", "OxfordIIITPet"),
-    "sun397": Task("Sun397", "natural", 397, 21_750, "sun397", "SUN397"),
-    "svhn": Task("SVHN", "natural", 10, 26_032, "svhn", "SVHN"),
-    "camelyon": Task("Camelyon", "specialized", 2, 32_768, "patch_camelyon", "PCAM"),
-    "eurosat": Task("EuroSAT", "specialized", 10, 5_400, "eurosat", "EuroSAT"),
-    "resisc45": Task("Resisc45", "specialized", 45, 6_300, "resisc45"),
-    "retinopathy": Task("Retinopathy", "specialized", 5, 42_670, "diabetic_retinopathy"),
-    "clevr-count": Task(
+    "caltech101": VtabTask("Caltech101", "natural", 102, 6_084, "caltech101", "Caltech101"),
+    "cifar100": VtabTask("CIFAR-100", "natural", 100, 10_000, "cifar", "CIFAR100"),
+    "dtd": VtabTask("DTD", "natural", 47, 1_880, "dtd", "DTD"),
+    "flowers102": VtabTask("Flowers102", "natural", 102, 6_149, "oxford_flowers102", "Flowers102"),
+    "pets": VtabTask("Pets", "natural", 37, 3_669, "oxford_iiit_pet", "OxfordIIITPet"),
+    "sun397": VtabTask("Sun397", "natural", 397, 21_750, "sun397", "SUN397"),
+    "svhn": VtabTask("SVHN", "natural", 10, 26_032, "svhn", "SVHN"),
+    "camelyon": VtabTask("Camelyon", "specialized", 2, 32_768, "patch_camelyon", "PCAM"),
+    "eurosat": VtabTask("EuroSAT", "specialized", 10, 5_400, "eurosat", "EuroSAT"),
+    "resisc45": VtabTask("Resisc45", "specialized", 45, 6_300, "resisc45"),
+    "retinopathy": VtabTask("Retinopathy", "specialized", 5, 42_670, "diabetic_retinopathy"),
+    "clevr-count": VtabTask(
         "Clevr-Count", "structured", 8, 15_000, "clevr_count", "CLEVRClassification", (3, 4, 5, 6, 7, 8, 9, 10)
     ),
-    "clevr-dist": Task("Clevr-Dist", "structured", 6, 15_000, "clevr_dist"),
-    "dmlab": Task("DMLab", "structured", 6, 22_735, "dmlab"),
-    "kitti-dist": Task("KITTI-Dist", "structured", 4, 711, "kitti"),
-    "dspr-loc": Task("dSpr-Loc", "structured", 16, 73_728, "dsprites_loc"),
-    "dspr-ori": Task("dSpr-Ori", "structured", 16, 73_728, "dsprites_ori"),
-    "snorb-azim": Task("sNORB-Azim", "structured", 18, 12_150, "smallnorb_azi"),
-    "snorb-elev": Task("sNORB-Elev", "structured", 9, 12_150, "smallnorb_ele"),
+    "clevr-dist": VtabTask("Clevr-Dist", "structured", 6, 15_000, "clevr_dist"),
+    "dmlab": VtabTask("DMLab", "structured", 6, 22_735, "dmlab"),
+    "kitti-dist": VtabTask("KITTI-Dist", "structured", 4, 711, "kitti"),
+    "dspr-loc": VtabTask("dSpr-Loc", "structured", 16, 73_728, "dsprites_loc"),
+    "dspr-ori": VtabTask("dSpr-Ori", "structured", 16, 73_728, "dsprites_ori"),
+    "snorb-azim": VtabTask("sNORB-Azim", "structured", 18, 12_150, "smallnorb_azi"),
+    "snorb-elev": VtabTask("sNORB-Elev", "structured", 9, 12_150, "smallnorb_ele"),
 }
 
 
@@ -354,7 +255,7 @@ def vtab(spec: Spec) -> Source:
     return source
 
 
-def _listed(where: Path, path: Path, task: Task) -> Records:
+def _listed(where: Path, path: Path, task: VtabTask) -> Records:
     """Lines of a path below `where` and a class number."""
     rows = [line.rsplit(maxsplit=1) for line in lines_of(path)]
     for number, row in enumerate(rows, 1):
@@ -369,7 +270,7 @@ def _listed(where: Path, path: Path, task: Task) -> Records:
     return file_records(tuple(name for name, _ in rows), labels, [where / name for name, _ in rows])
 
 
-def _from_torchvision(root: Path, task: Task, options: Mapping[str, str]) -> Source:
+def _from_torchvision(root: Path, task: VtabTask, options: Mapping[str, str]) -> Source:
     if task.torchvision is None:
         reason = f"there is no {task.lists}/{_LISTS['train']}, no folder of the task, and torchvision lacks it"
         raise SOURCES["vtab"].missing(root, reason)
