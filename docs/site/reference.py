@@ -29,6 +29,8 @@ def public(package: str) -> dict[str, Any]:
     """The public names of a package, and what they are; of vitmods without its packages and the changes."""
     module = importlib.import_module("vitmods" if package == "vitmods" else f"vitmods.{package}")
     names = [name for name in dir(module) if package in FROM_THE_TOP] or list(getattr(module, "__all__", ()))
+    if package == "recipes":  # those of papers and tasks register from elsewhere
+        names = list(dict.fromkeys((*names, *module.RECIPES)))
     found = {name: getattr(module, name) for name in names if not name.startswith("_")}
     found = {name: value for name, value in found.items() if not isinstance(value, types.ModuleType)}
     return {name: value for name, value in found.items() if package != "vitmods" or not _is_change(value)}

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-CALL_S = 0.5  # batches are halved until a timed call takes at most about this long
+CALL_S = 0.25  # batches are halved until a timed call takes at most about this long
 TIMED_S = 0.3  # of steps, of every arm
 SLOW_S = 1.0  # a measurement that takes so long is not repeated
 LENGTH = {"epochs", "steps", "lr", "min_lr", "weight_decay", *(field.name for field in dataclasses.fields(Schedule))}

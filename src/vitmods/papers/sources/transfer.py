@@ -36,7 +36,9 @@ def _transfer_set(spec: Spec) -> Source:
 
 
 for _name, _set in SETS.items():
-    _facts = {field: tuple(value) if isinstance(value, list) else value for field, value in _set.items()}
+    _facts: dict[str, Any] = {
+        field: tuple(value) if isinstance(value, list) else value for field, value in _set.items()
+    }
     _title, _ = _facts.pop("title"), _facts.pop("torchvision")
     data_source(_name, f"{_name}:FOLDER", _title, options=("download",), **_facts)(_transfer_set)
 
