@@ -198,7 +198,7 @@ def reshaped(name, *shape):
         (reshaped("embedding/kernel", 3, 32), {}, "expected 4 axes"),
         (reshaped("pos_embedding", 1, 15, 32), {}, "15 positions, which is no square"),
         (reshaped("MAPHead_0/probe", 1, 1, 32), {}, "without a place here: MAPHead_0/probe"),
-        (without("pos_embedding"), {}, "no learned positions .* give img_size"),
+        (without("pos_embedding"), {}, "learned positions .* give img_size"),
         (without(), {"img_size": 40}, r"16 positions, and img_size=\(40, 40\) needs 25 or 26"),
         (without(), {"img_size": (30, 32)}, r"needs 12 or 13"),
         (without(), {"num_heads": 2}, "says num_heads=4, not 2"),

@@ -153,5 +153,5 @@ def test_names_of_sizes(name, shape):
 def test_impossible_numbers_of_branches():
     with pytest.raises(UserError, match="parallel must be at least 1"):
         vm.ViTConfig.from_name("S18x0/16")
-    with pytest.raises(UserError, match="'S18x/16' names no ViT"):
+    with pytest.raises(UserError, match="'S18x/16' is not the name of a ViT"):
         vm.ViTConfig.from_name("S18x/16")

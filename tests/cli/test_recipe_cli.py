@@ -121,8 +121,8 @@ def test_two_steps_of_rehearsal(capsys):
     ("arguments", "words"),
     [
         (["show", "a3"], "Did you mean 'a2'"),
-        (["show", "a2", "--model", "Q/16"], "names no ViT"),
-        (["show", "deit", "--model", "Q/16"], "names no ViT"),
+        (["show", "a2", "--model", "Q/16"], "is not the name of a ViT"),
+        (["show", "deit", "--model", "Q/16"], "is not the name of a ViT"),
         (["show", "a2(layerscal=true)"], "Did you mean 'layerscale'"),
         (["show", "a2", "--modle", "B/16"], "--model"),
         (["show", "a2(model=S/16)", "--model", "B/16"], "differ: leave one out"),

@@ -197,7 +197,7 @@ def test_a_relative_cache_home_is_ignored(source, tmp_path, monkeypatch):
 
 def test_a_cxx_that_is_no_command_is_told(source, monkeypatch):
     monkeypatch.setenv("CXX", "'unbalanced")
-    with pytest.warns(UserWarning, match="CXX is no command"):
+    with pytest.warns(UserWarning, match="CXX is not a command"):
         assert again() is None
 
 

@@ -286,7 +286,7 @@ def test_sun397_takes_every_point_of_its_grids():
         (lambda: augreg("lite1"), "Did you mean 'light1'"),
         (lambda: augreg(model="H/14"), r"only for Ti/16, .*augreg\(level=light1\)"),
         (lambda: a2(model="B36/16"), r"for B36, only for Ti, S, B, L.*drop_path=0.1"),
-        (lambda: a2(model="Q/16"), "names no ViT"),
+        (lambda: a2(model="Q/16"), "is not the name of a ViT"),
         (lambda: transfer("car"), "Did you mean 'cars'"),
         (lambda: deit(epochs=4), "warmup_epochs=5 leaves nothing"),
     ],

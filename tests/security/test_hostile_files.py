@@ -713,5 +713,5 @@ def test_an_image_of_very_many_pixels_is_refused_before_it_is_decoded():
 
 @pytest.mark.parametrize("options", [[[1]], [[1, 2, 3]], 3, [None]])
 def test_options_of_a_norm_that_are_no_pairs_are_a_user_error(options):
-    with pytest.raises(UserError, match="describe no ViT"):
+    with pytest.raises(UserError, match="Invalid ViT settings"):
         ViTConfig.from_dict({"final_norm": {"kind": "rms", "options": options}})

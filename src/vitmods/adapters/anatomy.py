@@ -1,4 +1,4 @@
-"""Where the norms of a transformer sit, read from the structure of its modules; no library is imported to ask."""
+"""Finds the norms of a transformer from the structure of its modules, without importing its library."""
 
 import copy
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _MAPS = (nn.Linear, nn.Conv2d)
 
 @dataclass(frozen=True)
 class Block:
-    """A residual block with attention. ``stage`` numbers the lists that blocks stand in; ``stem`` is the convolution
+    """A residual block with attention. ``stage`` numbers the lists that contain the blocks; ``stem`` is the convolution
     that makes its tokens from images, None for sequences."""
 
     name: str
@@ -61,12 +61,12 @@ class Anatomy:
 
     def _find_attentions(self) -> dict[str, int]:
         """The innermost modules that know their number of heads and have linear maps, with that number."""
-        found: dict[str, int] = {}
+        heads_of: dict[str, int] = {}
         for name, module in self.modules.items():
             heads = _heads(module)
             if heads and any(isinstance(m, _MAPS) for m in module.modules()):
-                found[name] = heads
-        return {name: heads for name, heads in found.items() if not any(_below(other, name) for other in found)}
+                heads_of[name] = heads
+        return {name: heads for name, heads in heads_of.items() if not any(_below(other, name) for other in heads_of)}
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -93,8 +93,8 @@ class Anatomy:
 
     def _pools(self, owner: str, attention: str) -> bool:
         """Whether attention pools tokens: its queries (1, n, C) are a parameter."""
-        own = (p for name in (owner, attention) for p in self.modules[name].parameters(recurse=False))
-        return any(p.ndim == 3 and len(p) == 1 and p.shape[2] > 1 for p in own)
+        parameters = (p for name in (owner, attention) for p in self.modules[name].parameters(recurse=False))
+        return any(p.ndim == 3 and len(p) == 1 and p.shape[2] > 1 for p in parameters)
 
     def _stem(self, block: str, blocks: dict[str, str]) -> str | None:
         """The last convolution outside the blocks, of the nearest part of the model that embeds images or words."""
@@ -179,7 +179,7 @@ class Anatomy:
         return ("attn", "mlp")[direct.index(name)] if len(direct) <= 2 else "block"
 
     def _leaves_out_first(self, block: Block) -> bool:
-        """Whether an Identity stands for the norm before attention (ModernBERT's first block)."""
+        """Whether an Identity replaces the norm before attention (ModernBERT's first block)."""
         children = self.modules[block.name].named_children()
         return any(isinstance(child, nn.Identity) and "norm" in name for name, child in children)
 
@@ -238,15 +238,15 @@ def rms_gain(norm: nn.Module) -> float | None:
     The name of the class ends in RMSNorm or LayerNorm, which also T5's has, and a copy with random weights computes
     x / sqrt(mean(x^2) + eps) * gain.
     """
-    own = list(norm.named_parameters())
+    parameters = list(norm.named_parameters())
     named = type(norm).__name__.lower().endswith(("rmsnorm", "layernorm")) and not isinstance(norm, nn.LayerNorm)
-    if not named or [name for name, _ in own] not in (["weight"], []) or list(norm.children()):
+    if not named or [name for name, _ in parameters] not in (["weight"], []) or list(norm.children()):
         return None
     try:
         dim, trial = _dim(norm), copy.deepcopy(norm).to_empty(device="cpu").float()
         draw = torch.Generator().manual_seed(0)
         tokens = torch.randn(3, dim, generator=draw) * torch.tensor([[1.0], [1e-2], [1e-3]])  # eps shows in the last
-        weight = torch.randn(dim, generator=draw) if own else torch.zeros(dim)
+        weight = torch.randn(dim, generator=draw) if parameters else torch.zeros(dim)
         for parameter in trial.parameters():
             parameter.copy_(weight)
         result = trial(tokens)
@@ -254,7 +254,7 @@ def rms_gain(norm: nn.Module) -> float | None:
         return None
     plain = tokens * (tokens.square().mean(-1, keepdim=True) + eps_of(norm)).rsqrt()
     fits = isinstance(result, Tensor) and result.shape == plain.shape
-    offsets = (0.0, 1.0) if own else (1.0,)
+    offsets = (0.0, 1.0) if parameters else (1.0,)
     return next((a for a in offsets if fits and torch.allclose(result, plain * (weight + a), 1e-4, 1e-5)), None)
 
 

@@ -64,8 +64,8 @@ def read_model(model: nn.Module) -> tuple[ViT, Coverage]:
     Raises UserError for classes and parts that are not covered.
     """
     model = _inside(model)
-    found: tuple[ViT, Coverage] = _reader(model).read(model)
-    return found
+    imported: tuple[ViT, Coverage] = _reader(model).read(model)
+    return imported
 
 
 def config_of(model: nn.Module) -> ViTConfig:
@@ -136,17 +136,18 @@ def _build(config: ViTConfig, weights: Weights, old: ViT, row: str) -> ViT:
     reference = next(old.parameters())
     new = ViT(config).to(device=reference.device, dtype=reference.dtype)
     weights = {parallel_name(name, config.parallel): value for name, value in weights.items()}
-    own = new.state_dict()
+    initial = new.state_dict()
     for name, value in weights.items():
-        if name not in own:
+        if name not in initial:
             raise UserError(
                 f"{row} leaves no place for {name} in the new model: give the weight its new name in the change's "
                 "`carry`, or name it in `drops`."
             )
-        if own[name].shape != value.shape:
+        if initial[name].shape != value.shape:
             raise UserError(
-                f"{row} gives {name} another shape, {tuple(own[name].shape)} instead of {tuple(value.shape)}: say in "
-                "the change's `carry` how the old weight becomes the new one, or name it in `drops` to train it anew."
+                f"{row} gives {name} another shape, {tuple(initial[name].shape)} instead of {tuple(value.shape)}: say "
+                "in the change's `carry` how the old weight becomes the new one, or name it in `drops` to train it "
+                "anew."
             )
     new.load_state_dict(weights, strict=False)
     frozen = {sequential_name(n, old.vit_config.parallel) for n, p in old.named_parameters() if not p.requires_grad}
@@ -160,7 +161,7 @@ def _build(config: ViTConfig, weights: Weights, old: ViT, row: str) -> ViT:
 
 
 def preserved(changes: Sequence[Change]) -> str:
-    """What a row of changes promises together: the weakest of their promises."""
+    """Return what several changes promise together: the weakest of their promises."""
     return min((change.preserves for change in changes), key=_STRENGTH.index, default="function")
 
 

@@ -58,9 +58,9 @@ def read_big_vision(
     Raises UserError when something is missing, left over or cannot be reported.
     """
     prefix = _prefix(source, tensors)
-    own = unstack({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+    named_tensors = unstack({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
     asked = {"num_heads": num_heads, "in_chans": settings.pop("in_chans", None)}
-    config = infer_config(source, own, img_size, asked["in_chans"] or 3)
+    config = infer_config(source, named_tensors, img_size, asked["in_chans"] or 3)
     for name, value in asked.items():
         if value not in (None, getattr(config, name)):
             raise UserError(f"{source} says {name}={getattr(config, name)}, not {value}: leave it out.")
@@ -71,8 +71,8 @@ def read_big_vision(
         assumed.append("activation=gelu_tanh")
     if img_size is None:
         assumed.append(f"img_size={config.img_size}")
-    named = own | {name: tensors[name] for name in outside}
-    weights, coverage = read_tensors(source, rows(config, own), named, outside, assumed)
+    named = named_tensors | {name: tensors[name] for name in outside}
+    weights, coverage = read_tensors(source, rows(config, named_tensors), named, outside, assumed)
     return build(source, config, weights), coverage
 
 
@@ -88,8 +88,8 @@ def to_big_vision(model: ViT) -> dict[str, Tensor]:
     if config.position == "learn" and config.position_on_prefix and config.class_token:
         weights["cls_token"] = weights["cls_token"] + weights["pos_embed"][:, :1]
         weights["pos_embed"] = weights["pos_embed"][:, 1:]
-    found = write_tensors(rows(config), weights)
-    return {f"params/{name}": tensor.detach().cpu() for name, tensor in found.items()}
+    written = write_tensors(rows(config), weights)
+    return {f"params/{name}": tensor.detach().cpu() for name, tensor in written.items()}
 
 
 def _counterpart(config: ViTConfig) -> ViTConfig:
@@ -115,22 +115,22 @@ def _with_norm(config: ViTConfig, norm: NormConfig) -> ViTConfig:
 
 
 def _prefix(source: str, tensors: Iterable[str]) -> str:
-    found = sorted(name.removesuffix(_ANCHOR) for name in tensors if name.endswith(_ANCHOR))
-    if len(found) != 1:
-        raise UserError(f"{source} cannot be read: {_ANCHOR} is in it {len(found)} times, expected once.")
-    return found[0]
+    prefixes = sorted(name.removesuffix(_ANCHOR) for name in tensors if name.endswith(_ANCHOR))
+    if len(prefixes) != 1:
+        raise UserError(f"{source} cannot be read: {_ANCHOR} is in it {len(prefixes)} times, expected once.")
+    return prefixes[0]
 
 
 def unstack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Blocks that are stacked along a first axis ("encoderblock/...") as one set of tensors a block."""
-    found = {}
+    unstacked = {}
     for name, tensor in tensors.items():
         if not name.startswith("Transformer/encoderblock/"):
-            found[name] = tensor
+            unstacked[name] = tensor
             continue
-        rest = name.removeprefix("Transformer/encoderblock/")
-        found |= {f"Transformer/encoderblock_{i}/{rest}": part for i, part in enumerate(tensor)}
-    return found
+        name_in_block = name.removeprefix("Transformer/encoderblock/")
+        unstacked |= {f"Transformer/encoderblock_{i}/{name_in_block}": part for i, part in enumerate(tensor)}
+    return unstacked
 
 
 def infer_config(source: str, tensors: Mapping[str, Tensor], img_size: Size = None, in_chans: int = 3) -> ViTConfig:
@@ -140,7 +140,9 @@ def infer_config(source: str, tensors: Mapping[str, Tensor], img_size: Size = No
         values, width = need(source, tensors, "dense/kernel", 2).shape
         side = isqrt(values // in_chans)
         if side * side * in_chans != values:
-            raise UserError(f"{source}: {values} values are no square patch with {in_chans} channels: give in_chans.")
+            raise UserError(
+                f"{source}: {values} values are not a square patch with {in_chans} channels: give in_chans."
+            )
         patch = (side, side)
     else:
         *sides, in_chans, width = need(source, tensors, "embedding/kernel", 4).shape
@@ -179,11 +181,11 @@ def rows(config: ViTConfig, tensors: Iterable[str] = ()) -> list[Row]:
     dim, heads = config.embed_dim, config.num_heads
     old = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel" in tensors
     attn, second, mlp = ("1", "2", "3") if old else ("0", "1", "0")
-    found = [*stem_rows(config), *_norm_rows("norm", "Transformer/encoder_norm")]
+    pairs = [*stem_rows(config), *_norm_rows("norm", "Transformer/encoder_norm")]
     for i in range(config.depth):
         ours, theirs = f"blocks.{i}", f"Transformer/encoderblock_{i}"
         attention = f"{theirs}/MultiHeadDotProductAttention_{attn}"
-        found += [
+        pairs += [
             *_norm_rows(f"{ours}.norm1", f"{theirs}/LayerNorm_0"),
             *_heads_rows(f"{ours}.attn.qkv", attention, ("query", "key", "value"), heads),
             *_out_rows(f"{ours}.attn.proj", f"{attention}/out", heads),
@@ -191,12 +193,12 @@ def rows(config: ViTConfig, tensors: Iterable[str] = ()) -> list[Row]:
             *_mlp_rows(f"{ours}.mlp", f"{theirs}/MlpBlock_{mlp}"),
         ]
     if config.position == "learn":
-        found.append(Row("pos_embed", (next((name for name in _POSITIONS if name in tensors), _POSITIONS[0]),)))
+        pairs.append(Row("pos_embed", (next((name for name in _POSITIONS if name in tensors), _POSITIONS[0]),)))
     if config.class_token:
-        found.append(Row("cls_token", ("cls",)))
+        pairs.append(Row("cls_token", ("cls",)))
     if config.pool == "map":
         attention = "MAPHead_0/MultiHeadDotProductAttention_0"
-        found += [
+        pairs += [
             Row("attn_pool.latent", ("MAPHead_0/probe",)),
             *_heads_rows("attn_pool.q", attention, ("query",), heads),
             *_heads_rows("attn_pool.kv", attention, ("key", "value"), heads),
@@ -205,11 +207,11 @@ def rows(config: ViTConfig, tensors: Iterable[str] = ()) -> list[Row]:
             *_mlp_rows("attn_pool.mlp", "MAPHead_0/MlpBlock_0"),
         ]
     if config.representation:
-        found += _linear_rows("pre_logits", "pre_logits")
+        pairs += _linear_rows("pre_logits", "pre_logits")
     if config.num_classes:
-        found += _linear_rows("head", "head")
+        pairs += _linear_rows("head", "head")
     assert dim % heads == 0
-    return found
+    return pairs
 
 
 def stem_rows(config: ViTConfig) -> list[Row]:

@@ -121,11 +121,11 @@ def _second_branch(name: str) -> str:
     match = re.fullmatch(r"(blocks\.\d+)\.(attns|ffns)\.([01])\.(\w+)\.(.+)", name)
     if match is None:
         return name
-    block, kind, branch, module, rest = match.groups()
+    block, kind, branch, module, weight = match.groups()
     number = 1 if kind == "attns" else 2
     module = {"norm": f"norm{number}", "ls": f"ls{number}"}.get(module, module)
     second = "" if branch == "0" else "_1" if module.startswith("ls") else "1"
-    return f"{block}.{module}{second}.{rest}"
+    return f"{block}.{module}{second}.{weight}"
 
 
 _IN_STEM = re.compile(r"patch_embed\.proj\.(\d+)\.(\w+)")

@@ -1,4 +1,4 @@
-"""What became different between two models: modules, parameters, costs, outputs."""
+"""Differences between two models: modules, parameters, costs, outputs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from vitmods.model.vit import ViT
 
 @dataclass(frozen=True)
 class Diff:
-    """What is different between two models; prints as a table."""
+    """Differences between two models; prints as a table."""
 
     params: tuple[int, int]
     macs: tuple[int, int]
@@ -29,7 +29,7 @@ class Diff:
     changes: tuple[str, ...]
     papers: tuple[str, ...]
     advice: tuple[str, ...] = ()
-    """what the papers advise against in a model like this"""
+    """the papers' advice against it in a model like this"""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -75,7 +75,7 @@ def _group(names: Sequence[str]) -> list[str]:
 
 
 def diff(old: nn.Module, new: nn.Module, images: torch.Tensor | None = None) -> Diff:
-    """What ``new`` has that ``old`` has not: modules, parameters, multiply-adds, what was preserved, papers.
+    """Compare ``new`` with ``old``: modules, parameters, multiply-adds, what was preserved, papers.
 
     Both are models that ``apply`` takes. ``images`` (B, in_chans, height, width), made as for training, are what the
     outputs are compared on; without them two random images are. ``print`` it for a table. Raises UserError for other

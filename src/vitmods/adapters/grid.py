@@ -105,11 +105,11 @@ class ReadsMask:
         return True
 
     def before(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        given = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+        arguments = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
         stack = ExitStack()
         self._open.append(stack)
         for name, is_padding in _MASKS.items():
-            mask = given.get(name)
+            mask = arguments.get(name)
             if isinstance(mask, Tensor) and mask.ndim == 2:
                 empty = is_padding(mask)
                 stack.enter_context(padded(empty, behind=True, full=not empty.any()))

@@ -174,7 +174,7 @@ def to_huggingface(model: ViT) -> nn.Module:
     target, config = "Hugging Face's ViT", model.vit_config
     transfer.refuse_slots(target, config, _counterpart(config))
     transfer.check_readable("The model", model)
-    theirs = TheirConfig(
+    their_config = TheirConfig(
         hidden_size=config.embed_dim,
         num_hidden_layers=config.depth,
         num_attention_heads=config.num_heads,
@@ -191,9 +191,9 @@ def to_huggingface(model: ViT) -> nn.Module:
     new: Any
     with torch.random.fork_rng(devices=[]):
         if config.num_classes:
-            new = ViTForImageClassification(theirs)
+            new = ViTForImageClassification(their_config)
         else:
-            new = ViTModel(theirs, add_pooling_layer=config.representation)
+            new = ViTModel(their_config, add_pooling_layer=config.representation)
     transfer.export_model(target, model, new, _rows(config, new.state_dict()), _look)
     if model.grad_checkpointing:
         enable = getattr(new, "activation_checkpointing_enable", None)  # its name from version 5 on
@@ -208,11 +208,11 @@ def _side_or_pair(size: tuple[int, int]) -> int | list[int]:
 
 def _look(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     body = getattr(model, "vit", model)
-    found = body(images)
-    tokens = found.last_hidden_state
+    outputs = body(images)
+    tokens = outputs.last_hidden_state
     if body is not model:
         return tokens, model(images).logits
-    return tokens, tokens[:, 0] if found.pooler_output is None else found.pooler_output
+    return tokens, tokens[:, 0] if outputs.pooler_output is None else outputs.pooler_output
 
 
 def _uncovered(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:

@@ -22,7 +22,7 @@ _SEEN = ("mean", "std", "crop_pct", "interpolation", "label_names", "task")
 
 @dataclass(frozen=True)
 class Description:
-    """What goes with a file of weights of our own."""
+    """The description of a file of weights of our own."""
 
     config: Mapping[str, Any]
     seen: Mapping[str, Any]
@@ -31,7 +31,7 @@ class Description:
 
 
 def own_description(weights: Path) -> Description | None:
-    """What goes with a file of weights, or None where it is none of ours."""
+    """Read the description of a file of weights; None for a file that is not ours."""
     metadata = _metadata(weights) if weights.suffix == ".safetensors" else {}
     beside = weights.with_name("config.json")
     try:
@@ -45,8 +45,8 @@ def own_description(weights: Path) -> Description | None:
         if isinstance(config, dict) and "base" in config and "edits" in config:
             base = config["base"] if isinstance(config["base"], str) else "a ViT"
             raise UserError(
-                f"{weights.parent} is a trial of a model that vitmods has no config of, a {config['class']} ({base}, "
-                f"changed by {config['edits'] or 'nothing'}): it is no checkpoint to begin with. "
+                f"{weights.parent} is a trial of a model without a vitmods config, a {config['class']} ({base}, "
+                f"changed by {config['edits'] or 'nothing'}): it cannot be a checkpoint to start from. "
                 "vitmods.study.open_trial(folder) opens it, and `vitmods evaluate` evaluates it."
             )
         if not isinstance(config, dict) or "embed_dim" not in config:
@@ -60,7 +60,7 @@ def own_description(weights: Path) -> Description | None:
 
 
 def is_own(weights: Path) -> bool:
-    """Whether a file of weights says itself that it is ours, whatever lies beside it."""
+    """Whether a file of weights is ours by its own metadata, whatever is beside it."""
     return weights.suffix == ".safetensors" and KEY in _metadata(weights)
 
 
@@ -75,11 +75,11 @@ def read_own(source: str, tensors: Mapping[str, Tensor], record: Description) ->
 
 
 def preparation(model: ViT) -> dict[str, Any]:
-    """What of ``pretrained_cfg`` goes into files: how images are prepared, and the names of as many outputs."""
-    found = {name: model.pretrained_cfg.get(name) for name in _SEEN}
-    if len(found["label_names"] or ()) != model.vit_config.num_classes:
-        del found["label_names"]
-    return {name: value for name, value in found.items() if value is not None}
+    """Return the part of ``pretrained_cfg`` that goes into files: how images are prepared, and names of the outputs."""
+    settings = {name: model.pretrained_cfg.get(name) for name in _SEEN}
+    if len(settings["label_names"] or ()) != model.vit_config.num_classes:
+        del settings["label_names"]
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def write_own(model: ViT, path: Path) -> None:
@@ -96,9 +96,9 @@ def _seen_by_trial(record: Mapping[str, Any]) -> dict[str, Any]:
     """The same names for what a trial's config.json says."""
     augment = record.get("recipe", {}).get("augment", {})
     names = {"mean": "mean", "std": "std", "crop_pct": "eval_crop", "interpolation": "resample"}
-    found = {name: augment[theirs] for name, theirs in names.items() if theirs in augment}
-    known = {"label_names": record.get("data", {}).get("classes"), "task": record.get("task")}
-    return {**found, **{name: value for name, value in known.items() if value}}
+    prepared = {name: augment[theirs] for name, theirs in names.items() if theirs in augment}
+    labels = {"label_names": record.get("data", {}).get("classes"), "task": record.get("task")}
+    return {**prepared, **{name: value for name, value in labels.items() if value}}
 
 
 def read_seen(known: Mapping[str, Any]) -> dict[str, Any]:

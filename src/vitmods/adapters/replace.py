@@ -167,8 +167,8 @@ class NormPlan:
 
 
 def is_frozen(norm: nn.Module) -> bool:
-    own = list(norm.parameters(recurse=False))
-    return bool(own) and not any(parameter.requires_grad for parameter in own)
+    parameters = list(norm.parameters(recurse=False))
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
 
 
 def _matches(where: Where, site: NormSite) -> bool:
@@ -191,7 +191,7 @@ def try_out(old: nn.Module, new: nn.Module, norms: Sequence[NormSite], example: 
 
     Raises UserError naming the norm at which the new model failed, or saying that it leaks.
     """
-    inputs = next((one for one in _inputs(old, example, norms[0].dim) if _runs(old, one)), None)
+    inputs = next((candidate for candidate in _inputs(old, example, norms[0].dim) if _runs(old, candidate)), None)
     if inputs is None:
         if example is not None:
             raise UserError("The model does not run on the example: give what it is called with.")
@@ -238,10 +238,10 @@ def _inputs(model: nn.Module, example: Any, width: int) -> Iterator[tuple[tuple[
 
 def _image_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
     """What timm's config of the model says, Hugging Face's, and the parts of the model itself."""
-    known = getattr(model, "default_cfg", None) or {}
+    cfg = getattr(model, "default_cfg", None) or {}
     parts = (getattr(model, "config", None), *model.modules())
-    found = [getattr(part, name, None) for part in parts for name in ("image_size", "img_size")]
-    sizes = [known["input_size"][-2:] if "input_size" in known else None, *found, 224]
+    named = [getattr(part, name, None) for part in parts for name in ("image_size", "img_size")]
+    sizes = [cfg["input_size"][-2:] if "input_size" in cfg else None, *named, 224]
     pairs = [(size, size) if isinstance(size, int) else size for size in sizes]
     yield from dict.fromkeys((p[0], p[1]) for p in pairs if isinstance(p, tuple | list) and len(p) == 2)
 
@@ -249,7 +249,7 @@ def _image_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
 def _runs(model: nn.Module, inputs: tuple[tuple[Any, ...], Mapping[str, Any]]) -> bool:
     try:
         _run(model, inputs)
-    except Exception:  # it is no input for this model
+    except Exception:  # the model does not take this input
         return False
     return True
 
@@ -270,9 +270,9 @@ def _reads_last(model: nn.Module, inputs: tuple[tuple[Any, ...], Mapping[str, An
     other = tokens.clone()
     other[:, -1] = other[:, 0]
     outputs = []
-    for one in (tokens, other):
-        swapped = {name: one if value is tokens else value for name, value in keywords.items()}
-        outputs.append(_run(model, (tuple(one if value is tokens else value for value in arguments), swapped)))
+    for changed in (tokens, other):
+        swapped = {name: changed if value is tokens else value for name, value in keywords.items()}
+        outputs.append(_run(model, (tuple(changed if value is tokens else value for value in arguments), swapped)))
     for a, b in zip(*outputs, strict=True):
         if a.is_floating_point() and a.ndim > 2 and a.shape[:2] == tokens.shape[:2]:
             return float((a - b)[:, :-1].abs().max()) > 1e-5 * float(a.abs().max())
@@ -285,8 +285,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, Mapping):
         yield from _tensors(list(value.values()))
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _tensors(one)
+        for item in value:
+            yield from _tensors(item)
 
 
 Heads = int | Callable[[NormSite], int]
@@ -330,14 +330,14 @@ def replace_norms(
     keywords; a model that takes none of these is not tried without it.
 
     Raises NoEffect when nothing matches or everything is that kind already, and UserError for models without
-    LayerNorm or RMSNorm, heads that do not divide the channels, a norm that stands at two places, a new model that
+    LayerNorm or RMSNorm, heads that do not divide the channels, a norm that is used at two places, a new model that
     does not run, and norms that mix tokens where they must not: in causal attention, chunks of a sequence, with
     tokens on the first axis, and, unless ``where`` is given, in decoders and where no block with attention was
     recognized.
     """
-    found, may_leak = put_norms(model, change, where, heads)
-    try_out(_copy(model), _copy(found.model), [row.site for row in found.rows if row.now], example, may_leak)
-    return found
+    replaced, may_leak = put_norms(model, change, where, heads)
+    try_out(_copy(model), _copy(replaced.model), [row.site for row in replaced.rows if row.now], example, may_leak)
+    return replaced
 
 
 def put_norms(
@@ -398,12 +398,12 @@ def _check_change(change: Change, where: Where | None) -> None:
 
 
 def _check_shared(model: nn.Module, chosen: list[NormSite]) -> None:
-    """Raises UserError if a norm, or its gain, stands at two places: each would want its own statistics or grid."""
+    """Raises UserError if a norm, or its gain, stands at two places: each would need its own statistics or grid."""
     places: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         places.setdefault(id(module), []).append(name)
-        for own in module.parameters(recurse=False):
-            places.setdefault(id(own), []).append(name)
+        for parameter in module.parameters(recurse=False):
+            places.setdefault(id(parameter), []).append(name)
     for site in chosen:
         module = model.get_submodule(site.name)
         for part in (module, *module.parameters(recurse=False)):
@@ -438,19 +438,21 @@ def _make(
     old: nn.Module, site: NormSite, change: Norm | DynamicTokenNorm, grid: tuple[int, int] | None, offset: float
 ) -> nn.Module:
     """The new norm with the old one's gain (weight plus ``offset``) and bias, device, type and frozen parameters."""
-    own = dict(old.named_parameters(recurse=False))
-    slot = NormConfig("layer", eps=eps_of(old), affine=bool(own))
+    parameters = dict(old.named_parameters(recurse=False))
+    slot = NormConfig("layer", eps=eps_of(old), affine=bool(parameters))
     config = change.edit_norm(slot, site.stage) if isinstance(change, DynamicTokenNorm) else change.edit_norm(slot)
     assert config is not None
     new: nn.Module = norm_factory(config, num_heads=site.heads, grid_size=grid)(site.dim)
-    if own:
-        like = next(iter(own.values()))
+    if parameters:
+        like = next(iter(parameters.values()))
         new = new.to(device=like.device, dtype=like.dtype)
     with torch.no_grad():
         for name, target in new.named_parameters(recurse=False):
-            target.requires_grad_(own[name].requires_grad if name in own else not is_frozen(old))
-            if name in own:
-                target.copy_(_in_unit(own[name] + offset, config, len(target)) if name == "weight" else own[name])
+            target.requires_grad_(parameters[name].requires_grad if name in parameters else not is_frozen(old))
+            if name in parameters:
+                target.copy_(
+                    _in_unit(parameters[name] + offset, config, len(target)) if name == "weight" else parameters[name]
+                )
     return new
 
 

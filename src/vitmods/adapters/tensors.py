@@ -1,6 +1,6 @@
-"""Which tensor of a foreign model became which of ours: nothing is missing, and nothing is left over unseen.
+"""Maps the tensors of a foreign model to ours, so that nothing is missing or left over.
 
-And what a file of tensors does not say outright: the size of the images and the number of heads.
+Also infers what a file of tensors does not contain: the size of the images and the number of heads.
 """
 
 import re
@@ -55,21 +55,21 @@ def group_blocks(lines: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What became of every tensor of a foreign model; prints as a table."""
+    """The account of every tensor of a foreign model; prints as a table."""
 
     source: str
     rows: tuple[Row, ...]
     left_out: tuple[tuple[str, str], ...] = ()
     """(foreign tensor, why it takes no part)"""
     assumed: tuple[str, ...] = ()
-    """settings that the source does not tell"""
+    """settings that the source does not contain"""
 
     def __str__(self) -> str:
         went = group_blocks([f"{' + '.join(row.theirs)} -> {row.ours}" for row in self.rows])
-        left = group_blocks([f"left out: {name} ({reason})" for name, reason in self.left_out])
+        omitted = group_blocks([f"left out: {name} ({reason})" for name, reason in self.left_out])
         count = len({name for row in self.rows for name in row.theirs})
         head = f"{self.source}: {count} tensors read, {len(self.left_out)} left out, none missing"
-        return "\n".join([head, *went, *left, *(f"assumed: {setting}" for setting in self.assumed)])
+        return "\n".join([head, *went, *omitted, *(f"assumed: {setting}" for setting in self.assumed)])
 
 
 def read_tensors(
@@ -115,7 +115,7 @@ Size = int | tuple[int, int] | None
 def need(source: str, tensors: Mapping[str, Tensor], name: str, dimensions: int) -> Tensor:
     """A tensor that every file of this kind holds. Raises UserError without it or with another number of axes."""
     if name not in tensors:
-        raise UserError(f"{source} cannot be read: it has no tensor {name}.")
+        raise UserError(f"{source} cannot be read: the tensor {name} is missing.")
     if tensors[name].dim() != dimensions:
         raise UserError(
             f"{source} cannot be read: {name} has shape {tuple(tensors[name].shape)}, expected {dimensions} axes."
@@ -125,8 +125,10 @@ def need(source: str, tensors: Mapping[str, Tensor], name: str, dimensions: int)
 
 def count_blocks(source: str, names: list[str], before: str) -> int:
     """How many blocks there are with names such as ``before``, the block's number, and a dot or slash."""
-    rest = {name.removeprefix(before).replace("/", ".").partition(".")[0] for name in names if name.startswith(before)}
-    numbers = sorted(int(part) for part in rest if part.isdigit())
+    labels = {
+        name.removeprefix(before).replace("/", ".").partition(".")[0] for name in names if name.startswith(before)
+    }
+    numbers = sorted(int(part) for part in labels if part.isdigit())
     if not numbers or numbers != list(range(len(numbers))):
         raise UserError(f"{source} cannot be read: its blocks are numbered {numbers}, expected 0, 1, 2 and so on.")
     return len(numbers)
@@ -151,18 +153,20 @@ def image_size(
             )
         return size, positions is not None and positions != patches
     if positions is None:
-        raise UserError(f"{source} has no learned positions that tell the size of its images: give img_size.")
-    found = []
+        raise UserError(
+            f"{source} does not have learned positions, from which the size of its images would follow: give img_size."
+        )
+    sizes = []
     for on_prefix in (False, True) if prefix else (False,):
         patches = positions - prefix * on_prefix
         if patches > 0 and isqrt(patches) ** 2 == patches:
-            found.append(((isqrt(patches) * patch[0], isqrt(patches) * patch[1]), on_prefix))
-    if len(found) != 1:
+            sizes.append(((isqrt(patches) * patch[0], isqrt(patches) * patch[1]), on_prefix))
+    if len(sizes) != 1:
         raise UserError(
-            f"{source} has {positions} positions, which is {'no' if not found else 'more than one'} square of patches "
+            f"{source} has {positions} positions, which is {'no' if not sizes else 'more than one'} square of patches "
             f"with {prefix} tokens before them: give img_size, (rows, columns) in pixels."
         )
-    return found[0]
+    return sizes[0]
 
 
 def heads_of_width(source: str, width: int) -> int:

@@ -61,9 +61,9 @@ def read_saved(weights: Path, tensors: Mapping[str, Tensor]) -> tuple[ViT, Cover
     source = str(weights.parent)
     try:
         record: dict[str, Any] = read_json(weights.with_name("config.json"))
-        known = {**record.get("pretrained_cfg", record), **{n: record[n] for n in _BESIDE if n in record}}
+        cfg = {**record.get("pretrained_cfg", record), **{n: record[n] for n in _BESIDE if n in record}}
         arguments = dict(record.get("model_args") or {})
-        pretrained = {name: known[name] for name in _KNOWN if name in known} | read_seen(known)
+        pretrained = {name: cfg[name] for name in _KNOWN if name in cfg} | read_seen(cfg)
     except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(f"{source}/config.json cannot be read; it may be damaged: {error}") from error
     architecture = record["architecture"]
@@ -83,7 +83,7 @@ def read_saved(weights: Path, tensors: Mapping[str, Tensor]) -> tuple[ViT, Cover
     except UserError:
         raise
     except Exception as error:  # whatever timm and torch raise for values that describe no model
-        raise UserError(f"{source} describes no model that timm can make: {error}") from error
+        raise UserError(f"{source} does not describe a model that timm can make: {error}") from error
     weights_of, coverage = read_tensors(source, rows, tensors)
     new = transfer.build(source, config, weights_of)
     new.pretrained_cfg = new.default_cfg = model.pretrained_cfg
@@ -98,9 +98,13 @@ def _config_of_outline(model: Any, tensors: Mapping[str, Tensor]) -> ViTConfig:
 def check_timm(source: str, name: Any, arguments: Mapping[str, Any]) -> None:
     """Raise UserError unless timm itself has a model of this name, and the arguments name no file and no address."""
     if not isinstance(name, str) or not timm.is_model(name):
-        known = nearest(printable(str(name)), timm.list_models())
-        raise UserError(f"{source}: timm has no model '{printable(str(name)[:80])}'. {known}")
-    if named := [one for one in arguments if one.startswith("pretrained") or one in ("checkpoint_path", "cache_dir")]:
+        hint = nearest(printable(str(name)), timm.list_models())
+        raise UserError(f"{source}: timm has no model '{printable(str(name)[:80])}'. {hint}")
+    if named := [
+        argument
+        for argument in arguments
+        if argument.startswith("pretrained") or argument in ("checkpoint_path", "cache_dir")
+    ]:
         raise UserError(
             f"{source}: leave {named[0]} out. Give trained weights as --from FILE, or ask for pretrained=1."
         )

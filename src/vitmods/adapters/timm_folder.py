@@ -33,12 +33,12 @@ def write_timm_folder(model: ViT, folder: Path) -> str:
     """
     named = timm_words(model.vit_config)
     architecture, arguments = named or (OURS, {"vitmods_config": json.loads(model.vit_config.to_json())})
-    known = preparation(model)
-    labels, task = known.pop("label_names", None), known.pop("task", None)
+    prepared = preparation(model)
+    labels, task = prepared.pop("label_names", None), prepared.pop("task", None)
     config = model.vit_config
     make_folder(folder)
     write_own(model, folder / WEIGHTS)
-    pretrained = {"custom_load": False, "num_classes": config.num_classes, "fixed_input_size": True, **known}
+    pretrained = {"custom_load": False, "num_classes": config.num_classes, "fixed_input_size": True, **prepared}
     pretrained |= {"input_size": [config.in_chans, *config.img_size], "pool_size": None}
     pretrained |= {name: model.default_cfg[name] for name in ("first_conv", "classifier") if name in model.default_cfg}
     record = {
@@ -80,10 +80,10 @@ def timm_words(config: ViTConfig) -> tuple[str, dict[str, Any]] | None:
     architecture = nearest if timm.is_model(nearest) else f"vit_{size}_patch16_224"
     try:
         with torch.device("meta"):
-            found = read_config(timm.create_model(architecture, num_classes=config.num_classes, **arguments))
+            read = read_config(timm.create_model(architecture, num_classes=config.num_classes, **arguments))
     except (UserError, TypeError):
         return None
-    same = found.with_(init=config.init, head_bias=config.head_bias, drop_path_shape=config.drop_path_shape)
+    same = read.with_(init=config.init, head_bias=config.head_bias, drop_path_shape=config.drop_path_shape)
     return (architecture, arguments) if same == config else None
 
 
@@ -108,8 +108,8 @@ def _check(model: ViT, folder: Path) -> None:
         images = model.patch_embed.example(2, torch.Generator().manual_seed(0))
         images = images.to(p.device, p.dtype if images.is_floating_point() else None)
         mode = model.training
-        expected, found = model.eval()(images), again.to(p.device, p.dtype).eval()(images)
+        expected, actual = model.eval()(images), again.to(p.device, p.dtype).eval()(images)
         model.train(mode)
-    worst = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
+    worst = float((actual - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
     if not worst <= 1e-4:
         raise UserError(f"What timm computes from {folder} differs by {worst:.1e} of the largest output.")

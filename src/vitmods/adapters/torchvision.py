@@ -39,9 +39,9 @@ def check_torchvision(name: str) -> None:
     from torchvision import models
 
     others = (models.detection, models.segmentation, models.optical_flow, models.quantization, models.video)
-    known = sorted({*models.list_models()}.difference(*(models.list_models(module=kind) for kind in others)))
-    if name not in known:
-        raise UserError(f"torchvision has no classifier '{name}'. {nearest(name, known)}")
+    classifiers = sorted({*models.list_models()}.difference(*(models.list_models(module=kind) for kind in others)))
+    if name not in classifiers:
+        raise UserError(f"torchvision has no classifier '{name}'. {nearest(name, classifiers)}")
 
 
 def to_torchvision(model: ViT) -> nn.Module:
@@ -69,8 +69,8 @@ def to_torchvision(model: ViT) -> nn.Module:
     if not config.num_classes:
         new.heads.head = nn.Identity()
     transfer.export_model(target, model, new, _rows(config), _look)
-    theirs: nn.Module = new
-    return theirs
+    filled: nn.Module = new
+    return filled
 
 
 def _look(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:

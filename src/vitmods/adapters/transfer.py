@@ -152,17 +152,17 @@ def shapes_of(source: str, config: ViTConfig, at_most: int) -> dict[str, torch.S
         if isinstance(error, UserError):
             raise
         reason = str(error).partition("\n")[0]
-        raise UserError(f"{source} cannot be read: its config describes no ViT ({reason}).") from error
+        raise UserError(f"{source} cannot be read: its config contains invalid ViT settings ({reason}).") from error
 
 
 def build(source: str, config: ViTConfig, weights: Mapping[str, Tensor]) -> ViT:
     """A ViT of these weights and their type. Raises UserError listing the shapes that do not fit the config."""
-    own = shapes_of(source, config, at_most=len(weights))  # before memory is taken for what a file may say
-    assert own.keys() == weights.keys(), sorted(own.keys() ^ weights.keys())
+    shapes = shapes_of(source, config, at_most=len(weights))  # before memory is taken for what a file may say
+    assert shapes.keys() == weights.keys(), sorted(shapes.keys() ^ weights.keys())
     misfits = [
-        f"{name} is {tuple(value.shape)}, needed {tuple(own[name])}"
+        f"{name} is {tuple(value.shape)}, needed {tuple(shapes[name])}"
         for name, value in weights.items()
-        if value.shape != own[name]
+        if value.shape != shapes[name]
     ]
     if misfits:
         raise UserError(f"{source}: shapes do not fit a ViT with one width: {'; '.join(misfits[:5])}.")
@@ -231,8 +231,8 @@ def _say(value: Any) -> str:
 
 def one_norm(config: ViTConfig) -> NormConfig:
     """The LayerNorm that a library with one setting for all norms would use: the eps of the first that there is."""
-    found = config.attn.before or config.final_norm or NormConfig()
-    return NormConfig("layer", found.eps)
+    norm = config.attn.before or config.final_norm or NormConfig()
+    return NormConfig("layer", norm.eps)
 
 
 def fields(config: ViTConfig, names: str) -> dict[str, Any]:
@@ -257,12 +257,12 @@ def check_same(where: str, first: tuple[Any, Look], second: tuple[Any, Look]) ->
     images = torch.randn(1, vit.vit_config.in_chans, *vit.vit_config.img_size, generator=generator).to(
         p.device, p.dtype
     )
-    found = []
+    results = []
     for model, look in (first, second):
         with evaluating(model):
-            found.append(look(model, images))
+            results.append(look(model, images))
     tolerance = 1e-4 if p.dtype == torch.float32 else 1e-9
-    for what, a, b in zip(("tokens", "outputs"), *found, strict=True):
+    for what, a, b in zip(("tokens", "outputs"), *results, strict=True):
         if not a.isfinite().all():
             raise UserError(f"{where}: the model's {what} are not finite on a random image; its weights are broken.")
         if a.shape != b.shape:

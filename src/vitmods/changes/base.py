@@ -34,13 +34,13 @@ class Change:
     """One sentence: what it does and where it sits."""
     cost: ClassVar[str]
     published: ClassVar[str]
-    """The gain that its paper reports."""
+    """The gain reported in its paper."""
     example: ClassVar[Mapping[str, Any]] = {}
-    """settings of one to show, of a change that is none without settings"""
+    """example settings, if the default changes nothing"""
     short_forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Other names for the shell, each with the fields that it sets."""
     words: ClassVar[tuple[str, ...]] = ()
-    """What else one may look for it by; an error suggests it."""
+    """Search keywords, which an error suggests."""
     acts_in: ClassVar[Literal["model", "training"]] = "model"
     """``training``: a change whose model computes the same in evaluation and has the same weights."""
 
@@ -50,7 +50,7 @@ class Change:
     @property
     def preserves(self) -> Preserves:
         """``function``: same outputs in evaluation, weights may be rewritten to that end. ``weights``: every old weight
-        outside the filled slots lives on unchanged, the outputs differ. ``nothing``: neither. ``apply`` verifies it."""
+        outside the filled slots is kept, the outputs differ. ``nothing``: neither. ``apply`` verifies it."""
         return "weights"
 
     @property
@@ -60,7 +60,7 @@ class Change:
 
     @property
     def claims(self) -> frozenset[Slot]:
-        """``fills``, checked. Raises UserError for what is no slot."""
+        """``fills``, checked. Raises UserError for an unknown slot."""
         for name in self.fills:
             if name not in list(Slot):
                 raise UserError(
@@ -73,7 +73,7 @@ class Change:
         raise NotImplementedError
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
-        """The old model's weights under the new model's names. What is left out starts as a new model's would.
+        """The old model's weights under the new model's names. Weights left out start as in a new model.
 
         Models with parallel branches are shown here, and to ``drops``, as the sequential models with the same branches
         (``config.unrolled``, vitmods.model.branch_names), so that a rule need not know of them.
@@ -102,8 +102,8 @@ class Change:
 
     def values(self) -> dict[str, Any]:
         """Its settings that are not at their defaults."""
-        found = {name: getattr(self, name) for name in self.settings()}
-        return {name: value for name, value in found.items() if value != self.settings()[name]}
+        values = {name: getattr(self, name) for name in self.settings()}
+        return {name: value for name, value in values.items() if value != self.settings()[name]}
 
     def describe(self) -> dict[str, str]:
         """What it is, for a reader who does not know it; for lists and reports."""

@@ -29,11 +29,11 @@ def edit_one(config: ViTConfig, change: Change) -> ViTConfig:
 
 
 def check_conflicts(changes: Sequence[Change]) -> None:
-    """Raises SlotConflict, naming both, when two changes claim the same slot; UserError for what is no change."""
+    """Raises SlotConflict, naming both, when two changes claim the same slot; UserError for anything but a change."""
     owner: dict[str, Change] = {}
     for change in changes:
         if not isinstance(change, Change):
-            raise UserError(f"{change!r} is no change: give one as DualPatchNorm(), or parse_changes('dpn').")
+            raise UserError(f"{change!r} is not a change: give one as DualPatchNorm(), or parse_changes('dpn').")
         for slot in sorted(change.claims):
             if slot in owner:
                 raise SlotConflict(
@@ -59,23 +59,25 @@ def in_order(arms: Mapping[str, Sequence[Change]], config: ViTConfig | None = No
     """The arms as given, save that of two which go together in one order alone (`rms` before `dtn`) the one that has to
     be first comes before the other."""
     refused = _refused(arms, config)
-    left, placed = list(arms), []
-    while left:
-        first = (name for name in left if not any((name, b) in refused and (b, name) not in refused for b in left))
-        placed.append(next(first, left[0]))
-        left.remove(placed[-1])
+    remaining, placed = list(arms), []
+    while remaining:
+        first = (
+            name for name in remaining if not any((name, b) in refused and (b, name) not in refused for b in remaining)
+        )
+        placed.append(next(first, remaining[0]))
+        remaining.remove(placed[-1])
     return tuple(placed)
 
 
 def _refused(arms: Mapping[str, Sequence[Change]], config: ViTConfig | None) -> dict[tuple[str, str], str]:
     """Pairs that fail in this order, and why."""
-    found = {}
+    reasons = {}
     for first, then in permutations(arms, 2):
         try:
             _try(config, [*arms[first], *arms[then]])
         except UserError as error:
-            found[first, then] = str(error)
-    return found
+            reasons[first, then] = str(error)
+    return reasons
 
 
 def _try(config: ViTConfig | None, changes: Sequence[Change]) -> None:

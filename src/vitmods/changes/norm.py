@@ -80,43 +80,43 @@ class Norm(Change):
     def __init__(
         self, kind: str = "", exact: bool = True, options: Mapping[str, Any] | tuple[Any, ...] = (), **more: Any
     ) -> None:
-        known = kinds()
-        if kind not in known:
+        norms = kinds()
+        if kind not in norms:
             what = f"norm(kind=...) cannot be '{kind}'." if kind else "norm needs a kind, as in norm(batch)."
-            raise UserError(f"{what} {nearest(kind, known)}")
-        given = {**dict(options), **more}
-        for name in given:
-            others = [other for other, about in known.items() if name in about.options]
-            if name not in known[kind].options and others:
+            raise UserError(f"{what} {nearest(kind, norms)}")
+        chosen = {**dict(options), **more}
+        for name in chosen:
+            others = [other for other, about in norms.items() if name in about.options]
+            if name not in norms[kind].options and others:
                 raise UserError(
                     f"norm({name}=...) belongs to kind={' or '.join(others)}, and the kind here is {kind}: leave it "
                     "out."
                 )
-        known[kind].check(True, given)
+        norms[kind].check(True, chosen)
         if not exact and kind != "rms":
             raise UserError(f"norm(kind={kind}) is never exact: leave exact=false out, it concerns kind=rms.")
-        arguments = known[kind].arguments
-        options = tuple((name, value) for name, value in sorted(given.items()) if value != arguments[name].default)
+        arguments = norms[kind].arguments
+        options = tuple((name, value) for name, value in sorted(chosen.items()) if value != arguments[name].default)
         for field, value in zip(fields(self), (kind, exact, options), strict=True):
             object.__setattr__(self, field.name, value)
 
     @classmethod
     def settings(cls) -> dict[str, Any]:
         """As of every change; the options of the kinds by their names."""
-        found = {"kind": None, "exact": True}
+        settings = {"kind": None, "exact": True}
         for kind in kinds().values():
             defaults = {name: kind.arguments[name].default for name in kind.options}
-            found |= {name: None if value is Parameter.empty else value for name, value in defaults.items()}
-        return found
+            settings |= {name: None if value is Parameter.empty else value for name, value in defaults.items()}
+        return settings
 
     @classmethod
     def from_settings(cls, inside: str, **values: Any) -> Self:
-        known = kinds()
-        if inside.partition(",")[0].strip() in known:  # norm(batch)
+        norms = kinds()
+        if inside.partition(",")[0].strip() in norms:  # norm(batch)
             inside = f"kind={inside}"
         named = re.search(r"\bkind\s*=\s*([\w-]+)", inside)
-        first = known.get(named[1] if named else values.get("kind", ""))
-        types = {name: kind for about in known.values() for name, kind in about.options.items()}
+        first = norms.get(named[1] if named else values.get("kind", ""))
+        types = {name: kind for about in norms.values() for name, kind in about.options.items()}
         types |= {"kind": str, "exact": bool, **(first.options if first else {})}
         return cls(**values | read_settings(cls.name, "change", inside, types))
 
@@ -188,7 +188,7 @@ class Norm(Change):
         return carried
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
-        """Weights that have no place, or stand there in another unit."""
+        """Weights without a place in the new norms, or in another unit there."""
         if self._is_exact:
             return rms_conversion.absorbed(old)
         return tuple(name for norm in _changed(old, new) for name in _lost(*norm, old, new))

@@ -26,10 +26,10 @@ def _parse_one(text: str) -> Change:
     name, inside = form[0].lower(), form[1]
     if name in REGISTRY:
         return REGISTRY[name].from_settings(inside)
-    known: dict[str, tuple[type[Change], Mapping[str, Any]]] = {}
+    kinds: dict[str, tuple[type[Change], Mapping[str, Any]]] = {}
     for kind in REGISTRY.values():
-        known |= {short: (kind, values) for short, values in kind.short_forms.items()}
-        if name in known:
-            return kind.from_settings(inside, **known[name][1])
-    hint = nearest(name, [*REGISTRY, *known], REGISTRY.words)
+        kinds |= {short: (kind, values) for short, values in kind.short_forms.items()}
+        if name in kinds:
+            return kind.from_settings(inside, **kinds[name][1])
+    hint = nearest(name, [*REGISTRY, *kinds], REGISTRY.words)
     raise UserError(f"There is no change '{name}'. {hint} {REGISTRY.advice}")

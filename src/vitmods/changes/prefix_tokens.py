@@ -21,13 +21,13 @@ def first_blocks(change: str, blocks: int | None, config: ViTConfig) -> int:
             f"'{change}' needs a second block, in which the class token joins, and the model has one block: take a "
             "deeper one, or one without class and register tokens."
         )
-    found = blocks or max(1, config.depth * 10 // 12)
-    if found > config.depth or (found == config.depth and config.num_prefix_tokens):
+    count = blocks or max(1, config.depth * 10 // 12)
+    if count > config.depth or (count == config.depth and config.num_prefix_tokens):
         raise UserError(
-            f"{change}(blocks={found}) leaves no block in which the class token could join; the model has "
+            f"{change}(blocks={count}) leaves no block in which the class token could join; the model has "
             f"{config.depth}: give fewer."
         )
-    return found
+    return count
 
 
 def join_late(config: ViTConfig) -> ViTConfig:

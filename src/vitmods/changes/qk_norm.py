@@ -32,11 +32,11 @@ class QKNorm(Change):
     def __post_init__(self) -> None:
         from vitmods.changes.norm import kinds
 
-        known = () if self.norm == "layer" else [name for name, kind in kinds().items() if kind.token_wise]
-        if self.norm != "layer" and self.norm not in known:
+        token_wise_kinds = () if self.norm == "layer" else [name for name, kind in kinds().items() if kind.token_wise]
+        if self.norm != "layer" and self.norm not in token_wise_kinds:
             raise UserError(
                 f"qknorm(norm=...) is a kind that treats each token by itself, not '{self.norm}'. "
-                f"{nearest(self.norm, known)}"
+                f"{nearest(self.norm, token_wise_kinds)}"
             )
 
     @property

@@ -20,7 +20,7 @@ class Size(Change):
     the heads follow the width. Half the width and four times the depth, ``size(wider=0.5,deeper=4)``, is S48/16 of B/16
     (Three Things, Table 3). Parallel branches stay: the depth counts their blocks one after another.
 
-    Raises UserError for what is no whole number of blocks, channels or heads.
+    Raises UserError where blocks, channels or heads would not be whole numbers.
     """
 
     name = "size"
@@ -48,9 +48,9 @@ class Size(Change):
         for name, value in self.values().items():
             if not 0 < value < 2**31:
                 raise UserError(f"size({name}=...) is a positive number, got {value}.")
-        for one, other in _EITHER:
-            if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise UserError(f"size({one}=...,{other}=...) says the same twice: give one of them.")
+        for absolute, relative in _EITHER:
+            if getattr(self, absolute) is not None and getattr(self, relative) is not None:
+                raise UserError(f"size({absolute}=...,{relative}=...) says the same twice: give one of them.")
 
     @property
     def preserves(self) -> Preserves:
@@ -71,14 +71,16 @@ class Size(Change):
         if self.heads and width % heads:
             raise UserError(f"'{self}': {heads} heads do not divide {width} channels.")
         mlp = self._whole("channels of the MLP", config.mlp_dim, None, width / config.embed_dim)
-        own = head if config.head_dim is not None and not self.heads else None
-        return config.with_(depth=depth // config.parallel, embed_dim=width, num_heads=heads, mlp_dim=mlp, head_dim=own)
+        head_dim = head if config.head_dim is not None and not self.heads else None
+        return config.with_(
+            depth=depth // config.parallel, embed_dim=width, num_heads=heads, mlp_dim=mlp, head_dim=head_dim
+        )
 
     def _whole(self, what: str, old: int, given: int | None, factor: float | None) -> int:
-        found = given if given is not None else old * (1.0 if factor is None else factor)
-        if abs(found - round(found)) > 1e-6 or round(found) < 1:
-            raise UserError(f"'{self}' makes {found:g} {what} of {old}: choose a size that gives whole ones.")
-        return round(found)
+        size = given if given is not None else old * (1.0 if factor is None else factor)
+        if abs(size - round(size)) > 1e-6 or round(size) < 1:
+            raise UserError(f"'{self}' makes {size:g} {what} of {old}: choose a size that gives whole ones.")
+        return round(size)
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
         """All weights where the width stays, but those of blocks that are gone."""

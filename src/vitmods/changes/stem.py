@@ -60,9 +60,9 @@ class Stem(Change):
     gelu: bool = False
 
     def __post_init__(self) -> None:
-        known = kinds()
-        if self.kind not in known:
-            raise UserError(f"stem(kind=...) cannot be '{self.kind}'. {nearest(self.kind, known)}")
+        known_kinds = kinds()
+        if self.kind not in known_kinds:
+            raise UserError(f"stem(kind=...) cannot be '{self.kind}'. {nearest(self.kind, known_kinds)}")
         if self.norm is not None and self.norm not in _NORMS:
             raise UserError(f"stem(norm=...) cannot be '{self.norm}'. {nearest(self.norm, _NORMS)}")
         if self.gelu and self.kind != "linear":

@@ -147,8 +147,8 @@ def _write_onnx(model: ViT, path: Path, batch: int | None) -> float:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def run(images: Tensor) -> Tensor:
-        found: np.ndarray = session.run(None, {"images": images.cpu().numpy()})[0]
-        return torch.from_numpy(found)
+        logits: np.ndarray = session.run(None, {"images": images.cpu().numpy()})[0]
+        return torch.from_numpy(logits)
 
     return _difference(model, run, batch)
 

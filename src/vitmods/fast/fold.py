@@ -71,15 +71,15 @@ def merge_branches(config: ViTConfig, weights: "Weights", branches: int) -> "tup
     wide: Weights = {name: value for name, value in weights.items() if not name.startswith("blocks.")}
     for i in range(config.depth // branches):
         for name in [name for name in weights if name.startswith(f"blocks.{i * branches}.")]:
-            rest = name.split(".", 2)[2]
-            parts = [weights[f"blocks.{i * branches + j}.{rest}"] for j in range(branches)]
-            if rest in ("attn.qkv.weight", "attn.qkv.bias"):  # queries, keys and values of all heads side by side
+            part_name = name.split(".", 2)[2]
+            parts = [weights[f"blocks.{i * branches + j}.{part_name}"] for j in range(branches)]
+            if part_name in ("attn.qkv.weight", "attn.qkv.bias"):  # queries, keys and values of all heads side by side
                 joined = torch.cat([part.view(3, -1, *part.shape[1:]) for part in parts], 1).flatten(0, 1)
-            elif rest in ("attn.proj.bias", "mlp.fc2.bias"):
+            elif part_name in ("attn.proj.bias", "mlp.fc2.bias"):
                 joined = torch.stack([part.double() for part in parts]).sum(0).to(parts[0])
             else:
-                joined = torch.cat(parts, 1 if rest in ("attn.proj.weight", "mlp.fc2.weight") else 0)
-            wide[f"blocks.{i}.{rest}"] = joined
+                joined = torch.cat(parts, 1 if part_name in ("attn.proj.weight", "mlp.fc2.weight") else 0)
+            wide[f"blocks.{i}.{part_name}"] = joined
     heads, width = config.num_heads, config.head_dim or config.embed_dim // config.num_heads
     rolled = config.rolled(branches).with_(parallel=1, num_heads=branches * heads, head_dim=width)
     return rolled.with_(mlp_dim=branches * config.mlp_dim), wide
@@ -152,8 +152,8 @@ def _scales_fold(config: ViTConfig) -> bool:
 
 def _stem_layers(weights: "Weights") -> list[str]:
     """The convolutions of a stem of several, in front of its last; each has its norm as the next layer."""
-    found = re.compile(r"(patch_embed\.layers\.\d+)\.weight")
-    return [m[1] for name, w in weights.items() if w.ndim == 4 and (m := found.fullmatch(name))]
+    pattern = re.compile(r"(patch_embed\.layers\.\d+)\.weight")
+    return [m[1] for name, w in weights.items() if w.ndim == 4 and (m := pattern.fullmatch(name))]
 
 
 def _fold_stem(weights: "Weights", config: ViTConfig) -> None:
@@ -207,9 +207,9 @@ def _take_affine(weights: "Weights", norm: NormConfig, name: str, dim: int) -> "
     """Gain and bias of a norm's last step, (dim,) each in float64, and out of the weights with what made them."""
 
     def take(part: str, default: float) -> "Tensor":
-        found = weights.pop(f"{name}.{part}", None)
+        value = weights.pop(f"{name}.{part}", None)
         like = next(iter(weights.values()))
-        return torch.full((dim,), default, dtype=torch.float64, device=like.device) if found is None else found.double()
+        return torch.full((dim,), default, dtype=torch.float64, device=like.device) if value is None else value.double()
 
     start = norm.facts.unit(dim)
     gain, shift = take("weight", start) / start, take("bias", 0.0)

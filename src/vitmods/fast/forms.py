@@ -83,14 +83,14 @@ class Forms:
 
 
 class Read(NamedTuple):
-    """What of a block's output is read: the ``first`` tokens, or the ``mean`` over all but the first ones."""
+    """The part of a block's output that is read: the ``first`` tokens, or the ``mean`` over all but the first ones."""
 
     how: Literal["first", "mean"]
     tokens: int
 
 
 def read_by_head(model: ViT) -> Read | None:
-    """What of the last block's output reaches the head; None: all of it, or nobody knows."""
+    """Return the part of the last block's output that reaches the head; None: all of it, or unknown."""
     kind, config = type(model), model.vit_config
     if (kind.forward, kind.forward_head, kind._pool) != _HEAD:
         return None
@@ -116,7 +116,7 @@ class _Branch(NamedTuple):
     drop_path: Any
 
     def behind(self, h: Tensor) -> Tensor:
-        """What stands between the branch and its drop path."""
+        """Apply what is between the branch and its drop path."""
         out: Tensor = self.scale(self.norm_branch(h))
         return out
 
@@ -132,7 +132,7 @@ class _Parts(NamedTuple):
 
 
 def _parts(block: Any) -> _Parts | None:
-    """What a block is made of; None for one that may be something else than it was written to be."""
+    """Return the parts of a block; None for a block that may have been changed."""
     if exact(block, Block):
         attn = _Branch(block.norm1, block.attn, block.norm1_branch, block.ls1, block.drop_path1)
         mlp = _Branch(block.norm2, block.mlp, block.norm2_branch, block.ls2, block.drop_path2)
@@ -213,7 +213,7 @@ def _add(
     surviving: bool,
 ) -> Tensor:
     """``onto`` plus what all branches make of x."""
-    whole: Tensor | None = None
+    total: Tensor | None = None
     some: list[tuple[Tensor, Tensor]] = []
     for branch, form in zip(branches, forms, strict=True):
         if not (surviving and _can_choose(branch)):
@@ -225,8 +225,8 @@ def _add(
                 some.append((kept, branch.behind(form(x[kept])) * keep[kept]))
                 continue
             h = branch.behind(form(x)) * keep
-        whole = h if whole is None else whole + h
-    out = onto if whole is None else onto + whole
+        total = h if total is None else total + h
+    out = onto if total is None else onto + total
     for kept, h in some:
         dtype = torch.promote_types(out.dtype, h.dtype)
         out = out.to(dtype).index_add(0, kept, h.to(dtype))

@@ -1,4 +1,4 @@
-"""Which modules a fast form may look into: those that are exactly as they are written, and nobody listens to."""
+"""Which modules a fast form may replace: exactly those that are known, without hooks."""
 
 from typing import Any
 
@@ -91,8 +91,8 @@ def reads_heads(attn: Any) -> bool:
 
 
 def _token_wise(module: nn.Module) -> bool:
-    known = exact(module, *_TOKEN_WISE) if type(module) in _TOKEN_WISE else _declared(module)
-    return known and all(map(_token_wise, module.children()))
+    is_known = exact(module, *_TOKEN_WISE) if type(module) in _TOKEN_WISE else _declared(module)
+    return is_known and all(map(_token_wise, module.children()))
 
 
 def _declared(module: nn.Module) -> bool:

@@ -25,7 +25,7 @@ def recompute(model: nn.Module, enable: bool = True) -> None:
     """Keep 0.6 of the activations for 1.02 to 1.04 of the time: outputs of norms and GELUs are made again.
 
     Gradients are the same to the last bit. Of no effect under torch.compile, which chooses itself what to make again,
-    and in torch.func's transforms. Raises UserError for a model that is no vitmods ViT, and where no branch has
+    and in torch.func's transforms. Raises UserError for a model that is not a vitmods ViT, and where no branch has
     LayerNorm or RMSNorm before it.
     """
     for vit in _vits(model):
@@ -42,8 +42,8 @@ def recompute_frozen_mlps(model: nn.Module, enable: bool = True, keep_last: int 
     ``keep_last`` blocks: more time for less memory.
 
     Same gradients; independent of ``recompute``; of no effect on what is trained. Raises UserError for a model that is
-    no vitmods ViT, where no MLP is frozen, where none can be run again (norms other than LayerNorm and RMSNorm before
-    it, another kind of MLP), and where ``keep_last`` leaves no block.
+    not a vitmods ViT, where no MLP is frozen, where none can be run again (norms other than LayerNorm and RMSNorm
+    before it, another kind of MLP), and where ``keep_last`` leaves no block.
     """
     for vit in _vits(model):
         if not 0 <= keep_last < len(vit.blocks):
@@ -69,20 +69,20 @@ def checkpoint(model: nn.Module, enable: bool = True) -> None:
 
 
 def _vits(model: nn.Module) -> list[ViT]:
-    found = [module for module in model.modules() if isinstance(module, ViT)]
-    if not found:
-        raise UserError(f"{type(model).__name__} is no vitmods ViT: import it first, with vitmods.apply(model).")
-    return found
+    vits = [module for module in model.modules() if isinstance(module, ViT)]
+    if not vits:
+        raise UserError(f"{type(model).__name__} is not a vitmods ViT: import it first, with vitmods.apply(model).")
+    return vits
 
 
 def _branches(model: ViT) -> list[tuple[nn.Module, nn.Module]]:
     """The norm before each branch, and the branch."""
     blocks: list[Any] = list(model.blocks)
-    one = [b for b in blocks if not isinstance(b, ParallelBlock)]
+    sequential = [b for b in blocks if not isinstance(b, ParallelBlock)]
     parallel = [b for b in blocks if isinstance(b, ParallelBlock)]
-    found = [pair for b in one for pair in ((b.norm1, b.attn), (b.norm2, b.mlp))]
-    found += [(branch.norm, branch.attn) for b in parallel for branch in b.attns]
-    return found + [(branch.norm, branch.mlp) for b in parallel for branch in b.ffns]
+    pairs = [pair for b in sequential for pair in ((b.norm1, b.attn), (b.norm2, b.mlp))]
+    pairs += [(branch.norm, branch.attn) for b in parallel for branch in b.attns]
+    return pairs + [(branch.norm, branch.mlp) for b in parallel for branch in b.ffns]
 
 
 def supports(norm: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""What a fine-tuned model has that its base has not, as a file: the tensors that differ, and what they belong to."""
+"""The difference between a fine-tuned model and its base as a file: the tensors that differ, and their config."""
 
 import hashlib
 import json
@@ -50,14 +50,14 @@ class Delta:
         missing = [name for name in self.digests if name not in self.own and name not in shared]
         if missing:
             raise UserError(f"{self.source} is incomplete: {_some(missing)} is neither in it nor in the base.")
-        found = {name: self.own[name] if name in self.own else shared[name] for name in self.digests}
-        other = [name for name in found if name not in self.own and digest(found[name]) != self.digests[name]]
+        assembled = {name: self.own[name] if name in self.own else shared[name] for name in self.digests}
+        other = [name for name in assembled if name not in self.own and digest(assembled[name]) != self.digests[name]]
         if other:
             raise UserError(
                 f"{self.source} belongs to another base: {_some(other)} differ from what it was trained with (its base "
                 f"has the fingerprint {self.base}, this one {fingerprint(base)}). Give the model that was fine-tuned."
             )
-        return found
+        return assembled
 
 
 def save_delta(model: nn.Module, base: nn.Module, path: str | Path) -> Delta:
@@ -128,10 +128,10 @@ def assemble(delta: Delta, base: ViT, tensors: Mapping[str, Tensor]) -> ViT:
 
 def _check_fits(delta: Delta, tensors: Mapping[str, Tensor]) -> None:
     """Before memory is taken for what the file says of its model: the tensors are those of that model."""
-    found = {name: tensor.shape for name, tensor in tensors.items()}
-    wanted = shapes_of(delta.source, delta.config, at_most=len(found))
-    if wanted != found:
-        wrong = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    wanted = shapes_of(delta.source, delta.config, at_most=len(shapes))
+    if wanted != shapes:
+        wrong = [name for name in {**wanted, **shapes} if wanted.get(name) != shapes.get(name)]
         raise UserError(f"{delta.source} does not fit its own config: {_some(wrong)} is missing or has another shape.")
 
 
@@ -140,7 +140,7 @@ def read_delta(path: str | Path) -> Delta:
     path = Path(path)
     own, metadata = _read(path)
     if metadata.get("format") != FORMAT:
-        raise UserError(f"{path.name} is no delta of this version of vitmods: save_delta writes one.")
+        raise UserError(f"{path.name} is not a delta of this version of vitmods: save_delta writes one.")
     try:
         config = ViTConfig.from_json(metadata["config"])
         digests, base = dict(parse_json(metadata["digests"])), metadata["base"]
@@ -169,7 +169,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except FileNotFoundError:
         raise UserError(f"There is no delta {path}.") from None
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path.name} is no safetensors file, or is damaged: {error}") from error
+        raise UserError(f"{path.name} is not a safetensors file, or is damaged: {error}") from error
 
 
 def digest(tensor: Tensor) -> str:
@@ -185,8 +185,8 @@ def fingerprint(model: nn.Module) -> str:
     record: Any = hashlib.blake2b(digest_size=8)
     for name, value in sorted(_digests(as_vit(model)).items()):
         record.update(f"{name} {value}\n".encode())
-    found: str = record.hexdigest()
-    return found
+    text: str = record.hexdigest()
+    return text
 
 
 def _digests(model: ViT) -> dict[str, str]:

@@ -42,8 +42,8 @@ class MultiTask(nn.Module):
                 delta, tensors = Delta("The base", base.vit_config, {}, {}, ""), shared
             else:
                 delta = given if isinstance(given, Delta) else read_delta(given)
-                found = delta.tensors(base)
-                tensors = {key: tensor if key in delta.own else shared[key] for key, tensor in found.items()}
+                of_task = delta.tensors(base)
+                tensors = {key: tensor if key in delta.own else shared[key] for key, tensor in of_task.items()}
             self.models[self._keys[name]] = assemble(delta, base, tensors)
         for parameter in self.parameters():
             parameter.requires_grad_(False)

@@ -1,5 +1,5 @@
-"""What each parameter of a Vision Transformer is for, by the kind of module that holds it; and training some parts of a
-model alone, by what they are for. Imports without torch."""
+"""The role of each parameter of a Vision Transformer, by the kind of its module, and training of some roles alone.
+Imports without torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROLES = {
 }
 ALL = "all"
 
-# Of class names of timm, transformers, torchvision, DeiT and vitmods; the first that matches counts.
+# Class names of timm, transformers, torchvision, DeiT and vitmods; the first that matches counts.
 _KINDS = (
     ("stem", r"PatchEmbed|Stem$"),
     ("norms", r"Norm|ScaleShift"),
@@ -35,7 +35,7 @@ _KINDS = (
     ("attention", r"Attention|Attn"),
     ("ffn", r"Mlp|MLP|FeedForward|SwiGLU|Intermediate|^ViTOutput$"),
 )
-# Of modules and parameters that are no class of their own, outside of the modules above.
+# Names of modules and parameters without a class of their own, outside of the modules above.
 _NAMES = (
     ("stem", r"conv_proj|conv_stem"),
     ("head", r"heads?|head_dist|classifier|pre_logits|fc"),
@@ -52,22 +52,22 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
     ``roles`` (a task's) says itself what its other modules are, the head where it does not. For ViTs of vitmods, timm,
     Hugging Face and torchvision, parallel branches included; most models that are built of such parts can be read too.
     """
-    found: dict[str, str] = {}
+    role_of: dict[str, str] = {}
     roles = getattr(model, "roles", None)
     if not isinstance(roles, Mapping) or not hasattr(model, "backbone"):
-        _visit(model, "", None, found)
-        return found
+        _visit(model, "", None, role_of)
+        return role_of
     for name, child in model.named_children():
-        _visit(child, f"{name}.", None if name == "backbone" else roles.get(name, "head"), found)
-    found |= {name: roles.get(name, "head") for name, _ in model.named_parameters(recurse=False)}
-    return found
+        _visit(child, f"{name}.", None if name == "backbone" else roles.get(name, "head"), role_of)
+    role_of |= {name: roles.get(name, "head") for name, _ in model.named_parameters(recurse=False)}
+    return role_of
 
 
-def _visit(module: nn.Module, prefix: str, role: str | None, found: dict[str, str]) -> None:
+def _visit(module: nn.Module, prefix: str, role: str | None, role_of: dict[str, str]) -> None:
     for name, _ in module.named_parameters(recurse=False):
-        found[prefix + name] = role or _by_name(name) or "other"
+        role_of[prefix + name] = role or _by_name(name) or "other"
     for name, child in module.named_children():
-        _visit(child, f"{prefix}{name}.", _role_of(child, name, role), found)
+        _visit(child, f"{prefix}{name}.", _role_of(child, name, role), role_of)
 
 
 def _role_of(module: nn.Module, name: str, inherited: str | None) -> str | None:
@@ -109,7 +109,7 @@ def chosen_roles(what: str) -> tuple[set[str], set[str]]:
 
 @dataclass(frozen=True)
 class Trained:
-    """What is trained; prints as a table with a row a role."""
+    """The trained parameters; prints as a table with a row for each role."""
 
     rows: tuple[tuple[str, int, int], ...]
     """(role, trained parameters, frozen parameters), for the roles that the model has"""

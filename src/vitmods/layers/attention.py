@@ -13,7 +13,7 @@ from vitmods.ops.attention import attend
 
 @dataclass(frozen=True)
 class AttentionSlots:
-    """What fills the slots of ``Attention``, which says where they are; all are empty by default. ``qk_norm(D)`` makes
+    """Modules in the slots of ``Attention``; all slots are empty by default. ``qk_norm(D)`` makes
     the norm of the queries and that of the keys."""
 
     qk_norm: Callable[[int], nn.Module] | None = None

@@ -16,7 +16,7 @@ NormFactory = Callable[[int], nn.Module]
 
 @dataclass(frozen=True)
 class BranchNorms:
-    """What fills the norm slots of one branch F: ``x = after(x + scale * branch(F(before(x))))``; ``inner`` sits
+    """Norms in the slots of one branch F: ``x = after(x + scale * branch(F(before(x))))``; ``inner`` sits
     inside F, before its last linear map. None leaves a slot empty."""
 
     before: NormFactory | None = None
@@ -27,7 +27,7 @@ class BranchNorms:
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """What a block is made of.
+    """The parts of a block.
 
     ``attn`` and ``mlp`` make the branches: they are called with ``(dim, num_heads, norm=inner norm)`` and
     ``(dim, mlp_dim, norm=inner norm)``, and their other slots and options are bound before (functools.partial).

@@ -1,4 +1,4 @@
-"""What leaves out, and what scales: stochastic depth and LayerScale behind a branch, DropKey inside attention."""
+"""Stochastic depth and LayerScale after a branch, DropKey inside attention."""
 
 import torch
 from torch import Tensor, nn

@@ -24,8 +24,8 @@ def sequential_name(name: str, parallel: int) -> str:
     match = re.fullmatch(r"blocks\.(\d+)\.(attns|ffns)\.(\d+)\.(\w+)\.(.+)", name)
     if not match:
         return name
-    block, kind, branch, module, rest = match.groups()
-    return f"blocks.{int(block) * parallel + int(branch)}.{_SEQUENTIAL[kind, module]}.{rest}"
+    block, kind, branch, module, weight = match.groups()
+    return f"blocks.{int(block) * parallel + int(branch)}.{_SEQUENTIAL[kind, module]}.{weight}"
 
 
 def parallel_name(name: str, parallel: int) -> str:
@@ -33,6 +33,6 @@ def parallel_name(name: str, parallel: int) -> str:
     match = re.fullmatch(r"blocks\.(\d+)\.(\w+)\.(.+)", name)
     if not match or parallel == 1:
         return name
-    block, module, rest = match.groups()
+    block, module, weight = match.groups()
     index, branch = divmod(int(block), parallel)
-    return f"blocks.{index}.{_INSIDE[module].format(branch)}.{rest}"
+    return f"blocks.{index}.{_INSIDE[module].format(branch)}.{weight}"

@@ -77,7 +77,7 @@ def make_block(config: ViTConfig, index: int) -> Block | ParallelBlock:
 
 
 def block_config(config: ViTConfig, index: int) -> BlockConfig:
-    """What the block of that index is made of: one attention and one MLP branch."""
+    """Return the parts of the block of that index: one attention and one MLP branch."""
     attn, mlp = config.branches(index)
     fraction = index / max(config.depth - 1, 1) if config.drop_path_shape == "linear" else 1.0
 
@@ -120,12 +120,12 @@ def _mlp(config: ViTConfig) -> Any:
 
 
 def _positions(config: ViTConfig, index: int) -> nn.Module | None:
-    """What mixes positions into the attention of the block of that index."""
-    found = config.positional
-    if found is None or index >= found.count:
+    """Return the module that mixes positions into the attention of the block of that index."""
+    positional = config.positional
+    if positional is None or index >= positional.count:
         return None
     prefix = config.prefix_tokens(index)
-    return GatedPositions(config.num_heads, config.grid, prefix, init=found.init, gate=found.gate)
+    return GatedPositions(config.num_heads, config.grid, prefix, init=positional.init, gate=positional.gate)
 
 
 def _activation(config: ViTConfig) -> nn.Module:
@@ -152,7 +152,7 @@ def initial_positions(config: ViTConfig) -> Tensor | None:
 
 
 def timm_cfg(config: ViTConfig, stem: Stem) -> dict[str, Any]:
-    """What timm's tools read as ``pretrained_cfg``: input size, normalization, names of first and last layer."""
+    """Return timm's ``pretrained_cfg``: input size, normalization, names of first and last layer."""
     return {
         "url": "",
         "num_classes": config.num_classes,

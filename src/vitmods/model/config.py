@@ -112,8 +112,8 @@ class ViTConfig:
 
     def key_drop_at(self, block: int) -> float:
         """DropKey's rate in the block of that index: falling evenly to 0 in the last one, or the same in all."""
-        left = 1 - block / max(self.depth - 1, 1) if self.key_drop_shape == "decreasing" else 1.0
-        return self.key_drop * left
+        fraction = 1 - block / max(self.depth - 1, 1) if self.key_drop_shape == "decreasing" else 1.0
+        return self.key_drop * fraction
 
     @property
     def unrolled(self) -> "ViTConfig":
@@ -130,8 +130,8 @@ class ViTConfig:
     def counts(self) -> dict[str, int]:
         """Whatever is a number of blocks, under the name of its field."""
         parts = {"first_blocks": self.first_blocks, "positional": self.positional}
-        found = {name: part.count for name, part in parts.items() if part is not None}
-        return {"depth": self.depth, "prefix_from": self.prefix_from, **found}
+        counts = {name: part.count for name, part in parts.items() if part is not None}
+        return {"depth": self.depth, "prefix_from": self.prefix_from, **counts}
 
     def _counted(self, parallel: int, change: Callable[[int], int]) -> "ViTConfig":
         changed: dict[str, Any] = {"parallel": parallel}
@@ -151,10 +151,10 @@ class ViTConfig:
 
     def with_(self, **overrides: Any) -> "ViTConfig":
         """A copy with some fields replaced; an unknown field raises UserError naming the nearest."""
-        known = [f.name for f in dataclasses.fields(self)]
+        names = [f.name for f in dataclasses.fields(self)]
         for name in overrides:
-            if name not in known:
-                raise UserError(f"A ViT has no setting '{name}'. {nearest(name, known)}")
+            if name not in names:
+                raise UserError(f"A ViT has no setting '{name}'. {nearest(name, names)}")
         return dataclasses.replace(self, **overrides)
 
     def to_json(self) -> str:
@@ -172,7 +172,7 @@ class ViTConfig:
         except UserError:
             raise
         except (TypeError, AttributeError, ValueError) as error:  # a word where a number belongs, no pairs of options
-            raise UserError(f"These settings describe no ViT: {error}.") from error
+            raise UserError(f"Invalid ViT settings: {error}.") from error
 
     @staticmethod
     def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,10 +226,10 @@ def _pair(name: str, value: Any) -> tuple[int, int]:
 def _build(kind: type, value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    known = {f.name for f in dataclasses.fields(kind)}
+    names = {f.name for f in dataclasses.fields(kind)}
     for name in value:
-        if name not in known:
-            raise UserError(f"{kind.__name__} has no setting '{name}'. {nearest(name, known)}")
+        if name not in names:
+            raise UserError(f"{kind.__name__} has no setting '{name}'. {nearest(name, names)}")
     return kind(**value)
 
 

@@ -1,4 +1,4 @@
-"""How a ViT runs its blocks, as far as the plain model knows it: by whatever the package as a whole has chosen."""
+"""The interface by which a ViT runs its blocks, and the package's default."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,11 +18,11 @@ _default: Callable[[], Forms] | None = None
 
 
 def default_forms() -> Forms | None:
-    """What a new model runs its blocks by; None: each block is called as it is written."""
+    """Return the forms of a new model; None: each block is called as it is written."""
     return _default() if _default else None
 
 
 def set_default_forms(make: Callable[[], Forms]) -> None:
-    """Says what makes the forms of new models, as ``vitmods/__init__.py`` does, which stands above all folders."""
+    """Set the function that makes the forms of new models; ``vitmods/__init__.py`` calls it."""
     global _default
     _default = make

@@ -1,4 +1,4 @@
-"""The parts of a ViT's description: what fills a slot, and which blocks it concerns."""
+"""The parts of a ViT's config: what fills a slot, and in which blocks."""
 
 import math
 from collections.abc import Mapping
@@ -21,26 +21,26 @@ _LARGEST = 2**31  # of sizes and counts, so that products of some fit
 
 def check_types(config: Any) -> None:
     """Raise UserError for a field of a description whose value is of another type than its own. Types other than
-    numbers, truth values, words and parts are left to others."""
-    for name, (kinds, shown) in _types(config.__class__).items():
+    numbers, booleans, strings and parts are not checked."""
+    for name, (kinds, words) in _types(config.__class__).items():
         value = getattr(config, name)
         number = isinstance(value, Real) and not isinstance(value, bool)
         fits = isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)
         if not fits or (number and not abs(value) < _LARGEST):
             below = f" below {_LARGEST:,}" if number and isinstance(value, Integral) else ""
-            raise UserError(f"{name} of a {type(config).__name__} is {shown}{below}, not {str(value)[:60]!r}.")
+            raise UserError(f"{name} of a {type(config).__name__} is {words}{below}, not {str(value)[:60]!r}.")
 
 
 @cache
 def _types(config: Any) -> dict[str, tuple[tuple[type, ...], str]]:
-    found = {}
+    types = {}
     for field in fields(config):
         options = [kind for kind in get_args(field.type) or (field.type,) if isinstance(kind, type)]
         if options and field.name not in ("img_size", "patch_size", "options"):
-            kinds, shown = zip(*(_KINDS.get(kind, (kind, kind.__name__)) for kind in options if kind is not NoneType))
+            kinds, words = zip(*(_KINDS.get(kind, (kind, kind.__name__)) for kind in options if kind is not NoneType))
             none = (NoneType,) if NoneType in options else ()
-            found[field.name] = ((*kinds, *none), " or ".join([*shown, *("None" for _ in none)]))
-    return found
+            types[field.name] = ((*kinds, *none), " or ".join([*words, *("None" for _ in none)]))
+    return types
 
 
 class Slot(StrEnum):
@@ -102,7 +102,7 @@ class NormConfig:
 
     @property
     def facts(self) -> "NormKind":
-        """What is known of the kind. Raises UserError where there is none of that name."""
+        """The facts of the kind. Raises UserError for an unknown kind."""
         from vitmods.layers.norms import NORMS  # layers import torch, and a plain ViT is described without
 
         return NORMS[self.kind]
@@ -136,7 +136,7 @@ class StemConfig:
 
     @property
     def facts(self) -> "type[Stem]":
-        """The class of the kind. Raises UserError where there is none of that name."""
+        """The class of the kind. Raises UserError for an unknown kind."""
         from vitmods.layers.stems import STEMS  # layers import torch, and a plain ViT is described without
 
         return STEMS[self.kind]

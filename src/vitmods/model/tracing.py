@@ -1,4 +1,4 @@
-"""What torch.fx, and TorchScript through it, make of a ViT: arguments that nobody gives, and modules seen whole."""
+"""Support for torch.fx, and TorchScript through it: unused arguments, and modules that become one node."""
 
 from typing import Any
 
@@ -48,11 +48,11 @@ def _is_whole(module: nn.Module) -> bool:
 
 def scriptable(model: nn.Module) -> GraphModule:
     """The graph of a model in the mode that it has now, for ``torch.jit.script``. Raises UserError naming the modules
-    that TorchScript has no words for."""
+    that TorchScript cannot compile."""
     graph = GraphModule(model, Tracer().trace(model), type(model).__name__)
-    whole = sorted({type(module).__name__ for module in graph.modules() if module is not graph and _is_whole(module)})
-    if whole:
+    modules = sorted({type(module).__name__ for module in graph.modules() if module is not graph and _is_whole(module)})
+    if modules:
         raise UserError(
-            f"TorchScript cannot compile {', '.join(whole)}. Export the model instead: vitmods.export, torch.export."
+            f"TorchScript cannot compile {', '.join(modules)}. Export the model instead: vitmods.export, torch.export."
         )
     return graph

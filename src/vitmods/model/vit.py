@@ -42,7 +42,7 @@ def _set_grid(model: nn.Module, grid: Grid) -> None:
 
 
 class Masks(NamedTuple):
-    """What a block's attention may not look at: ``attn_mask`` as attention takes it, with ``is_causal`` what comes
+    """Masks of a block's attention: ``attn_mask`` as attention takes it, with ``is_causal`` what comes
     later, and ``padding`` (B, T), True for patch tokens that only fill sequences up."""
 
     attn_mask: Tensor | None = None
@@ -127,7 +127,7 @@ class ViT(nn.Module):
         self.pretrained_cfg = self.default_cfg = timm_cfg(config, self.patch_embed)
         initialize(self)
 
-    # What timm's tools read.
+    # Attributes that timm's tools read.
     num_classes = property(lambda self: self.vit_config.num_classes)
     in_chans = property(lambda self: self.vit_config.in_chans)
     embed_dim = property(lambda self: self.vit_config.embed_dim)
@@ -145,8 +145,8 @@ class ViT(nn.Module):
         mask: Tensor | None = None,
     ) -> Tensor:
         """(B, in_chans, height, width) -> (B, num_classes); with ``pool="none"`` (B, N, num_classes)."""
-        whole = isinstance(x, Proxy)  # a graph is asked for any block's output
-        return self.forward_head(self._tokens(x, given(attn_mask, is_causal, keep, mask), for_head=not whole))
+        is_traced = isinstance(x, Proxy)  # a graph is asked for any block's output
+        return self.forward_head(self._tokens(x, given(attn_mask, is_causal, keep, mask), for_head=not is_traced))
 
     def forward_features(
         self,
@@ -284,22 +284,22 @@ class ViT(nn.Module):
         x = self.patch_embed.as_images(x)
         grid, padding = self.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1])), self.patch_embed.padding(x)
         with self._around(padding):
-            x, found, before = self._embed(x), [], []
+            x, outputs, prefixes = self._embed(x), [], []
             for i in range(max(take) + 1 if stop_early else len(self.blocks)):
                 x = self._run(i, x, Masks(attn_mask, is_causal, padding))
                 if i not in take:
                     continue
                 out, prefix = self.norm(x) if norm else x, self.vit_config.prefix_tokens(i)
                 patches = out[:, prefix:]
-                found.append(patches.mT.unflatten(2, grid).contiguous() if output_fmt == "NCHW" else patches)
-                before.append(out[:, :prefix])
+                outputs.append(patches.mT.unflatten(2, grid).contiguous() if output_fmt == "NCHW" else patches)
+                prefixes.append(out[:, :prefix])
         with_prefix = return_prefix_tokens and self.vit_config.num_prefix_tokens > 0
         if output_dict:
-            parts: dict[str, Any] = {"image_intermediates": found}
+            parts: dict[str, Any] = {"image_intermediates": outputs}
             if with_prefix:
-                parts["image_intermediates_prefix"] = before
+                parts["image_intermediates_prefix"] = prefixes
             return parts if intermediates_only else {**parts, "image_features": self.norm(x)}
-        listed = list(zip(found, before, strict=True)) if with_prefix else found
+        listed = list(zip(outputs, prefixes, strict=True)) if with_prefix else outputs
         return listed if intermediates_only else (self.norm(x), listed)
 
     def get_intermediate_layers(

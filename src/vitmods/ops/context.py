@@ -1,4 +1,4 @@
-"""What a faster form has to ask before it runs: types, autocast, hooks, and who differentiates or traces."""
+"""Conditions of faster forms: types, autocast, hooks, and whether something differentiates or traces."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as torch_module
 
 OLD_COMPILER = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
-"""torch.compile of PyTorch 2.11 cannot know all attributes of a module, and gives wrong gradients, without a word,
+"""torch.compile of PyTorch 2.11 cannot know all attributes of a module, and silently gives wrong gradients,
 through a function of our own that changes its output in place or returns it by a cast to the type that it has. 2.13 is
 right."""
 
@@ -45,13 +45,13 @@ def is_as_written(module: nn.Module, names: frozenset[str]) -> bool:
     tensors of other types, and no hooks. Never inside an old torch.compile, which cannot know."""
     if OLD_COMPILER and torch.compiler.is_dynamo_compiling():
         return False
-    own = vars(module)
+    attributes = vars(module)
     return (
-        own.keys() - _OF_ALL <= names
-        and own["_modules"].keys() <= names
-        and own["_parameters"].keys() <= names
-        and not own["_buffers"]
-        and all(type(p) in _TENSORS for p in own["_parameters"].values())
+        attributes.keys() - _OF_ALL <= names
+        and attributes["_modules"].keys() <= names
+        and attributes["_parameters"].keys() <= names
+        and not attributes["_buffers"]
+        and all(type(p) in _TENSORS for p in attributes["_parameters"].values())
         and not has_hooks((module,))
     )
 
@@ -76,5 +76,5 @@ def gradients_with_graph(
     For the backward of a function whose own rule cannot be differentiated: ``form`` is the same in single operations.
     """
     needed = [t for t in inputs if t is not None and t.requires_grad]
-    found = iter(torch.autograd.grad(form(*inputs), needed, grad, create_graph=True))
-    return tuple(next(found) if t is not None and t.requires_grad else None for t in inputs)
+    gradients = iter(torch.autograd.grad(form(*inputs), needed, grad, create_graph=True))
+    return tuple(next(gradients) if t is not None and t.requires_grad else None for t in inputs)

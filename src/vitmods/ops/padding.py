@@ -1,4 +1,4 @@
-"""Which tokens only fill sequences up to one length: said once around a forward, read by the norms inside it.
+"""Padding of sequences: set once around a forward, read by the norms inside it.
 
     with padded(mask):
         model(tokens)
@@ -66,13 +66,13 @@ def padding_of(norm: nn.Module, x: Tensor) -> Tensor | None:
     Gradient checkpointing and reversible layers run a block again in backward, outside the context: the norm then uses
     what its last forward saw. So each forward has to be followed by its own backward.
     """
-    found = _here.padding
+    padding = _here.padding
     if not torch.compiler.is_compiling():
         again = torch._C._current_graph_task_id() != -1
         if again and not _here.said:
-            found = getattr(norm, "_padding_before", None)
-        elif not again and (found is not None or getattr(norm, "_padding_before", None) is not None):
-            norm._padding_before = found  # type: ignore[assignment]
-    if found is None or (found.full and x.shape[1] == found.mask.shape[1]):
+            padding = getattr(norm, "_padding_before", None)
+        elif not again and (padding is not None or getattr(norm, "_padding_before", None) is not None):
+            norm._padding_before = padding  # type: ignore[assignment]
+    if padding is None or (padding.full and x.shape[1] == padding.mask.shape[1]):
         return None
-    return found.of(x)
+    return padding.of(x)

@@ -71,7 +71,7 @@ def rows(kernel: Tensor, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """What the function below needs to know besides tensors. ``unbiased`` divides LayerNorm's variance by C - 1."""
+    """Settings of the function below besides tensors. ``unbiased`` divides LayerNorm's variance by C - 1."""
 
     grid: Grid
     heads: int

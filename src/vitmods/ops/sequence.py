@@ -62,8 +62,8 @@ class _SequenceNorm(torch.autograd.Function):
             with torch.enable_grad():
                 alone = [value.detach().requires_grad_(value.requires_grad) for value in values]
                 needed = [value for value in alone if value.requires_grad]
-                found = iter(torch.autograd.grad(ctx.form(*alone), needed, grad))
-            return None, *(next(found) if value.requires_grad else None for value in alone)
+                gradients = iter(torch.autograd.grad(ctx.form(*alone), needed, grad))
+            return None, *(next(gradients) if value.requires_grad else None for value in alone)
 
 
 def composed(
@@ -182,7 +182,7 @@ def _relative(a: Tensor, d: Tensor, best: Tensor) -> Tensor:
 
 
 def _divided(a: Tensor, out: Tensor, both: Tensor, kept: Tensor) -> Tensor:
-    """Sums over tokens that are no padding, and the sum of their weights, as means: (T, B, 2 D + 1) -> (T, B, 2 D)."""
+    """Sums over tokens that are not padding, and the sum of their weights, as means: (T, B, 2 D + 1) -> (T, B, 2 D)."""
     sums, total = out[..., :-1], out[..., -1:]
     means = sums / total.clamp_min(FAINT)
     faint = (total[..., 0] < FAINT) & (kept[..., 0].T > 0)

@@ -45,9 +45,9 @@ class TokenMixing:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value, known = getattr(self, field.name), get_args(field.type)
-            if get_origin(field.type) is Literal and value not in known:
-                raise UserError(f"dtn({field.name}=...) cannot be '{value}'. {nearest(str(value), known)}")
+            value, choices = getattr(self, field.name), get_args(field.type)
+            if get_origin(field.type) is Literal and value not in choices:
+                raise UserError(f"dtn({field.name}=...) cannot be '{value}'. {nearest(str(value), choices)}")
         if self.trade_off is not None and not 0 <= self.trade_off <= 1:
             raise UserError(f"dtn(trade_off=...) is a fraction between 0 and 1, got {self.trade_off}.")
         if not 0 < self.lambda_init < 1:

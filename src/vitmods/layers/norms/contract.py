@@ -1,4 +1,4 @@
-"""What norms share: the facts that each tells of itself, checks, types, and statistics that outlive a batch."""
+"""Shared code of norms: the facts of each kind, checks, types, and running statistics."""
 
 import functools
 import inspect
@@ -20,7 +20,7 @@ N = typing.TypeVar("N", bound=type[nn.Module])
 
 SMALL_BATCH = 8
 _OF_THE_SLOT = ("self", "dim", "eps", "affine", "device", "dtype")
-"""Arguments of a norm that are no options of its kind, beside those that it takes of the model."""
+"""Arguments of a norm that are not options of its kind; those that it takes from the model are not either."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class NormKind:
     @functools.cached_property
     def options(self) -> dict[str, Any]:
         """Name -> type of what its class takes beside what a slot and the model say."""
-        found: dict[str, Any] = {}
+        types: dict[str, Any] = {}
         for name, hint in self._hints.items():
-            found |= typing.get_type_hints(hint) if is_dataclass(hint) else {name: hint}
-        return found
+            types |= typing.get_type_hints(hint) if is_dataclass(hint) else {name: hint}
+        return types
 
     @functools.cached_property
     def _hints(self) -> dict[str, Any]:
@@ -90,16 +90,16 @@ class NormKind:
         return {name: hints.get(name, Any) for name in names}
 
     def check(self, affine: bool, options: Mapping[str, Any]) -> None:
-        """Raises UserError for an option that it does not have, a word that none of its choices is, and a gain that
-        cannot be left out."""
-        known = self.options
+        """Raises UserError for an unknown option, a value outside its choices, and a gain that cannot be left out."""
+        allowed = self.options
         if not affine and "affine" not in self.arguments:
-            raise UserError(f"The norm '{self.name}' has no form without its learned weights: leave affine=False out.")
+            raise UserError(f"The norm '{self.name}' always has learned weights: leave affine=False out.")
         for name, value in options.items():
-            if name not in known:
-                hint = nearest(name, known) if known else "It has none."
+            if name not in allowed:
+                hint = nearest(name, allowed) if allowed else "It has none."
                 raise UserError(f"The norm '{self.name}' has no option '{name}'. {hint}")
-            choices = typing.get_args(known[name]) if typing.get_origin(known[name]) is typing.Literal else (value,)
+            is_choice = typing.get_origin(allowed[name]) is typing.Literal
+            choices = typing.get_args(allowed[name]) if is_choice else (value,)
             if value not in choices:
                 raise UserError(
                     f"The norm '{self.name}' cannot have {name}='{value}'. {nearest(str(value), map(str, choices))}"
@@ -108,14 +108,16 @@ class NormKind:
     def factory(self, eps: float, affine: bool, options: Mapping[str, Any], **model: Any) -> Callable[..., nn.Module]:
         """Makes the norm from a number of channels; of ``model`` it gets what it takes."""
         slot = {"eps": eps, "affine": affine}
-        given: dict[str, Any] = {name: value for name, value in slot.items() if name in self.arguments}
-        given |= {name: model[name] for name in self.takes if name in model}
-        rest = dict(options)
+        arguments: dict[str, Any] = {name: value for name, value in slot.items() if name in self.arguments}
+        arguments |= {name: model[name] for name in self.takes if name in model}
+        remaining = dict(options)
         for name, hint in self._hints.items():
             if is_dataclass(hint):
                 together: Any = hint
-                given[name] = together(**{key: rest.pop(key) for key in typing.get_type_hints(hint) if key in rest})
-        return functools.partial(self.module, **(given | rest))
+                arguments[name] = together(
+                    **{key: remaining.pop(key) for key in typing.get_type_hints(hint) if key in remaining}
+                )
+        return functools.partial(self.module, **(arguments | remaining))
 
 
 def dtn_table(small: float, star: float) -> str:
@@ -225,17 +227,17 @@ class AffineNorm(nn.Module):
         too, and lends nothing to the moments."""
         wide, padding = upcast(x), padding_of(self, x)
         if padding is None:
-            own = wide.mean(1, keepdim=True)
-            centered = wide - own
-            mean, var = self.statistics(own, centered.square().mean(1, keepdim=True), x.shape[1])
+            image_mean = wide.mean(1, keepdim=True)
+            centered = wide - image_mean
+            mean, var = self.statistics(image_mean, centered.square().mean(1, keepdim=True), x.shape[1])
         else:
             kept = (~padding)[..., None].to(wide.dtype)
             length = kept.sum(1, keepdim=True)
             weights = kept / length.clamp_min(1)
-            own = (wide * weights).sum(1, keepdim=True)
-            centered = wide - own
-            mean, var = self.statistics(own, (centered.square() * weights).sum(1, keepdim=True), length)
-        scale, shift = (var + self.eps).rsqrt(), own - mean
+            image_mean = (wide * weights).sum(1, keepdim=True)
+            centered = wide - image_mean
+            mean, var = self.statistics(image_mean, (centered.square() * weights).sum(1, keepdim=True), length)
+        scale, shift = (var + self.eps).rsqrt(), image_mean - mean
         if self.weight is None or self.bias is None:
             return torch.addcmul(shift * scale, centered, scale).to(x.dtype)
         scale = scale * upcast(self.weight)

@@ -135,7 +135,7 @@ class DynamicTokenNorm(nn.Module):
         """P as its factors over columns and rows, (H, columns, columns) and (H, rows, rows), in float32.
 
         Learned ones are kept without gradients, on a CPU, until a parameter changes; fixed ones (``kernel="uniform"``,
-        ``window``) are in type and device of ``like``. A band is no such product.
+        ``window``) are in type and device of ``like``. A band is not such a product.
         """
         assert self.mixing.band is None
         if self.a is None:
@@ -202,8 +202,8 @@ class DynamicTokenNorm(nn.Module):
 
     def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.weight is None or self.bias is None:
-            one = upcast(x.new_ones(x.shape[-1]))
-            return one, torch.zeros_like(one)
+            ones = upcast(x.new_ones(x.shape[-1]))
+            return ones, torch.zeros_like(ones)
         return upcast(self.weight), upcast(self.bias)
 
     def _averaged(self, x: Tensor, mix_mean: Tensor, mix_var: Tensor, layout: Layout) -> Tensor:
@@ -243,9 +243,9 @@ class DynamicTokenNorm(nn.Module):
         return {**super().__getstate__(), "_cached": None}  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
-        given = [f"{f.name}={getattr(self.mixing, f.name)}" for f in fields(self.mixing)]
+        current = [f"{f.name}={getattr(self.mixing, f.name)}" for f in fields(self.mixing)]
         standard = [f"{f.name}={f.default}" for f in fields(self.mixing)]
-        chosen = [text for text, usual in zip(given, standard, strict=True) if text != usual]
+        chosen = [text for text, usual in zip(current, standard, strict=True) if text != usual]
         return ", ".join([f"num_heads={self.num_heads}, grid_size={self.grid_size}, eps={self.eps}", *chosen])
 
 

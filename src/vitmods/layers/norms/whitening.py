@@ -98,10 +98,10 @@ class Whitening(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self._warn()
         with without_autocast(x):
-            found = (upcast(x) - upcast(self.get_buffer("mean"))) @ upcast(self.get_buffer("matrix"))
+            whitened = (upcast(x) - upcast(self.get_buffer("mean"))) @ upcast(self.get_buffer("matrix"))
             if self.weight is not None and self.bias is not None:
-                found = F.layer_norm(found, (self.dim,), upcast(self.weight), upcast(self.bias), self.eps)
-            return found.to(x.dtype)
+                whitened = F.layer_norm(whitened, (self.dim,), upcast(self.weight), upcast(self.bias), self.eps)
+            return whitened.to(x.dtype)
 
     def _warn(self) -> None:
         if not self.training or self._warned or torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""What stems share: sizes, checks, and computing the visible patches alone."""
+"""Shared code of stems: sizes, checks, and computing the visible patches alone."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ STEMS: Registry[type["Stem"]] = Registry("stem", "vitmods.layers.stems")
 
 @dataclass(frozen=True)
 class StemSize:
-    """What a stem is built for, and what its costs follow from; sizes in pixels, (rows, columns) or one for both."""
+    """The sizes of a stem in pixels, (rows, columns) or one number for both."""
 
     img_size: tuple[int, int]
     patch_size: tuple[int, int]
@@ -36,7 +36,7 @@ class StemSize:
 
     @property
     def values(self) -> int:
-        """Of one patch."""
+        """Number of values of one patch."""
         return self.in_chans * self.patch_size[0] * self.patch_size[1]
 
 
@@ -119,15 +119,15 @@ class Stem(nn.Module):
         return set()
 
     def as_images(self, inputs: Tensor) -> Tensor:
-        """What the model is given, as images (B, channels, height, width)."""
+        """Convert the model's inputs to images (B, channels, height, width)."""
         return inputs
 
     def padding(self, images: Tensor) -> Tensor | None:
-        """Which tokens only fill sequences up, (B, T); None: none."""
+        """Mask of padding tokens, (B, T), or None."""
         return None
 
     def example(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Noise that the model takes."""
+        """Draw noise of the shape of the model's inputs."""
         return torch.randn(count, self.in_chans, *self.img_size, generator=generator)
 
     def forward(self, images: Tensor, keep: Tensor | None = None, drawn: bool = False) -> Tensor:
@@ -153,8 +153,8 @@ class Stem(nn.Module):
         return b, self.in_chans, rows, k * columns
 
     def finish(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.norm(tokens)
-        return found
+        normalized: Tensor = self.norm(tokens)
+        return normalized
 
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
@@ -200,8 +200,8 @@ class Stem(nn.Module):
     def _format(self, tokens: Tensor, images: Tensor) -> Tensor:
         if self.output_fmt != "NHWC":
             return tokens
-        found: Tensor = tokens.unflatten(1, self.dynamic_feat_size((images.shape[-2], images.shape[-1])))
-        return found
+        on_grid: Tensor = tokens.unflatten(1, self.dynamic_feat_size((images.shape[-2], images.shape[-1])))
+        return on_grid
 
     def extra_repr(self) -> str:
         return f"img_size={self.img_size}, patch_size={self.patch_size}"

@@ -37,5 +37,5 @@ class ConvolutionStem(Stem):
         x = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # torch.vmap takes no memory_format
         for conv, norm, gelu in self._steps():
             x = gelu(norm(conv(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
-        found: Tensor = self.proj(x).permute(0, 2, 3, 1).flatten(1, 2)
-        return found
+        tokens: Tensor = self.proj(x).permute(0, 2, 3, 1).flatten(1, 2)
+        return tokens

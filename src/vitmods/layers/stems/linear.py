@@ -32,8 +32,8 @@ class LinearStem(Stem):
 
     def project(self, images: Tensor) -> Tensor:
         """(B, channels, height, width) -> (B, T, C)"""
-        found: Tensor = self.proj(images).flatten(2).transpose(1, 2)
-        return found
+        tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)
+        return tokens
 
     def project_patches(self, patches: Tensor) -> Tensor:
         return self._map(patches, self._row(patches))
@@ -54,8 +54,8 @@ class LinearStem(Stem):
         return LinearStem.project(self, unpatchify(patches, self.patch_size, shape))
 
     def finish(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.act(self.norm(tokens))
-        return found
+        out: Tensor = self.act(self.norm(tokens))
+        return out
 
     def _resize_patch(self, new: tuple[int, int]) -> None:
         old = self.proj

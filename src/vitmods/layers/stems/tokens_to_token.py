@@ -88,8 +88,8 @@ class TokenTransformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.norm1(x))[:, None].chunk(3, dim=-1)
         x = (v + self.proj(F.scaled_dot_product_attention(q, k, v)))[:, 0]
-        found: Tensor = x + self.mlp(self.norm2(x))
-        return found
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
 
 
 def _soft_split(x: Tensor, side: int, stride: int, padding: int) -> Tensor:

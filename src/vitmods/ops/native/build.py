@@ -54,16 +54,16 @@ def load(name: str) -> CDLL | None:
 
 
 def find_compiler() -> list[str] | None:
-    """The command of $CXX, or of the first compiler on the path. Raises BuildError if $CXX is no program."""
+    """The command of $CXX, or of the first compiler on the path. Raises BuildError if $CXX is not a program."""
     try:
-        given = shlex.split(os.environ.get("CXX", ""))
+        command = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:
-        raise BuildError(f"CXX is no command ({error}): {os.environ['CXX']}") from error
-    if given:
-        if shutil.which(given[0]) is None:
-            raise BuildError(f"there is no program {given[0]}, which CXX names.")
-        return given
-    return next(([found] for found in map(shutil.which, COMPILERS) if found), None)
+        raise BuildError(f"CXX is not a command ({error}): {os.environ['CXX']}") from error
+    if command:
+        if shutil.which(command[0]) is None:
+            raise BuildError(f"there is no program {command[0]}, which CXX names.")
+        return command
+    return next(([path] for path in map(shutil.which, COMPILERS) if path), None)
 
 
 def build(source: Path, compiler: list[str]) -> CDLL:
