@@ -63,7 +63,8 @@ def parse_name(name: str) -> tuple[str, int | None, int, int, int | None]:
     examples = [*MODELS] + [f"{size}/16" for size in SIZES] + [f"vit_{size}_patch16_224" for size in _TIMM_SIZES]
     raise UserError(
         f"'{name}' is not the name of a ViT. Give a size and a patch side as in 'S/16' (sizes: {', '.join(SIZES)}), "
-        "with a depth as in 'S36/16', with parallel branches as in 'S18x2/16', timm's name as in 'vit_small_patch16_224', or "
-        f"{', '.join(MODELS)}. Any other model of timm is named with its prefix, as in 'timm:deit3_small_patch16_224'. "
+        "with a depth as in 'S36/16', with parallel branches as in 'S18x2/16', timm's name as in "
+        f"'vit_small_patch16_224', or {', '.join(MODELS)}. Any other model of timm is named with its prefix, as in "
+        "'timm:deit3_small_patch16_224'. "
         f"{nearest(name, examples)}"
     )
