@@ -142,7 +142,7 @@ def config(**fields):
     [
         (without, None, r"incomplete: it lacks blocks\.0\.attn\.qkv\.weight"),
         (bent, None, r"damaged: head\.bias is not what was saved"),
-        (None, lambda m: {}, "no delta of this version"),
+        (None, lambda m: {}, "not a delta of this version"),
         (None, lambda m: m | {"digests": "[1, 2"}, "damaged: what it says of its model"),
         (None, lambda m: m | {"own": "7"}, "damaged: what it says of its model"),
         (None, lambda m: {k: v for k, v in m.items() if k != "config"}, "damaged"),
@@ -163,7 +163,7 @@ def test_files_that_lie_are_refused(saved, tensors, metadata, words):
 def test_a_truncated_file_is_refused(saved, keep):
     base, _, path, _ = saved
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(UserError, match="no safetensors file, or is damaged"):
+    with pytest.raises(UserError, match="not a safetensors file, or is damaged"):
         vm.load_delta(base, path)
 
 
@@ -175,7 +175,7 @@ class Hostile:
 def test_a_pickle_is_never_opened(saved, capsys):
     base, _, path, _ = saved
     torch.save({"head.weight": Hostile()}, path)
-    with pytest.raises(UserError, match="no safetensors file"):
+    with pytest.raises(UserError, match="not a safetensors file"):
         vm.load_delta(base, path)
     assert capsys.readouterr().out == ""
 
