@@ -154,9 +154,9 @@ def test_a_loss_within_the_margin_is_said(synthetic):
 
 def test_what_holds_for_several_arms_is_said_once(synthetic):
     answer = synthetic.make_answer("study", seeds=2)
-    (said,) = [one for one in caveats(answer) if "vary alike" in one]
-    assert said.endswith(": the interval assumes that arms vary alike.")
-    assert {arm.name for arm in answer.arms} == set(re.split(", | and ", said.partition(":")[0]))
+    (caveat,) = [text for text in caveats(answer) if "vary alike" in text]
+    assert caveat.endswith(": the interval assumes that arms vary alike.")
+    assert {arm.name for arm in answer.arms} == set(re.split(", | and ", caveat.partition(":")[0]))
 
 
 def test_of_two_splits_the_page_says_how_many_test_images_they_are(study, page):
@@ -218,22 +218,22 @@ def test_base_over_the_seeds_of_an_arm_that_has_fewer(synthetic):
     assert common_claim(answer).endswith("that arm and base share, where base reaches 71.23 for dpn (3 seeds).")
 
 
-def test_nothing_finished_at_all(synthetic, tmp_path):
-    missing = [(arm, seed) for arm in (-1, 0) for seed in range(2)]
-    text = words_of(write_report(synthetic.make_answer(tmp_path, arms=1, seeds=2, missing=missing)).read_text())
-    assert "base has not finished" in text
-    assert "No seed has finished for both base and an arm yet." in text
-
-
-def test_an_arm_whose_every_trial_diverged(synthetic, tmp_path):
-    diverge = [(0, seed) for seed in range(5)]
-    text = words_of(write_report(synthetic.make_answer(tmp_path, arms=2, diverge=diverge)).read_text())
-    assert "dpn: fails: 5 of 5, base 0 of 5." in text
-
-
-def test_one_arm_on_one_seed(synthetic, tmp_path):
-    text = words_of(write_report(synthetic.make_answer(tmp_path, arms=1, seeds=1)).read_text())
-    assert "dpn is open." in text
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"arms": 1, "seeds": 1}, ["dpn is open."]),
+        ({"arms": 2, "diverge": [(0, seed) for seed in range(5)]}, ["dpn: fails: 5 of 5, base 0 of 5."]),
+        (
+            {"arms": 1, "seeds": 2, "missing": [(arm, seed) for arm in (-1, 0) for seed in range(2)]},
+            ["base has not finished", "No seed has finished for both base and an arm yet."],
+        ),
+    ],
+    ids=["one seed", "all diverged", "nothing finished"],
+)
+def test_small_and_broken_studies_have_a_page(synthetic, tmp_path, options, words):
+    text = words_of(write_report(synthetic.make_answer(tmp_path, **options)).read_text())
+    for part in words:
+        assert part in text
 
 
 def advice(answer):
@@ -327,8 +327,9 @@ def test_thumbnails_of_several_sizes_and_kinds():
         ("photo", np.full((300, 200, 3), 128, np.uint8)),
         ("many channels", np.ones((8, 8, 5), np.uint8)),
     ]
-    shown = thumbnails(samples)
-    assert [image["uri"][:15] for image in shown] == ["data:image/png;"] * 2 + ["data:image/jpeg"] + ["data:image/png;"]
+    assert [image["uri"][:15] for image in thumbnails(samples)] == ["data:image/png;"] * 2 + ["data:image/jpeg"] + [
+        "data:image/png;"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -358,32 +359,28 @@ def test_drawings_mark_what_differs_from_base(synthetic, edit, words):
     assert "(" not in draw(base, base, "arm").split("aria-label=")[1].split(">")[0]
 
 
-def test_drawing_of_parallel_branches():
-    base = vm.ViTConfig.from_name("mu6/4", img_size=16)
-    arm = vm.Parallel(3).edit(base)
-    drawing = str(draw(dataclasses.asdict(arm), dataclasses.asdict(base), "arm"))
-    for part in ("attention, 2 × 3<", "MLP, 2 × 3<", "2 blocks of 3 (changed)"):
+@pytest.mark.parametrize(
+    ("size", "change", "words"),
+    [
+        ("mu6/4", vm.Parallel(3), ["attention, 2 × 3<", "MLP, 2 × 3<", "2 blocks of 3 (changed)"]),
+        ("mu2/16", vm.DynamicTokenNorm(), ["1 block (new), + class token (new), 1 block (changed), LayerNorm"]),
+        (
+            "S/16",
+            vm.DynamicTokenNorm(),
+            [
+                "attention, 10 of 12 ×",
+                "10 blocks (new), + class token (new), 2 blocks (changed), LayerNorm, class token, head",
+                "Attention branch: Dynamic Token (changed), attention",
+                "MLP branch: LayerNorm, linear",
+            ],
+        ),
+    ],
+)
+def test_drawings_of_parallel_and_different_blocks(size, change, words):
+    base = vm.ViTConfig.from_name(size)
+    drawing = str(draw(dataclasses.asdict(change.edit(base)), dataclasses.asdict(base), "arm"))
+    for part in words:
         assert part in drawing
-
-
-def test_drawing_of_first_blocks_of_another_kind():
-    """What the first blocks are is drawn, how many they are is said, and where the class token joins."""
-    base = vm.ViTConfig.from_name("S/16")
-    arm = vm.DynamicTokenNorm().edit(base)
-    drawing = str(draw(dataclasses.asdict(arm), dataclasses.asdict(base), "arm"))
-    for part in (
-        "attention, 10 of 12 ×",
-        "10 blocks (new), + class token (new), 2 blocks (changed), LayerNorm, class token, head",
-        "Attention branch: Dynamic Token (changed), attention",
-        "MLP branch: LayerNorm, linear",
-    ):
-        assert part in drawing
-
-
-def test_one_block_is_not_called_blocks():
-    base = vm.ViTConfig.from_name("mu2/16")
-    drawing = str(draw(dataclasses.asdict(vm.DynamicTokenNorm().edit(base)), dataclasses.asdict(base), "arm"))
-    assert "1 block (new), + class token (new), 1 block (changed), LayerNorm" in drawing
 
 
 def trial(scores, seconds=1.0, status="finished"):
@@ -439,8 +436,8 @@ def test_a_norm_of_an_arm_is_one_readable_value():
         ("first_blocks.count", "none", "2"),
         ("first_blocks.attn.before", "none", "dynamic_token norm (eps 1e-05, init local, band none)"),
     ]
-    (found,) = differences(base, {**base, "final_norm": {**base["final_norm"], "kind": "rms"}})
-    assert found == ("final_norm", "layer norm (eps 1e-06)", "rms norm (eps 1e-06)")
+    (row,) = differences(base, {**base, "final_norm": {**base["final_norm"], "kind": "rms"}})
+    assert row == ("final_norm", "layer norm (eps 1e-06)", "rms norm (eps 1e-06)")
 
 
 def test_other_metrics_are_a_table_with_a_row_an_arm(study):
@@ -450,9 +447,9 @@ def test_other_metrics_are_a_table_with_a_row_an_arm(study):
     rows = Page(measured).other_means
     assert rows[0][0] == "base"
     assert len(rows) == 1 + len(study.arms)
-    found = dict(rows)
-    assert found["base"] == found[study.arms[0].name] == ["–"]
-    assert found[arms[0].name] == [loss.shown(0.6)]
+    means = dict(rows)
+    assert means["base"] == means[study.arms[0].name] == ["–"]
+    assert means[arms[0].name] == [loss.shown(0.6)]
     row = '<th scope="row">dpn(<wbr>after=false)</th><td>0.6000</td>'
     assert row in render(measured), "a long name is broken at its punctuation"
 
