@@ -66,7 +66,7 @@ def test_segmentation_finds_shapes_and_draws_them(run, tmp_path):
     scores = results["base"]["scores"].values()
     assert sum(scores) / len(scores) > 0.5, "background alone gives a third at most"
     assert len(list((tmp_path / "out" / "drawn").iterdir())) == 4
-    assert "What the models find in images" in (tmp_path / "out" / "study" / "report.html").read_text()
+    assert "Predictions</h2>" in (tmp_path / "out" / "study" / "report.html").read_text()
     assert "square" in said
 
 
@@ -77,7 +77,7 @@ def test_detection_finds_shapes(run, tmp_path):
     results = json.loads((tmp_path / "out" / "study" / "results.json").read_text())
     scores = results["base"]["scores"].values()
     assert sum(scores) / len(scores) > 0.25, "nothing is found by chance"
-    assert "What the models find in images" in (tmp_path / "out" / "study" / "report.html").read_text()
+    assert "Predictions</h2>" in (tmp_path / "out" / "study" / "report.html").read_text()
     assert "box AP" in said
 
 

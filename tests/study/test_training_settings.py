@@ -99,7 +99,7 @@ def test_what_it_came_to_is_in_the_folder_of_the_trial_and_in_the_report(finishe
     assert result.to_dict()["resolved"] == record
     assert config["model"]["drop_path"] == 0.3
     page = result.report().read_text()
-    assert "On these images" in page
+    assert "Recipe as run on this data" in page
     assert "steps_per_epoch" in page.replace("<wbr>", "")
 
 
