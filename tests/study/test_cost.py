@@ -1,7 +1,9 @@
 import copy
+import json
 import math
 import weakref
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,12 +12,13 @@ import torch
 from scipy.stats import binom
 from torch import nn
 
+import vitmods as vm
 from vitmods.adapters.apply import apply
 from vitmods.bench import Ratio, interleave, peak_bytes, seconds_per_call
 from vitmods.changes import parse_changes
 from vitmods.model.flops import count_macs
 from vitmods.model.vit import ViT, vit
-from vitmods.recipes import plain
+from vitmods.recipes import Recipe, plain
 from vitmods.report.text import built_differently
 from vitmods.study import cost
 from vitmods.study.answer import ArmCost
@@ -249,3 +252,15 @@ def test_base_that_no_reader_knows_is_timed_as_its_library_builds_it(monkeypatch
     against = "base is built by timm and the arm by vitmods: the ratios hold that difference too"
     assert [one["against"] for one in found["arms"].values()] == [against, against]
     assert found["arms"]["vit"]["train_step"]["ratio"] == 1
+
+
+@pytest.mark.parametrize(("cost_seconds", "expected"), [(1000.0, 0.1), (1e-9, 0)])
+def test_costs_take_at_most_a_tenth_of_the_training_time(cost_seconds, expected, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("vitmods.study.cost.measure", lambda *given: asked.append(given[4]) or {"base": {}, "arms": {}})
+    monkeypatch.setattr("vitmods.study.run.read_answer", Mock())
+    recipe = Recipe().with_(epochs=1, batch_size=64, crop="none", eval_crop=1.0)
+    study = vm.Study("mu1/2", ["rms"], recipe=recipe, seeds=1, limit_train=128)
+    study.run(tmp_path, device="cpu", workers=1, progress=False, cost_seconds=cost_seconds)
+    trained = sum(json.loads(path.read_text())["wall_s"] for path in tmp_path.glob("trials/*/*/result.json"))
+    assert asked == [pytest.approx(expected * trained, abs=1e-6)]

@@ -332,6 +332,7 @@ def _trial_bytes(model: nn.Module, recipe: Recipe, images: Base) -> int:
 
 
 PILOT = 4  # trials of base
+MOST_FOR_COSTS = 0.1  # of the time that the trials took: while one process measures, the others wait
 
 
 def run_study(
@@ -361,7 +362,7 @@ def run_study(
         check_weights_are_there(state)
         _work(ready, state, budget, lease)
         lease.look()
-        _measure_costs(ready)
+        _measure_costs(ready, state)
         lease.look()
         answer = read_answer(folder, facts, ready.settings)
         answer.write()
@@ -534,10 +535,12 @@ def _steps_of(runner: TrialRunner) -> Callable[[Work], int]:
     return steps
 
 
-def _measure_costs(ready: Ready) -> None:
+def _measure_costs(ready: Ready, state: StudyState) -> None:
     """costs.json: each arm once, of a sweep with each base. A later arm is measured beside base again, and base's own
     numbers stay. A measurement that fails is a warning: the effects do not depend on it."""
     settings, options, num_classes = ready.settings, ready.options, ready.dataset.num_classes
+    trained_s = sum(record.wall_s or 0.0 for record in state.records.values()) / ready.workers(len(state.records))
+    seconds = min(options.cost_seconds, MOST_FOR_COSTS * trained_s)
     costs_file = ready.runner.folder.costs_file
     kept = read_costs(ready.runner.folder, settings)
     for point in {point.to_dict().get("base"): point for point in reversed(settings.sweep.points)}.values():
@@ -554,9 +557,7 @@ def _measure_costs(ready: Ready) -> None:
             with already_reported():
                 task = task_of(here.fixed, here.recipe)
                 images = base_config(here, num_classes)
-                costs = measure(
-                    models, task, here.recipe, resolve(options.device), options.cost_seconds, images, len(names)
-                )
+                costs = measure(models, task, here.recipe, resolve(options.device), seconds, images, len(names))
         except Exception as error:  # models and devices raise what they like
             text = f"The costs of {listing(sorted(names))} could not be measured ({type(error).__name__}: {error})."
             warnings.warn(f"{text} The answer is written without them; the same command tries again.", stacklevel=2)
