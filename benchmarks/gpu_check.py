@@ -32,7 +32,7 @@ from vitmods import data
 from vitmods.bench import BLOCK_S, Ratio, device_name, interleave, seconds_per_call
 from vitmods.changes.compose import edit
 from vitmods.recipes import Recipe
-from vitmods.study.steps import Steps
+from vitmods.study.cost import Steps
 from vitmods.tasks import Classification
 from vitmods.train import RunOptions, train_trial
 from vitmods.train.device import tf32_products, usual_workers

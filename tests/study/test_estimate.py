@@ -17,13 +17,12 @@ from vitmods.recipes import plain
 from vitmods.stats.plan import detectable, sd_range
 from vitmods.study import Answer, Study
 from vitmods.study.bases import take_images
-from vitmods.study.estimate import ArmEstimate, Estimate, Spread, _spread, planned_within, smaller
+from vitmods.study.cost import Steps
+from vitmods.study.estimate import ArmEstimate, Estimate, Pace, Spread, Stopwatch, _spread, planned_within, smaller
 from vitmods.study.plan import AS_IS
 from vitmods.study.run import build_arms
 from vitmods.study.schedule import make_budget
 from vitmods.study.state import Evaluated, StudyState, TrialRecord
-from vitmods.study.steps import Steps
-from vitmods.study.stopwatch import Pace, Stopwatch
 from vitmods.study.store import StudyFolder
 from vitmods.tasks import Classification
 from vitmods.util.errors import UserError

@@ -12,8 +12,8 @@ import vitmods as vm
 from vitmods import data
 from vitmods.cli import main
 from vitmods.recipes import Recipe
+from vitmods.study.cost import Steps
 from vitmods.study.memory import memory_of
-from vitmods.study.steps import Steps
 from vitmods.tasks import Classification
 from vitmods.train import Processes, RunOptions, train_trial
 from vitmods.train.distributed import local

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vitmods.cli.options import parse
+from vitmods.cli.options import HELP_ALL, parse
 from vitmods.util.errors import UserError
 from vitmods.util.text import duration, plural
 
 if TYPE_CHECKING:
     from vitmods.recipes import Augment, Recipe
     from vitmods.recipes.schedule import Resolved
-    from vitmods.study.rehearse import Rehearsal
+    from vitmods.study.cost import Rehearsal
 
 Row = tuple[str, str]
 
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     if arguments[:1] == ["show"]:
         arguments = arguments[1:]
-    elif not {"-h", "--help"} & set(arguments):
+    elif not {"-h", "--help", HELP_ALL} & set(arguments):
         raise UserError("Say which recipe: `vitmods recipe show NAME`; `vitmods recipes` lists the names.")
     options = parse(Show, arguments, "recipe show")
     from vitmods.model.config import ViTConfig
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str]) -> int:
     config = ViTConfig.from_name(shown.model, img_size=options.img_size, num_classes=options.classes, **shown.config)
     rehearsal = None
     if options.dry_run:
-        from vitmods.study.rehearse import rehearse
+        from vitmods.study.cost import rehearse
         from vitmods.train.device import resolve as device_of
 
         rehearsal = rehearse(config, shown.recipe, device_of(options.device), evidence(shown.name).task)

@@ -18,8 +18,8 @@ from vitmods.changes.compose import edit
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
+from vitmods.study.cost import Steps
 from vitmods.study.plan import Settings
-from vitmods.study.steps import Steps
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config
 from vitmods.tasks.base import DEFAULT, TaskModel, make_task

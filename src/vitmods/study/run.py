@@ -389,7 +389,7 @@ def dry_run(
 
 def dry_trial(settings: Settings, options: RunOptions) -> ArmEstimate:
     """What `vitmods train --dry-run` shows: of the last arm of the settings."""
-    from vitmods.study.stopwatch import Stopwatch
+    from vitmods.study.estimate import Stopwatch
 
     runner = TrialRunner(StudyFolder(os.devnull), settings, options)
     *_, (arm, model, recipe) = build_arms(settings, AS_IS, runner.dataset(settings.recipe).num_classes)
@@ -435,8 +435,7 @@ def _as_recorded(folder: StudyFolder, settings: Settings, seeds_given: bool) -> 
 def _estimated(ready: Ready, budget: Budget, command: str | None, fixed: bool = False) -> Estimate:
     """The estimate of the study with the seeds that fit the budget, unless they are `fixed`; and what would take less
     where it does not fit, or takes long."""
-    from vitmods.study.estimate import LONG_S
-    from vitmods.study.stopwatch import estimate
+    from vitmods.study.estimate import LONG_S, estimate
 
     runner, dataset, options, settings = ready.runner, ready.dataset, ready.options, ready.settings
     facts = runner.folder.facts()
