@@ -142,6 +142,7 @@ def test_a_short_budget_has_short_blocks(monkeypatch):
     repeats = []
     timed = "vitmods.study.cost.seconds_per_call"
     monkeypatch.setattr(timed, lambda call, times, device: repeats.append(times) or 1e-3)
+    monkeypatch.setattr("vitmods.study.cost.Steps.fitting", lambda steps, make, largest, *limits: largest)
     models = [(name, vit("mu/4", img_size=8, in_chans=1, num_classes=10)) for name in ("base", "a", "b")]
     for budget, most in ((0.0, 1), (0.84, 10), (100.0, 40)):
         monkeypatch.setattr(
