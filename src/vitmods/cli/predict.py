@@ -21,8 +21,8 @@ from vitmods.util.remote import download
 class Predict:
     """Name the classes of images, with probabilities, by a trained model that sees them as its evaluation did.
 
-    Prints a table on a terminal and CSV elsewhere: image,rank,class,probability,predicted. Of segmentation the fraction
-    of the pixels stands where the probability does.
+    Prints a table on a terminal and CSV elsewhere: image,rank,class,probability,predicted. Tasks that label pixels give
+    the fraction of pixels in place of the probability.
 
     examples:
       vitmods predict runs/digits-mu3-2/trials/dpn/seed0 photo.png
@@ -48,6 +48,9 @@ class Predict:
     """images at a time"""
     draw: Path | None = None
     """write the images, with what was found in them drawn in, to this folder; for tasks that find something"""
+    annotations: Path | None = None
+    """write what was found as annotations: PNG files of class numbers to this folder, or objects to this file in COCO's
+    JSON; for tasks that find something"""
     trust: bool = False
     """open a program of torch.export (.pt2) too, which can run code that its author put there"""
     device: str = "auto"
@@ -73,11 +76,12 @@ def main(arguments: Sequence[str]) -> int:
         device=options.device,
         workers=options.data_workers,
         draw=options.draw,
+        annotations=options.annotations,
         trust=options.trust,
     )
     predictions = [
-        {name: value for name, value in prediction.items() if name != "mask"} for prediction in predictions
-    ]  # pixels are no text
+        {name: value for name, value in prediction.items() if not hasattr(value, "dtype")} for prediction in predictions
+    ]  # arrays of pixels are not text
     kind = options.format or ("table" if options.out is None and sys.stdout.isatty() else "csv")
     if kind == "table" and options.out is None:
         from vitmods.report.tables import print_predictions

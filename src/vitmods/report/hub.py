@@ -26,7 +26,7 @@ from vitmods.study.bases import described
 from vitmods.study.checkpoints import open_trial
 from vitmods.study.retrain import arm_named, estimate_of
 from vitmods.study.store import StudyFolder, read_object
-from vitmods.tasks.base import DEFAULT
+from vitmods.tasks.base import DEFAULT, TASKS
 from vitmods.train.trial import CONFIG, MODULES, RESULT, WEIGHTS
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
@@ -34,14 +34,6 @@ from vitmods.util.files import check_weights, disk_errors, make_folder, write_at
 from vitmods.util.remote import is_there
 from vitmods.util.text import plural, public_command, without_place, without_places
 
-_HUB_TASKS = {
-    "classification": "image-classification",
-    "multilabel": "image-classification",
-    "segmentation": "image-segmentation",
-    "detection": "object-detection",
-    "instance_segmentation": "image-segmentation",
-    "sequence_classification": "text-classification",
-}
 _HUB_METRICS = {"top1": "accuracy"}
 
 
@@ -80,7 +72,8 @@ class Card:
     def _metadata(self) -> str:
         from huggingface_hub import EvalResult, ModelCardData
 
-        task = _HUB_TASKS.get(self.config.get("task", DEFAULT))
+        kind = TASKS.get(self.config.get("task", DEFAULT))
+        task = kind.hub_tag if kind else None
         results = [
             EvalResult(
                 task_type=task or "other",

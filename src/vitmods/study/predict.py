@@ -26,7 +26,7 @@ from vitmods.data.records import printable
 from vitmods.data.sources.folder import images_below
 from vitmods.data.threads import in_order
 from vitmods.study.checkpoints import GRAPHS, Checkpoint, Graph, seeds_in
-from vitmods.tasks.base import DEFAULT, TASKS, Task
+from vitmods.tasks.base import DEFAULT, TASKS, Predicted, Task
 from vitmods.train.device import place
 from vitmods.train.trial import WEIGHTS
 from vitmods.util.errors import UserError
@@ -64,6 +64,7 @@ def predict(
     device: str = "auto",
     workers: int = 0,
     draw: str | Path | None = None,
+    annotations: str | Path | None = None,
     trust: bool = False,
 ) -> list[dict[str, Any]]:
     """Predict for images, which are prepared as the model's evaluation prepares them.
@@ -79,6 +80,8 @@ def predict(
         device: where; see `vitmods.train.train_trial`.
         workers: threads that prepare images ahead.
         draw: a folder for the images with the predictions drawn in, as PNG; None: they are not drawn.
+        annotations: a folder, or a file, for the predictions in a format of annotations: PNG masks of class numbers
+            for segmentation, COCO's JSON for detection; None: they are not written.
         trust: whether a checkpoint that can run code, a program of torch.export (.pt2), may do so.
 
     Returns:
@@ -111,6 +114,8 @@ def predict(
     task = kind.from_recipe(kind.fitted(trained.recipe))
     if draw is not None and kind.draw is Task.draw:
         raise UserError(f"The task {kind.name} has nothing to draw: leave the folder for drawings out.")
+    if annotations is not None and kind.annotate is Task.annotate:
+        raise UserError(f"The task {kind.name} writes no annotations: leave them out (--annotations).")
     placement = place("cpu" if isinstance(trained.model, Graph) else device, trained.recipe.precision)
     model = trained.model.to(placement.device)
     if kind.inputs != "images":
@@ -118,7 +123,8 @@ def predict(
             raise UserError("All inputs are read, or an error names the one that cannot be: leave unreadable=skip out.")
         return predict_files(trained, paths, task, placement, top, batch_size)
     names, predictions, skipped, images_read = trained.classes, [], [], _read(trained, kind.target, paths, workers)
-    drawings = None if draw is None else _Drawings(make_folder(expand_user(draw)), task, paths)
+    file_names, annotated = _file_names(paths), list[Predicted]()
+    folder = None if draw is None else make_folder(expand_user(draw))
     while part := list(islice(images_read, batch_size)):
         read = [(path, image) for path, image in part if isinstance(image, _Stored)]
         for path, image in part:
@@ -135,13 +141,19 @@ def predict(
             names = tuple(map(str, range(outputs.shape[1])))
             warnings.warn(f"{trained.source} does not name its classes: they are numbers from 0.", stacklevel=2)
         rows = task.predictions(outputs.cpu() if isinstance(outputs, Tensor) else outputs, names, top)
-        for (path, _), row in zip(read, rows, strict=True):
-            drawn = {} if drawings is None else {"drawn": str(drawings.write(path, row, names))}
+        for (path, image), row in zip(read, rows, strict=True):
+            drawn = {} if folder is None else {"drawn": str(folder / f"{file_names[path]}.png")}
+            if drawn:
+                _draw(task, path, row, names, Path(drawn["drawn"]))
+            if annotations is not None:
+                annotated.append(Predicted(file_names[path], path, image.native, row))
             predictions.append({"image": printable(str(path)), **row, **drawn})
     if skipped:
         warnings.warn(f"{len(skipped)} of {len(paths)} images were left out: {'; '.join(skipped[:5])}", stacklevel=2)
     if not predictions:
         raise UserError(f"None of the {len(paths)} images can be read.")
+    if annotations is not None:
+        task.annotate(expand_user(annotations), annotated, names or ())
     return predictions
 
 
@@ -208,23 +220,18 @@ def _batch(trained: Checkpoint, task: Task, images: Sequence[_Stored]) -> Batch:
     return Batch(inputs, targets, torch.arange(len(images)))
 
 
-class _Drawings:
-    """Drawings in a folder, each under the name of its image, or where several share it from as many folders above as
-    tell them apart."""
+def _file_names(paths: Sequence[Path]) -> dict[Path, str]:
+    """Name files after their images; where several share a name, after the folders above too."""
+    below = os.path.commonpath([path.absolute().parent for path in paths])
+    unique = len({path.stem for path in paths}) == len(paths)
+    return {
+        path: path.stem if unique else "-".join((*path.absolute().relative_to(below).parent.parts, path.name))
+        for path in paths
+    }
 
-    def __init__(self, folder: Path, task: Task, paths: Sequence[Path]):
-        self.folder, self.task = folder, task
-        below = os.path.commonpath([path.absolute().parent for path in paths])
-        unique = len({path.stem for path in paths}) == len(paths)
-        self.names = {
-            path: path.stem if unique else "-".join((*path.absolute().relative_to(below).parent.parts, path.name))
-            for path in paths
-        }
 
-    def write(self, path: Path, row: dict[str, Any], classes: tuple[str, ...]) -> Path:
-        image = middle(decode(read_bytes(path, "image"), 3))
-        drawn = self.task.draw(np.ascontiguousarray(image.transpose(1, 2, 0)), row, classes)
-        assert drawn is not None
-        where = self.folder / f"{self.names[path]}.png"
-        write_atomically(where, lambda file: Image.fromarray(drawn).save(file, "PNG"))
-        return where
+def _draw(task: Task, path: Path, row: dict[str, Any], classes: tuple[str, ...], out: Path) -> None:
+    image = middle(decode(read_bytes(path, "image"), 3))
+    drawn = task.draw(np.ascontiguousarray(image.transpose(1, 2, 0)), row, classes)
+    assert drawn is not None
+    write_atomically(out, lambda file: Image.fromarray(drawn).save(file, "PNG"))

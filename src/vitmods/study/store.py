@@ -246,7 +246,7 @@ _FILES = re.compile(
     r"(samples|images)\.npz|report.*\.html|.*\.tmp"
 )
 """what a run writes into a study's folder, also before study.json exists"""
-_NAMES = re.compile(r"^(hf|torchvision|vtab):[^?]*|^listops:generated|[?&](?!root=)[^&]*")
+_NAMES = re.compile(r"^(hf|torchvision|vtab):[^?]*|^\w+:generated|[?&](?!root=)[^&]*")
 """parts of a data spec that are never the folder of the images: names of sets, and options such as allow=missing"""
 WARNINGS = "warnings.json"  # in a trial's folder, for the report
 ORPHAN_GRACE_S = 10.0  # workers of a killed run notice within milliseconds; a loaded machine may take a little longer

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -52,6 +52,15 @@ class Measured:
     detail: Mapping[str, list[Any]] = field(default_factory=dict)
 
 
+class Predicted(NamedTuple):
+    """An image and its entry of `predictions`. name: unique, for a file; size: height and width in the image's file."""
+
+    name: str
+    path: Path
+    size: tuple[int, int]
+    prediction: Mapping[str, Any]
+
+
 class Task(ABC):
     """What is trained, and how it is measured; one object a trial, made from the trial's recipe.
 
@@ -78,6 +87,8 @@ class Task(ABC):
     divides: ClassVar[bool] = True
     """whether `evaluate` calls nothing of its model but `model(inputs)`, whose outputs several processes can share;
     otherwise each of them evaluates all images"""
+    hub_tag: ClassVar[str | None] = None
+    """what the Hugging Face Hub calls such tasks"""
     uses_head: ClassVar[bool] = True
     """whether the backbone keeps its head, with as many outputs as the data has classes; without, it is taken off
     before `wrap`"""
@@ -192,6 +203,10 @@ class Task(ABC):
         """An image uint8 (H, W, 3) as it is in its file with what an annotation, or an entry of `predictions`, says of
         it drawn into it; None for a task that has nothing to draw."""
         return None
+
+    def annotate(self, out: Path, images: Sequence[Predicted], classes: tuple[str, ...]) -> None:
+        """Write predictions to `out`, a file or a new folder, in a format of annotations."""
+        raise UserError(f"The task {self.name} writes no annotations: leave --annotations out.")
 
     def legend(self, classes: tuple[str, ...]) -> dict[str, str]:
         """Class -> its color, as #rrggbb, in `draw` and in the examples of an evaluation; empty: they have none."""

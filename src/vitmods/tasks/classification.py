@@ -67,6 +67,7 @@ class Classification(Task):
     """
 
     name = DEFAULT
+    hub_tag = "image-classification"
     title = "one class an image"
     metrics = (Metric("top1", "top-1", "top1"), Metric("top5", "top-5", "top1"))
 

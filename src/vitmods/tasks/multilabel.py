@@ -28,6 +28,7 @@ class MultiLabel(Task):
     """
 
     name = "multilabel"
+    hub_tag = "image-classification"
     title = "any number of labels an image"
     target = "labels"
     metrics = (

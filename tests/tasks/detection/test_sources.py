@@ -296,6 +296,17 @@ def test_voc_counts_pixels_from_1_and_sets_difficult_objects_aside(tmp_path):
     assert reasons["JPEGImages/2.jpg"] == "has no XML file"
 
 
+def test_voc_s_folders_may_have_other_names(tmp_path):
+    folder = voc(tmp_path / "set")
+    (folder / "JPEGImages").rename(folder / "images")
+    (folder / "Annotations").rename(folder / "xml")
+    with pytest.raises(UserError, match=r"no folder .*Annotations.*\?images=FOLDER&annotations=FOLDER"):
+        open_source(f"voc:{folder}")
+    source = open_source(f"voc:{folder}?images=images&annotations=xml")
+    assert [len(part) for part in source.splits.values()] == [2, 2]
+    assert not source.broken
+
+
 def yolo(folder: Path, lines=("0 0.3125 0.33333333 0.3125 0.33333333", "1 0.1 0.1 0.5 0.1 0.5 0.5")) -> Path:
     for split, seed in (("train", 0), ("val", 5)):
         for i in range(2):

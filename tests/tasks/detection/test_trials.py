@@ -2,14 +2,17 @@
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import timm
 import torch
 from PIL import Image
+from pycocotools.coco import COCO
 
 from vitmods.cli import main
+from vitmods.data.sources import open_source
 from vitmods.recipes import small_detection
 from vitmods.study.trial import trial_scores
 from vitmods.tasks import TASKS
@@ -125,7 +128,17 @@ def test_masks_are_trained_from_the_shell_by_a_plain_vit_and_drawn(shapes, tmp_p
     capsys.readouterr()
     Image.open(shapes / "val" / "000.png").resize((150, 120)).save(tmp_path / "large.png")
     given = [str(shapes / "val" / "001.png"), str(tmp_path / "large.png")]
-    command = ["predict", str(out), *given, "--draw", str(tmp_path / "drawn"), "--format"]
+    written = tmp_path / "found/train.json"
+    command = [
+        "predict",
+        str(out),
+        *given,
+        "--draw",
+        str(tmp_path / "drawn"),
+        "--annotations",
+        str(written),
+        "--format",
+    ]
     assert main([*command, "json"]) == 0
     small, large = json.loads(capsys.readouterr().out)
     assert Image.open(large["drawn"]).size == (150, 120)
@@ -135,5 +148,16 @@ def test_masks_are_trained_from_the_shell_by_a_plain_vit_and_drawn(shapes, tmp_p
             assert 0.05 < one["score"] <= 1
             assert 0 <= one["box"][0] < one["box"][2] <= width
             assert one["mask"]["size"][1] == width
+    coco = COCO(written)  # annotations are COCO's results
+    assert [image["file_name"] for image in coco.dataset["images"]] == ["001.png", "large.png"]
+    assert len(coco.loadRes(coco.dataset["annotations"]).anns) == len(small["objects"]) + len(large["objects"])
+    first, top = coco.anns[1], small["objects"][0]
+    assert first["score"] == top["score"]
+    assert coco.cats[first["category_id"]]["name"] == top["class"]
+    assert first["bbox"][:2] == top["box"][:2]
+    for image in given:
+        shutil.copy(image, written.parent)
+    source = open_source(f"coco:{written.parent}")
+    assert source.classes == ("disc", "square")
     assert main([*command, "csv"]) == 0
     assert capsys.readouterr().out.startswith("image,rank,class,")

@@ -131,6 +131,7 @@ def test_predict_says_and_draws_what_is_in_images(study, shapes, tmp_path, capsy
     large.save(tmp_path / "large.png")
     given = [str(images / "001.png"), str(tmp_path / "large.png")]
     command = ["predict", str(trial), *given, "--draw", str(tmp_path / "drawn")]
+    command += ["--annotations", str(tmp_path / "masks")]
     assert main([*command, "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [Path(row["drawn"]).name for row in rows] == ["001.png", "large.png"]
@@ -141,6 +142,9 @@ def test_predict_says_and_draws_what_is_in_images(study, shapes, tmp_path, capsy
     found = vm.predict(trial, given)
     assert found[1]["mask"].shape == (50, 70)
     assert np.bincount(found[1]["mask"].ravel(), minlength=3).argmax() == 0, "most is background"
+    assert (tmp_path / "masks/classes.txt").read_text().split() == ["background", "disc", "square"]
+    for name, row in (("001", found[0]), ("large", found[1])):
+        assert (np.asarray(Image.open(tmp_path / f"masks/{name}.png")) == row["mask"]).all()
 
 
 def test_drawing_is_refused_where_there_is_nothing_to_draw(tmp_path, capsys):
@@ -149,6 +153,8 @@ def test_drawing_is_refused_where_there_is_nothing_to_draw(tmp_path, capsys):
     Image.new("L", (8, 8)).save(tmp_path / "image.png")
     assert main(["predict", str(out), str(tmp_path / "image.png"), "--draw", str(tmp_path / "drawn")]) == 2
     assert "classification has nothing to draw" in capsys.readouterr().err
+    assert main(["predict", str(out), str(tmp_path / "image.png"), "--annotations", str(tmp_path / "masks")]) == 2
+    assert "classification writes no annotations" in capsys.readouterr().err
 
 
 def test_fractions_of_the_images_are_one_study(shapes, tmp_path, capsys):

@@ -604,26 +604,36 @@ VOC_LAYOUT = "Expected Annotations/NAME.xml, JPEGImages/NAME.jpg and, where it i
 @data_source(
     "voc",
     "voc:FOLDER",
-    "boxes in Pascal VOC's format",
-    options=OPTIONS,
+    "boxes in Pascal VOC's format; `?images=` and `?annotations=` name other folders than JPEGImages and Annotations",
+    options=(*OPTIONS, "images", "annotations"),
     claims=lambda path: (path / "Annotations").is_dir() and (path / "JPEGImages").is_dir(),
 )
 def voc(spec: Spec) -> Source:
     """Images with boxes. Classes are the names that occur, sorted."""
     root = spec.folder
-    if not (root / "Annotations").is_dir() or not (root / "JPEGImages").is_dir():
-        raise UserError(f"{spec} is not in Pascal VOC's format. {VOC_LAYOUT}")
-    files = {Path(name).stem: name for name in loose_images(root / "JPEGImages") if not name.startswith(".")}
+    images, annotated = (
+        root / spec.options.get(option, usual)
+        for option, usual in (("images", "JPEGImages"), ("annotations", "Annotations"))
+    )
+    if not annotated.is_dir() or not images.is_dir():
+        missing = printable(str(images if annotated.is_dir() else annotated))
+        raise UserError(
+            f"{spec} is not in Pascal VOC's format: there is no folder {missing}. {VOC_LAYOUT} For other names write "
+            "?images=FOLDER&annotations=FOLDER."
+        )
+    files = {Path(name).stem: name for name in loose_images(images) if not name.startswith(".")}
     broken: list[Broken] = []
     splits = {
-        split: [_voc_image(root, name, files.get(name, f"{name}.jpg")) for name in names]
-        for split, names in _voc_splits(root, files, broken).items()
+        split: [_voc_image(images / files.get(name, f"{name}.jpg"), annotated / f"{name}.xml") for name in names]
+        for split, names in _voc_splits(root, images, annotated, files, broken).items()
     }
-    classes = sorted({label for images in splits.values() for image in images for label in image.labels})
+    classes = sorted({label for found in splits.values() for image in found for label in image.labels})
     return source_of_boxes(spec, printable(root.resolve().name), classes, splits, broken)
 
 
-def _voc_splits(root: Path, files: dict[str, str], broken: list[Broken]) -> dict[str, list[str]]:
+def _voc_splits(
+    root: Path, images: Path, annotated: Path, files: dict[str, str], broken: list[Broken]
+) -> dict[str, list[str]]:
     """Names by split; all that have an XML file where nothing is split."""
     lists = root / "ImageSets" / "Main"
     found = {}
@@ -636,15 +646,15 @@ def _voc_splits(root: Path, files: dict[str, str], broken: list[Broken]) -> dict
         raise UserError(f"{printable(str(lists))} has {', '.join(found)} and no train.txt. {VOC_LAYOUT}")
     if found:
         return found
-    names = sorted(path.stem for path in (root / "Annotations").glob("*.xml"))
-    broken += [Broken("train", f"JPEGImages/{files[one]}", "has no XML file") for one in sorted({*files} - {*names})]
+    names = sorted(path.stem for path in annotated.glob("*.xml"))
+    broken += [Broken("train", f"{images.name}/{files[one]}", "has no XML file") for one in sorted({*files} - {*names})]
     return {"train": names}
 
 
-def _voc_image(root: Path, name: str, file: str) -> Found:
-    found = Found(root / "JPEGImages" / file, (1, 1))
+def _voc_image(path: Path, annotation: Path) -> Found:
+    found = Found(path, (1, 1))
     try:
-        raw = read_bytes(root / "Annotations" / f"{name}.xml", "XML")
+        raw = read_bytes(annotation, "XML")
         tree = ElementTree.fromstring(raw, ElementTree.XMLParser(target=_Builder()))
         found.size = int(_text(tree, "size/height")), int(_text(tree, "size/width"))
         for one in tree.iter("object"):

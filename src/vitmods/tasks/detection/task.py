@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 from vitmods.data.batch import Batch
 from vitmods.data.dataset import Joint, JointView
 from vitmods.recipes import Augment, Recipe
-from vitmods.tasks.base import TASKS, Example, Measured, Splits, Task, noise
+from vitmods.tasks.base import TASKS, Example, Measured, Predicted, Splits, Task, noise
 from vitmods.tasks.detection.drawing import with_objects
 from vitmods.tasks.detection.metrics import NAMES, AveragePrecision, image_ap50
 from vitmods.tasks.detection.objects import (
@@ -32,6 +33,7 @@ from vitmods.tasks.detection.recipes import DetectionPart
 from vitmods.tasks.drawing import legend, pixels_of
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
+from vitmods.util.files import make_folder, write_json
 
 if TYPE_CHECKING:  # torchvision's models, which studies of other tasks do without
     from vitmods.tasks.detection.heads import Detector, Found
@@ -59,6 +61,7 @@ class Detection(Task):
     title = "boxes around objects, with their classes"
     target = "boxes"
     metrics: ClassVar[tuple[Metric, ...]] = (*BOXES, OF_IMAGES)
+    hub_tag = "object-detection"
     uses_head = False
     divides = False
     usual_recipe = "small_detection"
@@ -197,6 +200,30 @@ class Detection(Task):
         top, right, bottom in pixels) and perhaps mask (COCO's run lengths), of all detections."""
         return [_said(one, classes, top) for one in outputs]
 
+    def annotate(self, out: Path, images: Sequence[Predicted], classes: tuple[str, ...]) -> None:
+        """Write a JSON file in COCO's format, whose annotations have a `score`: COCO's results are this list. Images
+        have the number that is their file's name, as COCO's have, or else are numbered from 1."""
+        stems = [image.path.stem for image in images]
+        numbered = all(stem.isascii() and stem.isdecimal() for stem in stems) and len({*map(int, stems)}) == len(stems)
+        numbers = [int(stem) for stem in stems] if numbered else range(1, len(stems) + 1)
+        annotations: list[dict[str, Any]] = []
+        for number, image in zip(numbers, images, strict=True):
+            for detection in image.prediction["objects"]:
+                left, top, right, bottom = detection["box"]
+                width, height = round(right - left, 2), round(bottom - top, 2)
+                annotation = {"id": len(annotations) + 1, "image_id": number, "score": detection["score"]}
+                annotation |= {"category_id": classes.index(detection["class"]) + 1, "bbox": [left, top, width, height]}
+                annotation |= {"area": width * height, "iscrowd": 0}
+                annotation |= {"segmentation": detection["mask"]} if "mask" in detection else {}
+                annotations.append(annotation)
+        listed = [
+            {"id": number, "file_name": image.path.name, "height": image.size[0], "width": image.size[1]}
+            for number, image in zip(numbers, images, strict=True)
+        ]
+        categories = [{"id": i, "name": name} for i, name in enumerate(classes, 1)]
+        make_folder(out.parent)
+        write_json(out, {"images": listed, "categories": categories, "annotations": annotations})
+
     def legend(self, classes: tuple[str, ...]) -> dict[str, str]:
         """The palette's."""
         return legend(classes)
@@ -223,6 +250,7 @@ class InstanceSegmentation(Detection):
 
     name = "instance_segmentation"
     title = "a mask for each object, with box and class"
+    hub_tag = "image-segmentation"
     target = "instances"
     metrics: ClassVar[tuple[Metric, ...]] = (*BOXES, *MASKS, OF_IMAGES)
     masks: ClassVar[bool] = True

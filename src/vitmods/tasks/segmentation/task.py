@@ -13,25 +13,28 @@ put through a softmax; probabilities are averaged over sizes and mirror images.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 
 from vitmods.data.batch import Batch
 from vitmods.data.dataset import Joint, JointView
 from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
-from vitmods.tasks.base import TASKS, Example, Measured, Splits, Task, TaskModel, noise
+from vitmods.tasks.base import TASKS, Example, Measured, Predicted, Splits, Task, TaskModel, noise
 from vitmods.tasks.drawing import legend, palette, pixels_of
 from vitmods.tasks.features import feature_channels, feature_maps, feature_strides
 from vitmods.tasks.metrics import Metric
 from vitmods.tasks.segmentation.masks import IGNORE, MaskFile, evaluation_views, labelled_pixels, training_views
 from vitmods.tasks.segmentation.recipes import SegmentationPart
 from vitmods.util.errors import UserError
+from vitmods.util.files import make_folder, write_atomically
 
 Size = tuple[int, int]
 
@@ -185,6 +188,7 @@ class Segmentation(Task):
         Metric("pixel_accuracy", "pixel accuracy", ""),
     )
     recipe_part = SegmentationPart
+    hub_tag = "image-segmentation"
     uses_head = False
     usual_recipe = "small_segmentation"
     unread = (
@@ -317,6 +321,16 @@ class Segmentation(Task):
         """The image with its classes in colors."""
         labels = shown.read() if isinstance(shown, MaskFile) else shown["mask"]
         return overlay(image, labels)
+
+    def annotate(self, out: Path, images: Sequence[Predicted], classes: tuple[str, ...]) -> None:
+        """Write a folder of masks: gray PNG files whose values are class numbers, and classes.txt with the names."""
+        make_folder(out)
+        for image in images:
+            mask = Image.fromarray(image.prediction["mask"])
+            write_atomically(out / f"{image.name}.png", partial(mask.save, format="PNG"))
+        write_atomically(
+            out / "classes.txt", lambda file: file.write("".join(f"{name}\n" for name in classes).encode())
+        )
 
     def legend(self, classes: tuple[str, ...]) -> dict[str, str]:
         """The palette's."""

@@ -34,6 +34,7 @@ class SequenceClassification(Classification):
     name = "sequence_classification"
     title = "one class a sequence of tokens"
     inputs = "tokens"
+    hub_tag = "text-classification"
 
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> Self:
