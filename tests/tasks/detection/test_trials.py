@@ -159,5 +159,6 @@ def test_masks_are_trained_from_the_shell_by_a_plain_vit_and_drawn(shapes, tmp_p
         shutil.copy(image, written.parent)
     source = open_source(f"coco:{written.parent}")
     assert source.classes == ("disc", "square")
+    capsys.readouterr()
     assert main([*command, "csv"]) == 0
     assert capsys.readouterr().out.startswith("image,rank,class,")
