@@ -169,7 +169,7 @@ def test_processes_see_the_same_images_as_one(root: Path) -> None:
 
 def test_processes_that_do_not_fit(root: Path) -> None:
     dataset = load(root / "pets")
-    with pytest.raises(UserError, match="rank must lie between 0"):
+    with pytest.raises(UserError, match="rank must be between 0"):
         dataset.for_process(2, 2)
     with pytest.raises(UserError, match="A batch of 2 images is too small for 3 processes"):
         dataset.for_process(0, 3).train_batches(seed=0, epoch=0, batch_size=2)

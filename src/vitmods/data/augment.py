@@ -60,16 +60,16 @@ def inception_boxes(
     unless the box spans the image.
     """
     boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
-    left = np.arange(len(index))
+    pending = np.arange(len(index))
     for attempt in range(INCEPTION_TRIES):
         draws = [
-            uniform(seed, stream, epoch, index[left], attempt)
+            uniform(seed, stream, epoch, index[pending], attempt)
             for stream in (Stream.CROP_SHAPE, Stream.CROP_SIZE, Stream.CROP_TOP, Stream.CROP_LEFT)
         ]
-        drawn, fits = _inception_box(sizes[left], scale, ratio[0] + draws[0] * (ratio[1] - ratio[0]), draws[1:])
-        boxes[left[fits]] = drawn[fits]
-        left = left[~fits]
-        if not len(left):
+        drawn, fits = _inception_box(sizes[pending], scale, ratio[0] + draws[0] * (ratio[1] - ratio[0]), draws[1:])
+        boxes[pending[fits]] = drawn[fits]
+        pending = pending[~fits]
+        if not len(pending):
             break
     return boxes
 
@@ -111,11 +111,11 @@ def erase_boxes(seed: int, epoch: int, index: Ints, size: tuple[int, int], proba
     aspect = np.exp(_between(np.log(ERASE_RATIO), shape))
     shapes = np.stack([np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))], axis=-1).astype(np.int64)
     fits = _all(shapes > 0) & _all(shapes < np.array(size))
-    found = fits.any(axis=1)
-    box = shapes[np.arange(len(chosen)), fits.argmax(axis=1)][found]
-    top = _place(uniform(seed, Stream.ERASE_TOP, epoch, samples[found]), size[0] - box[:, 0])
-    left = _place(uniform(seed, Stream.ERASE_LEFT, epoch, samples[found]), size[1] - box[:, 1])
-    return chosen[found], np.concatenate([top[:, None], left[:, None], box], axis=1)
+    fit = fits.any(axis=1)
+    box = shapes[np.arange(len(chosen)), fits.argmax(axis=1)][fit]
+    top = _place(uniform(seed, Stream.ERASE_TOP, epoch, samples[fit]), size[0] - box[:, 0])
+    left = _place(uniform(seed, Stream.ERASE_LEFT, epoch, samples[fit]), size[1] - box[:, 1])
+    return chosen[fit], np.concatenate([top[:, None], left[:, None], box], axis=1)
 
 
 def cutmix_box(size: tuple[int, int], kept: float, at: tuple[float, float]) -> tuple[int, int, int, int]:

@@ -1,9 +1,8 @@
 """ImageDataset: images ready for training and evaluation.
 
-Sets too large to keep decoded: every image is read and decoded whenever it is needed.
-
-All is as for a set that is kept, to the bit, but the order of training images: where they lie in shards, these are
-read one after the other in a random order, and images change places only with others nearby (a shuffle buffer).
+Images of a set that is too large to keep decoded are read and decoded whenever they are needed. Batches are
+bit-identical to those of a set that is kept, except for the order of training images in shards: shards are read one
+after the other in a random order, and images change places only with others nearby (a shuffle buffer).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,8 +47,8 @@ Change = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Draw:
-    """What the random numbers of a training batch may depend on: seed, epoch, and the views (B,) as `data.sampler`
-    numbers them, `index` being the positions of their images in the split."""
+    """All that the random numbers of a training batch may depend on: seed, epoch, and the views (B,) as `data.sampler`
+    numbers them; `index`: the positions of their images in the split."""
 
     seed: int
     epoch: int
@@ -61,8 +60,8 @@ class Draw:
 
 @dataclass(frozen=True)
 class Annotated:
-    """An image's annotation (None: not known, it is to be predicted) and the image's size (height, width), both as the
-    image is in its file: it may be stored smaller."""
+    """An image's annotation (None: unknown, to be predicted) and the image's size (height, width), both as in its file:
+    it may be stored smaller."""
 
     annotation: Any
     native: tuple[int, int]
@@ -73,8 +72,8 @@ Joint = Callable[[Sequence[NDArray[np.uint8]], Any, Draw], tuple[tuple[Tensor, .
 and boxes a list of Annotated) -> one or several views of all images, uint8 (B, C, H, W) each, and their targets."""
 
 JointView = Callable[[Sequence[NDArray[np.uint8]], Any, tuple[int, int], Augment], tuple[Tensor, Any]]
-"""The same for evaluation, without anything random: images as stored, targets, img_size and augmentation -> images
-uint8 (B, C, H, W), those of other sizes padded on the right and below, and their targets."""
+"""Prepares images and targets for evaluation: images as stored, targets, img_size and augmentation -> images uint8
+(B, C, H, W), those of other sizes padded on the right and below, and their targets."""
 
 
 _BOXES = {"random_resized": crop_boxes, "inception": inception_boxes}
@@ -119,11 +118,11 @@ class Split(AnySplit):
 def independent(splits: Iterable[Any]) -> tuple[int, bool]:
     """How many images of splits are independent, and whether these are groups, each of images that belong together."""
     splits = list(splits)
-    return sum(len(set(one.groups or one.ids)) for one in splits), any(one.groups for one in splits)
+    return sum(len(set(split.groups or split.ids)) for split in splits), any(split.groups for split in splits)
 
 
 class SplitDataset:
-    """What data sets of images and of sequences say alike of their classes and splits."""
+    """Classes and splits of data sets of images and of other inputs."""
 
     classes: tuple[str, ...]
     splits: Mapping[str, Any]
@@ -181,16 +180,16 @@ class ImageDataset(SplitDataset):
     def train(self) -> Split:
         """The split to train on. UserError where the set is for evaluation only."""
         if "train" not in self.splits:
-            raise UserError(f"{self.name} is an evaluation set: it has no images to train on. Train on another set.")
+            raise UserError(f"{self.name} is an evaluation set without training images: train on another set.")
         return self.splits["train"]
 
     def summary(self) -> dict[str, Any]:
-        """What was found, in plain types for JSON: see docs/data.md for the fields."""
+        """The facts of the set, in plain types for JSON: see docs/data.md for the fields."""
         return self.facts
 
     def samples(self, n: int) -> list[tuple[str, NDArray[np.uint8]]]:
-        """n training images with their class names, going round the classes; uint8 (H, W, 3). Of an evaluation set:
-        those that it is evaluated on."""
+        """n training images (of an evaluation set, test images) with their class names, one class after the other in
+        turn; uint8 (H, W, 3)."""
         train = self.splits["train" if "train" in self.splits else self.eval_split]
         rank = np.zeros(len(train), dtype=np.int64)
         for label in range(self.num_classes + 1):  # the last: images without any label
@@ -200,23 +199,21 @@ class ImageDataset(SplitDataset):
         stored = [train.store.image(int(i)) for i in chosen]
         if not train.geometry.shrink:  # originals may be large, and are shown small
             stored = [replace(train.geometry, shrink=True).store(image) for image in stored]
-        pixels = [np.broadcast_to(p, (3, *p.shape[1:])) for p in stored]
-        shown = [np.ascontiguousarray(p.transpose(1, 2, 0)) for p in pixels]
-        return [(self._names(train, int(i)), p) for i, p in zip(chosen, shown, strict=True)]
-
-    def _names(self, split: Split, i: int) -> str:
-        """The class of an image, or all its labels."""
-        if self.target == "class" or split.label_sets is None:
-            return self.classes[int(split.labels[i])]
-        return " + ".join(self.classes[label] for label in split.label_sets[i]) or "no label"
+        names = [self.classes[train.labels[i]] for i in chosen]
+        if self.target != "class" and train.label_sets is not None:
+            sets = [train.label_sets[i] for i in chosen]
+            names = [" + ".join(self.classes[label] for label in labels) or "no label" for labels in sets]
+        pixels = [np.broadcast_to(p, (3, *p.shape[1:])).transpose(1, 2, 0) for p in stored]
+        return [(name, np.ascontiguousarray(p)) for name, p in zip(names, pixels, strict=True)]
 
     def for_process(self, rank: int, world_size: int) -> Self:
-        """What process `rank` of `world_size` sees: each batch is dealt out, so together they see what one would.
+        """The data set of process `rank` of `world_size`: each batch is dealt out, so that all see together what one
+        process would.
 
         batch_size stays that of all processes together. Raises UserError for a rank outside 0..world_size - 1.
         """
         if not 0 <= rank < world_size:
-            raise UserError(f"rank must lie between 0 and world_size - 1, not {rank} of {world_size}.")
+            raise UserError(f"rank must be between 0 and world_size - 1, not {rank} of {world_size}.")
         return replace(self, rank=rank, world_size=world_size)
 
     def steps_per_epoch(self, batch_size: int) -> int:
@@ -224,9 +221,9 @@ class ImageDataset(SplitDataset):
         return max(1, len(self.train) // batch_size)
 
     def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
-        """The epoch's batches from number `start` on. What does not fill a last batch is dropped (other images each
-        epoch); a set smaller than a batch gives one batch of all. With repeats there are as many batches, of so many
-        times fewer images."""
+        """The epoch's batches from number `start` on. Images that do not fill a last batch are dropped (others in each
+        epoch); a set smaller than a batch gives one batch of all. With repeats, there are as many batches, of
+        so many times fewer images."""
         views = repeated(self._order(seed, epoch), self.augment.repeats)
         if (largest := min(batch_size, len(views))) < self.world_size:
             raise UserError(f"A batch of {largest} images is too small for {self.world_size} processes.")
@@ -272,7 +269,7 @@ class ImageDataset(SplitDataset):
         return permutation(seed, epoch, len(self.train))
 
     def _own(self, index: Ints) -> Ints:
-        """What of a batch belongs to this process."""
+        """The part of a batch that belongs to this process."""
         return index[self.rank :: self.world_size]
 
     def _train_batch(self, views: Ints, seed: int, epoch: int, number: int) -> Batch:
@@ -317,11 +314,11 @@ class ImageDataset(SplitDataset):
         """Training views, uint8 (B, C, H, W), which the caller may change."""
         train, index = self.train, positions(views)
         if self.augment.crop in _BOXES:
-            whole = [train.store.image(i) for i in index.tolist()]
-            sizes = np.array([image.shape[1:] for image in whole])
+            images = [train.store.image(i) for i in index.tolist()]
+            sizes = np.array([image.shape[1:] for image in images])
             draw = _BOXES[self.augment.crop]
             boxes = draw(seed, epoch, views, sizes, self.augment.crop_scale, self.augment.crop_ratio)
-            return resized_crops(whole, boxes, self.img_size, train.geometry.crop_method)
+            return resized_crops(images, boxes, self.img_size, train.geometry.crop_method)
         pixels = self._centre_views(train, index)
         if self.augment.crop == "none":
             return pixels
@@ -333,7 +330,7 @@ class ImageDataset(SplitDataset):
         return pad_crop(pixels.numpy(), top, left, pad)
 
     def _views(self, split: Split, index: Ints) -> tuple[Tensor, Any]:
-        """What evaluation sees, uint8 (B, C, H, W), and the targets."""
+        """The views of evaluation, uint8 (B, C, H, W), and the targets."""
         targets = self._targets(split.name, index)
         if self.joint_view is None:
             return self._centre_views(split, index), targets
@@ -348,7 +345,7 @@ class ImageDataset(SplitDataset):
         return torch.cat([split.geometry.view(image) for image in pixels])
 
     def _made(self, pixels: Tensor, targets: Any, index: Tensor, views: tuple[Tensor, ...] = ()) -> Batch:
-        """The batch of images that are normalized and nothing else, or will be."""
+        """The batch of images that are only normalized, now or on the device."""
         batch = Batch(pixels, targets, index, views, DeferredTransforms(*self._mean_and_std))
         return batch if self.uint8 else batch.transformed()
 
@@ -359,17 +356,17 @@ class ImageDataset(SplitDataset):
     def _targets(self, split: str, index: Ints) -> Any:
         """Classes int64 (B,), 0 where none is asked for; labels float32 (B, K), 1 for each that an image has; or a list
         of Annotated."""
-        found = self.splits[split]
+        images = self.splits[split]
         if self.target in ("class", "nothing"):
-            return torch.from_numpy(found.labels[index])
+            return torch.from_numpy(images.labels[index])
         if self.target != "labels":
-            assert found.annotations is not None
-            native = found.store.index.native
-            return [Annotated(found.annotations[i], (int(native[i, 0]), int(native[i, 1]))) for i in index.tolist()]
-        assert found.label_sets is not None
+            assert images.annotations is not None
+            native = images.store.index.native
+            return [Annotated(images.annotations[i], (int(native[i, 0]), int(native[i, 1]))) for i in index.tolist()]
+        assert images.label_sets is not None
         targets = torch.zeros(len(index), self.num_classes)
         for row, i in enumerate(index.tolist()):
-            targets[row, list(found.label_sets[i])] = 1.0
+            targets[row, list(images.label_sets[i])] = 1.0
         return targets
 
 
@@ -383,15 +380,15 @@ class LazyStore(Store):
 
     def image(self, i: int) -> NDArray[np.uint8]:
         """Image i (C, H, W) as a store would have it. Raises UserError if it can no longer be read."""
+        name = printable(self.records.ids[i])
         try:
-            with busy_with(printable(self.records.ids[i])):
+            with busy_with(name):
                 return self.geometry.store(decode(self.records.fetch(int(self.records.keys[i])), self.channels))
         except Unreadable as error:
-            name = printable(self.records.ids[i])
-            raise UserError(f"{name} cannot be read any more: {error}. Repair it and go on.") from error
+            raise UserError(f"{name} cannot be read any more: {error}. Repair it and resume.") from error
 
     def batch(self, index: Ints) -> None:
-        """There is none: the images are not kept."""
+        """None, since the images are not kept."""
         return None
 
 

@@ -56,15 +56,15 @@ def with_target(source: Source, target: str) -> Source:
             for name, part in source.splits.items()
         }
         return replace(source, classes=("image",), splits=splits, target=target)
-    given, asked = target_named(source.target), target_named(target)
-    if source.target in asked.conversions:
-        return asked.conversions[source.target](source)
+    present, wanted = target_named(source.target), target_named(target)
+    if source.target in wanted.conversions:
+        return wanted.conversions[source.target](source)
     sets = [part.label_sets for part in source.splits.values()]
     if target == "labels" and source.target not in ("class", "nothing") and None not in sets:
         return replace(source, target=target)
     if target != "labels" or source.target != "class":
         raise UserError(
-            f"{printable(source.spec)} gives {given.title} of each image, not {asked.title}. {given.remedy}"
+            f"{printable(source.spec)} gives {present.title} of each image, not {wanted.title}. {present.remedy}"
         )
     if source.class_map is not None:
         raise UserError(f"{printable(source.spec)} evaluates models of other classes; it has no labels to train on.")
@@ -83,8 +83,8 @@ def with_target(source: Source, target: str) -> Source:
 
 def label_counts(sets: Iterable[tuple[int, ...]], labels: int) -> list[int]:
     """How many images have each label."""
-    found = Counter(label for some in sets for label in some)
-    return [found[label] for label in range(labels)]
+    counts = Counter(label for image in sets for label in image)
+    return [counts[label] for label in range(labels)]
 
 
 def label_problems(sets: Sets, labels: tuple[str, ...]) -> list[str]:
@@ -100,12 +100,12 @@ def label_problems(sets: Sets, labels: tuple[str, ...]) -> list[str]:
 
 def with_rarest(source: Source) -> Source:
     """Labels are split and limited in proportion by the rarest that each image has; those without any by themselves."""
-    every = [some for part in source.splits.values() for some in part.label_sets or ()]
-    counts = label_counts(every, len(source.classes))
+    sets = [labels for part in source.splits.values() for labels in part.label_sets or ()]
+    counts, none = label_counts(sets, len(source.classes)), len(source.classes)
 
     def rarest(part: Records) -> Records:
-        none = len(source.classes)
-        keys = [min(some, key=lambda label: (counts[label], label), default=none) for some in part.label_sets or ()]
+        sets = part.label_sets or ()
+        keys = [min(labels, key=lambda label: (counts[label], label), default=none) for labels in sets]
         return replace(part, labels=np.array(keys, dtype=np.int64))
 
     return replace(source, splits={name: rarest(part) for name, part in source.splits.items()})

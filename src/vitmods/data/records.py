@@ -1,4 +1,4 @@
-"""What a source of images offers: names, labels and a way to fetch each image."""
+"""Images as a source offers them: names, labels and a way to fetch each image."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -22,11 +22,11 @@ SPLIT_NAMES = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
-"""What folders, shards and tables of a split are called."""
+"""The names of a split's folders, shards and tables."""
 
 
 def split_named(word: str) -> str | None:
-    """The split that is called so, in any case; None: none is."""
+    """The split of this name, in upper or lower case; None if there is none."""
     return next((split for split, names in SPLIT_NAMES.items() if word.lower() in names), None)
 
 
@@ -37,7 +37,7 @@ ENDINGS = frozenset(
 
 
 class Annotation(Protocol):
-    """What is known of one image beyond its classes (a mask, boxes), in pixels of the image as it is in its file."""
+    """Facts of one image beyond its classes (a mask, boxes), in pixels of the image as in its file."""
 
     @property
     def stamp(self) -> str:
@@ -76,8 +76,8 @@ class Records:
     def __post_init__(self) -> None:
         if self.rows is None:
             object.__setattr__(self, "rows", np.arange(len(self.stamps)))
-        known = [column for column in (self.shards, self.native, self.digests) if column is not None]
-        assert {len(self.labels), len(self.rows), len(self.keys), *map(len, known)} == {len(self.ids)}
+        columns = [column for column in (self.shards, self.native, self.digests) if column is not None]
+        assert {len(self.labels), len(self.rows), len(self.keys), *map(len, columns)} == {len(self.ids)}
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -105,7 +105,7 @@ class Records:
 
 
 class Broken(NamedTuple):
-    """What should be an image with a label and is none."""
+    """An entry that should be an image with a label, and is not."""
 
     split: str
     path: str
@@ -124,7 +124,7 @@ class Streaming:
 def joined(*parts: Records) -> Records:
     """All images of the parts, one part after the other."""
     starts = np.cumsum([0, *(len(part) for part in parts)])
-    sets, known = [part.label_sets for part in parts], [part.annotations for part in parts]
+    sets, annotations = [part.label_sets for part in parts], [part.annotations for part in parts]
 
     def fetch(key: int) -> Raw:
         part = int(np.searchsorted(starts, key, side="right")) - 1
@@ -136,8 +136,8 @@ def joined(*parts: Records) -> Records:
         stamps=tuple(part.stamps[row] for part in parts for row in part.rows),
         fetch=fetch,
         keys=np.arange(starts[-1]),
-        label_sets=None if None in sets else tuple(one for some in sets for one in some or ()),
-        annotations=None if None in known else tuple(one for some in known for one in some or ()),
+        label_sets=None if None in sets else tuple(labels for part in sets for labels in part or ()),
+        annotations=None if None in annotations else tuple(item for part in annotations for item in part or ()),
     )
 
 

@@ -63,42 +63,42 @@ def problems(
         return ["There are no readable images."]
     if "train" not in splits:
         return []
-    found = []
+    texts = []
     trained = set(_present(source, splits["train"]))
     if not len(splits["train"]):
-        found.append("There are no readable training images.")
+        texts.append("There are no readable training images.")
     elif source.target == "labels":
-        found += label_problems(splits["train"].label_sets or (), source.classes)
+        texts += label_problems(splits["train"].label_sets or (), source.classes)
     elif source.target == "class" and len(trained) == 1:
         only = source.classes[trained.pop()]
-        found.append(f'There is one class only, "{only}": comparing needs at least two, each in a folder of its own.')
+        texts.append(f'There is one class only, "{only}": comparing needs at least two, each in a folder of its own.')
     if source.unseen and "missing" not in source.allow:
-        found.append(
+        texts.append(
             f"{source.unseen} Correct the list of classes (in classes.txt, cell,255 gives the class cell the value "
             f"255), or write {_allowing(source, 'missing')} to keep classes without pixels."
         )
     if check := target_named(source.target).check:
-        found += check(splits)
+        texts += check(splits)
     if train_on_all:
-        return found
+        return texts
     if len(splits) == 1 or not any(len(split) for name, split in splits.items() if name != "train"):
-        found.append("There are no images to evaluate on: add a val or test split, or images to make one from.")
+        texts.append("There are no images to evaluate on: add a val or test split, or images to make one from.")
     else:
         empty = [name for name, split in splits.items() if name != "train" and not len(split)]
-        found += [f"There are no images in {name}: add some, or leave {name} out." for name in empty]
+        texts += [f"There are no images in {name}: add some, or leave {name} out." for name in empty]
     if "missing" not in source.allow and (len(trained) > 1 or source.target != "class"):
-        found += [
+        texts += [
             f"Classes in {name} without any training image: {names}. Add some, remove them there, or write "
             f"{_allowing(source, 'missing')} to keep them."
             for name, names in _untrained(source, splits).items()
         ]
     if "overlap" not in source.allow:
-        found += [
+        texts += [
             f"{text}: its numbers would flatter. Remove them from one of the two, or write "
             f"{_allowing(source, 'overlap')} to use them as they are."
             for text in [*_repeats(splits), *(_leaking_groups(splits, group_by) if group_by else [])]
         ]
-    return found
+    return texts
 
 
 def record(broken: Broken) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Work ahead in threads, with the results in order; and a time-out for what is read meanwhile."""
+"""Work ahead in threads, with the results in order, and a time-out for reading."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from vitmods.util.errors import UserError
 
 Item = TypeVar("Item")
-PATIENCE_S = 1800.0  # that an image or a batch may take
+PATIENCE_S = 1800.0  # for an image or a batch
 PATIENCE_SETTING = "VITMODS_DATA_TIMEOUT"
 AHEAD = 64  # images, where they are read for themselves and not in batches
 END_S = 5.0  # that threads may take to finish what they are at
@@ -22,12 +22,12 @@ _reading: dict[int, tuple[str, float]] = {}  # thread -> what it reads, and sinc
 
 
 def cores() -> int:
-    """Cores this process may use; not every system can tell that."""
+    """Cores that this process may use, where the system reports them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def patience() -> float | None:
-    """Seconds to wait for an image or a batch; None: for ever. UserError where the setting is no number."""
+    """Seconds to wait for an image or a batch; None: for ever. UserError where the setting is not a number."""
     text = os.environ.get(PATIENCE_SETTING, "").strip()
     try:
         seconds = float(text) if text else PATIENCE_S
@@ -38,7 +38,7 @@ def patience() -> float | None:
 
 @contextmanager
 def busy_with(name: str) -> Iterator[None]:
-    """While inside, this thread reads `name`: what a time-out tells."""
+    """Report `name` as what this thread reads, should there be a time-out inside."""
     thread = threading.get_ident()
     before = _reading.get(thread)
     _reading[thread] = name, time.monotonic()
@@ -133,8 +133,8 @@ def _work(make: Callable[[int], Any], tasks: "SimpleQueue[tuple[Future[Any], int
 def _late(threads: Iterable[threading.Thread], limit: float) -> UserError:
     now = time.monotonic()
     busy = sorted((_reading[t.ident][1], t.name, _reading[t.ident][0]) for t in threads if t.ident in _reading)
-    found = "; ".join(f"{name} has been at {what} for {now - since:.0f} s" for since, name, what in busy[:3])
+    reading = "; ".join(f"{name} has been at {what} for {now - since:.0f} s" for since, name, what in busy[:3])
     return UserError(
-        f"No images for {limit:g} s: {found or 'their threads do not come to an end'}. Look whether the disk or "
-        f"the network answers; {PATIENCE_SETTING} says how many seconds to wait, 0 for ever."
+        f"No images for {limit:g} s: {reading or 'their threads do not come to an end'}. Check that the disk or the "
+        f"network answers; {PATIENCE_SETTING} sets how many seconds to wait, 0 for ever."
     )
