@@ -237,7 +237,19 @@ def test_shell_and_python_split_alike(twins: Path, tmp_path: Path, capsys: pytes
     assert parts_of(load(twins, split_file=tmp_path / "out" / "split.csv")) == ours
 
 
-@pytest.mark.parametrize("option", [{"fold": (5, 5)}, {"val_fraction": 1.5}, {"limit_train": 1.5}, {"limit_val": 0}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"fold": (5, 5)},
+        {"val_fraction": 1.5},
+        {"limit_train": 1.5},
+        {"limit_val": 0},
+        {"group_by": "("},
+        {"group_by": "group_by.csv"},
+        {"split_file": "split_file.csv"},
+    ],
+    ids=str,
+)
 def test_impossible_options_cost_no_scan(option: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitmods.data.loading.open_source", lambda spec: pytest.fail("images were listed"))
     monkeypatch.setattr("vitmods.study.study.defaults_for", lambda spec: pytest.fail("images were listed"))

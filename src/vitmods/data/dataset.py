@@ -199,10 +199,9 @@ class ImageDataset(SplitDataset):
         stored = [train.store.image(int(i)) for i in chosen]
         if not train.geometry.shrink:  # originals may be large, and are shown small
             stored = [replace(train.geometry, shrink=True).store(image) for image in stored]
-        names = [self.classes[train.labels[i]] for i in chosen]
-        if self.target != "class" and train.label_sets is not None:
-            sets = [train.label_sets[i] for i in chosen]
-            names = [" + ".join(self.classes[label] for label in labels) or "no label" for labels in sets]
+        several = None if self.target == "class" else train.label_sets
+        sets = [(train.labels[i],) if several is None else several[i] for i in chosen]
+        names = [" + ".join(self.classes[label] for label in labels) or "no label" for labels in sets]
         pixels = [np.broadcast_to(p, (3, *p.shape[1:])).transpose(1, 2, 0) for p in stored]
         return [(name, np.ascontiguousarray(p)) for name, p in zip(names, pixels, strict=True)]
 

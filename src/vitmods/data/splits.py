@@ -51,11 +51,7 @@ def group_keys(group_by: str | Path, ids: Sequence[str]) -> tuple[str, ...]:
         group_of = {row["image"]: row["group"] for row in read_columns(group_by, ("image", "group"))}
         keys = [group_of.get(name) or group_of.get(cell(name)) for name in ids]
     else:
-        try:
-            expression = re.compile(str(group_by))
-        except re.error as error:
-            text = printable(str(group_by))
-            raise UserError(f'group_by="{text}" is not a valid regular expression: {error}.') from error
+        expression = _compile(group_by)
         keys = [match[min(1, expression.groups)] if match else None for match in map(expression.search, ids)]
     if without := [name for name, key in zip(ids, keys, strict=True) if not key]:
         raise UserError(
@@ -64,6 +60,14 @@ def group_keys(group_by: str | Path, ids: Sequence[str]) -> tuple[str, ...]:
             "image and group that names each."
         )
     return tuple(map(str, keys))
+
+
+def _compile(group_by: str | Path) -> re.Pattern[str]:
+    try:
+        return re.compile(str(group_by))
+    except re.error as error:
+        text = printable(str(group_by))
+        raise UserError(f'group_by="{text}" is not a valid regular expression: {error}.') from error
 
 
 def groups_of(ids: Sequence[str], group_by: str | Path | None, digests: NDArray[np.uint8]) -> tuple[str, ...] | None:
@@ -274,6 +278,11 @@ class SplitOptions:
             self.refuse("limit_val says how many images val has", "val_fraction")
         if self.fold is not None:
             self.refuse("the number of folds says how large test is", "test_fraction")
+        if self.group_by and not str(self.group_by).lower().endswith(".csv"):
+            _compile(self.group_by)
+        for path in (self.split_file, self.group_by):
+            if str(path).lower().endswith(".csv") and not expand_user(str(path)).exists():
+                raise UserError(f"{printable(str(path))} cannot be read as a CSV file: there is no such file.")
 
     def refuse(self, reason: str, *names: str) -> None:
         """Raise UserError for the first of these options that is set."""
