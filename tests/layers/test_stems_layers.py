@@ -9,21 +9,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vitmods.layers import (
-    Block,
-    DualPatchNormStem,
-    HMLPStem,
-    LayerNorm,
-    LeViTStem,
-    LinearStem,
-    LocalTransformerStem,
-    StemSize,
-)
+from vitmods import layers as vml
 from vitmods.layers.norms import BatchNorm
 from vitmods.layers.stems import patchify
 from vitmods.util.errors import UserError
 
-KINDS = [HMLPStem, LeViTStem, LocalTransformerStem]
+KINDS = [vml.HMLPStem, vml.LeViTStem, vml.LocalTransformerStem]
 
 
 def convolutions(stem):
@@ -40,7 +31,7 @@ def convolutions(stem):
     ],
 )
 def test_hmlp_grows_from_4_pixels_by_doubling(patch, layers):
-    stem = HMLPStem(StemSize(2 * patch, patch, 3, 64))
+    stem = vml.HMLPStem(vml.StemSize(2 * patch, patch, 3, 64))
     assert convolutions(stem) == layers
     assert math.prod(side for side, _ in convolutions(stem)) == patch
     assert sum(isinstance(m, nn.GELU) for m in stem.modules()) == len(layers) - 1
@@ -55,7 +46,7 @@ def test_hmlp_grows_from_4_pixels_by_doubling(patch, layers):
     ("patch", "widths"), [(2, [64]), (4, [32, 64]), (16, [8, 16, 32, 64]), (32, [4, 8, 16, 32, 64])]
 )
 def test_levit_halves_the_image_and_doubles_the_width(patch, widths):
-    stem = LeViTStem(StemSize((2 * patch, patch), patch, 3, 64))
+    stem = vml.LeViTStem(vml.StemSize((2 * patch, patch), patch, 3, 64))
     assert convolutions(stem) == [(3, width) for width in widths]
     assert not [name for name, _ in stem.named_parameters() if name.startswith("proj.bias")]
     assert stem(torch.randn(8, 3, 2 * patch, patch)).shape == (8, 2, 64)
@@ -64,29 +55,29 @@ def test_levit_halves_the_image_and_doubles_the_width(patch, widths):
 @pytest.mark.parametrize(
     ("kind", "sizes", "message"),
     [
-        (HMLPStem, {"patch_size": 14}, r"4, 8, 16, 32, \.\.\., not 14. Use patch_size=8"),
-        (HMLPStem, {"patch_size": 2}, "not 2. Use patch_size=4"),
-        (HMLPStem, {"patch_size": 12}, "not 12. Use patch_size=8"),
-        (HMLPStem, {"patch_size": (8, 16)}, "square patches, got 8 x 16"),
-        (HMLPStem, {"patch_size": 8, "embed_dim": 30}, "multiple of 4, got 30"),
-        (LeViTStem, {"patch_size": 14}, "2, 4, 8, 16, .*, not 14"),
-        (LeViTStem, {"patch_size": 1}, "not 1"),
-        (LeViTStem, {"patch_size": (8, 16)}, "square patches"),
-        (LeViTStem, {"patch_size": 16, "embed_dim": 20}, "multiple of 8, got 20"),
-        (LocalTransformerStem, {"patch_size": (16, 14)}, "multiples of 4 pixels, not 16 x 14"),
+        (vml.HMLPStem, {"patch_size": 14}, r"4, 8, 16, 32, \.\.\., not 14. Use patch_size=8"),
+        (vml.HMLPStem, {"patch_size": 2}, "not 2. Use patch_size=4"),
+        (vml.HMLPStem, {"patch_size": 12}, "not 12. Use patch_size=8"),
+        (vml.HMLPStem, {"patch_size": (8, 16)}, "square patches, got 8 x 16"),
+        (vml.HMLPStem, {"patch_size": 8, "embed_dim": 30}, "multiple of 4, got 30"),
+        (vml.LeViTStem, {"patch_size": 14}, "2, 4, 8, 16, .*, not 14"),
+        (vml.LeViTStem, {"patch_size": 1}, "not 1"),
+        (vml.LeViTStem, {"patch_size": (8, 16)}, "square patches"),
+        (vml.LeViTStem, {"patch_size": 16, "embed_dim": 20}, "multiple of 8, got 20"),
+        (vml.LocalTransformerStem, {"patch_size": (16, 14)}, "multiples of 4 pixels, not 16 x 14"),
     ],
 )
 def test_patches_that_do_not_fit_are_errors(kind, sizes, message):
     with pytest.raises(UserError, match=message):
-        kind(StemSize(112, **sizes))
+        kind(vml.StemSize(112, **sizes))
 
 
 def test_local_transformer_written_out():
     """Cells of a patch in row-major order are the tokens of pre-norm blocks; what these give side by side is
     projected."""
     torch.manual_seed(0)
-    stem = LocalTransformerStem(StemSize((8, 24), (8, 12), 2, 24)).double()
-    assert {type(m) for m in stem.blocks} == {Block}
+    stem = vml.LocalTransformerStem(vml.StemSize((8, 24), (8, 12), 2, 24)).double()
+    assert {type(m) for m in stem.blocks} == {vml.Block}
     assert (len(stem.blocks), stem.blocks[0].attn.num_heads, stem.embed.in_features) == (12, 4, 2 * 2 * 3)
     images = torch.randn(1, 2, 8, 24, dtype=torch.float64)
     for token in range(2):
@@ -100,19 +91,19 @@ def test_local_transformer_written_out():
 
 @pytest.mark.parametrize(("dim", "width"), [(768, 56), (384, 28), (192, 16), (32, 4), (1024, 76)])
 def test_width_of_the_local_transformer(dim, width):
-    assert LocalTransformerStem(StemSize(16, 16, 3, dim)).embed.out_features == width
+    assert vml.LocalTransformerStem(vml.StemSize(16, 16, 3, dim)).embed.out_features == width
 
 
 def test_gelu_comes_after_the_norm_of_the_linear_stem():
     torch.manual_seed(0)
-    stem = LinearStem(StemSize(8, 4, 3, 8), norm_layer=LayerNorm, gelu=True)
+    stem = vml.LinearStem(vml.StemSize(8, 4, 3, 8), norm_layer=vml.LayerNorm, gelu=True)
     images = torch.randn(2, 3, 8, 8)
     torch.testing.assert_close(stem(images), F.gelu(stem.norm(stem.project(images))))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_patches_of_another_size_are_refused_and_other_images_taken(kind):
-    stem = kind(StemSize(16, 8, 3, 8)).eval()
+    stem = kind(vml.StemSize(16, 8, 3, 8)).eval()
     stem.set_input_size(img_size=(24, 8), patch_size=8)
     assert stem(torch.zeros(1, 3, 24, 8)).shape == (1, 3, 8)
     with pytest.raises(UserError, match=r"made for patches of \(8, 8\).*\(4, 4\)"):
@@ -123,9 +114,9 @@ def test_patches_of_another_size_are_refused_and_other_images_taken(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_modules_copy_cast_and_move(kind):
     with torch.device("meta"):
-        stem = kind(StemSize(16, 8, 3, 8)).bfloat16()
+        stem = kind(vml.StemSize(16, 8, 3, 8)).bfloat16()
     assert {(p.dtype, p.device.type) for p in stem.parameters()} == {(torch.bfloat16, "meta")}
-    stem = kind(StemSize(16, 8, 3, 8)).eval()
+    stem = kind(vml.StemSize(16, 8, 3, 8)).eval()
     images = torch.randn(2, 3, 16, 16)
     for other in (pickle.loads(pickle.dumps(stem)), copy.deepcopy(stem)):
         assert torch.equal(other(images), stem(images))
@@ -134,9 +125,9 @@ def test_modules_copy_cast_and_move(kind):
     assert stem(images.bfloat16()).shape == (2, 2, 2, 8)
 
 
-@pytest.mark.parametrize("kind", [LinearStem, DualPatchNormStem, *KINDS])
+@pytest.mark.parametrize("kind", [vml.LinearStem, vml.DualPatchNormStem, *KINDS])
 def test_gradients_of_each_image_by_torch_func(kind):
-    stem = kind(StemSize(16, 8, 2, 64)).eval()
+    stem = kind(vml.StemSize(16, 8, 2, 64)).eval()
     values, images = dict(stem.named_parameters()), torch.randn(3, 2, 16, 16)
 
     def loss(values, image):
@@ -150,6 +141,6 @@ def test_gradients_of_each_image_by_torch_func(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_layer_is_the_one_that_reads_pixels(kind):
-    first = kind(StemSize(16, 8, 3, 8))
+    first = kind(vml.StemSize(16, 8, 3, 8))
     layer = first.get_submodule(first.first_layer)
     assert (layer.in_channels if isinstance(layer, nn.Conv2d) else layer.in_features // 4) == 3

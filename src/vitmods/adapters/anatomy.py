@@ -110,7 +110,7 @@ class Anatomy:
 
     @cached_property
     def class_token_stage(self) -> int | None:
-        """Of a model with stages, the one that a class token joins: that of its width."""
+        """The stage that a class token joins, in a model with stages: the one of its width."""
         widths = {
             parameter.shape[-1]
             for module in self.modules.values()
@@ -233,7 +233,7 @@ def eps_of(norm: nn.Module) -> float:
 
 @torch.no_grad()
 def rms_gain(norm: nn.Module) -> float | None:
-    """What an RMSNorm adds to its weight for the gain: 0, or 1 (Gemma); None for another module.
+    """Return what an RMSNorm adds to its weight for the gain: 0, or 1 (Gemma); None for another module.
 
     The name of the class ends in RMSNorm or LayerNorm, which also T5's has, and a copy with random weights computes
     x / sqrt(mean(x^2) + eps) * gain.

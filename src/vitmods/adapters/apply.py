@@ -198,7 +198,7 @@ def _difference(old: ViT, new: ViT, images: torch.Tensor | None) -> float:
         return float("nan")
     moved = a - b
     if _silent(old):
-        moved = moved - moved.mean(0)  # the bias of a head can stand for what is the same for all images
+        moved = moved - moved.mean(0)  # the bias of a head can replace what is the same for all images
     return float(moved.abs().max() / a.abs().max().clamp_min(1e-12))
 
 

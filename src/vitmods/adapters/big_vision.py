@@ -1,7 +1,7 @@
 """big_vision's checkpoints (.npz, flat names of Flax) as a vitmods ViT and back, exactly.
 
 Source: google-research/big_vision, models/vit.py: the current names, those of the first ViT code (Dosovitskiy et al.,
-2021: other numbers inside a block, and positions that begin with the class token's), blocks stacked for nn.scan, and
+2021: other numbers inside a block, and positions that start with the class token's), blocks stacked for nn.scan, and
 the stem of Dual PatchNorm under the names in its paper's listing (Kumar et al., 2023).
 """
 

@@ -103,7 +103,7 @@ def diff(old: nn.Module, new: nn.Module, images: torch.Tensor | None = None) -> 
 
 
 def _in_training(before: ViT, after: ViT) -> list[str]:
-    """What a change that acts in training alone has set, which need not be a module."""
+    """List settings of changes that act in training alone, which need not be modules."""
     names = [f.name for f in fields(before.vit_config) if f.name.endswith(("_drop", "_path"))]
     pairs = [(name, getattr(before.vit_config, name), getattr(after.vit_config, name)) for name in names]
     return [f"{name}: {old:g} -> {new:g} in training" for name, old, new in pairs if old != new]

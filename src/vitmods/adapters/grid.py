@@ -27,7 +27,7 @@ class StemGrid:
 
 class CallGrid:
     """A forward pre-hook of a block (or of a norm outside the blocks): before each call its norms learn the grid of the
-    tokens, and how many tokens stand in front of it.
+    tokens, and the number of tokens before it.
 
     Asked in turn: tokens (B, rows, columns, C) themselves (Swin); rows and columns among the arguments (PVT); the fixed
     ``resolution`` of the block's attention (LeViT); the last output of the stem (ViT). Raises UserError when none fits

@@ -37,7 +37,7 @@ def from_huggingface(model: Any) -> ViT:
 
 
 def read(model: Any) -> tuple[ViT, Coverage]:
-    """As ``from_huggingface``, with the account of all tensors."""
+    """Like ``from_huggingface``, with the account of all tensors."""
     source, config, tensors = f"Hugging Face's {type(model).__name__}", read_config(model), model.state_dict()
     new, coverage = transfer.import_model(source, model, config, _rows(config, tensors), _look, _left_out(tensors))
     new.set_grad_checkpointing(any(getattr(m, "gradient_checkpointing", False) for m in model.modules()))

@@ -107,7 +107,7 @@ def read_seen(known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(name: str, value: Any) -> Any:
-    """As ``pretrained_cfg`` has it. Raises ValueError or TypeError for what is none of it."""
+    """Convert a value to its form in ``pretrained_cfg``. Raises ValueError or TypeError for other values."""
     if name in ("mean", "std"):
         return tuple(map(float, value))
     return tuple(map(str, value)) if name == "label_names" else float(value) if name == "crop_pct" else str(value)

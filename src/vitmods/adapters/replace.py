@@ -36,8 +36,8 @@ _KEPT = {
 
 
 class NormRow(NamedTuple):
-    """What became of one norm: ``now`` is what it is, empty where it stayed. ``why`` says why it stayed, or what of
-    the old norm does not live on."""
+    """The result for one norm: ``now`` is its new class, empty where it stayed. ``why`` is the reason to stay, or
+    what is lost of the old norm."""
 
     site: NormSite
     now: str
@@ -217,7 +217,7 @@ def try_out(old: nn.Module, new: nn.Module, norms: Sequence[NormSite], example: 
 
 
 def _inputs(model: nn.Module, example: Any, width: int) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    """What the model may take, as arguments and keywords."""
+    """Candidate inputs of the model, as arguments and keywords."""
     if example is not None:
         keywords = example if isinstance(example, Mapping) else {}
         yield () if keywords else example if isinstance(example, tuple) else (example,), keywords
@@ -237,7 +237,7 @@ def _inputs(model: nn.Module, example: Any, width: int) -> Iterator[tuple[tuple[
 
 
 def _image_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
-    """What timm's config of the model says, Hugging Face's, and the parts of the model itself."""
+    """Candidate sizes from timm's config of the model, Hugging Face's, and the parts of the model itself."""
     cfg = getattr(model, "default_cfg", None) or {}
     parts = (getattr(model, "config", None), *model.modules())
     named = [getattr(part, name, None) for part in parts for name in ("image_size", "img_size")]
@@ -398,7 +398,7 @@ def _check_change(change: Change, where: Where | None) -> None:
 
 
 def _check_shared(model: nn.Module, chosen: list[NormSite]) -> None:
-    """Raises UserError if a norm, or its gain, stands at two places: each would need its own statistics or grid."""
+    """Raise UserError if a norm, or its gain, is used at two places: each would need its own statistics or grid."""
     places: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         places.setdefault(id(module), []).append(name)

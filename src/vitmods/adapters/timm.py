@@ -44,7 +44,7 @@ def from_timm(model: Any) -> ViT:
 
 
 def read(model: Any) -> tuple[ViT, Coverage]:
-    """As ``from_timm``, with the account of all tensors."""
+    """Like ``from_timm``, with the account of all tensors."""
     source, config = f"timm's {type(model).__name__}", read_config(model)
     new, coverage = transfer.import_model(source, model, config, _rows(config, _is_packed(model)), _look)
     new.set_grad_checkpointing(model.grad_checkpointing)
@@ -156,7 +156,7 @@ def _is_packed(model: Any) -> bool:
 
 
 def uncovered(model: Any) -> list[str]:
-    """What of a timm VisionTransformer has no counterpart in a ViTConfig; empty when all of it can be read."""
+    """List the parts of a timm VisionTransformer without a counterpart in a ViTConfig."""
     missing = []
     if type(model.patch_embed) is not timm_layers.PatchEmbed:
         missing.append(f"stem {type(model.patch_embed).__name__}")
@@ -213,7 +213,7 @@ def _is_gated(mlp: Any) -> bool:
 
 
 def _parts(block: Any) -> list[tuple[str, str]]:
-    """What a block is made of, with shapes, eps and rates; drop path may differ from block to block."""
+    """List the parts of a block, with shapes, eps and rates; drop path may differ from block to block."""
     leaves = ((name, module) for name, module in block.named_modules() if not list(module.children()))
     parts = [(name, repr(module)) for name, module in leaves if "drop_path" not in name]
     heads = [m.num_heads for m in block.modules() if hasattr(m, "num_heads")]
@@ -342,7 +342,7 @@ def _norm_layer(norm: NormConfig) -> Callable[[int], nn.Module]:
 
 
 def _arguments(config: ViTConfig) -> dict[str, Any]:
-    """What makes timm's VisionTransformer from a config that it can express."""
+    """Return the arguments of timm's VisionTransformer for a config that it can express."""
     block = partial(timm_vit.ParallelThingsBlock, num_parallel=config.parallel)
     gelu = partial(nn.GELU, approximate="tanh" if config.activation == "gelu_tanh" else "none")
     gated = {"mlp_layer": timm_layers.SwiGLU} if _is_swiglu(config) else {}

@@ -71,7 +71,7 @@ def timm_words(config: ViTConfig) -> tuple[str, dict[str, Any]] | None:
     if config.parallel != 1 or "mlp_layer" in arguments:
         return None  # timm takes its kinds of blocks and MLPs as classes
     arguments["act_layer"] = config.activation
-    del arguments["block_fn"], arguments["num_classes"]  # the number of classes stands beside the arguments
+    del arguments["block_fn"], arguments["num_classes"]  # the number of classes is next to the arguments
     arguments = {name: value for name, value in arguments.items() if value is not None}
     arguments |= {"img_size": list(config.img_size), "patch_size": list(config.patch_size)}
     arguments["in_chans"] = config.in_chans

@@ -26,7 +26,7 @@ def from_torchvision(model: Any) -> ViT:
 
 
 def read(model: Any) -> tuple[ViT, Coverage]:
-    """As ``from_torchvision``, with the account of all tensors."""
+    """Like ``from_torchvision``, with the account of all tensors."""
     source, config = f"torchvision's {type(model).__name__}", read_config(model)
     new, coverage = transfer.import_model(source, model, config, _rows(config), _look)
     new.pretrained_cfg = new.default_cfg = {**new.pretrained_cfg, "mean": _MEAN, "std": _STD}

@@ -74,7 +74,7 @@ def most_bytes(weights: int) -> int:
 
 
 class _Limit(threading.local):
-    """What a thread may make: of whose model (None: anything), and how many modules and bytes more."""
+    """The limits of a thread: whose model it builds (None: no limit), and how many modules and bytes remain."""
 
     source: str | None = None
     modules, left = 0, 0
@@ -196,7 +196,7 @@ OTHERWISE = (
     "Without being read it can have other norms, by vm.replace_norms, and be base of a study (timm:NAME, hf:FOLDER or "
     "torchvision:NAME) with arms as replace(rms) or functions of yours."
 )
-"""What can be done with a model that cannot be read."""
+"""Alternatives for a model that cannot be read."""
 
 
 def refuse(source: str, problems: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a change is: an edit of the config, a rule for the weights, and what it promises to preserve."""
+"""A change: an edit of the config, a rule for the weights, and what it promises to preserve."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -85,8 +85,8 @@ class Change:
         return ()
 
     def advice(self, config: ViTConfig) -> str:
-        """What its paper advises against in a model with this config, which has the change; empty: nothing. Studies say
-        it once before they train."""
+        """Return what the paper advises against in a model with this config, which has the change; or an empty string.
+        Studies report it once before they train."""
         return ""
 
     @classmethod
@@ -106,7 +106,7 @@ class Change:
         return {name: value for name, value in values.items() if value != self.settings()[name]}
 
     def describe(self) -> dict[str, str]:
-        """What it is, for a reader who does not know it; for lists and reports."""
+        """Describe the change to a reader who does not know it; for lists and reports."""
         record = ("name", "title", "paper", "url", "summary", "preserves", "cost", "published")
         return {name: getattr(self, name) for name in record}
 

@@ -74,7 +74,7 @@ class DualPatchNorm(Change):
             )
 
     def describe(self) -> dict[str, str]:
-        """As of every change; the published gain is that of both norms, and of none of the ablations in Table 6."""
+        """Describe the change; the published gain is that of both norms, and of none of the ablations in Table 6."""
         return super().describe() | ({"published": ""} if self.values() else {})
 
     @property

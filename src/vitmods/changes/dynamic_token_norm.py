@@ -58,7 +58,7 @@ class DynamicTokenNorm(Change, TokenMixing):
         return join_late(config.with_(first_blocks=FirstBlocks(blocks, attn, mlp)))
 
     def edit_norm(self, norm: NormConfig, stage: int | None = None) -> NormConfig:
-        """What a norm becomes, wherever it is; in a stage of a pyramid with that stage's ``pool``."""
+        """Return the new norm, wherever it is; in a stage of a pyramid with that stage's ``pool``."""
         options = {field.name: getattr(self, field.name) for field in fields(TokenMixing)}
         if len(self.pools) > 1:
             options["pool"] = self.pools[stage] if stage is not None else 1

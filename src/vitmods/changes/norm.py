@@ -102,7 +102,7 @@ class Norm(Change):
 
     @classmethod
     def settings(cls) -> dict[str, Any]:
-        """As of every change; the options of the kinds by their names."""
+        """Settings as for every change, and the options of all kinds by name."""
         settings = {"kind": None, "exact": True}
         for kind in kinds().values():
             defaults = {name: kind.arguments[name].default for name in kind.options}
@@ -128,7 +128,7 @@ class Norm(Change):
         return kinds()[self.kind]
 
     def describe(self) -> dict[str, str]:
-        """As of every change, but about this kind."""
+        """Describe this kind instead of the change in general."""
         kind = self.about
         exact = " No output changes." if self._is_exact else ""
         summary = f"The norms of all blocks become {kind.title}: {kind.how}.{exact}"
@@ -163,15 +163,15 @@ class Norm(Change):
         return replace(branch, **{slot: self.edit_norm(getattr(branch, slot)) for slot in _BRANCH_SLOTS})
 
     def edit_norm(self, norm: NormConfig | None) -> NormConfig | None:
-        """What a norm becomes; an empty slot and a norm that belongs to another change stay."""
+        """Return the new norm; an empty slot and a norm that belongs to another change stay."""
         if norm is None or not norm.facts.replaces:
             return norm
         affine = norm.affine or "affine" not in self.about.arguments
         return replace(norm, kind=self.kind, affine=affine, options=self.options)
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
-        """What the new norms have a place for; gains that enter or leave ScaleNorm are put into its unit, the length
-        sqrt(C) of a token of size 1, and a single gain takes or gives the mean or itself."""
+        """Carry what the new norms have a place for; gains that enter or leave ScaleNorm are put into its unit, the
+        length sqrt(C) of a token of size 1, and a single gain takes or gives the mean or itself."""
         if self._is_exact:
             return rms_conversion.rms_weights(weights, old)
         carried = dict(weights)

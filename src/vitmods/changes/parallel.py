@@ -17,7 +17,7 @@ class Parallel(Change):
 
     ``x = x + A_1(x) + A_2(x)``, then ``x = x + M_1(x) + M_2(x)``, each A and M with a norm, LayerScale and drop path
     of its own (section 3). Every weight finds its place again, so a trained model can be converted and trained on, and
-    back: ``branches=1`` puts the blocks one after another, in the order in which they stand in the block.
+    back: ``branches=1`` puts the blocks one after another, in their order in the block.
 
     Raises UserError where the blocks cannot be divided so, and for norms after the residual sum.
     """

@@ -80,7 +80,7 @@ class Placement(Change):
         )
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
-        """A norm that leaves its slot lends its weights to the slot that is new in the same branch."""
+        """A norm that leaves its slot gives its weights to the slot that is new in the same branch."""
         moved = dict(weights)
         for number, before, after in ((1, old.attn, new.attn), (2, old.mlp, new.mlp)):
             left = [s for s in _SLOTS if getattr(before, s) and not getattr(after, s)]

@@ -21,7 +21,7 @@ class PositionalAttention(Change):
     join the patch tokens after these blocks and have no positions of their own; those that they had are added to them.
 
     ``blocks`` is ten twelfths of the depth if it is not given. ``gate`` is the logit with which each head starts: -5
-    keeps a trained model near itself, but for its later class token. ``init="noise"`` starts with kernels without a
+    keeps a trained model near itself, except for its later class token. ``init="noise"`` starts with kernels without a
     place, nearly flat.
     """
 

@@ -54,7 +54,7 @@ class Size(Change):
 
     @property
     def preserves(self) -> Preserves:
-        """``weights`` where the width stays: every weight is carried, but for those of blocks that are taken away."""
+        """``weights`` where the width stays: every weight is carried, except those of removed blocks."""
         return "weights" if self.width is None and self.wider is None else "nothing"
 
     @property

@@ -69,9 +69,9 @@ def export(model: nn.Module, path: str | Path, to: Format | None = None, batch: 
 
 
 def metadata(model: ViT) -> dict[str, Any]:
-    """What another program needs to prepare images and to name outputs, under timm's names: ``input_size`` (channels,
-    rows, columns), ``mean`` and ``std`` of pixels in [0, 1], ``crop_pct``, ``interpolation``, and where they are known
-    ``label_names`` and the ``task``."""
+    """Return what another program needs to prepare images and name outputs, under timm's names: ``input_size``
+    (channels, rows, columns), ``mean`` and ``std`` of pixels in [0, 1], ``crop_pct``, ``interpolation``, and where
+    known ``label_names`` and the ``task``."""
     config = model.vit_config
     return {"input_size": (config.in_chans, *config.img_size), **preparation(model)}
 

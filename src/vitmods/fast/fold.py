@@ -59,9 +59,9 @@ def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
 
 
 def merge_branches(config: ViTConfig, weights: "Weights", branches: int) -> "tuple[ViTConfig, Weights] | None":
-    """Every ``branches`` blocks of a folded sequential model, as the parallel branches that they stand for, in one
+    """Merge every ``branches`` blocks of a folded sequential model, the parallel branches of a model, into one
     block: their norms are alike without gains, so that their heads are those of one attention and their hidden layers
-    one. None where something else stands between (or may: settings that this does not know)."""
+    one. None where something else is between (or may be: unknown settings)."""
     alone = all(branch.inner is branch.branch is branch.after is None for branch in _branches(config))
     alike = all(branch.before is None or _bare(branch.before) for branch in _branches(config))
     others = {f.name for f in dataclasses.fields(config)} - _WIDENED
@@ -145,7 +145,7 @@ def _shifts(norm: NormConfig | None) -> bool:
 
 
 def _scales_fold(config: ViTConfig) -> bool:
-    """Whether each LayerScale stands behind a map, or behind a norm with a gain for each channel."""
+    """Whether each LayerScale follows a map, or a norm with a gain for each channel."""
     norms = [branch.branch for branch in _branches(config)]
     return all(not _keeps_slot(n) or (n.affine and dict(n.options).get("gain") != "scalar") for n in norms if n)
 

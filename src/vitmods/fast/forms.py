@@ -32,9 +32,9 @@ class Forms:
             the last linear map).
         surviving: with stochastic depth, a branch runs for the images that keep it, on a CPU, where choosing them costs
             nothing.
-        recompute: outputs of norms and GELUs are made again in backward instead of kept.
+        recompute: outputs of norms and GELUs are recomputed in backward instead of kept.
         recompute_frozen_mlps: of a frozen MLP its input alone is kept, and its first linear map runs again in backward,
-            but for the last ``keep_last`` blocks.
+            except in the last ``keep_last`` blocks.
     """
 
     last_block: bool = True

@@ -1,4 +1,4 @@
-"""Fewer tensors kept for backward: what is cheap to make again is made again.
+"""Fewer tensors kept for backward: what is cheap to recompute is recomputed.
 
 The output of a norm and of a GELU cost as much memory as what they were made from. Here the modules run as they are,
 and where autograd would keep such an output, it keeps how to make it: the same operations on what is kept anyway, so
@@ -22,7 +22,7 @@ from vitmods.util.errors import UserError
 
 
 def recompute(model: nn.Module, enable: bool = True) -> None:
-    """Keep 0.6 of the activations for 1.02 to 1.04 of the time: outputs of norms and GELUs are made again.
+    """Keep 0.6 of the activations for 1.02 to 1.04 of the time: outputs of norms and GELUs are recomputed.
 
     Gradients are the same to the last bit. Of no effect under torch.compile, which chooses itself what to make again,
     and in torch.func's transforms. Raises UserError for a model that is not a vitmods ViT, and where no branch has
@@ -38,7 +38,7 @@ def recompute(model: nn.Module, enable: bool = True) -> None:
 
 
 def recompute_frozen_mlps(model: nn.Module, enable: bool = True, keep_last: int = 0) -> None:
-    """Keep of each frozen MLP branch its input alone and run its first linear map again in backward, but for the last
+    """Keep only the input of each frozen MLP branch and rerun its first linear map in backward, except in the last
     ``keep_last`` blocks: more time for less memory.
 
     Same gradients; independent of ``recompute``; of no effect on what is trained. Raises UserError for a model that is
@@ -144,8 +144,8 @@ def product_type(x: Tensor) -> torch.dtype:
 def _made_again(value: Tensor, make: Callable[[Tensor], Tensor], source: Tensor) -> saved_tensors_hooks:
     """A context in which autograd keeps ``source`` in place of ``value`` and its views, which are ``make(source)``.
 
-    Gradients flow to where the value came from. All else is kept as ever: by the hooks that stand around, or as it is,
-    with an error if it is written to before backward.
+    Gradients flow to where the value came from. Everything else is kept as usual: by the surrounding hooks, or as it
+    is, with an error if it is written to before backward.
     """
     place, size, kind = _place(value), value.numel(), value.device.type
     autocast = partial(torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))

@@ -19,8 +19,8 @@ def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None, j
     Gains, biases and LayerScale are folded into the linear maps beside them, BatchNorm altogether. Linear maps have
     their weights laid out for the CPU's product and their GELU fused with it (twice the memory of those weights).
     Parallel branches become one block with the heads and hidden layers of all, where no norm inside or behind them, of
-    queries and keys, or of another kind stands between. Of the last block only what the head reads is
-    computed, as in every vitmods ViT. Works under torch.compile and on a GPU, where the fused products stand aside.
+    queries and keys, or of another kind is between. Of the last block only what the head reads is
+    computed, as in every vitmods ViT. Works under torch.compile and on a GPU, where the fused products are not used.
     No parameter of it takes gradients.
 
     Args:

@@ -1,4 +1,4 @@
-"""Linear maps whose weights lie in memory as the CPU's product reads them."""
+"""Linear maps whose weights are stored as the CPU's product reads them."""
 
 from typing import Any
 

@@ -65,7 +65,7 @@ def save_delta(model: nn.Module, base: nn.Module, path: str | Path) -> Delta:
 
     Args:
         model: the fine-tuned model; its resolution and number of classes may differ from the base's. Of a task's
-            model, the ``backbone`` is that, and what lies beside it is saved whole.
+            model, the ``backbone`` is that, and everything else is saved whole.
         base: the model that training started from, as it was then. Both are vitmods ViTs, or models of timm, Hugging
             Face or torchvision that can be read exactly.
         path: ends in ``.safetensors``.
@@ -173,7 +173,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def digest(tensor: Tensor) -> str:
-    """128 bits that stand for type, shape and contents of a tensor."""
+    """Return 128 bits that identify type, shape and contents of a tensor."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     record = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=16)
     record.update(flat.view(torch.uint8).numpy().data)
@@ -181,7 +181,7 @@ def digest(tensor: Tensor) -> str:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """16 hexadecimal digits that stand for all weights of a model that ``save_delta`` takes."""
+    """Return 16 hexadecimal digits that identify all weights of a model that ``save_delta`` takes."""
     record: Any = hashlib.blake2b(digest_size=8)
     for name, value in sorted(_digests(as_vit(model)).items()):
         record.update(f"{name} {value}\n".encode())

@@ -29,7 +29,7 @@ def _is_default(argument: Any) -> bool:
 
 def keep_whole(images: Tensor) -> None:
     """While torch.fx traces: one node for each module whose forward depends on the tensors that it is given, which are
-    norms (but for LayerNorm), stems of several layers, stochastic depth, and the slots of attention."""
+    norms (except LayerNorm), stems of several layers, stochastic depth, and the slots of attention."""
     if not isinstance(images, Proxy):
         return
     tracer = images.tracer

@@ -86,7 +86,7 @@ def separable_norm(
     ``var = mix_var var_C(x) + (1 - mix_var) (P x^2 - (P x)^2)``.
 
     x (B, T, C) in float32 or float64; px (H, columns, columns), py (H, rows, rows); mixes (H,); weight, bias (C,).
-    For backward, x is kept and the rest made again. The native form is used where it may be.
+    For backward, x is kept and the rest recomputed. The native form is used where possible.
     """
     values = (x, px, py, mix_mean, mix_var, weight, bias)
     by_native = usable("dynamic_token", *values)
@@ -120,8 +120,8 @@ def composed(
 
 
 class _SeparableNorm(torch.autograd.Function):
-    """Of the size of x, x alone is kept for backward. To make the moments again costs no more time than to read them
-    back from memory, for what is kept has left the cache by then."""
+    """x is the only tensor of its size that is kept for backward. Recomputing the moments costs no more than reading
+    them back from memory, for what is kept has left the cache by then."""
 
     @staticmethod
     def forward(
@@ -164,7 +164,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The norm, and mean and variance over channels and the mean over tokens.
 
-    Statistics are shift invariant, so they are taken after the mean of each channel over the image is taken off:
+    Statistics are shift invariant, so they are computed after subtracting the mean of each channel over the image:
     P x^2 - (P x)^2 then keeps its digits whatever offset the tokens share. Where a part of the image is flat and far
     from the rest, it can still round to less than 0, which is taken as 0.
     """
@@ -184,7 +184,7 @@ def _forward(
 
 
 def _gradients(grad: Tensor, saved: tuple[Tensor, ...], layout: Layout) -> tuple[Tensor, ...]:
-    """Of x, px, py, mix_mean, mix_var, weight and bias."""
+    """Return the gradients of x, px, py, mix_mean, mix_var, weight and bias."""
     x, px, py, mix_mean, mix_var, weight, mean, var, center = saved
     grid, heads, c = layout.grid, layout.heads, x.shape[-1]
     lm, lv = mix_mean.view(-1, 1, 1, 1, 1), mix_var.view(-1, 1, 1, 1, 1)

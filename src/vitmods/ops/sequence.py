@@ -34,9 +34,9 @@ def sequence_norm(
     x: Tensor, a: Tensor, mix_mean: Tensor, mix_var: Tensor, weight: Tensor, bias: Tensor, layout: Layout,
     padding: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """As ``separable_norm``, of sequences x (B, T, C) and the kernels' parameters a (H, 3), of which the first two
-    matter; padding (B, T) is True for tokens that lend nothing. Where torch compiles, traces or transforms, and on
-    accelerators up to ``ON_DEVICE``, kernels are whole matrices. Backward makes everything again from x."""
+    """Like ``separable_norm``, for sequences x (B, T, C) and the kernels' parameters a (H, 3), of which the first two
+    matter; padding (B, T) is True for tokens that contribute nothing. Where torch compiles, traces or transforms, and
+    on accelerators up to ``ON_DEVICE``, kernels are whole matrices. Backward makes everything again from x."""
     form = partial(composed, layout=layout, padding=padding)
     values = (x, a, mix_mean, mix_var, weight, bias)
     if torch.compiler.is_compiling() or transformed():
@@ -144,7 +144,7 @@ def _means(a: Tensor, z: Tensor, window: tuple[int, int] | None) -> Tensor:
 
 
 def _summed(function: Any, again: bool, *values: Any) -> Tensor:
-    """One of several parts: its weights are made again in backward instead of kept."""
+    """Compute one of several parts: its weights are recomputed in backward instead of kept."""
     if again and torch.is_grad_enabled():
         out: Tensor = checkpoint(function, *values, use_reentrant=False)
         return out

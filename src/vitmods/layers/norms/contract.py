@@ -45,7 +45,7 @@ class NormKind:
     shorts: tuple[str, ...] = ()
     """other names for the shell, each the change ``norm`` with this kind"""
     replaces: bool = True
-    """whether it can stand wherever a LayerNorm of a block does: whether the change ``norm`` offers it"""
+    """whether it can replace every LayerNorm of a block: whether the change ``norm`` offers it"""
     least_tokens: int = 1
     folds: bool = False
     """whether ``affine=False`` leaves out a last step ``weight * y + bias``, of which ``bias`` may be missing, and
@@ -165,7 +165,7 @@ def unbiased(var: Tensor, length: Tensor | int) -> Tensor:
 
 class AffineNorm(nn.Module):
     """A gain ``weight`` and a shift ``bias`` a channel, or neither, and statistics over the tokens of an image, without
-    those that ``vitmods.ops.padding`` says only fill it up."""
+    padding (``vitmods.ops.padding``)."""
 
     token_wise, image_wise = False, True
     least = 1
@@ -224,7 +224,7 @@ class AffineNorm(nn.Module):
     def normalize(self, x: Tensor) -> Tensor:
         """``gamma (x - mean) / sqrt(var + eps) + beta`` over (B, N, C), by what ``statistics`` makes of the moments of
         each image and channel. In this order one tensor of the size of x is kept for backward. Padding is normalized
-        too, and lends nothing to the moments."""
+        too, and does not contribute to the moments."""
         wide, padding = upcast(x), padding_of(self, x)
         if padding is None:
             image_mean = wide.mean(1, keepdim=True)

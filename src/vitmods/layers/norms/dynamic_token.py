@@ -54,8 +54,8 @@ class DynamicTokenNorm(nn.Module):
     T (rows + columns), exactly.
 
     Shapes: (B, N, C) with N = ``prefix_tokens`` + rows * columns, or (B, rows, columns, C) for any grid; the output as
-    the input, in its type, statistics in float32. Prefix tokens get LayerNorm's statistics and lend none. A sequence
-    is a grid of one row, with offsets spread evenly around 0 (the paper does not define that case).
+    the input, in its type, statistics in float32. Prefix tokens get LayerNorm's statistics and contribute none. A
+    sequence is a grid of one row, with offsets spread evenly around 0 (the paper does not define that case).
 
     Args:
         dim: channels C, a multiple of num_heads.
@@ -251,7 +251,7 @@ class DynamicTokenNorm(nn.Module):
 
 @torch.no_grad()
 def start_kernels(a: Tensor, init: Literal["local", "noise"], sequence: bool = False, whole: bool = False) -> None:
-    """Fills the kernels' parameters (H, 3): each "local" one peaks at an offset of its own, the others are noise."""
+    """Fill the kernels' parameters (H, 3): each "local" one peaks at another offset, the others are noise."""
     nn.init.trunc_normal_(a, std=0.02)
     if init == "local":
         peaks = local_offsets(len(a), sequence, whole).to(a)

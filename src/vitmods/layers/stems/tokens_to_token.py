@@ -74,7 +74,7 @@ class TokenTransformer(nn.Module):
     """A Transformer layer with one head that changes the width of the tokens; (B, N, dim) -> (B, N, width).
 
     ``x = v + proj(attention(q, k, v))`` with q, k, v from ``norm1``, then ``x + mlp(norm2(x))``, whose hidden width is
-    its own. Where the width changes, the values stand for the tokens in the residual sum.
+    its own. Where the width changes, the values replace the tokens in the residual sum.
     """
 
     def __init__(self, dim: int, width: int) -> None:
