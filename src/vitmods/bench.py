@@ -235,7 +235,12 @@ def bench(
         lab = _Lab(ready, img_size, place, bf16)
         cells = [cell for kind in kinds for batch in batches for cell in lab.cells(kind, batch, counted, budget_s)]
     return {
-        "machine": _machine(place),
+        "machine": {
+            "device": device_name(place),
+            "threads": 1 if place.type == "cpu" else None,
+            "clock": "CPU time" if place.type == "cpu" else "wall clock, synchronized",
+            "torch": torch.__version__,
+        },
         "settings": {"img_size": list(img_size), "bf16": bf16, "compiled": compiled},
         "models": {name: {"params": count_params(model), "macs": counted[name]} for name, model in models.items()},
         "cells": cells,
@@ -249,21 +254,32 @@ class _Lab:
     def cells(self, kind: Kind, batch: int, macs: Mapping[str, int], budget_s: float) -> list[dict[str, Any]]:
         """One row for each model that can do this kind of work."""
         make = self._inference if kind == "inference" else self._training
-        able = [name for name, model in self.models.items() if kind == "inference" or _learns(model)]
+        able = [
+            name
+            for name, model in self.models.items()
+            if kind == "inference" or any(p.requires_grad for p in model.parameters())
+        ]
         if not able:
             return []
         calls: dict[str, Work] = {name: make(self.models[name], batch) for name in able}
-        work = {**calls, PRODUCT: self._product()}
+        side = SIDE.get(self.device.type, SIDE["cpu"])
+        matrix = torch.randn(side, side, device=self.device).to(torch.bfloat16 if self.bf16 else torch.float32)
+        work = {**calls, PRODUCT: lambda: matrix @ matrix}
         repeats = {name: self._repeats(call) for name, call in work.items()}
-        rounds = interleave({"step": work}, list(work), lambda c, n: self._seconds(c[n], repeats[n]), budget_s)["step"]
+
+        def seconds_of(calls: Mapping[str, Work], name: str) -> float:
+            return seconds_per_call(calls[name], repeats[name], self.device)
+
+        rounds = interleave({"step": work}, list(work), seconds_of, budget_s)["step"]
         seconds = {name: [times[name] for times in rounds] for name in work}
         passes = 3 if kind == "training" else 1
-        peak = [self._side**3 / s for s in seconds[PRODUCT]]
+        peak = [side**3 / s for s in seconds[PRODUCT]]
         rows = []
         for name in able:
             rates = [passes * batch * macs[name] / s for s in seconds[name]]
             ratio = Ratio.of_rounds([a / b for a, b in zip(seconds[able[0]], seconds[name])])
             middle = statistics.median(seconds[name])
+            weights = [*self.models[name].parameters(), *self.models[name].buffers()]
             rows.append(
                 {
                     "model": name,
@@ -273,36 +289,21 @@ class _Lab:
                     "images_per_s": batch / middle,
                     "throughput": asdict(ratio),
                     "share_of_peak": statistics.median(a / b for a, b in zip(rates, peak)),
-                    "peak_memory_bytes": self._peak(name, calls[name]),
+                    "peak_memory_bytes": peak_bytes(calls[name], weights, self.device),
                     "rounds": len(seconds[name]),
                 }
             )
         return rows
 
-    @property
-    def _side(self) -> int:
-        return SIDE.get(self.device.type, SIDE["cpu"])
-
     def _repeats(self, call: Work) -> int:
         call()  # warm-up: kernels are chosen, optimizer state is made, graphs are compiled
-        return max(1, round(BLOCK_S / max(self._seconds(call, 1), 1e-6)))
-
-    def _seconds(self, call: Work, repeats: int) -> float:
-        return seconds_per_call(call, repeats, self.device)
-
-    def _product(self) -> Work:
-        dtype = torch.bfloat16 if self.bf16 else torch.float32
-        matrix = torch.randn(self._side, self._side, device=self.device).to(dtype)
-        return lambda: matrix @ matrix
-
-    def _images(self, model: nn.Module, batch: int) -> Tensor:
-        return _images(model, batch, self.img_size)
+        return max(1, round(BLOCK_S / max(seconds_per_call(call, 1, self.device), 1e-6)))
 
     def _autocast(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
     def _inference(self, model: nn.Module, batch: int) -> Work:
-        images = self._images(model, batch)
+        images = _images(model, batch, self.img_size)
 
         def infer() -> None:
             model.eval()
@@ -312,7 +313,7 @@ class _Lab:
         return infer
 
     def _training(self, model: nn.Module, batch: int) -> Work:
-        images = self._images(model, batch)
+        images = _images(model, batch, self.img_size)
         optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-6, fused=True)
 
         def step() -> None:
@@ -325,14 +326,6 @@ class _Lab:
             optimizer.zero_grad(set_to_none=True)
 
         return step
-
-    def _peak(self, name: str, call: Callable[[], Any]) -> int:
-        own = [*self.models[name].parameters(), *self.models[name].buffers()]
-        return peak_bytes(call, own, self.device)
-
-
-def _learns(model: nn.Module) -> bool:
-    return any(p.requires_grad for p in model.parameters())
 
 
 def _logits(out: Any) -> Tensor:
@@ -356,26 +349,16 @@ def _count(model: nn.Module, name: str, img_size: tuple[int, int]) -> int:
         with counter, torch.enable_grad():
             out = _logits(model(images))
     except StopIteration:
-        raise UserError(f"{name} reads no images: it has no patch projection.") from None
+        raise UserError(f"{name} does not read images: it does not have a patch projection.") from None
     except (RuntimeError, ValueError, AssertionError) as error:
         raise UserError(f"{name} does not take images of {img_size[0]}x{img_size[1]}: {error}") from error
     if not isinstance(out, Tensor) or out.ndim != 2:
-        raise UserError(f"{name} gives no logits (images, classes): take a model with a head for classes.")
+        raise UserError(f"{name} does not return logits (images, classes): choose a model with a classification head.")
     return counter.get_total_flops() // 2
 
 
-def _machine(device: torch.device) -> dict[str, Any]:
-    on_cpu = device.type == "cpu"
-    return {
-        "device": device_name(device),
-        "threads": 1 if on_cpu else None,
-        "clock": "CPU time" if on_cpu else "wall clock, synchronized",
-        "torch": torch.__version__,
-    }
-
-
 def table(found: Mapping[str, Any], width: int = 100) -> str:
-    """What ``bench`` found, for the terminal: one block for each kind of work and batch."""
+    """Format the result of ``bench`` for a terminal: one block for each kind of work and batch."""
     cells = groupby(found["cells"], key=lambda cell: (cell["kind"], cell["batch"]))
     blocks = [rendered(_block(f"{kind}, batch {batch}", list(rows)), width) for (kind, batch), rows in cells]
     machine = found["machine"]
@@ -403,7 +386,7 @@ def _block(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def plot(found: Mapping[str, Any], path: Path) -> None:
-    """Images a second against the batch, a panel for each kind of work, a line for each model (.png, .svg, .pdf)."""
+    """Plot images a second against the batch: a panel for each kind of work, a line for each model."""
     from matplotlib.figure import Figure
 
     kinds = list(dict.fromkeys(cell["kind"] for cell in found["cells"]))
@@ -413,8 +396,8 @@ def plot(found: Mapping[str, Any], path: Path) -> None:
     for kind, axis in zip(kinds, axes):
         cells = [cell for cell in found["cells"] if cell["kind"] == kind]
         for name in dict.fromkeys(cell["model"] for cell in cells):
-            mine = sorted((c["batch"], c["images_per_s"]) for c in cells if c["model"] == name)
-            axis.plot(*zip(*mine), marker="o", markersize=4, color=color[name], label=name)
+            points = sorted((c["batch"], c["images_per_s"]) for c in cells if c["model"] == name)
+            axis.plot(*zip(*points), marker="o", markersize=4, color=color[name], label=name)
         batches = sorted({cell["batch"] for cell in cells})
         axis.set(title=kind, xlabel="batch", ylabel="images a second", xscale="log", xticks=batches)
         axis.set_xticklabels([str(batch) for batch in batches])

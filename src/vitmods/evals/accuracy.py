@@ -5,7 +5,6 @@ and images without one do not count. `top1` is what training is evaluated by: it
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -44,8 +43,15 @@ def accuracy(outputs: ModelOutputs) -> ProtocolResult:
     labels, classes = targets.numpy()[counted], outputs.dataset.classes
     images = np.bincount(labels, minlength=len(classes))
     hits = np.bincount(labels[first], minlength=len(classes))
-    seen = images > 0
-    count = len(labels)
+    seen, count = images > 0, len(labels)
+    low, high = (bound.tolist() for bound in wilson(hits, images))
+    per_class = {
+        name: {"images": n, "accuracy": hit / n if n else None, "interval": [low[i], high[i]]}
+        for i, (name, hit, n) in enumerate(zip(classes, hits.tolist(), images.tolist(), strict=True))
+    }
+    # The balanced accuracy is a mean over images in which those of rare classes count more.
+    weight = count / (seen.sum() * images[labels])
+    per_image = {"top1": first, "top5": five, "balanced_accuracy": first * weight}
     return ProtocolResult(
         metrics={
             "top1": float(first.mean()),
@@ -53,20 +59,14 @@ def accuracy(outputs: ModelOutputs) -> ProtocolResult:
             "balanced_accuracy": float((hits[seen] / images[seen]).mean()),
             "worst_class_accuracy": float((hits[seen] / images[seen]).min()),
         },
-        detail={"images": count, "per_class": _per_class(classes, hits, images)},
+        detail={"images": count, "per_class": per_class},
         intervals={
             "top1": fraction(int(first.sum()), count),
             "top5": fraction(int(five.sum()), count),
             "balanced_accuracy": mean_of_fractions(hits[seen], images[seen]),
         },
-        per_image=_per_image(first, five, labels, images) if label_sets is None else {},
+        per_image=per_image if label_sets is None else {},
     )
-
-
-def _per_image(first: NDArray[np.bool_], five: NDArray[np.bool_], labels: Ints, images: Ints) -> dict[str, Any]:
-    """The balanced accuracy is a mean over images in which those of rare classes count more."""
-    weight = len(labels) / ((images > 0).sum() * images[labels])
-    return {"top1": first, "top5": five, "balanced_accuracy": first * weight}
 
 
 def in_sets(ranked: Tensor, label_sets: Sequence[tuple[int, ...]]) -> Tensor:
@@ -74,14 +74,6 @@ def in_sets(ranked: Tensor, label_sets: Sequence[tuple[int, ...]]) -> Tensor:
     most = max(map(len, label_sets))
     padded = torch.tensor([[*labels, *[-1] * (most - len(labels))] for labels in label_sets])
     return (ranked[:, :, None] == padded[:, None, :]).any(dim=2)
-
-
-def _per_class(classes: Sequence[str], hits: Ints, images: Ints) -> dict[str, Any]:
-    low, high = wilson(hits, images)
-    return {
-        name: {"images": n, "accuracy": x / n if n else None, "interval": [a, b]}
-        for name, x, n, a, b in zip(classes, *(column.tolist() for column in (hits, images, low, high)), strict=True)
-    }
 
 
 PROTOCOLS.add("top1", Protocol("top1", "accuracy, with that of each class", METRICS, accuracy))

@@ -4,7 +4,6 @@ The strength of L2 is chosen by accuracy on images that are not evaluated: val, 
 there is none, a part of train; the probe is then trained on all of train again.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,8 +42,11 @@ def probe(outputs: ModelOutputs) -> ProtocolResult:
     by = _choosing_split(outputs.dataset, outputs.split)
     learnt, evaluated = (train, outputs.features(by)) if by else _cut(train)
     accuracies, fits = {}, {}
-    for l2, fitted in _path(learnt, classes, device):
-        accuracies[l2], fits[l2] = int(fitted.right(evaluated).sum()) / len(evaluated.targets), fitted
+    weights = None
+    for l2 in STRENGTHS:
+        fits[l2] = fit(learnt, classes, l2, device, weights)
+        weights = fits[l2].weights
+        accuracies[l2] = int(fits[l2].right(evaluated).sum()) / len(evaluated.targets)
     best = max(accuracies, key=accuracies.__getitem__)
     chosen = fits[best] if by else fit(train, classes, best, device)
     by_l2 = [{"l2": l2, "accuracy": value} for l2, value in accuracies.items()]
@@ -93,14 +95,6 @@ def fit(on: Features, classes: int, l2: float, device: torch.device, start: NDAr
     options = {"maxiter": _ITERATIONS, "gtol": 1e-5}
     found = minimize(loss_and_gradient, first.ravel(), jac=True, method="L-BFGS-B", options=options)
     return Fit(found.x.reshape(shape), mean, std)
-
-
-def _path(on: Features, classes: int, device: torch.device) -> Iterator[tuple[float, Fit]]:
-    weights = None
-    for l2 in STRENGTHS:
-        fitted = fit(on, classes, l2, device, weights)
-        weights = fitted.weights
-        yield l2, fitted
 
 
 def _choosing_split(dataset: "ImageDataset", split: str) -> str | None:

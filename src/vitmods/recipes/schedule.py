@@ -6,7 +6,7 @@ How long a recipe trains on so many images, and at which rates: epochs, steps, w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -30,52 +30,32 @@ def lr_at(length: Resolved, step: int) -> float:
 
     The warm-up goes in a line from warmup_lr at step 0, the cool-down multiplies by (T - step) / cooldown_steps.
     """
-    rate = _epoch_cosine(length, step) if length.schedule == "epoch_cosine" else _warmed_up(length, step)
+    if length.schedule == "epoch_cosine":
+        rate = _epoch_cosine(length, step)
+    else:
+        warmed_up = min(1.0, step / length.warmup_steps if length.warmup_steps else 1.0)
+        rate = length.warmup_lr + (_decayed(length, step) - length.warmup_lr) * warmed_up
     if length.cooldown_steps:
         rate *= min(1.0, (length.steps - step) / length.cooldown_steps)
     return rate
 
 
-def _warmed_up(length: Resolved, step: int) -> float:
-    """All but `epoch_cosine`, with warm-up as big_vision has it."""
-    fraction = min(1.0, step / length.warmup_steps if length.warmup_steps else 1.0)
-    return length.warmup_lr + (_DECAYS[length.schedule](length, step) - length.warmup_lr) * fraction
-
-
-def _progress(length: Resolved, step: int) -> float:
-    done = (step - length.warmup_steps) / max(length.steps - length.warmup_steps, 1e-9)
-    return min(max(done, 0.0), 1.0)
-
-
-def _cosine(length: Resolved, step: int) -> float:
-    fraction = 0.5 * (1 + math.cos(math.pi * _progress(length, step)))
+def _decayed(length: Resolved, step: int) -> float:
+    """The rate without warm-up and cool-down, of all schedules but `epoch_cosine`."""
+    after = step - length.warmup_steps
+    progress = min(max(after / max(length.steps - length.warmup_steps, 1e-9), 0.0), 1.0)
+    match length.schedule:
+        case "rsqrt":
+            return length.lr / math.sqrt(1 + max(0.0, after) / length.rsqrt_timescale)
+        case "step":
+            return length.lr / math.pow(10, sum(step >= round(at * length.steps) for at in length.step_at))
+        case "cosine":
+            fraction = 0.5 * (1 + math.cos(math.pi * progress))
+        case "linear":
+            fraction = 1 - progress
+        case _:
+            fraction = (1 - progress) ** length.poly_power
     return length.min_lr + (length.lr - length.min_lr) * fraction
-
-
-def _linear(length: Resolved, step: int) -> float:
-    return length.min_lr + (length.lr - length.min_lr) * (1 - _progress(length, step))
-
-
-def _poly(length: Resolved, step: int) -> float:
-    left: float = (1 - _progress(length, step)) ** length.poly_power
-    return length.min_lr + (length.lr - length.min_lr) * left
-
-
-def _rsqrt(length: Resolved, step: int) -> float:
-    return length.lr / math.sqrt(1 + max(0.0, step - length.warmup_steps) / length.rsqrt_timescale)
-
-
-def _step(length: Resolved, step: int) -> float:
-    return length.lr / math.pow(10, sum(step >= round(at * length.steps) for at in length.step_at))
-
-
-_DECAYS: dict[str, Callable[[Resolved, int], float]] = {
-    "cosine": _cosine,
-    "linear": _linear,
-    "poly": _poly,
-    "rsqrt": _rsqrt,
-    "step": _step,
-}
 
 
 def _epoch_cosine(length: Resolved, step: int) -> float:
@@ -90,8 +70,6 @@ def _epoch_cosine(length: Resolved, step: int) -> float:
         return length.warmup_lr + number * (length.lr - length.warmup_lr) / warmup
     return length.min_lr + 0.5 * (length.lr - length.min_lr) * (1 + math.cos(math.pi * number / length.epochs))
 
-
-__all__ = ["Resolved", "lr_at", "resolve", "resolve_on"]
 
 MOST_EVALUATIONS, FEW_EVALUATIONS = 100, 10
 FEW_IMAGES = 50  # below which a training set is more likely a mistake than a set
@@ -164,7 +142,11 @@ def resolve(recipe: Recipe, images: int, steps_per_epoch: int | None = None) -> 
         raise UserError(f"{more}: set batch_size to {images} or less.")
     per_epoch = steps_per_epoch or images // recipe.batch_size
     steps = recipe.epochs * per_epoch if recipe.steps is None else recipe.steps
-    warmup = _warmup_steps(recipe, per_epoch)
+    warmup: float = min(0.1 * recipe.epochs, 5.0) * per_epoch if recipe.steps is None else 0.1 * recipe.steps
+    if recipe.schedule.warmup_steps is not None:
+        warmup = recipe.schedule.warmup_steps
+    elif recipe.schedule.warmup_epochs is not None:
+        warmup = recipe.schedule.warmup_epochs * per_epoch
     if warmup + recipe.schedule.cooldown_steps >= steps:
         raise UserError(
             f"{warmup:g} steps of warm-up and {recipe.schedule.cooldown_steps} of cool-down leave nothing of the "
@@ -195,13 +177,3 @@ def resolve_on(recipe: Recipe, dataset: Images) -> Resolved:
     """The same on a data set. Raises UserError as `resolve` does."""
     steps = dataset.steps_per_epoch(recipe.batch_size)  # first: it is what refuses a set without train
     return resolve(recipe, len(dataset.splits["train"]), steps)
-
-
-def _warmup_steps(recipe: Recipe, steps_per_epoch: int) -> float:
-    if recipe.schedule.warmup_steps is not None:
-        return recipe.schedule.warmup_steps
-    if recipe.schedule.warmup_epochs is not None:
-        return recipe.schedule.warmup_epochs * steps_per_epoch
-    if recipe.steps is not None:
-        return 0.1 * recipe.steps
-    return min(0.1 * recipe.epochs, 5.0) * steps_per_epoch
