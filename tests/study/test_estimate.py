@@ -18,7 +18,16 @@ from vitmods.stats.plan import detectable, sd_range
 from vitmods.study import Answer, Study
 from vitmods.study.bases import take_images
 from vitmods.study.cost import Steps
-from vitmods.study.estimate import ArmEstimate, Estimate, Pace, Spread, Stopwatch, _spread, planned_within, smaller
+from vitmods.study.estimate import (
+    ArmEstimate,
+    Estimate,
+    Pace,
+    Spread,
+    Stopwatch,
+    _spread,
+    fit_to_budget,
+    suggest_smaller,
+)
 from vitmods.study.plan import AS_IS
 from vitmods.study.run import build_arms
 from vitmods.study.schedule import make_budget
@@ -105,26 +114,26 @@ def test_an_unknown_spread_is_said():
     ],
 )
 def test_as_many_seeds_as_fit(budget, options, seeds):
-    found = planned_within(make_budget(budget), made(**options))
+    found = fit_to_budget(make_budget(budget), made(**options))
     assert (found.refused, len(found.settings.seeds)) == (None, seeds)
     assert found.total_s == 4 * seeds * 60
     assert found.tuning_s == 0
 
 
 def test_what_is_finished_takes_no_time_again():
-    assert len(planned_within(make_budget("30m"), made(finished=2)).settings.seeds) == 9
+    assert len(fit_to_budget(make_budget("30m"), made(finished=2)).settings.seeds) == 9
 
 
 def test_workers_share_the_time():
-    assert len(planned_within(make_budget("30m"), replace(made(), workers=2, abreast=2)).settings.seeds) == 15
+    assert len(fit_to_budget(make_budget("30m"), replace(made(), workers=2, parallel=2)).settings.seeds) == 15
 
 
 def test_tuned_trials_come_first():
     found = made(tune={"lr": (1e-4, 1e-3)}, tune_on="val", seeds=5)
     found = replace(found, arms=tuple(replace(arm, trials=7) for arm in found.arms))  # 5, and one for each value
     assert (found.tuning_trials, found.tuning_s, found.seconds(5)) == (8, 8 * 60, 28 * 60)
-    assert len(planned_within(make_budget("28m"), found).settings.seeds) == 5
-    assert len(planned_within(make_budget("28trials"), found).settings.seeds) == 5
+    assert len(fit_to_budget(make_budget("28m"), found).settings.seeds) == 5
+    assert len(fit_to_budget(make_budget("28trials"), found).settings.seeds) == 5
 
 
 @pytest.mark.parametrize(
@@ -136,7 +145,7 @@ def test_tuned_trials_come_first():
     ],
 )
 def test_fewer_than_three_seeds_are_refused_with_the_arithmetic(budget, words):
-    refused = str(planned_within(make_budget(budget), made()).refused)
+    refused = str(fit_to_budget(make_budget(budget), made()).refused)
     assert words in refused
     assert "--img-size" in refused
     assert "--epochs" in refused
@@ -144,13 +153,13 @@ def test_fewer_than_three_seeds_are_refused_with_the_arithmetic(budget, words):
 
 def test_a_smaller_study_is_one_command():
     command = "vitmods compare --dry-run --pilot --base S/16 --arms dpn rms --seeds=8 --epochs 100 --budget 2h"
-    found = smaller(made(trial_s=3600.0, seeds=8, recipe=plain(epochs=100)), 2 * 3600, command)
+    found = suggest_smaller(made(trial_s=3600.0, seeds=8, recipe=plain(epochs=100)), 2 * 3600, command)
     assert found.seconds <= 2 * 3600 < found.of_s == 32 * 3600
     line = str(found).splitlines()[1].strip()
     assert line.startswith("vitmods compare --arms dpn rms --budget 2h --seeds 5 --img-size 160 --base Ti/16")
     assert "about" in str(found)
-    assert smaller(made(trial_s=1e9), 60, command) is None
-    assert "vm.Study(..., seeds=5" in str(smaller(made(trial_s=3600.0, seeds=8), 12 * 3600, None))
+    assert suggest_smaller(made(trial_s=1e9), 60, command) is None
+    assert "vm.Study(..., seeds=5" in str(suggest_smaller(made(trial_s=3600.0, seeds=8), 12 * 3600, None))
 
 
 def test_changes_that_go_together_name_the_factorial_design():

@@ -1,11 +1,4 @@
-"""What a study would take and could find, before it is run.
-
-What fits a budget: so many seeds of a study, or a smaller one, as a command that can be copied.
-
-How far trials of a study will lie apart, as far as that is known before it is run.
-
-How long the trials of a study take: a few steps and images of every arm, timed before it is run.
-"""
+"""What a study would take and could find, before it runs: time, disk, effects, and the seeds that fit a budget."""
 
 from __future__ import annotations
 
@@ -51,7 +44,7 @@ from vitmods.study.plan import AS_IS, MOST_SEEDS, Point, Settings
 from vitmods.study.schedule import Budget
 from vitmods.study.scores import decision_at
 from vitmods.study.state import StudyState, TrialRecord
-from vitmods.study.store import Facts, StudyFolder
+from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, answer_splits, base_config, task_of
 from vitmods.train.device import does_not_fit, is_out_of_memory
 from vitmods.util.errors import UserError
@@ -80,86 +73,77 @@ class Spread:
 
 
 def known_spread(path: Path | None, state: StudyState, length: Resolved) -> Spread | None:
-    """From earlier studies beside the study's folder with the same images, metric, base and recipe, else from its own
-    finished trials; None where neither has two trials of one arm."""
-    found = list(_earlier(path, state.settings, length)) if path else []
-    if found:
-        df = sum(one.df for one in found)
-        sd = math.sqrt(sum(one.df * one.sd**2 for one in found) / df)
-        same = next((one for one in found if one.images), found[0])
-        names = ", ".join(one.source for one in found[:3])
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        return Spread(sd, df, f"from {names}{more}", same.disagree, same.images)
-    return _spread(state)
+    """Estimate the spread from studies beside this one with the same images, metric, base and recipe, or else from its
+    own finished trials. None if neither has two trials of one arm."""
+    studies = list(_comparable_spreads(path, state.settings, length)) if path else []
+    if not studies:
+        return _spread(state)
+    df = sum(study.df for study in studies)
+    sd = math.sqrt(sum(study.df * study.sd**2 for study in studies) / df)
+    with_images = next((study for study in studies if study.images), studies[0])
+    names = ", ".join(study.source for study in studies[:3])
+    more = f" and {len(studies) - 3} more" if len(studies) > 3 else ""
+    return Spread(sd, df, f"from {names}{more}", with_images.disagree, with_images.images)
 
 
-def _earlier(path: Path, settings: Settings, length: Resolved) -> Iterator[Spread]:
+def _comparable_spreads(path: Path, settings: Settings, length: Resolved) -> Iterator[Spread]:
     wanted, seen = settings.to_dict(), set[tuple[int, float]]()
+    names = ("images", "metric", "base", "start", "task", "folds", "recipe")
     for file in sorted(path.absolute().parent.glob("*/study.json")):
         folder = StudyFolder(file.parent)
         try:
             facts = folder.facts()
-            if facts is None or folder.path == path.absolute() or not _alike(facts, wanted, length):
+            if facts is None or folder.path == path.absolute() or "sweep" in facts.settings:
+                continue
+            if any(facts.settings.get(name) != wanted.get(name) for name in names):
+                continue
+            if (facts.resolved.get("steps"), facts.resolved.get("images_seen")) != (length.steps, length.images_seen):
                 continue
             state = StudyState(folder, Settings.from_dict(facts.settings), evaluated_of(folder, facts))
-            spread, trials = _spread(state), {(one.seed, _score(state, one)) for one in _learned(state)}
+            spread = _spread(state)
+            trials = {(trial.seed, _score(state, trial)) for trial in _learned(state)}
         except UserError:  # a damaged study, or one of another version
             continue
         if spread is not None and not trials <= seen:  # a copy, or the same seeds of base again
             seen |= trials
-            yield Spread(spread.sd, spread.df, str(path.parent / folder.path.name), spread.disagree, spread.images)
-
-
-def _alike(facts: Facts, wanted: dict[str, object], length: Resolved) -> bool:
-    names = ("images", "metric", "base", "start", "task", "folds", "recipe")
-    same = all(facts.settings.get(name) == wanted.get(name) for name in names)
-    views = facts.resolved.get("steps"), facts.resolved.get("images_seen")
-    return same and views == (length.steps, length.images_seen) and "sweep" not in facts.settings
+            yield replace(spread, source=str(path.parent / folder.path.name))
 
 
 def _spread(state: StudyState) -> Spread | None:
-    """Of the residuals of arms and seeds, or where base alone has finished, of base; without failed trials."""
+    """Estimate from the residuals of arms and seeds, or from base if only base has finished; without failed trials."""
     settings, metric = state.settings, state.settings.measure.metric
-    if settings.sweep:
-        return None
-    base = _learned(state)
+    base = [] if settings.sweep else _learned(state)
     if len(base) < 2:
         return None
     decision = decision_at(state, settings.seeds)
     sd, df, source = decision.sd, decision.df, "from this study's trials"
     if not df > 0:
-        sd = statistics.stdev(_score(state, one) for one in base) * (POINTS if metric.unit == "%" else 1)
+        sd = statistics.stdev(_score(state, trial) for trial in base) * (POINTS if metric.unit == "%" else 1)
         df, source = len(base) - 1, f"from {plural(len(base), 'trial')} of base"
-    found = (math.nan, 0) if settings.folds else _disagreement(base)  # folds have other images
-    return Spread(sd, float(df), source, *found) if sd > 0 else None
+    values = [trial.images.values for trial in base if trial.images is not None]
+    if settings.folds or len(values) < 2 or not all(np.isin(scores, (0, 1)).all() for scores in values):
+        return Spread(sd, float(df), source) if sd > 0 else None  # folds have other images
+    disagree = statistics.fmean(float(np.mean(one != other)) for one, other in combinations(values, 2))
+    return Spread(sd, float(df), source, disagree, len(values[0])) if sd > 0 else None
 
 
 def _learned(state: StudyState) -> list[TrialRecord]:
-    """The finished trials of base that did not fail: neither constant nor collapsed."""
-    trials = [one for trial, one in state.answered.items() if trial.arm.name == BASE and one.status == "finished"]
-    trials = [one for one in trials if not one.constant]
+    """List the finished trials of base that are neither constant nor collapsed."""
+    records = [record for trial, record in state.answered.items() if trial.arm.name == BASE]
+    trials = [record for record in records if record.status == "finished" and not record.constant]
     metric = state.settings.measure.metric
     chance, sign = state.images.constant.get(metric.name), 1 if metric.higher_is_better else -1
     if chance is None or not trials:
         return trials
-    scores = sign * np.array([_score(state, one) for one in trials])
+    scores = sign * np.array([_score(state, trial) for trial in trials])
     if not has_learned(scores, np.zeros(len(scores), bool), sign * chance, 0.0):
         return trials
     failed = collapsed(scores[None], sign * chance)[0]
-    return [one for one, lost in zip(trials, failed, strict=True) if not lost]
+    return [trial for trial, has_failed in zip(trials, failed, strict=True) if not has_failed]
 
 
 def _score(state: StudyState, trial: TrialRecord) -> float:
     return trial.metrics[state.settings.measure.metric.name]
-
-
-def _disagreement(base: list[TrialRecord]) -> tuple[float, int]:
-    """Of 0/1 scores, averaged over pairs of trials; and the number of images."""
-    values = [one.images.values for one in base if one.images is not None]
-    if len(values) < 2 or not all(np.isin(one, (0, 1)).all() for one in values):
-        return math.nan, 0
-    apart = [float(np.mean(one != other)) for one, other in combinations(values, 2)]
-    return statistics.fmean(apart), len(values[0])
 
 
 SEEDS = (3, 5, 8, 16)
@@ -193,10 +177,10 @@ class Estimate:
     """What `vitmods compare --dry-run` prints.
 
     steps:   of a trial of base, under each setting of the sweep
-    workers: trials at a time, of which `abreast` do not slow each other down: on GPUs one each
+    workers: trials at a time, of which `parallel` do not slow each other down: on GPUs one each
     spread:  None: not known
     budget_s: seconds that the study may take; None: no end
-    smaller: a study that takes less, where this one does not fit or takes long
+    suggestion: a study that takes less, where this one does not fit or takes long
     refused: why no number of seeds fits the budget; None: one does
     test_images: test images that verdicts are about, or groups of them if `grouped`; 0: scores are not of single images
     design:  what a factorial design of the arms' changes would find; empty: there is none
@@ -205,14 +189,14 @@ class Estimate:
     settings: Settings
     arms: tuple[ArmEstimate, ...]
     workers: int
-    abreast: int
+    parallel: int
     steps: Mapping[str, int]
     dataset: Mapping[str, int]
     spread: Spread | None = None
     test_images: int = 0
     grouped: bool = False
     budget_s: float | None = None
-    smaller: Smaller | None = None
+    suggestion: Suggestion | None = None
     refused: UserError | None = None
     design: str = ""
     keep_weights: Keep = "all"
@@ -233,8 +217,8 @@ class Estimate:
 
     @property
     def total_s(self) -> float:
-        """Seconds for all trials, `abreast` at a time; the measurement of costs and the report come on top."""
-        return sum(arm.trial_s * arm.trials for arm in self.arms) / self.abreast
+        """Seconds for all trials, `parallel` at a time; the measurement of costs and the report come on top."""
+        return sum(arm.trial_s * arm.trials for arm in self.arms) / self.parallel
 
     @property
     def each(self) -> int:
@@ -249,14 +233,14 @@ class Estimate:
     @property
     def tuning_s(self) -> float:
         """Seconds for these."""
-        return sum(arm.trial_s * self._tuning(arm) for arm in self.arms) / self.abreast
+        return sum(arm.trial_s * self._tuning(arm) for arm in self.arms) / self.parallel
 
     def _tuning(self, arm: ArmEstimate) -> int:
         return arm.trials - arm.left(self.each * len(self.settings.seeds))
 
     def seconds(self, seeds: int) -> float:
         """Seconds for a study of so many seeds, without what is finished."""
-        return sum(arm.trial_s * arm.left(self.each * seeds) for arm in self.arms) / self.abreast + self.tuning_s
+        return sum(arm.trial_s * arm.left(self.each * seeds) for arm in self.arms) / self.parallel + self.tuning_s
 
     @property
     def alpha(self) -> float:
@@ -330,7 +314,7 @@ class Estimate:
                 *self._plan(),
                 *textwrap.wrap(self.design, WIDTH),
                 *textwrap.wrap(str(self.refused or ""), WIDTH),
-                *([str(self.smaller)] if self.smaller else []),
+                *([str(self.suggestion)] if self.suggestion else []),
             ]
         )
 
@@ -438,15 +422,19 @@ def _is_one_change(arm: Arm) -> bool:
 
 
 USUAL_SEEDS, FEWEST = 5, 3
-SMALLER = {"H": "L", "L": "B", "B": "S", "S": "Ti"}
+NEXT_SIZE = {"H": "L", "L": "B", "B": "S", "S": "Ti"}
 SIDES = (384, 224, 160, 128, 96, 64, 48, 32)
-FEWEST_PATCHES = 4  # a side
+FEWEST_PATCHES = 4  # per side
 FEWEST_EPOCHS = 5
 
 
 @dataclass(frozen=True)
-class Smaller:
-    """options: of the shell, that differ from the study's; `seconds` is what the study would then take, about."""
+class Suggestion:
+    """A study that takes less time: `seconds` instead of `of_s`, for a limit of `limit_s`.
+
+    options: of the shell, that differ from the study's
+    command: of the study; None: it was started from Python
+    """
 
     options: Mapping[str, Any]
     seconds: float
@@ -455,44 +443,45 @@ class Smaller:
     command: str | None
 
     def __str__(self) -> str:
-        """One line that can be copied."""
+        if self.command is None:
+            values = {name.replace("-", "_"): repr(value) for name, value in self.options.items()}
+            if "epochs" in values:
+                values["recipe"] = f"recipe.with_(epochs={values.pop('epochs')})"
+            call = f"vm.Study(..., {', '.join(f'{name}={value}' for name, value in values.items())})"
+        else:
+            replaced = {"--dry-run", "--pilot", *(f"--{name}" for name in self.options)}
+            words = list(without_options(shlex.split(self.command), replaced))
+            call = shlex.join([*words, *(str(w) for name, value in self.options.items() for w in (f"--{name}", value))])
         return (
             f"The study takes about {duration(self.of_s)}, more than {duration(self.limit_s)}. This one takes about "
-            f"{duration(self.seconds)}:\n  {self._call()}"
+            f"{duration(self.seconds)}:\n  {call}"
         )
 
-    def _call(self) -> str:
-        if self.command is None:
-            given = {name.replace("-", "_"): repr(value) for name, value in self.options.items()}
-            if "epochs" in given:
-                given["recipe"] = f"recipe.with_(epochs={given.pop('epochs')})"
-            return f"vm.Study(..., {', '.join(f'{name}={value}' for name, value in given.items())})"
-        words = list(
-            without_options(
-                shlex.split(self.command), {"--dry-run", "--pilot", *(f"--{name}" for name in self.options)}
-            )
-        )
-        words += [str(word) for name, value in self.options.items() for word in (f"--{name}", value)]
-        return shlex.join(words)
 
+def fit_to_budget(budget: Budget, estimate: Estimate) -> Estimate:
+    """Plan the most seeds that fit; with `until_decided` the largest maximum of 8, 16 and 32 that fits.
 
-def planned_within(budget: Budget, estimate: Estimate) -> Estimate:
-    """With the most seeds that fit; of a study that runs until it is decided, the largest maximum: 8, 16 or 32.
-
-    Where fewer than three fit, or fewer than the first look takes, `refused` has the arithmetic.
+    If fewer than three fit, or fewer than the first look needs, `refused` shows the arithmetic.
     """
     settings, k, each = estimate.settings, len(estimate.settings.arms), estimate.each
     least = LOOKS[0] if settings.until_decided else FEWEST
+
+    def fits(seeds: int) -> bool:
+        trials = sum(arm.left(each * seeds) for arm in estimate.arms) + estimate.tuning_trials
+        return (budget.seconds is None or estimate.seconds(seeds) <= budget.seconds) and (
+            budget.trials is None or trials <= budget.trials
+        )
+
     seeds = 0
-    while seeds < MOST_SEEDS and _fits(budget, estimate, seeds + 1):
+    while seeds < MOST_SEEDS and fits(seeds + 1):
         seeds += 1
     try:
         if seeds < least and budget.seconds is not None:  # raises, with the arithmetic of all that the study takes
-            base, *arms = (arm.trial_s * each / estimate.abreast for arm in estimate.arms)
+            base, *arms = (arm.trial_s * each / estimate.parallel for arm in estimate.arms)
             seeds_within(budget.seconds - estimate.tuning_s, base, statistics.fmean(arms), k, least)
         elif seeds < least:
-            left = (budget.trials or 0) - estimate.tuning_trials
-            seeds_within(left, each, each, k, least, lambda count: plural(round(count), "trial"))
+            trials = (budget.trials or 0) - estimate.tuning_trials
+            seeds_within(trials, each, each, k, least, lambda count: plural(round(count), "trial"))
     except UserError as error:
         return replace(estimate, refused=error)
     if settings.until_decided:
@@ -500,92 +489,82 @@ def planned_within(budget: Budget, estimate: Estimate) -> Estimate:
     return estimate.with_seeds(tuple(range(seeds)))
 
 
-def _fits(budget: Budget, estimate: Estimate, seeds: int) -> bool:
-    trials = sum(arm.left(estimate.each * seeds) for arm in estimate.arms) + estimate.tuning_trials
-    return (budget.seconds is None or estimate.seconds(seeds) <= budget.seconds) and (
-        budget.trials is None or trials <= budget.trials
-    )
+def suggest_smaller(estimate: Estimate, limit_s: float, command: str | None) -> Suggestion | None:
+    """Return the first study that fits `limit_s` seconds, reducing seeds, then image size, base and epochs in turn.
 
-
-def smaller(estimate: Estimate, limit_s: float, command: str | None) -> Smaller | None:
-    """The first study that fits into `limit_s` seconds as seeds, image size, base and epochs are made smaller by turns.
-
-    Its time follows from the measured one by multiply-adds and steps. None where even the smallest does not fit.
+    Its time follows from the measured one by multiply-adds and steps. None if even the smallest does not fit.
     """
     settings, options = estimate.settings, dict[str, Any]()
     seeds, least = len(settings.seeds), LOOKS[0] if settings.until_decided else FEWEST
-    first = _macs(settings, {})
+    full_macs = _base_macs(settings, {})
+    tuning = len(settings.tuning_trials()) / len(estimate.arms) * (not settings.same_seeds)
     if seeds > USUAL_SEEDS and not settings.until_decided:
         seeds = options["seeds"] = USUAL_SEEDS
-    knobs = [_image_size, _base, _epochs]
-    while (seconds := _seconds(settings, estimate, options, seeds, first)) > limit_s:
-        if knobs:
-            knob = knobs.pop(0)
-            if less := knob(settings, options):
-                options |= less
-                knobs.append(knob)
+    reductions = [_smaller_images, _smaller_base, _fewer_epochs]
+    while True:
+        fraction = float(options.get("epochs", settings.recipe.epochs)) / settings.recipe.epochs
+        if full_macs:
+            fraction *= _base_macs(settings, options) / full_macs
+        # Without what is finished: trials of another base or size are new ones.
+        trials_s = (seeds * estimate.each + tuning) * sum(arm.trial_s for arm in estimate.arms)
+        seconds = fraction * trials_s / estimate.parallel
+        if seconds <= limit_s:
+            return Suggestion(options, seconds, estimate.total_s, limit_s, command) if options else None
+        if reductions:
+            reduce = reductions.pop(0)
+            if reduced := reduce(settings, options):
+                options |= reduced
+                reductions.append(reduce)
         elif seeds > least:
             seeds = options["max-seeds" if settings.until_decided else "seeds"] = least
         else:
             return None
-    return Smaller(options, seconds, estimate.total_s, limit_s, command) if options else None
 
 
-def _seconds(settings: Settings, estimate: Estimate, options: Mapping[str, Any], seeds: int, first: int) -> float:
-    """From the beginning: trials of another base or size are others."""
-    part = float(options.get("epochs", settings.recipe.epochs)) / settings.recipe.epochs
-    if first:
-        part *= _macs(settings, options) / first
-    trials = seeds * estimate.each + len(settings.tuning_trials()) / len(estimate.arms) * (not settings.same_seeds)
-    return part * trials * sum(arm.trial_s for arm in estimate.arms) / estimate.abreast
-
-
-def _macs(settings: Settings, options: Mapping[str, Any]) -> int:
-    """Of base; 0: not known of other libraries' models."""
+def _base_macs(settings: Settings, options: Mapping[str, Any]) -> int:
+    """Count the multiply-adds of base; 0 for models of other libraries."""
     fixed = settings.fixed
-    base, size = options.get("base", fixed["base"]), options.get("img-size")
-    config = make_base(base, 10, fixed["img_size"] if size is None else (size, size), fixed["in_chans"])
+    base, side = options.get("base", fixed["base"]), options.get("img-size")
+    config = make_base(base, 10, fixed["img_size"] if side is None else (side, side), fixed["in_chans"])
     return count_macs(config) if isinstance(config, ViTConfig) else 0
 
 
-def _image_size(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any]:
-    rows, columns = settings.fixed["img_size"]
-    patch = _patch(settings)
-    side = options.get("img-size", rows)
-    if patch is None or rows != columns:
-        return {}
-    found = [one for one in SIDES if one < side and one % patch == 0 and one // patch >= FEWEST_PATCHES]
-    return {"img-size": found[0]} if found else {}
-
-
-def _base(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any]:
-    base = options.get("base", settings.fixed["base"])
-    if _patch(settings) is None:
-        return {}
-    size, depth, parallel, patch, _ = parse_name(base)
-    plain = depth is None and parallel == 1 and size in SMALLER
-    return {"base": f"{SMALLER[size]}/{patch}"} if plain else {}
-
-
-def _patch(settings: Settings) -> int | None:
-    """The patch side of a base that is a ViT by its name, and has no weights to begin with."""
+def _named_vit(settings: Settings, options: Mapping[str, Any]) -> tuple[str, int | None, int, int, Any] | None:
+    """Parse the name of base; None if it is not a ViT by its name, or starts from trained weights."""
     base = settings.fixed["base"]
     if not isinstance(base, str) or is_foreign(base) or "start" in settings.fixed:
         return None
     try:
-        return parse_name(base)[3]
+        return parse_name(options.get("base", base))
     except UserError:
         return None
 
 
-def _epochs(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any]:
+def _smaller_images(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any]:
+    (rows, columns), name = settings.fixed["img_size"], _named_vit(settings, {})
+    if name is None or rows != columns:
+        return {}
+    side, patch = options.get("img-size", rows), name[3]
+    sides = [new for new in SIDES if new < side and new % patch == 0 and new // patch >= FEWEST_PATCHES]
+    return {"img-size": sides[0]} if sides else {}
+
+
+def _smaller_base(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any]:
+    if (name := _named_vit(settings, options)) is None:
+        return {}
+    size, depth, parallel, patch, _ = name
+    is_plain = depth is None and parallel == 1 and size in NEXT_SIZE
+    return {"base": f"{NEXT_SIZE[size]}/{patch}"} if is_plain else {}
+
+
+def _fewer_epochs(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any]:
     recipe = settings.recipe
     half = options.get("epochs", recipe.epochs) // 2
     if recipe.steps is not None or half < FEWEST_EPOCHS:
         return {}
     try:
         resolve(recipe.with_(epochs=half), 100 * recipe.batch_size)
-    except UserError:  # a warm-up that is as long
+    except UserError:  # the warm-up would be as long
         return {}
     return {"epochs": half}
 
@@ -604,7 +583,7 @@ def estimate(
     build: Callable[..., Iterable[tuple[Arm, nn.Module, Recipe]]],
     state: StudyState,
     workers: int,
-    abreast: int,
+    parallel: int,
     device: torch.device,
     say: Callable[[str], None],
 ) -> Estimate:
@@ -617,7 +596,7 @@ def estimate(
             `outlined` names shapes alone. The models are trained a little, and not kept.
         state: of the study, which may have finished trials. Where base has, their time takes the place of the estimate.
         workers: trials at a time.
-        abreast: those that do not slow each other down.
+        parallel: those that do not slow each other down.
         device: where the steps are made.
         say: takes a line an arm.
     """
@@ -649,7 +628,7 @@ def estimate(
     ]
     if walls:
         factor = statistics.median(walls) / arms[0].trial_s
-        arms, abreast = [replace(arm, trial_s=factor * arm.trial_s) for arm in arms], workers
+        arms, parallel = [replace(arm, trial_s=factor * arm.trial_s) for arm in arms], workers
     dataset = runner.dataset(settings.recipe)
     length = resolve_on(settings.recipe, dataset)
     steps = {str(point): stopwatch.steps(point) for point in settings.sweep.points}
@@ -660,7 +639,7 @@ def estimate(
         settings,
         tuple(arms),
         workers,
-        abreast,
+        parallel,
         steps,
         {name: len(split) for name, split in dataset.splits.items()},
         spread,

@@ -25,7 +25,7 @@ from vitmods.study.answer import Answer, costs_under, evaluated_of, model_name, 
 from vitmods.study.arms import BASE, Arm, Function, base_function, functions_of
 from vitmods.study.bases import Base, activation_bytes, take_images
 from vitmods.study.describe import describe_model, environment
-from vitmods.study.estimate import planned_within, smaller
+from vitmods.study.estimate import fit_to_budget, suggest_smaller
 from vitmods.study.executors import Executor, Inline, StudyOptions
 from vitmods.study.executors.processes import Processes, visible_gpus
 from vitmods.study.executors.ray import RayCluster
@@ -354,7 +354,7 @@ def run_study(
         if not is_planned and budget != ENDLESS:
             found = _estimated(ready, budget, command)
             if found.refused:
-                raise UserError("\n".join(filter(None, (str(found.refused), str(found.smaller or "")))))
+                raise UserError("\n".join(filter(None, (str(found.refused), str(found.suggestion or "")))))
             ready.runner.settings = found.settings
             _say(options, found.decides())
         facts = write_facts(ready, command, plan_of(ready.settings))
@@ -457,9 +457,9 @@ def _estimated(ready: Ready, budget: Budget, command: str | None, fixed: bool = 
         )
     found = replace(found, budget_s=budget.seconds, keep_weights=options.keep_weights)
     if not fixed and budget != ENDLESS:
-        found = planned_within(budget, found)
+        found = fit_to_budget(budget, found)
     limit_s = LONG_S if budget.seconds is None else budget.seconds
-    return replace(found, smaller=smaller(found, limit_s, command)) if found.total_s > limit_s else found
+    return replace(found, suggestion=suggest_smaller(found, limit_s, command)) if found.total_s > limit_s else found
 
 
 def _say(options: StudyOptions, line: str) -> None:
