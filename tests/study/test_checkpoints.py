@@ -10,7 +10,7 @@ from vitmods.recipes import plain
 from vitmods.study import Study
 from vitmods.study.arms import Arm
 from vitmods.study.checkpoints import open_trial
-from vitmods.study.describe import python_call
+from vitmods.study.run import python_call
 from vitmods.study.trial import base_config, build_model
 from vitmods.util.errors import UserError
 

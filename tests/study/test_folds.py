@@ -16,8 +16,8 @@ from vitmods.stats.decide import decide
 from vitmods.study import Answer, Study
 from vitmods.study.arms import Arm
 from vitmods.study.checkpoints import Checkpoint
-from vitmods.study.describe import python_call
 from vitmods.study.plan import Settings, Trial
+from vitmods.study.run import python_call
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, load_images
 from vitmods.train import RunOptions

@@ -11,8 +11,8 @@ from vitmods.evals.options import Options
 from vitmods.recipes import plain
 from vitmods.report import write_report
 from vitmods.study import Study
-from vitmods.study.describe import python_call
 from vitmods.study.plan import MARGINS, Measure, options_from
+from vitmods.study.run import python_call
 from vitmods.util.errors import UserError
 
 RECIPE = plain(epochs=1).with_(batch_size=64)

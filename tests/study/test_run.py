@@ -13,10 +13,9 @@ from vitmods.model.config import ViTConfig
 from vitmods.recipes import plain
 from vitmods.study import Answer, Study
 from vitmods.study.arms import Arm, arm_from_text
-from vitmods.study.describe import python_call
 from vitmods.study.executors import StudyOptions
 from vitmods.study.plan import Trial
-from vitmods.study.run import _executor, parallel_trials, workers_for
+from vitmods.study.run import _executor, parallel_trials, python_call, workers_for
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model
 from vitmods.util.errors import UserError

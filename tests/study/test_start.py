@@ -12,8 +12,8 @@ from vitmods.recipes import plain
 from vitmods.study import Study
 from vitmods.study.arms import Arm, arm_from_text, make_arms
 from vitmods.study.checkpoints import Start, open_trial
-from vitmods.study.describe import python_call
 from vitmods.study.plan import Settings, Trial
+from vitmods.study.run import python_call
 from vitmods.study.store import Facts, StudyFolder
 from vitmods.study.study import fixed_settings
 from vitmods.study.trial import TrialRunner, base_config, build_model

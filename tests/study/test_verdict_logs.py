@@ -6,7 +6,7 @@ import pytest
 
 import vitmods as vm
 from vitmods.cli import main
-from vitmods.study.verdict_logs import NOTED
+from vitmods.study.run import NOTED
 from vitmods.train.loggers import LOGGERS, LoggerKind
 
 RUN = {"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False}

@@ -1,53 +1,60 @@
-"""Running a study: check, train what is missing, measure costs, write the answer. It may be killed at any moment."""
+"""Run a study: check, train what is missing, measure costs, write the answer. It may be killed at any moment."""
 
 from __future__ import annotations
 
+import math
 import os
+import platform
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from vitmods.bench import device_name
 from vitmods.data.splits import SPLIT_FILE, write_split
+from vitmods.finetune.roles import ALL
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import resolve_on
 from vitmods.stats.sequential import LOOKS
+from vitmods.stats.verdict import Effect
 from vitmods.study.answer import Answer, costs_under, evaluated_of, model_name, read_answer, read_costs
 from vitmods.study.arms import BASE, Arm, Function, base_function, functions_of
-from vitmods.study.bases import Base, activation_bytes, take_images
-from vitmods.study.describe import describe_model, environment
+from vitmods.study.bases import Base, activation_bytes, base_name, model_facts, take_images
 from vitmods.study.estimate import fit_to_budget, suggest_smaller
 from vitmods.study.executors import Executor, Inline, StudyOptions
 from vitmods.study.executors.processes import Processes, visible_gpus
 from vitmods.study.executors.ray import RayCluster
 from vitmods.study.executors.slurm import Slurm
-from vitmods.study.plan import AS_IS, Evaluation, Point, Settings, Work
+from vitmods.study.plan import AS_IS, VAL, Evaluation, Measure, Point, Settings, Work, make_measure, measure_of
 from vitmods.study.progress import Progress, planned
 from vitmods.study.schedule import ENDLESS, Budget, Schedule, check_weights_are_there
 from vitmods.study.state import Evaluated, StudyState
-from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder
+from vitmods.study.store import ChangeFacts, Facts, ModelFacts, Plan, StudyFolder, read_object
 from vitmods.study.trial import (
     TrialRunner,
     answer_splits,
     base_config,
     build_model,
     check_images,
+    logged_run,
     task_of,
     with_modules,
 )
-from vitmods.study.verdict_logs import log_verdicts
 from vitmods.study.warnings import already_reported, few_images, study_warnings
 from vitmods.tasks.base import DEFAULT, TASKS
 from vitmods.train.device import resolve
+from vitmods.train.loggers import Logs
 from vitmods.train.optim import freeze
 from vitmods.train.options import RunOptions
 from vitmods.util.address import address_of, named
@@ -60,6 +67,139 @@ from vitmods.util.text import listing, plural
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
     from vitmods.study.estimate import ArmEstimate, Estimate
+
+
+PACKAGES = ("vitmods", "torch", "torchvision", "timm", "numpy")
+
+
+def describe_model(settings: Settings, arm: Arm, model: nn.Module, images: Base) -> ModelFacts:
+    """The arm's model and what its changes are, for a reader who does not know them."""
+    changes = [ChangeFacts(str(change), **change.describe()) for change in arm.changes]
+    if arm.start is not None:
+        changes.append(
+            ChangeFacts(
+                f"from {arm.start}",
+                "Begins with trained weights of its own",
+                f"Its weights are those of {arm.start}; base begins with its own.",
+            )
+        )
+    if "train" in arm.recipe:
+        changes.append(_describe_training(arm.recipe["train"]))
+    base, start = settings.fixed["base"], settings.fixed.get("start")
+    name = start["source"] if start else base_name(base)
+    return ModelFacts(arm.start or name, model_facts(model, images), tuple(changes))
+
+
+def _describe_training(what: str) -> ChangeFacts:
+    """What is trained, reported as a change is."""
+    everything = what == ALL
+    return ChangeFacts(
+        f"train({what})",
+        "All is trained" if everything else f"Trains {' and '.join(what.split('+'))} alone",
+        "Nothing is frozen."
+        if everything
+        else "The head is trained along, and with more than the head the positions; all else is frozen.",
+        paper="Touvron et al., 2022, Three things everyone should know about Vision Transformers, section 4",
+        url="https://arxiv.org/abs/2203.09795",
+    )
+
+
+def python_call(settings: Settings, out: str) -> str:
+    """The lines of Python that run this study, for a report whose study was not started from the shell."""
+    fixed = dict(settings.fixed)
+    base, start, usual = fixed.pop("base"), fixed.pop("start", None), Recipe().settings()
+    recipe = {name: value for name, value in settings.recipe.settings().items() if value != usual[name]}
+    data, _ = fixed.pop("data"), fixed.pop("recipe")
+    from_size = repr(str(base)) if isinstance(base, str) else f"vm.ViTConfig.from_dict({base!r})"
+    fields = {
+        **({"start": repr(start["source"])} if start else {"base": from_size}),
+        "arms": f"[{', '.join(map(_arm_call, settings.factors))}]",
+        "data": repr(data),
+        "recipe": f"vm.Recipe().with_({', '.join(f'{name}={value!r}' for name, value in recipe.items())})",
+        "seeds": repr(list(settings.seeds)),
+        **{name: repr(value) for name, value in fixed.items()},
+        **_measure_call(settings.measure, settings.fixed["task"]),
+        "margin": repr(settings.margin),
+        "generalize": repr(settings.generalize),
+        **({"family": repr(settings.family)} if settings.family else {}),
+        **({"until_decided": "True"} if settings.until_decided else {}),
+        **({"design": "'factorial'", "runs": repr(len(settings.design.design.runs))} if settings.design else {}),
+        **({"sweep": repr(settings.sweep.to_dict())} if settings.sweep else {}),
+        **(_tuning_call(settings) if settings.grid else {}),
+    }
+    arguments = ", ".join(f"{name}={value}" for name, value in fields.items())
+    return f"import vitmods as vm\nfrom vitmods.study import Arm, parse_edits\n\nvm.Study({arguments}).run({out!r})"
+
+
+def _tuning_call(settings: Settings) -> dict[str, str]:
+    seeds = {"same_seeds": "True"} if settings.same_seeds else {"tuning_seeds": repr(len(settings.tuning_seeds))}
+    return {"tune": repr(settings.grid.to_dict()), "tune_on": repr(VAL), **seeds}
+
+
+def _measure_call(measure: Measure, task: str) -> dict[str, str]:
+    if measure == make_measure(measure.name):
+        return {} if measure == measure_of(task) else {"metric": repr(measure.name)}
+    return {"metric": f"vm.study.Measure.from_dict({measure.to_dict()!r})"}
+
+
+def _arm_call(arm: Arm) -> str:
+    overrides = f", {dict(arm.recipe)!r}" if arm.recipe else ""
+    begins = f", start={arm.start!r}" if arm.start else ""
+    return f"Arm({arm.name!r}, parse_edits({arm.short!r}){overrides}{begins})"
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions and machine, as far as a number may depend on them."""
+    return {
+        "python": platform.python_version(),
+        "packages": {package: installed for package in PACKAGES if (installed := _version(package))},
+        "system": platform.platform(),
+        "device": device.type,
+        "device_name": device_name(device),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+NOTED = "logged_verdicts.json"  # of the study's folder: logger -> arm -> what it was sent last
+
+
+def log_verdicts(names: Iterable[str], folder: StudyFolder, facts: Facts, settings: Settings, answer: Answer) -> None:
+    """Write each verdict, with its interval in numbers, to those of the loggers that do not have it yet. One that fails
+    is warned of, and sent again by the next run. Local files lie in the study's folder."""
+    arms = {arm.name: arm for arm in (*settings.arms, *settings.factors)}
+    path = folder.path / NOTED
+    noted: dict[str, Any] = {}
+    with suppress(UserError):  # a damaged one is written again
+        noted = read_object(path)
+    for name, effect in answer.headline.items():
+        fields = {
+            "verdict": str(effect.verdict),
+            "effect": repr(effect),
+            "metric": answer.metric.name,
+            "seeds": len(settings.seeds),
+        }
+        sent = {**fields, **_numbers(effect)}
+        lacking = [logger for logger in names if noted.get(logger, {}).get(name) != sent]
+        if not lacking:
+            continue
+        run = logged_run(folder, facts, arms.get(name, Arm(name)), f"verdict of {name}", fields)
+        for logger in Logs(lacking, replace(run, folder=folder.path)).close("finished", _numbers(effect)):
+            noted.setdefault(logger, {})[name] = sent
+        write_json(path, noted)
+
+
+def _numbers(effect: Effect) -> dict[str, float]:
+    low, high = effect.interval
+    numbers = {"effect": effect.effect, "low": low, "high": high, "margin": effect.margin}
+    return {f"verdict/{name}": value for name, value in numbers.items() if math.isfinite(value)}
 
 
 MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
@@ -104,12 +244,12 @@ SAMPLES = 12  # images shown in the report
 
 
 @dataclass(frozen=True)
-class Ready:
-    """What is known of a study before its first trial.
+class PreparedStudy:
+    """A study before its first trial: its images are read, and every arm's model was made once.
 
-    models:      what each of them is
-    notices:     what to know of the arms
-    trial_bytes: that a trial takes
+    models:      description of each model
+    notices:     warnings about the arms
+    trial_bytes: memory of one trial
     """
 
     runner: TrialRunner
@@ -130,7 +270,7 @@ class Ready:
         return 1 if self.options.workers is None and here_alone else workers_for(self.options, trials, self.trial_bytes)
 
 
-def open_study(folder: StudyFolder, settings: Settings, options: StudyOptions) -> Ready:
+def open_study(folder: StudyFolder, settings: Settings, options: StudyOptions) -> PreparedStudy:
     """Read the images, and make settings that name their content, so that a folder with other images is another study;
     then look through the arms."""
     folder.refuse_trial()
@@ -144,7 +284,7 @@ def open_study(folder: StudyFolder, settings: Settings, options: StudyOptions) -
         folder.images.check_same(dataset.splits)
     runner.settings = replace(settings, fixed=fixed)
     check_images(runner.settings, dataset)
-    return Ready(runner, dataset, options, *_survey(runner))
+    return PreparedStudy(runner, dataset, options, *_survey(runner))
 
 
 def build_arms(
@@ -273,7 +413,7 @@ def _check_extension(before: Plan, settings: Settings) -> None:
         )
 
 
-def write_facts(ready: Ready, command: str, plan: Plan) -> Facts:
+def write_facts(ready: PreparedStudy, command: str, plan: Plan) -> Facts:
     """study.json, before the first trial: from then on the study can be read, and continued, from its folder. UserError
     where a fold cannot be made, too."""
     runner, dataset, settings = ready.runner, ready.dataset, ready.settings
@@ -432,7 +572,7 @@ def _as_recorded(folder: StudyFolder, settings: Settings, seeds_given: bool) -> 
     return settings.with_seeds(tuple(facts.settings["seeds"])), True
 
 
-def _estimated(ready: Ready, budget: Budget, command: str | None, fixed: bool = False) -> Estimate:
+def _estimated(ready: PreparedStudy, budget: Budget, command: str | None, fixed: bool = False) -> Estimate:
     """The estimate of the study with the seeds that fit the budget, unless they are `fixed`; and what would take less
     where it does not fit, or takes long."""
     from vitmods.study.estimate import LONG_S, estimate
@@ -475,7 +615,7 @@ def _say_what_is_planned(folder: StudyFolder, settings: Settings, options: Study
     _say(options, count if is_planned else f"As many seeds as fit the budget, in {where}")
 
 
-def _work(ready: Ready, state: StudyState, budget: Budget, lease: Lease) -> None:
+def _work(ready: PreparedStudy, state: StudyState, budget: Budget, lease: Lease) -> None:
     """Do what is missing, as far as the budget lasts; what went wrong is written where the result would be."""
     runner, options, workers = ready.runner, ready.options, ready.workers(len(state.missing))
 
@@ -534,7 +674,7 @@ def _steps_of(runner: TrialRunner) -> Callable[[Work], int]:
     return steps
 
 
-def _measure_costs(ready: Ready, state: StudyState) -> None:
+def _measure_costs(ready: PreparedStudy, state: StudyState) -> None:
     """costs.json: each arm once, of a sweep with each base. A later arm is measured beside base again, and base's own
     numbers stay. A measurement that fails is a warning: the effects do not depend on it."""
     settings, options, num_classes = ready.settings, ready.options, ready.dataset.num_classes

@@ -190,8 +190,7 @@ class Study:
             UserError: another run holds the folder, it holds another study, or something cannot be used as given.
             KeyboardInterrupt: a signal came; what was trained is saved.
         """
-        from vitmods.study.describe import python_call
-        from vitmods.study.run import run_study
+        from vitmods.study.run import python_call, run_study
         from vitmods.study.schedule import make_budget
 
         called = command or python_call(self.settings, str(out))
@@ -288,8 +287,7 @@ class Study:
     ) -> Estimate:
         """Train base alone on the first four seeds, which count as trials of the study; then what `dry_run` gives, with
         the spread that is now known. Arguments as in `run` and `dry_run`. Raises as `run` does."""
-        from vitmods.study.describe import python_call
-        from vitmods.study.run import run_pilot
+        from vitmods.study.run import python_call, run_pilot
         from vitmods.study.schedule import make_budget
 
         called, own = command or python_call(self.settings, str(out)), _checked(options, overrides)
