@@ -130,7 +130,8 @@ def _few_images(decision: Decision) -> Iterator[str]:
     if enough is None:
         seeds = detectable(middle.family, LOOKS[-1], nominal_level(LOOKS[-1])).equivalent * middle.sd
         remedy = (
-            f"Nor can more images: trials vary by {middle.sd:.2g}{unit}, so {LOOKS[-1]} seeds resolve {seeds:.2g}{unit}"
+            f"More images do not help: trials vary by {middle.sd:.2g}{unit}, so {LOOKS[-1]} seeds resolve only "
+            f"{seeds:.2g}{unit}"
         )
     else:
         remedy = (
