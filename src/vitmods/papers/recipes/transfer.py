@@ -107,7 +107,7 @@ def sun397(
     epochs: int = 600,
     batch_size: int = 512,
 ) -> Recipe:
-    """SUN397 from scratch: one point of the paper's two grids, `recipes.SUN397_GRIDS`.
+    """SUN397 from scratch: one point of the paper's two grids, `SUN397_GRIDS`.
 
     Args:
         weight_decay: multiplied by the learning rate, as everywhere here.
