@@ -354,7 +354,7 @@ for name, says, row in (
     ("numbers_in_words", "could not convert string to float: 'ten'", "3.png,val,32,24,cat,ten,2,9,9"),
     ("another_size", "gives it another split or size", "0.png,train,24,32,cat,2,2,9,9"),
     ("unknown_split", "the split 'trian' is none of", "3.png,trian,32,24,cat,2,2,9,9"),
-    ("no_label", "has the label '', which is no class", "3.png,train,32,24,,2,2,9,9"),
+    ("no_label", "has the label '', which is not a class", "3.png,train,32,24,,2,2,9,9"),
     ("row_twice", "the same box of the same class twice", "0.png,train,32,24,cat,2,2,9,9"),
     ("label_in_two_cases", "'Dog' = 'dog'", "3.png,train,32,24,Dog,2,2,9,9"),
 ):

@@ -244,7 +244,7 @@ class TaskModel(nn.Module):
 
     @property
     def vit_config(self) -> Any:
-        """The backbone's; None of a model that is no vitmods ViT."""
+        """The backbone's; None for other models than vitmods' ViT."""
         return getattr(self.backbone, "vit_config", None)
 
     @property

@@ -337,7 +337,7 @@ def test_yolo_gives_fractions_polygons_and_images_without_objects(tmp_path):
         ("0 0.9 0.5 0.5 0.1", "is outside of its image"),
         ("0 1.004 0.5 0.008 0.1", "is empty in its image"),
         ("0 0.5 0.5 0.0000001 0.1", "is empty in its image"),
-        ("zero 0.5 0.5 0.1 0.1", "line 1 of 0.txt is no object"),
+        ("zero 0.5 0.5 0.1 0.1", "line 1 of 0.txt is not an object"),
     ],
 )
 def test_lines_of_yolo_that_are_none_are_said(tmp_path, line, reason):

@@ -241,7 +241,7 @@ def test_folders_that_are_none(tmp_path):
         open_source(f"masks:{tmp_path}")
     (tmp_path / "classes.txt").unlink()
     (tmp_path / "palette.csv").write_text("name,r,g,b\nsky,1,2,300\n")
-    with pytest.raises(UserError, match="sky 1, 2, 300 is no name with a color"):
+    with pytest.raises(UserError, match="sky 1, 2, 300 is not a name with a color"):
         open_source(f"masks:{tmp_path}")
     (tmp_path / "palette.csv").write_text("name,r,g,b\nsky,1,2,3\nroad,1,2,3\n")
     with pytest.raises(UserError, match="gives the color 1, 2, 3 to two classes"):

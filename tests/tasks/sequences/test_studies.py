@@ -89,7 +89,7 @@ def test_from_the_command_line_to_the_report(tmp_path, capsys):
     assert all(abs(sum(one["probabilities"].values())) <= 1.0001 for one in found)
     lines.write_text("[MAX 2 nine ]\n")
     assert main(["predict", str(trial), str(lines)]) == 2
-    assert "'nine' is no token" in capsys.readouterr().err
+    assert "'nine' is not a token" in capsys.readouterr().err
 
     assert main(["evaluate", str(trial), "--protocol", "top1", "calibration", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"]["top1"] == pytest.approx(scores["top1"].mean())

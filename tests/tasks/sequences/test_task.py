@@ -144,12 +144,12 @@ def test_a_folder_of_long_range_arenas_files(folder):
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([("( [MAX 2 ) ]", 2), ("( [MUL 2 ) ]", 2)], r"train.tsv, line 3: '\[MUL' is no token"),
+        ([("( [MAX 2 ) ]", 2), ("( [MUL 2 ) ]", 2)], r"train.tsv, line 3: '\[MUL' is not a token"),
         ([("2", 12)], "1 line cannot be used:\n.*line 2: it needs an expression in the column Source"),
         ([("2", 12)] * 30, r"(?s)30 lines cannot be used:.* line 21: .*and 10 more"),
         (
             [("2", 1), ("", 1), ("2 a", 1)],
-            r"2 lines cannot be used:\n.*train.tsv, line 3: .*\n.*line 4: 'a' is no token",
+            r"2 lines cannot be used:\n.*train.tsv, line 3: .*\n.*line 4: 'a' is not a token",
         ),
         ([("()", 1)], "there are no tokens"),
     ],

@@ -584,7 +584,7 @@ def _yolo_image(path: Path, text: Path, classes: list[str]) -> Found:
             if len(numbers) != 4 and (len(numbers) < 6 or len(numbers) % 2):
                 raise ValueError("neither four numbers nor a polygon")
         except ValueError as error:
-            found.wrong = f"line {number} of {text.name} is no object: {error}"
+            found.wrong = f"line {number} of {text.name} is not an object: {error}"
             break
         if not 0 <= label < len(classes):
             found.wrong = f"line {number} of {text.name} is of class {label}, and there are {len(classes)}"
@@ -718,7 +718,7 @@ def boxes(spec: Spec) -> Source:
         if before != split or image.size != size:
             image.wrong = image.wrong or f"line {line} gives it another split or size than a line before"
         elif row["label"] not in classes:
-            image.wrong = image.wrong or f"line {line} has the label {row['label']!r}, which is no class"
+            image.wrong = image.wrong or f"line {line} has the label {row['label']!r}, which is not a class"
         else:
             image.add(corners, row["label"])
     for line, row in listed:

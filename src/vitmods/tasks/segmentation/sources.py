@@ -217,7 +217,7 @@ def _colors(path: Path, ignored: str) -> tuple[list[str], Coding]:
     rows = [(row["name"].strip(), [row[channel].strip() for channel in "rgb"]) for row in listed]
     for name, color in rows:
         if not name or not all(part.isdecimal() and len(part) <= 3 and int(part) < 256 for part in color):
-            raise UserError(f"{printable(str(path))}: {printable(name)} {', '.join(color)} is no name with a color.")
+            raise UserError(f"{printable(str(path))}: {printable(name)} {', '.join(color)} is not a name with a color.")
     if ignored:
         _place(ignored, [name for name, _ in rows])
     classes = list(dict.fromkeys(name for name, _ in rows if name != ignored))

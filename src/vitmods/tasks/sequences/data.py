@@ -244,13 +244,7 @@ def encode(text: str, vocabulary: tuple[str, ...], where: str) -> NDArray[np.int
     words = text.replace("(", " ").replace(")", " ").split()
     for word in words:
         if word not in numbers:
-            raise UserError(f"{where}: {printable(word)!r} is no token. There are {' '.join(vocabulary)}.")
+            raise UserError(f"{where}: {printable(word)!r} is not a token. Tokens are {' '.join(vocabulary)}.")
     if not words:
         raise UserError(f"{where}: there are no tokens.")
     return np.array([numbers[word] for word in words], dtype=np.int64)
-
-
-def refuse_skipping(unreadable: str) -> None:
-    """UserError for the option that leaves out unreadable images: of sequences nothing is left out."""
-    if unreadable == "skip":
-        raise UserError("Sequences are all read, or an error names the one that cannot be: leave unreadable=skip out.")

@@ -34,7 +34,7 @@ _LISTED = 20  # wrong lines named in an error
 
 
 class TooLong(Exception):
-    """An expression has more tokens than wanted."""
+    """An expression has more tokens than were asked for."""
 
 
 def expression(rng: random.Random, longest: float = float("inf")) -> tuple[list[int], int]:
@@ -80,7 +80,7 @@ _APPLIED: dict[str, Callable[[list[int]], int]] = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ListOpsOptions:
     """What is generated: expressions of more than min_length and fewer than max_length tokens, no two the same."""
 
     min_length: int = 50
@@ -95,12 +95,12 @@ class Wanted:
     "listops",
     "listops:FOLDER",
     "nested operations on digits as token sequences; listops:generated creates them",
-    options=tuple(asdict(Wanted())),
+    options=tuple(asdict(ListOpsOptions())),
 )
 def listops(spec: Spec) -> Source:
     """Generated, or from a folder with Long Range Arena's basic_train.tsv, basic_val.tsv and basic_test.tsv."""
     if spec.rest == "generated":
-        return _source(spec, _generated(_wanted(spec)))
+        return _source(spec, _generated(_options_of(spec)))
     if spec.options:
         raise UserError(f'"{spec}": options are of listops:generated alone; a folder has what its files have.')
     folder = expand_user(spec.rest)
@@ -125,30 +125,30 @@ def _source(spec: Spec, splits: dict[str, Sequences]) -> Source:
     return Source("listops", tuple("0123456789"), found, inputs=Tokens(VOCABULARY, "LRA-64", "listops"))
 
 
-def _wanted(spec: Spec) -> Wanted:
+def _options_of(spec: Spec) -> ListOpsOptions:
     for name, value in spec.options.items():
         if not value.isdecimal():
             raise UserError(f'"{spec}": {name} is a whole number, not "{printable(value)}".')
-    wanted = Wanted(**{name: int(value) for name, value in spec.options.items()})
-    if wanted.max_length - wanted.min_length < 2:
+    options = ListOpsOptions(**{name: int(value) for name, value in spec.options.items()})
+    if options.max_length - options.min_length < 2:
         raise UserError(f'"{spec}": no length lies between min_length and max_length.')
-    if min(wanted.train, wanted.val, wanted.test) < 1:
+    if min(options.train, options.val, options.test) < 1:
         raise UserError(f'"{spec}": train, val and test are numbers of sequences, at least 1 each.')
-    return wanted
+    return options
 
 
-def _generated(wanted: Wanted) -> dict[str, Sequences]:
+def _generated(options: ListOpsOptions) -> dict[str, Sequences]:
     """Kept in the user's cache folder: the published set takes minutes."""
-    key = blake2b(json.dumps([_FORMAT, asdict(wanted)]).encode(), digest_size=8).hexdigest()
+    key = blake2b(json.dumps([_FORMAT, asdict(options)]).encode(), digest_size=8).hexdigest()
     try:
         kept = user_cache() / f"listops-{key}.npz"
         tokens, lengths, values = read_npz(kept, ["tokens", "lengths", "values"]).values()
     except Exception:  # none is kept, or a damaged one
-        every, values = _draw(wanted)
+        every, values = _draw(options)
         lengths, tokens = np.array([len(one) for one in every]), np.concatenate(every)
         _keep(key, tokens=tokens, lengths=lengths, values=values)
     cut = np.split(tokens, np.cumsum(lengths)[:-1])
-    ends = np.cumsum([wanted.train, wanted.val, wanted.test])
+    ends = np.cumsum([options.train, options.val, options.test])
     bounds = {"train": (0, ends[0]), "val": (ends[0], ends[1]), "test": (ends[1], ends[2])}
     return {name: (cut[start:end], values[start:end]) for name, (start, end) in bounds.items()}
 
@@ -162,21 +162,21 @@ def _keep(key: str, **arrays: NDArray[np.generic]) -> None:
         return
 
 
-def _draw(wanted: Wanted) -> tuple[list[NDArray[np.int16]], NDArray[np.int64]]:
-    rng, seen, values = random.Random(wanted.seed), dict[tuple[int, ...], int](), list[int]()
-    count, tried = wanted.train + wanted.val + wanted.test, 0
+def _draw(options: ListOpsOptions) -> tuple[list[NDArray[np.int16]], NDArray[np.int64]]:
+    rng, seen, values = random.Random(options.seed), dict[tuple[int, ...], int](), list[int]()
+    count, tried = options.train + options.val + options.test, 0
     while len(seen) < count:
         tried += 1
         if tried > 2000 * (count + 100):
             raise UserError(
-                f"There are hardly {count:,} expressions of {wanted.min_length + 1} to {wanted.max_length - 1} tokens: "
-                "ask for fewer, or for other lengths."
+                f"There are hardly {count:,} expressions of {options.min_length + 1} to {options.max_length - 1} "
+                "tokens: ask for fewer, or for other lengths."
             )
         try:
-            tokens, value = expression(rng, wanted.max_length - 1)
+            tokens, value = expression(rng, options.max_length - 1)
         except TooLong:
             continue
-        if len(tokens) > wanted.min_length:
+        if len(tokens) > options.min_length:
             seen.setdefault(tuple(tokens), value)
     values = list(seen.values())
     return [np.array(tokens, np.int16) for tokens in seen], np.array(values, np.int64)

@@ -15,7 +15,7 @@ from vitmods.model.vit import ViT
 from vitmods.recipes import Augment, Recipe
 from vitmods.tasks.base import TASKS
 from vitmods.tasks.classification import Classification
-from vitmods.tasks.sequences.data import SequenceDataset, encode, load_sequences, padded_together, refuse_skipping
+from vitmods.tasks.sequences.data import SequenceDataset, encode, load_sequences, padded_together
 from vitmods.util.errors import UserError
 from vitmods.util.limits import read_text
 
@@ -54,7 +54,8 @@ class SequenceClassification(Classification):
 
     def load_data(self, spec: str, **options: Any) -> SequenceDataset:
         """Read sequences, as they are. UserError for `unreadable=skip`: nothing of a sequence can be left out."""
-        refuse_skipping(options.pop("unreadable", "stop"))
+        if options.pop("unreadable", "stop") == "skip":
+            raise UserError("All sequences are read, or an error names the unreadable one: leave unreadable=skip out.")
         for name in ("augment", "cache_dir"):
             options.pop(name, None)
         return load_sequences(spec, target=self.target, **options)
