@@ -421,9 +421,9 @@ def test_json_that_is_too_deep_or_too_large_is_a_value_error(tmp_path, monkeypat
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 def test_a_pipe_or_a_device_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "study.json")  # reading it would wait for ever
-    with pytest.raises(UserError, match="it is no file"):
+    with pytest.raises(UserError, match="it is not a file"):
         StudyFolder(tmp_path).facts()
-    with pytest.raises(UserError, match="it is no file"):
+    with pytest.raises(UserError, match="it is not a file"):
         read_csv_of(tmp_path, "/dev/zero")
 
 

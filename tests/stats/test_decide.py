@@ -326,7 +326,7 @@ def test_images_that_belong_together():
     with pytest.raises(UserError, match="per-image scores"):
         vm.decide(normal(3, 5), groups=[1, 2])
     two = np.arange(x.shape[-1]) % 2
-    with pytest.raises(UserError, match="2 groups say nothing of other groups: it takes 3"):
+    with pytest.raises(UserError, match="2 groups do not generalize to other groups: it takes 3"):
         vm.decide(as_scores(x), groups=two)
     assert vm.decide(as_scores(x), groups=two, generalize="seeds")["a"].half > 0
     assert any("7 groups" in note for note in vm.decide(as_scores(x), groups=np.arange(x.shape[-1]) % 7).notes)

@@ -6,7 +6,7 @@ from scipy import stats
 
 import vitmods as vm
 from vitmods.stats.fit import fit
-from vitmods.stats.width import against_base, nadeau_bengio_variance, over_parts, overlap_of
+from vitmods.stats.width import against_base, over_parts, overlap_of
 from vitmods.util.errors import UserError
 
 STUDIES = [pytest.param(2_000, id="2000"), pytest.param(20_000, id="20000", marks=pytest.mark.long)]
@@ -23,9 +23,20 @@ def table(g=3, n=5, seed=0):
 def test_the_variance_is_that_of_nadeau_and_bengio():
     x = table()
     found = over_parts(fit(x).against, overlap_of(20, 80))
-    assert found.own == pytest.approx(nadeau_bengio_variance(x[1:] - x[0], 20, 80))
+    assert found.own == pytest.approx((x[1:] - x[0]).var(-1, ddof=1) * (1 / 5 + 20 / 80))
     assert found.pooled == pytest.approx(fit(x).against.pooled * (1 + 5 / 4))
     assert over_parts(fit(x).against, 0.0).own == pytest.approx(fit(x).against.own)
+
+
+@pytest.mark.parametrize(("n_test", "n_train", "parts"), [(1, 4, 5), (1, 9, 10), (10, 90, 15)])
+def test_the_variance_is_right_where_parts_resemble_each_other_as_it_assumes(n_test, n_train, parts):
+    rng, rho, studies = np.random.default_rng(0), n_test / (n_test + n_train), 40_000
+    shared, own = rng.normal(size=(studies, 1, 1)), rng.normal(size=(studies, 1, parts))
+    values = np.sqrt(rho) * shared + np.sqrt(1 - rho) * own
+    true = values.mean(-1).var()
+    found = fit(np.concatenate([np.zeros_like(values), values], 1)).against
+    assert over_parts(found, overlap_of(n_test, n_train)).own.mean() == pytest.approx(true, rel=0.03)
+    assert found.own.mean() < 0.7 * true
 
 
 @pytest.mark.parametrize("sizes", [(0, 10), (10, 0), (-1, 10)])

@@ -69,7 +69,7 @@ def test_a_study_of_transfer_runs_to_its_report(pretrained, tmp_path):
     study = Study(start=pretrained, seeds=1, **IMAGES)
     result = study.run(tmp_path, **RUN)
     assert result.complete
-    assert "Begins with trained weights of its own" in result.report().read_text()
+    assert "Starts from its own trained weights" in result.report().read_text()
     assert study.run(tmp_path, **RUN).to_dict() == result.to_dict()
     names = {}
     call = python_call(study.settings, "out")
@@ -92,7 +92,7 @@ def test_the_shell_takes_the_arms_of_the_folder(folder, capsys):
 
 
 def test_a_seed_that_was_not_trained_is_named(pretrained, tmp_path):
-    with pytest.raises(UserError, match=r"holds no seed2, but seed0, seed1"):
+    with pytest.raises(UserError, match=r"does not hold seed2, but seed0, seed1"):
         Study(start=pretrained, seeds=[2], **IMAGES).run(tmp_path, **RUN)
 
 

@@ -17,7 +17,7 @@ UNFIT = 1
 
 @dataclass(frozen=True)
 class Data:
-    """Read every image and show what was found: classes, splits, sizes, and whatever is wrong. Nothing is trained.
+    """Read every image and report classes, splits, sizes and problems. Nothing is trained.
 
     Exit code: 0 if a study could train on it as it is, 1 if not, 2 for an error.
 
@@ -39,7 +39,7 @@ class Data:
 class Pack:
     """Write the images of a folder as shards: WebDataset's tar files, with checksums. Their bytes stay as they are.
 
-    The same command goes on where it was stopped. A folder called pack is checked with `vitmods data ./pack`.
+    Re-running the command resumes. A folder called pack is checked with `vitmods data ./pack`.
 
     examples:
       vitmods data pack path/to/images path/to/shards
@@ -55,9 +55,9 @@ class Pack:
     split: tuple[str, ...] = ()
     """train, val or test: pack these alone; none: all"""
     unreadable: Literal["stop", "skip"] = "stop"
-    """images that cannot be read are named and the packing is not finished, or they are left out and listed"""
+    """images that cannot be read are named and stop the packing, or are left out and listed"""
     workers: int = 0
-    """threads that read and check images; 0: one a core"""
+    """threads that read and check images; 0: one per core"""
     quiet: bool = False
     """no progress on the error stream"""
 

@@ -44,7 +44,7 @@ class Decide:
     """the maximum, where seeds are added until it is decided; None: their number was fixed before"""
     chance: float | None = None
     """the score of the best constant prediction, e.g. the share of the most frequent class: where base is not clearly
-    above it, there is no verdict; None: 0 for fractions of which more is better"""
+    above it, no verdict is given; None: 0 for fractions of which more is better"""
     markdown: bool = False
     """print a Markdown table"""
     latex: bool = False
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     if not any(effect.n > 1 for effect in decision.effects.values()):
         raise UserError(
-            f"No arm shares two seeds with {options.base}, so there is no spread to go by. Train {options.base} and "
+            f"No arm shares two seeds with {options.base}, so their spread is unknown. Train {options.base} and "
             "the arms with the same seeds, 3 or more."
         )
     if options.json:

@@ -21,8 +21,8 @@ from vitmods.util.remote import download
 class Evaluate:
     """Evaluate trained weights on images: accuracy, calibration, transfer from few images, robustness.
 
-    Prints a table, or where the output is no terminal its numbers as JSON; of several checkpoints the mean and each.
-    --json and --out give all that was found, of each class too. fewshot, probe and knn learn from the features of the
+    Prints a table on a terminal and its numbers as JSON elsewhere; for several checkpoints the mean and each. --json
+    and --out return all results, including those of each class. fewshot, probe and knn learn from the features of the
     training images, and take images of any classes.
 
     examples:
@@ -37,10 +37,10 @@ class Evaluate:
     """trials (folders or addresses), or folders of seed0, seed1, ...; or, with --data, files of weights, Hugging Face
     folders, timm's names"""
     protocol: tuple[str, ...] = ()
-    """any of top1, calibration, confusion, fewshot, probe, knn, corruptions, average_precision; none named: what trials
-    of that task are compared by"""
+    """any of top1, calibration, confusion, fewshot, probe, knn, corruptions, average_precision; none: the one that
+    compares trials of that task"""
     split: str | None = None
-    """train, val or test; None: test, or val where there is no test"""
+    """train, val or test; None: test, or val without a test split"""
     data: str | None = None
     """other images, as `vitmods data` takes them; None: the trial's own"""
     protocols: Options = field(default_factory=Options)
@@ -49,13 +49,13 @@ class Evaluate:
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps"""
     data_workers: int = 0
-    """threads that prepare images ahead; corruptions take most of it"""
+    """threads that prepare images ahead; useful for corruptions"""
     out: Path | None = None
-    """write all that was found to this file as JSON, and the figures beside it"""
+    """write all results to this file as JSON, and the figures beside it"""
     figures: Path | None = None
     """draw into this folder, as SVG and PNG"""
     json: bool = False
-    """print all that was found as JSON"""
+    """print all results as JSON"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -101,7 +101,7 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
 
 
 def _draw(evaluation: dict[str, Any], options: Evaluate, prefix: str) -> list[Path]:
-    """In the folder of --figures, or beside the JSON under names that begin with its own."""
+    """Draw in the folder of --figures, or beside the JSON with its name as the prefix."""
     if options.figures is None and options.out is None:
         return []
     from vitmods.report.evaluation import draw_evaluation

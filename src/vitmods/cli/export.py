@@ -44,9 +44,9 @@ class Export:
     push: str | None = None
     """hub: USER/NAME on Hugging Face's Hub, which gets it instead of a folder here"""
     study: Path | None = None
-    """hub: the study, or its address, whose result the card tells; None: that which the trial lies in"""
+    """hub: the study, or its address, whose result the card reports; None: the study that contains the trial"""
     license: str | None = None
-    """hub: of the weights, as the Hub spells it; None: the card says none"""
+    """hub: license of the weights, as the Hub spells it; None: not in the card"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -77,12 +77,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check(options: Export) -> None:
-    """UserError for options that the format does not read."""
+    """Raise UserError for options that the format does not use."""
     hub = options.to == "hub"
     unread = {"batch": hub, "img_size": hub, "optimize": hub, "push": not hub, "study": not hub, "license": not hub}
     for name, is_unread in unread.items():
         if is_unread and getattr(options, name) not in (None, False):
-            raise UserError(f"--{name.replace('_', '-')} says nothing to --to {options.to}: leave it out.")
+            raise UserError(f"--{name.replace('_', '-')} does not apply to --to {options.to}: leave it out.")
     if options.push and options.out:
         raise UserError("--push uploads, --out writes a folder here: give one of the two.")
 

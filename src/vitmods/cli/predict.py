@@ -1,4 +1,4 @@
-"""`vitmods predict`: what a trained model says of images."""
+"""`vitmods predict`: predictions of a trained model for images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitmods.util.remote import download
 
 @dataclass(frozen=True)
 class Predict:
-    """Name the classes of images, with probabilities, by a trained model that sees them as its evaluation did.
+    """Predict the classes of images with probabilities; images are prepared as in the evaluation of the model.
 
     Prints a table on a terminal and CSV elsewhere: image,rank,class,probability,predicted. Tasks that label pixels give
     the fraction of pixels in place of the probability.
@@ -37,7 +37,7 @@ class Predict:
     images: Annotated[tuple[str, ...], tyro.conf.Positional]
     """files, folders with all below them, or patterns in quotes"""
     top: int = 5
-    """how many of the likeliest classes of an image"""
+    """number of the likeliest classes of an image"""
     format: Literal["table", "csv", "json"] | None = None
     """None: table on a terminal, csv elsewhere"""
     out: Path | None = None
@@ -47,7 +47,7 @@ class Predict:
     batch_size: int = 64
     """images at a time"""
     draw: Path | None = None
-    """write the images, with what was found in them drawn in, to this folder; for tasks that find something"""
+    """write the images with the predictions drawn in to this folder; for tasks that can be drawn"""
     annotations: Path | None = None
     """write what was found as annotations: PNG files of class numbers to this folder, or objects to this file in COCO's
     JSON; for tasks that find something"""

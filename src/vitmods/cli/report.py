@@ -1,4 +1,4 @@
-"""`vitmods report`: results and report from what lies in a study's folder."""
+"""`vitmods report`: results and report from a study's folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Report:
       vitmods report runs/digits-mu3-2
       vitmods report runs/digits-mu3-2 --out answer.html
       vitmods report runs/digits-mu3-2 --out answer.svg     (an image: the sentence and the intervals)
-      vitmods report runs/digits-mu3-2 --reference dpn --out against-dpn.html     (all others, base too, against dpn)
+      vitmods report runs/digits-mu3-2 --reference dpn --out against-dpn.html     (all others against dpn)
     """
 
     folder: Annotated[Path, tyro.conf.Positional]

@@ -1,4 +1,4 @@
-"""How scores are read, which all designs share, and how contrasts of a fit become effects with verdicts."""
+"""Criteria that all designs share, and effects with verdicts from the contrasts of a fit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENOUGH_DF = 4  # from which two seeds have an interval
 
 @dataclass(frozen=True)
 class Criteria:
-    """How scores are read, as `vitmods.decide` says: what does not matter, their unit and sign, what verdicts claim."""
+    """How scores are read, as in `vitmods.decide`: margin, unit and sign, and the claim of verdicts."""
 
     margin: float
     unit: str | None  #: None: a fraction, and no score is above 1
@@ -82,9 +82,14 @@ def effect_of(
     with_interval: bool | None = None,
     limit: float = math.inf,
 ) -> Effect:
-    """Of contrast `i`. `means`, in gains, and `failures`: those without and with what is named. `two_seeds`: these may
-    show something favorable. `with_interval`: whether there is one; None: by the seeds and degrees of freedom.
-    `limit`: the largest possible effect."""
+    """Make the effect of contrast `i`.
+
+    Args:
+        means, failures: without and with the arm or change, means in gains.
+        two_seeds: whether two seeds may show something favorable.
+        with_interval: whether there is an interval; None: by the seeds and degrees of freedom.
+        limit: the largest possible effect.
+    """
     gain, variance, n, df = (float(x[i]) for x in (contrast.estimate, half.variance, contrast.seeds, half.df))
     has_spread = n > 1 and math.isfinite(variance)
     if with_interval is None:
@@ -120,8 +125,9 @@ def effect_of(
 
 
 def with_failures(effect: Effect, of: int, base_of: int, level: float, base: str = "base") -> Effect:
-    """The effect of `of` trials against `base_of`, with what is shown of how often they fail: a test of its own, beside
-    the interval's. An arm that fails more often is unstable; it hurts if its interval says so, or all its trials fail.
+    """Add a test of how often trials fail, `of` trials against `base_of`, to the verdict of the interval.
+
+    An arm that fails more often is unstable; it hurts if its interval shows that, or if all its trials fail.
     """
     failed, base_failed = effect.failures, effect.base_failures
     verdict, notes = effect.verdict, [*effect.notes]
@@ -135,5 +141,5 @@ def with_failures(effect: Effect, of: int, base_of: int, level: float, base: str
 
 
 def mean_of(values: Array) -> float:
-    """NaN of none."""
+    """The mean; NaN without values."""
     return float(values.mean()) if len(values) else math.nan

@@ -1,4 +1,4 @@
-"""From the scores of anyone's trials to effects, intervals that hold together, and verdicts."""
+"""Decisions: effects with simultaneous intervals and verdicts, from the scores of any trials."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FEW_GROUPS = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan(Criteria):
-    """What was settled before the scores were seen."""
+    """The criteria, and what else was settled before the scores were seen."""
 
     family: int
     most_seeds: int | None = None
@@ -71,10 +71,10 @@ def decide(
     - `planned`: how many seeds a study has whose number was fixed. While trials of an arm are missing, intervals are
       those of a study that is looked at more than once, and marked as provisional.
     - `frozen`: arms that stopped at an earlier look, as they were then.
-    - `family`: how many arms the study has in all, those that are planned included; or "pairs" where base was chosen
+    - `family`: how many arms the study has in all, planned ones included; or "pairs" where base was chosen
       after scores were seen: then intervals hold together over all pairs of arms.
     - `chance`: the score of the best constant prediction, such as the share of the most frequent class for accuracy.
-      Where base is not clearly above it, base has not learned, and no verdict is given. It also tells which trials
+      Where base is not clearly above it, base has not learned, and no verdict is given. It also determines which trials
       collapsed. None: 0 for fractions of which more is better; for other scores neither is looked for.
     - `constant`: trials that predict the same for every image (arm -> seeds): they failed.
     - `groups`: a label for each image; images with one label are not independent (one patient, one video).
@@ -119,7 +119,7 @@ def limit_of(tables: Iterable[Table], unit: str | None) -> float:
 
 
 def _unread(full: Table, read: Table, frozen: Mapping[str, Effect]) -> Iterator[str]:
-    """Trials that ended, and that no effect is read from."""
+    """Name trials that ended and that no effect is read from."""
     n = len(read.seeds)
     for arm, ended in zip(full.arms, full.ended):
         if arm not in frozen and (later := int(ended[n:].sum())):
@@ -200,7 +200,7 @@ def _half(contrast: Contrasts, part: ImagesPart | None, plan: Plan) -> HalfWidth
 def _compare_all(
     arms: tuple[str, ...], gains: Gains, fitted: Fit, plan: Plan, unstable: list[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], dict[tuple[str, str], Pair]]:
-    """The arms that may be best, those that are beaten (unstable ones are neither), and all pairs."""
+    """Return the arms that may be best, the beaten ones (unstable arms are neither), and all pairs."""
     differences = over_parts(head_to_head(gains.trials, fitted.errors, gains.floor), plan.overlap)
     variance, df = differences.pooled_or_own
     total, freedom, pairs = variance.copy(), df.copy(), {}
@@ -225,7 +225,7 @@ def _compare_all(
 
 
 def _notes(arms: tuple[str, ...], gains: Gains, fitted: Fit, plan: Plan) -> list[str]:
-    """What happened, failures first."""
+    """Sentences on what happened, failures first."""
     notes, k = gains.notes(arms), len(arms) - 1
     if plan.groups is not None and gains.images is not None and gains.images.shape[-1] < FEW_GROUPS:
         notes.append(f"the images are {gains.images.shape[-1]} groups: intervals for other groups take {FEW_GROUPS}")

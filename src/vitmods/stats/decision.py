@@ -1,4 +1,4 @@
-"""What a study found, as an object that prints as a table."""
+"""The decision of a study, which prints as a table."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Decision:
 
     @property
     def claim(self) -> str:
-        """What the verdicts are about."""
+        """The trainings and images that verdicts hold for."""
         if self.overlap:
             return "new trainings, other training sets and other images too"
         these = self.without_images or self.generalize == "seeds"
@@ -120,7 +120,7 @@ PROVISIONAL = "provisional: trials are missing, so intervals are wider, as of a 
 
 
 def level_of(effects: Iterable[Effect]) -> str:
-    """What the intervals of these effects hold at together, or why there are none."""
+    """Describe the joint level of the intervals, or why there are none."""
     effects = list(effects)
     if any(effect.half >= 0 for effect in effects):
         return "simultaneous 95 % intervals"

@@ -75,7 +75,7 @@ class Design:
     @cached_property
     def resolution(self) -> int | None:
         """Length of the shortest product of columns that is constant: 3 mixes effects of changes with pairs, 4 pairs
-        with each other, 5 neither. None: there is no such product."""
+        with each other, 5 neither. None without such a product."""
         return resolution(self.on) if self.is_orthogonal else None
 
     @cached_property
@@ -85,7 +85,7 @@ class Design:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What this design cannot say, a sentence each."""
+        """Sentences on what this design cannot show."""
         sentences = [
             f"{name} excludes most of the other changes and is in no run: compare it by itself."
             for name in self.left_out
@@ -120,13 +120,13 @@ class Design:
 
     @property
     def weights(self) -> Floats:
-        """Of each change, what its effect weighs the runs' means with, shape (k, N): least squares, which is +2/N for
-        runs that have it and -2/N for the others where the design is orthogonal."""
+        """Weights (k, N) of the runs' means in each effect, by least squares: +2/N for runs with the change and -2/N
+        for the others if the design is orthogonal."""
         return least_squares(self.on)
 
     @property
     def pair_weights(self) -> Floats:
-        """The same for `pairs`, shape (pairs, N): half the difference that one change makes to the other's effect."""
+        """Weights (pairs, N) for `pairs`: half the difference that one change makes to the other's effect."""
         coded = 2.0 * self.on - 1
         columns = [[self.changes.index(name) for name in words[0]] for words in self.pairs]
         return np.array([2 / len(coded) * coded[:, pair].prod(1) for pair in columns]).reshape(-1, len(coded))
@@ -144,7 +144,7 @@ def plan_factorial(arms: Sequence[str], conflicts: Iterable[Collection[str]] = (
         conflicts: pairs of names that no run may have together.
         runs: how many, base included; None: 8 for 3 and 4 changes, 16 for 5 to 8.
 
-    A change that excludes more than half of the others is left out, and a warning says so.
+    A change that excludes more than half of the others is left out, with a warning.
 
     Raises:
         UserError: too few or too many changes, unknown names in conflicts, or no design of so many runs.
@@ -261,7 +261,7 @@ def _ordered_pairs(names: tuple[str, ...], conflicts: Iterable[Collection[str]])
 def _without_excluding(
     names: tuple[str, ...], conflicts: Sequence[tuple[str, str]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The changes that stay, and those that exclude more than half of the others, the worst and the last first."""
+    """Split off the changes that exclude more than half of the others, the worst and last first."""
     kept, left_out = list(names), []
     while kept:
         count = {name: sum(name in pair and set(pair) <= set(kept) for pair in conflicts) for name in kept}

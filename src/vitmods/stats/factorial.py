@@ -1,4 +1,4 @@
-"""What a factorial study found: the effect of every change on average over the others, pairs, the best combination.
+"""Decisions of a factorial study: each change's average effect over the others, pairs, and the best combination.
 
 Runs are the arms and seeds the blocks of the fit, so every run has its own mean, and what changes do to each other is
 never taken for noise. An effect is a contrast of the runs' means: +2/N for runs with the change, -2/N for the others.
@@ -113,7 +113,7 @@ def factorial(
     """
     names = tuple(design.arms)
     for name in set(scores) - set(names):
-        raise UserError(f"The design has no run {name}: its runs are {', '.join(names)}.")
+        raise UserError(f"The design does not have a run {name}: its runs are {', '.join(names)}.")
     table = table_of({name: scores.get(name, {}) for name in names}, names[0], failed, constant)
     provisional = most_seeds is None and is_incomplete(table, planned)
     alpha = sequential.PROVISIONAL_LEVEL if provisional else NOMINAL if most_seeds else ALPHA
@@ -157,8 +157,8 @@ def intervals(
 
 @lru_cache(maxsize=256)
 def detectable(design: Design, n: int, alpha: float = ALPHA) -> Findable:
-    """What `n` seeds of every run find, in sd of one trial: of the change that the design tells least of, without the
-    part of the images. From simulated studies without an effect, as `vitmods.stats.plan.detectable`."""
+    """What `n` seeds of every run can find of the least precise change, in sd of one trial, without the images' part;
+    from simulated studies without an effect, as `vitmods.stats.plan.detectable`."""
     if n < 2 or (n == 2 and len(design.runs) <= ENOUGH_DF):
         return Findable(math.inf, math.inf, math.inf)
     scores = np.random.default_rng(0).standard_normal((STUDIES, len(design.runs), n))
@@ -173,7 +173,7 @@ def looks(most: int) -> tuple[int, ...]:
 
 
 def at_look(ended: Mask, most: int | None) -> tuple[Mask, str]:
-    """The seeds (n,) that count of those that ended in all runs, and which look at the study this is."""
+    """Return the seeds (n,) that count, among those that ended in all runs, and the name of the look."""
     if most is None:
         return ended, ""
     n, look = sequential.last_look(looks(most), int(ended.sum()))
@@ -194,11 +194,11 @@ class _Study:
 
     @property
     def means(self) -> Array:
-        """Of each kept run; NaN before a seed is complete."""
+        """The mean of each kept run; NaN before a seed is complete."""
         return self.trials.mean(-1) if self.trials.shape[-1] else np.full(len(self.trials), np.nan)
 
     def effects(self, names: Sequence[str], weights: Array, on: Mask) -> dict[str, Effect]:
-        """Of contrasts with `weights` (q, kept) that add the runs `on` (q, N); all zero: it cannot be estimated."""
+        """Effects of contrasts with `weights` (q, kept) that add the runs `on` (q, N); zero weights: not estimable."""
         if self.trials.size and len(weights):
             estimates, half, part = intervals(self.trials, weights, self.criteria.alpha, self.images, self.floor)
         else:

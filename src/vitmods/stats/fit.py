@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 PRIOR_DF = 4  # d0
-SHARED = 3  # seeds from which a correlation or a ratio of sds says something: of two, every correlation is 1 or -1
+SHARED = 3  # the fewest seeds for a correlation or a ratio of sds: of two, every correlation is 1 or -1
 FEW_SEEDS = 5  # below which the spread of base is so uncertain that the level needs its own degrees of freedom
 SINGULAR = 1e-9
 ROUNDING = 1e-12  # of the scores: what differs by less does not differ
@@ -36,7 +36,7 @@ ROUNDING = 1e-12  # of the scores: what differs by less does not differ
 
 @dataclass(frozen=True)
 class Errors:
-    """What the residuals of arms and seeds say about the noise; (..., g) or (...)."""
+    """The noise, estimated from the residuals of arms and seeds; (..., g) or (...)."""
 
     mse: Array
     df_error: Array
@@ -153,7 +153,7 @@ def complete_errors(scores: Array) -> tuple[Array, Array, Array]:
 
 
 def incomplete_errors(scores: Array, present: Mask) -> tuple[Array, Array, Array]:
-    """The same with missing cells: v = H^-1 q, where E q = H sigma^2. Where H does not tell an arm's v, it is MSE."""
+    """Estimate these with missing cells: v = H^-1 q, where E q = H sigma^2. If H does not determine v, it is MSE."""
     shape, (g, n) = scores.shape[:-2], scores.shape[-2:]
     cells, masks = scores.reshape(-1, g * n), present.reshape(-1, g * n)
     mse, df, unbiased = np.empty(len(cells)), np.empty(len(cells)), np.empty((len(cells), g))

@@ -4,16 +4,16 @@ A trial fails in one of three ways, each counted and reported by itself:
 
 - It diverged: it has no score (a loss that is not finite).
 - It learned nothing: its prediction is the same for every image, and its score is not above the best constant
-  prediction by more than the margin. (A log loss may say much where the most likely class is always the same.) Where
-  predictions are not known, a trial counts that is not above the best constant prediction in an arm whose median is
-  not above it either.
+  prediction by more than the margin. (A log loss can be informative although the most likely class never changes.)
+  If predictions are not known, a trial counts that is not above the best constant prediction in an arm whose median
+  is not above it either.
 - It collapsed: its score is (i) less than half as far above the best constant prediction as base's median, and (ii)
   more than 5 sd below the median of its arm's other trials. The sd is pooled over all trials that do not meet (i), and
   so is the median where the arm has such trials, so that several collapses of one arm do not hide one another.
 
 Base has learned if the median of its trials is above the best constant prediction by more than the margin (at most
 `LEARNED`) and by more than the sd of one of its trials. Otherwise no verdict is given: arms that are all at the
-constant prediction are equivalent, and that says nothing about them.
+constant prediction are equivalent, which says nothing about the arms.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Gains:
         return np.asarray(np.isfinite(self.trials[arm]) & np.isfinite(self.trials[other]))
 
     def images_part(self, arm: int, other: int = 0) -> ImagesPart | None:
-        """Of arm minus another over the seeds that both have; None without per-image scores."""
+        """The images' part of arm minus another over their shared seeds; None without per-image scores."""
         seeds = self.shared(arm, other)
         if self.images is None or not seeds.any():
             return None
@@ -116,8 +116,8 @@ def failure_notes(names: Sequence[str], kinds: Mapping[str, Mask], ended: Mask) 
 
 
 def gains_of(table: Table, scale: float, chance: float | None, groups: ArrayLike | None, margin: float) -> Gains:
-    """Scores times `scale` (negative where less is better). `chance` is the score of the best constant prediction;
-    where it is None, only trials that are known to predict a constant count as failed beside those that diverged."""
+    """Scale the scores (negative if less is better) and sort out failures. `chance` is the score of the best constant
+    prediction; if it is None, only trials that diverged or are known to predict a constant have failed."""
     trials, images, floor, step = table.trials * scale, table.images, 0.0, 0.0
     if images is not None:
         if np.isin(images[np.isfinite(images)], (0, 1)).all():
@@ -149,7 +149,7 @@ def gains_of(table: Table, scale: float, chance: float | None, groups: ArrayLike
 
 def has_learned(scores: Array, lost: Mask, constant: float, margin: float) -> bool:
     """Whether the median of an arm's scores (n,) is above the best constant prediction by more than `margin` and by
-    more than the sd of the trials that are not `lost`. True where there is no score yet."""
+    more than the sd of the trials that are not `lost`. True before the first score."""
     ended = np.isfinite(scores)
     if not ended.any():
         return True
@@ -159,7 +159,7 @@ def has_learned(scores: Array, lost: Mask, constant: float, margin: float) -> bo
 
 
 def medians(scores: Array) -> Array:
-    """Of each row's finite scores; NaN of none."""
+    """The median of each row's finite scores; NaN without any."""
     return np.array([np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in scores])
 
 
@@ -170,8 +170,8 @@ def _grouped(images: Array | None, groups: ArrayLike, kept: Mask) -> tuple[Array
         raise UserError(f"groups must have one label for each of {kept.size} images, not {np.shape(groups)}.")
     if (count := len(np.unique(np.asarray(groups)[kept]))) < FEWEST_GROUPS:
         raise UserError(
-            f"Images of {count} groups say nothing of other groups: it takes {FEWEST_GROUPS} or more. Name groups that "
-            "are smaller, or take verdicts on these images alone (--generalize seeds)."
+            f"Images of {count} groups do not generalize to other groups: it takes {FEWEST_GROUPS} or more. Name smaller "
+            "groups, or take verdicts on these images alone (--generalize seeds)."
         )
     return images, np.asarray(groups)[kept]
 

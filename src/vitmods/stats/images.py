@@ -47,7 +47,7 @@ class ImagesPart:
 
     @property
     def df_terms(self) -> Array:
-        """What I adds to the sum of V^2 / df by Welch and Satterthwaite: both its terms, each with its own df."""
+        """The terms that I adds to the sum of V^2 / df (Welch and Satterthwaite), each with its own df."""
         images = (self.s2_images / self.m) ** 2 / max(self.m - 1, 1)
         residual = (self.s2_residual / (self.n * self.m)) ** 2 / max((self.n - 1) * (self.m - 1), 1)
         return np.asarray(images + residual)

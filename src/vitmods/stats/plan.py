@@ -1,4 +1,4 @@
-"""What a number of seeds and images can find, before a study, and what it would take to decide an arm after one.
+"""Power: what seeds and images can find before a study, and what it takes to decide an arm after one.
 
 No power formula: 4,000 simulated studies without an effect go through the very code that makes the intervals, with a
 fixed seed. With d the estimate of an arm and half its half-width, both in sd of one trial, an effect is detectable
@@ -30,7 +30,7 @@ SIMULATED = 48  # seeds; beyond, widths shrink as in a study with endless degree
 MOST = 10_000
 MANY_IMAGES = 10**6
 DISAGREE = 0.02  # of the images, whatever the seed: usual of small changes
-FORECAST = (8, 16, 32)  # most seeds of a study that goes on
+FORECAST = (8, 16, 32)  # maximum seeds of an extended study
 FEASIBLE, EVEN = 0.1, 0.5  # chances of a verdict
 MORE_IMAGES = tuple(2**half for half in np.arange(0.5, 10.5, 0.5))  # times as many
 
@@ -55,7 +55,7 @@ class Findable:
 
 @lru_cache(maxsize=1024)
 def detectable(k: int, n: int, alpha: float = 0.05, images: float = 0.0) -> Findable:
-    """What `k` arms against one base find with `n` seeds each; `images` is sqrt(I), in sd of one trial too."""
+    """What `k` arms against one base can find with `n` seeds each; `images` is sqrt(I), also in sd of one trial."""
     if n < 2:
         return Findable(math.inf, math.inf, math.inf)
     if n > SIMULATED:
@@ -77,8 +77,8 @@ def _shrunk(k: int, n: int, alpha: float, images: float) -> Findable:
 
 
 def seeds_for(margin: float, k: int, alpha: float = 0.05) -> int | None:
-    """The fewest seeds that show an arm without effect to lie within a margin of this many sd of one trial; None where
-    `MOST` do not."""
+    """The fewest seeds that show an arm without effect to be within a margin, in sd of one trial; None if `MOST` do
+    not."""
     few, many = 1, MOST
     if detectable(k, many, alpha).equivalent > margin:
         return None
@@ -89,13 +89,13 @@ def seeds_for(margin: float, k: int, alpha: float = 0.05) -> int | None:
 
 
 def finest(images_sd: float, k: int, alpha: float = 0.05) -> float:
-    """The smallest difference that these test images tell from zero, and the smallest margin, with endless seeds."""
+    """The smallest difference, and margin, that these test images can resolve with unlimited seeds."""
     return float(critical_value(k, np.inf, alpha)) * images_sd
 
 
 def images_for(margin: float, sd: float, images_sd: float, m: int, k: int) -> int | None:
-    """Test images with which `LOOKS[-1]` seeds show an arm without effect to lie within the margin, given that `m`
-    images add `images_sd`; None where no number of images does."""
+    """The test images with which `LOOKS[-1]` seeds show an arm without effect to be within the margin, given that `m`
+    images add `images_sd`; None if no number of images is enough."""
 
     def enough(times: float) -> bool:
         return detectable(k, most, alpha, round(images_sd / sd / math.sqrt(times), 2)).equivalent * sd <= margin

@@ -1,6 +1,6 @@
 """Scores of trials as arrays: from a mapping arm -> seed -> score, or from a CSV file.
 
-A score is a number, or an array with one number for each test image. None stands for a trial that has not ended, a
+A score is a number, or an array with one number for each test image. None is a trial that has not ended, a
 score that is not finite for one that diverged. NaN of some images only (a metric that is not defined there) leaves
 these images out for all trials.
 """
@@ -32,7 +32,7 @@ class Table:
 
     arms: tuple[str, ...]
     seeds: tuple[int, ...]
-    trials: Array  #: (g, n), NaN where there is no score
+    trials: Array  #: (g, n), NaN without a score
     images: Array | None  #: (g, n, m), where every trial has per-image scores
     diverged: Mask  #: (g, n)
     constant: Mask  #: (g, n) trials whose prediction is known to be the same for every image
@@ -126,7 +126,7 @@ def _scored(trials: Sequence[Array]) -> Mask:
 
 
 def is_incomplete(table: Table, planned: int | None) -> bool:
-    """Whether an arm has ended fewer trials than the `planned` ones; None: nothing was planned."""
+    """Whether an arm has ended fewer trials than `planned`; None: nothing was planned."""
     return planned is not None and int(table.ended.sum(-1).min()) < planned
 
 
@@ -157,8 +157,8 @@ def check_fractions(table: Table, is_given: bool) -> None:
 def read_csv(path: str | Path) -> dict[str, dict[int, Any]]:
     """Scores from a CSV file with the columns arm, seed, score, and image where each row is one image's score.
 
-    Images are matched by name, whatever the order of the rows. `nan`, `inf` or `diverged` as a score says that the
-    trial diverged. Raises `UserError`, naming file and line, for anything else that is no score.
+    Images are matched by name, whatever the order of the rows. `nan`, `inf` or `diverged` as a score mean that the
+    trial diverged. Raises `UserError`, naming file and line, for anything else.
     """
     path = Path(path)
     if not path.is_file():

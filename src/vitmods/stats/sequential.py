@@ -74,7 +74,7 @@ def futile(
 
 
 def extended(contrast: Contrasts, n: int) -> Contrasts:
-    """What the same contrasts would be with `n` seeds and the same spread."""
+    """Extend the contrasts to `n` seeds with the same spread."""
     with np.errstate(invalid="ignore", divide="ignore"):
         scale, df = contrast.seeds / n, (n - 1) / (contrast.seeds - 1)
     return dataclasses.replace(

@@ -61,7 +61,7 @@ class OverSettings:
         )
 
     def range(self, arm: str) -> str:
-        """What belongs beside the average where the effect depends on the setting."""
+        """A note on the average of an effect that depends on the setting."""
         ranked = sorted(self.each[arm].items(), key=lambda item: item[1].effect)
         ends = [f"{tables.signed(effect.effect, effect.digits)} ({name})" for name, effect in (ranked[0], ranked[-1])]
         return f"on average; from {ends[0]} to {ends[1]}"
@@ -134,7 +134,7 @@ def over_settings(
 
 
 def families(settings: int, alpha: float = ALPHA) -> list[tuple[Array, float]]:
-    """Of averages, single settings and departures: the weights (..., settings) of the sums, and the level of each."""
+    """Weights (..., settings) and level of averages, single settings and departures."""
     single, mean = np.eye(settings), np.full((1, settings), 1 / settings)
     level = 1 - (1 - alpha) ** (1 / settings)
     return [(mean, alpha), (single, level), (single - mean, level if settings > 2 else alpha)]

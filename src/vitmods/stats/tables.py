@@ -51,13 +51,13 @@ def latex(effects: Sequence[Effect]) -> str:
 
 
 def verdict_cell(effect: Effect) -> str:
-    """The verdict in a table: an open arm says where it leans, another whether it is provisional."""
+    """Format a verdict: an open arm with where it leans, another with whether it is provisional."""
     leans = f", leans {effect.leans}" if effect.verdict == Verdict.OPEN and effect.leans else ""
     return f"{effect.verdict}{leans}{so_far(effect)}"
 
 
 def so_far(effect: Effect) -> str:
-    """What follows a verdict that is provisional; an open one is open in any case."""
+    """Mark a provisional verdict; an open one is open in any case."""
     return ", so far" if effect.provisional and effect.verdict != Verdict.OPEN else ""
 
 

@@ -1,4 +1,4 @@
-"""What an arm did to the metric: the effect, its interval, and the verdict that is read from the interval."""
+"""The effect of an arm on the metric, its interval, and the verdict that follows from the interval."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Claim = Literal["images", "seeds"]
 
 
 class Verdict(StrEnum):
-    """What an interval [low, high] of the gain says; the first that holds, in this order."""
+    """The verdict of an interval [low, high] of the gain: the first that holds, in this order."""
 
     HELPS = "helps"  #: low > 0
     HURTS = "hurts"  #: high < 0
-    EQUIVALENT = "equivalent"  #: both ends lie within the margin
+    EQUIVALENT = "equivalent"  #: both ends are within the margin
     NO_WORSE = "no worse"  #: low > -margin
     NO_GAIN = "no gain"  #: high < margin: a gain of the margin or more is ruled out
     UNSTABLE = "unstable"  #: shown to fail more often than base, so no favorable verdict
@@ -35,7 +35,7 @@ STOPS = (Verdict.HELPS, Verdict.HURTS, Verdict.EQUIVALENT, Verdict.UNSTABLE, Ver
 
 
 def verdict_of(low: float, high: float, margin: float) -> Verdict:
-    """Of the ends of a gain's interval; NaN, for no interval, is open."""
+    """Derive the verdict from the ends of a gain's interval; NaN, without an interval, is open."""
     if low > 0:
         return Verdict.HELPS
     if high < 0:
@@ -119,7 +119,7 @@ class Effect:
         return self.verdict in STOPS
 
     def withheld(self) -> Effect:
-        """The same numbers without a verdict, and without notes on what they would say."""
+        """Drop the verdict and its notes, and keep the numbers."""
         return dataclasses.replace(self, verdict=Verdict.WITHHELD, leans="", futile=False, notes=())
 
     @property
@@ -156,7 +156,7 @@ class Effect:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Effect:
-        """The inverse of `to_dict`; keys that are no fields are an error."""
+        """Invert `to_dict`; unknown keys are an error."""
         fields: dict[str, Any] = {key: math.nan if value is None else value for key, value in values.items()}
         fields |= {"verdict": Verdict(fields["verdict"]), "notes": tuple(fields.get("notes", ()))}
         return cls(**fields)

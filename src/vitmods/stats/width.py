@@ -25,7 +25,7 @@ For k arms against one base the level alpha is split 8 : 2 between the pooled va
     half[a] = min(h(V_pooled, c(k, 0.8 alpha)),  h(V_own, c(1, 0.2 alpha / k))),    k >= 2
     half[a] = h(V_own, c(1, alpha)),                                                 k = 1: the paired t interval
 
-An arm outside of the pool, one of whose trials failed, has no pooled variance, and all of alpha / k for its own.
+An arm outside of the pool, one of whose trials failed, has only its own variance, with all of alpha / k.
 
 It costs 4 to 5 % of the width, and an arm that follows base closely is then not widened by wild ones beside it.
 
@@ -63,7 +63,7 @@ class HalfWidth:
 
 
 def against_base(contrasts: Contrasts, images: ImagesPart | None, alpha: float, family: int) -> HalfWidth:
-    """Of `family` arms against one base, with the level split between pooled and own variance."""
+    """Half-widths of `family` arms against one base, with the level split between pooled and own variance."""
     if family == 1:
         return _h(contrasts.own, contrasts.own_df, images, lambda df: critical_value(1, df, alpha))
     own_level, outside = (1 - POOLED) * alpha / family, ~np.isfinite(contrasts.pooled)
@@ -82,7 +82,7 @@ def against_base(contrasts: Contrasts, images: ImagesPart | None, alpha: float, 
 def half_width(
     variance: Array, df: Array, images: ImagesPart | None, alpha: float, family: int, rho: float = 0.0
 ) -> HalfWidth:
-    """Of any family of contrasts, without a split; `rho` 1/2 where all share one base."""
+    """Half-widths of any family of contrasts, without a split; `rho` is 1/2 if all share one base."""
     return _h(variance, df, images, lambda degrees: critical_value(family, degrees, alpha, rho))
 
 
@@ -177,11 +177,11 @@ def overlap_of(n_test: float, n_train: float) -> float:
 
 
 def over_parts(contrasts: Contrasts, overlap: float) -> Contrasts:
-    """The same contrasts with variances for other training sets and other images.
+    """Widen the variances of contrasts to other training sets and other images.
 
-    Trainings that share images vary more over n of them than the spread between them says. Nadeau and Bengio (Machine
-    Learning 52, 2003) take s^2 (1 / n + overlap) as the variance of their mean instead of s^2 / n, which does not
-    shrink to zero with more seeds.
+    Trainings that share images vary more over n of them than the spread between them suggests. Nadeau and Bengio
+    ("Inference for the generalization error", Machine Learning 52, 2003) take s^2 (1 / n + overlap) as the variance of
+    their mean instead of s^2 / n, which does not shrink to zero with more seeds.
     """
     factor = 1 + contrasts.seeds * overlap
     return dataclasses.replace(contrasts, pooled=contrasts.pooled * factor, own=contrasts.own * factor)
@@ -233,29 +233,6 @@ def mean_over_seeds(values: Sequence[float]) -> Interval | None:
     mean, n = float(np.mean(values)), len(values)
     half = float(special.stdtrit(n - 1, (1 + LEVEL) / 2)) * float(np.std(values, ddof=1)) / math.sqrt(n)
     return mean - half, mean + half
-
-
-def nadeau_bengio_variance(
-    values: ArrayLike, n_test: int | Sequence[int], n_train: int | Sequence[int]
-) -> NDArray[np.float64]:
-    """Variance of the mean over J test parts, s^2 * (1 / J + n_test / n_train), where trainings share images.
-
-    values (..., J): what each part gives, for instance the difference of an arm to base with fold j as test; s^2 is
-    their variance (J - 1 degrees of freedom). n_test, n_train: images of a part and of what is trained on with it,
-    numbers or (J,), of which the means count. Trainings on parts of the same images resemble each other, which s^2 / J,
-    the variance for independent ones, leaves out. A claim with it is about other training images too. Nadeau and
-    Bengio, "Inference for the generalization error", Machine Learning 52, 2003.
-
-    NaN for fewer than two values. ValueError for n_test and n_train that are not above 0.
-    """
-    x = np.asarray(values, dtype=np.float64)
-    if not (np.min(n_test) > 0 and np.min(n_train) > 0):
-        raise ValueError(f"n_test and n_train are numbers of images, above 0, not {n_test} and {n_train}.")
-    parts = x.shape[-1]
-    if parts < 2:
-        return np.full(x.shape[:-1], np.nan)
-    variance: NDArray[np.float64] = x.var(axis=-1, ddof=1) * (1 / parts + np.mean(n_test) / np.mean(n_train))
-    return variance
 
 
 def _normal_quantile() -> float:

@@ -1,6 +1,6 @@
 """Trained models: opened from a trial, a file or an exported graph, and as what a study starts from.
 
-A folder of checkpoints is a study of its own: an arm for each, one of them base, for each seed if there are several.
+A folder of checkpoints is a study: an arm for each, one of them base, for each seed if there are several.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def checkpoint_of(source: str, seed: int = 0) -> str:
     seeds = _seeds(Path(source))
     if not seeds:
         return source
-    chosen = seed % MOST_SEEDS  # trials for tuning begin with the same weights
+    chosen = seed % MOST_SEEDS  # trials for tuning start from the same weights
     if chosen not in seeds:
         raise UserError(
-            f"{source} holds no seed{chosen}, but {', '.join(f'seed{k}' for k in seeds)}: each seed of this study "
-            "begins with the weights of the same seed. Ask for those seeds, or train the others first."
+            f"{source} does not hold seed{chosen}, but {', '.join(f'seed{k}' for k in seeds)}: each seed of this study "
+            "starts from the weights of the same seed. Ask for those seeds, or train the others first."
         )
     return str(Path(source) / f"seed{chosen}")
 
@@ -87,8 +87,8 @@ def arms_in(source: str) -> dict[str, Arm]:
     paths = {p.stem if p.is_file() else p.name: p for p in sorted(folder.iterdir()) if is_checkpoint(p)}
     if paths and BASE not in paths:
         raise UserError(
-            f"{source} holds the checkpoints {', '.join(paths)}, and none is named base: say which one the others are "
-            "compared with by that name, or give a single checkpoint."
+            f"{source} holds the checkpoints {', '.join(paths)}, and none is named base: give the one that the others "
+            "are compared with that name, or give a single checkpoint."
         )
     return {name: Arm(name, start=str(path)) for name, path in paths.items()}
 
@@ -314,7 +314,7 @@ class Start:
         """
         model = open_checkpoint(checkpoint_of(self.source, seed))
         if self.fingerprint is not None and fingerprint(model) != self.fingerprint:
-            raise UserError(f"{self.source} no longer holds the weights that this began with.")
+            raise UserError(f"{self.source} no longer holds the weights that this started from.")
         if config.in_chans != model.vit_config.in_chans:
             raise UserError(
                 f"{self.source} reads {model.vit_config.in_chans} channels, not {config.in_chans}: set in_chans to "

@@ -1,4 +1,4 @@
-"""What to know of a study's outcome before its verdicts are acted on."""
+"""Caveats of a study's outcome, to know before acting on its verdicts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FEW_EVALUATIONS = 5
 
 
 def outcome_doubts(decision: Decision, base: Iterable[TrialRecord], curves: Metric | None) -> Iterator[str]:
-    """`base` are the trials of what the arms are compared with; `curves` is what their learning curves are of."""
+    """Caveats of the scores. `base` are its trials; `curves` is the metric of their learning curves."""
     yield from _unequal(decision)
     yield from _few_images(decision)
     if curves is not None:
@@ -34,7 +34,7 @@ def outcome_doubts(decision: Decision, base: Iterable[TrialRecord], curves: Metr
 
 
 def planning_doubts(state: StudyState, facts: Facts) -> Iterator[str]:
-    """What was changed after scores were seen, or is damaged, or too good to be reported."""
+    """Caveats of the plan: what was changed after scores were seen, is damaged, or is too good to be reported."""
     settings = state.settings
     first = facts.margins.get(settings.measure.name, settings.margin)
     if first != settings.margin:
@@ -88,7 +88,7 @@ def planning_doubts(state: StudyState, facts: Facts) -> Iterator[str]:
 
 
 def outcomes(state: StudyState) -> Iterator[str]:
-    """What befell trials; where points are tried, those that are not chosen may diverge."""
+    """Failures and warnings of trials; in tuning, trials of points that are not chosen may diverge."""
     for trial, record in state.records.items():
         if record.status == "failed" or (record.status == "diverged" and trial in state.answered):
             yield f"{record} {record.status}: {record.message}"
@@ -97,7 +97,7 @@ def outcomes(state: StudyState) -> Iterator[str]:
 
 
 def _unequal(decision: Decision) -> Iterator[str]:
-    """Of fewer seeds the decision itself says that the intervals are uncertain."""
+    """Arms that vary more or less than base; with fewer seeds, the decision itself reports uncertain intervals."""
     ratios = {arm: effect.spread_ratio for arm, effect in decision.effects.items() if effect.n >= FEW_SEEDS}
     more = [f"{arm} {ratio:.2g} times" for arm, ratio in ratios.items() if ratio > UNEQUAL]
     if more:

@@ -148,8 +148,8 @@ def _open(source: str, data: str | None) -> Checkpoint:
     settings = dict(checkpoint.settings)
     if settings.pop("train_on_all", False) and (data is None or data == settings["data"]):
         raise UserError(
-            f"{source} was trained on all images of {settings['data']}, test too, so no number on them says how "
-            "good it is: take the estimate of its study, or give other images with --data."
+            f"{source} was trained on all images of {settings['data']}, including test, so no score on them is a "
+            "fair estimate: use the estimate of its study, or give other images with --data."
         )
     return checkpoint if data is None else replace(checkpoint, settings={**settings, "data": data})
 

@@ -1,4 +1,4 @@
-"""What a study says while it runs: how much there is to do, a line a finished trial, and on a terminal a bar."""
+"""Progress of a study: how much there is to do, a line for each finished trial, and a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _TAIL = 1024  # bytes that surely hold the last whole row of a metrics.jsonl
 
 
 class Progress:
-    """`quiet` says nothing; without a terminal, or in CI, there is no bar."""
+    """Prints nothing if `quiet`, and a bar only on a terminal outside of CI."""
 
     def __init__(self, folder: Callable[[Work], Path], steps: Callable[[Work], int], workers: int, quiet: bool):
-        """folder: of a piece of work; steps: that it has; workers: at a time."""
+        """folder, steps: of a piece of work. workers: pieces of work at a time."""
         self._folder, self._steps, self._workers, self._quiet = folder, steps, workers, quiet
         self._finished = self._past_steps = 0
         self._left: Collection[Work] = ()
@@ -33,7 +33,7 @@ class Progress:
         self._bar = self._make_bar() if has_bar else None
 
     def remaining(self, pending: Collection[Work]) -> None:
-        """What is to be done yet, as far as it is known now."""
+        """Set the work that is known to remain."""
         self._left = pending
         self.waiting()
 
@@ -41,7 +41,7 @@ class Progress:
         self._started[work] = time.monotonic(), self._steps_done(work)
 
     def ended(self, work: Work, failure: str | None, state: StudyState) -> float:
-        """Say what came of it, by the state that has taken it in; the seconds it took."""
+        """Print the outcome of work that the state has read; returns the seconds that it took."""
         began, resumed_at = self._started.pop(work)
         seconds = time.monotonic() - began
         if failure is None and not resumed_at:  # the first steps of a resumed trial are slow

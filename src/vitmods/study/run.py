@@ -79,8 +79,8 @@ def describe_model(settings: Settings, arm: Arm, model: nn.Module, images: Base)
         changes.append(
             ChangeFacts(
                 f"from {arm.start}",
-                "Begins with trained weights of its own",
-                f"Its weights are those of {arm.start}; base begins with its own.",
+                "Starts from its own trained weights",
+                f"Its weights are those of {arm.start}; base starts from its own.",
             )
         )
     if "train" in arm.recipe:
@@ -91,14 +91,14 @@ def describe_model(settings: Settings, arm: Arm, model: nn.Module, images: Base)
 
 
 def _describe_training(what: str) -> ChangeFacts:
-    """What is trained, reported as a change is."""
+    """Describe the trained part as a change."""
     everything = what == ALL
     return ChangeFacts(
         f"train({what})",
-        "All is trained" if everything else f"Trains {' and '.join(what.split('+'))} alone",
+        "All weights are trained" if everything else f"Trains only {' and '.join(what.split('+'))}",
         "Nothing is frozen."
         if everything
-        else "The head is trained along, and with more than the head the positions; all else is frozen.",
+        else "The head is trained too, and with more than the head the positions; the other weights are frozen.",
         paper="Touvron et al., 2022, Three things everyone should know about Vision Transformers, section 4",
         url="https://arxiv.org/abs/2203.09795",
     )

@@ -1,4 +1,4 @@
-"""A study's folder as it stands: how every trial ended, which points are chosen, and what every trial scored."""
+"""The state of a study's folder: how every trial ended, which points are chosen, and what every trial scored."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from vitmods.util.errors import UserError
 from vitmods.util.limits import parse_json
 
 Status = Literal["finished", "diverged", "failed", "damaged", "unfinished"]
-NLL = "nll"  #: shown beside any metric, where it is known of each image
+NLL = "nll"  #: shown with any metric, if it is known of each image
 HIDDEN = {"json": False}  # of a field that results.json leaves out
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The scores of one trial on the way, by the validation split; all have the same length."""
+    """The validation scores of one trial during training; all have the same length."""
 
     step: tuple[int, ...] = ()
     wall_s: tuple[float, ...] = ()
@@ -37,7 +37,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class ImageScores:
-    """What a trial scored on each image, float64 (n,), and a digest of which images these are."""
+    """A trial's score on each image, float64 (n,), and a digest of which images these are."""
 
     images: str
     values: NDArray[np.float64]
@@ -45,17 +45,17 @@ class ImageScores:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """How a trial stands on the splits that it is read for.
+    """The state of a trial on the splits that it is read for.
 
     status:  `finished` with its metric known, `diverged`, `failed` (the next run tries again), `damaged` (a file of it
              cannot be read), or `unfinished`
     folder:  below the study's
     point:   values of the recipe fields that are tuned
-    setting: values of what is swept over
-    steps_to_base: after how many steps its score on val first reached base's mean at the end; None: never, or not known
-    metrics: over all images of the splits where they are means over images, else of the last split
+    setting: values that a sweep sets
+    steps_to_base: after how many steps its score on val first reached base's final mean; None: never, or unknown
+    metrics: over all images of the splits if they are means over images, else of the last split
     constant: whether it predicts a single class for all images, as far as predictions are known
-    images:  the study's metric of each image; None: it is no mean over images
+    images:  the study's metric of each image; None: it is not a mean over images
     """
 
     arm: str
@@ -89,10 +89,10 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class Selection:
-    """What validation says of the points of an arm, under one setting.
+    """The points of an arm under one setting, and the one that validation chooses.
 
-    scores: point -> seed -> the metric on val; None where the trial diverged or has not ended
-    chosen: the best point once all trials have ended, else None; where nothing is tuned the recipe as it is
+    scores: point -> seed -> the metric on val; None if the trial diverged or has not ended
+    chosen: the best point once all trials have ended, else None; without tuning, the recipe as it is
     """
 
     arm: Arm
@@ -103,15 +103,15 @@ class Selection:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What a study's answer is about.
+    """The images, seeds and arms that a study's answer covers.
 
     splits:  test, or val and test together
-    constant: what the best constant prediction scores, by metric, as far as it is known
-    groups:  (n,) which images belong together; None: each stands for itself
-    planned: how many seeds, before any score was known; 0: not known
-    looked:  whether the study was to be looked at until it is decided, when no score was known
-    family:  how many arms, likewise
-    sizes:   with folds, how many images a trial is tested on and trained on; None: all trials on the same ones
+    constant: metric -> the score of the best constant prediction, as far as it is known
+    groups:  (n,) the group of each image; None: every image is its own group
+    planned: seeds that were planned before any score was known; 0: unknown
+    looked:  whether it was planned to look at the study until it is decided
+    family:  arms that were planned before any score was known
+    sizes:   with folds, the images that a trial is tested on and trained on; None: all trials share their images
     """
 
     splits: tuple[str, ...]
@@ -127,9 +127,9 @@ class StudyState:
     """The folder of a study, read once; `read_again` after a trial has ended.
 
     images:     that the answer is about; `splits` for short
-    tried:      the trials that points are chosen by, on val; none where nothing is tuned
-    selections: (setting, arm's name) -> what is chosen, base first
-    answered:   the planned trials of what is chosen, on the splits; seed by seed, base first
+    tried:      the trials that points are chosen by, on val; empty without tuning
+    selections: (setting, arm's name) -> its points and the chosen one, base first
+    answered:   the planned trials of the chosen points, on the splits; seed by seed, base first
     """
 
     def __init__(self, folder: StudyFolder, settings: Settings, images: Evaluated):
@@ -153,17 +153,17 @@ class StudyState:
 
     @property
     def records(self) -> dict[Trial, TrialRecord]:
-        """Every planned trial, those that the answer counts as they stand on its splits."""
+        """Every planned trial; those that the answer counts are read on its splits."""
         return {**self.tried, **self.answered}
 
     @property
     def missing(self) -> list[Trial]:
-        """Planned trials without an outcome; of a study that runs until it is decided, as many as it may take."""
+        """Planned trials without an outcome; of a study that runs until it is decided, up to its maximum."""
         return [trial for trial, record in self.records.items() if not record.ended]
 
     @property
     def evaluations(self) -> list[Evaluation]:
-        """Those of finished trials that points were chosen by, on the answer's split."""
+        """Evaluations of the trials that points were chosen by, on the answer's split."""
         evaluated = [trial for trial in self.answered if trial in self.tried and self.tried[trial].status == "finished"]
         return [Evaluation(trial, self.splits[-1]) for trial in evaluated]
 
@@ -172,7 +172,7 @@ class StudyState:
         return VAL if self.settings.for_tuning(trial) else self.splits[-1]
 
     def chosen_before(self, selection: Selection) -> list[Point]:
-        """Points that are not chosen, but were when there were fewer seeds or values, and were evaluated on test."""
+        """Points that are not chosen, but were with fewer seeds or values, and were evaluated on test."""
         others = [point for point in selection.scores if selection.chosen and point != selection.chosen]
         trials = {point: self._trials(selection, point) for point in others}
         split = self.splits[-1]
@@ -205,7 +205,7 @@ class StudyState:
 
 
 def read_trial(folder: StudyFolder, trial: Trial, splits: Sequence[str], measure: Measure) -> TrialRecord:
-    """A trial as its folder tells. What a protocol found with other options than the measure's is not known."""
+    """Read a trial from its folder. Results of a protocol with other options than the measure's do not count."""
     path, split = folder.trial(trial), splits[-1]
     record = TrialRecord(
         trial.arm.name,
@@ -249,7 +249,7 @@ def read_trial(folder: StudyFolder, trial: Trial, splits: Sequence[str], measure
 
 
 def _of_images(path: Path, splits: Sequence[str]) -> dict[str, tuple[str, NDArray[np.float64]]]:
-    """Of each score that all of the splits have of each image: which images, and values (n,)."""
+    """Return a digest of the images and the values (n,) of each score that all of the splits have."""
     columns = [read_scores(path / f"{split}.npz") for split in splits]
     if not all(columns):
         return {}

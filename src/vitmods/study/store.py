@@ -221,8 +221,8 @@ class StudyImages:
         if any(counts.values()):
             changes = ", ".join(f"{count:,} {what}" for what, count in counts.items())
             raise UserError(
-                f"{named(self._folder)} is of other images: since it began {changes}. Put the old ones back to go on "
-                "with it, or choose another folder with --out."
+                f"{named(self._folder)} is of other images: since it began {changes}. Put the old ones back to resume "
+                "it, or choose another folder with --out."
             )
 
     def same_contents(self, splits: Mapping[str, Split]) -> bool:

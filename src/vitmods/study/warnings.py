@@ -1,4 +1,4 @@
-"""What a study should know of its arms under these settings: said once before the training, and in the report."""
+"""Warnings about arms under a study's settings, given once before the training and in the report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRAINED = {
 
 
 def few_images(settings: Settings, dataset: ImageDataset) -> list[str]:
-    """A sentence where trained weights would be the better start: few photographs, and a model without them."""
+    """Advise to start from trained weights if photographs are few and the model is trained from scratch."""
     images, weights = len(dataset.splits["train"]), trained_weights(settings.fixed)
     if not weights or images >= FEW_IMAGES:
         return []
@@ -41,8 +41,7 @@ def few_images(settings: Settings, dataset: ImageDataset) -> list[str]:
 
 
 def trained_weights(settings: Mapping[str, Any]) -> str:
-    """timm's name of weights that a study with these settings could start from; empty where none suit its base and
-    images, or where it starts from weights already."""
+    """Return timm's name of weights that suit a study's base and images; empty without any, or if it has weights."""
     base, sides = settings["base"], settings["img_size"]
     photographs = settings["in_chans"] == 3 and min(sides) >= PHOTOGRAPH
     if "start" in settings or not photographs or not isinstance(base, str) or is_foreign(base) or base in MODELS:
@@ -55,10 +54,10 @@ def trained_weights(settings: Mapping[str, Any]) -> str:
 
 
 def study_warnings(arms: Iterable[tuple[str, nn.Module, Recipe]], dataset: ImageDataset) -> list[str]:
-    """A sentence for each thing to know.
+    """Return a sentence for each warning.
 
     Args:
-        arms: name, model and recipe of each, base first; a model is not kept.
+        arms: name, model and recipe of each arm, base first; a model is not kept.
         dataset: for its size.
     """
     small: dict[int, list[str]] = {}
@@ -116,7 +115,7 @@ def _arms(names: list[str]) -> str:
 
 @contextmanager
 def already_reported() -> Iterator[None]:
-    """No trial repeats what `study_warnings` says."""
+    """Suppress what `study_warnings` has reported."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmallBatchWarning)
         warnings.simplefilter("ignore", NotFittedWarning)  # trials compute it

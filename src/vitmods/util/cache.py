@@ -9,7 +9,7 @@ from vitmods.util.errors import UserError
 
 def user_cache() -> Path:
     """The folder of caches if none is given: $XDG_CACHE_HOME/vitmods (where that is an absolute path, as its
-    specification says) or ~/.cache/vitmods; for a user without a home, as in containers, one in the temporary folder.
+    specification requires) or ~/.cache/vitmods; without a home, as in containers, a folder in the temporary one.
 
     Raises UserError where that last folder belongs to somebody else.
     """
@@ -39,7 +39,7 @@ def temporary_cache() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
     except OSError as error:
-        raise UserError(f"There is no place for caches ({error}): set XDG_CACHE_HOME to a folder of yours.") from error
+        raise UserError(f"No folder can hold caches ({error}): set XDG_CACHE_HOME to your own folder.") from error
     if status.st_uid != os.getuid() or status.st_mode & 0o022 or folder.is_symlink():
-        raise UserError(f"{folder} can be written by others: remove it, or set XDG_CACHE_HOME to a folder of yours.")
+        raise UserError(f"{folder} can be written by others: remove it, or set XDG_CACHE_HOME to your own folder.")
     return folder

@@ -1,4 +1,4 @@
-"""Errors that a user can fix. The message says what is wrong and what to do; the shell prints it as one paragraph."""
+"""Errors that a user can fix. Each message names the problem and the remedy; the shell prints it as one paragraph."""
 
 import difflib
 import hashlib
@@ -31,15 +31,14 @@ def nearest(word: str, known: Iterable[str], words: Mapping[str, str] | None = N
     word = word.lower()
     close = difflib.get_close_matches(word, spelled, n=5, cutoff=0.5)
     close.sort(key=lambda name: sorted(name) != sorted(word))  # letters that changed places come first
-    begun = [name for name in spelled if word and name.startswith(word)]
-    matches = close[:1] or (begun if len(begun) == 1 else [])
+    completions = [name for name in spelled if word and name.startswith(word)]
+    matches = close[:1] or (completions if len(completions) == 1 else [])
     return f"Did you mean '{spelled[matches[0]]}'?" if matches else f"Known: {', '.join(names)}."
 
 
 def said(message: str, repeats: bool = False) -> bool:
-    """Whether another process of the same start on this machine has said this already; where it `repeats` what they
-    say, whether one has said anything, or `vitmods.train.launch` is there to do so. False where processes were not
-    started together."""
+    """Whether another process of the same launch on this machine has printed this message; with `repeats`, whether one
+    has printed anything, or `vitmods.train.launch` will. False for processes that were not started together."""
     place = os.environ.get(SAID_IN)
     if place is not None and repeats:
         return True

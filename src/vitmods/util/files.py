@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, errors of the disk that say what to do, and output that nobody reads."""
+"""Files that are whole or absent, disk errors with a remedy, and output that may have lost its reader."""
 
 import difflib
 import errno
@@ -39,7 +39,7 @@ _REMEDIES = {
 
 
 def expand_user(path: str | Path) -> Path:
-    """The path with ~ and ~user replaced. UserError where there is no such home, or no file can be called so."""
+    """Replace ~ and ~user in a path. Raises UserError for an unknown home or an impossible file name."""
     try:
         expanded = Path(path).expanduser()
     except RuntimeError:
@@ -55,7 +55,7 @@ def expand_user(path: str | Path) -> Path:
 
 
 def similar_folder(path: Path) -> str:
-    """A hint at the folder that is named most like one that does not exist; empty where there is none."""
+    """Suggest the folder with the most similar name to one that does not exist; empty if none is similar."""
     if path.exists() or not path.parent.is_dir():
         return ""
     names = [other.name for other in path.parent.iterdir() if other.is_dir()]
@@ -65,7 +65,7 @@ def similar_folder(path: Path) -> str:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the disk, also one that a library has wrapped in its own, into a UserError about `path`."""
+    """Turn a disk error, also one that a library has wrapped, into a UserError about `path`."""
     try:
         yield
     except UserError:
@@ -118,13 +118,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def checksum(path: Path) -> str:
-    """128 bits that stand for the content of a file."""
+    """Hash the content of a file to 128 bits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def check_weights(path: Path) -> None:
-    """UserError where a file of weights is not what the result.json beside it says; without such a record it passes."""
+    """Raise UserError if a file of weights differs from the checksum in its result.json; without one it passes."""
     try:
         recorded = read_json(path.with_name("result.json"))["weights"].get(path.name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -137,7 +137,7 @@ def check_weights(path: Path) -> None:
 
 
 def check_weights_kept(folder: Path) -> None:
-    """UserError where a trial has ended, and its weights are not there any more."""
+    """Raise UserError if a trial has ended and its weights were removed."""
     try:
         ended = read_json(folder / "result.json")["weights"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -190,7 +190,7 @@ def log(line: str) -> None:
 
 @contextmanager
 def lenient_output() -> Iterator[None]:
-    """While inside, work goes on though nobody reads what is printed."""
+    """While inside, work continues if nobody reads the output."""
     with (
         redirect_stdout(LenientStream(sys.stdout, needed=True)),
         redirect_stderr(LenientStream(sys.stderr)),
@@ -230,7 +230,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def rendered(renderable: Any, width: int) -> str:
-    """What rich would print of a table and the like, without colors."""
+    """Render a rich table or the like as text without colors."""
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)

@@ -326,7 +326,7 @@ def not_a_lease(where: str, error: Exception) -> UserError:
 
 
 def _uptime() -> float:
-    """Seconds, including those that the machine sleeps where the system counts them."""
+    """Seconds; while the machine sleeps too, if the system counts that."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 

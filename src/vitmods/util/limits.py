@@ -1,7 +1,7 @@
-"""How large and how deep a file from outside may be, and the readers that see to it.
+"""Limits on the size and depth of files from outside, and the readers that enforce them.
 
-The limits are far above what real files have: they are there for files that were made to fill the memory, or to keep a
-process busy for ever. Every error is a ValueError that says which limit it is.
+The limits are far above real files. They stop files that were made to fill the memory, or to keep a process busy
+forever. Every error is a ValueError that names the limit.
 """
 
 import csv
@@ -33,18 +33,18 @@ MOST_BYTES = {
     "label": 1 << 20,  # of one image in a shard
     "image": 1 << 30,
     "weights": 1 << 40,
-    "lease": 64 << 10,  # and a lock that says whose it is
+    "lease": 64 << 10,  # and a lock with its process
 }
 """kind of file -> bytes"""
 MOST_TIMES = 100  # that arrays may be larger than their file; zeros pack to a thousandth
 SMALL = 256 << 20  # bytes: to so many anything may unpack
 MOST_COLUMNS = 10_000  # of a table
 MOST_PIXELS = 1 << 28  # of an image, by what a file says of it; an image itself may have 89 million
-MOST_NAMES = 100_000  # that a pattern of braces may stand for; ImageNet-21k has about 2,000 shards
+MOST_NAMES = 100_000  # that a pattern of braces may expand to; ImageNet-21k has about 2,000 shards
 
 
 def read_bytes(path: Path, kind: str) -> bytes:
-    """The content of a plain file. Raises OSError, and ValueError where it is larger than its kind may be."""
+    """Read a plain file. Raises OSError, and ValueError if it is larger than its kind may be."""
     with open_binary(path, kind) as file:
         size = max(os.fstat(file.fileno()).st_size, 1 << 20)  # so many bytes are taken from memory at once
         content = file.read(min(size, MOST_BYTES[kind]) + 1)
@@ -54,7 +54,7 @@ def read_bytes(path: Path, kind: str) -> bytes:
 
 @contextmanager
 def open_binary(path: Path, kind: str) -> Iterator[IO[bytes]]:
-    """The same, open: for what is read by parts."""
+    """Open such a file, to read it in parts."""
     check_file(path, kind)
     with open(path, "rb") as file:
         yield file
@@ -64,7 +64,9 @@ def check_file(path: Path, kind: str) -> None:
     """Raise ValueError for pipes and devices, which may never end, and for files that are too large."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise IsADirectoryError(21, "it is a folder") if stat.S_ISDIR(status.st_mode) else ValueError("it is no file")
+        raise (
+            IsADirectoryError(21, "it is a folder") if stat.S_ISDIR(status.st_mode) else ValueError("it is not a file")
+        )
     check_bytes(status.st_size, kind)
 
 
@@ -75,12 +77,12 @@ def check_bytes(count: int, kind: str) -> None:
 
 
 def read_text(path: Path, kind: str = "text") -> str:
-    """The same as text in UTF-8, with or without its mark."""
+    """Read such a file as text in UTF-8, with or without its mark."""
     return read_bytes(path, kind).decode("utf-8-sig")
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a text file that are not blank, without the blanks at their ends. Raises UserError."""
+    """Read the lines of a text file that are not blank, stripped. Raises UserError."""
     try:
         return [line for raw in read_text(path).splitlines() if (line := raw.strip())]
     except (OSError, ValueError) as error:
@@ -88,7 +90,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def parse_json(content: str | bytes) -> Any:
-    """What JSON says. Raises ValueError where it is none, or where it is nested deeper than anybody writes."""
+    """Parse JSON. Raises ValueError if it is invalid or nested too deeply."""
     try:
         return json.loads(content)
     except RecursionError:
@@ -96,7 +98,7 @@ def parse_json(content: str | bytes) -> Any:
 
 
 def read_json(path: Path, kind: str = "settings") -> Any:
-    """What a file of JSON says. Raises OSError and ValueError."""
+    """Parse a JSON file. Raises OSError and ValueError."""
     return parse_json(read_bytes(path, kind))
 
 
@@ -127,9 +129,9 @@ def check_zip(path: Path, small: int = SMALL) -> None:
 
 
 def read_npz(path: Path, names: Sequence[str] | None = None, small: int = SMALL) -> dict[str, "NDArray[Any]"]:
-    """The arrays of a .npz, of those names or all; nothing of it is unpickled.
+    """Read the named arrays of a .npz, or all; nothing is unpickled.
 
-    Raises OSError, and ValueError for whatever else is wrong with it, a name that it lacks included.
+    Raises OSError, and ValueError for anything else, such as a missing name.
     """
     import numpy as np
 
@@ -139,10 +141,10 @@ def read_npz(path: Path, names: Sequence[str] | None = None, small: int = SMALL)
             contents = {name: arrays[name] for name in (arrays.files if names is None else names)}
     except (OSError, ValueError):
         raise
-    except Exception as error:  # zipfile, zlib and numpy raise what they like; MemoryError for a size that is a lie
+    except Exception as error:  # zipfile, zlib and numpy raise what they like; MemoryError for a wrong size
         raise ValueError(f"{type(error).__name__}: {error}") from error
     if odd := [name for name, array in contents.items() if not isinstance(array, np.ndarray)]:
-        raise ValueError(f"its part {odd[0]} is no array")
+        raise ValueError(f"its part {odd[0]} is not an array")
     return contents
 
 

@@ -67,7 +67,7 @@ class Registry(Mapping[str, T]):
         Args:
             name, thing: it and its name.
             words: what else one may look for it by: an error suggests it, nothing is called so.
-            origin: the class or function that the thing stands for, where it is none itself.
+            origin: the class or function that the thing represents, if it is not one itself.
 
         Raises UserError where another thing has the name. The same class or module may add it again (a reload).
         """
@@ -146,7 +146,7 @@ class Registry(Mapping[str, T]):
 asked_for: list[str] = []
 """The names that `load_plugins` was given, for processes that do the same command; workers need `plugins()` alone."""
 named_by_user: set[str] = set()
-"""What files may name: modules that `load_plugins` was given, and functions (`module:name`) that were given as such."""
+"""Names that files may refer to: modules given to `load_plugins`, and functions given as `module:name`."""
 
 
 def load_plugins(names: Iterable[str]) -> None:
@@ -171,8 +171,8 @@ def load_plugins(names: Iterable[str]) -> None:
 
 
 def plugins() -> list[str]:
-    """What another process gives to ``load_plugins`` to know the same: the modules outside the package that have added
-    something, each by its name, or by its path where Python would not find it. Entry points are found there too."""
+    """List what another process must pass to ``load_plugins``: the modules outside the package that have added things,
+    by name, or by path if Python cannot find them. Entry points are found without it."""
     return sorted(spelled(sys.modules[name]) for name in _added() - _entered - {"__main__"} if name in sys.modules)
 
 

@@ -1,7 +1,4 @@
-"""Counts, times and sizes in words, and text that is safe where it is shown.
-
-Paths of this machine in what others will read: they say nothing to them, and may say too much.
-"""
+"""Counts, times and sizes in words, text that is safe to display, and text without the paths of this machine."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ def about(count: float) -> int:
 
 
 def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """(name, what is said of it) as what is said -> its names: each is said once."""
+    """Group (name, text) pairs as text -> names."""
     names_by_text: dict[str, list[str]] = {}
     for name, text in pairs:
         names_by_text.setdefault(text, []).append(name)
@@ -87,7 +84,7 @@ def without_places(text: str) -> str:
 
 
 def without_place(value: Any) -> Any:
-    """The same of a value that may be one path, blanks and all; of what lists and dictionaries hold; others stay."""
+    """Replace paths in a value that may be a single path with blanks, and in lists and dictionaries."""
     if isinstance(value, str):
         alone = _ALONE.fullmatch(value)
         return alone[1] + _named(alone[2]) if alone else without_places(value)
