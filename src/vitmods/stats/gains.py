@@ -170,8 +170,8 @@ def _grouped(images: Array | None, groups: ArrayLike, kept: Mask) -> tuple[Array
         raise UserError(f"groups must have one label for each of {kept.size} images, not {np.shape(groups)}.")
     if (count := len(np.unique(np.asarray(groups)[kept]))) < FEWEST_GROUPS:
         raise UserError(
-            f"Images of {count} groups do not generalize to other groups: it takes {FEWEST_GROUPS} or more. Name smaller "
-            "groups, or take verdicts on these images alone (--generalize seeds)."
+            f"Images of {count} groups do not generalize to other groups: it takes {FEWEST_GROUPS} or more. Name "
+            "smaller groups, or take verdicts on these images alone (--generalize seeds)."
         )
     return images, np.asarray(groups)[kept]
 
