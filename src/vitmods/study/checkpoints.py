@@ -26,8 +26,9 @@ from vitmods.study.arms import BASE, Arm, split_training
 from vitmods.study.bases import rebuilt
 from vitmods.study.plan import MOST_SEEDS, Settings, image_settings
 from vitmods.study.state import Evaluated, StudyState
-from vitmods.study.store import StudyFolder, read_json, read_object, slug
-from vitmods.train.trial import trained_model
+from vitmods.study.store import StudyFolder, read_object, slug
+from vitmods.tasks.base import TASKS
+from vitmods.train.trial import MODULES
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, check_weights_kept
@@ -142,18 +143,36 @@ def open_trial(folder: Path) -> Any:
             f"{named(folder)} does not hold a finished trial: it needs config.json and model.safetensors. Trials of a "
             "study are in trials/ARM/seedK of its folder, or in trials/ARM/POINT/seedK where values were tuned."
         )
-    config = (read_json(folder / "config.json") or {}).get("model")
-    if not (isinstance(config, dict) and "base" in config):
-        return trained_model(folder, load(folder))
+    config = read_object(folder / "config.json")
+    record = config.get("model")
+    if isinstance(record, dict) and "base" in record:
+        backbone = rebuilt(record, weights)
+        _load_into(backbone, weights)
+    else:
+        backbone = load(folder)
+    if not (folder / MODULES).exists():
+        return backbone
+    with torch.random.fork_rng(devices=[]):  # the initial weights are not used
+        task = TASKS[config["task"]].from_recipe(Recipe.from_dict(config["recipe"]))
+        model = task.wrap(backbone, len(config["data"]["classes"]))
+    missing, unexpected = _load_into(model, folder / MODULES, strict=False)
+    if wrong := [*(name for name in missing if not name.startswith("backbone.")), *unexpected]:
+        raise UserError(
+            f"{named(folder / MODULES)} does not hold the modules of the task {config['task']}: {', '.join(wrong[:5])}."
+        )
+    return model.eval()
+
+
+def _load_into(model: nn.Module, weights: Path, strict: bool = True) -> tuple[list[str], list[str]]:
+    """Load a trial's weights; returns the names that are missing and unexpected."""
     from safetensors.torch import load as read_tensors
 
-    model = rebuilt(config, weights)
     check_weights(weights)
     try:
-        model.load_state_dict(read_tensors(read_bytes(weights, "weights")))
+        missing, unexpected = model.load_state_dict(read_tensors(read_bytes(weights, "weights")), strict)
     except Exception as error:  # safetensors and torch raise what they like
         raise UserError(f"{named(weights)} cannot be read, or holds other weights: {error}") from error
-    return trained_model(folder, model)
+    return missing, unexpected
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from vitmods.data.read import Unreadable, decode
 from vitmods.layers import DualPatchNormStem
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import resolve_on
-from vitmods.tasks.base import DEFAULT, TASKS, Example, Task, TaskModel
+from vitmods.tasks.base import DEFAULT, Example, Task, TaskModel
 from vitmods.train import checkpoint
 from vitmods.train.device import device_name, does_not_fit, is_out_of_memory, resolve
 from vitmods.train.distributed import ALONE, PeerEnded, Processes, peer_ended, whole_state
@@ -38,7 +38,7 @@ from vitmods.train.logs import Diverged, ProgressBar
 from vitmods.train.loop import Images, TrialRun
 from vitmods.train.options import WAYS, RunOptions, check_divides
 from vitmods.util.errors import UserError
-from vitmods.util.files import check_weights, checksum, make_folder, write_atomically, write_json
+from vitmods.util.files import checksum, make_folder, write_atomically, write_json
 from vitmods.util.limits import read_bytes, read_json, read_npz
 
 FOLDER = "examples"
@@ -280,35 +280,6 @@ def read_scores(path: Path) -> dict[str, NDArray[Any]]:
         return {}
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}). Delete its folder to train again.") from error
-
-
-def trained_model(folder: Path, backbone: nn.Module) -> nn.Module:
-    """The model of a finished trial, around the backbone that its model.safetensors holds: with the task's modules.
-
-    Raises:
-        UserError: they are missing or damaged.
-    """
-    from safetensors.torch import load
-
-    if not (folder / MODULES).exists():
-        return backbone
-    check_weights(folder / MODULES)
-    config = _read_json(folder / CONFIG)
-    with torch.random.fork_rng(devices=[]):  # the initial weights are not used
-        model = (
-            TASKS[config["task"]]
-            .from_recipe(Recipe.from_dict(config["recipe"]))
-            .wrap(backbone, len(config["data"]["classes"]))
-        )
-    try:
-        missing, unexpected = model.load_state_dict(load(read_bytes(folder / MODULES, "weights")), strict=False)
-    except Exception as error:  # safetensors and torch raise what they like
-        raise UserError(f"{folder / MODULES} cannot be read: {error}") from error
-    missing = [name for name in missing if not name.startswith("backbone.")]
-    if missing or unexpected:
-        wrong = ", ".join([*missing, *unexpected][:5])
-        raise UserError(f"{folder / MODULES} does not hold the modules of the task {config['task']}: {wrong}.")
-    return model.eval()
 
 
 def _take_up(out: Path, config: dict[str, Any]) -> dict[str, Any] | None:
