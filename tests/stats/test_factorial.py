@@ -349,5 +349,5 @@ def test_what_cannot_be_read_is_an_error(options, match):
 
 def test_a_run_outside_the_design_is_an_error():
     design = plan_factorial(NAMES[:3])
-    with pytest.raises(UserError, match=r"no run subln: its runs are base, dpn, rms, dpn\+rms"):
+    with pytest.raises(UserError, match=r"does not have a run subln: its runs are base, dpn, rms, dpn\+rms"):
         points({**scores_of(design, {}), "subln": {0: 70.0}}, design)

@@ -17,9 +17,10 @@ from vitmods.study.answer import read_answer
 from vitmods.study.arms import make_arms
 from vitmods.study.plan import Settings, make_seeds
 from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder
-from vitmods.tasks import multilabel, segmentation
+from vitmods.tasks import multilabel
 from vitmods.tasks.base import TASKS
 from vitmods.tasks.classification import _of_each_image, first_five
+from vitmods.tasks.segmentation.task import measured as segmentation_measured
 from vitmods.train.trial import write_scores
 
 IMAGES, CLASSES, SEEDS = 300, 4, 5
@@ -154,7 +155,7 @@ def test_constant_scores_are_those_of_constant_predictions():
     assert known["macro_f1"] == pytest.approx(macro_f1(confusion))
     known = constants("segmentation")
     right = torch.tensor([40, 0, 0, 0]), torch.tensor([100, 0, 0, 0]), torch.tensor([40, 30, 20, 10])
-    found = segmentation.measured(torch.stack(right).expand(IMAGES, -1, -1), 0.0)
+    found = segmentation_measured(torch.stack(right).expand(IMAGES, -1, -1), 0.0)
     assert known == pytest.approx({name: found.metrics[name] for name in known})
     assert set(found.per_image["predicted"]) == {0}
     labels, generator = torch.eye(CLASSES)[targets][::6], torch.Generator().manual_seed(0)
