@@ -62,12 +62,19 @@ def tokens_to_token():
     return vm.vit("T2T-14", **sizes)
 
 
-def test_tokens_to_token_makes_a_step(run_on_fake):
-    train(run_on_fake, tokens_to_token())
+def converted():
+    """Return an exact RMSNorm model whose norm before the blocks is the only one that centers its output."""
+    return vm.ViT(edit(CHANGES.base_config(), vm.parse_changes("dpn(before=false,after=false,after_position=true)+rms")))
+
+
+@pytest.mark.parametrize("make", [tokens_to_token, converted])
+def test_other_models_make_a_step(run_on_fake, make):
+    train(run_on_fake, make())
 
 
 def test_every_norm_and_stem_is_among_the_changes():
-    models = [vm.ViT(edit(CHANGES.base_config(), changes)) for changes in CHANGES.find_together()] + [tokens_to_token()]
+    models = [vm.ViT(edit(CHANGES.base_config(), changes)) for changes in CHANGES.find_together()]
+    models += [tokens_to_token(), converted()]
     made = {type(module) for model in models for module in model.modules()}
     assert {kind.module for kind in NORMS.values()} - made == set()
     assert {stem for stem in STEMS.values() if stem is not TokenStem} - made == set()  # of sequences, below

@@ -143,7 +143,7 @@ def test_bases_follow_the_size_of_the_images():
 
 
 def test_the_commands_of_a_table_have_options_that_exist(capsys):
-    assert main(["paper", "run", "--help"]) == 0
+    assert main(["paper", "run", "--help-all"]) == 0
     options = capsys.readouterr().out
     for table in RUN:
         for command in table.study.commands(table.name):

@@ -257,4 +257,4 @@ def test_the_shell(copied, capsys, tmp_path):
     assert "retrained/base" in (copied / "report.html").read_text()
     for more in (["--dry-run"], ["--pilot"], ["--budget", "2h"]):
         assert main([*given, *more]) == 2
-        assert "leave --dry-run, --pilot and --budget out" in capsys.readouterr().err
+        assert "drop --dry-run, --pilot and --b" in capsys.readouterr().err

@@ -56,8 +56,8 @@ def played(monkeypatch):
         found = scores.get((split, record["arm"], record["lr"]), scores.get((split, record["lr"]), 0.5))
         return found(record["seed"]) if callable(found) else found
 
-    def train(model, task, dataset, recipe, *, seed, out, about, **options):
-        noted = {"arm": about["arm"], "lr": recipe.optimizer.lr, "seed": seed}
+    def train(model, task, dataset, recipe, *, seed, out, metadata, **options):
+        noted = {"arm": metadata["arm"], "lr": recipe.optimizer.lr, "seed": seed}
         asked.append(("train", *noted.values()))
         make_folder(out)
         write_json(out / "config.json", noted)

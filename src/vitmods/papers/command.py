@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from vitmods.cli.options import parse
+from vitmods.cli.options import HELP_ALL, parse
 from vitmods.papers.cost import full_scale
 from vitmods.papers.table import TABLES, Table, covered
 from vitmods.recipes import RECIPES
@@ -77,8 +77,8 @@ def _run(arguments: list[str]) -> int:
         raise UserError(
             "A table has its own arms. To compare others too, use `vitmods compare --arms paper:TABLE dpn`."
         )
-    if arguments[:1] in (["-h"], ["--help"]):
-        return compare.main(["--help"])
+    if arguments[:1] in (["-h"], ["--help"], [HELP_ALL]):
+        return compare.main(arguments[:1])
     if not arguments or arguments[0].startswith("-"):
         raise UserError("Say which table: `vitmods paper run dpn-table6 --data ...`. `vitmods paper` lists all.")
     name, *options = arguments
