@@ -64,7 +64,9 @@ def tokens_to_token():
 
 def converted():
     """Return an exact RMSNorm model whose norm before the blocks is the only one that centers its output."""
-    return vm.ViT(edit(CHANGES.base_config(), vm.parse_changes("dpn(before=false,after=false,after_position=true)+rms")))
+    return vm.ViT(
+        edit(CHANGES.base_config(), vm.parse_changes("dpn(before=false,after=false,after_position=true)+rms"))
+    )
 
 
 @pytest.mark.parametrize("make", [tokens_to_token, converted])
