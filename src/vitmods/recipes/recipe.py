@@ -315,14 +315,14 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class TaskPart:
-    """Fields of a recipe that one task alone reads. A task registers its own:
+    """Fields of a recipe that one task alone reads. A task registers its own::
 
         @TASK_PARTS.register("depth")
         @dataclass(frozen=True)
         class DepthPart(TaskPart):
             scale: float = 1.0
 
-    Fields need defaults and names of their own. `ranges` bounds numbers that may be other than at least 0.
+    Fields need defaults and names of their own. ``ranges`` bounds numbers that may be other than at least 0.
     """
 
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}

@@ -85,9 +85,10 @@ def predict(
         trust: whether a checkpoint that can run code, a program of torch.export (.pt2), may do so.
 
     Returns:
-        A mapping for each image: `image`, its path; `predicted`, the class, or all labels of probability 1/2 or more;
-        `probabilities`, name -> probability of the `top` likeliest in falling order, and `drawn`, the path of the
-        drawing. Classes without names are numbers from 0. Other tasks return what their `predictions` return.
+        One mapping per image with the keys `image` (its path), `predicted` (the class, or all labels of probability
+        1/2 or more), `probabilities` (name -> probability of the `top` likeliest in falling order) and `drawn` (the
+        path of the drawing). Classes without names are numbers from 0. Other tasks return what their `predictions`
+        return.
 
     Raises:
         UserError: there is no such checkpoint or image, an image cannot be read, or the task draws nothing.
