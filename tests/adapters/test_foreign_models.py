@@ -2,6 +2,7 @@
 
 import pickle
 import zipfile
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,18 +27,25 @@ def small():
     return VisionTransformer(**SMALL)
 
 
-def test_classes_of_no_library():
-    with pytest.raises(UserError, match=r"A Linear cannot be changed: give a vitmods ViT .* timm's or torchvision's"):
-        vm.apply(nn.Linear(2, 2), vm.DualPatchNorm())
+WRAPPED = "wraps the model: give the model inside, "
 
 
 @pytest.mark.parametrize(
-    ("wrapper", "inside"),
-    [(nn.DataParallel(nn.Linear(2, 2)), "model.module"), (type("OptimizedModule", (nn.Module,), {})(), "_orig_mod")],
+    ("make", "message"),
+    [
+        (lambda: nn.Linear(2, 2), "A Linear cannot be changed: give a vitmods ViT .* timm's or torchvision's"),
+        (lambda: nn.DataParallel(nn.Linear(2, 2)), f"{WRAPPED}.*model.module"),
+        (type("OptimizedModule", (nn.Module,), {}), f"{WRAPPED}.*_orig_mod"),
+        (
+            lambda: VisionTransformer(**SMALL, mlp_layer=timm.layers.SwiGLU, proj_bias=False),
+            r"MLP SwiGLU with GELU; proj_bias=False.*vm\.replace_norms.*timm:NAME",
+        ),
+    ],
 )
-def test_wrapped_models_are_asked_for(wrapper, inside):
-    with pytest.raises(UserError, match=f"wraps the model: give the model inside, .*{inside}"):
-        vm.apply(wrapper, vm.DualPatchNorm())
+def test_models_that_cannot_be_changed(make, message):
+    """A refusal names every reason and what can be done."""
+    with pytest.raises(UserError, match=message):
+        vm.apply(make(), vm.DualPatchNorm())
 
 
 @pytest.mark.parametrize("make", [small, lambda: vm.vit("mu/4", img_size=8)])
@@ -56,24 +64,19 @@ def test_no_weights_and_half_precision(make):
         convert(mixed)
 
 
-def test_shared_parameters():
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda model: setattr(model.blocks[1], "mlp", model.blocks[0].mlp), "shares a parameter"),
+        (lambda model: model.head.bias.data.fill_(float("nan")), "outputs are not finite"),
+        (lambda model: model.head.register_forward_hook(lambda module, args, out: out + 1), "outputs differ"),
+        (lambda model: model.blocks[1].norm1.register_forward_hook(lambda m, i, out: out * 2), "tokens differ"),
+    ],
+)
+def test_models_whose_outputs_cannot_be_kept(spoil, message):
     model = small()
-    model.blocks[1].mlp = model.blocks[0].mlp
-    with pytest.raises(UserError, match="shares a parameter"):
-        from_timm(model)
-
-
-def test_broken_weights():
-    model = small()
-    model.head.bias.data.fill_(float("nan"))
-    with pytest.raises(UserError, match="outputs are not finite"):
-        from_timm(model)
-
-
-def test_a_difference_behind_the_features_is_found():
-    model = small()
-    model.head.register_forward_hook(lambda module, args, out: out + 1)
-    with pytest.raises(UserError, match="outputs differ"):
+    spoil(model)
+    with pytest.raises(UserError, match=message):
         from_timm(model)
 
 
@@ -112,45 +115,39 @@ def test_files_that_hold_code_are_not_opened(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def damaged(path):
-    path.write_bytes(path.read_bytes()[:-200])
-
-
 @pytest.mark.parametrize("name", ["a.npz", "a.pth", "a.safetensors"])
 def test_damaged_and_empty_files(tmp_path, name):
     path = tmp_path / name
     model = vm.vit("mu/8", img_size=32, num_classes=5, activation="gelu_tanh" if name == "a.npz" else "gelu")
     save_file(model.state_dict(), path) if name == "a.safetensors" else save(model, path)
-    damaged(path)
-    with pytest.raises(UserError, match=name):
-        load(path)
-    path.write_bytes(b"")
-    with pytest.raises(UserError, match=name):
-        load(path)
+    for damaged in (path.read_bytes()[:-200], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=name):
+            load(path)
 
 
-def test_other_files(tmp_path):
-    with pytest.raises(UserError, match="There is no"):
-        load(tmp_path / "a.pth")
-    (tmp_path / "a.zip").write_bytes(b"")
-    with pytest.raises(UserError, match=r"files that can be read end in \.npz"):
-        load(tmp_path / "a.zip")
-    with pytest.raises(UserError, match=r"contains neither model\.safetensors"):
-        load(tmp_path)
-    save_file({"fc.weight": torch.ones(2)}, tmp_path / "a.safetensors")
-    with pytest.raises(UserError, match=r"does not contain a ViT .* its first are fc\.weight"):
-        load(tmp_path / "a.safetensors")
-    save_file({"conv_proj.weight": torch.ones(2)}, tmp_path / "a.safetensors")
-    with pytest.raises(UserError, match="torchvision's names"):
-        load(tmp_path / "a.safetensors")
-    for whole in ([torch.ones(1)], {"epoch": 3}, {}):
-        torch.save(whole, tmp_path / "a.pth")
-        with pytest.raises(UserError, match=r"a\.pth"):
-            load(tmp_path / "a.pth")
-    with zipfile.ZipFile(tmp_path / "a.npz", "w"):
-        pass
-    with pytest.raises(UserError, match="empty"):
-        load(tmp_path / "a.npz")
+@pytest.mark.parametrize(
+    ("name", "write", "message"),
+    [
+        ("a.pth", lambda path: None, "There is no"),
+        ("a.zip", lambda path: path.write_bytes(b""), r"files that can be read end in \.npz"),
+        ("", lambda path: None, r"contains neither model\.safetensors"),
+        (
+            "a.safetensors",
+            partial(save_file, {"fc.weight": torch.ones(2)}),
+            r"does not contain a ViT .* its first are fc\.weight",
+        ),
+        ("a.safetensors", partial(save_file, {"conv_proj.weight": torch.ones(2)}), "torchvision's names"),
+        ("a.pth", partial(torch.save, [torch.ones(1)]), r"a\.pth"),
+        ("a.pth", partial(torch.save, {"epoch": 3}), r"a\.pth"),
+        ("a.pth", partial(torch.save, {}), r"a\.pth"),
+        ("a.npz", lambda path: zipfile.ZipFile(path, "w").close(), "empty"),
+    ],
+)
+def test_other_files(tmp_path, name, write, message):
+    write(tmp_path / name)
+    with pytest.raises(UserError, match=message):
+        load(tmp_path / name)
 
 
 def test_save_says_how_to_write_other_forms(tmp_path):
@@ -178,12 +175,6 @@ def test_every_public_name_is_there():
     with pytest.raises(AttributeError, match="from_keras"):
         _ = vm.adapters.from_keras
     assert vm.adapters.from_timm(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)).vit_config.depth == 1
-
-
-def test_a_refusal_names_every_reason_and_what_can_be_done():
-    model = VisionTransformer(**SMALL, mlp_layer=timm.layers.SwiGLU, proj_bias=False)
-    with pytest.raises(UserError, match=r"MLP SwiGLU with GELU; proj_bias=False.*vm\.replace_norms.*timm:NAME"):
-        vm.apply(model, vm.DualPatchNorm())
 
 
 def test_aimv2_is_refused_for_its_missing_biases_alone():

@@ -187,13 +187,6 @@ def test_a_pooling_norm_of_its_own_is_seen():
         from_timm(model)
 
 
-def test_a_part_that_coverage_overlooks_is_found_by_comparing():
-    model = small()
-    model.blocks[1].norm1.register_forward_hook(lambda m, i, out: out * 2)
-    with pytest.raises(UserError, match="tokens differ"):
-        from_timm(model)
-
-
 def test_a_change_applies_to_a_timm_model_and_leaves_it_alone():
     theirs = small(global_pool="avg").eval()
     theirs.head.requires_grad_(False)

@@ -9,7 +9,7 @@ import vitmods as vm
 from vitmods.layers import DynamicTokenNorm, LayerNorm
 from vitmods.model.flops import count_macs, count_params
 from vitmods.model.slots import NormConfig
-from vitmods.util.errors import SlotConflict, UserError
+from vitmods.util.errors import UserError
 
 
 def build(**overrides):
@@ -162,11 +162,6 @@ def test_all_blocks_without_prefix_tokens():
     model = vm.apply(build(class_token=False, pool="avg"), vm.DynamicTokenNorm(blocks=12))
     assert all(is_dtn(block.norm1) for block in model.blocks)
     assert model(images()).shape == (2, 5)
-
-
-def test_it_shares_no_slot_with_another_placement():
-    with pytest.raises(SlotConflict, match="attn norm before"):
-        vm.apply(build(), *vm.parse_changes("dtn+placement(attn=post)"))
 
 
 @pytest.mark.parametrize("other", ["normformer", "subln", "norm(kind=rms,exact=false)", "layerscale", "dpn"])

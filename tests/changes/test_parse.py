@@ -71,6 +71,12 @@ def test_short_forms(text, changes):
         ("norm", r"norm needs a kind, as in norm\(batch\)"),
         ("norm(bach)", "no setting 'bach'"),
         ("dpn(before=false,before=true)", "before=...\\) is given twice"),
+        ("stem", "stem.kind=.*cannot be ''"),
+        ("stem(kind=hmpl)", "Did you mean 'hmlp'"),
+        ("stem(kind=hmlp,norm=lazer)", "Did you mean 'layer'"),
+        ("stem(kind=hmlp,gelu=true)", "gelu=true.*kind=linear"),
+        ("dpn(before=whitn)", "Did you mean 'whiten'"),
+        ("dpn(before=whiten_norm,norm=rms)", "leave norm out"),
     ],
 )
 def test_mistakes_are_errors_that_say_what_to_do(text, says):

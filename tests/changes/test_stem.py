@@ -97,20 +97,6 @@ def test_tokens_start_at_a_sound_size(row, init):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("stem", "stem.kind=.*cannot be ''"),
-        ("stem(kind=hmpl)", "Did you mean 'hmlp'"),
-        ("stem(kind=hmlp,norm=lazer)", "Did you mean 'layer'"),
-        ("stem(kind=hmlp,gelu=true)", "gelu=true.*kind=linear"),
-    ],
-)
-def test_wrong_settings_say_what_is_right(text, message):
-    with pytest.raises(UserError, match=message):
-        vm.parse_changes(text)
-
-
-@pytest.mark.parametrize(
     ("size", "text", "message"),
     [
         ("mu/14", "hmlp", "4, 8, 16, 32.*not 14"),

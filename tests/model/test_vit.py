@@ -5,7 +5,6 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.util.errors import UserError
 
 TINY = {"img_size": 8, "num_classes": 5}
 
@@ -153,10 +152,3 @@ def test_gradient_checkpointing_changes_nothing_but_memory():
         model(images).square().sum().backward()
         results.append([p.grad.clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results))
-
-
-def test_unknown_names_and_settings():
-    with pytest.raises(UserError, match="'Ti/16'"):
-        vm.vit("Tiny/16")
-    with pytest.raises(UserError, match="'num_classes'"):
-        vm.vit("mu/2", num_class=3)
