@@ -249,8 +249,8 @@ def mix_targets(mixing: Mixing, labels: Tensor, classes: int, predecessors: bool
     """Targets (B, K) of mixed images, of labels (B,), or float (B, K) of several labels each. predecessors: the labels
     are those of the images and, behind them, of their predecessors."""
     targets = labels if labels.is_floating_point() else one_hot(labels, classes).float()
-    own, before = targets.chunk(2) if predecessors else (targets, targets.roll(1, 0))
-    return blend(own, before, mixing.kept)
+    first, before = targets.chunk(2) if predecessors else (targets, targets.roll(1, 0))
+    return blend(first, before, mixing.kept)
 
 
 def blend(values: Tensor, before: Tensor, kept: float) -> Tensor:

@@ -295,9 +295,9 @@ class ImageDataset(SplitDataset):
             mixing = draw_mixing(self.img_size, mixup=augment.mixup, cutmix=augment.cutmix, **draw)
             targets, deferred = mix_targets(mixing, targets, self.num_classes, others), replace(deferred, mixing=mixing)
             if others:  # the second half are the predecessors
-                own, erased = len(pixels) // 2, deferred.erased
-                deferred = replace(deferred, before=pixels[own:], before_erased=erased[own:], erased=erased[:own])
-                pixels, index = pixels[:own], index[:own]
+                n, erased = len(pixels) // 2, deferred.erased
+                deferred = replace(deferred, before=pixels[n:], before_erased=erased[n:], erased=erased[:n])
+                pixels, index = pixels[:n], index[:n]
         batch = Batch(pixels, targets, torch.from_numpy(index), deferred=deferred)
         return batch if self.uint8 else batch.transformed()
 

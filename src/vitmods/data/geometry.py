@@ -163,9 +163,9 @@ def _means(values: NDArray[Any], out: int, axis: int) -> NDArray[np.float64]:
     if n == out:
         return values.astype(np.float64)
     edges = np.arange(out + 1) * (n / out)
-    whole = np.minimum(np.floor(edges + _ROUNDING / n).astype(np.int64), n - 1)
-    fraction = (edges - whole).reshape([-1 if i == axis else 1 for i in range(values.ndim)])
+    cells = np.minimum(np.floor(edges + _ROUNDING / n).astype(np.int64), n - 1)
+    fraction = (edges - cells).reshape([-1 if i == axis else 1 for i in range(values.ndim)])
     sums = np.cumsum(values, axis=axis, dtype=np.float64)
-    before = sums.take(whole, axis=axis) - values.take(whole, axis=axis) * (1 - fraction)
+    before = sums.take(cells, axis=axis) - values.take(cells, axis=axis) * (1 - fraction)
     means: NDArray[np.float64] = np.diff(before, axis=axis) * (out / n)
     return means

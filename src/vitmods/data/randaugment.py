@@ -98,7 +98,7 @@ def _timm(pixels: Pixels, seed: int, epoch: int, index: Ints, augment: Augment) 
     turns = [_drawn(seed, epoch, index, turn, magnitude, augment.randaugment_noise) for turn in range(count)]
     options = {"fillcolor": fill(augment.mean, pixels.shape[1]), "resample": _resample(augment)}
     for i, img in enumerate(pixels):
-        chosen = [found for drawn in turns if (found := drawn[i]) is not None]
+        chosen = [operation for drawn in turns if (operation := drawn[i]) is not None]
         if not chosen:
             continue
         image = Image.fromarray(img[0] if len(img) == 1 else np.ascontiguousarray(img.transpose(1, 2, 0)))

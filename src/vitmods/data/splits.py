@@ -188,7 +188,7 @@ def read_split(path: str | Path, source: Source) -> dict[str, Records]:
         left_out += images.count(None)
         # The column of labels is for people; where it is there it must be right.
         labels = zip(records.ids, _labels(records, source.classes, source.target), images, strict=True)
-        other = [(i, own, row["label"]) for i, own, row in labels if row and row.get("label", cell(own)) != cell(own)]
+        other = [(i, cls, row["label"]) for i, cls, row in labels if row and row.get("label", cell(cls)) != cell(cls)]
         if other:
             image, label, wrong = map(printable, other[0])
             raise UserError(

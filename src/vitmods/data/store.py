@@ -227,7 +227,7 @@ def read_cache(folder: Path, records: Records) -> Store | None:
     # Two sources may have the same stamps: are the bytes of some images what they were?
     rows, digests = records.rows[store.index.kept], store.index.digests
     fetched = [(digest(raw), place) for row, raw in _some(records) for place in np.flatnonzero(rows == row)]
-    if any(found != digests[place].tobytes() for found, place in fetched) or (table.end and not _intact(store)):
+    if any(value != digests[place].tobytes() for value, place in fetched) or (table.end and not _intact(store)):
         return None
     with suppress(OSError):  # when it was used last
         os.utime(folder)
@@ -260,10 +260,10 @@ def _read_table(folder: Path) -> _Table | None:
         arrays = read_npz(folder / "index.npz", ["rows", "reasons", "end"])
         reasons = {int(row): reason for row, reason in parse_json(arrays["reasons"].tobytes()).items()}
         table = _Table(arrays["rows"], reasons, int(arrays["end"]))
-        whole = table.rows.dtype == _ROW and os.path.getsize(folder / "pixels.bin") >= table.end
+        complete = table.rows.dtype == _ROW and os.path.getsize(folder / "pixels.bin") >= table.end
     except (OSError, ValueError, TypeError, AttributeError):
         return None
-    return table if whole else None
+    return table if complete else None
 
 
 def _intact(store: Store) -> bool:

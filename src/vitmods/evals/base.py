@@ -77,8 +77,8 @@ def accuracy_of(metric: str, right: NDArray[np.bool_], **detail: Any) -> Protoco
 
 def means_of(per_image: Mapping[str, NDArray[Any]], metrics: Mapping[str, float], **detail: Any) -> ProtocolResult:
     """Means over images, with their intervals, and other metrics, which have none."""
-    found = {name: mean_over_images(values) for name, values in per_image.items()}
-    intervals = {name: ends for name, ends in found.items() if ends is not None}
+    ends_of = {name: mean_over_images(values) for name, values in per_image.items()}
+    intervals = {name: ends for name, ends in ends_of.items() if ends is not None}
     means = {name: float(values.mean()) for name, values in per_image.items()}
     return ProtocolResult({**metrics, **means}, detail, intervals, per_image)
 

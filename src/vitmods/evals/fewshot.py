@@ -100,10 +100,10 @@ def ridge(a: Floats, targets: Floats, l2: float) -> Floats:
     """w (C, K) that makes |a w - targets|^2 + l2 |w|^2 least, by the smaller of the two systems of equations."""
     n, c = a.shape
     if n >= c:
-        found: NDArray[np.float64] = linalg.solve(a.T @ a + l2 * np.eye(c), a.T @ targets, assume_a="pos")
-        return found
-    found = a.T @ linalg.solve(a @ a.T + l2 * np.eye(n), targets, assume_a="pos")
-    return found
+        weights: NDArray[np.float64] = linalg.solve(a.T @ a + l2 * np.eye(c), a.T @ targets, assume_a="pos")
+        return weights
+    weights = a.T @ linalg.solve(a @ a.T + l2 * np.eye(n), targets, assume_a="pos")
+    return weights
 
 
 PROTOCOLS.add("fewshot", Protocol("fewshot", "least squares on few images", METRICS, fewshot, check, False, ("shots",)))

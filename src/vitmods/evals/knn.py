@@ -31,18 +31,18 @@ def check(dataset: "ImageDataset", split: str, options: Options) -> None:
 def knn(outputs: ModelOutputs) -> ProtocolResult:
     """The protocol: accuracy on the evaluated split with Wilson's interval."""
     train, tested = outputs.features("train"), outputs.features(outputs.split)
-    known, labels = train.features.to(outputs.device), train.targets.to(outputs.device)
-    scores = vote(known, labels, tested.features.to(outputs.device), len(outputs.dataset.classes))
+    features, labels = train.features.to(outputs.device), train.targets.to(outputs.device)
+    scores = vote(features, labels, tested.features.to(outputs.device), len(outputs.dataset.classes))
     right = (scores.argmax(dim=1).cpu() == tested.targets).numpy()
     return accuracy_of("knn", right, neighbors=min(NEIGHBOURS, len(labels)), temperature=TEMPERATURE)
 
 
-def vote(known: Tensor, labels: Tensor, asked: Tensor, classes: int) -> Tensor:
-    """Scores (M, K) of features (M, C) by their nearest among features (N, C) of the classes (N,)."""
-    known, asked = F.normalize(known, dim=1), F.normalize(asked, dim=1)
+def vote(features: Tensor, labels: Tensor, asked: Tensor, classes: int) -> Tensor:
+    """Scores (M, K) of `asked` (M, C) by their nearest among `features` (N, C) of the classes `labels` (N,)."""
+    features, asked = F.normalize(features, dim=1), F.normalize(asked, dim=1)
     scores = []
-    for part in torch.split(asked, max(1, _SIMILARITIES // len(known))):
-        nearest = (part @ known.T).topk(min(NEIGHBOURS, len(known)), dim=1)
+    for part in torch.split(asked, max(1, _SIMILARITIES // len(features))):
+        nearest = (part @ features.T).topk(min(NEIGHBOURS, len(features)), dim=1)
         weights = (nearest.values / TEMPERATURE).exp()
         scores.append(weights.new_zeros(len(part), classes).scatter_add(1, labels[nearest.indices], weights))
     return torch.cat(scores)

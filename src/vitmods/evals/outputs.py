@@ -93,12 +93,12 @@ class ModelOutputs:
     @torch.inference_mode()
     def predicted(self, images: Tensor) -> Tensor:
         """The most likely class of each image, int64 (B,), on the CPU; the model sees a batch at once, no more."""
-        found = []
+        classes = []
         for part in torch.split(images, self.batch_size):
             with self.autocast():
                 logits = self.model(part.to(self.device, non_blocking=True))
-            found.append(self.select_classes(logits).argmax(dim=1))
-        return torch.cat(found).cpu()
+            classes.append(self.select_classes(logits).argmax(dim=1))
+        return torch.cat(classes).cpu()
 
     @torch.inference_mode()
     def _run(self, split: str) -> Features:
@@ -109,9 +109,9 @@ class ModelOutputs:
             batches = for_device(self.dataset, self.device).eval_batches(split, self.batch_size)
             for batch in self.progress(batches, count, split):
                 with self.autocast():
-                    found = self.model(batch.to(self.device).inputs).float()
+                    outputs = self.model(batch.to(self.device).inputs).float()
                 if split == self.split:  # of the training images they would fill the memory, and nobody asks
-                    logits.append(found)
+                    logits.append(outputs)
                 targets.append(batch.targets)
         if not targets:
             raise UserError(f"There are no images in the split {split}.")

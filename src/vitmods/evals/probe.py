@@ -93,8 +93,8 @@ def fit(on: Features, classes: int, l2: float, device: torch.device, start: NDAr
 
     first = np.zeros(shape) if start is None else start
     options = {"maxiter": _ITERATIONS, "gtol": 1e-5}
-    found = minimize(loss_and_gradient, first.ravel(), jac=True, method="L-BFGS-B", options=options)
-    return Fit(found.x.reshape(shape), mean, std)
+    solution = minimize(loss_and_gradient, first.ravel(), jac=True, method="L-BFGS-B", options=options)
+    return Fit(solution.x.reshape(shape), mean, std)
 
 
 def _choosing_split(dataset: "ImageDataset", split: str) -> str | None:

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 def metrics() -> dict[str, Metric]:
     """The metrics of tasks and protocols by name. UserError where two metrics share a name."""
-    found: dict[str, Metric] = {}
+    named: dict[str, Metric] = {}
     owners: dict[str, str] = {}
     for kind, registry in (("protocol", PROTOCOLS), ("task", TASKS)):
         for owner, thing in registry.items():
             for metric in thing.metrics:
                 shots = fewshot.shots_of(metric.name)
-                other = found.setdefault(metric.name, metric if shots is None else fewshot.metric(shots))
+                other = named.setdefault(metric.name, metric if shots is None else fewshot.metric(shots))
                 before = owners.setdefault(
                     metric.name, f"the {kind} {owner}" if shots is None else "the protocol fewshot"
                 )
@@ -37,7 +37,7 @@ def metrics() -> dict[str, Metric]:
                         f"The {kind} {owner} has a metric {metric.name!r} ({metric.title}), and so does {before} "
                         f"({other.title}): give one of them another name."
                     )
-    return found
+    return named
 
 
 _OTHER_WORDS = {"accuracy": "top1", "acc": "top1"}
@@ -46,12 +46,12 @@ _OTHER_WORDS = {"accuracy": "top1", "acc": "top1"}
 
 def metric_named(name: str) -> Metric:
     """The metric of that name, few-shot accuracy for any number of shots; UserError with the nearest for others."""
-    known, shots = metrics(), fewshot.shots_of(name)
+    named, shots = metrics(), fewshot.shots_of(name)
     if shots is not None:
         return fewshot.metric(shots)
-    if name not in known:
-        raise UserError(f"There is no metric {name!r}. {nearest(name, known, _OTHER_WORDS)}")
-    return known[name]
+    if name not in named:
+        raise UserError(f"There is no metric {name!r}. {nearest(name, named, _OTHER_WORDS)}")
+    return named[name]
 
 
 def options_for(metric: str, options: Options) -> Options:
@@ -62,7 +62,7 @@ def options_for(metric: str, options: Options) -> Options:
     """
     shots, name = fewshot.shots_of(metric), metric_named(metric).name
     for protocol in PROTOCOLS.values():
-        if name in {given.name for given in protocol.metrics}:
+        if name in {offered.name for offered in protocol.metrics}:
             protocol.check_metric(name, options)
     return options if shots is None else replace(options, shots=(shots,))
 

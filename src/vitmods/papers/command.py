@@ -52,17 +52,17 @@ class Show:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    action, *rest = arguments or [""]
+    action, *words = arguments or [""]
     if action == "run":
-        return _run(rest)
+        return _run(words)
     if action == "show":
-        show = parse(Show, rest, "paper show")
+        show = parse(Show, words, "paper show")
         table = TABLES[show.table]
         print(json.dumps(_describe(table), indent=1)) if show.json else _print_table(table)
         return 0
     if action and not action.startswith("-") and action != "list":
         raise UserError(f"It is `vitmods paper list`, `paper show TABLE` or `paper run TABLE`, not 'paper {action}'.")
-    options = parse(List, rest if action == "list" else arguments, "paper")
+    options = parse(List, words if action == "list" else arguments, "paper")
     if options.json:
         print(json.dumps([_describe(table) for table in TABLES.values()], indent=1))
     else:
@@ -160,8 +160,8 @@ def _print_table(table: Table) -> None:
     for reason in (*blocked, *parts):
         console.print(Text(f"missing: {reason}", style="yellow"))
     if table.study and not blocked:
-        own, full = table.study.commands(table.name)
-        print(f"\nOn your data (set --base and --img-size; --dry-run estimates the time):\n  {own}")
+        on_user_data, full = table.study.commands(table.name)
+        print(f"\nOn your data (set --base and --img-size; --dry-run estimates the time):\n  {on_user_data}")
         print(f"At the paper's scale, with the first of its bases:\n  {full}")
         reach, results = covered(table)
         part = f" ({reach} of the table's {results} results)" if results else ""

@@ -56,7 +56,7 @@ def check_fields(part: Any) -> None:
         name = type(part).__name__.lower() if option == "name" else option
         if value is None and NoneType in kinds:
             continue
-        (inner,) = (one for one in (kinds if NoneType in kinds else (kind,)) if one is not NoneType)
+        (inner,) = (choice for choice in (kinds if NoneType in kinds else (kind,)) if choice is not NoneType)
         if get_origin(inner) is Literal and value not in get_args(inner):
             raise UserError(f"recipe: {name} must be one of {', '.join(get_args(inner))}, not {value!r}.")
         if inner in (int, float):
@@ -66,7 +66,7 @@ def check_fields(part: Any) -> None:
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind)
-    return {each.name: hints[each.name] for each in dataclasses.fields(kind)}
+    return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
 
 
 def _check_number(name: str, value: Any, kind: type, ranges: Mapping[str, tuple[float, float]]) -> None:
@@ -402,7 +402,7 @@ class Recipe:
                 continue
             part, leaf, _ = fields[name]
             (parts.setdefault(part, {}) if part else changes)[leaf] = tupled(value)
-        unknown = sorted(set(changes) - {each.name for each in dataclasses.fields(self)} - {*TASK_PARTS})
+        unknown = sorted(set(changes) - {item.name for item in dataclasses.fields(self)} - {*TASK_PARTS})
         if unknown:
             raise UserError(f"A recipe has no field {unknown[0]!r}. {nearest(unknown[0], fields)}")
         for part, values in parts.items():

@@ -81,8 +81,8 @@ def summary(name: str) -> str:
 
 def arguments(name: str) -> list[str]:
     """What may be given in parentheses, with defaults, as Python writes them."""
-    given = inspect.signature(RECIPES[name]).parameters.values()
-    return [f"{a.name}={a.default}" if a.default not in (None, "") else a.name for a in given if a.name != "like"]
+    parameters = inspect.signature(RECIPES[name]).parameters.values()
+    return [f"{a.name}={a.default}" if a.default not in (None, "") else a.name for a in parameters if a.name != "like"]
 
 
 def usual_model(name: str) -> str:
@@ -99,8 +99,8 @@ def architecture(name: str, model: str, settings: Mapping[str, Any]) -> dict[str
         model: the ViT, e.g. `B/16`.
         settings: of the recipe, as given.
     """
-    known = evidence(name).architecture or {}
-    return known(model, settings) if callable(known) else dict(known)
+    facts = evidence(name).architecture or {}
+    return facts(model, settings) if callable(facts) else dict(facts)
 
 
 def settings_of(function: Callable[..., Recipe]) -> dict[str, Any]:
@@ -163,8 +163,8 @@ def published(table: Mapping[str, T], key: str, what: str, remedy: str) -> T:
     return table[key]
 
 
-def one_of(name: str, word: str, known: Mapping[str, T]) -> T:
+def one_of(name: str, word: str, table: Mapping[str, T]) -> T:
     """The entry of that word. UserError naming the nearest."""
-    if word not in known:
-        raise UserError(f"There is no {name} {word!r}. {nearest(word, known)}")
-    return known[word]
+    if word not in table:
+        raise UserError(f"There is no {name} {word!r}. {nearest(word, table)}")
+    return table[word]

@@ -216,10 +216,10 @@ class Task(ABC):
 def make_task(name: str, recipe: Recipe) -> Task:
     """The task of that name for a recipe. Raises UserError where there is none, or the recipe sets what it does not
     read, or what it cannot do."""
-    kind, usual, given = TASKS[name], Recipe().settings(), recipe.settings()
-    if ignored := [field for field in kind.ignored_fields() if given[field] != usual[field]]:
+    kind, usual, settings = TASKS[name], Recipe().settings(), recipe.settings()
+    if ignored := [field for field in kind.ignored_fields() if settings[field] != usual[field]]:
         raise UserError(
-            f"The task {name} does not read {ignored[0]} of the recipe, which is {given[ignored[0]]!r}: leave it at "
+            f"The task {name} does not read {ignored[0]} of the recipe, which is {settings[ignored[0]]!r}: leave it at "
             f"{usual[ignored[0]]!r}."
         )
     return kind.from_recipe(recipe)

@@ -144,14 +144,14 @@ class Classification(Task):
         """Classes in turn; halves of two where the recipe mixes images."""
         targets = torch.arange(count) % classes
         if recipe.augment.mixup or recipe.augment.cutmix:
-            whole = F.one_hot(targets, classes).float()
-            targets = 0.5 * (whole + whole.roll(1, 0))
+            hard = F.one_hot(targets, classes).float()
+            targets = 0.5 * (hard + hard.roll(1, 0))
         return Batch(noise(count, shape), targets, torch.arange(count))
 
     def predictions(self, outputs: Tensor, classes: tuple[str, ...], top: int = 5) -> list[dict[str, Any]]:
         """The likeliest class is predicted; probabilities by the softmax, whatever the loss."""
-        found = likeliest(outputs.float().softmax(dim=1), classes, top)
-        return [{"predicted": [next(iter(row))], "probabilities": row} for row in found]
+        rows = likeliest(outputs.float().softmax(dim=1), classes, top)
+        return [{"predicted": [next(iter(row))], "probabilities": row} for row in rows]
 
 
 def _of_each_image(logits: Tensor, targets: Tensor, ranked: Tensor) -> dict[str, Tensor]:

@@ -19,16 +19,16 @@ def pvt_encoder(backbone: nn.Module) -> Any:
 
 def pvt_info(encoder: Any) -> list[dict[str, Any]]:
     """timm's `feature_info`: `num_chs` and `reduction`, the stride, of each stage."""
-    found, stride = [], 1
+    levels, stride = [], 1
     for stem in encoder.patch_embeddings:
         stride *= stem.projection.stride[0]
-        found.append({"num_chs": stem.projection.out_channels, "reduction": stride})
-    return found
+        levels.append({"num_chs": stem.projection.out_channels, "reduction": stride})
+    return levels
 
 
 def pvt_maps(encoder: Any, images: Tensor) -> list[Tensor]:
     """(B, C, rows, columns) of each stage, the last after the final norm and without its class token."""
-    found: list[Tensor] = []
+    levels: list[Tensor] = []
     maps = images
     for stem, blocks in zip(encoder.patch_embeddings, encoder.block, strict=True):
         patches = stem.projection(maps)
@@ -40,20 +40,20 @@ def pvt_maps(encoder: Any, images: Tensor) -> list[Tensor]:
         tokens = stem.dropout(tokens)
         for block in blocks:
             tokens = block(tokens, rows, columns, False)[0]
-        if len(found) == len(encoder.block) - 1:
+        if len(levels) == len(encoder.block) - 1:
             tokens = encoder.layer_norm(tokens)
         patch_tokens = tokens if stem.cls_token is None else tokens[:, 1:]
         maps = patch_tokens.transpose(1, 2).unflatten(2, (rows, columns)).contiguous()
-        found.append(maps)
-    return found
+        levels.append(maps)
+    return levels
 
 
 def _positions(stem: Any, rows: int, columns: int) -> Tensor:
     """Of patch tokens, (1, rows * columns, C)."""
-    known = stem.position_embeddings if stem.cls_token is None else stem.position_embeddings[:, 1:]
+    embeddings = stem.position_embeddings if stem.cls_token is None else stem.position_embeddings[:, 1:]
     height, width = (side // patch for side, patch in zip(stem.image_size, stem.patch_size, strict=True))
     if (height, width) == (rows, columns):
-        return known  # type: ignore[no-any-return]
-    grid = known.transpose(1, 2).unflatten(2, (height, width))
+        return embeddings  # type: ignore[no-any-return]
+    grid = embeddings.transpose(1, 2).unflatten(2, (height, width))
     resampled = F.interpolate(grid, size=(rows, columns), mode="bilinear", align_corners=False)
     return resampled.flatten(2).transpose(1, 2)

@@ -67,18 +67,18 @@ class MultiLabel(Task):
         for row, labels in zip(targets, sets, strict=True):
             row[list(labels)] = 1
         share = targets.double().mean(dim=0)
-        known = share[share > 0]
+        present = share[share > 0]
         images = len(sets)
         harmonic = float((1 / torch.arange(1, images + 1, dtype=torch.float64)).sum())
         # The expectation of average precision over all orders of the images.
-        random = (harmonic + (images * known - 1) * (images - harmonic) / max(images - 1, 1)) / images
-        rest = 1 - known
+        random = (harmonic + (images * present - 1) * (images - harmonic) / max(images - 1, 1)) / images
+        absent = 1 - present
         return {
             "map": float(random.mean()),
             "ranking_precision": float(ranking_precision(share.expand(images, -1), targets).double().mean()),
             "exact_match": Counter(sets).most_common(1)[0][1] / images,
-            "nll": float(-(torch.xlogy(known, known) + torch.xlogy(rest, rest)).sum()),
-            "brier": float((known * rest).sum()),
+            "nll": float(-(torch.xlogy(present, present) + torch.xlogy(absent, absent)).sum()),
+            "brier": float((present * absent).sum()),
         }
 
     def loss(self, model: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -104,8 +104,8 @@ class MultiLabel(Task):
             losses.append(LOSSES[self.loss_name](logits[-1], batch.targets, 0.0))
         if not logits:
             raise UserError("There are no images in the split that is to be evaluated.")
-        found, per_image = measured(torch.cat(logits).cpu(), torch.cat(targets).cpu())
-        return Measured({**found, "loss": torch.cat(losses).double().mean().item()}, on_cpu(per_image))
+        metrics, per_image = measured(torch.cat(logits).cpu(), torch.cat(targets).cpu())
+        return Measured({**metrics, "loss": torch.cat(losses).double().mean().item()}, on_cpu(per_image))
 
     def synthetic(self, count: int, shape: tuple[int, int, int], classes: int, recipe: Recipe) -> Batch:
         """Two labels an image."""
@@ -118,8 +118,8 @@ class MultiLabel(Task):
         """Labels of probability 1/2 or more are predicted, also beyond the `top`."""
         p = outputs.float().sigmoid()
         named = [[classes[k] for k in row.nonzero()[:, 0].tolist()] for row in p >= 0.5]
-        found = zip(named, likeliest(p, classes, top), strict=True)
-        return [{"predicted": labels, "probabilities": row} for labels, row in found]
+        rows = zip(named, likeliest(p, classes, top), strict=True)
+        return [{"predicted": labels, "probabilities": row} for labels, row in rows]
 
 
 def measured(logits: Tensor, targets: Tensor) -> tuple[dict[str, float], dict[str, list[Tensor]]]:
@@ -155,10 +155,10 @@ def average_precisions(logits: Tensor, targets: Tensor) -> dict[int, float]:
     present = targets.sum(dim=0) > 0
     if not present.any():
         raise UserError("No image of the split that is to be evaluated has a label: average precision needs some.")
-    shown, wanted = logits.double().sigmoid()[:, present], targets[:, present].long()
-    if shown.shape[1] == 1:  # torchmetrics asks for two
-        shown, wanted = shown.repeat(1, 2), wanted.repeat(1, 2)
-    values = multilabel_average_precision(shown, wanted, num_labels=shown.shape[1], average="none")
+    scores, wanted = logits.double().sigmoid()[:, present], targets[:, present].long()
+    if scores.shape[1] == 1:  # torchmetrics asks for two
+        scores, wanted = scores.repeat(1, 2), wanted.repeat(1, 2)
+    values = multilabel_average_precision(scores, wanted, num_labels=scores.shape[1], average="none")
     return dict(zip(present.nonzero()[:, 0].tolist(), values.tolist(), strict=False))
 
 
@@ -167,12 +167,12 @@ def ranking_precision(logits: Tensor, targets: Tensor) -> Tensor:
 
     1 where an image has no label or all of them (Tsoumakas et al., 2010, "Mining Multi-label Data", ranking metrics).
     """
-    found = []
+    means = []
     size = max(1, _PAIRS // logits.shape[1] ** 2)
     for scores, wanted in zip(torch.split(logits, size), torch.split(targets, size), strict=True):
         above = scores[:, None, :] >= scores[:, :, None]  # (images, label, those at least as high)
         right = (above & (wanted[:, None, :] > 0)).sum(dim=2) / above.sum(dim=2)
         count = wanted.sum(dim=1)
         mean = (right * wanted).sum(dim=1) / count.clamp(min=1)
-        found.append(torch.where((count == 0) | (count == wanted.shape[1]), 1.0, mean))
-    return torch.cat(found)
+        means.append(torch.where((count == 0) | (count == wanted.shape[1]), 1.0, mean))
+    return torch.cat(means)

@@ -236,14 +236,14 @@ def scattered(offsets: Tensor, height: int, width: int) -> Tensor:
     may travel on. (The published loop means to swap two pixels; as NumPy gives views it copies one, in ImageNet-C too.)
     """
     batch, reach = len(offsets), (height - offsets.shape[2]) // 2
-    own = torch.arange(height * width).view(height, width)
+    places = torch.arange(height * width).view(height, width)
     visited = torch.zeros(height, width, dtype=torch.bool)
     window = (slice(reach + 1, height - reach + 1), slice(reach + 1, width - reach + 1))
     visited[window] = True
-    taken = own.expand(batch, -1, -1).clone()
+    taken = places.expand(batch, -1, -1).clone()
     taken[(slice(None), *window)] += offsets[:, 0] * width + offsets[:, 1]
-    onward = (taken > own) & visited.flatten()[taken]  # from a pixel that was visited before
-    follow = torch.where(onward, taken, own).flatten(1)
+    onward = (taken > places) & visited.flatten()[taken]  # from a pixel that was visited before
+    follow = torch.where(onward, taken, places).flatten(1)
     while not torch.equal(further := follow.gather(1, follow), follow):
         follow = further
     return taken.flatten(1).gather(1, follow)

@@ -136,7 +136,7 @@ TABLES = {32: _AT_32, 64: _AT_64, 224: _AT_224}
 def table_side(side: int) -> int:
     """Which table serves images of this short side: that of the nearest published size, by ratio (up to 45: 32; up to
     119: 64; else 224)."""
-    return min(TABLES, key=lambda known: max(side / known, known / side))
+    return min(TABLES, key=lambda table: max(side / table, table / side))
 
 
 def strength(name: str, severity: int, side: int) -> Strength:

@@ -202,10 +202,10 @@ def edges(drops: Tensor) -> Tensor:
     ridge = torch.where(upright, above(-1, 0) & above(1, 0, ties=True), ridge)
     ridge = torch.where(level, above(0, -1) & above(0, 1, ties=True), ridge)
     weak = (ridge & (strength > _LOW)).float()
-    found = weak * (strength > _HIGH)
-    while not torch.equal(more := F.max_pool2d(found, 3, 1, 1) * weak, found):
-        found = more
-    return found > 0
+    strong = weak * (strength > _HIGH)
+    while not torch.equal(more := F.max_pool2d(strong, 3, 1, 1) * weak, strong):
+        strong = more
+    return strong > 0
 
 
 def distance(edge: Tensor) -> Tensor:
@@ -231,9 +231,9 @@ def _equalized(values: Tensor) -> Tensor:
     counts = torch.zeros(len(flat), 256, dtype=torch.float64)
     counts.scatter_add_(1, flat, torch.ones(1, dtype=torch.float64).expand_as(flat))
     lowest = flat.amin(1, keepdim=True)
-    rest = flat.shape[1] - counts.gather(1, lowest)
+    remaining = flat.shape[1] - counts.gather(1, lowest)
     above = counts.cumsum(1) - counts.gather(1, lowest)
-    table = torch.where(rest > 0, (above.clamp(min=0) * (255 / rest)).round(), lowest.double())
+    table = torch.where(remaining > 0, (above.clamp(min=0) * (255 / remaining)).round(), lowest.double())
     return table.gather(1, flat).view_as(values)
 
 

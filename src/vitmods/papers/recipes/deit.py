@@ -307,8 +307,8 @@ def a2(
     """
     if lr is None or drop_path is None:
         remedy = "Give both, as in a2(lr=3e-3,drop_path=0.1)."
-        known = published(RATES, size_of(model), "learning rate and drop path", remedy)
-        lr, drop_path = known[0] if lr is None else lr, known[1] if drop_path is None else drop_path
+        rates = published(RATES, size_of(model), "learning rate and drop path", remedy)
+        lr, drop_path = rates[0] if lr is None else lr, rates[1] if drop_path is None else drop_path
     usual = 400 if layerscale else 300
     return imagenet_views().with_(
         epochs=usual if epochs is None else epochs,

@@ -89,8 +89,8 @@ def present(source: Source, names: Sequence[str]) -> Source:
 
 def number_of(name: str) -> int | None:
     """17 of .../ILSVRC2012_val_00000017.JPEG; None of other names."""
-    found = _NUMBER.search(name)
-    return int(found[1]) if found else None
+    match = _NUMBER.search(name)
+    return int(match[1]) if match else None
 
 
 def val_labels(folders: list[Path], chosen: str | None) -> dict[int, int] | None:
@@ -109,8 +109,8 @@ def val_labels(folders: list[Path], chosen: str | None) -> dict[int, int] | None
             return _from_archive(archive)
         if (folder / DEVKIT / _META).is_file() and (folder / DEVKIT / _TRUTH).is_file():
             return _from_devkit((folder / DEVKIT / _TRUTH).read_text(), folder / DEVKIT / _META)
-    found = [folder / name for folder in folders for name in _LISTS if (folder / name).is_file()]
-    return _from_list(found[0]) if found else None
+    lists = [folder / name for folder in folders for name in _LISTS if (folder / name).is_file()]
+    return _from_list(lists[0]) if lists else None
 
 
 def _from_archive(path: Path) -> dict[int, int]:
@@ -156,11 +156,11 @@ def _from_list(path: Path) -> dict[int, int]:
 
 def _from_pairs(pairs: list[tuple[str, str]], path: Path) -> dict[int, int]:
     position = _positions() | {str(i): i for i in range(len(wnids()))}
-    found = {number_of(name): position.get(label.split()[0]) for name, label in pairs}
+    labels = {number_of(name): position.get(label.split()[0]) for name, label in pairs}
     strange = [f"{name} {label}" for name, label in pairs if None in (number_of(name), position.get(label.split()[0]))]
     if strange:
         raise UserError(f"{printable(str(path))} has lines that name no image and class of ImageNet: {strange[0]!r}.")
-    return {number: label for number, label in found.items() if number is not None and label is not None}
+    return {number: label for number, label in labels.items() if number is not None and label is not None}
 
 
 def _numbered(labels: list[int | None], where: str) -> dict[int, int]:
@@ -209,39 +209,39 @@ def imagenet(spec: Spec) -> Source:
     if not readers["val"]:
         raise SOURCES["imagenet"].missing(root, _what_is_there(root, bool(readers["train"])))
     source = Source("ImageNet-1k", (), {})
-    for split, found in readers.items():
-        if found:
-            source.splits[split], warnings = next(iter(found.values()))()
+    for split, ways in readers.items():
+        if ways:
+            source.splits[split], warnings = next(iter(ways.values()))()
             source.warnings += warnings
-        if len(found) > 1:
-            first, *others = found
+        if len(ways) > 1:
+            first, *others = ways
             source.warnings.append(f"{split} was read from {first}; {' and '.join(others)} beside it was not used.")
     return present(source, titles())
 
 
 def _train_readers(root: Path) -> dict[str, Reader]:
     """Every way in which train is there, by what is read, the best first."""
-    found: dict[str, Reader] = {}
+    readers: dict[str, Reader] = {}
     for folder in (root / base / "train" for base in _BASES):
         if _has_classes(folder):
-            found[printable(str(folder))] = lambda folder=folder: _folders(root, folder)  # type: ignore[misc]
+            readers[printable(str(folder))] = lambda folder=folder: _folders(root, folder)  # type: ignore[misc]
     if (archive := root / "ILSVRC2012_img_train.tar").is_file():
-        found[archive.name] = lambda: _train_tar(archive)
-    return found
+        readers[archive.name] = lambda: _train_tar(archive)
+    return readers
 
 
 def val_readers(root: Path, labels: str | None) -> dict[str, Reader]:
     """Every way in which val is there. labels: the list for images without class folders."""
     lists = [root, root / "val", *(root / base for base in _BASES)]
-    found: dict[str, Reader] = {}
+    readers: dict[str, Reader] = {}
     for folder in (root / base / "val" for base in _BASES):
         if _has_classes(folder):
-            found[printable(str(folder))] = lambda folder=folder: _folders(root, folder)  # type: ignore[misc]
+            readers[printable(str(folder))] = lambda folder=folder: _folders(root, folder)  # type: ignore[misc]
         elif folder.is_dir() and any(number_of(name) for name in loose_images(folder)):
-            found[printable(str(folder))] = lambda folder=folder: _flat(root, folder, lists, labels)  # type: ignore[misc]
+            readers[printable(str(folder))] = lambda folder=folder: _flat(root, folder, lists, labels)  # type: ignore[misc]
     if (archive := root / "ILSVRC2012_img_val.tar").is_file():
-        found[archive.name] = lambda: _val_tar(root, archive, lists, labels)
-    return found
+        readers[archive.name] = lambda: _val_tar(root, archive, lists, labels)
+    return readers
 
 
 def _has_classes(folder: Path) -> bool:
@@ -385,7 +385,7 @@ def v2(spec: Spec) -> Source:
     if not (folder / "0").is_dir():
         raise spec.kind.missing(root, f"there is no class folder 0 in {printable(str(folder))}")
     numbers = tuple(str(i) for i in range(len(wnids())))
-    variant = next((one for one in V2_VARIANTS if one in folder.resolve().name), variant)  # the folder's own name wins
+    variant = next((v for v in V2_VARIANTS if v in folder.resolve().name), variant)  # the folder's own name wins
     return _evaluation_set(f"ImageNet-V2 {variant}", root, folder, numbers)
 
 
@@ -448,8 +448,8 @@ def corruption_specs(root: Path | str, *, extra: bool = False) -> Iterator[tuple
     folders = {name: _corruption_folder(root, name) or root / name for name in names}
     missing = [f"{n}/{s}" for n, folder in folders.items() for s in SEVERITIES if not (folder / str(s)).is_dir()]
     if missing:
-        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        raise SOURCES["imagenet-c"].missing(root, f"there are no folders {shown}")
+        examples = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        raise SOURCES["imagenet-c"].missing(root, f"there are no folders {examples}")
     return ((n, s, f"imagenet-c:{root}?corruption={n}&severity={s}") for n in names for s in SEVERITIES)
 
 

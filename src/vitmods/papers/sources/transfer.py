@@ -238,22 +238,22 @@ def vtab(spec: Spec) -> Source:
         raise UserError(f'VTAB has no task "{name}". {nearest(name, TASKS)}')
     task = TASKS[name]
     lists = [base / task.lists for base in (root, root / "vtab-1k") if (base / task.lists / _LISTS["train"]).is_file()]
-    own = root / name
+    path = root / name
     if lists:
         if absent := [name for name in _LISTS.values() if not (lists[0] / name).is_file()]:
             raise spec.kind.missing(lists[0].parent, f"{printable(str(lists[0]))} lacks {' and '.join(absent)}")
         splits = {split: _listed(lists[0], lists[0] / name, task) for split, name in _LISTS.items()}
         source = Source(task.title, tuple(str(i) for i in range(task.classes)), splits)
-    elif own.is_dir() and not any((own / inner).exists() for inner in ("dtd", "2750")):  # torchvision's DTD, EuroSAT
-        source = _drawn(folder(str(own)))
+    elif path.is_dir() and not any((path / inner).exists() for inner in ("dtd", "2750")):  # torchvision's DTD, EuroSAT
+        source = _drawn(folder(str(path)))
     else:
         source = _drawn(_from_torchvision(root, task, spec.options))
     source.name = f"VTAB-1k {task.title}"
     if len(source.classes) != task.classes:
         source.warnings.append(f"{len(source.classes)} classes; VTAB's {task.title} has {task.classes}.")
     if len(source.splits["test"]) != task.test:
-        found = len(source.splits["test"])
-        source.warnings.append(f"test has {found:,} images; VTAB's {task.title} has {task.test:,}.")
+        tested = len(source.splits["test"])
+        source.warnings.append(f"test has {tested:,} images; VTAB's {task.title} has {task.test:,}.")
     return source
 
 

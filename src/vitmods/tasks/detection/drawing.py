@@ -29,5 +29,5 @@ def with_objects(
     width = max(1, round(min(image.shape[:2]) / 150))
     ends = torch.from_numpy(np.asarray(boxes, dtype=np.float32))
     drawn = draw_bounding_boxes(drawn, ends, labels=list(names) if names else None, colors=colors, width=width)
-    found: NDArray[np.uint8] = drawn.permute(1, 2, 0).contiguous().numpy()
-    return found
+    pixels: NDArray[np.uint8] = drawn.permute(1, 2, 0).contiguous().numpy()
+    return pixels

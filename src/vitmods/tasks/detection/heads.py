@@ -67,7 +67,7 @@ class Neck(nn.Module):
 
     def forward(self, maps: list[Tensor]) -> "OrderedDict[str, Tensor]":
         if not self.plain:
-            named = OrderedDict((str(i), one) for i, one in enumerate(maps[self.first :]))
+            named = OrderedDict((str(i), level) for i, level in enumerate(maps[self.first :]))
             found: OrderedDict[str, Tensor] = self.maps(named)
             return found
         made: list[Tensor] = self.maps(maps[-1])
@@ -154,16 +154,16 @@ class Detector(TaskModel):
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(0)
             losses = self.losses(maps, listed, targets)
-        return losses, self.detections(maps, listed, [one["native"] for one in targets])
+        return losses, self.detections(maps, listed, [target["native"] for target in targets])
 
     def detect(self, images: Tensor, targets: Targets) -> Found:
         """Detections in pixels of `native`."""
-        return self.detections(self.maps(images), _listed(images, targets), [one["native"] for one in targets])
+        return self.detections(self.maps(images), _listed(images, targets), [target["native"] for target in targets])
 
     def maps(self, images: Tensor) -> "OrderedDict[str, Tensor]":
         """What the heads read, in float32."""
-        found = self.neck(padded_maps(self.backbone, images))
-        return OrderedDict((name, one.float()) for name, one in found.items())
+        levels = self.neck(padded_maps(self.backbone, images))
+        return OrderedDict((name, level.float()) for name, level in levels.items())
 
     def losses(self, maps: "OrderedDict[str, Tensor]", images: ImageList, targets: Targets) -> Losses:
         """Means over the images, whatever mode the model is in."""
@@ -194,11 +194,11 @@ class RetinaNetDetector(Detector):
     def detections(self, maps: "OrderedDict[str, Tensor]", images: ImageList, native: Sequence[Size]) -> Found:
         features = list(maps.values())
         per_place = self.detector.anchor_generator.num_anchors_per_location()[0]
-        counts = [one.shape[-2] * one.shape[-1] * per_place for one in features]
-        outputs = {name: list(one.split(counts, dim=1)) for name, one in self.detector.head(features).items()}
-        anchors = [list(one.split(counts)) for one in self.detector.anchor_generator(images, features)]
-        found = self.detector.postprocess_detections(outputs, anchors, images.image_sizes)
-        return _native(self.detector, found, images, native)
+        counts = [level.shape[-2] * level.shape[-1] * per_place for level in features]
+        outputs = {name: list(level.split(counts, dim=1)) for name, level in self.detector.head(features).items()}
+        anchors = [list(level.split(counts)) for level in self.detector.anchor_generator(images, features)]
+        resized = self.detector.postprocess_detections(outputs, anchors, images.image_sizes)
+        return _native(self.detector, resized, images, native)
 
 
 class MaskRCNNDetector(Detector):
@@ -221,14 +221,14 @@ class MaskRCNNDetector(Detector):
         )
 
     def losses(self, maps: "OrderedDict[str, Tensor]", images: ImageList, targets: Targets) -> Losses:
-        known = [{**one, "labels": one["labels"] + 1} for one in targets]  # 0 is the background
+        objects = [{**target, "labels": target["labels"] + 1} for target in targets]  # 0 is the background
         parts = (self.detector.rpn, self.detector.roi_heads)
         mode = self.training
         try:
             for part in parts:  # they hold no norm and no dropout: training mode only makes them give losses
                 part.train()
-            proposals, of_proposals = self.detector.rpn(images, maps, known)
-            _, of_objects = self.detector.roi_heads(maps, proposals, images.image_sizes, known)
+            proposals, of_proposals = self.detector.rpn(images, maps, objects)
+            _, of_objects = self.detector.roi_heads(maps, proposals, images.image_sizes, objects)
         finally:
             for part in parts:
                 part.train(mode)
@@ -256,11 +256,11 @@ class _Maps(nn.Module):
 
 
 def _listed(images: Tensor, targets: Targets) -> ImageList:
-    return ImageList(images, [one["size"] for one in targets])
+    return ImageList(images, [target["size"] for target in targets])
 
 
-def _native(detector: Any, found: Found, images: ImageList, native: Sequence[Size]) -> Found:
+def _native(detector: Any, detections: Found, images: ImageList, native: Sequence[Size]) -> Found:
     """Boxes, and masks, in pixels of the images as they are in their files."""
     detector.transform.training = False
-    moved: Found = detector.transform.postprocess(found, images.image_sizes, list(native))
+    moved: Found = detector.transform.postprocess(detections, images.image_sizes, list(native))
     return moved

@@ -47,7 +47,7 @@ class AveragePrecision:
         self._metric.warn_on_many_detections = False
         self._masks, self._objects = masks, 0
 
-    def add(self, found: dict[str, Tensor], truth: Objects) -> None:
+    def add(self, predicted: dict[str, Tensor], truth: Objects) -> None:
         """One image: boxes, labels, scores and perhaps masks on the CPU, in pixels of the image in its file."""
         wanted = {
             "boxes": torch.from_numpy(truth.boxes),
@@ -56,28 +56,28 @@ class AveragePrecision:
             "area": torch.from_numpy(truth.area),
         }
         wanted |= {"masks": torch.from_numpy(truth.masks())} if self._masks else {}
-        self._metric.update([found], [wanted])
+        self._metric.update([predicted], [wanted])
         self._objects += int((~truth.crowd).sum())
 
     def result(self) -> dict[str, float]:
         """By name; of masks with `mask_` before it."""
         values = self._values
-        found = {
-            f"{ours}{name}": float(values.get(f"{theirs}{theirs_name}", 0.0))
-            for ours, theirs in self._kinds.items()
+        metrics = {
+            f"{prefix}{name}": float(values.get(f"{their_prefix}{theirs_name}", 0.0))
+            for prefix, their_prefix in self._kinds.items()
             for name, theirs_name in NAMES.items()
             if self._objects or not name.endswith(("small", "medium", "large"))
         }
-        return {name: value for name, value in found.items() if value >= 0}
+        return {name: value for name, value in metrics.items() if value >= 0}
 
     def of_classes(self, classes: int) -> dict[str, list[float | None]]:
         """`ap`, and of masks `mask_ap`, of each class; None of one without an object."""
-        known, found = np.atleast_1d(self._values.get("classes", np.zeros(0))).tolist(), {}
-        for ours, theirs in self._kinds.items():
-            values = np.atleast_1d(self._values.get(f"{theirs}map_per_class", np.zeros(0))).tolist()
-            by_class = {int(k): value for k, value in zip(known, values, strict=True) if value >= 0}
-            found[f"{ours}ap"] = [by_class.get(k) for k in range(classes)]
-        return found
+        labels, metrics = np.atleast_1d(self._values.get("classes", np.zeros(0))).tolist(), {}
+        for prefix, their_prefix in self._kinds.items():
+            values = np.atleast_1d(self._values.get(f"{their_prefix}map_per_class", np.zeros(0))).tolist()
+            by_class = {int(k): value for k, value in zip(labels, values, strict=True) if value >= 0}
+            metrics[f"{prefix}ap"] = [by_class.get(k) for k in range(classes)]
+        return metrics
 
     @cached_property
     def _values(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class AveragePrecision:
         return {"": "bbox_", "mask_": "segm_"} if self._masks else {"": ""}
 
 
-def image_ap50(found: dict[str, Tensor], truth: Objects) -> float:
+def image_ap50(predicted: dict[str, Tensor], truth: Objects) -> float:
     """Average precision of one image, its detections of all classes in one ranking by score.
 
     A detection is right where it overlaps an object of its class, which none before it was right about, by 0.5 or more
@@ -98,8 +98,8 @@ def image_ap50(found: dict[str, Tensor], truth: Objects) -> float:
     the image's objects of the best precision at which so many of them are found; of an image without objects 1 minus
     the highest score.
     """
-    scores, order = found["scores"].sort(descending=True, stable=True)
-    boxes, labels = found["boxes"][order], found["labels"][order].numpy()
+    scores, order = predicted["scores"].sort(descending=True, stable=True)
+    boxes, labels = predicted["boxes"][order], predicted["labels"][order].numpy()
     objects = int((~truth.crowd).sum())
     right = _right(boxes, labels, truth)
     counted = right != 0
@@ -115,18 +115,18 @@ def _right(boxes: Tensor, labels: NDArray[np.int64], truth: Objects) -> NDArray[
     """Of each detection, the likeliest first: 1 right, -1 wrong, 0 not counted."""
     from torchvision.ops import box_iou  # seconds
 
-    known = torch.from_numpy(truth.boxes)
-    overlap = box_iou(boxes, known).numpy() * (labels[:, None] == truth.labels[None])
-    inside = _inside(boxes, known).numpy() * (labels[:, None] == truth.labels[None])
+    objects = torch.from_numpy(truth.boxes)
+    overlap = box_iou(boxes, objects).numpy() * (labels[:, None] == truth.labels[None])
+    inside = _inside(boxes, objects).numpy() * (labels[:, None] == truth.labels[None])
     free = ~truth.crowd
-    found = np.full(len(labels), -1, dtype=np.int8)
+    right = np.full(len(labels), -1, dtype=np.int8)
     for i in range(len(labels)):
         able = np.where(free, overlap[i], 0.0)
         if len(able) and able.max() >= 0.5:
-            found[i], free[able.argmax()] = 1, False
+            right[i], free[able.argmax()] = 1, False
         elif (inside[i][truth.crowd] >= 0.5).any():
-            found[i] = 0
-    return found
+            right[i] = 0
+    return right
 
 
 def _inside(boxes: Tensor, others: Tensor) -> Tensor:
@@ -134,5 +134,5 @@ def _inside(boxes: Tensor, others: Tensor) -> Tensor:
     corner = torch.max(boxes[:, None, :2], others[None, :, :2])
     end = torch.min(boxes[:, None, 2:], others[None, :, 2:])
     sides = boxes[:, 2:] - boxes[:, :2]
-    found: Tensor = (end - corner).clamp(min=0).prod(dim=2) / sides.prod(dim=1).clamp(min=1e-9)[:, None]
-    return found
+    fraction: Tensor = (end - corner).clamp(min=0).prod(dim=2) / sides.prod(dim=1).clamp(min=1e-9)[:, None]
+    return fraction

@@ -50,11 +50,11 @@ class Objects:
     @cached_property
     def stamp(self) -> str:
         """A hash of all that it says."""
-        found = blake2b(digest_size=16)
+        digest = blake2b(digest_size=16)
         for column in (self.boxes, self.labels, self.crowd, self.area):
-            found.update(column.tobytes())
-        found.update(repr((self.size, self.segments)).encode())
-        return found.hexdigest()
+            digest.update(column.tobytes())
+        digest.update(repr((self.size, self.segments)).encode())
+        return digest.hexdigest()
 
     def at(self, native: tuple[int, int]) -> "Objects":
         """With boxes, areas and outlines in pixels of an image of this height and width."""
@@ -62,17 +62,17 @@ class Objects:
             return self
         height, width = native
         boxes = self.boxes * np.array([width, height, width, height], dtype=np.float32)
-        segments = None if self.segments is None else tuple(_scaled(one, native) for one in self.segments)
+        segments = None if self.segments is None else tuple(_scaled(segment, native) for segment in self.segments)
         return Objects(boxes, self.labels, self.crowd, self.area * height * width, native, segments)
 
     def masks(self) -> NDArray[np.bool_]:
         """(n, height, width). UserError where outlines are not known, or what draws them is not installed."""
         if self.segments is None or self.size is None:
             raise UserError("These objects have boxes and no masks: train them with --task detection.")
-        found = np.zeros((len(self), *self.size), dtype=np.bool_)
-        for mask, segment in zip(found, self.segments, strict=True):
+        masks = np.zeros((len(self), *self.size), dtype=np.bool_)
+        for mask, segment in zip(masks, self.segments, strict=True):
             mask[...] = drawn(segment, self.size)
-        return found
+        return masks
 
 
 def _scaled(segment: Segment, native: tuple[int, int]) -> Segment:
@@ -116,14 +116,14 @@ def with_instances(source: Source) -> Source:
     """
     splits, broken = {}, list(source.broken)
     for split, records in source.splits.items():
-        fit = [isinstance(one, Objects) and one.segments is not None for one in records.annotations or ()]
+        fit = [isinstance(objects, Objects) and objects.segments is not None for objects in records.annotations or ()]
         broken += [
             Broken(split, name, "has boxes without masks: leave it out, or use --task detection")
             for name, kept in zip(records.ids, fit, strict=True)
             if not kept
         ]
         splits[split] = records.take(np.flatnonzero(fit))
-    outlines = [one for part in splits.values() for one in part.annotations or () if len(one)]  # type: ignore[arg-type]
+    outlines = [objects for part in splits.values() for objects in part.annotations or () if len(objects)]  # type: ignore[arg-type]
     if not outlines:
         raise UserError(f"{printable(source.spec)} has boxes and no masks: train it with --task detection.")
     return replace(source, splits=splits, broken=broken, target="instances")
@@ -154,8 +154,8 @@ def training_views(stored: Stored, annotated: Sequence[Annotated], draw: Draw) -
     """A `Joint` for boxes: views uint8 (B, C, H, W), and of each image what `Detector` trains on."""
     flips = uniform(draw.seed, Stream.FLIP, draw.epoch, draw.views) < draw.augment.flip
     both = [
-        view(image, one, draw.img_size, draw.augment, bool(flip))
-        for image, one, flip in zip(stored, annotated, flips, strict=True)
+        view(image, objects, draw.img_size, draw.augment, bool(flip))
+        for image, objects, flip in zip(stored, annotated, flips, strict=True)
     ]
     return (padded([image for image, _ in both], draw.augment),), [target for _, target in both]
 
@@ -166,15 +166,15 @@ def training_views_with_masks(
     """The same with the masks of all objects, padded as the images are."""
     views, targets = training_views(stored, annotated, draw)
     flips = uniform(draw.seed, Stream.FLIP, draw.epoch, draw.views) < draw.augment.flip
-    found = zip(targets, annotated, flips, strict=True)
-    return views, [{**target, "masks": _masks(target, one, bool(flip), views[0])} for target, one, flip in found]
+    rows = zip(targets, annotated, flips, strict=True)
+    return views, [{**target, "masks": _masks(target, objects, bool(flip), views[0])} for target, objects, flip in rows]
 
 
 def evaluation_views(
     stored: Stored, annotated: Sequence[Annotated], img_size: tuple[int, int], augment: Augment
 ) -> tuple[Tensor, Any]:
     """A `JointView` for boxes: what training sees, not flipped. Targets have the annotation too, as `truth`."""
-    both = [view(image, one, img_size, augment, False) for image, one in zip(stored, annotated, strict=True)]
+    both = [view(image, objects, img_size, augment, False) for image, objects in zip(stored, annotated, strict=True)]
     return padded([image for image, _ in both], augment), [target for _, target in both]
 
 
@@ -183,10 +183,10 @@ def evaluation_views_with_masks(
 ) -> tuple[Tensor, Any]:
     """The same with the masks of all objects."""
     views, targets = evaluation_views(stored, annotated, img_size, augment)
-    found = zip(targets, annotated, strict=True)
+    rows = zip(targets, annotated, strict=True)
     return views, [
-        target if one.annotation is None else {**target, "masks": _masks(target, one, False, views)}
-        for target, one in found
+        target if objects.annotation is None else {**target, "masks": _masks(target, objects, False, views)}
+        for target, objects in rows
     ]
 
 
@@ -222,19 +222,19 @@ def _masks(target: dict[str, Any], annotated: Annotated, flip: bool, views: Tens
     from torchvision.transforms.v2 import functional as F
 
     truth: Objects = target["truth"]
-    whole = torch.from_numpy(truth.masks()[~truth.crowd]).to(torch.uint8)
-    (height, width), found = target["size"], torch.zeros(len(whole), *views.shape[-2:], dtype=torch.uint8)
-    if len(whole):
-        moved = F.resize_mask(whole, [height, width], InterpolationMode.NEAREST_EXACT)
-        found[:, :height, :width] = F.horizontal_flip(moved) if flip else moved
-    return found
+    masks = torch.from_numpy(truth.masks()[~truth.crowd]).to(torch.uint8)
+    (height, width), placed = target["size"], torch.zeros(len(masks), *views.shape[-2:], dtype=torch.uint8)
+    if len(masks):
+        moved = F.resize_mask(masks, [height, width], InterpolationMode.NEAREST_EXACT)
+        placed[:, :height, :width] = F.horizontal_flip(moved) if flip else moved
+    return placed
 
 
 def padded(images: Sequence[Tensor], augment: Augment) -> Tensor:
     """Images (C, h, w) on the upper left of the largest height and width among them, and the mean color beside."""
     height, width = (max(image.shape[side] for image in images) for side in (-2, -1))
-    found = torch.empty(len(images), images[0].shape[0], height, width, dtype=torch.uint8)
-    found[...] = torch.from_numpy(mean_color(augment, images[0].shape[0]))
-    for whole, image in zip(found, images, strict=True):
-        whole[:, : image.shape[1], : image.shape[2]] = image
-    return found
+    canvas = torch.empty(len(images), images[0].shape[0], height, width, dtype=torch.uint8)
+    canvas[...] = torch.from_numpy(mean_color(augment, images[0].shape[0]))
+    for place, image in zip(canvas, images, strict=True):
+        place[:, : image.shape[1], : image.shape[2]] = image
+    return canvas

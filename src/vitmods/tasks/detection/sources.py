@@ -130,7 +130,7 @@ def source_of_boxes(
     agnostic = spec.options.get("agnostic", "0")
     if agnostic not in ("0", "1"):
         raise UserError(f'"{spec}": agnostic is 0 or 1, not {agnostic}.')
-    number = {one: 0 if agnostic == "1" else i for i, one in enumerate(kept)}
+    number = {title: 0 if agnostic == "1" else i for i, title in enumerate(kept)}
     root = spec.folder if spec.folder.is_dir() else spec.folder.parent
     lacking, records, repeated = list(broken), {}, list[str]()
     for split, images in ((name, splits[name]) for name in SPLITS if name in splits):
@@ -164,7 +164,7 @@ def source_of_boxes(
 
 def check_objects(splits: Mapping[str, AnySplit]) -> list[str]:
     """Name the splits without an object."""
-    crowds = {name: [one.crowd.all() for one in split.annotations or ()] for name, split in splits.items()}
+    crowds = {name: [objects.crowd.all() for objects in split.annotations or ()] for name, split in splits.items()}
     bare = [name for name, no_objects in crowds.items() if no_objects and all(no_objects)]
     return [f"No image of {name} has an object, crowds aside: annotate some." for name in bare]
 
@@ -175,13 +175,13 @@ TARGETS.add("instances", Target("a mask of each object", conversions={"boxes": w
 
 
 def _chosen(spec: Spec, classes: Sequence[str]) -> tuple[str, ...]:
-    asked = [one.strip() for one in spec.options.get("classes", "").split(",") if one.strip()]
+    asked = [name.strip() for name in spec.options.get("classes", "").split(",") if name.strip()]
     if "classes" in spec.options and not asked:
         raise UserError(f'"{spec}": classes names none. Write classes=person, or several with commas.')
-    for one in asked:
-        if one not in classes:
-            raise UserError(f'"{spec}": there is no class {one!r}. {nearest(one, classes)}')
-    return tuple(one for one in classes if not asked or one in asked)
+    for name in asked:
+        if name not in classes:
+            raise UserError(f'"{spec}": there is no class {name!r}. {nearest(name, classes)}')
+    return tuple(name for name in classes if not asked or name in asked)
 
 
 def _id(path: Path, root: Path) -> str:
@@ -193,22 +193,22 @@ def _id(path: Path, root: Path) -> str:
 
 def _records(root: Path, images: Sequence[Found], number: Mapping[str, int]) -> Records:
     images = sorted(images, key=lambda image: _id(image.path, root))
-    known = tuple(_objects(image, number) for image in images)
+    annotations = tuple(_objects(image, number) for image in images)
     ids = tuple(_id(image.path, root) for image in images)
     files = file_records(ids, np.zeros(len(ids), np.int64), [image.path for image in images])
 
     def fetch(key: int) -> Raw:
         raw = files.fetch(key)
         assert isinstance(raw, bytes)
-        _check_size(raw, known[key].size)
+        _check_size(raw, annotations[key].size)
         return raw
 
     return replace(
         files,
         fetch=fetch,
-        stamps=tuple(f"{stamp}:{one.size}" for stamp, one in zip(files.stamps, known, strict=True)),
-        label_sets=tuple(tuple(sorted(set(one.labels.tolist()))) for one in known),
-        annotations=known,
+        stamps=tuple(f"{stamp}:{objects.size}" for stamp, objects in zip(files.stamps, annotations, strict=True)),
+        label_sets=tuple(tuple(sorted(set(objects.labels.tolist()))) for objects in annotations),
+        annotations=annotations,
     )
 
 
@@ -218,11 +218,11 @@ def _objects(image: Found, number: Mapping[str, int]) -> Objects:
     sides = boxes[:, 2:] - boxes[:, :2]
     area = sides.prod(axis=1)
     for row, i in enumerate(kept):
-        if (known := image.area[i]) is not None:
-            area[row] = known
+        if (listed := image.area[i]) is not None:
+            area[row] = listed
         elif segment := image.segments[i]:
             area[row] = outline_area(segment, image.size)
-    segments = tuple(one for i in kept if (one := image.segments[i]))
+    segments = tuple(outline for i in kept if (outline := image.segments[i]))
     return Objects(
         boxes,
         np.array([number[image.labels[i]] for i in kept], dtype=np.int64),
@@ -233,18 +233,20 @@ def _objects(image: Found, number: Mapping[str, int]) -> Objects:
     )
 
 
-def _check_size(raw: bytes, said: tuple[int, int] | None) -> None:
+def _check_size(raw: bytes, annotated: tuple[int, int] | None) -> None:
     """Raise Unreadable where boxes would not lie on what they are of. Reads the head of the file alone."""
     try:
-        shown = size_in_header(raw)
+        size = size_in_header(raw)
     except Unreadable:  # decoding says what is wrong with it
         return
-    if max(shown) > LONGEST * min(shown):
-        raise Unreadable(f"longer than {LONGEST}:1 ({shown[1]} x {shown[0]} pixels): boxes need the whole image")
-    if said is None or said == shown:
+    if max(size) > LONGEST * min(size):
+        raise Unreadable(f"longer than {LONGEST}:1 ({size[1]} x {size[0]} pixels): boxes need the whole image")
+    if annotated is None or annotated == size:
         return
-    reason = f"is {shown[1]} x {shown[0]} pixels, and its boxes are for {said[1]} x {said[0]}"
-    raise Unreadable(f"{reason}, as it is without the turn that its EXIF asks for" if said == shown[::-1] else reason)
+    reason = f"is {size[1]} x {size[0]} pixels, and its boxes are for {annotated[1]} x {annotated[0]}"
+    raise Unreadable(
+        f"{reason}, as it is without the turn that its EXIF asks for" if annotated == size[::-1] else reason
+    )
 
 
 COCO_LAYOUT = "Expected annotations/instances_train2017.json with train2017/, or train.json with train/ or images/."
@@ -298,7 +300,7 @@ def _coco_files(spec: Spec, root: Path) -> dict[str, Path]:
         if lost := next((path for path in named.values() if not path.is_file()), None):
             raise UserError(f'"{spec}": there is no file {printable(str(lost))}.')
         return named
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for split in SPLITS:
         places = [
             *sorted((root / "annotations").glob(f"instances_{split}[0-9]*.json")),
@@ -310,55 +312,55 @@ def _coco_files(spec: Spec, root: Path) -> dict[str, Path]:
         if len(present) > 1:
             both = " and ".join(printable(str(place.relative_to(root))) for place in present[:2])
             raise UserError(f'{spec} has {both} for {split}: say which, as in "{spec}?{split}=...".')
-        found |= {split: present[0]} if present else {}
-    if not found:
+        files |= {split: present[0]} if present else {}
+    if not files:
         raise UserError(f"There are no annotations in {printable(str(root))}. {COCO_LAYOUT}")
-    return found
+    return files
 
 
 def _read_coco(path: Path) -> _CocoFile:
-    shown = printable(str(path))
+    name = printable(str(path))
     try:
         content = read_json(path, "JSON")
     except (OSError, ValueError) as error:
-        raise UserError(f"{shown} is not readable JSON; it may be cut off: {error}.") from error
+        raise UserError(f"{name} is not readable JSON; it may be cut off: {error}.") from error
     content = content if isinstance(content, dict) else {}
     parts: list[Any] = [content.get(key) for key in ("images", "annotations", "categories")]
-    if not all(isinstance(part, list) and all(isinstance(one, dict) for one in part) for part in parts):
-        raise UserError(f"{shown} is not in COCO's format: it needs the lists images, annotations and categories.")
+    if not all(isinstance(part, list) and all(isinstance(row, dict) for row in part) for part in parts):
+        raise UserError(f"{name} is not in COCO's format: it needs the lists images, annotations and categories.")
     images, annotations, categories = parts
     try:
-        classes = {int(one["id"]): str(one["name"]) for one in categories}
+        classes = {int(row["id"]): str(row["name"]) for row in categories}
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"{shown}: each category needs an id, a number, and a name ({error!r}).") from error
+        raise UserError(f"{name}: each category needs an id, a number, and a name ({error!r}).") from error
     if len(set(classes.values())) < len(categories):
-        raise UserError(f"{shown}: two categories have one id or one name. Give each its own.")
+        raise UserError(f"{name}: two categories have one id or one name. Give each its own.")
     return _CocoFile(path, images, annotations, classes)
 
 
 def _coco_images(split: str, root: Path, file: _CocoFile, broken: list[Broken]) -> list[Found]:
-    shown = file.path.name
+    name = file.path.name
     folder = _coco_folder(split, root, file)
-    found: dict[Any, Found] = {}
+    images: dict[Any, Found] = {}
     for i, image in enumerate(file.images):
         try:
             size = int(image["height"]), int(image["width"])
             path, key = folder / str(image["file_name"]), image["id"]
             hash(key)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            broken.append(Broken(split, shown, f"image number {i} lacks id, file_name, width or height ({error!r})"))
+            broken.append(Broken(split, name, f"image number {i} lacks id, file_name, width or height ({error!r})"))
             continue
-        if key in found:
-            broken.append(Broken(split, shown, f"two images have the id {key}"))
+        if key in images:
+            broken.append(Broken(split, name, f"two images have the id {key}"))
             continue
-        found[key] = Found(path, size)
+        images[key] = Found(path, size)
     for annotation in file.annotations:
         image_id = annotation.get("image_id")
-        if isinstance(image_id, list | dict) or image_id not in found:
-            broken.append(Broken(split, shown, f"annotation {annotation.get('id')} is of image {image_id}, not listed"))
+        if isinstance(image_id, list | dict) or image_id not in images:
+            broken.append(Broken(split, name, f"annotation {annotation.get('id')} is of image {image_id}, not listed"))
             continue
-        _add_coco(found[image_id], annotation, file.classes)
-    return list(found.values())
+        _add_coco(images[image_id], annotation, file.classes)
+    return list(images.values())
 
 
 def _coco_folder(split: str, root: Path, file: _CocoFile) -> Path:
@@ -397,16 +399,16 @@ def _check_outline(segment: Any, box: tuple[float, float, float, float], image: 
     """Raise ValueError where an outline is not one, or lies elsewhere than its box."""
     if isinstance(segment, dict):
         extent = _extent_of_runs(segment, image.size)
-    elif isinstance(segment, list) and all(_is_polygon(one, image.size) for one in segment):
-        xs, ys = ([value for one in segment for value in one[axis::2]] for axis in (0, 1))
+    elif isinstance(segment, list) and all(_is_polygon(part, image.size) for part in segment):
+        xs, ys = ([value for part in segment for value in part[axis::2]] for axis in (0, 1))
         extent = (min(xs), min(ys), max(xs), max(ys))
     else:
         extent = None
     if extent is None:
         raise ValueError(f"has an invalid outline, or one for another image size than {image.extent()}")
     if _overlap(extent, box) < _LEAST_OVERLAP:
-        shown, of_box = (", ".join(f"{value:g}" for value in one) for one in (extent, box))
-        raise ValueError(f"has an outline from {shown} (left, top, right, bottom), and its box is {of_box}")
+        of_outline, of_box = (", ".join(f"{value:g}" for value in part) for part in (extent, box))
+        raise ValueError(f"has an outline from {of_outline} (left, top, right, bottom), and its box is {of_box}")
 
 
 def _overlap(first: Sequence[float], second: Sequence[float]) -> float:
@@ -433,7 +435,7 @@ def _extent_of_runs(runs: dict[str, Any], size: tuple[int, int] | None) -> tuple
     if size is None or runs.get("size") != list(size) or size[0] * size[1] > MOST_PIXELS:
         return None
     if isinstance(counts, list):
-        if not all(isinstance(one, int) and one >= 0 for one in counts) or sum(counts) != size[0] * size[1]:
+        if not all(isinstance(count, int) and count >= 0 for count in counts) or sum(counts) != size[0] * size[1]:
             return None
         mask = np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(size[::-1]).T
     else:
@@ -459,9 +461,9 @@ YOLO_LAYOUT = f"Expected {YAML}, or {CLASSES} with images/train and labels/train
 def yolo(spec: Spec) -> Source:
     """Images with boxes; with masks where all objects are polygons."""
     root = spec.folder
-    about = _yaml(root / YAML) if (root / YAML).is_file() else {}
-    classes = _yolo_classes(root, about)
-    places = _yaml_splits(root, about) or _yolo_folders(root)
+    settings = _yaml(root / YAML) if (root / YAML).is_file() else {}
+    classes = _yolo_classes(root, settings)
+    places = _yaml_splits(root, settings) or _yolo_folders(root)
     if "train" not in places:
         raise UserError(f"{spec} has no images of train. {YOLO_LAYOUT}")
     broken: list[Broken] = []
@@ -481,16 +483,16 @@ def _yaml(path: Path) -> dict[str, Any]:
             return super().compose_node(parent, index)
 
     try:
-        found = yaml.load(read_text(path, "YAML"), Plain)
+        content = yaml.load(read_text(path, "YAML"), Plain)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{printable(str(path))} cannot be read as YAML: {error}.") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UserError(f"{printable(str(path))} has no names and folders. {YOLO_LAYOUT}")
-    return found
+    return content
 
 
-def _yolo_classes(root: Path, about: dict[str, Any]) -> list[str]:
-    names = about.get("names")
+def _yolo_classes(root: Path, settings: dict[str, Any]) -> list[str]:
+    names = settings.get("names")
     if isinstance(names, dict):
         if set(names) != set(range(len(names))):
             raise UserError(f"{printable(str(root / YAML))}: names are numbered from 0 on, without gaps.")
@@ -500,29 +502,29 @@ def _yolo_classes(root: Path, about: dict[str, Any]) -> list[str]:
     words = isinstance(names, list) and all(isinstance(name, str | int | float) for name in names)
     if not words or not names or len(set(map(str, names))) < len(names):
         raise UserError(f"{printable(str(root))} does not name its classes, each once. {YOLO_LAYOUT}")
-    if about.get("nc", len(names)) != len(names):
-        raise UserError(f"{printable(str(root / YAML))}: nc is {about['nc']}, and there are {len(names)} names.")
+    if settings.get("nc", len(names)) != len(names):
+        raise UserError(f"{printable(str(root / YAML))}: nc is {settings['nc']}, and there are {len(names)} names.")
     return [str(name) for name in names]
 
 
-def _yaml_splits(root: Path, about: dict[str, Any]) -> dict[str, list[Path]]:
-    found: dict[str, list[Path]] = {}
+def _yaml_splits(root: Path, settings: dict[str, Any]) -> dict[str, list[Path]]:
+    images: dict[str, list[Path]] = {}
     for split in SPLITS:
-        given = next((about[word] for word in SPLIT_NAMES[split] if about.get(word)), None)
-        if given is not None:
-            parts = given if isinstance(given, list) else [given]
-            base = about.get("path") or ""
+        entry = next((settings[word] for word in SPLIT_NAMES[split] if settings.get(word)), None)
+        if entry is not None:
+            parts = entry if isinstance(entry, list) else [entry]
+            base = settings.get("path") or ""
             if not all(isinstance(part, str) for part in (base, *parts)):
                 raise UserError(f"{printable(str(root / YAML))}: path and {split} are folders, in words.")
-            found[split] = [image for part in parts for image in _yaml_images(root, base, part)]
-    return found
+            images[split] = [image for part in parts for image in _yaml_images(root, base, part)]
+    return images
 
 
 def _yaml_images(root: Path, base: str, part: str) -> list[Path]:
     """The images of a folder, or those that a text file names."""
     tries = [root / base / part, root / part, root / part.removeprefix("../")]
     try:
-        place = next((one for one in tries if one.exists()), None)
+        place = next((path for path in tries if path.exists()), None)
     except (OSError, ValueError):  # a name that no file can have
         place = None
     if place is None:
@@ -536,25 +538,25 @@ def _yolo_folders(root: Path) -> dict[str, list[Path]]:
     images = root / "images"
     if not images.is_dir():
         raise UserError(f"There are no images in {printable(str(root))}. {YOLO_LAYOUT}")
-    found: dict[str, list[Path]] = {}
+    splits: dict[str, list[Path]] = {}
     for split in SPLITS:
         place = next((images / word for word in SPLIT_NAMES[split] if (images / word).is_dir()), None)
-        found |= {split: images_below(place)} if place else {}
-    return found or {"train": images_below(images)}
+        splits |= {split: images_below(place)} if place else {}
+    return splits or {"train": images_below(images)}
 
 
 def _yolo_images(split: str, paths: list[Path], classes: list[str], broken: list[Broken]) -> list[Found]:
-    found: list[Found] = []
+    images: list[Found] = []
     folders: dict[Path, set[str]] = {}
     for path in paths:
         text = _labels_of(path)
         folders.setdefault(text.parent, set()).add(text.name)
-        found.append(_yolo_image(path, text, classes))
-    for folder, known in folders.items():
+        images.append(_yolo_image(path, text, classes))
+    for folder, stems in folders.items():
         names = sorted(os.listdir(folder)) if folder.is_dir() else []
-        alone = [name for name in names if name.endswith(".txt") and name not in known and name != CLASSES]
+        alone = [name for name in names if name.endswith(".txt") and name not in stems and name != CLASSES]
         broken += [Broken(split, f"{folder.name}/{name}", "has no image") for name in alone]
-    return found
+    return images
 
 
 def _labels_of(image: Path) -> Path:
@@ -567,14 +569,14 @@ def _labels_of(image: Path) -> Path:
 
 
 def _yolo_image(path: Path, text: Path, classes: list[str]) -> Found:
-    found = Found(path, None)
+    image = Found(path, None)
     if not os.path.isfile(text):
-        return found
+        return image
     try:
         lines = read_text(text).splitlines()
     except (OSError, ValueError) as error:
-        found.wrong = f"{text.name} cannot be read: {error}"
-        return found
+        image.wrong = f"{text.name} cannot be read: {error}"
+        return image
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -584,18 +586,18 @@ def _yolo_image(path: Path, text: Path, classes: list[str]) -> Found:
             if len(numbers) != 4 and (len(numbers) < 6 or len(numbers) % 2):
                 raise ValueError("neither four numbers nor a polygon")
         except ValueError as error:
-            found.wrong = f"line {number} of {text.name} is not an object: {error}"
+            image.wrong = f"line {number} of {text.name} is not an object: {error}"
             break
         if not 0 <= label < len(classes):
-            found.wrong = f"line {number} of {text.name} is of class {label}, and there are {len(classes)}"
+            image.wrong = f"line {number} of {text.name} is of class {label}, and there are {len(classes)}"
             break
         if len(numbers) == 4:
             x, y, width, height = numbers
-            found.add((x - width / 2, y - height / 2, x + width / 2, y + height / 2), classes[label])
+            image.add((x - width / 2, y - height / 2, x + width / 2, y + height / 2), classes[label])
         else:
             xs, ys = numbers[0::2], numbers[1::2]
-            found.add((min(xs), min(ys), max(xs), max(ys)), classes[label], segment=[numbers])
-    return found
+            image.add((min(xs), min(ys), max(xs), max(ys)), classes[label], segment=[numbers])
+    return image
 
 
 VOC_LAYOUT = "Expected Annotations/NAME.xml, JPEGImages/NAME.jpg and, where it is split, ImageSets/Main/train.txt."
@@ -627,7 +629,7 @@ def voc(spec: Spec) -> Source:
         split: [_voc_image(images / files.get(name, f"{name}.jpg"), annotated / f"{name}.xml") for name in names]
         for split, names in _voc_splits(root, images, annotated, files, broken).items()
     }
-    classes = sorted({label for found in splits.values() for image in found for label in image.labels})
+    classes = sorted({label for listed in splits.values() for image in listed for label in image.labels})
     return source_of_boxes(spec, printable(root.resolve().name), classes, splits, broken)
 
 
@@ -636,36 +638,38 @@ def _voc_splits(
 ) -> dict[str, list[str]]:
     """Names by split; all that have an XML file where nothing is split."""
     lists = root / "ImageSets" / "Main"
-    found = {}
+    listed = {}
     for split in SPLITS:
         if (path := lists / f"{split}.txt").is_file():
-            found[split] = list(dict.fromkeys(line.split()[0] for line in lines_of(path)))
-    if "train" not in found and (path := lists / "trainval.txt").is_file():
-        found["train"] = list(dict.fromkeys(word for line in lines_of(path) for word in line.split()))
-    if found and "train" not in found:
-        raise UserError(f"{printable(str(lists))} has {', '.join(found)} and no train.txt. {VOC_LAYOUT}")
-    if found:
-        return found
+            listed[split] = list(dict.fromkeys(line.split()[0] for line in lines_of(path)))
+    if "train" not in listed and (path := lists / "trainval.txt").is_file():
+        listed["train"] = list(dict.fromkeys(word for line in lines_of(path) for word in line.split()))
+    if listed and "train" not in listed:
+        raise UserError(f"{printable(str(lists))} has {', '.join(listed)} and no train.txt. {VOC_LAYOUT}")
+    if listed:
+        return listed
     names = sorted(path.stem for path in annotated.glob("*.xml"))
-    broken += [Broken("train", f"{images.name}/{files[one]}", "has no XML file") for one in sorted({*files} - {*names})]
+    broken += [
+        Broken("train", f"{images.name}/{files[stem]}", "has no XML file") for stem in sorted({*files} - {*names})
+    ]
     return {"train": names}
 
 
 def _voc_image(path: Path, annotation: Path) -> Found:
-    found = Found(path, (1, 1))
+    image = Found(path, (1, 1))
     try:
         raw = read_bytes(annotation, "XML")
         tree = ElementTree.fromstring(raw, ElementTree.XMLParser(target=_Builder()))
-        found.size = int(_text(tree, "size/height")), int(_text(tree, "size/width"))
-        for one in tree.iter("object"):
-            left, top, right, bottom = (float(_text(one, f"bndbox/{k}")) for k in ("xmin", "ymin", "xmax", "ymax"))
-            difficult = (one.findtext("difficult") or "0").strip() == "1"
-            found.add((left - 1, top - 1, right, bottom), _text(one, "name"), crowd=difficult)
+        image.size = int(_text(tree, "size/height")), int(_text(tree, "size/width"))
+        for element in tree.iter("object"):
+            left, top, right, bottom = (float(_text(element, f"bndbox/{k}")) for k in ("xmin", "ymin", "xmax", "ymax"))
+            difficult = (element.findtext("difficult") or "0").strip() == "1"
+            image.add((left - 1, top - 1, right, bottom), _text(element, "name"), crowd=difficult)
     except FileNotFoundError:
-        found.wrong = "has no XML file"
+        image.wrong = "has no XML file"
     except (OSError, ValueError, LookupError, OverflowError, ElementTree.ParseError) as error:
-        found.wrong = f"its XML file cannot be read: {error}"
-    return found
+        image.wrong = f"its XML file cannot be read: {error}"
+    return image
 
 
 class _Builder(ElementTree.TreeBuilder):
@@ -725,8 +729,8 @@ def boxes(spec: Spec) -> Source:
         if row["image"] in images:
             continue
         try:
-            known = (int(row["height"]), int(row["width"])) if row.get("width") else None
-            images[row["image"]] = _split_of_row(row), Found(folder / row["image"], known)
+            native = (int(row["height"]), int(row["width"])) if row.get("width") else None
+            images[row["image"]] = _split_of_row(row), Found(folder / row["image"], native)
         except ValueError as error:
             broken.append(Broken("train", f"{IMAGES}, line {line}", str(error)))
     splits: dict[str, list[Found]] = {}
@@ -756,9 +760,9 @@ def _table_rows(path: Path, needed: set[str]) -> list[tuple[int, dict[str, str]]
 
 
 def _split_of_row(row: dict[str, str]) -> str:
-    if (found := _split_said(row)) is None:
+    if (split := _split_said(row)) is None:
         raise ValueError(f"the split {row['split']!r} is none of train, val and test")
-    return found
+    return split
 
 
 def _split_said(row: dict[str, str]) -> str | None:

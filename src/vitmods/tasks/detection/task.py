@@ -79,8 +79,8 @@ class Detection(Task):
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> Self:
         """With the recipe's pyramid and norms."""
-        how = recipe.part(DetectionPart)
-        return cls(how.fpn_channels, group_norm if how.detector_norm == "group" else None, recipe.augment)
+        part = recipe.part(DetectionPart)
+        return cls(part.fpn_channels, group_norm if part.detector_norm == "group" else None, recipe.augment)
 
     @property
     def joint(self) -> Joint:
@@ -96,7 +96,7 @@ class Detection(Task):
     def constant_scores(cls, splits: Splits, classes: int) -> dict[str, float]:
         """0 of average precisions: the same boxes everywhere find nothing. Of single images the share of those without
         an object, in which nothing is right."""
-        objects = [not one.crowd.all() for split in splits for one in split.annotations or ()]
+        objects = [not annotated.crowd.all() for split in splits for annotated in split.annotations or ()]
         bare = {"image_ap50": 1 - sum(objects) / len(objects)} if objects else {}
         return {**{metric.name: 0.0 for metric in cls.metrics}, **bare}
 
@@ -112,7 +112,7 @@ class Detection(Task):
     def loss(self, model: Callable[..., Any], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum of the heads' losses, each of which is logged."""
         losses: dict[str, Tensor] = model(batch.inputs, batch.targets)
-        return torch.stack(list(losses.values())).sum(), {name: one.detach() for name, one in losses.items()}
+        return torch.stack(list(losses.values())).sum(), {name: part.detach() for name, part in losses.items()}
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Measured:
@@ -136,16 +136,16 @@ class Detection(Task):
         columns: dict[str, list[float]] = {"image_ap50": [], "objects": [], "detections": []}
         examples: list[Example] = []
         for batch in batches:
-            parts, found = model.measure(batch.inputs, batch.targets)
+            parts, detections = model.measure(batch.inputs, batch.targets)
             losses.append(float(torch.stack(list(parts.values())).sum()))
             weights.append(len(batch))
-            for i, (one, target) in enumerate(zip(_on_cpu(found), batch.targets, strict=True)):
-                precision.add(one, target["truth"])
-                columns["image_ap50"].append(image_ap50(one, target["truth"]))
+            for i, (detected, target) in enumerate(zip(_on_cpu(detections), batch.targets, strict=True)):
+                precision.add(detected, target["truth"])
+                columns["image_ap50"].append(image_ap50(detected, target["truth"]))
                 columns["objects"].append(int((~target["truth"].crowd).sum()))
-                columns["detections"].append(int((one["scores"] >= SURE).sum()))
+                columns["detections"].append(int((detected["scores"] >= SURE).sum()))
                 if len(examples) < SHOWN:
-                    examples.append(self._example(int(batch.index[i]), batch.inputs[i].cpu(), one, target))
+                    examples.append(self._example(int(batch.index[i]), batch.inputs[i].cpu(), detected, target))
         if not losses:
             raise UserError("There are no images in the split that is to be evaluated.")
         per_image = {name: np.array(column) for name, column in columns.items()}
@@ -155,23 +155,23 @@ class Detection(Task):
         detail = precision.of_classes(model.classes)
         return Measured({**metrics, "loss": loss}, per_image, tuple(examples), detail)
 
-    def _example(self, index: int, image: Tensor, found: dict[str, Tensor], target: dict[str, Any]) -> Example:
+    def _example(self, index: int, image: Tensor, detected: dict[str, Tensor], target: dict[str, Any]) -> Example:
         """As the model sees it: boxes are moved from the file's pixels to the view's."""
         height, width = target["size"]
-        shown = pixels_of(image[:, :height, :width], self.augment.mean, self.augment.std)
+        view = pixels_of(image[:, :height, :width], self.augment.mean, self.augment.std)
         scale = np.array([width, height, width, height]) / np.array([*target["native"][::-1], *target["native"][::-1]])
-        sure = found["scores"] >= SURE
-        boxes, labels = found["boxes"][sure].numpy() * scale, found["labels"][sure].numpy()
-        known = target["boxes"].cpu().numpy(), target["labels"].cpu().numpy()
+        sure = detected["scores"] >= SURE
+        boxes, labels = detected["boxes"][sure].numpy() * scale, detected["labels"][sure].numpy()
+        annotated = target["boxes"].cpu().numpy(), target["labels"].cpu().numpy()
         drawn: list[NDArray[np.bool_] | None] = [None, None]
         if self.masks:
-            chosen = found["masks"][sure]
+            chosen = detected["masks"][sure]
             moved = F.interpolate(chosen[None].float(), (height, width))[0] > 0 if len(chosen) else chosen
             drawn = [target["masks"].cpu()[:, :height, :width].bool().numpy(), moved.numpy()]
         panels = {
-            "image": shown,
-            "annotation": with_objects(shown, *known, masks=drawn[0]),
-            "prediction": with_objects(shown, boxes, labels, masks=drawn[1]),
+            "image": view,
+            "annotation": with_objects(view, *annotated, masks=drawn[0]),
+            "prediction": with_objects(view, boxes, labels, masks=drawn[1]),
         }
         return Example(index, panels)
 
@@ -198,7 +198,7 @@ class Detection(Task):
         """Of each image `predicted`, the classes of its detections with a score of 0.3 or more, each once, the surest
         first; `probabilities`, the highest score of each of the `top` classes; and `objects`: class, score, box (left,
         top, right, bottom in pixels) and perhaps mask (COCO's run lengths), of all detections."""
-        return [_said(one, classes, top) for one in outputs]
+        return [_said(detected, classes, top) for detected in outputs]
 
     def annotate(self, out: Path, images: Sequence[Predicted], classes: tuple[str, ...]) -> None:
         """Write a JSON file in COCO's format, whose annotations have a `score`: COCO's results are this list. Images
@@ -231,16 +231,18 @@ class Detection(Task):
     def draw(self, image: NDArray[np.uint8], shown: Any, classes: tuple[str, ...]) -> NDArray[np.uint8]:
         """Boxes with class and score, and masks, of what `predictions` is sure of, or of an annotation."""
         if isinstance(shown, Objects):
-            known = shown.at((image.shape[0], image.shape[1]))
-            names = [classes[label] for label in known.labels]
-            masks = known.masks() if self.masks and known.segments is not None else None
-            return with_objects(image, known.boxes, known.labels, names, masks)
-        sure = [one for one in shown["objects"] if one["score"] >= SURE]
-        labels = np.array([classes.index(one["class"]) for one in sure], dtype=np.int64)
-        boxes = np.array([one["box"] for one in sure], dtype=np.float32).reshape(-1, 4)
-        runs = [one["mask"] for one in sure] if self.masks else []
-        masks = np.stack([drawn(one, tuple(one["size"])) for one in runs]) if runs else None
-        return with_objects(image, boxes, labels, [f"{one['class']} {one['score']:.2f}" for one in sure], masks)
+            annotated = shown.at((image.shape[0], image.shape[1]))
+            names = [classes[label] for label in annotated.labels]
+            masks = annotated.masks() if self.masks and annotated.segments is not None else None
+            return with_objects(image, annotated.boxes, annotated.labels, names, masks)
+        sure = [detected for detected in shown["objects"] if detected["score"] >= SURE]
+        labels = np.array([classes.index(detected["class"]) for detected in sure], dtype=np.int64)
+        boxes = np.array([detected["box"] for detected in sure], dtype=np.float32).reshape(-1, 4)
+        runs = [detected["mask"] for detected in sure] if self.masks else []
+        masks = np.stack([drawn(run, tuple(run["size"])) for run in runs]) if runs else None
+        return with_objects(
+            image, boxes, labels, [f"{detected['class']} {detected['score']:.2f}" for detected in sure], masks
+        )
 
 
 @TASKS.register("instance_segmentation")
@@ -256,21 +258,21 @@ class InstanceSegmentation(Detection):
     masks: ClassVar[bool] = True
 
 
-def _on_cpu(found: Found) -> Found:
-    return [{name: value.cpu() for name, value in one.items()} for one in found]
+def _on_cpu(detections: Found) -> Found:
+    return [{name: value.cpu() for name, value in detected.items()} for detected in detections]
 
 
-def _said(found: dict[str, Tensor], classes: tuple[str, ...], top: int) -> dict[str, Any]:
-    scores, order = found["scores"].sort(descending=True, stable=True)
+def _said(detected: dict[str, Tensor], classes: tuple[str, ...], top: int) -> dict[str, Any]:
+    scores, order = detected["scores"].sort(descending=True, stable=True)
     objects: list[dict[str, Any]] = []
     for i, score in zip(order.tolist(), scores.tolist(), strict=True):
-        box = [round(value, 2) for value in found["boxes"][i].tolist()]
-        objects.append({"class": classes[int(found["labels"][i])], "score": score, "box": box})
-        if "masks" in found:
-            objects[-1]["mask"] = _runs(found["masks"][i])
+        box = [round(value, 2) for value in detected["boxes"][i].tolist()]
+        objects.append({"class": classes[int(detected["labels"][i])], "score": score, "box": box})
+        if "masks" in detected:
+            objects[-1]["mask"] = _runs(detected["masks"][i])
     best: dict[str, float] = {}
-    for one in objects:
-        best.setdefault(one["class"], one["score"])
+    for listed in objects:
+        best.setdefault(listed["class"], listed["score"])
     predicted = [name for name, score in best.items() if score >= SURE]
     return {"predicted": predicted, "probabilities": dict(list(best.items())[:top]), "objects": objects}
 

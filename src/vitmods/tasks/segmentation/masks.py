@@ -135,15 +135,15 @@ def masked_records(split: str, pairs: Sequence[Pair], coding: Coding) -> tuple[R
     images = file_records(ids, none, [pair.image for pair in pairs])
     masks = file_records(ids, none, [pair.mask for pair in pairs])
     seen = _remembered(images, masks, coding)
-    good = np.array([i for i, one in enumerate(seen) if not one.reason], dtype=np.int64)
-    records, shown = images.take(good), [_shown(seen[i], coding) for i in good]
+    good = np.array([i for i, mask in enumerate(seen) if not mask.reason], dtype=np.int64)
+    records, per_class = images.take(good), [_shown(seen[i], coding) for i in good]
     records = replace(
         records,
-        label_sets=tuple(classes for classes, _ in shown),
-        annotations=tuple(MaskFile(pairs[i].mask, coding, seen[i].stamp, *shown[k]) for k, i in enumerate(good)),
+        label_sets=tuple(classes for classes, _ in per_class),
+        annotations=tuple(MaskFile(pairs[i].mask, coding, seen[i].stamp, *per_class[k]) for k, i in enumerate(good)),
     )
     values = {coding.meanings[place][0] for look in seen for place in look.places}
-    return records, [Broken(split, ids[i], one.reason) for i, one in enumerate(seen) if one.reason], values
+    return records, [Broken(split, ids[i], mask.reason) for i, mask in enumerate(seen) if mask.reason], values
 
 
 def _shown(seen: _Seen, coding: Coding) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -167,11 +167,11 @@ def _remembered(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
     with suppress(OSError, ValueError, TypeError):
         rows = read_json(kept, "JSON")
         return [_Seen(reason, stamp, tuple(places), tuple(pixels)) for reason, stamp, places, pixels in rows]
-    found = _look(images, masks, coding)
+    looks = _look(images, masks, coding)
     with suppress(OSError, UserError):  # what cannot be kept is made again
         kept.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(kept, lambda file: file.write(json.dumps(found).encode()))
-    return found
+        write_atomically(kept, lambda file: file.write(json.dumps(looks).encode()))
+    return looks
 
 
 def _look(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
@@ -183,7 +183,7 @@ def _look(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
         try:
             raw = masks.fetch(position)
             assert isinstance(raw, bytes)
-            found = coding.places(raw)
+            indices = coding.places(raw)
             with reading():
                 size = opened(raw).size[::-1]
         except Unreadable as error:
@@ -194,7 +194,7 @@ def _look(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
             assert isinstance(image, bytes)
             if (expected := size_in_header(image)) != size:
                 return _Seen(f"its mask is {size[0]} x {size[1]}, the image {expected[0]} x {expected[1]}", "", (), ())
-        counts = np.bincount(found.ravel())
+        counts = np.bincount(indices.ravel())
         places = np.flatnonzero(counts)
         held = tuple(places.tolist()), tuple(counts[places].tolist())
         if all(coding.meanings[place][1] == IGNORE for place in held[0]):
@@ -228,8 +228,8 @@ def training_views(
     views = np.empty((len(stored), len(stored[0]), height, width), dtype=np.uint8)
     views[...] = mean_color(draw.augment, len(stored[0]))
     masks = torch.full((len(stored), height, width), IGNORE, dtype=torch.int64)
-    for i, (image, one) in enumerate(zip(stored, annotated, strict=True)):
-        view, mask = _drawn(part, image, one.annotation.read(), draw, int(draw.views[i]))
+    for i, (image, record) in enumerate(zip(stored, annotated, strict=True)):
+        view, mask = _drawn(part, image, record.annotation.read(), draw, int(draw.views[i]))
         views[i, :, : view.shape[1], : view.shape[2]] = view.numpy()
         masks[i, : mask.shape[0], : mask.shape[1]] = mask
     return (torch.from_numpy(views),), (masks, labelled_pixels(masks))
@@ -257,8 +257,8 @@ def evaluation_views(
     views[...] = mean_color(augment, len(images[0]))
     for view, image in zip(views, images, strict=True):
         view[:, : image.shape[1], : image.shape[2]] = image.numpy()
-    native = [(min(h, LONGEST * w), min(w, LONGEST * h)) for h, w in (one.native for one in annotated)]
-    masks = [None if one.annotation is None else torch.from_numpy(one.annotation.read()) for one in annotated]
+    native = [(min(h, LONGEST * w), min(w, LONGEST * h)) for h, w in (record.native for record in annotated)]
+    masks = [None if record.annotation is None else torch.from_numpy(record.annotation.read()) for record in annotated]
     window = torch.tensor(img_size).expand(len(images), 2)
     return torch.from_numpy(views), {"size": sizes, "native": torch.tensor(native), "window": window, "mask": masks}
 
@@ -274,10 +274,10 @@ def _drawn(
 
     low, high = part.resize_range or (1.0, 1.0)
     scale = low + number(Stream.MASK_SIZE) * (high - low)
-    covering = max(side / own for side, own in zip(size, mask.shape, strict=True))
-    whole = tuple(max(1, round(side * covering * scale)) for side in mask.shape)
-    labels = _resized_mask(mask, whole)
-    room = [max(0, own - side) for own, side in zip(whole, size, strict=True)]
+    covering = max(side / full for side, full in zip(size, mask.shape, strict=True))
+    resized = tuple(max(1, round(side * covering * scale)) for side in mask.shape)
+    labels = _resized_mask(mask, resized)
+    room = [max(0, full - side) for full, side in zip(resized, size, strict=True)]
     for attempt in range(_TRIES):
         top, left = (
             int(number(stream, attempt) * (free + 1))
@@ -288,15 +288,15 @@ def _drawn(
         if not counts.any() or counts.max() <= part.most_of_class * counts.sum():
             break
     geometry = Geometry(size, resample=augment.resample)
-    pixels, cut = _resized(image, whole, geometry.crop_method)[:, *box], labels[box]
+    pixels, cut = _resized(image, resized, geometry.crop_method)[:, *box], labels[box]
     if number(Stream.FLIP) < augment.flip:
         pixels, cut = pixels.flip(-1), cut.flip(-1)
     return _distorted(pixels, part.photometric, number), cut
 
 
 def _resized(image: NDArray[np.uint8], size: tuple[int, ...], method: Method) -> Tensor:
-    whole = torch.from_numpy(image.copy())
-    return whole if image.shape[1:] == size else resize(whole[None], (size[0], size[1]), method)[0]
+    pixels = torch.from_numpy(image.copy())
+    return pixels if image.shape[1:] == size else resize(pixels[None], (size[0], size[1]), method)[0]
 
 
 def _resized_mask(mask: NDArray[np.uint8], size: tuple[int, ...]) -> Tensor:
@@ -304,8 +304,8 @@ def _resized_mask(mask: NDArray[np.uint8], size: tuple[int, ...]) -> Tensor:
     from torchvision.transforms.v2 import InterpolationMode
     from torchvision.transforms.v2 import functional as F
 
-    whole = torch.from_numpy(mask)[None]
-    resized: Tensor = F.resize_image(whole, list(size), InterpolationMode.NEAREST_EXACT)[0].long()
+    labels = torch.from_numpy(mask)[None]
+    resized: Tensor = F.resize_image(labels, list(size), InterpolationMode.NEAREST_EXACT)[0].long()
     return resized
 
 

@@ -76,13 +76,13 @@ def ade20k(spec: Spec) -> Source:
     names = {"train": "training", "val": "validation"}
     folders = {split: (root / "images" / name, root / "annotations" / name) for split, name in names.items()}
     _check_there(spec, folders)
-    known = _object_info(root / "objectInfo150.txt")
-    classes = known or tuple(f"class {number}" for number in range(1, 151))
+    listed = _object_info(root / "objectInfo150.txt")
+    classes = listed or tuple(f"class {number}" for number in range(1, 151))
     coding = Coding(((0, IGNORE), *((number, number - 1) for number in range(1, 151))), False, "ADE20K")
-    found = _source("ADE20K", classes, coding, folders)
-    if not known:
-        found.warnings.append("There is no objectInfo150.txt: classes have numbers for names.")
-    return found
+    source = _source("ADE20K", classes, coding, folders)
+    if not listed:
+        source.warnings.append("There is no objectInfo150.txt: classes have numbers for names.")
+    return source
 
 
 @data_source(
@@ -142,9 +142,9 @@ def _unseen(source: Source, coding: Coding, held: set[int]) -> str:
 
 def _pairs(split: str, images: Path, annotated: Path) -> tuple[list[Pair], list[Broken]]:
     """Files of the same path below the two folders but for the ending, and those that have no such partner."""
-    found, masks_of = _by_stem(images), _by_stem(annotated)
+    images_of, masks_of = _by_stem(images), _by_stem(annotated)
     pairs, broken = [], []
-    for stem, paths in found.items():
+    for stem, paths in images_of.items():
         names = [normalize("NFC", path.relative_to(images.parent).as_posix()) for path in paths]
         partners = masks_of.pop(stem, [])
         if len(paths) == len(partners) == 1:
@@ -154,18 +154,18 @@ def _pairs(split: str, images: Path, annotated: Path) -> tuple[list[Pair], list[
         else:
             what = "other images" if len(paths) > 1 else "several masks"
             broken += [Broken(split, name, f"there are {what} of that name but for the ending") for name in names]
-    left = [path for paths in masks_of.values() for path in paths]
+    unpaired = [path for paths in masks_of.values() for path in paths]
     where = printable(str(images))
-    broken += [Broken(split, str(path.relative_to(annotated.parent)), f"has no image in {where}") for path in left]
+    broken += [Broken(split, str(path.relative_to(annotated.parent)), f"has no image in {where}") for path in unpaired]
     return sorted(pairs), broken
 
 
 def _by_stem(folder: Path) -> dict[str, list[Path]]:
     """Path below the folder without its ending -> the files."""
-    found: dict[str, list[Path]] = {}
+    paths: dict[str, list[Path]] = {}
     for path in images_below(folder):
-        found.setdefault(normalize("NFC", os.path.splitext(path.relative_to(folder).as_posix())[0]), []).append(path)
-    return found
+        paths.setdefault(normalize("NFC", os.path.splitext(path.relative_to(folder).as_posix())[0]), []).append(path)
+    return paths
 
 
 def _folders(root: Path) -> Folders:
@@ -174,13 +174,13 @@ def _folders(root: Path) -> Folders:
     if (root / "images").is_dir() and (root / "masks").is_dir():
         named = folders_of_splits(root / "images")
         pairs = {name: (path, root / "masks" / path.name) for name, path in named.items()}
-        found = pairs or {"train": (root / "images", root / "masks")}
+        folders = pairs or {"train": (root / "images", root / "masks")}
     else:
-        found = {name: (path / "images", path / "masks") for name, path in below.items()}
-    missing = [printable(str(folder)) for pair in found.values() for folder in pair if not folder.is_dir()]
-    if missing or not found:
+        folders = {name: (path / "images", path / "masks") for name, path in below.items()}
+    missing = [printable(str(folder)) for pair in folders.values() for folder in pair if not folder.is_dir()]
+    if missing or not folders:
         raise UserError(f"There is no folder {missing[0] if missing else printable(str(root / 'images'))}. {LAYOUT}")
-    return found
+    return folders
 
 
 def _numbers(path: Path, ignored: str) -> tuple[list[str], Coding]:

@@ -60,14 +60,14 @@ class Windows:
             sizes: height and width of each result.
             at_once: windows that the model sees at a time.
         """
-        found = [torch.zeros(())] * len(images)
+        totals = [torch.zeros(())] * len(images)
         variants = [(scale, flip) for scale in self.scales for flip in ((False, True) if self.flip else (False,))]
         for scale, flip in variants:
             inputs = [self._variant(image, scale, flip) for image in images]
             for i, logits in enumerate(self._logits(model, inputs, at_once)):
-                own = _resized_to(logits, sizes[i])
-                found[i] = found[i].to(own) + (own.flip(-1) if flip else own).softmax(dim=0)
-        return [total / len(variants) for total in found]
+                resized = _resized_to(logits, sizes[i])
+                totals[i] = totals[i].to(resized) + (resized.flip(-1) if flip else resized).softmax(dim=0)
+        return [total / len(variants) for total in totals]
 
     def _variant(self, image: Tensor, scale: float, flip: bool) -> Tensor:
         """The image at another size, never smaller than a window."""
@@ -280,8 +280,8 @@ class Segmentation(Task):
         examples: list[Example] = []
         loss, pixels, apart = 0.0, 0, 1
         for batch in batches:
-            found = self._probabilities(model, batch)
-            for i, (p, mask) in enumerate(zip(found, batch.targets["mask"], strict=True)):
+            probabilities = self._probabilities(model, batch)
+            for i, (p, mask) in enumerate(zip(probabilities, batch.targets["mask"], strict=True)):
                 labelled, predicted = mask != IGNORE, p.max(dim=0).indices
                 of_truth = p.gather(0, mask.long().clamp(max=len(p) - 1)[None])[0][labelled]
                 counts.append(counted(predicted[labelled], mask[labelled], len(p)))
@@ -371,8 +371,8 @@ def measured(counts: Tensor, loss: float, examples: tuple[Example, ...] = ()) ->
     has = wanted > 0
     of_image = torch.where(has, right / (predicted + wanted - right), 0.0).sum(dim=1) / has.sum(dim=1)
     # A ratio's linear form: its mean over images is the ratio, and its spread that of the ratio.
-    whole, pixels = right.sum() / wanted.sum(), wanted.sum(dim=1)
-    accuracy = whole + (right.sum(dim=1) - whole * pixels) / (wanted.sum() / len(wanted))
+    overall, pixels = right.sum() / wanted.sum(), wanted.sum(dim=1)
+    accuracy = overall + (right.sum(dim=1) - overall * pixels) / (wanted.sum() / len(wanted))
     metrics = {
         "miou": iou.nanmean().item(),
         "image_miou": of_image.mean().item(),
@@ -389,8 +389,8 @@ def overlay(image: NDArray[np.uint8], labels: NDArray[np.uint8]) -> NDArray[np.u
     """The image (H, W, 3) under the colors of its classes (H, W), with dark lines between them; where the class is
     IGNORE it shows as it is."""
     colors = np.concatenate([palette(IGNORE), np.zeros((1, 3), np.uint8)])
-    known = (labels != IGNORE)[..., None]
-    drawn = np.where(known, (1 - OPAQUE) * image + OPAQUE * colors[labels], image)
+    labeled = (labels != IGNORE)[..., None]
+    drawn = np.where(labeled, (1 - OPAQUE) * image + OPAQUE * colors[labels], image)
     edge = np.zeros(labels.shape, dtype=bool)
     edge[:-1] |= labels[:-1] != labels[1:]
     edge[:, :-1] |= labels[:, :-1] != labels[:, 1:]

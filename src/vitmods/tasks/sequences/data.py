@@ -38,14 +38,14 @@ class TokenStore:
 
     @classmethod
     def of(cls, records: Records) -> "TokenStore":
-        found = [np.asarray(records.fetch(int(key)), dtype=np.int16) for key in records.keys]
-        lengths = np.array([len(one) for one in found], dtype=np.int64)
-        ends, n = np.cumsum(lengths), len(found)
-        digests = np.frombuffer(b"".join(map(digest, found)), dtype=np.uint8).reshape(-1, 16)
+        sequences = [np.asarray(records.fetch(int(key)), dtype=np.int16) for key in records.keys]
+        lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
+        ends, n = np.cumsum(lengths), len(sequences)
+        digests = np.frombuffer(b"".join(map(digest, sequences)), dtype=np.uint8).reshape(-1, 16)
         shapes = np.stack([np.ones_like(lengths), np.ones_like(lengths), lengths], axis=1)
         zeros = np.zeros(n, np.int64)
         index = Index(np.arange(n), shapes, ends - lengths, np.zeros((n, 2), np.int64), zeros, digests, ())
-        return cls(np.concatenate([np.zeros(0, np.int16), *found]), ends, index)
+        return cls(np.concatenate([np.zeros(0, np.int16), *sequences]), ends, index)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -118,8 +118,8 @@ class SequenceDataset(SplitDataset):
         order = permutation(seed, epoch, len(self.splits["train"]))
 
         def make(number: int) -> Batch:
-            whole = order[number * batch_size : (number + 1) * batch_size]
-            return self._batch("train", whole[self.rank :: self.world_size])
+            batch = order[number * batch_size : (number + 1) * batch_size]
+            return self._batch("train", batch[self.rank :: self.world_size])
 
         return in_order(make, range(start, steps), self.workers)
 
@@ -135,24 +135,24 @@ class SequenceDataset(SplitDataset):
         return in_order(make, range(0, n, batch_size), self.workers)
 
     def _batch(self, split: str, index: Ints) -> Batch:
-        found = self.splits[split]
-        tokens = padded_together([found.store.sequence(i)[: self.longest] for i in index.tolist()])
-        return Batch(tokens, torch.from_numpy(found.labels[index]), torch.from_numpy(index))
+        part = self.splits[split]
+        tokens = padded_together([part.store.sequence(i)[: self.longest] for i in index.tolist()])
+        return Batch(tokens, torch.from_numpy(part.labels[index]), torch.from_numpy(index))
 
 
 def padded_together(sequences: list[NDArray[Any]]) -> torch.Tensor:
     """Sequences as one batch, int64 (B, T), filled up with PADDING."""
     tokens = torch.full((len(sequences), max(map(len, sequences))), PADDING)
-    for row, one in zip(tokens, sequences, strict=True):
-        row[: len(one)] = torch.from_numpy(one.astype(np.int64))
+    for row, sequence in zip(tokens, sequences, strict=True):
+        row[: len(sequence)] = torch.from_numpy(sequence.astype(np.int64))
     return tokens
 
 
 def cut_warnings(splits: dict[str, SequenceSplit], longest: int) -> list[str]:
     """How many sequences are cut."""
     counts = {name: int((split.store.lengths > longest).sum()) for name, split in splits.items()}
-    found = ", ".join(f"{count:,} of {len(splits[name]):,} in {name}" for name, count in counts.items() if count)
-    return [f"Sequences longer than {longest:,} tokens, of which the rest is not read: {found}."] if found else []
+    cut = ", ".join(f"{count:,} of {len(splits[name]):,} in {name}" for name, count in counts.items() if count)
+    return [f"Sequences longer than {longest:,} tokens, of which the rest is not read: {cut}."] if cut else []
 
 
 def lengths_of(splits: dict[str, SequenceSplit]) -> dict[str, int]:
@@ -203,12 +203,12 @@ def load_sequences(
     options, source = SplitOptions(**split), with_target(open_source(spec), target)
     if not isinstance(source.inputs, Tokens):
         raise UserError(f"{printable(source.spec)} has no sequences of tokens, which this task reads.")
-    (rows, longest), known = parse_size(img_size), len(source.inputs.vocabulary) + 1
+    (rows, longest), tokens = parse_size(img_size), len(source.inputs.vocabulary) + 1
     if rows != 1:
         raise UserError(f"img_size of sequences is 1 and how many tokens are read, not {rows} and {longest}.")
-    if in_chans != known:
+    if in_chans != tokens:
         raise UserError(
-            f"{printable(source.spec)} has {known} tokens with padding, not {in_chans}: set in_chans to it."
+            f"{printable(source.spec)} has {tokens} tokens with padding, not {in_chans}: set in_chans to it."
         )
     splits, summary = read_splits(source, longest, options, train_on_all)
     stop_on_problems(summary.pop("problems"), [], source.spec)

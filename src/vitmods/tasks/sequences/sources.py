@@ -105,12 +105,12 @@ def listops(spec: Spec) -> Source:
         raise UserError(f'"{spec}": options are of listops:generated alone; a folder has what its files have.')
     folder = expand_user(spec.rest)
     wrong: list[str] = []
-    found = {name: _read(folder / f"basic_{name}.tsv", wrong) for name in ("train", "val", "test")}
+    splits = {name: _read(folder / f"basic_{name}.tsv", wrong) for name in ("train", "val", "test")}
     if wrong:
         more = [f"and {len(wrong) - _LISTED} more"] if len(wrong) > _LISTED else []
         many = "line" if len(wrong) == 1 else "lines"
         raise UserError("\n  ".join([f"{len(wrong)} {many} cannot be used:", *wrong[:_LISTED], *more]))
-    return _source(spec, found)
+    return _source(spec, splits)
 
 
 Sequences = tuple[list[NDArray[np.int16]], NDArray[np.int64]]
@@ -121,8 +121,8 @@ def _source(spec: Spec, splits: dict[str, Sequences]) -> Source:
         ids = tuple(f"{name}-{i:06d}" for i in range(len(tokens)))
         return Records(ids, values, ids, lambda key: tokens[key], np.arange(len(tokens)))
 
-    found = {name: records(name, *sequences) for name, sequences in splits.items()}
-    return Source("listops", tuple("0123456789"), found, inputs=Tokens(VOCABULARY, "LRA-64", "listops"))
+    records_of = {name: records(name, *sequences) for name, sequences in splits.items()}
+    return Source("listops", tuple("0123456789"), records_of, inputs=Tokens(VOCABULARY, "LRA-64", "listops"))
 
 
 def _options_of(spec: Spec) -> ListOpsOptions:
@@ -145,7 +145,7 @@ def _generated(options: ListOpsOptions) -> dict[str, Sequences]:
         tokens, lengths, values = read_npz(kept, ["tokens", "lengths", "values"]).values()
     except Exception:  # none is kept, or a damaged one
         every, values = _draw(options)
-        lengths, tokens = np.array([len(one) for one in every]), np.concatenate(every)
+        lengths, tokens = np.array([len(sequence) for sequence in every]), np.concatenate(every)
         _keep(key, tokens=tokens, lengths=lengths, values=values)
     cut = np.split(tokens, np.cumsum(lengths)[:-1])
     ends = np.cumsum([options.train, options.val, options.test])

@@ -40,9 +40,9 @@ class SequenceClassification(Classification):
     def from_recipe(cls, recipe: Recipe) -> Self:
         """With the recipe's loss and label smoothing. UserError where the recipe augments images."""
         if recipe.augment != NO_IMAGES:
-            given = [name for name, value in vars(recipe.augment).items() if value != getattr(NO_IMAGES, name)]
+            ignored = [name for name, value in vars(recipe.augment).items() if value != getattr(NO_IMAGES, name)]
             raise UserError(
-                f"Sequences are read as they are, and the recipe sets {', '.join(given)} of images: leave that out "
+                f"Sequences are read as they are, and the recipe sets {', '.join(ignored)} of images: leave that out "
                 "(--recipe listops, or plain)."
             )
         return super().from_recipe(recipe)
