@@ -67,17 +67,16 @@ def test_a_class_may_be_called_train(make_folder) -> None:
     assert set(source.splits) == {"train"}
 
 
-def test_splits_without_train_are_refused(make_folder) -> None:
-    make_folder({"val/a": 1, "val/b": 1})
-    with pytest.raises(UserError, match="holds test and val with class folders, but no train folder"):
-        folder(str(make_folder({"test/a": 1, "test/b": 1})))
-
-
-def test_two_folders_for_one_split_are_refused(make_folder) -> None:
-    for split in ("train", "val", "valid"):
-        root = make_folder({f"{split}/a": 1})
-    with pytest.raises(UserError, match=r"val and valid .* keep one"):
-        folder(str(root))
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (("val/a", "val/b", "test/a", "test/b"), "holds test and val with class folders, but no train folder"),
+        (("train/a", "val/a", "valid/a"), r"val and valid .* keep one"),
+    ],
+)
+def test_split_folders_that_are_refused(make_folder, classes, message) -> None:
+    with pytest.raises(UserError, match=message):
+        folder(str(make_folder(dict.fromkeys(classes, 1))))
 
 
 def test_images_below_sub_folders_belong_to_the_class(make_folder) -> None:
@@ -162,14 +161,18 @@ def test_nothing_to_see(make_folder, tmp_path: Path, content: dict[str, int]) ->
         folder(str(root))
 
 
-def test_missing_folder_and_file_for_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"There is no folder .*nowhere.*digits"):
-        folder(str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match="is too long for this system"):
-        folder("x" * 5000)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere", r"There is no folder .*nowhere.*digits"),
+        ("x" * 5000, "is too long for this system"),
+        ("list.txt", "is a file"),
+    ],
+)
+def test_paths_that_are_not_folders(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "list.txt").write_text("x")
-    with pytest.raises(UserError, match="is a file"):
-        folder(str(tmp_path / "list.txt"))
+    with pytest.raises(UserError, match=message):
+        folder(str(tmp_path / name))
 
 
 def test_a_folder_that_may_not_be_listed(make_folder, monkeypatch: pytest.MonkeyPatch) -> None:
