@@ -39,15 +39,9 @@ def found(seeds):
 
 
 @pytest.fixture
-def two_classes(tmp_path):
+def two_classes(tmp_path, draw_images):
     """A folder of colored images, 12 px."""
-    rng = np.random.default_rng(0)
-    for number, name in enumerate(("apples", "beans")):
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for i in range(12):
-            pixels = np.clip(rng.normal(90 + 70 * number, 30, (12, 12, 3)), 0, 255).astype("uint8")
-            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{i}.png")
-    return str(tmp_path / "images")
+    return str(draw_images(tmp_path, ["images"], ("apples", "beans"), count=12, size=(12, 12, 3)) / "images")
 
 
 def test_a_trial_by_all_protocols(found):
@@ -61,16 +55,16 @@ def test_a_trial_by_all_protocols(found):
 
 
 def test_several_checkpoints_have_an_interval_over_them(seeds):
-    each = evaluate(seeds, ["top1", "calibration"], device="cpu")
-    assert [one["checkpoint"] for one in each] == [str(seeds / "seed0"), str(seeds / "seed1")]
-    assert evaluate([seeds / "seed1"], device="cpu")[0]["metrics"]["top1"] == each[1]["metrics"]["top1"]
-    together = over_seeds(each)
-    values = [one["metrics"]["nll"] for one in each]
+    evaluations = evaluate(seeds, ["top1", "calibration"], device="cpu")
+    assert [evaluation["checkpoint"] for evaluation in evaluations] == [str(seeds / "seed0"), str(seeds / "seed1")]
+    assert evaluate([seeds / "seed1"], device="cpu")[0]["metrics"]["top1"] == evaluations[1]["metrics"]["top1"]
+    together = over_seeds(evaluations)
+    values = [evaluation["metrics"]["nll"] for evaluation in evaluations]
     assert together["metrics"]["nll"] == pytest.approx(np.mean(values))
-    known = stats.t.interval(0.95, 1, loc=np.mean(values), scale=stats.sem(values))
-    assert together["intervals"]["nll"] == pytest.approx(list(known))
+    interval = stats.t.interval(0.95, 1, loc=np.mean(values), scale=stats.sem(values))
+    assert together["intervals"]["nll"] == pytest.approx(list(interval))
     with pytest.raises(UserError, match="different images"):
-        over_seeds([each[0], {**each[1], "split": "val"}])
+        over_seeds([evaluations[0], {**evaluations[1], "split": "val"}])
 
 
 def test_other_checkpoints_need_images(tmp_path, two_classes):
@@ -79,20 +73,23 @@ def test_other_checkpoints_need_images(tmp_path, two_classes):
     with pytest.raises(UserError, match="say which with --data"):
         evaluate(str(weights))
     with pytest.warns(UserWarning, match="does not name its classes"):
-        (found,) = evaluate(str(weights), ["top1", "knn"], data=two_classes, device="cpu")
-    assert found["images"] == 4
-    assert set(found["metrics"]) == {"top1", "top5", "balanced_accuracy", "worst_class_accuracy", "knn"}
+        (evaluation,) = evaluate(str(weights), ["top1", "knn"], data=two_classes, device="cpu")
+    assert evaluation["images"] == 4
+    assert set(evaluation["metrics"]) == {"top1", "top5", "balanced_accuracy", "worst_class_accuracy", "knn"}
 
 
 def test_images_of_other_classes_are_for_features_alone(tmp_path, two_classes):
     weights = tmp_path / "own.safetensors"
     save(vm.vit("Ti/4", depth=1, img_size=8, num_classes=7), weights)
-    (found,) = evaluate(str(weights), ["fewshot", "knn"], data=two_classes, device="cpu", options=Options(shots=(2,)))
-    assert set(found["metrics"]) == {"fewshot2", "knn"}
+
+    def evaluated(*protocols, shots=2):
+        return evaluate(str(weights), protocols, data=two_classes, device="cpu", options=Options(shots=(shots,)))[0]
+
+    assert set(evaluated("fewshot", "knn")["metrics"]) == {"fewshot2", "knn"}
     with pytest.raises(UserError, match="the model has 7 classes and images has 2"):
-        evaluate(str(weights), ["fewshot", "top1"], data=two_classes, device="cpu", options=Options(shots=(2,)))
+        evaluated("fewshot", "top1")
     with pytest.raises(UserError, match="10 shots need"):
-        evaluate(str(weights), ["fewshot"], data=two_classes, device="cpu", options=Options(shots=(10,)))
+        evaluated("fewshot", shots=10)
 
 
 def test_a_trial_on_other_images_must_know_their_classes(seeds, two_classes):

@@ -98,6 +98,8 @@ def test_the_answer_is_of_the_changes(finished):
     assert record["settings"]["design"]["factors"]["dpn"]["changes"] == "dpn"
     with pytest.raises(UserError, match="no arm 'dpn\\+rms'"):
         answer["dpn+rms"]
+    with pytest.raises(UserError, match="leave the reference out"):
+        Answer.load(out, reference="dpn")
 
 
 def test_it_goes_on_in_its_folder_and_refuses_another_design(finished):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from vitmods.cli import main as shell
@@ -81,21 +82,14 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path):
     assert jumps > 20
 
 
-def test_a_trial_of_images_that_changed_says_what_changed(tmp_path, capsys):
-    from PIL import Image
-
-    for split, shade in (("train", 1), ("test", 2)):
-        for name in ("cat", "dog"):
-            for number in range(4):
-                path = tmp_path / "images" / split / name / f"{number}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Image.new("RGB", (8, 8), (shade, number, ord(name[0]))).save(path)
-    command = ["train", "--data", str(tmp_path / "images"), "--base", "mu/4", "--img-size", "8", "--recipe", "plain"]
+def test_a_trial_of_images_that_changed_says_what_changed(tmp_path, capsys, draw_images):
+    images = draw_images(tmp_path / "images", ("train", "test"), count=4)
+    command = ["train", "--data", str(images), "--base", "mu/4", "--img-size", "8", "--recipe", "plain"]
     command += ["--epochs", "1", "--batch-size", "2", "--device", "cpu", "--quiet", "--out", str(tmp_path / "out")]
     assert shell(command) == 0
     listed = (tmp_path / "out" / "split.csv").read_bytes()
-    Image.new("RGB", (8, 8), (9, 9, 9)).save(tmp_path / "images" / "train" / "cat" / "0.png")
-    (tmp_path / "images" / "test" / "dog" / "1.png").unlink()
+    Image.new("RGB", (8, 8), (9, 9, 9)).save(images / "train/cat/0.png")
+    (images / "test/dog/1.png").unlink()
     assert shell(command) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert "is of other images: since it began 0 added, 1 removed, 1 changed" in told

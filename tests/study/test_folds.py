@@ -17,7 +17,6 @@ from vitmods.study import Answer, Study
 from vitmods.study.arms import Arm
 from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.plan import Settings, Trial
-from vitmods.study.run import python_call
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, load_images
 from vitmods.train import RunOptions
@@ -72,7 +71,7 @@ def test_the_answer_is_about_other_training_sets(finished):
     counts = answer.data["splits"]
     sizes = counts["test"]["count"], counts["train"]["count"]
     scores = {arm.name: dict(arm.scores) for arm in answer.every_arm}
-    constant = {arm.name: {one.seed for one in arm.trials if one.constant} for arm in answer.every_arm}
+    constant = {arm.name: {trial.seed for trial in arm.trials if trial.constant} for arm in answer.every_arm}
     expected = decide(scores, resampled=sizes, constant=constant, chance=answer.data["constant"]["top1"])
     assert answer.splits == ("test",)
     assert answer.decision.overlap == sizes[0] / sizes[1]
@@ -123,11 +122,11 @@ def test_the_dry_run_counts_the_overlap(finished, tmp_path):
     assert estimate.spread is not None
     plain = replace(estimate, settings=Study("mu/4", ["dpn", "rms"], "digits", RECIPE, 4).settings)
 
-    def found(one):
-        return float(re.search(r"effects above about ([\d.]+)", one.decides())[1])
+    def detectable(planned):
+        return float(re.search(r"effects above about ([\d.]+)", planned.decides())[1])
 
     overlap = estimate.dataset["test"] / estimate.dataset["train"]
-    assert found(estimate) / found(plain) == pytest.approx((1 + 4 * overlap) ** 0.5, rel=0.1)
+    assert detectable(estimate) / detectable(plain) == pytest.approx((1 + 4 * overlap) ** 0.5, rel=0.1)
     assert "on other images, at worst" not in str(estimate)
 
 
@@ -143,11 +142,8 @@ def test_as_many_seeds_as_folds():
     assert len(make(seeds=None).settings.seeds) == 5
 
 
-def test_the_call_in_the_report_is_the_same_study():
-    study = make()
-    names = {}
-    exec(python_call(study.settings, "x").replace("vm.Study(", "study = vm.Study(").removesuffix(".run('x')"), names)
-    assert names["study"].settings.to_dict() == study.settings.to_dict()
+def test_the_call_in_the_report_is_the_same_study(settings_of_call):
+    assert settings_of_call(make()).to_dict() == make().settings.to_dict()
 
 
 @pytest.mark.parametrize(
@@ -167,18 +163,9 @@ def test_what_does_not_go_together_is_refused(options, says):
         make(**options)
 
 
-def test_images_with_splits_of_their_own_are_refused(tmp_path):
-    import numpy as np
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    for split in ("train", "test"):
-        for name in ("a", "b"):
-            (tmp_path / "set" / split / name).mkdir(parents=True)
-            for i in range(8):
-                pixels = rng.integers(0, 255, (8, 8), dtype=np.uint8)
-                Image.fromarray(pixels).save(tmp_path / "set" / split / name / f"{i}.png")
-    study = Study("mu/4", ["dpn"], tmp_path / "set", RECIPE, folds=2, img_size=8, in_chans=1)
+def test_images_with_splits_of_their_own_are_refused(tmp_path, draw_images):
+    images = draw_images(tmp_path / "set", ("train", "test"), count=8, size=(8, 8))
+    study = Study("mu/4", ["dpn"], images, RECIPE, folds=2, img_size=8, in_chans=1)
     with pytest.raises(UserError, match="come with splits of their own"):
         run(study, tmp_path / "out")
     assert not (tmp_path / "out" / "study.json").exists()

@@ -19,23 +19,9 @@ from vitmods.train import checkpoint
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
 
-COMMAND = [
-    sys.executable,
-    "-m",
-    "vitmods",
-    "compare",
-    "--base",
-    "mu2/2",
-    "--arms",
-    "dpn",
-    "--seeds",
-    "1",
-    "--epochs",
-    "14",
-]
-COMMAND += ["--workers", "2", "--device", "cpu", "--cost-seconds", "0", "--checkpoint-minutes", "0.002"]
-
-
+COMMAND = [sys.executable, "-m", "vitmods", "compare", "--base", "mu2/2", "--arms", "dpn", "--seeds", "1"]
+COMMAND += ["--epochs", "14", "--workers", "2", "--device", "cpu", "--cost-seconds", "0"]
+COMMAND += ["--checkpoint-minutes", "0.002"]
 STARTED = []
 
 

@@ -135,26 +135,15 @@ def test_what_cannot_be_run_is_refused(options, message):
 
 
 def test_the_command_tells_the_memory_of_each_device(capsys):
-    given = [
-        "train",
-        "--base",
-        "mu2/2",
-        "--arm",
-        "dpn",
-        "--limit-train",
-        "160",
-        "--batch-size",
-        "40",
-        "--device",
-        "cpu",
-    ]
-    assert main([*given, "--dry-run", "--devices", "2", "--shard"]) == 0
+    given = ["train", "--base", "mu2/2", "--arm", "dpn", "--limit-train", "160", "--batch-size", "40"]
+    given += ["--device", "cpu", "--dry-run", "--devices", "2"]
+    assert main([*given, "--shard"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == [
         f"On each of 2 devices, {name}" for name in ("as asked", "with --recompute", "with --checkpointing")
     ]
     assert all("whole blocks" in line and "activations of 20 images at once" in line for line in lines)
-    assert main([*given, "--dry-run", "--devices", "2", "--base", "timm:vit_tiny_patch16_224"]) == 2
+    assert main([*given, "--base", "timm:vit_tiny_patch16_224"]) == 2
     assert "vitmods' ViTs and their changes alone" in capsys.readouterr().err
 
 

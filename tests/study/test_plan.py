@@ -1,4 +1,7 @@
+"""Arms, seeds, sweeps and grids: what users write of them, which trials follow, and which point is chosen."""
+
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -6,7 +9,21 @@ import pytest
 from vitmods.changes import DualPatchNorm, DynamicTokenNorm, Norm
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm, arm_from_text, make_arms
-from vitmods.study.plan import MOST_SEEDS, Grid, Settings, check_plan, differences, make_seeds, make_sweep
+from vitmods.study.plan import (
+    MOST_SEEDS,
+    Evaluation,
+    Grid,
+    Point,
+    Settings,
+    check_plan,
+    choose,
+    differences,
+    grid_from_text,
+    make_grid,
+    make_seeds,
+    make_sweep,
+)
+from vitmods.study.state import at_the_edge
 from vitmods.util.errors import UserError
 
 FIXED = {
@@ -90,8 +107,8 @@ def test_seeds_are_a_number_or_a_list():
 
 
 def test_points_are_tried_on_seeds_of_their_own_and_every_setting():
-    one = settings(["dpn"], grid=LR, tuning_seeds=(MOST_SEEDS,), sweep=make_sweep({"base": ("mu/4", "Ti/4")}, FIXED))
-    trials = [(str(t.setting), t.arm.name, str(t.point), t.seed) for t in one.tuning_trials()]
+    study = settings(["dpn"], grid=LR, tuning_seeds=(MOST_SEEDS,), sweep=make_sweep({"base": ("mu/4", "Ti/4")}, FIXED))
+    trials = [(str(t.setting), t.arm.name, str(t.point), t.seed) for t in study.tuning_trials()]
     assert trials[:5] == [
         ("base=mu/4", "base", "lr=0.1", MOST_SEEDS),
         ("base=mu/4", "base", "lr=0.2", MOST_SEEDS),
@@ -99,30 +116,32 @@ def test_points_are_tried_on_seeds_of_their_own_and_every_setting():
         ("base=mu/4", "dpn", "lr=0.2", MOST_SEEDS),
         ("base=Ti/4", "base", "lr=0.1", MOST_SEEDS),
     ]
-    assert one.planned == len(trials) + 2 * 2 * 2
-    assert replace(one, tuning_seeds=one.seeds).planned == 2 * 2 * 2 * 2
+    assert study.planned == len(trials) + 2 * 2 * 2
+    assert replace(study, tuning_seeds=study.seeds).planned == 2 * 2 * 2 * 2
 
 
 def test_a_setting_is_a_study_with_other_values():
-    one = settings(sweep=make_sweep({"base": ("mu/4", "Ti/4"), "lr": (0.1, 0.3)}, FIXED))
-    last = one.at(one.sweep.points[-1])
+    study = settings(sweep=make_sweep({"base": ("mu/4", "Ti/4"), "lr": (0.1, 0.3)}, FIXED))
+    last = study.at(study.sweep.points[-1])
     assert (last.fixed["base"], last.recipe.optimizer.lr, bool(last.sweep)) == ("Ti/4", 0.3, False)
-    assert one.fixed["base"] != "Ti/4"
+    assert study.fixed["base"] != "Ti/4"
 
 
 def test_settings_survive_json():
-    one = settings({"x": Arm("x", (DualPatchNorm(before=False),), {"lr": 0.2}).changes})
-    assert Settings.from_dict(one.to_dict()) == one
-    grown = replace(one, grid=LR, tuning_seeds=(7,), until_decided=True, sweep=make_sweep({"limit_train": 0.5}, FIXED))
+    study = settings({"x": Arm("x", (DualPatchNorm(before=False),), {"lr": 0.2}).changes})
+    assert Settings.from_dict(study.to_dict()) == study
+    grown = replace(
+        study, grid=LR, tuning_seeds=(7,), until_decided=True, sweep=make_sweep({"limit_train": 0.5}, FIXED)
+    )
     again = Settings.from_dict(json.loads(json.dumps(grown.to_dict())))
     assert again == replace(grown, fixed=again.fixed)
 
 
 def test_an_arm_may_override_the_recipe():
     arm = Arm("slow", (DualPatchNorm(),), {"lr": 0.01})
-    one = Settings(FIXED, make_arms([arm]), (0,))
-    assert one.recipe_of(one.arm("slow")).optimizer.lr == 0.01
-    assert one.recipe_of(one.arm("base")).optimizer.lr == 0.1
+    study = Settings(FIXED, make_arms([arm]), (0,))
+    assert study.recipe_of(study.arm("slow")).optimizer.lr == 0.01
+    assert study.recipe_of(study.arm("base")).optimizer.lr == 0.1
 
 
 def test_adding_arms_seeds_or_another_margin_is_the_same_study():
@@ -163,3 +182,116 @@ def test_plans_that_cannot_be_are_refused(options, says):
 def test_sweeps_that_cannot_be_are_refused(sweep, says):
     with pytest.raises(UserError, match=says):
         make_sweep(sweep, FIXED)
+
+
+A, B, C = (Point((("lr", lr),)) for lr in (1e-4, 3e-4, 1e-3))
+
+
+def tuned(tune, arms=("dpn",), **options):
+    grid = make_grid(tune, "val" if tune else None)
+    return Settings(FIXED, make_arms(list(arms)), (0, 1), grid=grid, tuning_seeds=(0, 1) if tune else (), **options)
+
+
+def test_values_are_read_by_the_type_of_their_field():
+    grid = make_grid(
+        grid_from_text(["lr=1e-4,3e-4", "weight-decay=0", "ema=none,0.99", "randaugment=2:10,none", "optimizer=sgd"]),
+        "val",
+    )
+    values = {"lr": (1e-4, 3e-4), "weight_decay": (0.0,), "ema": (None, 0.99), "optimizer": ("sgd",)}
+    assert dict(grid.fields) == {**values, "randaugment": ((2, 10.0), None)}
+    assert make_grid({"lr": 3}, "val").fields == (("lr", (3.0,)),)
+    assert make_grid({"epochs": ["3"], "lr": (0.1, 1)}, "val").fields == (("epochs", (3,)), ("lr", (0.1, 1.0)))
+
+
+def test_points_are_the_product_in_the_given_order():
+    grid = make_grid({"lr": (3e-4, 1e-4), "weight_decay": (0, 0.1)}, "val")
+    order = [f"lr={lr},weight_decay={decay}" for lr in (0.0003, 0.0001) for decay in (0, 0.1)]
+    assert [str(point) for point in grid.points] == order
+    assert make_grid({}, None).points == (Point(),)
+    assert Grid.from_dict(grid.to_dict()) == grid
+
+
+@pytest.mark.parametrize(
+    ("tune", "on", "says"),
+    [
+        ({"lrr": 1}, "val", "no field 'lrr' to tune. Did you mean 'lr'"),
+        ({"lr": ["1e-3", "0.001"]}, "val", "lr=0.001 is to be tried twice"),
+        ({"lr": ()}, "val", "no value of lr"),
+        ({"lr": "fast"}, "val", "'fast' is no value of lr, which is a number"),
+        ({"epochs": 1.5}, "val", "1.5 is no value of epochs, which is a whole number"),
+        ({"epochs": True}, "val", "True is no value of epochs"),
+        ({"optimizer": "adam"}, "val", "adamw or sgd"),
+        ({"randaugment": "2"}, "val", "with : between them or none"),
+        ({"lr": 1e-3}, None, "--tune-on val"),
+        ({"lr": 1e-3}, "test", "chosen on test: the best of several"),
+        ({"lr": 1e-3}, "vla", "only on the validation split"),
+        ({}, "val", "without anything to tune"),
+    ],
+)
+def test_bad_grids_are_refused_with_a_remedy(tune, on, says):
+    with pytest.raises(UserError, match=says):
+        make_grid(tune, on)
+
+
+@pytest.mark.parametrize("text", ["lr", "lr=", "=3", "lr=1", "lr=2"])
+def test_what_the_shell_takes(text):
+    with pytest.raises(UserError, match="--tune"):
+        grid_from_text([text, "lr=1"])
+
+
+def test_an_arm_may_not_set_what_is_tuned_but_anything_else():
+    check_plan(tuned({"lr": 1e-4}, ["train(attention)+dpn"]))
+    with pytest.raises(UserError, match=r"Arm slow sets lr=0.5, and lr is tuned"):
+        check_plan(tuned({"lr": 1e-4}, [Arm("slow", (DualPatchNorm(),), {"lr": 0.5})]))
+    with pytest.raises(UserError, match=r"lr=-1: recipe: lr must be at least 0"):
+        check_plan(tuned({"lr": (1, -1)}))
+
+
+def test_the_best_mean_wins_the_first_of_equals_and_divergence_is_worst():
+    scores = {A: {0: 0.5, 1: 0.7}, B: {0: 0.7, 1: 0.7}, C: {0: 0.8, 1: 0.6}}
+    assert choose(scores) == B
+    assert choose(scores, higher_is_better=False) == A
+    assert choose({**scores, B: {0: 0.9, 1: None}}) == C
+    assert choose({A: {0: None, 1: None}, B: {0: None, 1: 0.1}, C: {0: None, 1: 0.1}}) == B
+    assert choose({A: {0: None}, B: {0: None}}) == A
+
+
+def test_every_arm_has_the_same_budget_and_base_comes_first():
+    study = tuned({"lr": (1e-4, 3e-4, 1e-3)}, ["dpn", "rms"])
+    trials = study.tuning_trials()
+    assert len(trials) == len(set(trials)) == 3 * 2 * 3
+    assert Counter(trial.arm.name for trial in trials) == {"base": 6, "dpn": 6, "rms": 6}
+    assert {trial.arm.name for trial in trials[:3]} == {"base"}
+    assert study.recipe_of(study.arm("dpn"), C).optimizer.lr == 1e-3
+
+
+def test_work_is_named_for_a_worker():
+    study = tuned({"lr": (1e-4, 3e-4), "randaugment": ((2, 10.0), None)})
+    for trial in study.tuning_trials():
+        assert study.work(trial.to_dict()) == trial
+        assert study.work(Evaluation(trial, "test").to_dict()) == Evaluation(trial, "test")
+    assert Settings.from_dict(study.to_dict()) == study
+
+
+def test_values_may_be_added_but_nothing_may_leave():
+    old = tuned({"lr": (1e-4, 3e-4)}).to_dict()
+    assert differences(old, tuned({"lr": (1e-3, 3e-4, 1e-4)}).to_dict()) == []
+    assert differences(old, tuned({"lr": 1e-4}).to_dict()) == ["tune lr: [0.0001, 0.0003] -> [0.0001]"]
+    assert differences(old, tuned({}).to_dict()) == ["tune: lr -> (nothing)"]
+    assert differences(tuned({}).to_dict(), old) == ["tune: (nothing) -> lr"]
+    both = tuned({"lr": (1e-4, 3e-4), "weight_decay": 0.1}).to_dict()
+    assert differences(old, both) == ["tune: lr -> lr weight_decay"]
+
+
+def test_a_choice_at_the_end_of_what_was_tried_is_reported():
+    grid = make_grid({"lr": (3e-4, 1e-4, 1e-3), "optimizer": ("sgd", "adamw"), "weight_decay": 0.1}, "val")
+    assert at_the_edge(grid, Point((("lr", 1e-4), ("optimizer", "sgd"), ("weight_decay", 0.1)))) == ["lr"]
+    assert at_the_edge(grid, Point((("lr", 3e-4), ("optimizer", "sgd"), ("weight_decay", 0.1)))) == []
+
+
+def test_a_model_is_shown_without_its_options_and_kept_apart_from_others_of_its_name():
+    first, second = (Point((("base", f"hf-text:big_bird?hidden_size={n}&num_hidden_layers=2"),)) for n in (32, 64))
+    assert str(first).startswith("base=hf-text:big_bird?…")
+    assert len({str(first), str(second)}) == 2
+    assert first.spelled == "base=hf-text:big_bird?hidden_size=32&num_hidden_layers=2"
+    assert str(Point((("base", "timm:pvt_v2_b0?drop_rate=0.1"),))) == "base=timm:pvt_v2_b0?drop_rate=0.1"

@@ -75,9 +75,13 @@ def there(run_once, tmp_path, on):
     return f"file://{tmp_path}/there/x"
 
 
+def folder_of(there):
+    return Path(there.removeprefix("file://"))
+
+
 def files(folder):
-    found = (path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
-    return {name for name in found if not name.endswith((".sent.json", ".lock", ".lease", ".copy"))}
+    names = (path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
+    return {name for name in names if not name.endswith((".sent.json", ".lock", ".lease", ".copy"))}
 
 
 def contents(folder):
@@ -97,29 +101,15 @@ def test_addresses_and_folders_are_told_apart(on, tmp_path):
         download(f"file://{tmp_path}/none")
 
 
+UNKNOWN = ["S3://bucket/x", "S3:bucket/x", "zip://a::s3://b", "simplecache::s3://b/x", "dir::file:///x", "dbfs:/x"]
+UNKNOWN += ["github://user:KEY@main/x", "S3://KEY:VALUE@bucket/x", "nowhere://KEY:VALUE@x", "nowhere://x/y"]
+UNKNOWN += ["simplecache::s3://KEY:VALUE@b/x", "x/y::s3://KEY:VALUE@b/x"]
+UNKNOWN += [f"{protocol}://x" for protocol in ("zip", "tar", "gist", "generic", "reference", "https")]
+WITH_KEYS = ["s3://KEY:VALUE@bucket/x", "s3://KEY@bucket/x", "sftp://user:VALUE@host/x", "abfs://x/y?sig=VALUE"]
 WRONG_ADDRESSES = {
     "is not an address of a folder": ["s3://", "s3://bucket/../x", "s3:bucket/x"],
-    "is not a place for a study": [
-        "S3://bucket/x",
-        "S3:bucket/x",
-        "zip://a::s3://b",
-        "simplecache::s3://b/x",
-        "dir::file:///x",
-        "github://user:KEY@main/x",
-        "S3://KEY:VALUE@bucket/x",
-        "nowhere://KEY:VALUE@x",
-        "simplecache::s3://KEY:VALUE@b/x",
-        "x/y::s3://KEY:VALUE@b/x",
-        "dbfs:/x",
-        "nowhere://x/y",
-        *(f"{protocol}://x" for protocol in ("zip", "tar", "gist", "generic", "reference", "https")),
-    ],
-    "has keys or options in it": [
-        "s3://KEY:VALUE@bucket/x",
-        "s3://KEY@bucket/x",
-        "sftp://user:VALUE@host/x",
-        "abfs://x/y?sig=VALUE",
-    ],
+    "is not a place for a study": UNKNOWN,
+    "has keys or options in it": WITH_KEYS,
 }
 
 
@@ -164,9 +154,9 @@ def test_another_machine_reads_it_and_adds_to_it_without_training_again(there, o
     after = study(seeds=2).run(there, **QUIET)
     assert set(trained) == {1}
     assert len(after.base.scores) == 2
-    assert (Path(there[len("file://") :]) / "trials/dpn/seed1/result.json").exists()
+    assert (folder_of(there) / "trials/dpn/seed1/result.json").exists()
     assert len(list(place(there).rglob("*.safetensors"))) == 4
-    assert len(list(Path(there[len("file://") :]).rglob("*.safetensors"))) == 4
+    assert len(list(folder_of(there).rglob("*.safetensors"))) == 4
     on("three")
     assert cli.main(["report", there]) == 0
     assert f"Report: {there}/report.html" in capsys.readouterr().out
@@ -175,7 +165,7 @@ def test_another_machine_reads_it_and_adds_to_it_without_training_again(there, o
     assert json.loads(capsys.readouterr().out)["split"] == "test"
     assert export_line(place(trial)) == f"vitmods export {trial} --to onnx"
     on("four")
-    image = Path(there[len("file://") :]) / "image.png"
+    image = folder_of(there) / "image.png"
     from PIL import Image
 
     Image.new("L", (8, 8)).save(image)
@@ -202,7 +192,7 @@ def test_a_trial_that_was_stopped_goes_on_on_another_machine(tmp_path, on, monke
     on("two")
     assert cli.main([*options, "--out", goes]) == 0
     assert not files(folder) & {"checkpoint.pt", "checkpoint.previous.pt"}
-    whole, other = ((one / "model.safetensors").read_bytes() for one in (tmp_path / "whole", folder))
+    whole, other = ((out / "model.safetensors").read_bytes() for out in (tmp_path / "whole", folder))
     assert whole == other
     on("one")  # whose checkpoint is old by now
     assert cli.main([*options, "--out", goes]) == 0
@@ -314,7 +304,7 @@ def wait_until_interrupted():
 
 @pytest.mark.parametrize("part", ["", "trials/dpn/seed0", "trials/dpn/seed0 as a whole", "trials/dpn"])
 def test_a_copy_that_vanishes_ends_the_run_and_nothing_at_the_address(there, on, part, capsys):
-    folder, address_folder = StudyFolder(there), Path(there[len("file://") :])
+    folder, address_folder = StudyFolder(there), folder_of(there)
     before = contents(address_folder)
 
     def work():
@@ -403,7 +393,7 @@ def test_without_a_network_nothing_is_lost_and_the_next_run_sends_it(there, on, 
     with folder.lock():
         failing["left"] = 2
         (folder.path / "note.txt").write_text("a")
-    assert (Path(there[7:]) / "note.txt").read_text() == "a"  # the third attempt
+    assert (folder_of(there) / "note.txt").read_text() == "a"  # the third attempt
 
     def work_without_a_network():
         with folder.lock():
@@ -423,7 +413,7 @@ def test_without_a_network_nothing_is_lost_and_the_next_run_sends_it(there, on, 
     failing["left"] = 0
     with folder.lock():
         assert (folder.path / "note.txt").read_text() == "b"
-    assert (Path(there[7:]) / "note.txt").read_text() == "b"
+    assert (folder_of(there) / "note.txt").read_text() == "b"
 
 
 def test_a_trial_that_two_machines_have_changed_is_kept_by_both(mirror, tmp_path, on, capsys):
@@ -510,8 +500,8 @@ def test_where_nothing_moves_onto_a_file_it_is_sent_again_too(there, on, monkeyp
     for text in ("a", "other"):
         with folder.lock():
             (folder.path / "note.txt").write_text(text)
-        assert (Path(there[len("file://") :]) / "note.txt").read_text() == text
-    assert not list(Path(there[len("file://") :]).rglob("*.tmp"))
+        assert (folder_of(there) / "note.txt").read_text() == text
+    assert not list(folder_of(there).rglob("*.tmp"))
 
 
 def test_a_run_at_work_elsewhere_is_refused(there, on, monkeypatch):

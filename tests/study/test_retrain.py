@@ -43,32 +43,39 @@ def copied(ended, tmp_path):
     return shutil.copytree(ended, tmp_path / "out")
 
 
+@pytest.fixture(scope="module")
+def retrained(ended, tmp_path_factory):
+    """A copy of the study whose base is trained on all images, and what its retraining returned."""
+    out = shutil.copytree(ended, tmp_path_factory.mktemp("retrained") / "out")
+    return out, make().retrain(out, **HERE)
+
+
 def test_it_is_trained_on_all_images_and_has_no_number(copied):
     before = {path: path.read_bytes() for path in copied.glob("trials/**/*.*") if path.is_file()}
-    found = make().retrain(copied, "dpn", **HERE)
+    retraining = make().retrain(copied, "dpn", **HERE)
     counts = json.loads((copied / "study.json").read_text())["data"]["splits"]
-    config = json.loads((found.folder / "config.json").read_text())
+    config = json.loads((retraining.folder / "config.json").read_text())
     total = sum(split["count"] for split in counts.values())
-    assert found.folder == copied / "retrained" / "dpn"
+    assert retraining.folder == copied / "retrained" / "dpn"
     assert {name: split["count"] for name, split in config["data"]["splits"].items()} == {"train": total}
-    assert found.result["steps"] == 2 * (total // 64)
-    assert found.result["metrics"] == {}
-    assert found.result["split"] is None
-    assert not list(found.folder.glob("*.npz"))
+    assert retraining.result["steps"] == 2 * (total // 64)
+    assert retraining.result["metrics"] == {}
+    assert retraining.result["split"] is None
+    assert not list(retraining.folder.glob("*.npz"))
     answer = Answer.load(copied)
     mean = next(iter(answer.arms[0].scores.values()))
-    assert answer.metric.shown(mean) in str(found)
-    assert "cannot be measured" in str(found)
+    assert answer.metric.shown(mean) in str(retraining)
+    assert "cannot be measured" in str(retraining)
     assert before == {path: path.read_bytes() for path in before}
 
 
-def test_what_now_names_the_command_and_then_the_checkpoint(copied):
-    asked = [step.command for step in next_steps(Answer.load(copied))]
-    assert any(command.endswith(", arm='base')") and ".retrain(" in command for command in asked)
-    found = make().retrain(copied, **HERE)
-    assert found.arm == "base"
-    commands = [step.command for step in next_steps(Answer.load(copied))]
-    assert f"vitmods export {found.folder} --to onnx" in commands
+def test_what_now_names_the_command_and_then_the_checkpoint(ended, retrained):
+    before = [step.command for step in next_steps(Answer.load(ended))]
+    assert any(command.endswith(", arm='base')") and ".retrain(" in command for command in before)
+    out, retraining = retrained
+    assert retraining.arm == "base"
+    commands = [step.command for step in next_steps(Answer.load(out))]
+    assert f"vitmods export {retraining.folder} --to onnx" in commands
     assert not any(".retrain(" in command for command in commands)
 
 
@@ -87,22 +94,17 @@ def test_what_has_no_one_arm_to_take_is_refused(kind, copied, monkeypatch):
         study.retrain(copied, **HERE)
 
 
-def test_the_seeds_of_the_study_stand(copied):
-    study = make(seeds=None)  # as many as were planned; the study itself says how many
-    assert study.retrain(copied, **HERE).finished
-
-
 def test_another_study_or_arm_is_refused(copied, tmp_path):
     with pytest.raises(UserError, match=r"epochs.*2 -> 3"):
         make(recipe=RECIPE.with_(epochs=3)).retrain(copied, **HERE)
     with pytest.raises(UserError, match=r"no arm 'dpm'\. Did you mean 'dpn'"):
         make().retrain(copied, "dpm", **HERE)
-    with pytest.raises(UserError, match="no study"):
+    with pytest.raises(UserError, match=r"no study in .*nothing yet: .*without --retrain"):
         make().retrain(tmp_path / "nothing", **HERE)
 
 
-def test_it_goes_on_where_it_was_stopped(copied, tmp_path, monkeypatch):
-    whole = make().retrain(shutil.copytree(copied, tmp_path / "other"), **HERE).folder
+def test_it_continues_where_it_was_stopped(copied, retrained, monkeypatch):
+    whole = retrained[1].folder
     batches = vm.data.ImageDataset.train_batches
 
     def stopped(self, **options):
@@ -117,28 +119,30 @@ def test_it_goes_on_where_it_was_stopped(copied, tmp_path, monkeypatch):
     monkeypatch.undo()
     folder = retrained_folder(copied, "base")
     assert (folder / "checkpoint.pt").exists()
-    make().retrain(copied, **HERE)
+    make(seeds=None).retrain(copied, **HERE)  # as many seeds as the study itself says were planned
     assert (folder / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
     time = (folder / WEIGHTS).stat().st_mtime_ns
     make().retrain(copied, **HERE)
     assert (folder / WEIGHTS).stat().st_mtime_ns == time
 
 
-def test_it_predicts_and_is_not_evaluated_on_its_own_images(copied):
-    folder = make().retrain(copied, **HERE).folder
+def test_it_predicts_and_is_not_evaluated_on_its_own_images(retrained):
+    folder = retrained[1].folder
     for data in (None, "digits"):
         with pytest.raises(UserError, match="trained on all images of digits"):
             evaluate(folder, data=data, device="cpu")
     assert Checkpoint.open(str(folder)).settings["train_on_all"] is True
 
 
-def test_it_is_evaluated_on_other_images(copied, tmp_path, monkeypatch):
-    folder = make().retrain(copied, **HERE).folder
+def test_it_is_evaluated_on_other_images(retrained, monkeypatch):
     read = []
-    monkeypatch.setattr("vitmods.study.evaluate.load_images", lambda s, *rest: read.append(s) or load_images(
-        {**s, "data": "digits"}, *rest))  # fmt: skip
-    found = evaluate(folder, data="elsewhere", device="cpu")
-    assert found[0]["split"] == "test"
+
+    def load_digits(settings, *options):
+        read.append(settings)
+        return load_images({**settings, "data": "digits"}, *options)
+
+    monkeypatch.setattr("vitmods.study.evaluate.load_images", load_digits)
+    assert evaluate(retrained[1].folder, data="elsewhere", device="cpu")[0]["split"] == "test"
     assert "train_on_all" not in read[0]
 
 
@@ -160,19 +164,19 @@ def test_trained_weights_and_foreign_bases(ended, tmp_path):
         "timm:test_vit", ["replace(rms)"], "digits", RECIPE, 1, limit_train=64, img_size=32, in_chans=3, limit_val=20
     )
     run(foreign, tmp_path / "foreign")
-    found = foreign.retrain(tmp_path / "foreign", "replace(rms)", **HERE)
-    assert found.finished
-    assert Checkpoint.open(str(found.folder)).classes == tuple(map(str, range(10)))
+    retraining = foreign.retrain(tmp_path / "foreign", "replace(rms)", **HERE)
+    assert retraining.finished
+    assert Checkpoint.open(str(retraining.folder)).classes == tuple(map(str, range(10)))
 
 
 def test_several_labels(tmp_path, labeled):
     recipe = plain(epochs=1).with_(batch_size=8, loss="sigmoid")
     study = Study("mu/4", ["dpn"], labeled, recipe, 1, task="multilabel", img_size=8, in_chans=1)
     run(study, tmp_path / "out")
-    found = study.retrain(tmp_path / "out", **HERE)
-    config = json.loads((found.folder / "config.json").read_text())
+    retraining = study.retrain(tmp_path / "out", **HERE)
+    config = json.loads((retraining.folder / "config.json").read_text())
     assert config["data"]["splits"]["train"]["count"] == 40
-    assert found.finished
+    assert retraining.finished
 
 
 @pytest.fixture
@@ -231,7 +235,7 @@ def test_the_cheapest_of_the_best_is_taken():
     arms = [arm("large", 3, 1.2), arm("cheap", 2, 1.0), arm("weak", 1, 0.5), arm("saves", 0, 0.1, "no worse")]
 
     def best(*names, among=arms):
-        gains = {one.name: one.effect for one in among}
+        gains = {arm.name: arm.effect for arm in among}
         answer = type("Found", (dict,), {"arms": among, "base": "base", "decision": SimpleNamespace(best=names)})
         return best_arm(answer(gains))
 
@@ -247,14 +251,13 @@ def test_commands():
 
 
 def test_the_shell(copied, capsys, tmp_path):
-    given = [
+    command = [
         "compare", "--base", "mu/4", "--arms", "dpn", "--seeds", "1", "--recipe", "plain", "--epochs", "2", "--quiet",
         "--batch-size", "64", "--limit-train", "128", "--device", "cpu", "--out", str(copied), "--retrain", "best",
     ]  # fmt: skip
-    assert main(given) == 0
-    shown = capsys.readouterr().out
-    assert "base is trained on all images" in shown
+    assert main(command) == 0
+    assert "base is trained on all images" in capsys.readouterr().out
     assert "retrained/base" in (copied / "report.html").read_text()
     for more in (["--dry-run"], ["--pilot"], ["--budget", "2h"]):
-        assert main([*given, *more]) == 2
+        assert main([*command, *more]) == 2
         assert "drop --dry-run, --pilot and --b" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Studies that begin with trained weights, and arms that train a part."""
+"""Studies that begin with trained weights, of one checkpoint or of a folder of them, and arms that train a part."""
 
 import json
 
@@ -7,13 +7,13 @@ import torch
 
 import vitmods as vm
 from vitmods.adapters import open_checkpoint
+from vitmods.cli import main
 from vitmods.finetune import parameter_roles
 from vitmods.recipes import plain
 from vitmods.study import Study
 from vitmods.study.arms import Arm, arm_from_text, make_arms
 from vitmods.study.checkpoints import Start, open_trial
 from vitmods.study.plan import Settings, Trial
-from vitmods.study.run import python_call
 from vitmods.study.store import Facts, StudyFolder
 from vitmods.study.study import fixed_settings
 from vitmods.study.trial import TrialRunner, base_config, build_model
@@ -24,6 +24,8 @@ pytestmark = pytest.mark.usefixtures("short_clocks")
 
 RECIPE = plain(epochs=1).with_(batch_size=64, lr=1e-3)
 IMAGES = {"img_size": 8, "in_chans": 1, "val_fraction": None, "test_fraction": None, "split_seed": 0}
+SHORT = {"data": "digits", "recipe": RECIPE, "limit_train": 128}
+RUN = {"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False}
 
 
 @pytest.fixture(scope="module")
@@ -55,17 +57,15 @@ def test_parts_as_arms_of_a_study(checkpoint, tmp_path):
         ("attention", "train(attention)"),
         ("dpn+train(head)", "dpn+train(head)"),
     ]
-    assert record["arms"][0]["model"]["changes"][0]["title"] == "Trains attention alone"
+    assert record["arms"][0]["model"]["changes"][0]["title"] == "Trains only attention"
     assert record["arms"][0]["cost"]["peak_memory"]["ratio"] < 1  # of what is trained
     started = build_model(base_config(study.settings, 10), Arm("base"), 0, study.settings.fixed["start"])
-    after, roles = (
-        open_trial(StudyFolder(tmp_path).trial(Trial(Arm("attention"), 0))).state_dict(),
-        parameter_roles(started),
-    )
+    after = open_trial(StudyFolder(tmp_path).trial(Trial(Arm("attention"), 0))).state_dict()
+    roles = parameter_roles(started)
     moved = {roles[name] for name, value in started.state_dict().items() if not torch.equal(after[name], value)}
     assert moved == {"attention", "positions", "head"}
 
-    assert "Trains attention alone" in result.report().read_text()
+    assert "Trains only attention" in result.report().read_text()
     files = {path: path.read_bytes() for path in tmp_path.rglob("result.json")}
     assert run(make(checkpoint, [*study.settings.arms, "ffn"]), tmp_path).complete  # an arm more
     assert all(path.read_bytes() == content for path, content in files.items())
@@ -97,12 +97,9 @@ def test_another_size_and_other_classes(checkpoint, positions):
     assert model(torch.randn(1, 1, 16, 16)).shape == (1, 4)
 
 
-def test_the_call_in_the_report_is_the_same_study(checkpoint):
+def test_the_call_in_the_report_is_the_same_study(checkpoint, settings_of_call):
     study = make(checkpoint)
-    call = python_call(study.settings, "out")
-    names = {}
-    exec(call.replace("vm.Study(", "study = vm.Study(").removesuffix(".run('out')"), names)
-    assert names["study"].settings.to_dict() == study.settings.to_dict()
+    assert settings_of_call(study).to_dict() == study.settings.to_dict()
     assert str(checkpoint) in repr(study)
 
 
@@ -114,9 +111,8 @@ def test_a_trial_says_how_its_images_were_normalized(checkpoint):
 def test_a_file_of_weights_is_a_checkpoint_too(tmp_path):
     model = vm.vit("Ti1/16", img_size=32, num_classes=4).eval()
     vm.adapters.save(model, tmp_path / "deit.pth")
-    found = open_checkpoint(str(tmp_path / "deit.pth"))
     images = torch.randn(1, 3, 32, 32)
-    assert torch.equal(found(images), model(images))
+    assert torch.equal(open_checkpoint(str(tmp_path / "deit.pth"))(images), model(images))
 
 
 def test_weights_that_changed_are_refused(checkpoint, tmp_path):
@@ -144,9 +140,8 @@ def test_weights_that_changed_are_refused(checkpoint, tmp_path):
     ],
 )
 def test_what_cannot_be_begun_is_refused(checkpoint, options, words):
-    given = {"base": None, "arms": ["ffn"], "start": str(checkpoint), **options}
     with pytest.raises(UserError, match=words):
-        Study(given.pop("base"), given.pop("arms"), "digits", RECIPE, **given)
+        Study(**{"base": None, "arms": ["ffn"], "start": str(checkpoint), "recipe": RECIPE, **options})
 
 
 def test_other_channels_are_refused(checkpoint):
@@ -186,3 +181,88 @@ def test_studies_read_their_arms_from_the_folder(checkpoint):
     again = Settings.from_dict(json.loads(json.dumps(settings.to_dict())))
     assert again.to_dict() == settings.to_dict()
     assert again.recipe_of(again.arm("attention")).train == "attention"
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("pretrained")
+    Study("mu2/4", ["dpn", "post=placement(attn=post,mlp=post)"], seeds=2, **SHORT).run(out, **RUN)
+    return out
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, size in (("base", "mu2/4"), ("wide", "mu3/4")):
+        torch.manual_seed(0)
+        vm.adapters.save(vm.vit(size, img_size=8, in_chans=1, num_classes=10), tmp_path / f"{name}.safetensors")
+    return tmp_path
+
+
+def model_of(study, name, seed=0):
+    settings = study.settings
+    return build_model(base_config(settings, 10), settings.arm(name), seed, settings.fixed["start"])
+
+
+def body(model):
+    return {name: value for name, value in model.state_dict().items() if not name.startswith("head.")}
+
+
+@pytest.mark.parametrize("arm", ["base", "dpn", "post"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_each_arm_and_seed_begins_with_its_own_weights(pretrained, arm, seed):
+    study = Study(start=pretrained, seeds=2, **SHORT)
+    assert [arm.name for arm in study.settings.arms] == ["dpn", "post"]
+    trained = open_trial(pretrained / "trials" / arm / f"seed{seed}")
+    begun = model_of(study, arm, seed)
+    assert begun.vit_config == trained.vit_config
+    for name, value in body(trained).items():
+        assert torch.equal(body(begun)[name], value)
+    assert not torch.equal(begun.head.weight, trained.head.weight)
+
+
+def test_changes_that_the_folder_lacks_begin_with_base(pretrained):
+    study = Study(start=pretrained, arms=["dpn", "normformer", "dpn+train(attention)", "attention"], **SHORT, seeds=2)
+    starts = {arm.name: arm.start and arm.start.rsplit("/", 1)[-1] for arm in study.settings.arms}
+    assert starts == {"dpn": "dpn", "normformer": None, "dpn+train(attention)": "dpn", "attention": None}
+    assert study.settings.arm("dpn+train(attention)").recipe == {"train": "attention"}
+    base = open_trial(pretrained / "trials/base/seed1")
+    assert torch.equal(body(model_of(study, "normformer", 1))["pos_embed"], base.pos_embed)
+
+
+def test_a_study_of_transfer_runs_to_its_report(pretrained, tmp_path, settings_of_call):
+    study = Study(start=pretrained, seeds=1, **SHORT)
+    result = study.run(tmp_path, **RUN)
+    assert result.complete
+    assert "Starts from its own trained weights" in result.report().read_text()
+    assert study.run(tmp_path, **RUN).to_dict() == result.to_dict()
+    assert settings_of_call(study).to_dict() == study.settings.to_dict()
+
+
+def test_a_folder_of_files(folder):
+    study = Study(start=folder, **SHORT)
+    assert study.settings.arms == (Arm("wide", start=str(folder / "wide.safetensors")),)
+    assert study.settings.arms[0].text == "from wide.safetensors"
+    wide = open_checkpoint(str(folder / "wide.safetensors"))
+    for seed in (0, 3):
+        assert torch.equal(model_of(study, "wide", seed).pos_embed, wide.pos_embed)
+
+
+def test_the_shell_takes_the_arms_of_the_folder(folder, capsys):
+    assert main(["compare", "--from", str(folder), "--limit-train", "128", "--epochs", "1", "--dry-run"]) == 0
+    assert "wide" in capsys.readouterr().out
+
+
+def test_a_seed_that_was_not_trained_is_named(pretrained, tmp_path):
+    with pytest.raises(UserError, match=r"does not hold seed2, but seed0, seed1"):
+        Study(start=pretrained, seeds=[2], **SHORT).run(tmp_path, **RUN)
+
+
+def test_a_folder_without_base_is_refused(folder):
+    (folder / "base.safetensors").unlink()
+    with pytest.raises(UserError, match="holds the checkpoints wide, and none is named base"):
+        Study(start=folder, **SHORT)
+
+
+def test_one_fine_tuning_takes_one_checkpoint(folder, capsys):
+    assert main(["finetune", "--model", str(folder)]) == 2
+    assert "holds several checkpoints: base, wide" in " ".join(capsys.readouterr().err.split())

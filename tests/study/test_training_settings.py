@@ -15,30 +15,20 @@ from vitmods.study.store import StudyFolder
 from vitmods.study.trial import base_config, build_model
 from vitmods.util.errors import UserError
 
-RECIPE = plain().with_(
-    batch_size=100,
-    steps=5,
-    warmup_steps=2,
-    lr_batch=200,
-    dropout=0.1,
-    drop_path=0.3,
-    drop_path_shape="constant",
-    init="big_vision",
-    head_bias=-2.0,
-)
+RECIPE = plain().with_(batch_size=100, steps=5, warmup_steps=2, lr_batch=200, dropout=0.1, init="big_vision")
+RECIPE = RECIPE.with_(drop_path=0.3, drop_path_shape="constant", head_bias=-2.0)
 
 
 def study(arms=("dpn",), recipe=RECIPE, **options):
     return Study(None if "start" in options else "mu2/4", list(arms), "digits", recipe, 1, limit_train=250, **options)
 
 
-def run(one, out):
-    return one.run(out, workers=1, device="cpu", cost_seconds=0, progress=False)
+def run(study, out):
+    return study.run(out, workers=1, device="cpu", cost_seconds=0, progress=False)
 
 
-def built(one, arm="base"):
-    settings = one.settings
-    arm = settings.arm(arm)
+def built(study, name="base"):
+    settings, arm = study.settings, study.settings.arm(name)
     return build_model(base_config(settings, 10), arm, 0, settings.fixed.get("start"), settings.recipe_of(arm))
 
 
@@ -66,9 +56,9 @@ def test_every_arm_is_built_as_the_recipe_says():
 
 
 def test_an_arm_may_have_another_drop_path():
-    one = study([Arm("deeper", (), {"drop_path": 0.5})])
-    assert rates(built(one, "deeper")) == [0.5] * 4
-    assert rates(built(one)) == [0.3] * 4
+    deeper = study([Arm("deeper", (), {"drop_path": 0.5})])
+    assert rates(built(deeper, "deeper")) == [0.5] * 4
+    assert rates(built(deeper)) == [0.3] * 4
 
 
 def test_trained_weights_are_dropped_too_and_the_new_head_is_as_said(finished):

@@ -6,16 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from vitmods.data import ImageDataset
-from vitmods.evals import ProtocolResult
+from vitmods.evals import PROTOCOLS, ProtocolResult, metrics
+from vitmods.evals.options import Options
 from vitmods.recipes import plain
-from vitmods.report import render
+from vitmods.report import render, write_report
 from vitmods.study import Answer, Study
 from vitmods.study.arms import Arm
-from vitmods.study.plan import MOST_SEEDS
+from vitmods.study.plan import MARGINS, MOST_SEEDS, Measure, options_from
 from vitmods.study.trial import TrialRunner
 from vitmods.util.errors import UserError
 
@@ -228,18 +231,10 @@ def test_the_table_and_the_report_tell_what_was_tried(played, tmp_path):
         (("train", "val"), "no test split: what is chosen on val cannot be reported on val"),
     ],
 )
-def test_both_splits_are_needed(splits, says, tmp_path):
-    from PIL import Image
-
-    for split in splits:
-        for name in ("cat", "dog"):
-            (tmp_path / "images" / split / name).mkdir(parents=True)
-            for number in range(3):
-                place = tmp_path / "images" / split / name / f"{number}.png"
-                Image.new("RGB", (8, 8), (number, len(split), len(name))).save(place)
-    recipe = RECIPE.with_(batch_size=2)
-    none = {"val_fraction": 0.0} if "val" not in splits else {}
-    study = Study("mu/4", ["dpn"], tmp_path / "images", recipe, img_size=8, **none, **GRID)
+def test_both_splits_are_needed(splits, says, tmp_path, draw_images):
+    images, recipe = draw_images(tmp_path / "images", splits), RECIPE.with_(batch_size=2)
+    without_val = {"val_fraction": 0.0} if "val" not in splits else {}
+    study = Study("mu/4", ["dpn"], images, recipe, img_size=8, **without_val, **GRID)
     with pytest.raises(UserError, match=says):
         run(study, tmp_path / "out")
 
@@ -330,3 +325,78 @@ def test_killed_at_training_and_at_evaluating_it_ends_in_the_same_results(traine
     assert len(list((tmp_path / "out").glob("trials/*/*/*/test.json"))) == 2
     answer = run(make(**GRID), tmp_path / "out").to_dict()
     assert without_times(answer) == without_times(result.to_dict())
+
+
+@pytest.fixture(scope="module")
+def untuned(tmp_path_factory):
+    out = tmp_path_factory.mktemp("metric") / "out"
+    return run(make(seeds=2), out), out
+
+
+def test_another_metric_reads_the_same_weights(untuned, monkeypatch):
+    _, out = untuned
+    before = {path: path.read_bytes() for path in out.glob("trials/*/*/result.json")}
+    monkeypatch.setattr("vitmods.train.trial.TrialRun", None)  # whatever trains now fails
+    result = run(make(seeds=2, metric="nll"), out)
+    record, effect = result.to_dict(), result["dpn"]
+    assert record["metric"] == asdict(metrics()["nll"])
+    assert record["splits"] == ["val", "test"]
+    assert effect.margin == record["margin"] == 0.01
+    base, dpn = record["base"]["scores"], record["arms"][0]["scores"]
+    assert effect.effect == pytest.approx(sum(dpn[s] - base[s] for s in base) / 2)
+    assert {"top1", "ece", "brier"} <= set(record["other_metrics"])
+    page = write_report(result).read_text()
+    assert "nats of negative log-likelihood" in page
+    assert "lower is better" in page
+    assert "Validation top-1 in %" in page
+    assert {path: path.read_bytes() for path in before} == before
+    few = run(make(seeds=2, metric="fewshot5"), out).to_dict()
+    assert few["settings"]["metric"]["options"]["shots"] == [5]
+    assert run(make(seeds=2), out).to_dict()["metric"]["name"] == "top1"
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        ("accuracy", "Did you mean 'top1'"),
+        ("briar", "Did you mean 'brier'"),
+        (Measure("fewshot5", Options(shots=(1,))), r"fewshot5 does not depend on shots=\(1,\): leave --shots out"),
+        (Measure("ece", Options(severities=(1,))), r"ece does not depend on severities"),
+        (Measure("mce", Options(severities=(1,))), ""),
+    ],
+)
+def test_metrics_that_cannot_be_measured_are_refused(metric, message):
+    with pytest.raises(UserError, match=message):
+        make(metric=metric)
+
+
+def test_options_of_metrics_are_checked_before_anything_is_trained(tmp_path):
+    assert make(metric="fewshot3").settings.measure.options.shots == (3,)
+    assert make(metric=Measure("mean_corruption_error", Options(severities=(1,), textures=Path("frost"))))
+    with pytest.raises(UserError, match="25 shots need as many training images"):
+        run(make(metric="fewshot25", limit_train=100), tmp_path)
+    assert not (tmp_path / "trials").exists()
+
+
+def test_options_survive_json():
+    options = Options(shots=(1, 5), corruptions=("fog",), severities=(2,), textures=Path("frost"))
+    record = Measure("fewshot5", options).to_dict()
+    assert options_from(json.loads(json.dumps(record["options"]))) == options
+
+
+@pytest.mark.parametrize("metric", ["top1", "ece"])
+def test_the_call_in_the_report_is_the_same_study(metric, settings_of_call):
+    study = make(metric=metric, **GRID)
+    assert settings_of_call(study).to_dict() == study.settings.to_dict()
+    other = make(metric=Measure("mean_corruption_error", Options(corruptions=("fog",), severities=(1, 2))))
+    assert settings_of_call(other) == other.settings
+
+
+def test_every_metric_can_be_asked_for():
+    """What the protocols do with images is their own tests' matter."""
+    assert {metric.unit for metric in metrics().values()} <= set(MARGINS)
+    for name, metric in metrics().items():
+        study = make(metric=name)
+        assert study.settings.measure.metric == metric
+        assert study.settings.margin == MARGINS[metric.unit]
+        assert metric.protocol in ("", *PROTOCOLS)
