@@ -7,7 +7,6 @@ from scipy import stats
 import vitmods as vm
 from vitmods.stats.fit import fit
 from vitmods.stats.width import against_base, over_parts, overlap_of
-from vitmods.util.errors import UserError
 
 STUDIES = [pytest.param(2_000, id="2000"), pytest.param(20_000, id="20000", marks=pytest.mark.long)]
 
@@ -37,12 +36,6 @@ def test_the_variance_is_right_where_parts_resemble_each_other_as_it_assumes(n_t
     found = fit(np.concatenate([np.zeros_like(values), values], 1)).against
     assert over_parts(found, overlap_of(n_test, n_train)).own.mean() == pytest.approx(true, rel=0.03)
     assert found.own.mean() < 0.7 * true
-
-
-@pytest.mark.parametrize("sizes", [(0, 10), (10, 0), (-1, 10)])
-def test_sizes_are_numbers_of_images(sizes):
-    with pytest.raises(UserError, match="above 0"):
-        vm.decide(scores_of(table()), resampled=sizes)
 
 
 def test_one_arm_has_the_corrected_t_interval():
@@ -84,12 +77,6 @@ def test_images_of_each_part_count_by_their_mean():
     means = {arm: {s: x.mean() for s, x in own.items()} for arm, own in each.items()}
     assert vm.decide(each, resampled=(20, 80)).to_dict() == vm.decide(means, resampled=(20, 80)).to_dict()
     assert vm.decide({**means, "b": {0: None}}, resampled=(20, 80))["b"].n == 0
-
-
-@pytest.mark.parametrize("other", [{"most_seeds": 8}, {"generalize": "seeds"}, {"groups": [0, 1]}])
-def test_what_does_not_go_together_is_refused(other):
-    with pytest.raises(UserError, match="resampled goes with"):
-        vm.decide(scores_of(table()), resampled=(20, 80), **other)
 
 
 def folded(studies, k, n, parts, training, seed, m=1000):

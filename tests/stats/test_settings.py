@@ -172,20 +172,19 @@ def test_images_without_a_score_in_one_setting_are_left_out_in_all():
     """Each setting lacks other images: what is averaged must be the same image in all of them."""
     scores = images_of(n=4, m=80)
     lacking = {"S/16": (0, 30), "Ti/16": (79,)}
-    some = {
-        setting: {arm: {seed: image.copy() for seed, image in own.items()} for arm, own in arms.items()}
-        for setting, arms in scores.items()
-    }
+
+    def picked(images):
+        return {
+            setting: {arm: {seed: x[images] for seed, x in seeds.items()} for arm, seeds in arms.items()}
+            for setting, arms in scores.items()
+        }
+
+    incomplete, fewer = picked(np.arange(80)), picked(np.setdiff1d(np.arange(80), [0, 30, 79]))
     for setting, images in lacking.items():
-        some[setting]["rms"][0][list(images)] = np.nan
-    kept = np.setdiff1d(np.arange(80), [0, 30, 79])
-    fewer = {
-        setting: {arm: {seed: image[kept] for seed, image in own.items()} for arm, own in arms.items()}
-        for setting, arms in scores.items()
-    }
-    ours, expected = (over_settings(one)["dpn"] for one in (some, fewer))
-    assert ours.effect == pytest.approx(expected.effect)
-    assert ours.interval == pytest.approx(expected.interval)
+        incomplete[setting]["rms"][0][list(images)] = np.nan
+    effect, expected = (over_settings(scores)["dpn"] for scores in (incomplete, fewer))
+    assert effect.effect == pytest.approx(expected.effect)
+    assert effect.interval == pytest.approx(expected.interval)
 
 
 def test_settings_with_images_of_their_own_add_their_parts():

@@ -67,7 +67,7 @@ FACTS = Facts("today", "vitmods compare", ("test",), {}, {}, {}, {}, {})
 
 
 def test_another_study_is_refused_with_the_difference(tmp_path):
-    common = {"recipe": Recipe().to_dict(), "arms": {}, "seeds": [0], "margin": 0.5}
+    common = {"recipe": json.loads(json.dumps(Recipe().to_dict())), "arms": {}, "seeds": [0], "margin": 0.5}
     facts = replace(FACTS, settings={**common, "base": "Ti/4"})
     (tmp_path / "study.json").write_text(json.dumps(facts.to_dict()))
     assert StudyFolder(tmp_path).facts() == facts

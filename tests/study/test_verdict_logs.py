@@ -5,7 +5,6 @@ import json
 import pytest
 
 import vitmods as vm
-from vitmods.cli import main
 from vitmods.study.run import NOTED
 from vitmods.train.loggers import LOGGERS, LoggerKind
 
@@ -67,9 +66,3 @@ def test_no_verdict_before_the_study_is_complete(tmp_path, runs):
     study = vm.Study("mu/4", ["dpn"], recipe=recipe, seeds=1, limit_train=128)
     study.run(tmp_path, log="notebook", budget=1, **RUN)
     assert [rows[0].kind for rows in runs.values()] == ["trial"]
-
-
-def test_the_shell_refuses_a_logger_that_it_does_not_know(capsys, tmp_path):
-    assert main(["compare", "--log", "wandbb", "--out", str(tmp_path / "out"), "--quiet"]) == 2
-    assert "Did you mean 'wandb'?" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

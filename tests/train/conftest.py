@@ -45,6 +45,11 @@ class Bench:
         how = RunOptions(**{"device": "cpu", "tensorboard": False, **options})
         return train_trial(model or self.model(), task, self.images_for(recipe), recipe, out=out, options=how, **given)
 
+    def run(self, out, recipe, model=None, task=None):
+        """A run before its first step."""
+        task, options = task or Classification.from_recipe(recipe), RunOptions("cpu", tensorboard=False)
+        return TrialRun(model or self.model(), task, self.images_for(recipe), recipe, folder=out, options=options)
+
     def stop(self, monkeypatch, out, at, **options):
         """Train until an interruption after so many steps."""
         step = TrialRun._train_step
@@ -67,11 +72,8 @@ class Bench:
         """All that must be the same after any interruption: weights bit for bit, rows and result without wall times."""
         rows = [{k: v for k, v in row.items() if k not in WALL} for row in self.rows(out)]
         result = json.loads((out / "result.json").read_text())
-        return {
-            "weights": (out / "model.safetensors").read_bytes(),
-            "rows": rows,
-            "result": {k: v for k, v in result.items() if k not in WALL},
-        }
+        result = {k: v for k, v in result.items() if k not in WALL}
+        return {"weights": (out / "model.safetensors").read_bytes(), "rows": rows, "result": result}
 
 
 class GivenGradients(Task):

@@ -73,10 +73,8 @@ time.sleep(600)
 
 @pytest.fixture
 def modules(tmp_path, monkeypatch):
-    (tmp_path / "fails.py").write_text(FAILS)
-    (tmp_path / "ends.py").write_text(ENDS)
-    (tmp_path / "left.py").write_text(LEFT)
-    (tmp_path / "stays.py").write_text(STAYS)
+    for name, source in {"fails": FAILS, "ends": ENDS, "left": LEFT, "stays": STAYS}.items():
+        (tmp_path / f"{name}.py").write_text(source)
     os.mkfifo(tmp_path / "peer")
     monkeypatch.syspath_prepend(tmp_path)  # what is on sys.path here is on that of those that are started
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # and for torchrun

@@ -2,8 +2,10 @@
 
 import json
 import os
+import threading
 import warnings
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +15,15 @@ from vitmods.train.logs import Diverged
 from vitmods.util.errors import UserError
 
 ASKED = {"checkpoint_every_steps": 4, "log": ("notebook",)}
+
+
+@contextmanager
+def registered(name, logger, **options):
+    LOGGERS.add(name, LoggerKind(logger, **options))
+    try:
+        yield
+    finally:
+        LOGGERS.remove(name)
 
 
 @pytest.fixture
@@ -31,9 +42,8 @@ def service():
         def close(self, status, scalars):
             self.rows.append((status, dict(scalars)))
 
-    LOGGERS.add("notebook", LoggerKind(Notebook))
-    yield runs
-    LOGGERS.remove("notebook")
+    with registered("notebook", Notebook):
+        yield runs
 
 
 def logged(out):
@@ -100,22 +110,15 @@ def test_a_logger_that_fails_is_warned_of_once_and_the_trial_goes_on(bench, tmp_
             if name == where:
                 raise ConnectionError("the network is down")
 
-    LOGGERS.add("broken", LoggerKind(Broken))
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            result = bench.train(tmp_path, log=("broken",))
-    finally:
-        LOGGERS.remove("broken")
-    assert result["status"] == "finished"
-    (said,) = [str(one.message) for one in caught if "logger" in str(one.message)]
-    assert "broken failed" in said
-    assert "the network is down" in said
+    with registered("broken", Broken), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert bench.train(tmp_path, log=("broken",))["status"] == "finished"
+    (warning,) = [str(warning.message) for warning in caught if "logger" in str(warning.message)]
+    assert "broken failed" in warning
+    assert "the network is down" in warning
 
 
 def test_a_service_that_never_answers_is_left_alone(monkeypatch):
-    import threading
-
     class Silent:
         resumed = False
 
@@ -126,31 +129,22 @@ def test_a_service_that_never_answers_is_left_alone(monkeypatch):
             self.wait.wait(30)
 
     monkeypatch.setattr(loggers, "CLOSING_S", 0.01)
-    LOGGERS.add("silent", LoggerKind(Silent))
-    try:
-        with pytest.warns(UserWarning, match="did not take the last rows"):
-            loggers.Logs(("silent",), LoggedRun("s", "n", "k")).close("finished", {})
-    finally:
-        LOGGERS.remove("silent")
+    with registered("silent", Silent), pytest.warns(UserWarning, match="did not take the last rows"):
+        loggers.Logs(("silent",), LoggedRun("s", "n", "k")).close("finished", {})
 
 
 def test_unknown_and_missing_loggers_are_refused_before_any_work():
     with pytest.raises(UserError, match=r"no logger 'wandbb'\. Did you mean 'wandb'"):
         RunOptions(log="wandbb").check_here()
-    LOGGERS.add("lost", LoggerKind(object, needs="no_such_library"))
-    try:
-        with pytest.raises(UserError, match=r"lost needs no_such_library: pip install 'vitmods\[lost\]'"):
-            RunOptions(log=("lost", "lost")).check_here()
-    finally:
-        LOGGERS.remove("lost")
+    missing = pytest.raises(UserError, match=r"lost needs no_such_library: pip install 'vitmods\[lost\]'")
+    with registered("lost", object, needs="no_such_library"), missing:
+        RunOptions(log=("lost", "lost")).check_here()
 
 
 RUN = LoggedRun("digits study", "dpn, seed 0", "abc123", {"study": "digits study", "arm": "dpn", "seed": 0})
 
 
 def written(name, tmp_path, status="finished", rows=((5, {"train/loss": 1.0}), (5, {"val/top1": 0.5}))):
-    from dataclasses import replace
-
     logger = LOGGERS[name].open(replace(RUN, folder=tmp_path, config={"recipe": {"lr": 1e-3, "mean": (0.5,)}}))
     for step, scalars in rows:
         logger.write(scalars, step)

@@ -8,15 +8,7 @@ from vitmods.tasks import Classification
 from vitmods.train.logs import MetricsFile, ProgressBar, TensorBoard
 from vitmods.util.errors import UserError
 
-ROW = {
-    "step": 5,
-    "epoch": 1.0,
-    "split": "train",
-    "loss": 0.25,
-    "top1": 0.5,
-    "images_per_s": 1234.5,
-    "data_wait": 0.251,
-}
+ROW = {"step": 5, "epoch": 1.0, "split": "train", "loss": 0.25, "top1": 0.5, "images_per_s": 1234.5, "data_wait": 0.251}
 
 
 def test_rows_after_the_checkpoint_are_cut_and_the_length_is_right_at_once(tmp_path):
@@ -55,21 +47,22 @@ def test_tensorboard_has_the_rows_as_scalars(tmp_path):
     board.close()
     (path,) = (tmp_path / "tb").iterdir()
     events = [event for event in EventFileLoader(str(path)).Load() if event.HasField("summary")]
-    found = {(event.step, v.tag): v.tensor.float_val[0] for event in events for v in event.summary.value}
-    assert found == {
+    scalars = {(event.step, v.tag): v.tensor.float_val[0] for event in events for v in event.summary.value}
+    assert scalars == {
         (step, f"{split}/{name}"): pytest.approx(ROW[name])
         for step, split in ((5, "train"), (10, "val"))
         for name in ("loss", "top1", "images_per_s", "data_wait")
     }
 
 
-class Stream(io.StringIO):
-    def __init__(self, terminal):
-        super().__init__()
-        self.terminal = terminal
-
-    def isatty(self):
-        return self.terminal
+def stderr_of(monkeypatch, terminal, **variables):
+    """A new sys.stderr that is a terminal or is not, under these environment variables."""
+    stream = io.StringIO()
+    stream.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stderr", stream)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return stream
 
 
 @pytest.mark.parametrize(
@@ -77,11 +70,7 @@ class Stream(io.StringIO):
     [(True, True, "", True), (True, False, "", False), (True, True, "true", False), (False, True, "", False)],
 )
 def test_the_bar_shows_on_a_terminal_alone(monkeypatch, shown, terminal, ci, visible):
-    stream = Stream(terminal)
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setenv("CI", ci)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
+    stream = stderr_of(monkeypatch, terminal, CI=ci, TERM="xterm", COLUMNS="120")
     with ProgressBar(shown, "arm [red] seed 0", total=20, done=5, metrics=Classification.metrics) as bar:
         bar.show(ROW)
         bar.advance(10)
@@ -94,11 +83,7 @@ def test_the_bar_shows_on_a_terminal_alone(monkeypatch, shown, terminal, ci, vis
 
 
 def test_at_80_columns_the_bar_keeps_its_steps_and_time(monkeypatch):
-    stream = Stream(True)
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setenv("CI", "")
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setenv("COLUMNS", "80")
+    stderr_of(monkeypatch, True, CI="", TERM="dumb", COLUMNS="80")
     with ProgressBar(True, "dpn(before=whiten)+rms, seed 12", 15000, 5000, Classification.metrics) as bar:
         bar.show(ROW)
         bar.advance(6000)

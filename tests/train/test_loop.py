@@ -9,7 +9,6 @@ from torch import nn
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import lr_at, resolve_on
 from vitmods.tasks import Classification
-from vitmods.train import RunOptions, TrialRun
 from vitmods.train.device import DataWait
 from vitmods.train.optim import clip_gradients
 
@@ -29,11 +28,8 @@ def test_equals_a_bare_loop(bench, tmp_path):
     dataset = bench.images_for(recipe)
     decaying = [p for n, p in bare.named_parameters() if p.ndim > 1 and n not in bare.no_weight_decay()]
     others = [p for n, p in bare.named_parameters() if p.ndim <= 1 or n in bare.no_weight_decay()]
-    groups = [
-        {"params": decaying, "weight_decay": recipe.optimizer.weight_decay},
-        {"params": others, "weight_decay": 0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=1.0, fused=False, foreach=False)
+    groups = [{"params": decaying}, {"params": others, "weight_decay": 0}]
+    optimizer = torch.optim.AdamW(groups, 1.0, weight_decay=recipe.optimizer.weight_decay, fused=False, foreach=False)
     losses, step, length = [], 0, resolve_on(recipe, dataset)
     assert (length.steps, length.warmup_steps) == (12, pytest.approx(0.3 * 4))
     for epoch in range(3):
@@ -62,13 +58,9 @@ def test_a_batch_in_parts_gives_the_gradient_of_the_whole(bench, tmp_path, accum
     # 40 images in 3 parts are 14, 13 and 13: the mean of means would be wrong.
     gradients = {}
     for count in (1, accumulate):
-        recipe, model = bench.recipe(accumulate=count, clip_norm=None, mixup=0.3), bench.model()
-        task = Classification.from_recipe(recipe)
-        run = TrialRun(
-            model, task, bench.images_for(recipe), recipe, folder=tmp_path, options=RunOptions("cpu", tensorboard=False)
-        )
+        run = bench.run(tmp_path, bench.recipe(accumulate=count, clip_norm=None, mixup=0.3))
         statistics = run._backward(next(run._batches()))
-        gradients[count] = {name: p.grad for name, p in model.named_parameters()} | statistics
+        gradients[count] = {name: p.grad for name, p in run.model.named_parameters()} | statistics
     for name, expected in gradients[1].items():
         torch.testing.assert_close(gradients[accumulate][name], expected, atol=1e-6, rtol=1e-4, msg=name)
 
@@ -122,11 +114,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_weights_and_loss(bench,
 
     model = bench.model()
     model.head.register_forward_hook(lambda module, args, out: seen.update(head=out))
-    recipe = bench.recipe(precision="bf16-mixed")
-    run = TrialRun(
-        model, Spy(), bench.images_for(recipe), recipe, folder=tmp_path, options=RunOptions("cpu", tensorboard=False)
-    )
-    next(steps(run, 1))
+    next(steps(bench.run(tmp_path, bench.recipe(precision="bf16-mixed"), model, Spy()), 1))
     assert seen["head"].dtype == torch.bfloat16
     assert seen["loss"].dtype == torch.float32
     assert all(p.dtype == torch.float32 and p.grad.dtype == torch.float32 for p in model.parameters())

@@ -50,15 +50,8 @@ def test_a_finished_trial_is_a_folder(bench, tmp_path):
     before = torch.get_rng_state()
     result = bench.train(out, model, seed=2, tensorboard=True, metadata={"arm": "dpn", "changes": "dpn"})
     assert torch.equal(before, torch.get_rng_state()), "torch's random numbers outside changed"
-    assert {path.name for path in out.iterdir()} == {
-        "config.json",
-        "metrics.jsonl",
-        "model.safetensors",
-        "result.json",
-        "val.npz",
-        "test.npz",
-        "tb",
-    }
+    written = {path.name for path in out.iterdir()}
+    assert written == {"config.json", "metrics.jsonl", "model.safetensors", "result.json", "val.npz", "test.npz", "tb"}
     assert json.loads((out / "result.json").read_text()) == result
     known = {"schema": 1, "status": "finished", "arm": "dpn", "seed": 2, "split": "test", "steps": 12, "epochs": 3.0}
     assert result | known == result
@@ -118,9 +111,8 @@ def test_a_signal_saves_and_the_same_call_goes_on_to_the_same_numbers(bench, tmp
 
 
 def test_lamb_with_layer_decay_and_repeated_images_goes_on_to_the_same_numbers(bench, tmp_path):
-    recipe = bench.recipe(
-        optimizer="lamb", layer_decay=0.7, repeats=3, randaugment=(2, 15), randaugment_space="big_vision", ema=0.9
-    )
+    augment = {"repeats": 3, "randaugment": (2, 15), "randaugment_space": "big_vision"}
+    recipe = bench.recipe(optimizer="lamb", layer_decay=0.7, ema=0.9, **augment)
     bench.train(tmp_path / "unbroken", recipe=recipe)
     with pytest.raises(Interrupted):
         bench.train(tmp_path / "stopped", recipe=recipe, task=Hooked().at(raise_signal(signal.SIGINT), step=6))
@@ -226,8 +218,8 @@ def test_checkpoints_by_the_clock_take_a_twentieth_of_the_time_on_a_slow_disk(
 def test_a_loss_that_is_not_finite_in_evaluation_is_an_outcome(bench, tmp_path):
     class Broken(Classification):
         def evaluate(self, model, batches):
-            found = super().evaluate(model, batches)
-            return Measured({**found.metrics, "loss": float("inf")}, found.per_image)
+            measured = super().evaluate(model, batches)
+            return Measured({**measured.metrics, "loss": float("inf")}, measured.per_image)
 
     result = bench.train(tmp_path, task=Broken())
     assert (result["status"], result["message"]) == ("diverged", "the loss on val was not finite after step 4")

@@ -120,17 +120,21 @@ def test_tf32_is_on_while_a_trial_runs_and_off_again_after(bench, tmp_path, monk
     assert torch.get_float32_matmul_precision() == before
 
 
-@pytest.mark.parametrize("options", [RunOptions, StudyOptions])
-def test_ways_without_effect_are_refused(options):
-    with pytest.raises(UserError, match="drop --recompute or --compile"):
-        options(device="cpu", recompute=True, compile=True)
+TOGETHER = {"device": "cpu", "recompute": True, "compile": True}
 
 
-def test_what_cannot_be_run_so_is_refused_before_work(bench, tmp_path):
-    with pytest.raises(UserError, match="no TF32"):
-        RunOptions(device="cpu", tf32=True).check_here()
-    with pytest.raises(UserError, match="no TF32"):
-        bench.train(tmp_path, tf32=True)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda bench, out: RunOptions(**TOGETHER), "drop --recompute or --compile"),
+        (lambda bench, out: StudyOptions(**TOGETHER), "drop --recompute or --compile"),
+        (lambda bench, out: RunOptions(device="cpu", tf32=True).check_here(), "no TF32"),
+        (lambda bench, out: bench.train(out, tf32=True), "no TF32"),
+    ],
+)
+def test_ways_without_effect_are_refused_before_work(bench, tmp_path, call, message):
+    with pytest.raises(UserError, match=message):
+        call(bench, tmp_path)
 
 
 def test_a_gpu_has_threads_that_prepare_images(monkeypatch):
