@@ -98,7 +98,8 @@ for name, says, plant in (
      lambda root: (split_classes(root) / "val/cat/copy.png").write_bytes((root / "train/cat/0.png").read_bytes())),
     ("class_of_val_alone", "Classes in val without any training image: cow",
      lambda root: classes(split_classes(root), [("val/cow", 2)])),
-    ("class_without_images", "hold no images and are not classes: cow", lambda root: (classes(root) / "cow").mkdir()),
+    ("class_without_images", "do not hold images and are not classes: cow",
+     lambda root: (classes(root) / "cow").mkdir()),
     ("split_without_images", "There are no images in test",
      lambda root: (split_classes(root) / "test/cat").mkdir(parents=True)),
     ("copies_of_one_image", "no images to evaluate on", copies_of_one_image),
@@ -354,7 +355,7 @@ def boxes(root, row):
 for name, says, row in (
     ("numbers_in_words", "could not convert string to float: 'ten'", "3.png,val,32,24,cat,ten,2,9,9"),
     ("another_size", "gives it another split or size", "0.png,train,24,32,cat,2,2,9,9"),
-    ("unknown_split", "the split 'trian' is none of", "3.png,trian,32,24,cat,2,2,9,9"),
+    ("unknown_split", "the split 'trian' is not one of", "3.png,trian,32,24,cat,2,2,9,9"),
     ("no_label", "has the label '', which is not a class", "3.png,train,32,24,,2,2,9,9"),
     ("row_twice", "the same box of the same class twice", "0.png,train,32,24,cat,2,2,9,9"),
     ("label_in_two_cases", "'Dog' = 'dog'", "3.png,train,32,24,Dog,2,2,9,9"),

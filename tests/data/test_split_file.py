@@ -95,7 +95,7 @@ def test_images_that_are_not_named_are_counted(written) -> None:
         ),
         ((",cat,", ",fox,"), "gives 41 images other labels than they have: .* is cat, not fox"),
         (("image,split", "image,part"), "has no column split"),
-        ((",train,", ",test,"), "names no training images"),
+        ((",train,", ",test,"), "does not name any training image"),
         (("cat/000.png,", "cat/001.png,"), "names cat/001.png 2 times"),
     ],
 )

@@ -87,7 +87,7 @@ def test_what_is_wrong_is_reported_before_work(made_up, small_model):
         ({"shots": (0, 5)}, "1 or more"),
         ({"shots": (5, 5)}, "twice"),
         ({"severities": (6,)}, "among 1 to 5"),
-        ({"corruptions": ()}, "names none"),
+        ({"corruptions": ()}, "corruptions is empty"),
     ],
 )
 def test_options_out_of_range(options, message):

@@ -186,8 +186,8 @@ def test_class_folders_are_labels_joined_by_plus(tmp_path):
     ("rows", "message"),
     [
         ([("file", "tags"), ("0.png", "a")], "has the columns file, tags.*file,labels"),
-        ([("file", "labels")], "names no images"),
-        ([("file", "labels"), ("0.png", "")], "gives no image a label"),
+        ([("file", "labels")], "does not name any image"),
+        ([("file", "labels"), ("0.png", "")], "does not label any image"),
         ([("file", "labels"), ("0.png", "a"), ("9.png", "b"), ("", "b")], r"2 lines\):\n.*line 3: 9.png is not there"),
         ([("file", "labels"), ("0.png", "a"), ("0.png", "b")], "line 3: 0.png is named a second time"),
         ([("file", "labels"), ("0.png", "a", "b")], "more columns than the first line"),

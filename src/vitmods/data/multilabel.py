@@ -67,7 +67,7 @@ def with_target(source: Source, target: str) -> Source:
             f"{printable(source.spec)} gives {present.title} of each image, not {wanted.title}. {present.remedy}"
         )
     if source.class_map is not None:
-        raise UserError(f"{printable(source.spec)} evaluates models of other classes; it has no labels to train on.")
+        raise UserError(f"{printable(source.spec)} evaluates models of other classes; it is without training labels.")
     parts = [frozenset(part.strip() for part in name.split("+") if part.strip()) for name in source.classes]
     labels = sorted(frozenset[str]().union(*parts)) if any(len(part) > 1 for part in parts) else list(source.classes)
     number = {label: i for i, label in enumerate(labels)}

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-# Raster formats only: PIL would start Ghostscript for an EPS file, and documents are no images.
+# Raster formats only: PIL would start Ghostscript for an EPS file, and documents are not images.
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "TGA", "PCX")
 _ORIENTATION = 0x0112  # the tag of EXIF
 _ON_ITS_SIDE = (5, 6, 7, 8)  # its values

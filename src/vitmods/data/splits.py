@@ -207,7 +207,7 @@ def read_split(path: str | Path, source: Source) -> dict[str, Records]:
             f"{printable(next(iter(rows)))}. Give the images that it was written for."
         )
     if not parts["train"]:
-        raise UserError(f"{file} names no training images.")
+        raise UserError(f"{file} does not name any training image.")
     if left_out:
         source.warnings.append(f"{left_out} images that {file} does not name were left out.")
     return {name: part[0] if len(part) == 1 else joined(*part) for name, part in parts.items() if part}

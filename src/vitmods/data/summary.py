@@ -250,7 +250,7 @@ def _empty_classes(source: Source, splits: Splits) -> list[str]:
 
 
 def _untrained(source: Source, splits: Splits) -> dict[str, str]:
-    """For val and test the classes, in words, that train has no image of."""
+    """For val and test the classes, in words, without an image in train."""
     trained = _present(source, splits["train"])
     missing = {n: np.setdiff1d(_present(source, s), trained).tolist() for n, s in splits.items() if n != "train"}
     return {name: _list([source.classes[label] for label in labels]) for name, labels in missing.items() if labels}

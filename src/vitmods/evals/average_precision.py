@@ -10,8 +10,8 @@ METRICS = MultiLabel.metrics
 
 
 def average_precision(outputs: ModelOutputs) -> ProtocolResult:
-    """The protocol. The mean over labels has no interval: it is no mean over images; labels without an image are not in
-    it."""
+    """The protocol. The mean over labels has no interval, as it is not a mean over images. It leaves out labels
+    without an image."""
     logits, targets, classes = outputs.logits, outputs.targets, outputs.dataset.classes
     metrics, columns = measured(logits, targets)
     of_label, per_image = average_precisions(logits, targets), on_cpu(columns)

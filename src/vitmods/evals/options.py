@@ -35,4 +35,4 @@ class Options:
         if not self.severities or not set(self.severities) <= set(SEVERITIES):
             raise UserError(f"severities are among 1 to 5, not {self.severities}.")
         if self.corruptions is not None and not self.corruptions:
-            raise UserError("corruptions names none: leave it out for all of ImageNet-C.")
+            raise UserError("corruptions is empty: leave it out for all of ImageNet-C.")

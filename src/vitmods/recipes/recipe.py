@@ -50,7 +50,7 @@ _STRONGEST = {"torchvision": 30, "big_vision": 30, "timm": 10}
 
 
 def check_fields(part: Any) -> None:
-    """Raise UserError, naming the option, if a number is out of its range or a word is none of its choices."""
+    """Raise UserError, naming the option, if a number is out of its range or a word is not one of its choices."""
     for option, kind in _hints(part.__class__).items():  # to mypy a type(part) has no hash
         value, kinds = getattr(part, option), get_args(kind) or (kind,)
         name = type(part).__name__.lower() if option == "name" else option

@@ -145,7 +145,7 @@ T = TypeVar("T")
 
 
 def size_of(model: str) -> str:
-    """`B` of `B/16`; with a depth of its own `B36`, with parallel branches `B18x2`. UserError for what is no ViT."""
+    """`B` of `B/16`; with a depth of its own `B36`, with parallel branches `B18x2`. UserError for other names."""
     size, depth, parallel, _, _ = parse_name(model)
     branches = f"x{parallel}" if parallel > 1 else ""
     return f"{size}{depth or ''}{branches}"

@@ -94,7 +94,7 @@ def test_what_is_not_used_is_reported(make_folder) -> None:
     (root / "masks").mkdir()
     text = warned(root)
     assert "1 images directly in" in text
-    assert "hold no images and are not classes: empty" in text
+    assert "do not hold images and are not classes: empty" in text
     assert "not used: 1 .txt" in text
     assert "these folders were not used: masks" in text
     assert "hidden" not in text

@@ -205,7 +205,7 @@ def test_archives_of_other_things(archives: Path, write_tar, name: str) -> None:
     with pytest.raises(UserError, match=f"{name} cannot be used"):
         open_source(f"imagenet:{archives}")
     write_tar(archives / name, {"cat.jpg": b"x"})
-    with pytest.raises(UserError, match=f"{name}.*(is not ILSVRC 2012's|holds no ILSVRC2012_val)"):
+    with pytest.raises(UserError, match=f"{name}.*(is not ILSVRC 2012's|does not hold ILSVRC2012_val)"):
         open_source(f"imagenet:{archives}")
 
 
@@ -315,9 +315,9 @@ def test_what_is_missing_is_reported_with_all_layouts(tmp_path: Path, write_file
         ({"val/n01484850/b.JPEG": b"", "val/cats/b.JPEG": b""}, "this set has no class for: cats"),
         ({"val/n01484850/readme": b""}, "No images in class folders under"),
         ({f"val/{val_name(1)}": b"", "val.txt": b"1\n"}, "Numbers alone do not suffice"),
-        ({f"val/{val_name(1)}": b"", "val.txt": b"a.jpg 7\n"}, "name no image and class of ImageNet: 'a.jpg 7'"),
+        ({f"val/{val_name(1)}": b"", "val.txt": b"a.jpg 7\n"}, "without an image and class of ImageNet: 'a.jpg 7'"),
         ({f"val/{val_name(2)}": b"", "val.txt": f"{val_name(1)} 7\n".encode()}, "lacks 1 of the 1 validation"),
-        ({f"val/{val_name(1)}": b"", "val.txt": b"n00000000\n"}, "Line 1 of the labels in .* names no class"),
+        ({f"val/{val_name(1)}": b"", "val.txt": b"n00000000\n"}, "Line 1 of the labels in .* is not a class"),
         ({f"val/{val_name(1)}": b"", "ILSVRC2012_devkit_t12.tar.gz": b"x"}, "devkit .* cannot be read"),
         ({f"val/{val_name(1)}": b"", "?labels=nowhere": b""}, "no list of labels nowhere"),
     ],

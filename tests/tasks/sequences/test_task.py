@@ -178,7 +178,7 @@ def test_files_that_are_no_table_are_named(folder, content):
         ("listops:nowhere?seed=1", {}, "of listops:generated alone"),
         (SPEC, {"img_size": (2, 9)}, "img_size of sequences"),
         (SPEC, {"in_chans": 3}, "has 16 tokens with padding"),
-        ("digits", {}, "no sequences of tokens"),
+        ("digits", {}, "does not have sequences of tokens"),
     ],
 )
 def test_what_cannot_be_is_refused(spec, options, words):

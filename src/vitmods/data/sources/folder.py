@@ -287,7 +287,7 @@ def _file_warnings(where: str, files: _Files) -> list[str]:
     if files.loose:
         warnings.append(f"{files.loose} images directly in {where} have no class folder and were not used.")
     if files.empty:
-        warnings.append(f"These folders of {where} hold no images and are not classes: {', '.join(files.empty)}.")
+        warnings.append(f"These folders of {where} do not hold images and are not classes: {', '.join(files.empty)}.")
     if len(files.inner_splits) > 1:
         inner = ", ".join(map(printable, sorted(files.inner_splits)))
         warnings.append(
@@ -308,7 +308,7 @@ def class_names(path: Path) -> list[str]:
     """The lines of the file that are not empty, in their order; none where there is no such file.
 
     Raises:
-        UserError: it is no text in UTF-8, or names a class twice.
+        UserError: it is not text in UTF-8, or names a class twice.
     """
     if not path.is_file():
         return []

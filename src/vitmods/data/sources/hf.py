@@ -130,7 +130,7 @@ def _by_split(loaded: Any) -> tuple[dict[str, Any], list[str]]:
         else:
             tables[split] = table
     if "train" not in tables:
-        raise UserError(f"The Hugging Face set has no train split, only {', '.join(loaded)}.")
+        raise UserError(f"The Hugging Face set does not have a train split, only {', '.join(loaded)}.")
     warnings = [f"These splits were not used: {', '.join(unused)}."] if unused else []
     return tables, warnings
 

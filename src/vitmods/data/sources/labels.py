@@ -45,7 +45,7 @@ def labels_csv(spec: Spec) -> Source:
         raise UserError(f"{spec} cannot be used as it is ({len(wrong)} lines):{lines}{more}")
     labels = listed or sorted(set().union(*(names for _, names in images.values())))
     if not labels:
-        raise UserError(f"{spec} gives no image a label. {LAYOUT}")
+        raise UserError(f"{spec} does not label any image. {LAYOUT}")
     number = {label: i for i, label in enumerate(labels)}
     splits = {}
     for split in dict.fromkeys(split for split, _ in images.values()):
@@ -94,7 +94,7 @@ def _read(path: Path, listed: list[str]) -> tuple[dict[str, tuple[str, set[str]]
         raise UserError(f"{printable(str(path))} cannot be read as a CSV file in UTF-8: {error}.") from error
     splits = {split for split, _ in images.values()}
     if not images and not wrong:
-        raise UserError(f"{printable(str(path))} names no images. {LAYOUT}")
+        raise UserError(f"{printable(str(path))} does not name any image. {LAYOUT}")
     if len(splits) > 1 and "train" not in splits:
         raise UserError(f"{printable(str(path))} has no images with split train: name some, or leave the column out.")
     return images, wrong

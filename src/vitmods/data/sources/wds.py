@@ -60,7 +60,7 @@ def _foreign(path: Path) -> Source:
         splits[split] = records_of(paths, rows, root)
     highest = max((int(part.labels.max(initial=-1)) for part in splits.values()), default=-1)
     classes = names or tuple(str(number) for number in range(highest + 1))
-    warnings = [f"These shards name no split and were not used: {', '.join(unused)}."] if unused else []
+    warnings = [f"These shards do not name a split and were not used: {', '.join(unused)}."] if unused else []
     return Source(printable(root.resolve().name), classes, splits, warnings, broken)
 
 

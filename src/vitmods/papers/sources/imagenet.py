@@ -159,13 +159,13 @@ def _from_pairs(pairs: list[tuple[str, str]], path: Path) -> dict[int, int]:
     labels = {number_of(name): position.get(label.split()[0]) for name, label in pairs}
     strange = [f"{name} {label}" for name, label in pairs if None in (number_of(name), position.get(label.split()[0]))]
     if strange:
-        raise UserError(f"{printable(str(path))} has lines that name no image and class of ImageNet: {strange[0]!r}.")
+        raise UserError(f"{printable(str(path))} has lines without an image and class of ImageNet: {strange[0]!r}.")
     return {number: label for number, label in labels.items() if number is not None and label is not None}
 
 
 def _numbered(labels: list[int | None], where: str) -> dict[int, int]:
     if None in labels:
-        raise UserError(f"Line {labels.index(None) + 1} of the labels in {where} names no class of ImageNet-1k.")
+        raise UserError(f"Line {labels.index(None) + 1} of the labels in {where} is not a class of ImageNet-1k.")
     return {i: label for i, label in enumerate(labels, 1) if label is not None}
 
 
@@ -302,7 +302,7 @@ def _val_tar(root: Path, path: Path, lists: list[Path], chosen: str | None) -> F
     tar = open_tar(path)
     files = sorted((number, i) for i, name in enumerate(tar.names) if (number := number_of(name)) is not None)
     if not files:
-        raise UserError(f"{printable(str(path))} holds no ILSVRC2012_val_00000001.JPEG, ...: fetch it again.")
+        raise UserError(f"{printable(str(path))} does not hold ILSVRC2012_val_00000001.JPEG, ...: fetch it again.")
     labels = _val_classes(root, [number for number, _ in files], lists, chosen)
     return _in_tar(tar, [i for _, i in files], labels), []
 

@@ -91,7 +91,7 @@ class SimplePyramid(nn.Module):
 
     Each is brought to its stride by transposed convolutions of side 2 (halving the stride, and the channels), nothing,
     or max-pooling, then 1 x 1 and 3 x 3 convolutions, each with a norm over the channels of a position. A stride that
-    is no power of 2 from P is the nearest one that is.
+    is not a power of 2 from P is the nearest one that is.
     """
 
     def __init__(self, dim: int, stride: int, strides: tuple[int, ...], channels: int) -> None:

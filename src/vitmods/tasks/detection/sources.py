@@ -177,7 +177,7 @@ TARGETS.add("instances", Target("a mask of each object", conversions={"boxes": w
 def _chosen(spec: Spec, classes: Sequence[str]) -> tuple[str, ...]:
     asked = [name.strip() for name in spec.options.get("classes", "").split(",") if name.strip()]
     if "classes" in spec.options and not asked:
-        raise UserError(f'"{spec}": classes names none. Write classes=person, or several with commas.')
+        raise UserError(f'"{spec}": classes is empty. Write classes=person, or several with commas.')
     for name in asked:
         if name not in classes:
             raise UserError(f'"{spec}": there is no class {name!r}. {nearest(name, classes)}')
@@ -761,7 +761,7 @@ def _table_rows(path: Path, needed: set[str]) -> list[tuple[int, dict[str, str]]
 
 def _split_of_row(row: dict[str, str]) -> str:
     if (split := _split_said(row)) is None:
-        raise ValueError(f"the split {row['split']!r} is none of train, val and test")
+        raise ValueError(f"the split {row['split']!r} is not one of train, val and test")
     return split
 
 

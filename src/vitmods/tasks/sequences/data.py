@@ -202,7 +202,7 @@ def load_sequences(
     """
     options, source = SplitOptions(**split), with_target(open_source(spec), target)
     if not isinstance(source.inputs, Tokens):
-        raise UserError(f"{printable(source.spec)} has no sequences of tokens, which this task reads.")
+        raise UserError(f"{printable(source.spec)} does not have sequences of tokens, which this task reads.")
     (rows, longest), tokens = parse_size(img_size), len(source.inputs.vocabulary) + 1
     if rows != 1:
         raise UserError(f"img_size of sequences is 1 and how many tokens are read, not {rows} and {longest}.")
