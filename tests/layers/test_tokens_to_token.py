@@ -53,8 +53,8 @@ def test_definition():
     assert grid == stem.grid_size == (2, 3)
     torch.testing.assert_close(stem(images), expected, atol=1e-10, rtol=0)
     leaves = list(stem.parameters())
-    theirs = torch.autograd.grad(expected.sin().sum(), leaves)
-    for a, b in zip(torch.autograd.grad(stem(images).sin().sum(), leaves), theirs, strict=True):
+    slow_gradients = torch.autograd.grad(expected.sin().sum(), leaves)
+    for a, b in zip(torch.autograd.grad(stem(images).sin().sum(), leaves), slow_gradients, strict=True):
         torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
 
 
@@ -83,8 +83,8 @@ def test_another_patch_side_is_refused(call):
 def model(changes="", **overrides):
     torch.manual_seed(0)
     sizes = {"embed_dim": 32, "num_heads": 2, "mlp_dim": 96, "depth": 3, "img_size": (64, 48), "num_classes": 5}
-    found = vm.vit("T2T-14", **(sizes | overrides))
-    return vm.apply(found, *vm.parse_changes(changes)) if changes else found
+    vit = vm.vit("T2T-14", **(sizes | overrides))
+    return vm.apply(vit, *vm.parse_changes(changes)) if changes else vit
 
 
 def images():
@@ -96,10 +96,10 @@ def images():
     ["", "dtn", "dtn(norms=both)", "gpsa", "rms", "postnorm", "subln", "normformer", "layerscale", "norm(kind=batch)"],
 )
 def test_every_parameter_of_a_model_is_trained(changes):
-    found = model(changes)
-    found(images()).square().sum().backward()
-    assert not [name for name, p in found.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
-    assert found.vit_config.grid == (4, 3)
+    vit = model(changes)
+    vit(images()).square().sum().backward()
+    assert not [name for name, p in vit.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert vit.vit_config.grid == (4, 3)
 
 
 def test_rms_is_exact():
@@ -109,11 +109,11 @@ def test_rms_is_exact():
 
 @pytest.mark.parametrize("changes", ["", "dtn"])
 def test_it_learns(changes):
-    found, x, y = model(changes), images(), torch.tensor([1, 3])
-    optimizer, losses = torch.optim.AdamW(found.parameters(), 5e-3), []
+    vit, x, y = model(changes), images(), torch.tensor([1, 3])
+    optimizer, losses = torch.optim.AdamW(vit.parameters(), 5e-3), []
     for _ in range(15):
         optimizer.zero_grad()
-        loss = F.cross_entropy(found(x), y)
+        loss = F.cross_entropy(vit(x), y)
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
@@ -121,37 +121,37 @@ def test_it_learns(changes):
 
 
 def test_it_compiles_exports_and_pickles():
-    found, x = model(depth=1).eval(), images()
+    vit, x = model(depth=1).eval(), images()
     with torch.no_grad():
-        expected = found(x)
-        for other in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        expected = vit(x)
+        for other in (copy.deepcopy(vit), pickle.loads(pickle.dumps(vit))):
             assert torch.equal(other(x), expected)
         torch._dynamo.reset()
-        compiled = torch.compile(found, fullgraph=True, backend="eager")
+        compiled = torch.compile(vit, fullgraph=True, backend="eager")
         torch.testing.assert_close(compiled(x), expected, atol=1e-5, rtol=1e-5)
         torch._dynamo.reset()
-        program = torch.export.export(found, (x,))
+        program = torch.export.export(vit, (x,))
         torch.testing.assert_close(program.module()(x), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_half_precision():
-    found, x = model().eval(), images()
+    vit, x = model().eval(), images()
     with torch.no_grad():
-        expected = found(x)
+        expected = vit(x)
         with torch.autocast("cpu", torch.bfloat16):
-            rough = found(x)
-        assert found.bfloat16()(x.bfloat16()).dtype == torch.bfloat16
+            rough = vit(x)
+        assert vit.bfloat16()(x.bfloat16()).dtype == torch.bfloat16
     assert float((rough.float() - expected).abs().max()) < 0.05 * float(expected.abs().max()) + 0.01
 
 
 def test_another_image_size_of_a_model():
-    found = model("dtn")
-    found.set_input_size((32, 80))
-    assert found(random_images(32, 80, 3).float()).shape == (2, 5)
+    vit = model("dtn")
+    vit.set_input_size((32, 80))
+    assert vit(random_images(32, 80, 3).float()).shape == (2, 5)
 
 
 @pytest.mark.parametrize(
-    ("call", "match"),
+    ("call", "message"),
     [
         (lambda: model("dpn"), "belongs to the linear stem"),
         (lambda: model().set_input_size(None, 8), "16 pixels"),
@@ -159,6 +159,6 @@ def test_another_image_size_of_a_model():
         (lambda: vm.vit("T2T-15"), "T2T-14"),
     ],
 )
-def test_what_does_not_fit(call, match):
-    with pytest.raises(UserError, match=match):
+def test_what_does_not_fit(call, message):
+    with pytest.raises(UserError, match=message):
         call()

@@ -5,9 +5,11 @@ import pytest
 import torch
 
 import vitmods as vm
+from vitmods.adapters import load, save
 from vitmods.layers.position import sincos1d
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs
+from vitmods.model.names import MODELS
 from vitmods.util.errors import UserError
 
 T, WORDS = 24, 16
@@ -30,94 +32,86 @@ def model(changes="", **settings):
     torch.manual_seed(0)
     made = vm.vit("LRA-64", img_size=(1, T), in_chans=WORDS, num_classes=10, **settings)
     torch.nn.init.normal_(made.head.weight, std=0.1)  # zero at first
-    from vitmods.changes import parse_changes
-
-    return (vm.apply(made, *parse_changes(changes)) if changes else made).double()
+    return (vm.apply(made, *vm.parse_changes(changes)) if changes else made).double()
 
 
 def tokens(*lengths):
     torch.manual_seed(1)
-    found = torch.randint(1, WORDS, (len(lengths), max(lengths)))
-    return found.masked_fill(torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None], 0)
+    words = torch.randint(1, WORDS, (len(lengths), max(lengths)))
+    return words.masked_fill(torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None], 0)
 
 
 @pytest.mark.parametrize("changes", CHANGES)
 def test_padding_makes_no_difference_to_any_change(changes):
-    one, batch = model(changes).eval(), tokens(17, 9, 20)
-    expected = torch.cat([one(row[None, row > 0]) for row in batch])
-    torch.testing.assert_close(one(batch), expected)
+    vit, batch = model(changes).eval(), tokens(17, 9, 20)
+    expected = torch.cat([vit(row[None, row > 0]) for row in batch])
+    torch.testing.assert_close(vit(batch), expected)
     more = torch.nn.functional.pad(batch, (0, T - batch.shape[1]))
-    torch.testing.assert_close(one(more), expected)
+    torch.testing.assert_close(vit(more), expected)
 
 
 @pytest.mark.parametrize("kind", ["layer", "batch", "group"])
 def test_gradient_checkpointing_gives_the_same_gradients(kind):
-    batch, found = tokens(17, 9, 20), []
+    batch, gradients = tokens(17, 9, 20), []
     for again in (False, True):
-        one = model("" if kind == "layer" else f"norm(kind={kind})").train()
-        one.set_grad_checkpointing(again)
-        other = one(tokens(6, 3))  # a forward between a forward and its backward
-        out = one(batch).logsumexp(1).sum()
-        one(tokens(4, 8))
+        vit = model("" if kind == "layer" else f"norm(kind={kind})").train()
+        vit.set_grad_checkpointing(again)
+        other = vit(tokens(6, 3))  # a forward between a forward and its backward
+        out = vit(batch).logsumexp(1).sum()
+        vit(tokens(4, 8))
         out = out + other.sum() * 0
         out.backward()
-        found.append({name: p.grad for name, p in one.named_parameters()})
-    torch.testing.assert_close(*found)
+        gradients.append({name: p.grad for name, p in vit.named_parameters()})
+    torch.testing.assert_close(*gradients)
 
 
 def test_masks_of_the_caller_are_joined_with_padding():
-    one, batch = model().eval(), tokens(17, 9)
-    whole = torch.ones(18, 18, dtype=torch.bool)
-    torch.testing.assert_close(one(batch, attn_mask=whole), one(batch))
-    torch.testing.assert_close(one(batch, attn_mask=torch.zeros(18, 18).double()), one(batch))
+    vit, batch = model().eval(), tokens(17, 9)
+    all_pairs = torch.ones(18, 18, dtype=torch.bool)
+    torch.testing.assert_close(vit(batch, attn_mask=all_pairs), vit(batch))
+    torch.testing.assert_close(vit(batch, attn_mask=torch.zeros(18, 18).double()), vit(batch))
     band = torch.ones(18, 18, dtype=torch.bool).tril(3)
-    expected = one(batch[1:, :9], attn_mask=band[:10, :10])
-    torch.testing.assert_close(one(batch, attn_mask=band)[1:], expected)
-    torch.testing.assert_close(one(batch, is_causal=True)[1:], one(batch[1:, :9], is_causal=True))
+    expected = vit(batch[1:, :9], attn_mask=band[:10, :10])
+    torch.testing.assert_close(vit(batch, attn_mask=band)[1:], expected)
+    torch.testing.assert_close(vit(batch, is_causal=True)[1:], vit(batch[1:, :9], is_causal=True))
 
 
 def test_intermediates_and_features():
-    one, batch = model("norm(kind=group)").eval(), tokens(17, 9)
-    alone = one.forward_intermediates(batch[1:, :9], output_fmt="NLC", intermediates_only=True)
-    found = one.forward_intermediates(batch, output_fmt="NLC", intermediates_only=True)
-    for a, b in zip(found, alone, strict=True):
+    vit, batch = model("norm(kind=group)").eval(), tokens(17, 9)
+    alone = vit.forward_intermediates(batch[1:, :9], output_fmt="NLC", intermediates_only=True)
+    together = vit.forward_intermediates(batch, output_fmt="NLC", intermediates_only=True)
+    for a, b in zip(together, alone, strict=True):
         torch.testing.assert_close(a[1:, :9], b)
-    torch.testing.assert_close(one.forward_features(batch)[1:, :10], one.forward_features(batch[1:, :9]))
+    torch.testing.assert_close(vit.forward_features(batch)[1:, :10], vit.forward_features(batch[1:, :9]))
 
 
 def test_compiled():
-    one, batch = model("norm(kind=group)", depth=1).eval(), tokens(17, 9)
+    vit, batch = model("norm(kind=group)", depth=1).eval(), tokens(17, 9)
     torch.compiler.reset()
-    compiled = torch.compile(one, backend="eager")
-    torch.testing.assert_close(compiled(batch), one(batch))
-    torch.testing.assert_close(compiled(tokens(8, 8)), one(tokens(8, 8)))
+    compiled = torch.compile(vit, backend="eager")
+    torch.testing.assert_close(compiled(batch), vit(batch))
+    torch.testing.assert_close(compiled(tokens(8, 8)), vit(tokens(8, 8)))
 
 
-def test_saved_and_loaded(tmp_path):
-    from vitmods.adapters import load, save
-
-    one, batch = model("dtn").float().eval(), tokens(17, 9)
-    save(one, tmp_path / "model.safetensors")
-    torch.testing.assert_close(load(tmp_path / "model.safetensors").eval()(batch), one(batch))
-
-
-def test_exported_as_weights_and_not_as_a_graph(tmp_path):
-    one = model("dtn").float().eval()
-    assert vm.export(one, tmp_path / "model.safetensors") < 1e-5
+@pytest.mark.parametrize("write", [save, lambda *arguments: vm.export(*arguments) < 1e-5 or pytest.fail("differs")])
+def test_saved_as_weights_and_not_as_a_graph(tmp_path, write):
+    vit, batch = model("dtn").float().eval(), tokens(17, 9)
+    write(vit, tmp_path / "model.safetensors")
+    torch.testing.assert_close(load(tmp_path / "model.safetensors").eval()(batch), vit(batch))
     with pytest.raises(UserError, match="of sequences take safetensors"):
-        vm.export(one, tmp_path / "model.pt2")
+        vm.export(vit, tmp_path / "model.pt2")
 
 
 def test_the_published_encoder():
     """Long Range Arena's: 6 layers (4 in its code), 512 wide, 8 heads, MLPs and the layer before the head 1024."""
     config = ViTConfig.from_name("LRA-512", img_size=(1, 2000), in_chans=WORDS, num_classes=10)
-    one = vm.vit(config)
-    shapes = {name: tuple(p.shape) for name, p in one.named_parameters()}
+    vit = vm.vit(config)
+    shapes = {name: tuple(p.shape) for name, p in vit.named_parameters()}
     assert shapes["patch_embed.proj.weight"] == (WORDS, 512)
     assert "blocks.0.attn.qkv.bias" not in shapes
-    assert (len(one.blocks), shapes["blocks.5.mlp.fc1.weight"]) == (6, (1024, 512))
+    assert (len(vit.blocks), shapes["blocks.5.mlp.fc1.weight"]) == (6, (1024, 512))
     assert (shapes["pre_logits.weight"], shapes["head.weight"]) == ((1024, 512), (10, 1024))
-    assert one.patch_embed.proj.weight.std().item() == pytest.approx(1.0, abs=0.05)
+    assert vit.patch_embed.proj.weight.std().item() == pytest.approx(1.0, abs=0.05)
     n = 2001
     products = 6 * (4 * n * 512**2 + 2 * n * n * 512 + 2 * n * 512 * 1024) + 512 * 1024 + 1024 * 10
     assert count_macs(config) == products
@@ -145,23 +139,20 @@ def test_positions_are_those_of_its_code():
     ],
 )
 def test_what_does_not_fit_is_refused(settings, words):
+    fields = {**MODELS["LRA-64"], "img_size": (1, T), "in_chans": WORDS, **settings}
     with pytest.raises(UserError, match=words):
-        vm.vit(_config(settings))
+        vm.vit(ViTConfig.from_dict(fields))
 
 
-def _config(settings):
-    from vitmods.model.names import MODELS
-
-    return ViTConfig.from_dict({**MODELS["LRA-64"], "img_size": (1, T), "in_chans": WORDS, **settings})
-
-
-def test_inputs_that_do_not_fit_are_refused():
-    one = model()
-    with pytest.raises(ValueError, match="longer than the 24"):
-        one(torch.ones(1, 25, dtype=torch.long))
-    with pytest.raises(ValueError, match="reads tokens"):
-        one(torch.ones(1, 5))
-    with pytest.raises(UserError, match=r"torch\.fx cannot trace"):
-        torch.fx.symbolic_trace(one)
-    with pytest.raises(UserError, match="RMSNorm cannot take LayerNorm's place exactly"):
-        vm.apply(one, vm.Norm("rms"))
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda vit: vit(torch.ones(1, 25, dtype=torch.long)), ValueError, "longer than the 24"),
+        (lambda vit: vit(torch.ones(1, 5)), ValueError, "reads tokens"),
+        (torch.fx.symbolic_trace, UserError, r"torch\.fx cannot trace"),
+        (lambda vit: vm.apply(vit, vm.Norm("rms")), UserError, "RMSNorm cannot take LayerNorm's place exactly"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call(model())

@@ -13,8 +13,7 @@ from vitmods.ops.separable import Layout, axis_kernels, separable_norm
 HEADS, WIDTH = 3, 12
 
 
-def whole(x, a, mix_mean, mix_var, weight, bias, layout, padding=None):
-    """The definition."""
+def by_definition(x, a, mix_mean, mix_var, weight, bias, layout, padding=None):
     place = torch.arange(x.shape[1])
     d = (place - place[:, None]).to(x.dtype)
     logits = a[:, 0, None, None] * d * d + a[:, 1, None, None] * d
@@ -58,13 +57,13 @@ def test_equals_the_definition(kernels, length, some_padding):
     values = arguments(length, KERNELS[kernels])
     layout, padding = Layout((1, length), HEADS, 1e-3), ends(length, 0.2, 0.7) if some_padding else None
     read = 1.0 if padding is None else (~padding)[..., None].double()
-    found = sequence.sequence_norm(*values, layout, padding)
-    expected = whole(*values, layout, padding)
-    assert found.isfinite().all()
-    torch.testing.assert_close(found * read, expected * read)
-    up = torch.randn_like(found) * read
+    result = sequence.sequence_norm(*values, layout, padding)
+    expected = by_definition(*values, layout, padding)
+    assert result.isfinite().all()
+    torch.testing.assert_close(result * read, expected * read)
+    up = torch.randn_like(result) * read
     torch.testing.assert_close(
-        torch.autograd.grad(found, values, up), torch.autograd.grad(expected, values, up), rtol=1e-6, atol=1e-8
+        torch.autograd.grad(result, values, up), torch.autograd.grad(expected, values, up), rtol=1e-6, atol=1e-8
     )
 
 
@@ -79,40 +78,40 @@ def test_any_kernel_and_any_mask(kernels, length, mask):
     padding = torch.tensor(mask[:length])[None]
     padding[0, length // 2] = False
     layout = Layout((1, length), HEADS, 1e-2)
-    found, expected = (form(*values, layout, padding) for form in (sequence.sequence_norm, whole))
-    assert found.isfinite().all()
-    torch.testing.assert_close(found[~padding], expected[~padding], rtol=1e-6, atol=1e-6)
+    result, expected = (form(*values, layout, padding) for form in (sequence.sequence_norm, by_definition))
+    assert result.isfinite().all()
+    torch.testing.assert_close(result[~padding], expected[~padding], rtol=1e-6, atol=1e-6)
 
 
 def test_float32_keeps_its_digits_where_logits_are_large():
     values = arguments(400, KERNELS["far"])
     layout = Layout((1, 400), HEADS, 1e-2)
-    found = sequence.sequence_norm(*(v.detach().float() for v in values), layout)
-    torch.testing.assert_close(found.double(), whole(*values, layout), rtol=1e-4, atol=1e-4)
+    result = sequence.sequence_norm(*(v.detach().float() for v in values), layout)
+    torch.testing.assert_close(result.double(), by_definition(*values, layout), rtol=1e-4, atol=1e-4)
 
 
 def test_second_derivatives():
     values = arguments(80, KERNELS["local"], batch=1)
     layout, padding = Layout((1, 80), HEADS, 1e-2), ends(80, 0.8)
-    found = []
-    for form in (sequence.sequence_norm, whole):
+    gradients = []
+    for form in (sequence.sequence_norm, by_definition):
         out = form(*values, layout, padding)[:, :60].square().sum()
         first = torch.autograd.grad(out, values, create_graph=True)
-        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), values))
-    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-8)
+        gradients.append(torch.autograd.grad(sum(g.square().sum() for g in first), values))
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-8)
 
 
 def test_parts_that_are_made_again_give_the_same(monkeypatch):
     length = 300
     layout = Layout((1, length), HEADS, 1e-2)
     kernels = [KERNELS["local"][0], KERNELS["wide"][0], KERNELS["no bell"][0]]
-    found = []
+    results = []
     for numbers in (sequence.NUMBERS, 1 << 13):
         monkeypatch.setattr(sequence, "NUMBERS", numbers)
         values = arguments(length, kernels)
         out = sequence.sequence_norm(*values, layout)
-        found.append((out, *torch.autograd.grad(out.square().sum(), values)))
-    torch.testing.assert_close(*found)
+        results.append((out, *torch.autograd.grad(out.square().sum(), values)))
+    torch.testing.assert_close(*results)
 
 
 def test_memory_grows_with_the_length_and_not_its_square():
@@ -144,6 +143,6 @@ def test_compiled_with_padding(prefix):
     with padded(mask):
         expected = norm(x)
         torch.compiler.reset()
-        found = torch.compile(norm, backend="eager", fullgraph=True)(x)
+        result = torch.compile(norm, backend="eager", fullgraph=True)(x)
     kept = torch.cat([torch.ones(2, prefix, dtype=torch.bool), ~mask], dim=1)
-    torch.testing.assert_close(found[kept], expected[kept], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result[kept], expected[kept], rtol=1e-4, atol=1e-5)
