@@ -34,8 +34,8 @@ def write(path, arrays):
 
 
 def arrays_of(path):
-    with np.load(path) as found:
-        return {name: found[name] for name in found.files}
+    with np.load(path) as archive:
+        return {name: archive[name] for name in archive.files}
 
 
 @pytest.fixture
@@ -150,8 +150,8 @@ def test_stacked_blocks(saved, same_function, tmp_path):
     arrays = arrays_of(path)
     first = "params/Transformer/encoderblock_0/"
     for name in [n for n in arrays if n.startswith(first)]:
-        each = [arrays.pop(name.replace("_0/", f"_{i}/", 1)) for i in range(2)]
-        arrays[name.replace("encoderblock_0/", "encoderblock/")] = np.stack(each)
+        blocks = [arrays.pop(name.replace("_0/", f"_{i}/", 1)) for i in range(2)]
+        arrays[name.replace("encoderblock_0/", "encoderblock/")] = np.stack(blocks)
     same_function(model, load(write(tmp_path / "scan.npz", arrays)))
 
 

@@ -56,17 +56,17 @@ def test_every_option_that_tensors_tell(small, same_function, tmp_path, options,
 def test_forms_of_the_file(small, tmp_path, wrap):
     theirs = small().bfloat16().float()
     tensors = theirs.state_dict()
-    whole = {
+    contents = {
         "plain": tensors,
         "state_dict": {"state_dict": tensors, "epoch": 3},
         "distributed": {"model": {f"module.{n}": t for n, t in tensors.items()}},
         "half": {n: t.bfloat16() for n, t in tensors.items()},
         "with arguments": {"model": tensors, "args": argparse.Namespace(lr=0.1), "epoch": 3},
     }[wrap]
-    torch.save(whole, tmp_path / "model.pth")
-    found = load(tmp_path / "model.pth").state_dict()
-    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
-    assert found["head.weight"].dtype == torch.float32
+    torch.save(contents, tmp_path / "model.pth")
+    weights = load(tmp_path / "model.pth").state_dict()
+    assert all(torch.equal(weights[name], tensors[name]) for name in tensors)
+    assert weights["head.weight"].dtype == torch.float32
 
 
 CONFIGS = [{}, {"position_on_prefix": False}, {"position_on_prefix": False, "layer_scale": 0.1}, {"num_classes": 0}]
@@ -111,9 +111,9 @@ def test_what_is_assumed_is_listed_and_can_be_said(small, tmp_path):
     assert coverage(tmp_path / "a.pth").assumed == (
         "activation=gelu", "eps of all norms 1e-06", "img_size=(32, 32)", "num_heads=3", "pool=token",
     )  # fmt: skip
-    said = {"num_heads": 6, "img_size": (16, 64), "eps": 1e-5, "activation": "gelu_tanh", "pool": "avg"}
-    assert coverage(tmp_path / "a.pth", **said).assumed == ("eps of all norms 1e-05",)
-    model = load(tmp_path / "a.pth", **said)
+    settings = {"num_heads": 6, "img_size": (16, 64), "eps": 1e-5, "activation": "gelu_tanh", "pool": "avg"}
+    assert coverage(tmp_path / "a.pth", **settings).assumed == ("eps of all norms 1e-05",)
+    model = load(tmp_path / "a.pth", **settings)
     assert (model.vit_config.num_heads, model.vit_config.grid, model.vit_config.pool) == (6, (2, 8), "avg")
     assert model.vit_config.final_norm == NormConfig("layer", 1e-5)
 

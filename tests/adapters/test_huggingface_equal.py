@@ -24,10 +24,10 @@ def output(model):
     """What our ViT gives for a model of theirs."""
 
     def call(images):
-        found = model(images)
-        if hasattr(found, "logits"):
-            return found.logits
-        return found.last_hidden_state[:, 0] if found.pooler_output is None else found.pooler_output
+        outputs = model(images)
+        if hasattr(outputs, "logits"):
+            return outputs.logits
+        return outputs.last_hidden_state[:, 0] if outputs.pooler_output is None else outputs.pooler_output
 
     return call
 

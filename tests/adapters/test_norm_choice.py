@@ -64,11 +64,11 @@ def test_published_models(name):
     if name not in SMALL:
         return
     done = vm.replace_norms(model, BOTH, heads=4 if name == "levit_128s" else None)
-    found = [m for m in done.model.modules() if isinstance(m, norms.DynamicTokenNorm)]
+    dtn_norms = [m for m in done.model.modules() if isinstance(m, norms.DynamicTokenNorm)]
     assert {p.device.type for p in done.model.parameters()} == {"meta"}
     gained = giga(done.model) - plain
-    assert len(found) == 2 * (blocks - (2 if name == "pvt_tiny" else 0))
-    separable = sum(2 * m.grid_size[0] * m.grid_size[1] * sum(m.grid_size) * len(m.weight) for m in found) / 1e9
+    assert len(dtn_norms) == 2 * (blocks - (2 if name == "pvt_tiny" else 0))
+    separable = sum(2 * m.grid_size[0] * m.grid_size[1] * sum(m.grid_size) * len(m.weight) for m in dtn_norms) / 1e9
     assert gained == pytest.approx(separable, rel=1e-6)
 
 
@@ -143,8 +143,8 @@ def test_kinds_by_token_take_the_final_norm_too():
 def test_heads_may_be_given():
     model = tiny_swin()
     done = vm.replace_norms(model, DTN, heads=lambda site: site.dim // 8)
-    found = [m.num_heads for m in done.model.modules() if isinstance(m, norms.DynamicTokenNorm)]
-    assert found == [2, 2, 4]
+    dtn_norms = [m.num_heads for m in done.model.modules() if isinstance(m, norms.DynamicTokenNorm)]
+    assert dtn_norms == [2, 2, 4]
     with pytest.raises(UserError, match=r"layers\.0\.blocks\.0\.norm1 has 16 channels, which 3 heads do not divide"):
         vm.replace_norms(model, DTN, heads=3)
     with pytest.raises(UserError, match=r"'norm\(kind=instance\)' has no heads|'instancenorm' has no heads"):

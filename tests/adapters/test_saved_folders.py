@@ -69,8 +69,8 @@ def test_names_of_classes_come_from_the_config(hugging_face_folder):
     count = load(hugging_face_folder).vit_config.num_classes
     for named in ({str(k): f"class {k}" for k in range(count)}, {"0": "a"}):
         path.write_text(json.dumps({**record, "id2label": named}))
-        known = load(hugging_face_folder).pretrained_cfg.get("label_names")
-        assert known == (tuple(named.values()) if len(named) == count else None)
+        label_names = load(hugging_face_folder).pretrained_cfg.get("label_names")
+        assert label_names == (tuple(named.values()) if len(named) == count else None)
 
 
 ODD = [

@@ -40,11 +40,11 @@ def bert(change):
 def test_a_text_is_as_if_it_stood_alone(name, as_keyword):
     model, ids = bert(CHANGES[name]).eval(), tokens()
     call = {"attention_mask": MASK} if as_keyword else {}
-    found = model(ids, *(() if as_keyword else (MASK,)), **call).last_hidden_state
-    assert found.isfinite().all()
+    actual = model(ids, *(() if as_keyword else (MASK,)), **call).last_hidden_state
+    assert actual.isfinite().all()
     for i, length in enumerate(LENGTHS):
         alone = model(ids[i : i + 1, :length]).last_hidden_state
-        torch.testing.assert_close(found[i : i + 1, :length], alone)
+        torch.testing.assert_close(actual[i : i + 1, :length], alone)
 
 
 def test_a_copy_of_the_model_knows_it_too_and_a_call_without_mask_has_no_padding():
@@ -64,9 +64,9 @@ def test_pytorchs_own_encoder():
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
     old = torch.nn.TransformerEncoder(layer, 2).double()
     model, x = vm.replace_norms(old, CHANGES["group"]).model.eval(), torch.randn(3, 12, 16).double()
-    found = model(x, src_key_padding_mask=MASK == 0)
+    actual = model(x, src_key_padding_mask=MASK == 0)
     for i, length in enumerate(LENGTHS):
-        torch.testing.assert_close(found[i : i + 1, :length], model(x[i : i + 1, :length]))
+        torch.testing.assert_close(actual[i : i + 1, :length], model(x[i : i + 1, :length]))
 
 
 def gradients(model, out):
@@ -78,13 +78,13 @@ def gradients(model, out):
 
 @pytest.mark.parametrize("name", ["dtn", "group", "batch"])
 def test_gradient_checkpointing(name):
-    found = []
+    results = []
     for again in (False, True):
         model, ids = bert(CHANGES[name]).train(), tokens()
         if again:
             model.gradient_checkpointing_enable()
-        found.append(gradients(model, model(ids, attention_mask=MASK).last_hidden_state))
-    torch.testing.assert_close(*found)
+        results.append(gradients(model, model(ids, attention_mask=MASK).last_hidden_state))
+    torch.testing.assert_close(*results)
 
 
 def test_reversible_layers_run_again_with_the_same_padding():
@@ -94,14 +94,14 @@ def test_reversible_layers_run_again_with_the_same_padding():
     none = {"hidden_dropout_prob": 0.0, "local_attention_probs_dropout_prob": 0.0}
     config = hf.ReformerConfig(vocab_size=20, max_position_embeddings=12, **options, **sizes, **none)
     model = vm.replace_norms(hf.ReformerModel(config).double(), CHANGES["dtn"]).model.train()
-    found = gradients(model, model(tokens(), attention_mask=MASK).last_hidden_state)
+    actual = gradients(model, model(tokens(), attention_mask=MASK).last_hidden_state)
     with padded(MASK == 0, behind=True):  # what the layers compute, differentiated by autograd
         first = second = model.embeddings(tokens())
         for layer in model.encoder.layers:
             first = first + layer.attention(second, attention_mask=MASK.bool()).hidden_states
             second = second + layer.feed_forward(first)
         out = model.encoder.layer_norm(torch.cat([first, second], dim=-1))
-    torch.testing.assert_close(found, gradients(model, out))
+    torch.testing.assert_close(actual, gradients(model, out))
 
 
 def test_what_blocks_are_filled_up_with_is_padding_too():
@@ -111,9 +111,9 @@ def test_what_blocks_are_filled_up_with_is_padding_too():
     model = vm.replace_norms(model, CHANGES["group"]).model.eval()
     ids, mask = tokens(38), torch.ones(3, 38).long()
     assert model.attention_type == "block_sparse"
-    found = model(ids, attention_mask=mask).last_hidden_state
-    whole = [torch.nn.functional.pad(one, (0, 2)) for one in (ids, mask)]
-    torch.testing.assert_close(found, model(whole[0], attention_mask=whole[1]).last_hidden_state[:, :38])
+    actual = model(ids, attention_mask=mask).last_hidden_state
+    longer = [torch.nn.functional.pad(one, (0, 2)) for one in (ids, mask)]
+    torch.testing.assert_close(actual, model(longer[0], attention_mask=longer[1]).last_hidden_state[:, :38])
 
 
 OPTIONS = "hidden_size=16&num_hidden_layers=1&num_attention_heads=2&intermediate_size=32"

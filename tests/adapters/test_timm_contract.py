@@ -384,9 +384,9 @@ def test_fx_traces_every_model(changes, training):
     graph = torch.fx.symbolic_trace(model)
     assert [node.name for node in graph.graph.nodes if node.op == "placeholder"] == ["x"]
     outputs = []
-    for one in (model, graph):
+    for form in (model, graph):
         torch.manual_seed(1)
-        outputs.append(one(images))
+        outputs.append(form(images))
     same(*outputs)
     with pytest.raises(TypeError):
         graph(images, keep=torch.zeros(8, 1, dtype=torch.long))
@@ -397,11 +397,11 @@ def test_torchvisions_feature_extractor(changes):
     model = vm.apply(vm.vit("mu/8", img_size=32, depth=3), *vm.parse_changes(changes)).eval()
     images = torch.randn(2, 3, 32, 32)
     extractor = create_feature_extractor(model, {"blocks.0": "first", "blocks.1": "second"})
-    found = extractor(images)
+    actual = extractor(images)
     _, (first, second, _) = model.forward_intermediates(images, output_fmt="NLC")
     prefix = [model.vit_config.prefix_tokens(i) for i in range(2)]
-    same(found["first"][:, prefix[0] :], first)
-    same(found["second"][:, prefix[1] :], second)
+    same(actual["first"][:, prefix[0] :], first)
+    same(actual["second"][:, prefix[1] :], second)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -424,5 +424,5 @@ def test_the_older_onnx_exporter(pair, images):
     ours, _ = pair
     file = io.BytesIO()
     torch.onnx.export(ours, (images,), file, dynamo=False, input_names=["images"])
-    (found,) = runtime.InferenceSession(file.getvalue()).run(None, {"images": images.numpy()})
-    torch.testing.assert_close(torch.from_numpy(found), ours(images).detach(), atol=1e-4, rtol=1e-4)
+    (actual,) = runtime.InferenceSession(file.getvalue()).run(None, {"images": images.numpy()})
+    torch.testing.assert_close(torch.from_numpy(actual), ours(images).detach(), atol=1e-4, rtol=1e-4)

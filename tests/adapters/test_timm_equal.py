@@ -194,8 +194,8 @@ def test_a_change_applies_to_a_timm_model_and_leaves_it_alone():
     before = {n: v.clone() for n, v in theirs.state_dict().items()}
     model = vm.apply(theirs, vm.DualPatchNorm(), vm.LayerScale(1.0))
     assert all(torch.equal(v, before[n]) for n, v in theirs.state_dict().items())
-    own = model.state_dict()
-    assert all(torch.equal(own[n], v) for n, v in before.items())
+    state = model.state_dict()
+    assert all(torch.equal(state[n], v) for n, v in before.items())
     assert not model.training
     assert not model.head.weight.requires_grad
     assert model.blocks[0].mlp.fc1.weight.requires_grad

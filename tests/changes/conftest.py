@@ -63,16 +63,16 @@ def variants(kind):
 
 @functools.cache
 def find_all():
-    found = [change for kind in REGISTRY.values() for change in variants(kind)]
-    found += [change for text in MORE for change in vm.parse_changes(text)]
-    return tuple(dict.fromkeys(found))
+    changes = [change for kind in REGISTRY.values() for change in variants(kind)]
+    changes += [change for text in MORE for change in vm.parse_changes(text)]
+    return tuple(dict.fromkeys(changes))
 
 
 def _fit(changes):
     """Whether they go into one model in this order and each alters it beside the others."""
     try:
-        whole = edit(base_config(), changes)
-        return all(edit(base_config(), [*changes[:i], *changes[i + 1 :]]) != whole for i in range(len(changes)))
+        together = edit(base_config(), changes)
+        return all(edit(base_config(), [*changes[:i], *changes[i + 1 :]]) != together for i in range(len(changes)))
     except UserError:
         return False
 

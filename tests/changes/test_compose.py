@@ -18,22 +18,22 @@ def arms(*texts):
 
 
 def test_changes_that_claim_one_slot_exclude_each_other():
-    found = conflicts(arms("dpn", "normformer", "subln", "stem(kind=hmlp)", "swiglu"))
-    assert set(found) == {("dpn", "stem(kind=hmlp)"), ("normformer", "subln")}
-    assert "'mlp inner norm'" in found["normformer", "subln"]
+    pairs = conflicts(arms("dpn", "normformer", "subln", "stem(kind=hmlp)", "swiglu"))
+    assert set(pairs) == {("dpn", "stem(kind=hmlp)"), ("normformer", "subln")}
+    assert "'mlp inner norm'" in pairs["normformer", "subln"]
 
 
 def test_what_only_the_config_shows_needs_the_config():
     chosen = arms("patchdropout", "dtn", "rms")
     assert conflicts(chosen) == {}
-    found = conflicts(chosen, CONFIG)
-    assert set(found) == {("patchdropout", "dtn")}  # rms goes before dtn, though not after it
-    assert "whole grid" in found["patchdropout", "dtn"]
+    pairs = conflicts(chosen, CONFIG)
+    assert set(pairs) == {("patchdropout", "dtn")}  # rms goes before dtn, though not after it
+    assert "whole grid" in pairs["patchdropout", "dtn"]
 
 
 def test_arms_of_several_changes_are_compared_whole():
-    found = conflicts(arms("dpn+normformer", "subln+swiglu", "rms"), CONFIG)
-    assert set(found) == {("dpn+normformer", "subln+swiglu")}
+    pairs = conflicts(arms("dpn+normformer", "subln+swiglu", "rms"), CONFIG)
+    assert set(pairs) == {("dpn+normformer", "subln+swiglu")}
 
 
 def test_an_arm_that_fails_by_itself_is_an_error():

@@ -47,8 +47,8 @@ def outputs(model, images=1):
     return model.eval()(images).double()
 
 
-def moved(old, new, **how):
-    a, b = outputs(old, **how), outputs(new, **how)
+def moved(old, new, **options):
+    a, b = outputs(old, **options), outputs(new, **options)
     return float((a - b).abs().max() / a.abs().max())
 
 
@@ -150,18 +150,18 @@ def test_the_stream_has_zero_mean(pair):
 
 def stream_mean(model):
     """The largest mean over channels that a norm before a branch or the final norm sees, relative to the deviation."""
-    found = []
+    results = []
     readers = [m for block in model.blocks for m in (block.norm1, block.norm2)] + [model.norm, model.fc_norm]
     hooks = [
-        m.register_forward_pre_hook(lambda _, args: found.append(args[0]))
+        m.register_forward_pre_hook(lambda _, args: results.append(args[0]))
         for m in readers
         if not isinstance(m, nn.Identity)
     ]
     outputs(model)
     for hook in hooks:
         hook.remove()
-    assert len(found) == 2 * len(model.blocks) + 1
-    return max(float(x.mean(-1).abs().max() / x.std(-1).max()) for x in found)
+    assert len(results) == 2 * len(model.blocks) + 1
+    return max(float(x.mean(-1).abs().max() / x.std(-1).max()) for x in results)
 
 
 def test_the_norms_that_read_the_stream_are_converted_and_no_other(pair):
@@ -306,11 +306,11 @@ def test_in_evaluation_only_when_channels_are_dropped():
     for rate, same in (({"drop_path": 0.5}, True), ({"attn_drop": 0.5}, True), ({"proj_drop": 0.5}, False)):
         model = tiny(**rate).double().train()
         new = vm.apply(model, vm.Norm("rms"))
-        found = []
-        for each in (model, new):
+        results = []
+        for version in (model, new):
             torch.manual_seed(0)
-            found.append(each(images))
-        assert torch.allclose(*found, atol=1e-10) == same, rate
+            results.append(version(images))
+        assert torch.allclose(*results, atol=1e-10) == same, rate
         assert moved(model, new) < 1e-12
 
 

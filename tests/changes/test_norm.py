@@ -48,12 +48,12 @@ def test_options_reach_the_norms(base):
 
 def test_one_gain_is_the_mean_of_the_gains_and_comes_back_to_all(base):
     old = base.blocks[0].norm1.weight
-    one = vm.apply(base, vm.Norm("scale", gain="scalar"))
-    torch.testing.assert_close(one.blocks[0].norm1.weight, old.mean(0, keepdim=True) * math.sqrt(len(old)))
-    back = vm.apply(one, vm.Norm("layer"))
+    scalar = vm.apply(base, vm.Norm("scale", gain="scalar"))
+    torch.testing.assert_close(scalar.blocks[0].norm1.weight, old.mean(0, keepdim=True) * math.sqrt(len(old)))
+    back = vm.apply(scalar, vm.Norm("layer"))
     torch.testing.assert_close(back.blocks[0].norm1.weight, old.mean().expand(len(old)))
-    channels = vm.apply(one, vm.Norm("scale"))
-    torch.testing.assert_close(channels.blocks[0].norm1.weight, one.blocks[0].norm1.weight.expand(len(old)))
+    channels = vm.apply(scalar, vm.Norm("scale"))
+    torch.testing.assert_close(channels.blocks[0].norm1.weight, scalar.blocks[0].norm1.weight.expand(len(old)))
 
 
 def test_scale_norm_starts_near_rms_norm(base, images):

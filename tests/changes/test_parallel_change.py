@@ -107,14 +107,14 @@ def test_frozen_blocks_stay_frozen():
 def test_diff_reports_the_drift_on_given_images():
     model = scattered()
     new = vm.apply(model, vm.Parallel())
-    given = vm.diff(model, new, images(3))
+    difference = vm.diff(model, new, images(3))
     with torch.no_grad():
         old_out, new_out = model(images(3)), new(images(3))
-    assert given.drift == pytest.approx(float((old_out - new_out).abs().max() / old_out.abs().max()))
-    assert "outputs on 3 given images differ by" in str(given)
+    assert difference.drift == pytest.approx(float((old_out - new_out).abs().max() / old_out.abs().max()))
+    assert "outputs on 3 given images differ by" in str(difference)
     assert "outputs on random images differ by" in str(vm.diff(model, new))
-    assert given.params[0] == given.params[1]
-    assert given.macs[0] == given.macs[1]
+    assert difference.params[0] == difference.params[1]
+    assert difference.macs[0] == difference.macs[1]
 
 
 @pytest.mark.parametrize(

@@ -49,11 +49,11 @@ def test_a_closed_gate_is_the_base_model():
 def test_with_dtn_in_any_order():
     """Tokens join after both, whatever their numbers of blocks."""
     first, last = (vm.parse_changes(text) for text in ("dtn(blocks=4)+gpsa(blocks=7)", "gpsa(blocks=7)+dtn(blocks=4)"))
-    one, other = vm.apply(build(), *first), vm.apply(build(), *last)
-    assert one.vit_config == other.vit_config
-    assert one.vit_config.prefix_from == 7
-    assert torch.equal(one.cls_token, other.cls_token)
-    assert torch.equal(one.pos_embed, other.pos_embed)
+    dtn_first, other = vm.apply(build(), *first), vm.apply(build(), *last)
+    assert dtn_first.vit_config == other.vit_config
+    assert dtn_first.vit_config.prefix_from == 7
+    assert torch.equal(dtn_first.cls_token, other.cls_token)
+    assert torch.equal(dtn_first.pos_embed, other.pos_embed)
 
 
 def test_prefix_tokens_from_the_beginning():

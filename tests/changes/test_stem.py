@@ -37,9 +37,9 @@ def test_from_any_stem_to_any_other_all_else_is_kept(base, first, second):
     new = apply(old, f"stem(kind={second})")
     assert type(new.patch_embed) is KINDS[second]
     before, after = old.state_dict(), new.state_dict()
-    rest = {name for name in after if not name.startswith("patch_embed.")}
-    assert rest == {name for name in before if not name.startswith("patch_embed.")}
-    assert all(torch.equal(before[name], after[name]) for name in rest)
+    other_names = {name for name in after if not name.startswith("patch_embed.")}
+    assert other_names == {name for name in before if not name.startswith("patch_embed.")}
+    assert all(torch.equal(before[name], after[name]) for name in other_names)
 
 
 def test_the_linear_stem_keeps_its_projection(base):

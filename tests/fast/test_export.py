@@ -52,9 +52,9 @@ def test_every_change_and_kind_of_norm_is_tried():
 def run(graph, model, images):
     """Checks that ONNX Runtime computes what the model does."""
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
-    (found,) = session.run(["logits"], {"images": images.numpy()})
+    (actual,) = session.run(["logits"], {"images": images.numpy()})
     expected = model(images).detach().numpy()
-    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert np.abs(actual - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
 @every_model

@@ -21,11 +21,11 @@ def build(what, changes="", **overrides):
 @contextmanager
 def counting(model):
     """Bytes of each storage that autograd keeps, the parameters' own left out."""
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept, alive = {}, []
 
     def pack(t):
-        if t.untyped_storage().data_ptr() not in own:
+        if t.untyped_storage().data_ptr() not in parameters:
             kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
             alive.append(t.untyped_storage())  # a freed address could be given out twice
         return t.detach()
@@ -57,10 +57,10 @@ def test_gradients_are_those_of_plain_pytorch(what, changes, pool):
     plain, plain_bytes = step(model, images, ())
     assert plain.keys() - {"output"} == {name for name, p in model.named_parameters() if p.requires_grad}
     for settings in (("recompute",), ("frozen",), ("recompute", "frozen")):
-        found, found_bytes = step(model, images, settings)
-        assert found.keys() == plain.keys()
+        actual, found_bytes = step(model, images, settings)
+        assert actual.keys() == plain.keys()
         for name, value in plain.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-12 * float(value.abs().max()))
+            torch.testing.assert_close(actual[name], value, rtol=1e-12, atol=1e-12 * float(value.abs().max()))
         assert found_bytes < plain_bytes
 
 
@@ -182,8 +182,8 @@ def test_parallel_branches():
     model = build("attention", "parallel", depth=4).double()
     images = torch.randn(3, 3, 16, 16, dtype=torch.float64)
     plain, plain_bytes = step(model, images, ())
-    found, found_bytes = step(model, images, ("recompute", "frozen"))
+    actual, found_bytes = step(model, images, ("recompute", "frozen"))
     for name, value in plain.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-10 * float(value.abs().max()))
+        torch.testing.assert_close(actual[name], value, rtol=1e-10, atol=1e-10 * float(value.abs().max()))
     assert found_bytes < plain_bytes
     assert sum(name.endswith("qkv.weight") for name in plain) == 4  # two branches in each of two blocks

@@ -119,8 +119,8 @@ def test_stems(stem):
 
 def test_what_is_folded_is_gone():
     new = vm.optimize_for_inference(small("dpn+layerscale"))
-    left = [name for name, _ in new.named_parameters() if any(part in name for part in (".norm1", ".norm2", ".ls"))]
-    assert left == []
+    unfolded = [name for name, _ in new.named_parameters() if any(part in name for part in (".norm1", ".norm2", ".ls"))]
+    assert unfolded == []
     assert new.vit_config.layer_scale is None
     assert not new.vit_config.stem.before.affine
     batch = vm.optimize_for_inference(small("norm(kind=batch)"))

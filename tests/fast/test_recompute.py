@@ -17,11 +17,11 @@ CASES = ["", "rms", "dpn", "layerscale", "normformer", "subln", "placement(attn=
 def step(model, images, recompute, autocast=False):
     """Outputs, gradients of the images and all parameters, and the bytes kept for backward (parameters apart)."""
     fast.recompute(model, recompute)
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept = {}
 
     def pack(t):
-        if t.untyped_storage().data_ptr() not in own:
+        if t.untyped_storage().data_ptr() not in parameters:
             kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
         return t
 

@@ -67,14 +67,14 @@ def assert_plain(model, forms=None, run=None):
     for training in (True, False):
         model.train(training)
         plain = step(model, None)
-        for each in forms or FORMS.values():
-            fast = step(model, each, run)
-            assert plain.keys() == fast.keys(), each
+        for fast_forms in forms or FORMS.values():
+            fast = step(model, fast_forms, run)
+            assert plain.keys() == fast.keys(), fast_forms
             for name, value in plain.items():
-                assert fast[name].shape == value.shape, f"{name}, training={training}, {each}"
+                assert fast[name].shape == value.shape, f"{name}, training={training}, {fast_forms}"
                 tolerance = 1e-10 * float(value.abs().max().clamp_min(1))
                 close = torch.allclose(fast[name], value, rtol=1e-10, atol=tolerance)
-                assert close, f"{name}, training={training}, {each}"
+                assert close, f"{name}, training={training}, {fast_forms}"
 
 
 @every_model
@@ -241,8 +241,8 @@ def test_what_is_changed_is_run(kind, change):
     endings = (".norm1", ".norm2", ".norm") if ending == "norm" else (f".{ending}",)
     for name, module in list(model.named_modules()):
         if name.startswith("blocks.") and name.endswith(endings) and not name.endswith(INNER):
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, edit(module))
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, edit(module))
     outputs = step(model.eval(), None)["outputs"]
     assert torch.allclose(outputs, step(build(kind).eval(), None)["outputs"]) == (change == "weight norm")
     assert_plain(model)
@@ -376,24 +376,24 @@ def test_second_derivatives(kind, forms):
         model.forms = None
         expected = torch.func.jvp(torch.func.grad(loss), (x,), (v,))[1]
         model.forms = forms
-        found = [torch.func.jvp(torch.func.grad(loss), (x,), (v,))[1], torch.autograd.functional.hvp(loss, x, v)[1]]
+        actual = [torch.func.jvp(torch.func.grad(loss), (x,), (v,))[1], torch.autograd.functional.hvp(loss, x, v)[1]]
         leaf = x.clone().requires_grad_()
         (grad,) = torch.autograd.grad(loss(leaf), leaf, create_graph=True)
         (grad * v).sum().backward()
-    for hessian_times_v in (*found, leaf.grad):
+    for hessian_times_v in (*actual, leaf.grad):
         torch.testing.assert_close(hessian_times_v, expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))
 
 
 @every_form
 def test_second_derivatives_of_parameters(forms):
     model = build("class token").eval()
-    found = []
+    results = []
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         for model.forms in (None, forms):
             weights = list(model.parameters())
             grads = torch.autograd.grad(model(images(2)).sin().sum(), weights, create_graph=True)
-            found.append(torch.autograd.grad(sum(g.square().sum() for g in grads), weights))
-    for expected, value in zip(*found, strict=True):
+            results.append(torch.autograd.grad(sum(g.square().sum() for g in grads), weights))
+    for expected, value in zip(*results, strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))
 
 

@@ -32,7 +32,7 @@ TASKS = {"pets.v2": ("attention", 16, 5), "cars": ("attention", 24, 7), "birds":
 @pytest.fixture(params=[{}, {"position": "sincos2d", "position_on_prefix": False}], ids=["learned", "fixed"])
 def served(request, tmp_path):
     base = small(**request.param)
-    models = {name: tuned(base, *how) for name, how in TASKS.items()}
+    models = {name: tuned(base, *settings) for name, settings in TASKS.items()}
     deltas = {}
     for number, (name, model) in enumerate(models.items()):
         path = tmp_path / f"{number}.safetensors"
@@ -57,9 +57,9 @@ def storages(model):
 
 def test_what_is_shared_is_in_memory_once_and_is_the_bases(served):
     base, models, multi = served
-    own = sum(delta_bytes(models[name], base) for name in TASKS)
+    delta_size = sum(delta_bytes(models[name], base) for name in TASKS)
     shared = storages(base).keys() & storages(multi).keys()
-    assert multi.nbytes == sum(storages(base)[key] for key in shared) + own
+    assert multi.nbytes == sum(storages(base)[key] for key in shared) + delta_size
     assert multi.nbytes < 0.75 * sum(sum(storages(model).values()) for model in models.values())
     mlp = {multi[name].blocks[0].mlp.fc1.weight.data_ptr() for name in TASKS}
     assert mlp == {base.blocks[0].mlp.fc1.weight.data_ptr()}

@@ -60,8 +60,8 @@ def test_every_branch_of_parallel_blocks_is_trained():
 def test_what_goes_along(what, trained):
     model = small(layer_scale=1e-4)
     roles = parameter_roles(model)
-    found = vm.train_only(model, what)
-    assert names(model) == {name for name, role in roles.items() if role in trained} == set(found.names)
+    selection = vm.train_only(model, what)
+    assert names(model) == {name for name, role in roles.items() if role in trained} == set(selection.names)
 
 
 def test_every_parameter_of_a_vit_with_all_slots_has_its_role():
@@ -119,14 +119,14 @@ def test_other_libraries_models_are_frozen_as_ours_is(library, what):
 def test_the_table():
     model = small()
     model(torch.randn(2, 3, 8, 8)).sum().backward()
-    found = vm.train_only(model, "attention")
-    lines = str(found).splitlines()
+    selection = vm.train_only(model, "attention")
+    lines = str(selection).splitlines()
     assert lines[0].split() == ["trained", "frozen"]
-    assert lines[-1].split()[:3] == ["all", f"{found.trained:,}", f"{found.frozen:,}"]
-    assert found.trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert found.trained + found.frozen == sum(p.numel() for p in model.parameters())
+    assert lines[-1].split()[:3] == ["all", f"{selection.trained:,}", f"{selection.frozen:,}"]
+    assert selection.trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert selection.trained + selection.frozen == sum(p.numel() for p in model.parameters())
     assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
-    assert what_is_trained(model) == found
+    assert what_is_trained(model) == selection
 
 
 @pytest.mark.parametrize(

@@ -95,19 +95,19 @@ FAST = {
 
 @pytest.mark.parametrize("name", FAST)
 def test_every_fast_form_makes_a_step(run_on_fake, name, monkeypatch):
-    how = dict(FAST[name])
-    config = dataclasses.replace(CHANGES.base_config(), **how.pop("config", {}))
-    model = vm.ViT(edit(config, vm.parse_changes(how.pop("changes", ""))))
-    recipe = RECIPE.with_(train=how.pop("train", "all"), drop_path=config.drop_path)
-    if "forms" in how:
-        model.forms = how.pop("forms")
-    if how.pop("frozen_mlps", False):
+    options = dict(FAST[name])
+    config = dataclasses.replace(CHANGES.base_config(), **options.pop("config", {}))
+    model = vm.ViT(edit(config, vm.parse_changes(options.pop("changes", ""))))
+    recipe = RECIPE.with_(train=options.pop("train", "all"), drop_path=config.drop_path)
+    if "forms" in options:
+        model.forms = options.pop("forms")
+    if options.pop("frozen_mlps", False):
         vm.train_only(model, "attention")
         vm.fast.recompute_frozen_mlps(model)
     again = []
     unpack = memory._give
     monkeypatch.setattr(memory, "_give", lambda kept: again.append(1) or unpack(kept))
-    train(run_on_fake, model, recipe, **how)
+    train(run_on_fake, model, recipe, **options)
     assert bool(again) == ("recompute" in name or bool(FAST[name].get("recompute")) or "frozen" in name)
 
 

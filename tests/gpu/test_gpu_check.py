@@ -36,10 +36,10 @@ def test_the_rehearsal_measures_all_and_judges_nothing(script, tmp_path, capsys)
     assert {row["met"] for row in content["measured"]} == {None}
     for row in content["measured"]:
         assert 0 <= row["low"] <= row["value"] <= row["high"]
-    shown = capsys.readouterr().out
-    assert "A rehearsal with tiny models" in shown
-    assert "send it back" not in shown
-    assert shown.count("not judged") == 7
+    printed = capsys.readouterr().out
+    assert "A rehearsal with tiny models" in printed
+    assert "send it back" not in printed
+    assert printed.count("not judged") == 7
 
 
 def test_without_a_gpu_nothing_is_checked(script, tmp_path, capsys, monkeypatch):

@@ -54,8 +54,8 @@ def test_half_precision_is_near(changes, dtype):
 @pytest.mark.parametrize("fields", [{"erasing": 0.8, "mixup": 0.8}, {"cutmix": 1.0}, {}], ids=str)
 def test_images_that_are_made_ready_on_the_gpu_are_those_of_the_cpu(fields):
     images = data.load("digits", img_size=(8, 8), in_chans=1, augment=Augment(**fields), limit_train=96)
-    how = {"seed": 3, "epoch": 1, "batch_size": 24}
-    pairs = zip(images.train_batches(**how), for_device(images, CUDA).train_batches(**how), strict=True)
+    options = {"seed": 3, "epoch": 1, "batch_size": 24}
+    pairs = zip(images.train_batches(**options), for_device(images, CUDA).train_batches(**options), strict=True)
     for ready, raw in pairs:
         assert raw.inputs.dtype == torch.uint8
         found = raw.pinned().to(CUDA)
@@ -79,10 +79,10 @@ def test_a_trial_learns_as_on_a_cpu(tmp_path, fields, ways):
     for device in ("cpu", "cuda"):
         torch.manual_seed(7)
         model = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=10)
-        how = RunOptions(device, tensorboard=False, progress=False, **(ways if device == "cuda" else {}))
+        options = RunOptions(device, tensorboard=False, progress=False, **(ways if device == "cuda" else {}))
         given = dataclasses.replace(images, workers=2 if device == "cuda" else 0)
         result = train_trial(
-            model, Classification.from_recipe(recipe), given, recipe, out=tmp_path / device, options=how
+            model, Classification.from_recipe(recipe), given, recipe, out=tmp_path / device, options=options
         )
         loss[device] = result["metrics"]["loss"]
     assert loss["cuda"] == pytest.approx(loss["cpu"], abs=0.05)

@@ -205,9 +205,9 @@ def test_large_offsets_keep_their_digits(offset, variant):
     """An offset that the tokens share, larger than their spread by as much; lambda 0 leans on the difference alone."""
     exact = make(variant=variant, trade_off=0.0, eps=1e-5)
     x = (tokens() + offset * tokens(DIM, seed=2)).float()
-    found, expected = copy.deepcopy(exact).float()(x), exact(x.double())
-    assert found.isfinite().all()
-    error, scale = (found - expected).abs().max(), expected.abs().max()
+    actual, expected = copy.deepcopy(exact).float()(x), exact(x.double())
+    assert actual.isfinite().all()
+    error, scale = (actual - expected).abs().max(), expected.abs().max()
     assert error <= (1e-6 if variant == "paper" else 1e-4) * scale  # the released code divides by the offset first
 
 

@@ -49,11 +49,11 @@ def written_out(attention, x, prefix, grid):
 def test_it_is_the_matrix(grid, prefix):
     attention, x = build(grid, prefix), tokens(grid, prefix)
     expected, weights = written_out(attention, x, prefix, grid)
-    found, leaves = attention(x), [x, *attention.parameters()]
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    actual, leaves = attention(x), [x, *attention.parameters()]
+    torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
     torch.testing.assert_close(attention.weights(x), weights, atol=1e-12, rtol=0)
     theirs = torch.autograd.grad(expected.sin().sum(), leaves)
-    for a, b in zip(torch.autograd.grad(found.sin().sum(), leaves), theirs, strict=True):
+    for a, b in zip(torch.autograd.grad(actual.sin().sum(), leaves), theirs, strict=True):
         torch.testing.assert_close(a, b, atol=1e-11, rtol=0)
 
 

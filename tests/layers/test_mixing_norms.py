@@ -312,12 +312,12 @@ def test_compiled_training_is_eager_training():
     compiled = copy.deepcopy(norms)
     run = torch.compile(compiled, fullgraph=True, backend="aot_eager")
     for step in range(2):
-        found = []
-        for each in (norms, run):
+        results = []
+        for form in (norms, run):
             inputs = [tokens(8, 5, DIM, seed=step).float().requires_grad_() for _ in NORMS]
-            each(inputs).backward()
-            found.append({name: x.grad for name, x in zip(NORMS, inputs)})
-        torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
+            form(inputs).backward()
+            results.append({name: x.grad for name, x in zip(NORMS, inputs)})
+        torch.testing.assert_close(results[1], results[0], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(compiled.state_dict(), norms.state_dict(), atol=1e-5, rtol=1e-5)
     torch._dynamo.reset()
 
@@ -433,9 +433,9 @@ def test_a_step_leaves_nothing_behind(only_new_objects):
     for name in NORMS:
         norm = make(name)
         x = torch.randn(4, 5, DIM, dtype=torch.float64, requires_grad=True)
-        left = []
+        tensors_alive = []
         for _ in range(3):
             norm(x).square().sum().backward()
             gc.collect()
-            left.append(sum(type(thing) is torch.Tensor for thing in gc.get_objects()))
-        assert left[1] == left[2], name
+            tensors_alive.append(sum(type(thing) is torch.Tensor for thing in gc.get_objects()))
+        assert tensors_alive[1] == tensors_alive[2], name

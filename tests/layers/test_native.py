@@ -71,24 +71,24 @@ def names():
 @pytest.mark.parametrize("unbiased", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_it_is_the_python_form_with_all_gradients(shape, unbiased):
-    for name, found, plain, exact in zip(names(), *three_forms(shape, unbiased), strict=True):
+    for name, actual, plain, exact in zip(names(), *three_forms(shape, unbiased), strict=True):
         scale = exact.abs().max().clamp_min(1e-6)
-        assert (found - exact).abs().max() <= 2e-6 * scale + 2 * (plain - exact).abs().max(), name
+        assert (actual - exact).abs().max() <= 2e-6 * scale + 2 * (plain - exact).abs().max(), name
 
 
 @pytest.mark.parametrize("offset", [1e2, 1e3])
 def test_large_offsets_keep_their_digits(offset):
     """What float32 itself has left of the spread under an offset, and no less than the Python form."""
-    for name, found, plain, exact in zip(names(), *three_forms((2, 6, 5, 64, 2), offset=offset), strict=True):
-        scale, error = exact.abs().max(), (found - exact).abs().max()
+    for name, actual, plain, exact in zip(names(), *three_forms((2, 6, 5, 64, 2), offset=offset), strict=True):
+        scale, error = exact.abs().max(), (actual - exact).abs().max()
         assert error <= 4 * offset * torch.finfo(torch.float32).eps * scale, name
         assert error <= 2 * (plain - exact).abs().max() + 2e-6 * scale, name
 
 
 def norm_and_tokens(grid=(3, 5), dim=24, heads=3, **options):
     torch.manual_seed(0)
-    own = {name: options.pop(name) for name in ("eps", "affine", "prefix_tokens") if name in options}
-    norm = DynamicTokenNorm(dim, heads, grid, mixing=TokenMixing(**options), **own)
+    layer_options = {name: options.pop(name) for name in ("eps", "affine", "prefix_tokens") if name in options}
+    norm = DynamicTokenNorm(dim, heads, grid, mixing=TokenMixing(**options), **layer_options)
     for parameter in norm.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return norm, torch.randn(2, grid[0] * grid[1] + norm.prefix_tokens, dim, requires_grad=True)
@@ -99,8 +99,8 @@ def results(norm, x):
     return [y, *torch.autograd.grad(y.float().pow(3).sum(), [x, *norm.parameters()])]
 
 
-def close(found, expected, tolerance=1e-5):
-    for a, b in zip(found, expected, strict=True):
+def close(actual, expected, tolerance=1e-5):
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, atol=tolerance * max(1, b.abs().max().item()), rtol=0)
 
 
@@ -121,10 +121,10 @@ def calls(monkeypatch):
 )
 def test_the_layer_uses_it_forward_and_backward(options, calls, monkeypatch):
     norm, x = norm_and_tokens(**options)
-    found = results(norm, x)
+    actual = results(norm, x)
     assert calls == [False, True]
     monkeypatch.setattr(native, "library", lambda name: None)
-    close(found, results(norm, x))
+    close(actual, results(norm, x))
     assert calls == [False, True]
 
 
@@ -222,12 +222,12 @@ def test_gradients_of_gradients(calls):
     norm, x = norm_and_tokens()
     [grad] = torch.autograd.grad(norm(x).pow(3).sum(), x, create_graph=True)
     assert calls == [False]  # the first derivative is a graph of single operations
-    found = torch.autograd.grad(grad.square().sum(), [x, *norm.parameters()])
+    actual = torch.autograd.grad(grad.square().sum(), [x, *norm.parameters()])
     slow = copy.deepcopy(norm).double()
     wide = x.detach().double().requires_grad_()
     [grad] = torch.autograd.grad(slow(wide).pow(3).sum(), wide, create_graph=True)
     exact = torch.autograd.grad(grad.square().sum(), [wide, *slow.parameters()])
-    for a, b in zip(found, exact, strict=True):
+    for a, b in zip(actual, exact, strict=True):
         torch.testing.assert_close(a.double(), b, atol=1e-4 * b.abs().max().item(), rtol=0)
 
 

@@ -89,9 +89,9 @@ def test_another_source_or_compiler_is_another_library(source, tmp_path, monkeyp
 def test_a_damaged_file_is_built_again(source, tmp_path, monkeypatch, damage):
     native.library("twice")
     [path] = kept(tmp_path)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     path.unlink()  # it is mapped: to cut it short in place would end this process
-    path.write_bytes(damage(whole))
+    path.write_bytes(damage(content))
     calls = compiles(monkeypatch)
     assert again().twice(21) == 42
     assert calls == ["twice"]
@@ -229,15 +229,15 @@ def test_a_compiler_that_is_named_and_missing(source, monkeypatch):
 @pytest.mark.parametrize("problem", ["compiler", "source", "hang"])
 def test_a_build_that_fails_warns_once_with_the_reason(source, tmp_path, monkeypatch, problem):
     broken = tmp_path / "broken"
-    said = {"compiler": "sorry, no license", "source": "expected", "hang": "timed out"}[problem]
+    reason = {"compiler": "sorry, no license", "source": "expected", "hang": "timed out"}[problem]
     if problem == "source":
         source.write_text(SOURCE + "int x = ;")
     else:
-        broken.write_text("#!/bin/sh\n" + ("sleep 9" if problem == "hang" else f"echo {said} >&2; exit 1"))
+        broken.write_text("#!/bin/sh\n" + ("sleep 9" if problem == "hang" else f"echo {reason} >&2; exit 1"))
         broken.chmod(0o755)
         monkeypatch.setenv("CXX", str(broken))
         monkeypatch.setattr(build, "SECONDS", 0.2 if problem == "hang" else 300)
-    with pytest.warns(UserWarning, match=f"VITMODS_NATIVE=0(.|\n)*{said}") as caught:
+    with pytest.warns(UserWarning, match=f"VITMODS_NATIVE=0(.|\n)*{reason}") as caught:
         assert [native.library("twice") for _ in range(2)] == [None, None]
     assert len(caught) == 1
 

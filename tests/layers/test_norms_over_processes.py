@@ -17,13 +17,13 @@ STEPS = 2
 
 def train(norm, batches):
     """Outputs and input gradients of each step, then the parameters' gradients and the state."""
-    found = []
+    results = []
     for batch in batches:
         x = batch.clone().requires_grad_()
         y = norm(x)
         (y * torch.linspace(-1, 1, y.shape[-1], dtype=y.dtype) + y.pow(3)).sum().backward()
-        found += [y.detach(), x.grad]
-    return found, [p.grad for p in norm.parameters()], list(norm.buffers())
+        results += [y.detach(), x.grad]
+    return results, [p.grad for p in norm.parameters()], list(norm.buffers())
 
 
 def work(rank, address, folder):

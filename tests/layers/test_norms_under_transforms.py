@@ -67,11 +67,11 @@ def loss(norm, values, x):
 def test_gradients_of_each_image(name):
     norm, x = make(name), images()
     values = dict(norm.named_parameters())
-    each = torch.vmap(torch.func.grad(lambda v, one: loss(norm, v, one[None])), (None, 0))(values, x)
+    per_image = torch.vmap(torch.func.grad(lambda v, one: loss(norm, v, one[None])), (None, 0))(values, x)
     for key, parameter in values.items():
         for i in range(len(x)):
             (expected,) = torch.autograd.grad(loss(norm, values, x[i : i + 1]), parameter)
-            torch.testing.assert_close(each[key][i], expected, atol=1e-12, rtol=1e-10)
+            torch.testing.assert_close(per_image[key][i], expected, atol=1e-12, rtol=1e-10)
 
 
 @torch.no_grad()
@@ -80,8 +80,8 @@ def test_gradients_of_each_image(name):
 def test_several_models_at_once(name, count):
     norms, x = [make(name), make(name, seed=2)], images()[:count]
     stacked = torch.func.stack_module_state(norms)
-    found = torch.vmap(lambda *values: torch.func.functional_call(norms[0], values, (x,)))(*stacked)
-    for norm, y in zip(norms, found, strict=True):
+    actual = torch.vmap(lambda *values: torch.func.functional_call(norms[0], values, (x,)))(*stacked)
+    for norm, y in zip(norms, actual, strict=True):
         torch.testing.assert_close(y, norm(x), atol=1e-12, rtol=1e-10)
 
 
@@ -216,10 +216,10 @@ def test_second_derivatives_of_input_and_parameters(name, training, way, reduce)
             torch.func.functional_call(Called(norm, form), {f"norm.{k}": v for k, v in zip(names, values)}, (x,))
         )
 
-    found = way(loss(lambda norm, x: norm(x)), inputs, along)
+    actual = way(loss(lambda norm, x: norm(x)), inputs, along)
     expected = hvp_of_autograd(loss(PLAIN[name]), inputs, along)
     assert max(float(e.abs().max()) for e in expected) > 0.1
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-9 * max(1.0, float(b.abs().max())), rtol=0)
 
 

@@ -66,10 +66,10 @@ def test_a_sequence_is_normalized_as_if_it_stood_alone(name):
     for i, length in enumerate(LENGTHS):
         torch.testing.assert_close(y[i, :length], norm(x[i : i + 1, :length])[0])
     up = torch.randn_like(y) * ~MASK[..., None]
-    found = torch.autograd.grad(y, [x, *norm.parameters()], up)
+    actual = torch.autograd.grad(y, [x, *norm.parameters()], up)
     alone = sum((norm(x[i : i + 1, :n]) * up[i, :n]).sum() for i, n in enumerate(LENGTHS))
-    torch.testing.assert_close(found, torch.autograd.grad(alone, [x, *norm.parameters()]))
-    assert not found[0][MASK].any()
+    torch.testing.assert_close(actual, torch.autograd.grad(alone, [x, *norm.parameters()]))
+    assert not actual[0][MASK].any()
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -79,11 +79,11 @@ def test_statistics_of_a_batch_are_of_the_tokens_that_are_no_padding(name, train
     norm = made(OF_A_BATCH[name]).train(training)
     results = []
     for filling in (0.0, 1e3):
-        one, x = copy.deepcopy(norm), drawn().masked_fill(MASK[..., None], filling)
+        twin, x = copy.deepcopy(norm), drawn().masked_fill(MASK[..., None], filling)
         with padded(MASK):
-            y = one(x)
+            y = twin(x)
         assert y.isfinite().all()
-        results.append((y[~MASK], {k: v for k, v in one.state_dict().items() if k != "ema_gz"}))
+        results.append((y[~MASK], {k: v for k, v in twin.state_dict().items() if k != "ema_gz"}))
     torch.testing.assert_close(*results)
 
 
@@ -119,8 +119,8 @@ def test_switchable_norm_weighs_sequences_by_their_tokens():
 def test_further_tokens_come_before_or_fill_up_behind(behind):
     norm, x = made(OF_AN_IMAGE["group"]), drawn()
     mask = MASK[:, :-2]
-    whole = nn.functional.pad(mask, (0, 2) if behind else (2, 0), value=behind)
-    with padded(whole):
+    padded_mask = nn.functional.pad(mask, (0, 2) if behind else (2, 0), value=behind)
+    with padded(padded_mask):
         expected = norm(x)
     with padded(mask, behind):
         torch.testing.assert_close(norm(x), expected)
@@ -141,20 +141,20 @@ def test_under_autocast(kind):
     with padded(MASK):
         expected = norm(x)
         with torch.autocast("cpu", torch.bfloat16):
-            found = norm(x)
-    torch.testing.assert_close(found[~MASK], expected[~MASK])
+            actual = norm(x)
+    torch.testing.assert_close(actual[~MASK], expected[~MASK])
 
 
 @pytest.mark.parametrize("kind", ["group", "dtn", "batch"])
 def test_gradient_checkpointing_sees_the_same_padding(kind):
     make = {**OF_AN_IMAGE, **OF_A_BATCH}[kind]
-    found = []
+    results = []
     for again in (False, True):
         norm, x = made(make), drawn().requires_grad_()
         with padded(MASK):
             y = checkpoint(norm, x, use_reentrant=False) if again else norm(x)
-        found.append(torch.autograd.grad((y * ~MASK[..., None]).sin().sum(), [x, *norm.parameters()]))
-    torch.testing.assert_close(*found)
+        results.append(torch.autograd.grad((y * ~MASK[..., None]).sin().sum(), [x, *norm.parameters()]))
+    torch.testing.assert_close(*results)
 
 
 def test_what_was_padded_is_forgotten_by_the_next_forward():
@@ -179,13 +179,13 @@ def test_compiles_with_and_without_padding(kind):
 
 
 def test_other_threads_and_later_calls_know_of_no_padding():
-    norm, x, found = made(OF_AN_IMAGE["group"]), drawn(), []
+    norm, x, results = made(OF_AN_IMAGE["group"]), drawn(), []
     expected = norm(x)
     with padded(MASK):
-        thread = threading.Thread(target=lambda: found.append(norm(x)))
+        thread = threading.Thread(target=lambda: results.append(norm(x)))
         thread.start()
         thread.join()
-    torch.testing.assert_close(found[0], expected)
+    torch.testing.assert_close(results[0], expected)
     torch.testing.assert_close(norm(x), expected)
 
 
@@ -203,9 +203,9 @@ def test_what_cannot_be_is_refused():
 
 
 def test_power_norm_takes_its_argument_or_what_is_said_around_it():
-    x, found = drawn(), []
+    x, results = drawn(), []
     for around in (True, False):
         norm = made(OF_A_BATCH["power"])
         with padded(MASK if around else None):
-            found.append((norm(x, padding=None if around else MASK), norm.running_phi))
-    torch.testing.assert_close(*found)
+            results.append((norm(x, padding=None if around else MASK), norm.running_phi))
+    torch.testing.assert_close(*results)

@@ -77,9 +77,9 @@ FIELDS = {
 def test_the_sums_of_the_branches_of_blocks(fields, forms):
     torch.manual_seed(0)
     blocks, x = [Block(BlockConfig(24, 3, 48, **fields)).double() for _ in range(2)], tokens()
-    found = run(ParallelBlock(blocks), forms, x)[0]
+    actual = run(ParallelBlock(blocks), forms, x)[0]
     h = x + sum(b.norm1_branch(b.attn(b.norm1(x))) for b in blocks)
-    torch.testing.assert_close(found, h + sum(b.norm2_branch(b.mlp(b.norm2(h))) for b in blocks), **EXACT)
+    torch.testing.assert_close(actual, h + sum(b.norm2_branch(b.mlp(b.norm2(h))) for b in blocks), **EXACT)
 
 
 @pytest.mark.parametrize("forms", [FORMS["plain"], FORMS["fast"]])
@@ -134,10 +134,10 @@ def test_recompute_gradients_are_the_plain_ones_bit_for_bit(norm):
         with torch.autograd.graph.saved_tensors_hooks(
             lambda t, s=sizes: s.update({t.untyped_storage().data_ptr(): t.untyped_storage()}) or t, lambda t: t
         ):
-            found = run(block, forms, x)
+            actual = run(block, forms, x)
         if name == "plain":
-            plain = found
-        assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+            plain = actual
+        assert all(torch.equal(a, b) for a, b in zip(actual, plain, strict=True))
     sizes = {name: sum(storage.nbytes() for storage in storages.values()) for name, storages in kept.items()}
     assert sizes["recompute"] < 0.9 * sizes["plain"]
 

@@ -68,8 +68,8 @@ def with_gradients(form, values, *options):
 @pytest.mark.parametrize("form", FORMS)
 def test_it_is_the_dense_form_with_all_gradients(form, grid, unbiased):
     values = inputs(grid)
-    found, expected = (with_gradients(f, values, grid, unbiased) for f in (separate(form), dense))
-    for a, b in zip(found, expected, strict=True):
+    actual, expected = (with_gradients(f, values, grid, unbiased) for f in (separate(form), dense))
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-12 * max(1, b.abs().max().item()), rtol=0)
 
 
@@ -79,8 +79,8 @@ def test_pure_mixes_have_all_gradients(form, mixes):
     values = inputs((3, 4))
     for value, mix in zip(values[2:4], mixes, strict=True):
         value.data.fill_(mix)
-    found, expected = (with_gradients(f, values, (3, 4), False) for f in (separate(form), dense))
-    for a, b in zip(found, expected, strict=True):
+    actual, expected = (with_gradients(f, values, (3, 4), False) for f in (separate(form), dense))
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-12 * max(1, b.abs().max().item()), rtol=0)
 
 
@@ -139,12 +139,12 @@ def squares_of(y):
 
 
 def kept_bytes(norm, x):
-    own = {p.untyped_storage().data_ptr() for p in norm.parameters()}
+    parameters = {p.untyped_storage().data_ptr() for p in norm.parameters()}
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         norm(x)
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
-    return sum(size for place, size in storages.items() if place not in own)
+    return sum(size for place, size in storages.items() if place not in parameters)
 
 
 class Largest(TorchDispatchMode):

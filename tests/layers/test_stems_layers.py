@@ -133,10 +133,10 @@ def test_gradients_of_each_image_by_torch_func(kind):
     def loss(values, image):
         return torch.func.functional_call(stem, values, (image[None],)).pow(3).mean()
 
-    each = torch.vmap(torch.func.grad(loss), (None, 0))(values, images)
+    per_image = torch.vmap(torch.func.grad(loss), (None, 0))(values, images)
     for i, image in enumerate(images):
         for name, expected in zip(values, torch.autograd.grad(loss(values, image), list(values.values()))):
-            torch.testing.assert_close(each[name][i], expected, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(per_image[name][i], expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

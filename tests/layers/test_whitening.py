@@ -94,9 +94,9 @@ def test_a_trial_computes_it_once_and_goes_on_with_the_same(tmp_path):
         return model
 
     first, second = trained("a"), trained("b")
-    whole = Whitening(16)
-    whole.fit(patchify(batch, (4, 4)) for batch in ds.plain_images("train", 1000, 7))
-    assert torch.allclose(first.patch_embed.norm_before.matrix, whole.matrix, atol=1e-4)
+    complete = Whitening(16)
+    complete.fit(patchify(batch, (4, 4)) for batch in ds.plain_images("train", 1000, 7))
+    assert torch.allclose(first.patch_embed.norm_before.matrix, complete.matrix, atol=1e-4)
     other = second.state_dict()
     assert all(torch.equal(value, other[name]) for name, value in first.state_dict().items())
     assert json.loads((tmp_path / "a" / "config.json").read_text())["fitted_to_images"] == {"patch_embed": 60}

@@ -72,8 +72,8 @@ def test_several_sizes_in_one_step_are_as_models_of_each_size(changes, fields, c
         if model.vit_config.position == "learn":
             continue  # a resampled table is another parameter
         fixed(images).square().sum().backward()
-        for one, other in zip(alone.parameters(), fixed.parameters()):
-            one.grad = other.grad if one.grad is None else one.grad + other.grad
+        for form, other in zip(alone.parameters(), fixed.parameters()):
+            form.grad = other.grad if form.grad is None else form.grad + other.grad
     if model.vit_config.position != "learn":
         for name, parameter in alone.named_parameters():
             torch.testing.assert_close(together[name], parameter.grad, atol=1e-8, rtol=1e-6)
@@ -94,8 +94,8 @@ def test_recomputation_knows_the_grid_of_its_call():
     """Two calls of as many patches before one backward: each block runs again on the grid that it ran on."""
     model, plain = build("dtn", position="none"), build("dtn", position="none")
     model.set_grad_checkpointing()
-    for one in (model, plain):
-        (one(images_of((16, 48))).sum() + one(images_of((48, 16))).square().sum()).backward()
+    for form in (model, plain):
+        (form(images_of((16, 48))).sum() + form(images_of((48, 16))).square().sum()).backward()
     for a, b in zip(model.parameters(), plain.parameters()):
         torch.testing.assert_close(a.grad, b.grad, atol=1e-10, rtol=1e-8)
 
