@@ -92,13 +92,16 @@ def test_help_shows_the_defaults_of_the_images_and_the_recipe(capsys, tmp_path):
         assert shown in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("columns", [60, 80, 200])  # on wide terminals tyro puts two boxes in a row
 @pytest.mark.parametrize("command", ["compare", "train", "finetune"])
-def test_help_shows_the_main_options_and_help_all_every_one(command, capsys):
+def test_help_shows_the_main_options_and_help_all_every_one(command, columns, capsys, monkeypatch):
     def options(word):
         assert main([command, "--recipe", "plain", word]) == 0
         return re.findall(r"^[│ ] (?:-h, )?--([\w-]+)", capsys.readouterr().out, flags=re.MULTILINE)
 
-    brief, full = options("--help"), options("--help-all")
+    full = options("--help-all")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    brief = options("--help")
     assert 10 <= len(brief) <= 18 < 80 < len(full)
     assert set(brief) < set(full)
     assert "mixup" in full

@@ -20,6 +20,11 @@ def test_every_recipe_survives_json(name):
     assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
 
 
+def test_a_part_of_a_task_that_is_not_loaded_names_the_option():
+    with pytest.raises(UserError, match="'depth', a part of a task that is not loaded: add --plugin"):
+        Recipe.from_dict({**Recipe().to_dict(), "depth": {"scale": 2.0}})
+
+
 def test_what_is_in_order_is_accepted():
     Recipe().with_(warmup_lr=8e-4, lr=5e-4, lr_batch=32, batch_size=64)  # the rate is 1e-3
     Recipe().with_(schedule="epoch_cosine", warmup_epochs=0.0)

@@ -1,10 +1,11 @@
 """What a study would take and find, before it is run: steps, seeds that fit a budget, the pilot, a smaller study."""
 
+import json
 import math
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import vitmods as vm
 from vitmods.cli import main
 from vitmods.model.flops import count_macs, count_params
 from vitmods.model.vit import vit
-from vitmods.recipes import plain
+from vitmods.recipes import TASK_PARTS, plain
 from vitmods.stats.plan import detectable, sd_range
 from vitmods.study import Answer, Study
 from vitmods.study.bases import take_images
@@ -237,6 +238,17 @@ def test_earlier_studies_beside_the_folder_tell_the_spread(pilot):
     assert found.spread is not None
     assert f"from {out.parent.name}" not in str(found)
     assert str(out) in str(found)
+    facts = json.loads((out / "study.json").read_text())
+    facts["settings"]["recipe"]["segmentation"] = asdict(TASK_PARTS["segmentation"]())  # as an earlier version wrote it
+    earlier = out.with_name("earlier")
+    shutil.copytree(out, earlier)
+    (earlier / "study.json").write_text(json.dumps(facts))
+    shutil.move(out, aside := out.parent.parent / "aside")
+    again = study(["dpn"]).dry_run(out.parent / "second", **RUN).spread
+    shutil.move(aside, out)
+    shutil.rmtree(earlier)
+    assert again is not None
+    assert again.sd == found.spread.sd
     longer = study(["dpn"], recipe=RECIPE.with_(epochs=2)).dry_run(out.parent / "second", **RUN)
     other = study(["dpn"], metric="nll").dry_run(out.parent / "second", **RUN)
     assert (longer.spread, other.spread) == (None, None)

@@ -142,7 +142,10 @@ def _explain(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"The name {str(error.filename)[:60]}... is too long for this system: give a shorter one."
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("vitmods"):
-        return f"The package {error.name} is not installed: {INSTALL.get(error.name, f'pip install {error.name}')}"
+        package = error.name.partition(".")[0]
+        if package in INSTALL:
+            return f"The package {package} is not installed: {INSTALL[package]}"
+        return f"The module {error.name} cannot be imported: install its package, or add its folder to PYTHONPATH."
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}\nThis was not foreseen; with --debug the command shows where it happened."
 

@@ -212,7 +212,10 @@ def main(arguments: Sequence[str]) -> int:
 def _check_combinations(options: Compare) -> None:
     """Raise UserError for options that exclude or need each other."""
     wrong = (
-        (options.max_seeds is not None and not options.until_decided, "--max-seeds needs --until-decided."),
+        (
+            options.max_seeds is not None and not options.until_decided,
+            "--max-seeds needs --until-decided; --seeds sets a fixed number.",
+        ),
         (options.seeds is not None and options.until_decided, "With --until-decided, set --max-seeds, not --seeds."),
         (options.confirm and options.design is None, "--confirm needs --design factorial."),
         (options.runs is not None and options.design is None, "--runs needs --design factorial."),

@@ -85,6 +85,7 @@ def _train(options: Finetune, out: Path) -> dict[str, Any]:
         None, given.pop("data"), options.training, start=options.model, positions=options.positions, **given
     )
     machine = replace(options.options, progress=not options.quiet)
+    machine.check_processes(1)
     machine.check_here()
     return run_trial(fixed, BASE, options.seed, machine, out)
 

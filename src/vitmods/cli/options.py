@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import shutil
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, make_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -164,7 +166,9 @@ def parse(
         recipe = dict(vars(vars(options)["training"]))
         recipe["task_parts"] = tuple(recipe.pop(name) for name in TASK_PARTS)
         return kind(**{**vars(options), "training": Recipe(**recipe)})
-    with redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")) as text:  # where tyro draws boxes
+    # tyro draws boxes where the encoding has them. On wide terminals it puts two in a row: `_shortened` needs one.
+    narrow = {"COLUMNS": str(min(shutil.get_terminal_size().columns, 100))}
+    with patched_environment(narrow), redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")) as text:
         try:
             cli()
         except SystemExit as end:
@@ -191,6 +195,18 @@ def _with_task_parts(kind: type[Any], default: Any) -> tuple[type[Any], dict[str
     recipe: Recipe = default.training
     training = recipe_kind(**vars(recipe), **{name: recipe.part(part) for name, part in TASK_PARTS.items()})
     return wider, {"default": wider(**{**vars(default), "training": training})}
+
+
+@contextmanager
+def patched_environment(values: dict[str, str]) -> Iterator[None]:
+    """Set environment variables, and restore them at the end."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def _shortened(text: str, common: Sequence[str]) -> str:

@@ -432,9 +432,13 @@ class Recipe:
         flat: dict[str, Any] = {}
         try:
             for name, value in values.items():
-                part = (
-                    value if isinstance(value, Mapping) and (name in _PARTS or name in TASK_PARTS) else {"name": value}
-                )
+                is_part = isinstance(value, Mapping)
+                if is_part and name not in _PARTS and name not in TASK_PARTS:
+                    raise UserError(
+                        f"These settings have '{name}', a part of a task that is not loaded: add --plugin MODULE "
+                        "(in Python, import the module first)."
+                    )
+                part = value if is_part else {"name": value}
                 flat |= {name if leaf == "name" else leaf: v for leaf, v in part.items()}
             return cls().with_(**flat)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:

@@ -40,7 +40,7 @@ from vitmods.study.arms import BASE, Arm, is_foreign
 from vitmods.study.bases import Base, macs_of, make_base
 from vitmods.study.cost import Steps
 from vitmods.study.executors import Keep
-from vitmods.study.plan import AS_IS, MOST_SEEDS, Point, Settings
+from vitmods.study.plan import AS_IS, MOST_SEEDS, Point, Settings, as_now
 from vitmods.study.schedule import Budget
 from vitmods.study.scores import decision_at
 from vitmods.study.state import StudyState, TrialRecord
@@ -95,7 +95,8 @@ def _comparable_spreads(path: Path, settings: Settings, length: Resolved) -> Ite
             facts = folder.facts()
             if facts is None or folder.path == path.absolute() or "sweep" in facts.settings:
                 continue
-            if any(facts.settings.get(name) != wanted.get(name) for name in names):
+            known = as_now(facts.settings)
+            if any(known.get(name) != wanted.get(name) for name in names):
                 continue
             if (facts.resolved.get("steps"), facts.resolved.get("images_seen")) != (length.steps, length.images_seen):
                 continue

@@ -583,7 +583,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """
     if old.get("design") != new.get("design"):
         return [f"design: {_show_design(old)} -> {_show_design(new)}"]
-    before, after = (_flat({k: v for k, v in one.items() if k not in _MAY_DIFFER}) for one in (_as_now(old), new))
+    before, after = (_flat({k: v for k, v in one.items() if k not in _MAY_DIFFER}) for one in (as_now(old), new))
     found = []
     for name in dict.fromkeys([*before, *after]):
         was, now = before.get(name, "(not set)"), after.get(name, "(not set)")
@@ -601,7 +601,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _as_now(settings: Mapping[str, Any]) -> dict[str, Any]:
+def as_now(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings whose recipe is written as this version writes it: fields may have moved."""
     from vitmods.recipes import Recipe
 

@@ -679,7 +679,8 @@ def _measure_costs(ready: PreparedStudy, state: StudyState) -> None:
     numbers stay. A measurement that fails is a warning: the effects do not depend on it."""
     settings, options, num_classes = ready.settings, ready.options, ready.dataset.num_classes
     trained_s = sum(record.wall_s or 0.0 for record in state.records.values()) / ready.workers(len(state.records))
-    seconds = min(options.cost_seconds, MOST_FOR_COSTS * trained_s)
+    bases = {point.to_dict().get("base") for point in settings.sweep.points}
+    seconds = min(options.cost_seconds, MOST_FOR_COSTS * trained_s / len(bases))
     costs_file = ready.runner.folder.costs_file
     kept = read_costs(ready.runner.folder, settings)
     for point in {point.to_dict().get("base"): point for point in reversed(settings.sweep.points)}.values():

@@ -332,6 +332,8 @@ class TrialRun:
         steps, minutes = self.options.checkpoint_every_steps, self.options.checkpoint_minutes
         if steps is not None and self.step > 0 and self.step % steps == 0:
             return True
+        if minutes is None:
+            return False
         least = self._save_s * (1 / SAVE_FRACTION - 1)  # a slow disk: training comes first
         return time.perf_counter() - self._saved >= max(60 * minutes, least)
 

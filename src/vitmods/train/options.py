@@ -29,8 +29,9 @@ class RunOptions:
     """auto (the fastest device), cpu, cuda, cuda:1 or mps"""
     data_workers: int | None = None
     """threads per trial that prepare images ahead; None: none on a CPU, one per core and at most 8 for a GPU"""
-    checkpoint_minutes: float = 5.0
-    """minutes between the checkpoints of a trial, or more where writing takes over a twentieth of the time"""
+    checkpoint_minutes: float | None = 5.0
+    """minutes between the checkpoints of a trial, or more where writing takes over a twentieth of the time; None: by
+    steps alone"""
     cache_dir: Path | None = None
     """folder for decoded images, shared by all trials and later runs; None: the user's cache folder"""
     recompute: bool = False
@@ -96,7 +97,9 @@ class RunOptions:
     def check_processes(self, size: int) -> None:
         """Raise UserError if `size` processes cannot train a model together like this."""
         if self.shard and size == 1:
-            raise UserError("--shard divides a model among processes, and there is only one: set --devices.")
+            raise UserError(
+                "--shard divides a model among processes, and there is only one: use `vitmods train --devices N`."
+            )
 
     def save_memory(self, model: nn.Module) -> None:
         """Switch on recomputation or checkpointing in the model. Raises UserError if the model does not support it."""

@@ -83,6 +83,7 @@ class AddressPlace:
         self._fs, self._path = open_address(address)
         protocol = address.partition(":")[0]
         self._exclusive, self._in_one_step = protocol in EXCLUSIVE, protocol in IN_ONE_STEP
+        self._temporary = f"{self._path}.{uuid.uuid4().hex[:8]}.tmp"  # one per run: a failed renewal leaves at most one
 
     def read(self) -> bytes | None:
         self._fs.invalidate_cache()
@@ -126,11 +127,10 @@ class AddressPlace:
 
     def write(self, content: bytes) -> None:
         if not self._in_one_step:
-            temporary = f"{self._path}.{uuid.uuid4().hex[:8]}.tmp"
-            self._fs.pipe_file(temporary, content)
-            if moved_onto(self._fs, temporary, self._path):
+            self._fs.pipe_file(self._temporary, content)
+            if moved_onto(self._fs, self._temporary, self._path):
                 return
-            self._fs.rm_file(temporary)  # not the lease itself: without it, another run would consider it given back
+            self._fs.rm_file(self._temporary)  # not the lease itself: another run would consider it given back
         self._fs.pipe_file(self._path, content)
 
     def remove(self) -> None:

@@ -99,6 +99,10 @@ class Registry(Mapping[str, T]):
 
         return decorate
 
+    def is_from_outside(self, name: str) -> bool:
+        """Whether a plugin or the user's own code added it."""
+        return not _ours(self._modules[name])
+
     def hint(self, name: str) -> str:
         """The end of the error of an unknown name: the nearest one, or all where none is near."""
         return f"{nearest(name, self, self.words)} {self.advice}".strip()

@@ -180,7 +180,10 @@ def _parse(text: str) -> Spec:
     if kind is None or not kind.usage.startswith(f"{name}:"):
         rest, options = _folder_and_options(text)
         path = expand_user(rest)
-        kind = next((kind for kind in SOURCES.values() if kind.claims and kind.claims(path)), SOURCES["folder"])
+        # By name: a folder that two sources can read is opened as the same one, wherever they are defined.
+        ordered = sorted(SOURCES, key=lambda source: (SOURCES.is_from_outside(source), source))
+        claims = [SOURCES[source] for source in ordered if (claim := SOURCES[source].claims) and claim(path)]
+        kind = claims[0] if claims else SOURCES["folder"]
         prefixes = [other for other in SOURCES if SOURCES[other].usage.startswith(f"{other}:")]
         if colon and not os.path.exists(text) and (hint := nearest(name, prefixes)).startswith("Did you"):
             raise UserError(f'There is neither a folder "{printable(text)}" nor a set called "{name}". {hint}')

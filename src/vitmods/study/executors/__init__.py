@@ -62,7 +62,8 @@ class StudyOptions(RunOptions):
     workers: int | None = None
     """trials at a time, each in its own process; None: as many as cores, memory or GPUs allow"""
     cost_seconds: float = 30.0
-    """time limit for benchmarking in seconds, and never over a tenth of the training time; 0: do not measure costs"""
+    """time limit for benchmarking each base in seconds, and never over a tenth of the training time; 0: do not measure
+    costs"""
     keep_weights: Keep = "all"
     """final weights to keep: of all trials, of the best seed of each arm on val, or none; another --metric, `evaluate`,
     `predict` and --from need the weights they read (docs/study.md)"""
@@ -70,6 +71,7 @@ class StudyOptions(RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_processes(1)  # a study trains one trial per process
         check_at_least("workers", self.workers, 1)
         check_at_least("cost_seconds", self.cost_seconds, 0)
         if self.keep_weights not in get_args(Keep):

@@ -62,6 +62,8 @@ class SequenceClassification(Classification):
 
     def read_files(self, paths: Sequence[Path], data: Mapping[str, Any], longest: int) -> dict[str, Tensor]:
         """A sequence for each line of text files that is not empty, named FILE:NUMBER."""
+        if not data.get("vocabulary"):
+            raise UserError("This model does not know its tokens: give the folder of its trial, which has them.")
         sequences: dict[str, Tensor] = {}
         for path in paths:
             try:
