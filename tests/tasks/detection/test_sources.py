@@ -367,7 +367,7 @@ def test_a_table_of_boxes_and_images_without_one(tmp_path):
     table(tmp_path, wrong + "2.png,trian,64,48,cat,1,1,9,9\n3.png,train,64,48,cat,1,1,9,9\n")
     reasons = [one.reason for one in open_source(f"boxes:{tmp_path}").broken]
     assert len(reasons) == 3
-    for part in ("is empty", "another split or size", "'trian' is none of"):
+    for part in ("is empty", "another split or size", "'trian' is not one of"):
         assert any(part in reason for reason in reasons)
 
 
