@@ -4,8 +4,15 @@ import sys
 
 import pytest
 
+from vitmods.util import registry
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.registry import Registry, asked_for, check_plugins, check_reachable, load_plugins, plugins
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    """The registries of these tests are forgotten after them: what they hold would count as plugins elsewhere."""
+    monkeypatch.setattr(registry, "_registries", list(registry._registries))
 
 
 def test_letters_that_changed_places_come_before_other_names():
