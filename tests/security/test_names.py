@@ -16,7 +16,7 @@ from vitmods.cli import main
 from vitmods.report.evaluation import draw_evaluation
 from vitmods.report.tables import print_predictions
 from vitmods.report.templates import code, templates
-from vitmods.tasks.detection.drawing import with_objects
+from vitmods.tasks.detection.task import with_objects
 from vitmods.train.trial import read_examples
 
 NAMES = (

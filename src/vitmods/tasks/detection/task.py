@@ -18,7 +18,6 @@ from vitmods.data.batch import Batch
 from vitmods.data.dataset import Joint, JointView
 from vitmods.recipes import Augment, Recipe
 from vitmods.tasks.base import TASKS, Example, Measured, Predicted, Splits, Task, noise
-from vitmods.tasks.detection.drawing import with_objects
 from vitmods.tasks.detection.metrics import NAMES, AveragePrecision, image_ap50
 from vitmods.tasks.detection.objects import (
     Objects,
@@ -30,13 +29,38 @@ from vitmods.tasks.detection.objects import (
     training_views_with_masks,
 )
 from vitmods.tasks.detection.recipes import DetectionPart
-from vitmods.tasks.drawing import legend, pixels_of
+from vitmods.tasks.drawing import legend, palette, pixels_of
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 from vitmods.util.files import make_folder, write_json
 
 if TYPE_CHECKING:  # torchvision's models, which studies of other tasks do without
     from vitmods.tasks.detection.heads import Detector, Found
+
+
+def with_objects(
+    image: NDArray[np.uint8],
+    boxes: NDArray[np.floating],
+    labels: NDArray[np.int64],
+    names: Sequence[str] | None = None,
+    masks: NDArray[np.bool_] | None = None,
+) -> NDArray[np.uint8]:
+    """Draw n boxes (n, 4), their names and masks (n, H, W) into a copy of an image (H, W, 3), by color of class."""
+    from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
+
+    drawn = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)).copy())
+    if not len(labels):
+        return image.copy()
+    class_colors = palette(int(labels.max()) + 1).tolist()
+    colors = [tuple(class_colors[int(label)]) for label in labels]
+    if masks is not None:
+        drawn = draw_segmentation_masks(drawn, torch.from_numpy(masks), alpha=0.4, colors=colors)
+    width = max(1, round(min(image.shape[:2]) / 150))
+    ends = torch.from_numpy(np.asarray(boxes, dtype=np.float32))
+    drawn = draw_bounding_boxes(drawn, ends, labels=list(names) if names else None, colors=colors, width=width)
+    pixels: NDArray[np.uint8] = drawn.permute(1, 2, 0).contiguous().numpy()
+    return pixels
+
 
 SHOWN = 4  # images that are drawn in an evaluation
 SURE = 0.3  # the score from which a detection is drawn and predicted
