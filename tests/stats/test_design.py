@@ -142,16 +142,16 @@ def test_any_conflicts_and_sizes_give_a_design_that_can_be_estimated(k, conflict
     np.testing.assert_allclose(design.weights @ (3 + design.on @ effects), effects, atol=1e-9)
 
 
-def test_the_same_conflicts_give_the_same_runs():
+def test_conflicts_that_are_the_same_or_that_exclude_most_changes():
     assert plan_factorial(names(6), ["AB"]).runs == plan_factorial(names(6), ["BA"]).runs
-
-
-def test_a_change_that_excludes_most_others_is_left_out_with_a_warning():
     design = plan_factorial(names(5), ["EA", "EB", "EC"])
     assert (design.changes, design.left_out) == (("A", "B", "C", "D"), ("E",))
     assert len(design.runs) == 8
     assert design.is_orthogonal
     assert design.warnings[0].startswith("E excludes most")
+    on = np.array([[0, 0, 1], [0, 1, 0], [1, 0, 0], [1, 1, 1]], dtype=bool)
+    assert resolution(on) == 3
+    assert resolution(on[:, :2]) is None
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,3 @@ def test_a_change_that_excludes_most_others_is_left_out_with_a_warning():
 def test_what_has_no_design_is_an_error(arguments, match):
     with pytest.raises(UserError, match=match):
         plan_factorial(*arguments)
-
-
-def test_a_product_that_never_changes_is_found():
-    on = np.array([[0, 0, 1], [0, 1, 0], [1, 0, 0], [1, 1, 1]], dtype=bool)
-    assert resolution(on) == 3
-    assert resolution(on[:, :2]) is None

@@ -23,11 +23,11 @@ def bound(promised):
 def scores_of(design, effects, n=3, noise=0.2, acting=0.0, seed=0):
     """Scores in points of trials whose changes add up, but for the first two together."""
     rng = np.random.default_rng(seed)
-    found = {}
+    scores = {}
     for name, row in design.arms.items():
         mean = 70 + sum(effects.get(change, 0.0) for change in row) + acting * (set(design.changes[:2]) <= set(row))
-        found[name] = {s: float(mean + 0.3 * s + noise * rng.standard_normal()) for s in range(n)}
-    return found
+        scores[name] = {s: float(mean + 0.3 * s + noise * rng.standard_normal()) for s in range(n)}
+    return scores
 
 
 def points(scores, design, **options):
@@ -44,7 +44,7 @@ def test_an_effect_is_the_difference_of_means_with_the_variance_of_its_runs():
     mse = (residual**2).sum() / df_error
     v = np.maximum(((residual**2).sum(1) / (n - 1) - mse / g) / (1 - 2 / g), 0)
     w = np.maximum((d0 * mse + (n - 1) * v) / (d0 + n - 1), v)
-    found = points(scores, design)
+    study = points(scores, design)
     for change in design.changes:
         has = np.array([change in run for run in design.runs])
         weights = np.where(has, 2 / g, -2 / g)
@@ -52,7 +52,7 @@ def test_an_effect_is_the_difference_of_means_with_the_variance_of_its_runs():
         df = min(df_error, terms.sum() ** 2 / (terms**2 / (d0 + n - 1)).sum())
         variance = max(terms.sum(), (weights @ y).var(ddof=1) / n)
         half = critical_value(4, df, 0.05, 0.0) * math.sqrt(variance)
-        effect = found[change]
+        effect = study[change]
         assert effect.effect == pytest.approx(y[has].mean() - y[~has].mean())
         assert (effect.high - effect.low) / 2 == pytest.approx(float(half))
         assert (effect.base_mean, effect.arm_mean) == pytest.approx((y[~has].mean(), y[has].mean()))
@@ -63,7 +63,7 @@ def test_what_changes_do_to_each_other_is_no_noise():
     design = plan_factorial(NAMES[:5])
     alone, acting = (points(scores_of(design, {}, acting=size), design) for size in (0.0, 8.0))
     for change in design.changes:
-        halves = [(found[change].high - found[change].low) / 2 for found in (alone, acting)]
+        halves = [(study[change].high - study[change].low) / 2 for study in (alone, acting)]
         assert halves[0] == pytest.approx(halves[1])
     assert acting["dpn"].effect == pytest.approx(alone["dpn"].effect + 4)  # half of the time with rms
     assert acting.pairs["dpn x rms"].effect == pytest.approx(alone.pairs["dpn x rms"].effect + 4)
@@ -74,15 +74,15 @@ def test_the_images_part_is_that_of_the_contrast_of_images():
     rng = np.random.default_rng(0)
     images = (rng.standard_normal((8, n, m)) + rng.standard_normal(m) > 0).astype(float)
     scores = {name: dict(enumerate(images[i])) for i, name in enumerate(design.arms)}
-    found = factorial(scores, design)
+    study = factorial(scores, design)
     contrast = 100 * sum(w * x for w, x in zip(design.weights[1], images, strict=True))  # (n, m)
     by_image, by_seed = contrast.mean(0), contrast.mean(1)
     residual = contrast - by_image - by_seed[:, None] + contrast.mean()
     expected = by_image.var(ddof=1) / m - (residual**2).sum() / ((n - 1) * (m - 1)) / (n * m)
-    assert found["rms"].images_sd ** 2 == pytest.approx(max(expected, 0))
-    assert found["rms"].low <= found["rms"].seeds_low
-    assert found["rms"].images == m
-    assert not found.without_images
+    assert study["rms"].images_sd ** 2 == pytest.approx(max(expected, 0))
+    assert study["rms"].low <= study["rms"].seeds_low
+    assert study["rms"].images == m
+    assert not study.without_images
     assert points(scores_of(design, {}), design).without_images
 
 
@@ -95,8 +95,8 @@ def simulated(k, r, sds=lambda on: np.ones(len(on)), seed=0):
 
 
 def claims(scores, weights, alpha=0.05):
-    found, half, _ = intervals(scores, weights, alpha)
-    return (np.abs(found.estimate) > half.total).any(-1)
+    study, half, _ = intervals(scores, weights, alpha)
+    return (np.abs(study.estimate) > half.total).any(-1)
 
 
 @pytest.mark.parametrize("r", [2, 3, 5])
@@ -150,9 +150,9 @@ def test_false_claims_on_new_images(r):
         latent = 0.7 * rng.standard_normal((chunk, 8, r, m), dtype=np.float32)
         latent += 1 + rng.standard_normal((chunk, 1, 1, m)) + 0.5 * rng.standard_normal((chunk, 8, 1, m))
         x = (latent > 0) * 100.0
-        found, half, _ = intervals(x.mean(-1), design.weights, 0.05, x, 50 / m)
-        wrong += (np.abs(found.estimate) > half.total).any(-1).sum()
-        seeds_only += (np.abs(found.estimate) > half.seeds).any(-1).sum()
+        study, half, _ = intervals(x.mean(-1), design.weights, 0.05, x, 50 / m)
+        wrong += (np.abs(study.estimate) > half.total).any(-1).sum()
+        seeds_only += (np.abs(study.estimate) > half.seeds).any(-1).sum()
     assert wrong / STUDIES <= bound(0.05)
     assert seeds_only > wrong
     if r == 8:
@@ -175,28 +175,28 @@ def test_a_detectable_effect_is_found_in_four_of_five_studies(design):
     least = int(design.relative_variance.argmax())
     scores = np.random.default_rng(5).standard_normal((STUDIES, len(design.runs), 3))
     scores += size * design.on[:, least, None]
-    found, half, _ = intervals(scores, design.weights, 0.05)
-    assert (found.estimate > half.total)[:, least].mean() == pytest.approx(0.8, abs=0.03)
+    study, half, _ = intervals(scores, design.weights, 0.05)
+    assert (study.estimate > half.total)[:, least].mean() == pytest.approx(0.8, abs=0.03)
 
 
 def test_more_seeds_find_smaller_effects():
     design = plan_factorial(NAMES[:5])
-    found = [detectable(design, n) for n in (2, 3, 5, 8)]
-    assert sorted(found, key=lambda one: -one.effect) == found
-    assert sorted(found, key=lambda one: -one.half) == found
+    study = [detectable(design, n) for n in (2, 3, 5, 8)]
+    assert sorted(study, key=lambda one: -one.effect) == study
+    assert sorted(study, key=lambda one: -one.half) == study
     assert detectable(design, 1).effect == math.inf
     assert detectable(plan_factorial(NAMES[:2]), 2).effect == math.inf
 
 
 def test_the_best_combination_has_the_signs_of_the_effects():
     design = plan_factorial(NAMES[:5])
-    found = points(scores_of(design, {"dpn": 2, "rms": -1, "dtn": 0.5, "qknorm": 1, "swiglu": -2}), design)
-    assert found.best == ("dpn", "dtn", "qknorm")
-    assert "by the signs of the effects: dpn+dtn+qknorm; confirm it" in found.prediction
-    assert [found[change].verdict for change in ("dpn", "swiglu")] == [Verdict.HELPS, Verdict.HURTS]
+    study = points(scores_of(design, {"dpn": 2, "rms": -1, "dtn": 0.5, "qknorm": 1, "swiglu": -2}), design)
+    assert study.best == ("dpn", "dtn", "qknorm")
+    assert "by the signs of the effects: dpn+dtn+qknorm; confirm it" in study.prediction
+    assert [study[change].verdict for change in ("dpn", "swiglu")] == [Verdict.HELPS, Verdict.HURTS]
     worse = points(scores_of(design, {"dpn": 2, "swiglu": -2}), design, higher_is_better=False, chance=None)
     assert worse["dpn"].verdict == Verdict.HURTS
-    assert worse["dpn"].effect == pytest.approx(found["dpn"].effect, abs=0.5)
+    assert worse["dpn"].effect == pytest.approx(study["dpn"].effect, abs=0.5)
     assert worse["dpn"].low < worse["dpn"].effect < worse["dpn"].high
     assert "swiglu" in worse.best
     assert "dpn" not in worse.best
@@ -204,34 +204,34 @@ def test_the_best_combination_has_the_signs_of_the_effects():
 
 def test_where_changes_act_on_each_other_it_is_the_best_run():
     design = plan_factorial(NAMES[:4])
-    found = points(scores_of(design, {"dpn": 3, "rms": 2.5, "dtn": 1}, acting=-4.5), design)
-    assert found.pairs["dpn x rms or dtn x qknorm"].verdict == Verdict.HURTS
-    assert all(found[change].effect > 0 for change in ("dpn", "rms", "dtn"))  # by their signs it would be all three
-    assert found.best == ("dpn", "dtn")
-    assert "the best run seen" in found.prediction
+    study = points(scores_of(design, {"dpn": 3, "rms": 2.5, "dtn": 1}, acting=-4.5), design)
+    assert study.pairs["dpn x rms or dtn x qknorm"].verdict == Verdict.HURTS
+    assert all(study[change].effect > 0 for change in ("dpn", "rms", "dtn"))  # by their signs it would be all three
+    assert study.best == ("dpn", "dtn")
+    assert "the best run seen" in study.prediction
 
 
 def test_the_best_combination_has_no_conflict():
     design = plan_factorial(NAMES[:4], [("dpn", "rms")])
-    found = points(scores_of(design, {"dpn": 1, "rms": 3, "dtn": 1, "qknorm": -1}), design)
-    assert found.best == ("rms", "dtn")
-    assert found.pairs == {}
-    assert "No run can have dpn with rms" in found.notes[0]
+    study = points(scores_of(design, {"dpn": 1, "rms": 3, "dtn": 1, "qknorm": -1}), design)
+    assert study.best == ("rms", "dtn")
+    assert study.pairs == {}
+    assert "No run can have dpn with rms" in study.notes[0]
 
 
 def test_a_run_that_failed_is_left_out_and_counted_for_its_changes():
     design, effects = plan_factorial(NAMES[:5]), {"dpn": 2.0, "dtn": 3.0, "qknorm": -0.5, "swiglu": -1.0}
     scores = scores_of(design, effects, noise=0.0)
     scores["dpn+rms"][1] = math.nan
-    found = points(scores, design)
-    assert {name: effect.effect for name, effect in found.effects.items()} == pytest.approx(
+    study = points(scores, design)
+    assert {name: effect.effect for name, effect in study.effects.items()} == pytest.approx(
         {name: effects.get(name, 0.0) for name in design.changes}, abs=1e-9
     )
-    assert [name for name, effect in found.effects.items() if effect.failures] == ["dpn", "rms"]
-    assert found.best == ("dtn",)
-    assert found.pairs == {}
-    assert found.n == 3
-    assert "1 of 3 dpn+rms trials diverged" in found.notes[0]
+    assert [name for name, effect in study.effects.items() if effect.failures] == ["dpn", "rms"]
+    assert study.best == ("dtn",)
+    assert study.pairs == {}
+    assert study.n == 3
+    assert "1 of 3 dpn+rms trials diverged" in study.notes[0]
     named = points(scores_of(design, effects, noise=0.0), design, failed={"dpn+rms": {1: "loss is inf"}})
     assert named["dpn"].failures == 1
 
@@ -240,38 +240,26 @@ def test_a_run_that_collapsed_has_failed():
     design = plan_factorial(NAMES[:3])
     scores = scores_of(design, {})
     scores["dtn"][0] = 10.0
-    found = points(scores, design)
-    assert found["dtn"].failures == 1
+    study = points(scores, design)
+    assert study["dtn"].failures == 1
     for run in scores:
         scores[run] |= dict.fromkeys(range(3) if "dtn" in run else (), math.nan)
-    assert points(scores, design)["dtn"].verdict == Verdict.HURTS, "all runs with it fail"
-    assert abs(found["dpn"].effect) < 1
+    without = points(scores, design)
+    assert without["dtn"].verdict == Verdict.HURTS, "all runs with it fail"
+    assert math.isnan(without["dtn"].effect)
+    assert math.isnan(without["dtn"].low)
+    for result in (without, study):
+        assert abs(result["dpn"].effect) < 1
 
 
-def test_a_change_that_fails_in_all_its_runs_has_no_effect_and_the_others_do():
-    design = plan_factorial(NAMES[:3])
-    scores = scores_of(design, {"dpn": 2.0})
-    for name, row in design.arms.items():
-        if "dtn" in row:
-            scores[name] = {0: math.nan, 1: math.nan, 2: math.nan}
-    found = points(scores, design)
-    assert math.isnan(found["dtn"].effect)
-    assert math.isnan(found["dtn"].low)
-    assert found["dtn"].verdict == Verdict.HURTS
-    assert found["dpn"].effect == pytest.approx(2, abs=0.5)
-
-
-def test_seeds_of_a_base_that_failed_are_left_out():
+def test_seeds_of_a_base_that_failed_or_that_not_all_runs_have_ended_are_left_out():
     design = plan_factorial(NAMES[:3])
     scores = scores_of(design, {"dpn": 2.0}, n=4)
     scores["base"][2] = math.nan
-    found = points(scores, design)
-    assert found.n == 3
-    assert found["dpn"].verdict == Verdict.HELPS
-    assert "of base failed" in found.notes[0]
-
-
-def test_only_seeds_that_all_runs_have_ended_count():
+    study = points(scores, design)
+    assert study.n == 3
+    assert study["dpn"].verdict == Verdict.HELPS
+    assert "of base failed" in study.notes[0]
     design = plan_factorial(NAMES[:3])
     scores = scores_of(design, {"dpn": 2.0}, n=3)
     whole = points({name: dict(list(seeds.items())[:2]) for name, seeds in scores.items()}, design)
@@ -291,11 +279,11 @@ def test_only_seeds_that_all_runs_have_ended_count():
 def test_looks_use_their_own_level_and_whole_looks_alone():
     design = plan_factorial(NAMES[:3])
     scores = scores_of(design, {"dpn": 2.0}, n=5)
-    found = points(scores, design, most_seeds=8)
-    assert (found.n, found["dpn"].alpha) == (4, NOMINAL)
-    assert "look 3 of 5, at 4 seeds" in found.look
+    study = points(scores, design, most_seeds=8)
+    assert (study.n, study["dpn"].alpha) == (4, NOMINAL)
+    assert "look 3 of 5, at 4 seeds" in study.look
     fixed = points({name: dict(list(seeds.items())[:4]) for name, seeds in scores.items()}, design)
-    assert found["dpn"].low < fixed["dpn"].low
+    assert study["dpn"].low < fixed["dpn"].low
     assert points({name: {0: seeds[0]} for name, seeds in scores.items()}, design, most_seeds=8).n == 0
     with pytest.raises(UserError, match="at most 2 to 8 seeds, not 16"):
         points(scores, design, most_seeds=16)
@@ -333,21 +321,16 @@ def test_groups_of_images_count_as_one():
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    ("runs", "options", "match"),
     [
-        ({"margin": -1.0}, "margin must be 0 or more"),
-        ({"generalize": "models"}, "'images' or 'seeds'"),
-        ({"unit": "fraction"}, "fractions"),
-        ({"groups": [0, 1]}, "per-image"),
+        ({}, {"margin": -1.0}, "margin must be 0 or more"),
+        ({}, {"generalize": "models"}, "'images' or 'seeds'"),
+        ({}, {"unit": "fraction"}, "fractions"),
+        ({}, {"groups": [0, 1]}, "per-image"),
+        ({"subln": {0: 70.0}}, {}, r"does not have a run subln: its runs are base, dpn, rms, dpn\+rms"),
     ],
 )
-def test_what_cannot_be_read_is_an_error(options, match):
+def test_what_cannot_be_read_is_an_error(runs, options, match):
     design = plan_factorial(NAMES[:3])
     with pytest.raises(UserError, match=match):
-        points(scores_of(design, {}), design, **options)
-
-
-def test_a_run_outside_the_design_is_an_error():
-    design = plan_factorial(NAMES[:3])
-    with pytest.raises(UserError, match=r"does not have a run subln: its runs are base, dpn, rms, dpn\+rms"):
-        points({**scores_of(design, {}), "subln": {0: 70.0}}, design)
+        points({**scores_of(design, {}), **runs}, design, **options)

@@ -6,58 +6,37 @@ import pytest
 from vitmods.stats.gains import collapsed, less_stable, rate_bound
 from vitmods.stats.sequential import looks, nominal_level
 
-STEADY = np.array([[90.0, 91, 92, 90], [91.0, 90, 90, 92], [90.0, 92, 91, 91]])
+BASE, BETTER, WORSE = [90, 91, 92, 90], [91, 90, 90, 92], [90, 92, 91, 91]
 
 
-@pytest.mark.parametrize("seeds", [[1], [0, 3], [0, 1, 2]])
-def test_collapses_are_found_and_do_not_hide_one_another(seeds):
-    scores = STEADY.copy()
-    scores[2, seeds] = [12, 10, 14][: len(seeds)]
-    assert np.argwhere(collapsed(scores, 10.0)).tolist() == [[2, seed] for seed in seeds]
+@pytest.mark.parametrize(
+    ("scores", "chance", "collapses"),
+    [
+        ([BASE, BETTER, [90, 12, 91, 91]], 10, [[2, 1]]),
+        ([BASE, BETTER, [12, 92, 91, 10]], 10, [[2, 0], [2, 3]]),  # which do not hide one another
+        ([BASE, BETTER, [12, 10, 14, 91]], 10, [[2, 0], [2, 1], [2, 2]]),
+        ([[90, 91, 9, 90], BETTER, WORSE], 10, [[0, 2]]),
+        ([BASE, [12, 12, 12, 12], [60, 92, 91, 91]], 10, []),  # a bad arm and a weak trial
+        ([BASE, [95, 55, 90, 60], [44, 60, 52, 56]], 0, []),  # a low score among scattered ones
+        ([BASE, [91, 52, 90, 92], WORSE], 0, []),
+        ([BASE, [91, 52, 90, 92], WORSE], 50, [[1, 1]]),
+        ([[-0.3, -0.31, -0.32], [-0.3, -0.31, -2.3]], -2.3, [[1, 2]]),  # losses
+        ([[np.nan] * 3] * 2, 0, []),
+        ([[90], [1]], 0, []),
+    ],
+)
+def test_collapsed_trials(scores, chance, collapses):
+    assert np.argwhere(collapsed(np.array(scores, dtype=float), float(chance))).tolist() == collapses
 
 
-def test_a_bad_arm_and_a_weak_trial_have_not_collapsed():
-    scores = STEADY.copy()
-    scores[1], scores[2, 0] = 12, 60
-    assert not collapsed(scores, 10.0).any()
-
-
-def test_a_low_score_among_scattered_ones_has_not_collapsed():
-    scores = STEADY.copy()
-    scores[1], scores[2] = [95, 55, 90, 60], [44, 60, 52, 56]
-    assert not collapsed(scores, 0.0).any()
-
-
-def test_base_can_collapse():
-    scores = STEADY.copy()
-    scores[0, 2] = 9
-    assert np.argwhere(collapsed(scores, 10.0)).tolist() == [[0, 2]]
-
-
-def test_chance_decides_what_a_collapse_is():
-    scores = STEADY.copy()
-    scores[1, 1] = 52
-    assert not collapsed(scores, 0.0).any()
-    assert collapsed(scores, 50.0)[1, 1]
-
-
-def test_losses_have_signs_turned():
-    scores = -np.array([[0.3, 0.31, 0.32], [0.3, 0.31, 2.3]])
-    assert np.argwhere(collapsed(scores, -2.3)).tolist() == [[1, 2]]
-
-
-def test_without_scores_there_is_no_collapse():
-    assert not collapsed(np.full((2, 3), np.nan), 0.0).any()
-    assert not collapsed(np.array([[90.0], [1.0]]), 0.0).any()
-
-
-def test_less_stable():
+def test_less_stable_and_the_bound_without_a_failure():
     assert less_stable(6, 8, 0, 8, 0.05 / 4)
     assert not less_stable(2, 8, 0, 8, 0.05 / 4)
     assert less_stable(4, 4, 0, 4, 0.001)
     assert not less_stable(3, 3, 0, 3, 0.001)
     assert not less_stable(4, 4, 1, 4, 0.001)
     assert not less_stable(0, 0, 0, 4, 0.05)
+    assert rate_bound(5) == pytest.approx(0.45, abs=0.005)
 
 
 def test_it_is_rarely_false_at_any_rate_of_divergence():
@@ -89,7 +68,3 @@ def test_one_failure_more_than_base_is_no_evidence():
     assert (failed[:, 1:] > failed[:, :1]).any(1).mean() > 0.4
     table = np.array([[less_stable(a, 5, b, 5, 0.05 / 4) for b in range(6)] for a in range(6)])
     assert table[failed[:, 1:], failed[:, :1]].any(1).mean() == 0
-
-
-def test_no_failure_yet():
-    assert rate_bound(5) == pytest.approx(0.45, abs=0.005)

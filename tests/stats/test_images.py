@@ -23,37 +23,30 @@ def test_it_equals_the_analysis_of_variance():
     frame = pd.DataFrame({"d": differences.ravel(), "seed": seeds, "image": images})
     table = sm.stats.anova_lm(smf.ols("d ~ C(seed) + C(image)", frame).fit())
     mean_square = table["sum_sq"] / table["df"]
-    found = images_part(differences)
-    assert found.s2_images == pytest.approx(mean_square["C(image)"] / n, rel=1e-9)
-    assert found.s2_residual == pytest.approx(mean_square["Residual"], rel=1e-9)
+    result = images_part(differences)
+    assert result.s2_images == pytest.approx(mean_square["C(image)"] / n, rel=1e-9)
+    assert result.s2_residual == pytest.approx(mean_square["Residual"], rel=1e-9)
 
 
 def test_it_is_unbiased():
-    found = images_part(crossed(5, 40, (6000,)))
-    assert found.unclipped.mean() == pytest.approx(2.0**2 / 40, rel=0.03)
+    result = images_part(crossed(5, 40, (6000,)))
+    assert result.unclipped.mean() == pytest.approx(2.0**2 / 40, rel=0.03)
 
 
-def test_a_batch_is_its_contrasts_one_by_one():
+def test_batches_single_images_and_single_seeds():
     differences = crossed(3, 9, (2, 2))
     assert images_part(differences).variance[1, 0] == pytest.approx(images_part(differences[1, 0]).variance)
-
-
-def test_one_image_has_no_part_and_one_seed_has_one():
     assert images_part(crossed(4, 1)).variance == 0
     one = crossed(1, 9)
     assert images_part(one).variance == pytest.approx(one.var(ddof=1) / 9)
 
 
-def test_clusters_of_one_image_are_images():
-    x = crossed(4, 7)
-    assert np.array_equal(clusters(x, np.arange(7)), x)
-
-
 def test_clusters_keep_the_mean_and_count_as_one_image():
     x = crossed(4, 6)
-    found = clusters(x, ["b", "a", "b", "c", "a", "b"])
-    assert found.shape == (4, 3)
-    assert found.mean(-1) == pytest.approx(x.mean(-1))
-    assert found[:, 1] == pytest.approx(3 / 6 * x[:, [0, 2, 5]].sum(-1))
+    assert np.array_equal(clusters(x, np.arange(6)), x)
+    result = clusters(x, ["b", "a", "b", "c", "a", "b"])
+    assert result.shape == (4, 3)
+    assert result.mean(-1) == pytest.approx(x.mean(-1))
+    assert result[:, 1] == pytest.approx(3 / 6 * x[:, [0, 2, 5]].sum(-1))
     doubled = np.repeat(x, 2, axis=-1)
     assert images_part(clusters(doubled, np.repeat(np.arange(6), 2))).variance == pytest.approx(images_part(x).variance)

@@ -63,22 +63,22 @@ def outcomes(size, k, n, tau, margin=0.3):
     scores = 0.8 + scores / 100
     first = [vm.decide({str(a): dict(enumerate(row[:n])) for a, row in enumerate(s)}, "0", margin) for s in scores]
     chances = [[forecast(one) for one in decision.effects.values()] for decision in first]
-    found = []
+    ended = []
     for last in (m for m in FORECAST if m > n):
         ever = np.zeros((len(scores), k), bool)
         for now in (m for m in looks(last) if m > n):
             against = fit(100 * scores[..., :now]).against
             half = against_base(against, None, nominal_level(last), k).seeds
             ever |= decided(against.estimate, half, margin)
-        found += [(chances[s][a].chances[last], e, last) for (s, a), e in np.ndenumerate(ever) if chances[s][a]]
-    return np.array(found)
+        ended += [(chances[s][a].chances[last], e, last) for (s, a), e in np.ndenumerate(ever) if chances[s][a]]
+    return np.array(ended)
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("tau", [1.0, 1.5])
 def test_chances_are_calibrated(tau, size):
-    found = np.concatenate([outcomes(size, k, n, tau) for k, n in ((1, 5), (4, 5), (2, 8))])
-    chance, was_decided, most = found.T
+    ended = np.concatenate([outcomes(size, k, n, tau) for k, n in ((1, 5), (4, 5), (2, 8))])
+    chance, was_decided, most = ended.T
     for low in np.arange(0, 1, 0.2):
         inside = (chance >= low) & (chance < low + 0.2)
         if inside.sum() > 20:

@@ -21,9 +21,9 @@ def table(g=3, n=5, seed=0):
 
 def test_the_variance_is_that_of_nadeau_and_bengio():
     x = table()
-    found = over_parts(fit(x).against, overlap_of(20, 80))
-    assert found.own == pytest.approx((x[1:] - x[0]).var(-1, ddof=1) * (1 / 5 + 20 / 80))
-    assert found.pooled == pytest.approx(fit(x).against.pooled * (1 + 5 / 4))
+    result = over_parts(fit(x).against, overlap_of(20, 80))
+    assert result.own == pytest.approx((x[1:] - x[0]).var(-1, ddof=1) * (1 / 5 + 20 / 80))
+    assert result.pooled == pytest.approx(fit(x).against.pooled * (1 + 5 / 4))
     assert over_parts(fit(x).against, 0.0).own == pytest.approx(fit(x).against.own)
 
 
@@ -33,9 +33,9 @@ def test_the_variance_is_right_where_parts_resemble_each_other_as_it_assumes(n_t
     shared, own = rng.normal(size=(studies, 1, 1)), rng.normal(size=(studies, 1, parts))
     values = np.sqrt(rho) * shared + np.sqrt(1 - rho) * own
     true = values.mean(-1).var()
-    found = fit(np.concatenate([np.zeros_like(values), values], 1)).against
-    assert over_parts(found, overlap_of(n_test, n_train)).own.mean() == pytest.approx(true, rel=0.03)
-    assert found.own.mean() < 0.7 * true
+    result = fit(np.concatenate([np.zeros_like(values), values], 1)).against
+    assert over_parts(result, overlap_of(n_test, n_train)).own.mean() == pytest.approx(true, rel=0.03)
+    assert result.own.mean() < 0.7 * true
 
 
 def test_one_arm_has_the_corrected_t_interval():
@@ -58,16 +58,16 @@ def test_arms_pairs_and_the_best_set_are_wider_too():
         assert effect.half == pytest.approx(plain[arm].half * np.sqrt(1 + 5 / 4))
         assert effect.seeds_high == pytest.approx(plain[arm].seeds_high)
         assert effect.sd == pytest.approx(plain[arm].sd)
-    for pair, found in wide.pairs.items():
-        assert found.high - found.effect == pytest.approx(1.5 * (plain.pairs[pair].high - plain.pairs[pair].effect))
+    for pair, result in wide.pairs.items():
+        assert result.high - result.effect == pytest.approx(1.5 * (plain.pairs[pair].high - plain.pairs[pair].effect))
     assert set(plain.best) < set(wide.best)
 
 
 def test_the_claim_is_said():
-    found = vm.decide(scores_of(table()), resampled=(20, 80))
-    assert "other training sets and other images too" in repr(found)
-    assert "without per-image scores" not in repr(found)
-    assert found.to_dict()["overlap"] == 0.25
+    result = vm.decide(scores_of(table()), resampled=(20, 80))
+    assert "other training sets and other images too" in repr(result)
+    assert "without per-image scores" not in repr(result)
+    assert result.to_dict()["overlap"] == 0.25
     assert "training sets" not in repr(vm.decide(scores_of(table())))
 
 
@@ -90,24 +90,24 @@ def folded(studies, k, n, parts, training, seed, m=1000):
     own = 0.6 * rng.standard_normal((studies, k + 1, parts, per))
     learned = rng.standard_normal((studies, k + 1, parts))
     learned = training * (learned.sum(-1, keepdims=True) - learned) / np.sqrt(parts - 1)
-    found = np.empty((studies, k + 1, n))
+    result = np.empty((studies, k + 1, n))
     for s in range(n):
         part = s % parts
         skill = 1.3 + shared[:, :, part] + own[:, :, part] + learned[:, :, part, None]
         skill = skill + 0.05 * rng.standard_normal((studies, k + 1, 1))
-        found[..., s] = 100 * (skill + 0.7 * rng.standard_normal(skill.shape, dtype=np.float32) > 0).mean(-1)
-    return found
+        result[..., s] = 100 * (skill + 0.7 * rng.standard_normal(skill.shape, dtype=np.float32) > 0).mean(-1)
+    return result
 
 
 def false_claims(studies, k, n, parts, training):
     """Of this design, and of one that takes the trials as independent."""
     corrected = independent = 0
     for chunk in range(studies // 200):
-        found = fit(folded(200, k, n, parts, training, chunk)).against
-        for_parts = against_base(over_parts(found, overlap_of(1, parts - 1)), None, 0.05, k).total
-        d = np.abs(found.estimate)
+        result = fit(folded(200, k, n, parts, training, chunk)).against
+        for_parts = against_base(over_parts(result, overlap_of(1, parts - 1)), None, 0.05, k).total
+        d = np.abs(result.estimate)
         corrected += (d > for_parts).any(-1).sum()
-        independent += (d > against_base(found, None, 0.05, k).total).any(-1).sum()
+        independent += (d > against_base(result, None, 0.05, k).total).any(-1).sum()
     return corrected / studies, independent / studies
 
 

@@ -35,44 +35,38 @@ TABLE = {
 def test_the_table(k, alpha):
     expected = iter(map(float, TABLE[k, alpha].split()))
     for n in SEEDS:
-        found = detectable(k, n, alpha)
-        assert found.half == pytest.approx(next(expected), rel=0.03)
-        assert found.effect == pytest.approx(next(expected), rel=0.03)
+        result = detectable(k, n, alpha)
+        assert result.half == pytest.approx(next(expected), rel=0.03)
+        assert result.effect == pytest.approx(next(expected), rel=0.03)
 
 
 def test_a_detectable_effect_is_detected():
     scores = np.random.default_rng(5).standard_normal((10_000, 5, 5))
     scores[:, 1] += detectable(4, 5).effect
-    found = fit(scores).against
-    assert (found.estimate > against_base(found, None, 0.05, 4).seeds)[:, 0].mean() == pytest.approx(0.8, abs=0.03)
+    result = fit(scores).against
+    assert (result.estimate > against_base(result, None, 0.05, 4).seeds)[:, 0].mean() == pytest.approx(0.8, abs=0.03)
 
 
 def test_a_large_loss_is_found_with_three_seeds():
     scores = np.random.default_rng(0).standard_normal((10_000, 5, 3))
     scores[:, 1] -= 4.6
-    found = fit(scores).against
-    assert (found.estimate < -against_base(found, None, 0.05, 4).seeds)[:, 0].mean() >= 0.8
+    result = fit(scores).against
+    assert (result.estimate < -against_base(result, None, 0.05, 4).seeds)[:, 0].mean() >= 0.8
 
 
-def test_beyond_what_is_simulated_it_goes_on_smoothly():
+def test_beyond_what_is_simulated_and_with_images():
     before, after = detectable(4, SIMULATED), detectable(4, SIMULATED + 1)
     assert 0.97 < after.effect / before.effect < 1
     assert detectable(4, 4 * SIMULATED).effect == pytest.approx(before.effect / 2)
     assert detectable(4, 10_000, images=0.5).effect > 0.5 * 2.4
-
-
-def test_images_widen_what_can_be_found():
     assert detectable(4, 8, images=0.5).effect > detectable(4, 8).effect
     assert detectable(1, 1) == Findable(math.inf, math.inf, math.inf)
 
 
-def test_seeds_for_is_the_least_number():
+def test_seeds_for_is_the_least_number_and_what_images_resolve():
     n = seeds_for(1.8, 4)
     assert detectable(4, n).equivalent <= 1.8 < detectable(4, n - 1).equivalent
     assert seeds_for(0.0, 4) is None
-
-
-def test_what_images_resolve():
     assert finest(0.5, 4) == pytest.approx(0.5 * 2.442, abs=1e-3), "the critical value of four arms and endless seeds"
     enough = images_for(1.0, sd=0.6, images_sd=0.5, m=300, k=4)
     assert enough == 3400

@@ -43,13 +43,13 @@ def test_futile_arms_are_those_that_more_seeds_would_not_decide():
     scores = np.random.default_rng(0).standard_normal((5, 8))
     scores -= scores.mean(-1, keepdims=True)
     scores[1:] += np.array([[0.1], [0.2], [1.2], [3.0]])
-    found = fit(scores).against
-    assert futile(found, None, "seeds", 0.05, 0.010, 4, 16).tolist() == [True, True, False, False]
-    assert futile(found, None, "seeds", 1.5, 0.010, 4, 16).tolist() == [False, False, False, False]
+    result = fit(scores).against
+    assert futile(result, None, "seeds", 0.05, 0.010, 4, 16).tolist() == [True, True, False, False]
+    assert futile(result, None, "seeds", 1.5, 0.010, 4, 16).tolist() == [False, False, False, False]
     for n, hopeless in ((5, False), (6, True)):  # not before 6 seeds
         few = fit(scores[:, :n] - scores[:, :n].mean(-1, keepdims=True)).against
         assert futile(few, None, "seeds", 0.05, 0.017, 4, 8).all() == hopeless
-    assert not futile(found, None, "seeds", 0.05, 0.017, 4, 8).any()  # no seeds are left
+    assert not futile(result, None, "seeds", 0.05, 0.017, 4, 8).any()  # no seeds are left
     study = {name: dict(enumerate(row)) for name, row in zip(("base", "a", "b", "c", "d"), scores)}
     decision = vm.decide(study, unit="nats", margin=0.05, most_seeds=16)
     assert [effect.futile for effect in decision.effects.values()] == [True, True, False, False]
