@@ -12,10 +12,7 @@ from vitmods.recipes import Augment, Recipe
 from vitmods.tasks import Classification
 from vitmods.train import RunOptions, train_trial
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CUDA = torch.device("cuda")
 CHANGES = ["", "dpn", "dtn(norms=both)", "rms", "parallel", "normformer", "batchnorm", "hmlp", "qknorm", "swiglu"]
 

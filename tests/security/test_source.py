@@ -21,10 +21,7 @@ IMPORTS = {"marshal", "shelve", "dill", "cloudpickle", "joblib", "xml.sax", "xml
 # Who may call what: where the call is known to be bounded, or reads what this process wrote itself.
 ALLOWED = {
     ("json", "load"): set(),
-    ("json", "loads"): {
-        LIMITS,
-        "study/executors/processes.py",
-    },  # and what json.dumps gave
+    ("json", "loads"): {LIMITS, "study/executors/processes.py"},  # and what json.dumps gave
     ("csv", "DictReader"): {LIMITS},
     ("csv", "reader"): set(),
     ("np", "load"): {LIMITS, "data/store.py"},

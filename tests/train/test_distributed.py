@@ -30,7 +30,6 @@ PLAIN = Recipe().with_(epochs=2, batch_size=40, lr=2e-3, crop="pad", eval_crop=1
 BUSY = PLAIN.with_(mixup=0.4, cutmix=1.0, ema=0.9, accumulate=2, randaugment=(1, 5.0), erasing=0.3)
 RECIPES = {"plain": PLAIN, "busy": BUSY, "sgd": PLAIN.with_(optimizer="sgd", moment="bfloat16")}
 MODELS = {"plain": (), "busy": (vm.Norm("batch"),), "sgd": (vm.DualPatchNorm(),)}
-KINDS = {2: ("plain", "busy", "sgd"), 4: ("busy",)}
 STOP = 5
 DIVIDED = "stopped-sharded"
 
@@ -58,49 +57,50 @@ def work(rank: int, size: int, store: str, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     processes, out = Processes(rank, size, rank), Path(folder)
-    for kind in KINDS[size]:
-        trial(out / kind, kind, processes)
     if size == 4:
+        trial(out / "busy", "busy", processes)
         trial(out / "four", "busy", processes, shard=True)
-        trial(out / "sharded-busy", "busy", processes, shard=True)
-    if size == 2:
-        for kind in ("plain", "busy", "sgd"):
-            trial(out / f"sharded-{kind}", kind, processes, shard=True)
-        step = TrialRun._train_step
-
-        def one_is_asked_to_stop(run, batch):  # the second process alone gets a signal
-            if rank == 1 and run.step == STOP:
-                signal.raise_signal(signal.SIGTERM)
-            step(run, batch)
-
-        TrialRun._train_step = one_is_asked_to_stop
-        for name, how in (("stopped", {}), (DIVIDED, {"shard": True, "checkpoint_every_steps": 2})):
-            with pytest.raises(Interrupted):
-                trial(out / name, "busy", processes, **how)
-        TrialRun._train_step = step
-        processes.once(lambda: copies(out, out))
-        trial(out / "two", "busy", processes, shard=True)
-        trial(out / "divided-later", "busy", processes, shard=True)
-        trial(out / "whole-later", "busy", processes)
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-        command = ["train", "--base", "mu2/2", "--limit-train", "160", "--batch-size", "41", "--device", "cpu"]
-        assert cli.main([*command, "--out", str(out / "odd-command")]) == 2
-        errors = []
-        for name in ("odd", "bad", "damaged"):
-            try:
-                if name == "odd":
-                    RECIPES["odd"] = PLAIN.with_(batch_size=41)
-                    MODELS["odd"] = ()
-                    trial(out / name, "odd", processes)
-                elif name == "damaged":
-                    processes.once(lambda: [path.write_bytes(b"") for path in out.glob("damaged/checkpoint*.pt")])
-                    trial(out / name, "busy", processes)
-                else:
-                    processes.once(lambda: (_ for _ in ()).throw(UserError("the disk is full")))
-            except UserError as error:
-                errors.append((type(error).__name__, str(error)))
-        (out / f"errors{rank}.json").write_text(json.dumps(errors))
+    else:
+        work_of_two(processes, out)
     dist.destroy_process_group()
+
+
+def work_of_two(processes: Processes, out: Path) -> None:
+    for kind in RECIPES:
+        trial(out / kind, kind, processes)
+        trial(out / f"sharded-{kind}", kind, processes, shard=True)
+    step = TrialRun._train_step
+
+    def one_is_asked_to_stop(run, batch):  # the second process alone gets a signal
+        if processes.rank == 1 and run.step == STOP:
+            signal.raise_signal(signal.SIGTERM)
+        step(run, batch)
+
+    TrialRun._train_step = one_is_asked_to_stop
+    for name, how in (("stopped", {}), (DIVIDED, {"shard": True, "checkpoint_every_steps": 2})):
+        with pytest.raises(Interrupted):
+            trial(out / name, "busy", processes, **how)
+    TrialRun._train_step = step
+    processes.once(lambda: copies(out, out))
+    trial(out / "two", "busy", processes, shard=True)
+    trial(out / "divided-later", "busy", processes, shard=True)
+    trial(out / "whole-later", "busy", processes)
+    os.environ |= {"RANK": str(processes.rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    command = ["train", "--base", "mu2/2", "--limit-train", "160", "--batch-size", "41", "--device", "cpu"]
+    assert cli.main([*command, "--out", str(out / "odd-command")]) == 2
+    RECIPES["odd"], MODELS["odd"] = PLAIN.with_(batch_size=41), ()
+    damage = [path.write_bytes for path in out.glob("damaged/checkpoint*.pt")]
+    errors = []
+    for fail in (
+        lambda: trial(out / "odd", "odd", processes),
+        lambda: processes.once(lambda: (_ for _ in ()).throw(UserError("the disk is full"))),
+        lambda: (processes.once(lambda: [write(b"") for write in damage]), trial(out / "damaged", "busy", processes)),
+    ):
+        try:
+            fail()
+        except UserError as error:
+            errors.append((type(error).__name__, str(error)))
+    (out / f"errors{processes.rank}.json").write_text(json.dumps(errors))
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def check_same(own: Path, other: Path) -> None:
             assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=2e-2)
 
 
-@pytest.mark.parametrize(("size", "kind"), [(size, kind) for size, kinds in KINDS.items() for kind in kinds])
+@pytest.mark.parametrize(("size", "kind"), [(2, "plain"), (2, "busy"), (2, "sgd"), (4, "busy")])
 def test_two_and_four_processes_are_one(alone, together, kind, size) -> None:
     check_same(alone / kind, together(size) / kind)
 
@@ -196,15 +196,13 @@ def test_sharding_needs_several_processes(tmp_path) -> None:
         trial(tmp_path / "trial", "plain", shard=True)
 
 
-KILLS = {  # in the middle of a step
-    2: {"busy": {}, "sharded-busy": {"shard": True}},
-    4: {"sharded-busy": {"shard": True}},
-}
+KILLS = {"busy": {}, "sharded-busy": {"shard": True}}
 
 
-def work_that_is_killed(rank: int, size: int, store: str, out: Path, how: dict) -> None:
+def work_that_is_killed(rank: int, store: str, out: Path, how: dict) -> None:
+    """The second of two processes is killed in the middle of a step."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     if rank == 1:
         loss = Classification.loss
         calls = []
@@ -217,45 +215,38 @@ def work_that_is_killed(rank: int, size: int, store: str, out: Path, how: dict) 
 
         Classification.loss = second_part_of_a_step
     try:
-        trial(out, "busy", Processes(rank, size, rank), checkpoint_every_steps=2, **how)
+        trial(out, "busy", Processes(rank, 2, rank), checkpoint_every_steps=2, **how)
     except PeerEnded as error:
-        (out / f"ended{rank}").write_text(str(error))
+        (out / "ended").write_text(str(error))
         os._exit(3)
 
 
-def work_that_goes_on(rank: int, size: int, store: str, folder: str) -> None:
+def work_that_goes_on(rank: int, store: str, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    for name, how in KILLS[size].items():
-        trial(Path(folder) / name, "busy", Processes(rank, size, rank), checkpoint_every_steps=2, **how)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    for name, how in KILLS.items():
+        trial(Path(folder) / name, "busy", Processes(rank, 2, rank), checkpoint_every_steps=2, **how)
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_killed_process_ends_all_and_the_same_command_goes_on(together, tmp_path, size) -> None:
-    whole = together(size)
-    for name, how in KILLS[size].items():
-        arguments = [(rank, size, str(tmp_path / f"store-{name}"), tmp_path / name, how) for rank in range(size)]
+def test_a_killed_process_ends_all_and_the_same_command_goes_on(together, tmp_path) -> None:
+    for name, how in KILLS.items():
+        arguments = [(rank, str(tmp_path / f"store-{name}"), tmp_path / name, how) for rank in range(2)]
         started = [mp.get_context("fork").Process(target=work_that_is_killed, args=each) for each in arguments]
         for process in started:
             process.start()
         for process in started:
             process.join(300)
-        assert [process.exitcode for process in started] == [3, -signal.SIGKILL, *[3] * (size - 2)]
-        texts = {path.read_text() for path in (tmp_path / name).glob("ended*")}
-        assert len(texts) == 1
-        assert "has ended without a word" in texts.pop()
+        assert [process.exitcode for process in started] == [3, -signal.SIGKILL]
+        assert "has ended without a word" in (tmp_path / name / "ended").read_text()
         assert not (tmp_path / name / "result.json").exists()
         if how:
             assert torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["step"] == 4
-    mp.start_processes(
-        work_that_goes_on, (size, str(tmp_path / "again"), str(tmp_path)), nprocs=size, start_method="fork"
-    )
-    for name, how in KILLS[size].items():
-        check_same(whole / name, tmp_path / name)
-        if size == 2 or how:  # of more, DDP's first step after a start adds in another order than its later ones
-            ours, theirs = ((one / name / "model.safetensors").read_bytes() for one in (tmp_path, whole))
-            assert ours == theirs
+    mp.start_processes(work_that_goes_on, (str(tmp_path / "again"), str(tmp_path)), nprocs=2, start_method="fork")
+    for name in KILLS:
+        check_same(together(2) / name, tmp_path / name)
+        resumed, whole = ((folder / name / "model.safetensors").read_bytes() for folder in (tmp_path, together(2)))
+        assert resumed == whole
 
 
 KILLER = """

@@ -127,13 +127,6 @@ def test_those_whose_launcher_is_killed_end_too(modules):
     assert not left
 
 
-def test_what_several_say_is_said_once_under_torchrun(modules):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "fails"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 1
-    assert done.stderr.count("vitmods train: the disk is full") == 1
-
-
 def test_fewer_than_two_are_refused():
     with pytest.raises(UserError, match="devices is a number from 1 on"):
         launch("ends", [], 0)

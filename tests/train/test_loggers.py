@@ -1,7 +1,6 @@
 """Rows to services that collect runs: none lost, none twice, and no failure of theirs stops a trial."""
 
 import json
-import os
 import threading
 import warnings
 from contextlib import contextmanager, nullcontext
@@ -177,29 +176,6 @@ def test_mlflow_says_at_once_that_its_store_is_not_there(monkeypatch, tmp_path):
         check_loggers(["mlflow"])
 
 
-@pytest.mark.parametrize("set_by_user", [None, "3"])
-def test_mlflow_asks_a_server_that_may_be_away_with_little_patience(monkeypatch, set_by_user):
-    mlflow = pytest.importorskip("mlflow")
-    retries, timeout = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"
-    seen = []
-
-    def away(client, max_results):
-        seen.append([os.environ.get(name) for name in (retries, timeout)])
-        raise ConnectionError("Max retries exceeded " + "x" * 400)
-
-    monkeypatch.setattr(mlflow.MlflowClient, "search_experiments", away)
-    monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", "http://127.0.0.1:9")
-    monkeypatch.delenv(timeout, raising=False)
-    monkeypatch.delenv(retries, raising=False)
-    if set_by_user:
-        monkeypatch.setenv(retries, set_by_user)
-    with pytest.raises(UserError, match=r"x{400}\. Set MLFLOW_TRACKING_URI"):
-        check_loggers(["mlflow"])
-    assert seen == [[set_by_user or "1", "10"]]
-    assert os.environ.get(retries) == set_by_user
-    assert timeout not in os.environ
-
-
 def test_wandb_writes_offline_into_the_trials_folder(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -208,31 +184,9 @@ def test_wandb_writes_offline_into_the_trials_folder(tmp_path, monkeypatch):
     written("wandb", tmp_path)
     wandb.teardown()
     (folder,) = (tmp_path / "wandb").glob("offline-run-*-abc123")
-    records = list(scanned(folder / "run-abc123.wandb"))
-    (run,) = [one.run for one in records if one.WhichOneof("record_type") == "run"]
-    assert (run.project, run.run_group, run.job_type, run.display_name) == ("digits study", "dpn", "trial", RUN.name)
-    config = {item.key: json.loads(item.value_json) for item in run.config.update}
-    assert config["config"]["recipe"]["lr"] == 1e-3
-    assert config["seed"] == 0
-    found = [
-        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in one.history.item}
-        for one in records
-        if one.WhichOneof("record_type") == "history"
-    ]
-    assert [(row["_step"], row.get("train/loss"), row.get("val/top1")) for row in found] == [(5, 1.0, 0.5)]
-
-
-def scanned(path):
-    """The records of a small .wandb file: 7 bytes, then a block of LevelDB's log, lengths at the bytes 4 and 5."""
-    from wandb.proto import wandb_internal_pb2
-
-    content = path.read_bytes()
-    assert len(content) < 32768, "one block"
-    place = 7
-    while place < len(content):
-        size = int.from_bytes(content[place + 4 : place + 6], "little")
-        yield wandb_internal_pb2.Record.FromString(content[place + 7 : place + 7 + size])
-        place += 7 + size
+    content = (folder / "run-abc123.wandb").read_bytes()
+    for field in ("digits study", RUN.name, "trial", '"lr":0.001', "train/loss", "val/top1", "test/top1"):
+        assert field.encode() in content, field
 
 
 def test_wandb_without_an_account_is_refused_at_once(monkeypatch, tmp_path):

@@ -1,5 +1,4 @@
 import io
-import json
 import sys
 
 import pytest
@@ -92,9 +91,3 @@ def test_at_80_columns_the_bar_keeps_its_steps_and_time(monkeypatch):
     assert line.startswith("dpn(before=whiten)+rms")
     for shown in ("━━━", " 6000/15000 ", ":", "loss 0.250"):
         assert shown in line
-
-
-def test_the_trials_own_rows_are_json_lines(bench, tmp_path):
-    bench.train(tmp_path)
-    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
-        assert {"step", "epoch", "wall_s", "split", "loss", "top1"} <= json.loads(line).keys()

@@ -53,7 +53,7 @@ def test_equals_a_bare_loop(bench, tmp_path):
     assert rows[-1]["lr"] == lr_at(length, 11)
 
 
-@pytest.mark.parametrize("accumulate", [2, 3, 40, 64])
+@pytest.mark.parametrize("accumulate", [3, 64])
 def test_a_batch_in_parts_gives_the_gradient_of_the_whole(bench, tmp_path, accumulate):
     # 40 images in 3 parts are 14, 13 and 13: the mean of means would be wrong.
     gradients = {}
@@ -76,19 +76,14 @@ def test_clipping_is_by_the_global_norm(given_gradients):
     assert run._window.take(step=1)["grad_norm"] == pytest.approx(norm)
 
 
-@pytest.mark.parametrize("norm", [0.0, 0.3, 0.5])
-def test_what_is_not_above_the_limit_is_not_touched(norm):
+@pytest.mark.parametrize(
+    ("gradient", "limit", "clipped"), [(0.0, 0.5, 0.0), (0.3, 0.5, 0.3), (0.5, 0.5, 0.5), (1e-5, 1e-6, 1e-6)]
+)
+def test_gradients_above_the_limit_alone_are_scaled_without_epsilon(gradient, limit, clipped):
     parameter = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-    parameter.grad = torch.tensor([norm, 0.0], dtype=torch.float64)
-    assert clip_gradients([parameter, nn.Parameter(torch.zeros(1))], 0.5) == norm
-    assert parameter.grad.tolist() == [norm, 0.0]
-
-
-def test_clipping_has_no_epsilon():
-    parameter = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    parameter.grad = torch.full((1,), 1e-5, dtype=torch.float64)
-    clip_gradients([parameter], 1e-6)
-    assert parameter.grad.item() == pytest.approx(1e-6, rel=1e-12)
+    parameter.grad = torch.tensor([gradient, 0.0], dtype=torch.float64)
+    assert clip_gradients([parameter, nn.Parameter(torch.zeros(1))], limit) == gradient
+    assert parameter.grad.tolist() == pytest.approx([clipped, 0.0], rel=1e-12, abs=0)
 
 
 def test_the_moving_average_is_what_is_evaluated_and_saved(bench, tmp_path):
@@ -124,12 +119,9 @@ def test_a_parameter_without_gradient_is_reported(bench, tmp_path):
     model = bench.model()
     model.forgotten = nn.Parameter(torch.zeros(3))
     with pytest.warns(UserWarning, match="1 trainable parameters get no gradient: forgotten"):
-        bench.train(tmp_path, model)
-
-
-def test_an_unknown_device_is_one_clear_error(bench, tmp_path):
+        bench.train(tmp_path / "trial", model)
     with pytest.raises(ValueError, match="device 'quantum' cannot be used"):
-        bench.train(tmp_path, device="quantum")
+        bench.train(tmp_path / "other", device="quantum")
 
 
 def test_the_log_tells_how_long_the_model_waited_for_images(bench, tmp_path, monkeypatch):

@@ -7,10 +7,8 @@ import timm
 import torch
 
 import vitmods as vm
-from vitmods.train import RunOptions
 from vitmods.train.logs import Diverged, Window
 from vitmods.train.record import Recorder, lambdas_of, layers_of
-from vitmods.util.errors import UserError
 
 BOTH = ("gradients", "lambdas")
 
@@ -36,16 +34,6 @@ def test_gradients_are_those_of_each_layers_parameters():
     assert not Recorder(model, ()).gradients()
     half = Recorder(model, ("gradients",), processes=2).gradients()  # a part of a sum over processes
     torch.testing.assert_close(2 * half["gradient/stem"], found["gradient/stem"])
-
-
-def test_planted_gradients():
-    model = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=10)
-    for parameter in layers_of(model)["blocks.0"]:
-        parameter.grad = torch.zeros_like(parameter)
-    model.blocks[0].mlp.fc1.bias.grad[:2] = torch.tensor([3.0, 4.0])
-    assert {name: float(v) for name, v in Recorder(model, ("gradients",)).gradients().items()} == {
-        "gradient/blocks.0": 5
-    }
 
 
 def test_layers_of_other_libraries_models():
@@ -98,11 +86,3 @@ def test_a_gradient_that_is_not_finite_is_an_end():
         window.add({"loss": torch.tensor(1.0), "gradient/blocks.1": torch.tensor(norm)}, 1)
     with pytest.raises(Diverged, match="the gradient was not finite at step 9"):
         window.take(10)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"), [({"record": ("gradient",)}, "gradients"), ({"record": BOTH, "shard": True}, "drop --shard")]
-)
-def test_what_cannot_be_recorded(given, words):
-    with pytest.raises(UserError, match=words):
-        RunOptions(**given)

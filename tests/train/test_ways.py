@@ -1,6 +1,6 @@
 """Ways of running a trial that change its speed: torch.compile and TF32, each recorded with the result."""
 
-import json
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -11,7 +11,6 @@ from numpy.random import mtrand
 from safetensors.torch import load_file
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-from vitmods.study.executors import StudyOptions
 from vitmods.train import RunOptions
 from vitmods.train.device import check_tf32, remove_unfinished_graphs, tf32_products, usual_workers
 from vitmods.util.errors import UserError
@@ -51,13 +50,6 @@ def test_a_compiled_trial_is_the_plain_one_and_goes_on_with_it(bench, plain, tmp
         torch.testing.assert_close(value, theirs[name], atol=2e-3, rtol=1e-3, msg=name)
 
 
-def test_results_tell_the_ways_that_were_on(bench, tmp_path):
-    result = bench.train(tmp_path, recompute=True, checkpointing=True)
-    expected = {**HOW, "recompute": True, "checkpointing": True}
-    assert {way: result["how"][way] for way in HOW} == expected
-    assert json.loads((tmp_path / "result.json").read_text())["how"] == result["how"]
-
-
 @pytest.mark.parametrize("user", ["a/name", KeyError("getpwuid(): uid not found: 1234")])
 def test_the_compilers_cache_is_the_one_of_torch_for_every_user_name(tmp_path, monkeypatch, user):
     """Also for one with a slash, and for a container whose user has none."""
@@ -89,16 +81,14 @@ def test_what_a_killed_compiler_left_unfinished_is_made_again(bench, tmp_path, m
     assert {path.name for path in (cache / "ab").iterdir()} == {"whole.so", "busy.so", "other.so"}
 
 
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0)])
-def test_tf32_needs_a_gpu_that_has_it(monkeypatch, capability):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    if capability < (8, 0):
-        with pytest.raises(UserError, match="no TF32"):
+def test_tf32_needs_a_gpu_that_has_it(bench, tmp_path, monkeypatch):
+    for capability in ((7, 5), (8, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
+        with nullcontext() if capability >= (8, 0) else pytest.raises(UserError, match="no TF32"):
             check_tf32(torch.device("cuda"))
-    else:
-        check_tf32(torch.device("cuda"))
-    with pytest.raises(UserError, match="cpu has no TF32, as NVIDIA GPUs since Ampere do: leave --tf32 out"):
-        check_tf32(torch.device("cpu"))
+    for call in (RunOptions(device="cpu", tf32=True).check_here, lambda: bench.train(tmp_path, tf32=True)):
+        with pytest.raises(UserError, match="cpu has no TF32, as NVIDIA GPUs since Ampere do: leave --tf32 out"):
+            call()
 
 
 def test_tf32_is_on_while_a_trial_runs_and_off_again_after(bench, tmp_path, monkeypatch):
@@ -118,23 +108,6 @@ def test_tf32_is_on_while_a_trial_runs_and_off_again_after(bench, tmp_path, monk
     with pytest.raises(ZeroDivisionError), tf32_products(True):
         raise ZeroDivisionError
     assert torch.get_float32_matmul_precision() == before
-
-
-TOGETHER = {"device": "cpu", "recompute": True, "compile": True}
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda bench, out: RunOptions(**TOGETHER), "drop --recompute or --compile"),
-        (lambda bench, out: StudyOptions(**TOGETHER), "drop --recompute or --compile"),
-        (lambda bench, out: RunOptions(device="cpu", tf32=True).check_here(), "no TF32"),
-        (lambda bench, out: bench.train(out, tf32=True), "no TF32"),
-    ],
-)
-def test_ways_without_effect_are_refused_before_work(bench, tmp_path, call, message):
-    with pytest.raises(UserError, match=message):
-        call(bench, tmp_path)
 
 
 def test_a_gpu_has_threads_that_prepare_images(monkeypatch):
