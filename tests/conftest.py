@@ -5,6 +5,7 @@ import gc
 import random
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -63,3 +64,29 @@ def seconds_by_counting():
         return 1e-9 * counter.get_total_flops()
 
     return seconds_per_call
+
+
+class Golden:
+    """The arrays of one file of tests/golden as tensors, looked up by name or by the part before the first dot."""
+
+    def __init__(self, name):
+        import numpy as np
+        import torch
+
+        with np.load(Path(__file__).parent / "golden" / f"{name}.npz", allow_pickle=False) as arrays:
+            self.arrays = {key: torch.from_numpy(arrays[key].copy()) for key in arrays.files}
+
+    def __getitem__(self, name):
+        return self.arrays[name]
+
+    def __contains__(self, name):
+        return name in self.arrays
+
+    def group(self, prefix):
+        return {key[len(prefix) + 1 :]: value for key, value in self.arrays.items() if key.startswith(f"{prefix}.")}
+
+
+@pytest.fixture(scope="session")
+def golden():
+    """golden(name) -> inputs, weights, outputs and gradients that the papers' own code gave, in float64"""
+    return Golden

@@ -109,12 +109,9 @@ def test_json_gives_back_the_same_config(config):
     assert again.to_json() == text
 
 
-def test_json_of_old_configs_takes_defaults_for_new_fields():
+def test_old_and_frozen_configs():
     assert ViTConfig.from_dict({}) == ViTConfig()
     assert ViTConfig.from_dict({"depth": 3, "stem": {"bias": False}}) == ViTConfig(depth=3, stem=StemConfig(False))
-
-
-def test_configs_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         ViTConfig().depth = 3
 
@@ -141,10 +138,16 @@ def test_names(name, width, depth, mlp, heads, patch):
     assert config.patch_size == (patch, patch)
 
 
-def test_timms_names_carry_the_image_size_and_keywords_win():
+def test_names_and_grids():
     assert ViTConfig.from_name("vit_small_patch32_384").img_size == (384, 384)
     assert ViTConfig.from_name("vit_small_patch32_384", img_size=(64, 32)).img_size == (64, 32)
     assert ViTConfig.from_name("S/16", depth=5, num_classes=37).depth == 5
+    config = ViTConfig(img_size=(32, 48), patch_size=(4, 16))
+    assert config.grid == (8, 3)
+    assert config.num_patches == 24
+    assert ViTConfig(reg_tokens=4).num_prefix_tokens == 5
+    assert nearest("dnp", ["dpn", "rms"]) == "Did you mean 'dpn'?"
+    assert nearest("zzzz", ["rms", "dpn"]) == "Known: dpn, rms."
 
 
 def read_json(**values):
@@ -190,7 +193,7 @@ def test_unknown_names_and_fields_are_errors_with_a_hint(make, arguments, messag
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"img_size": 225}, "224 or 240"),
         ({"img_size": (224, 10)}, "width 10.*use 16 or more"),
@@ -224,18 +227,6 @@ def test_unknown_names_and_fields_are_errors_with_a_hint(make, arguments, messag
     ],
     ids=str,
 )
-def test_parts_that_do_not_fit_are_errors_that_say_what_to_do(fields, says):
-    with pytest.raises(UserError, match=says):
+def test_parts_that_do_not_fit_are_errors_that_say_what_to_do(fields, message):
+    with pytest.raises(UserError, match=message):
         ViTConfig(**fields)
-
-
-def test_grid_of_a_rectangle_is_rows_by_columns():
-    config = ViTConfig(img_size=(32, 48), patch_size=(4, 16))
-    assert config.grid == (8, 3)
-    assert config.num_patches == 24
-    assert ViTConfig(reg_tokens=4).num_prefix_tokens == 5
-
-
-def test_nearest_lists_all_where_none_is_close():
-    assert nearest("dnp", ["dpn", "rms"]) == "Did you mean 'dpn'?"
-    assert nearest("zzzz", ["rms", "dpn"]) == "Known: dpn, rms."

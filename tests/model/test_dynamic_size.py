@@ -126,15 +126,12 @@ def test_it_is_asked_for_and_can_be_taken_back():
         build()(images_of((20, 32)))
 
 
-def test_graphs_of_other_sizes():
+def test_graphs_and_changes_keep_it():
     model = build().eval()
     graph = torch.fx.symbolic_trace(model)
     for size in SIZES:
         torch.testing.assert_close(graph(images_of(size)), model(images_of(size)))
     with pytest.raises(UserError, match="DynamicTokenNorm reads the grid"):
         torch.fx.symbolic_trace(build("dtn"))
-
-
-def test_changes_keep_it():
     assert vm.apply(build(), vm.DualPatchNorm()).vit_config.dynamic_img_size
     assert vm.apply(build(), vm.DualPatchNorm())(images_of((16, 48))).shape == (2, 5)

@@ -124,13 +124,6 @@ def test_it_compiles_and_exports(which):
         same(program.module()(images, **which), model(images, **which), atol=1e-5)
 
 
-def test_autocast_mixes_types():
-    model = make().float()
-    with torch.autocast("cpu", torch.bfloat16):
-        for which in ({"keep": KEEP}, {"mask": MASK}):
-            assert model(random_images().float(), **which).dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize(
     ("changes", "which", "message"),
     [
@@ -148,18 +141,16 @@ def test_autocast_mixes_types():
 def test_what_does_not_fit_is_an_error(changes, which, message):
     with pytest.raises(UserError, match=message):
         make(changes)(random_images(), **which)
-
-
-def test_a_mask_needs_a_mask_token():
     with pytest.raises(UserError, match="mask_token=True"):
         make(mask_token=False)(random_images(), mask=MASK)
 
 
-def test_dynamic_token_norm_takes_a_mask():
+def test_other_sizes_norms_and_types():
     assert make("dtn")(random_images(), mask=MASK).shape == (2, 5)
-
-
-def test_a_new_image_size_moves_the_positions_that_keep_reads():
     model = make()
     model.set_input_size((12, 12))
     same(model(torch.ones(1, 3, 12, 12).double(), keep=torch.arange(9)[None]), model(torch.ones(1, 3, 12, 12).double()))
+    model = make().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        for which in ({"keep": KEEP}, {"mask": MASK}):
+            assert model(random_images().float(), **which).dtype == torch.bfloat16

@@ -14,18 +14,9 @@ from vitmods.util.errors import UserError
 
 T, WORDS = 24, 16
 CHANGES = (
-    "",
-    "dtn",
-    "dtn(norms=both,blocks=1)",
-    "norm(kind=group)",
-    "norm(kind=instance)",
-    "norm(kind=rms,exact=false)",
-    "qknorm+layerscale",
-    "placement(attn=post,mlp=post)",
-    "normformer",
-    "swiglu",
-    "parallel",
-)
+    "", "dtn", "dtn(norms=both,blocks=1)", "norm(kind=group)", "norm(kind=instance)", "norm(kind=rms,exact=false)",
+    "qknorm+layerscale", "placement(attn=post,mlp=post)", "normformer", "swiglu", "parallel",
+)  # fmt: skip
 
 
 def model(changes="", **settings):

@@ -20,8 +20,8 @@ def paper_kernel(weight):
 def from_released(values, prefix=""):
     """Parameters (or gradients: only signs and places move) of the released layer under our names."""
     names = {"weight": "weight", "bias": "bias", "omega_mean": "mean_norm_weight", "omega_var": "var_norm_weight"}
-    found = {ours: values[prefix + theirs] for ours, theirs in names.items() if prefix + theirs in values}
-    return found | {"a": paper_kernel(values[f"{prefix}pos_proj.weight"])}
+    parameters = {ours: values[prefix + theirs] for ours, theirs in names.items() if prefix + theirs in values}
+    return parameters | {"a": paper_kernel(values[f"{prefix}pos_proj.weight"])}
 
 
 def compare(module, g, grads):
@@ -30,10 +30,10 @@ def compare(module, g, grads):
     torch.testing.assert_close(y, g["out.y"], **EXACT)
     (y * g["ct.y"]).sum().backward()
     torch.testing.assert_close(x.grad, g["grad_in.x"], **EXACT)
-    found = {name: p.grad for name, p in module.named_parameters()}
-    assert found.keys() == grads.keys()
+    gradients = {name: p.grad for name, p in module.named_parameters()}
+    assert gradients.keys() == grads.keys()
     for name, grad in grads.items():
-        torch.testing.assert_close(found[name], grad, **EXACT, msg=name)
+        torch.testing.assert_close(gradients[name], grad, **EXACT, msg=name)
 
 
 def test_paper(golden):
@@ -89,10 +89,11 @@ def test_initial_kernels_are_the_released_ones(golden, heads):
     assert float(a[square:].abs().max() if square < heads else 0.0) < 0.1
 
 
-def test_noise_is_a_setting():
+def test_parameters_and_noise_of_a_norm():
     a = DynamicTokenNorm(512, 512, (4, 4), mixing=TokenMixing(init="noise")).a.detach()
     assert float(a.std()) == pytest.approx(0.02, rel=0.1)
     assert float(a.mean().abs()) < 2e-3
+    assert count_params(DynamicTokenNorm(48, 6, (4, 4))) == 2 * 48 + 5 * 6
 
 
 TABLE_1 = [
@@ -113,11 +114,6 @@ def test_table_1(name, giga, base_giga, millions):
     with torch.device("meta"):
         added = count_params(vm.ViT(config))
     assert added / 1e6 == pytest.approx(millions, abs=0.07)
-
-
-def test_parameters_of_a_norm():
-    """3 for the kernel and 2 trade-offs a head; the released code has one more, a bias without any effect."""
-    assert count_params(DynamicTokenNorm(48, 6, (4, 4))) == 2 * 48 + 5 * 6
 
 
 def test_the_separable_form_needs_a_seventh():

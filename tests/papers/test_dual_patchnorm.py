@@ -23,15 +23,8 @@ def model_of(golden, flax_stem_weights):
     g = golden("dpn_stem_variants")
 
     def make(variant, **overrides):
-        shape = {
-            "img_size": (8, 12),
-            "patch_size": 4,
-            "embed_dim": 10,
-            "depth": 1,
-            "mlp_dim": 10,
-            "num_heads": 1,
-            "num_classes": 2,
-        }
+        shape = {"img_size": (8, 12), "patch_size": 4, "embed_dim": 10, "depth": 1, "mlp_dim": 10, "num_heads": 1}
+        shape["num_classes"] = 2
         model = vm.vit(vm.ViTConfig(**shape, position_on_prefix=False, **overrides)).double()
         change = VARIANTS[variant]
         model = vm.apply(model, change) if change else model
@@ -64,14 +57,8 @@ def test_stem_equals_flax(model_of, variant):
     (tokens * g[f"ct.{variant}"]).sum().backward()
     theirs = g[f"grad_in.image.{variant}"].permute(0, 3, 1, 2)
     torch.testing.assert_close(images.grad, theirs, atol=1e-9, rtol=0)
-
-
-@pytest.mark.parametrize("variant", ["dpn", "pre", "onlylearn", "rmsnorm", "nolearn"])
-def test_inference_takes_another_road_to_the_same_tokens(model_of, variant):
-    g, model = model_of(variant, class_token=False, pool="avg")
-    with torch.no_grad():
-        tokens = embed(model.eval(), g["in.image_nhwc"].permute(0, 3, 1, 2))
-    torch.testing.assert_close(tokens, g[f"out.{variant}"], atol=1e-9, rtol=0)
+    with torch.no_grad():  # another way to the same tokens
+        torch.testing.assert_close(embed(model.eval(), images), g[f"out.{variant}"], atol=1e-9, rtol=0)
 
 
 def test_class_token_passes_the_norm_after_positions_only_on_request(model_of):
@@ -95,8 +82,3 @@ def test_extra_parameters_are_as_published(name, extra):
         base = vm.ViT(vm.ViTConfig.from_name(name, depth=1))
         changed = vm.ViT(vm.DualPatchNorm().edit(base.vit_config))
     assert count_params(changed) - count_params(base) == extra
-
-
-def test_eps_is_that_of_the_paper():
-    stem = vm.apply(vm.vit("mu/2", img_size=4), vm.DualPatchNorm()).patch_embed
-    assert stem.norm_before.eps == stem.norm.eps == 1e-6

@@ -103,18 +103,12 @@ def test_a_model_that_an_arm_cannot_change_is_refused_with_a_remedy():
             vm.apply(single, *NORM_ARMS[name])
 
 
-def test_the_nine_placements_are_all_there():
-    arms = {str(change) for arm in arms_from_text("paper:dpn-figure1") for change in arm.changes}
-    places = [vm.Placement(attn=a, mlp=m) for a in ("pre", "post", "pre+post") for m in ("pre", "post", "pre+post")]
-    assert {str(place) for place in places[1:]} | {"normformer", "subln", "dpn"} == arms
-
-
 @pytest.mark.parametrize("table", RUN, ids=lambda table: table.name)
 def test_every_cell_that_a_study_makes_again_is_one_of_the_table(table):
     """Each label and template leads to a row and a column, and the bases have the rows' sizes."""
-    found = {arm: published(table, text.partition("=")[0]) for arm, text in table.study.arms.items()}
+    numbers = {arm: published(table, text.partition("=")[0]) for arm, text in table.study.arms.items()}
     if table.printed:  # B12 of tt-table3: a cell that was lost
-        assert {arm for arm, numbers in found.items() if not numbers} <= {"B12x1"}
+        assert {arm for arm, cells in numbers.items() if not cells} <= {"B12x1"}
     for model in table.study.bases.values():
         if ":" not in model and table.study.task == "classification":
             vm.ViTConfig.from_name(model)
@@ -135,11 +129,14 @@ def test_published_differences_have_the_papers_decimals():
     assert published(TABLES["dtn-table3"], "rms") == published(TABLES["dpn-figure1"], "dpn") == []
 
 
-def test_bases_follow_the_size_of_the_images():
+def test_line_ups_follow_the_size_of_the_images_and_have_all_placements():
     line_up = TABLES["dpn-table1"].line_up
     assert line_up.scaled() == ["S/32", "Ti/16", "B/32", "S/16", "B/16"]
     assert line_up.scaled(2) == ["S/4", "Ti/2", "B/4", "S/2", "B/2"]
     assert TABLES["dtn-table2"].line_up.scaled(2) == ["timm:swin_tiny_patch4_window7_224"]
+    arms = {str(change) for arm in arms_from_text("paper:dpn-figure1") for change in arm.changes}
+    places = [vm.Placement(attn=a, mlp=m) for a in ("pre", "post", "pre+post") for m in ("pre", "post", "pre+post")]
+    assert {str(place) for place in places[1:]} | {"normformer", "subln", "dpn"} == arms
 
 
 def test_the_commands_of_a_table_have_options_that_exist(capsys):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import vitmods as vm
+from vitmods.changes.compose import edit
 from vitmods.model.flops import count_macs, count_params
 from vitmods.model.slots import NormConfig
 
@@ -67,24 +68,27 @@ def test_multiply_adds_of_the_formula(name, giga):
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("changes", "overrides"),
     [
-        {},
-        {"pool": "map"},
-        {"representation": True},
-        {"pool": "avg", "class_token": False},
-        {"reg_tokens": 3, "in_chans": 1},
-        {"depth": 2, "parallel": 2},
-        {"depth": 1, "parallel": 3, "qk_norm": NormConfig()},
+        ("", {"pool": "map"}),
+        ("", {"representation": True}),
+        ("", {"pool": "avg", "class_token": False}),
+        ("", {"reg_tokens": 3, "in_chans": 1}),
+        ("", {"depth": 2, "parallel": 2}),
+        ("", {"depth": 1, "parallel": 3, "qk_norm": NormConfig()}),
+        ("", {"name": "T2T-14", "img_size": (64, 48), "depth": 2}),
+        ("dtn(norms=both)", {"name": "mu12/4", "img_size": (12, 16)}),
+        ("gpsa", {"name": "mu12/4", "img_size": (12, 16)}),
     ],
     ids=str,
 )
-def test_multiply_adds_are_those_that_run(overrides):
+def test_multiply_adds_are_those_that_run(changes, overrides):
     """Against PyTorch's own counter, which counts two FLOPs for one multiply-add, on all tokens of all blocks."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    model = vm.vit("mu2/4", img_size=16, num_classes=7, **overrides).eval()
-    images = torch.zeros(1, model.vit_config.in_chans, 16, 16)
+    config = vm.ViTConfig.from_name(**{"name": "mu2/4", "img_size": 16, "num_classes": 7, **overrides})
+    model = vm.vit(edit(config, vm.parse_changes(changes))).eval()
+    images = torch.zeros(1, model.vit_config.in_chans, *model.vit_config.img_size)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.forward_head(model.forward_features(images))
     assert counter.get_total_flops() == 2 * count_macs(model.vit_config)

@@ -12,44 +12,17 @@ from vitmods.util.errors import UserError
 
 # tables and figures of the papers -> how many cells they have, and how many of these are not sure
 COUNTS = {
-    "dpn-figure1": (0, 0),
-    "dpn-table1": (20, 0),
-    "dpn-table1-21k": (20, 0),
-    "dpn-table2": (12, 0),
-    "dpn-table2-finetune": (16, 0),
-    "dpn-table3": (76, 8),
-    "dpn-table4": (8, 0),
-    "dpn-table5": (10, 0),
-    "dpn-table6": (30, 0),
-    "dpn-table7": (12, 0),
-    "dpn-appendix-a": (0, 0),
-    "dtn-table1": (66, 0),
-    "dtn-table2": (18, 0),
-    "dtn-table3": (16, 0),
-    "dtn-table4": (18, 0),
-    "dtn-table5": (5, 0),
-    "dtn-table6": (80, 3),
-    "dtn-imagenet-r": (4, 0),
-    "dtn-table7": (15, 0),
-    "dtn-table8": (5, 0),
-    "dtn-table9": (18, 0),
-    "dtn-table10": (8, 0),
-    "dtn-table10b": (4, 0),
-    "dtn-table11": (48, 2),
-    "dtn-table12": (24, 0),
-    "norm-choice": (0, 0),
-    "tt-table1": (40, 0),
-    "tt-figure1": (0, 0),
-    "tt-figure2": (0, 0),
-    "tt-figure3": (0, 0),
-    "tt-table2": (16, 0),
-    "tt-table3": (15, 4),
-    "tt-table3-l24": (19, 3),
-    "tt-table4": (56, 0),
-    "tt-table5": (36, 0),
-    "tt-table6": (54, 0),
+    "dpn-figure1": (0, 0), "dpn-table1": (20, 0), "dpn-table1-21k": (20, 0), "dpn-table2": (12, 0),
+    "dpn-table2-finetune": (16, 0), "dpn-table3": (76, 8), "dpn-table4": (8, 0), "dpn-table5": (10, 0),
+    "dpn-table6": (30, 0), "dpn-table7": (12, 0), "dpn-appendix-a": (0, 0), "dtn-table1": (66, 0),
+    "dtn-table2": (18, 0), "dtn-table3": (16, 0), "dtn-table4": (18, 0), "dtn-table5": (5, 0),
+    "dtn-table6": (80, 3), "dtn-imagenet-r": (4, 0), "dtn-table7": (15, 0), "dtn-table8": (5, 0),
+    "dtn-table9": (18, 0), "dtn-table10": (8, 0), "dtn-table10b": (4, 0), "dtn-table11": (48, 2),
+    "dtn-table12": (24, 0), "norm-choice": (0, 0), "tt-table1": (40, 0), "tt-figure1": (0, 0),
+    "tt-figure2": (0, 0), "tt-figure3": (0, 0), "tt-table2": (16, 0), "tt-table3": (15, 4),
+    "tt-table3-l24": (19, 3), "tt-table4": (56, 0), "tt-table5": (36, 0), "tt-table6": (54, 0),
     "tt-table7": (40, 0),
-}
+}  # fmt: skip
 
 
 def value(table, row, column):
@@ -63,11 +36,11 @@ def gains(table, rows, base="base", arm="DPN"):
 
 
 def test_every_table_is_there_with_all_its_cells():
-    found = {
+    counts = {
         name: (len(table.numbers), sum(not number.certain for number in table.numbers.values()))
         for name, table in TABLES.items()
     }
-    assert found == COUNTS
+    assert counts == COUNTS
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
@@ -84,12 +57,17 @@ def test_a_table_says_what_its_numbers_are(table):
     assert table.describe()["numbers"].keys() == set(table.rows)
 
 
-def test_numbers_keep_all_decimals():
+def test_cells_as_printed():
     table = TABLES["tt-table7"]
     assert table.shown("Linear B12, -, -", "val") == "82.20 ± 0.06"
     assert table["Linear B12, -, -", "val"] == Number(82.2, 0.06, "82.20 ± 0.06")
     assert TABLES["dpn-table1"].shown("AugReg, S/16", "DPN") == "79.7 ± 0.2"
     assert TABLES["dpn-table6"].shown("Pre", "S/16") == "0.0"
+    table = Table("x", PAPERS["dpn"], "x", "x", "x", "x", printed="a | b | c (G)\nrow | - | 2.0 (MEM)")
+    assert (table["row", "b"], table.shown("row", "b"), table.shown("row", "c")) == (None, "", "?")
+    assert (table.unit_of("b"), table.unit_of("c")) == ("top-1, %", "G")
+    with pytest.raises(ValueError, match="2 cells, the heading 3"):
+        _ = Table("x", PAPERS["dpn"], "x", "x", "x", "x", printed="a | b | c\nrow | 1").numbers
 
 
 def test_what_is_not_sure_is_never_shown():
@@ -112,14 +90,6 @@ def test_a_cell_that_is_no_number_is_no_data(cell):
         _ = table.numbers
 
 
-def test_empty_cells_and_rows_of_another_length():
-    table = Table("x", PAPERS["dpn"], "x", "x", "x", "x", printed="a | b | c (G)\nrow | - | 2.0 (MEM)")
-    assert (table["row", "b"], table.shown("row", "b"), table.shown("row", "c")) == (None, "", "?")
-    assert (table.unit_of("b"), table.unit_of("c")) == ("top-1, %", "G")
-    with pytest.raises(ValueError, match="2 cells, the heading 3"):
-        _ = Table("x", PAPERS["dpn"], "x", "x", "x", "x", printed="a | b | c\nrow | 1").numbers
-
-
 def test_unknown_names_suggest_the_nearest():
     with pytest.raises(UserError, match=r"no row 'S/17'. Did you mean 'S/16'"):
         TABLES["dpn-table1-21k"]["S/17", "93k DPN"]
@@ -133,8 +103,8 @@ FIVE = [f"AugReg, {arch}" for arch in ("S/32", "Ti/16", "B/32", "S/16", "B/16")]
 
 
 def claim(paper, words) -> Claim:
-    (found,) = [one for one in PAPERS[paper].claims if words in one.says]
-    return found
+    (claim,) = [one for one in PAPERS[paper].claims if words in one.says]
+    return claim
 
 
 def test_what_dual_patchnorms_text_says_of_its_tables():

@@ -21,10 +21,12 @@ def test_big_visions_three_hundred_epochs_are_93k_steps():
     assert length.images_seen == 92_700 * 4096
 
 
-def test_steps_may_end_inside_an_epoch():
+def test_steps_may_end_inside_an_epoch_and_views_repeat():
     length = resolve(Recipe(steps=25, batch_size=100, accumulate=3), 1_000)
     assert (length.steps, length.steps_per_epoch, length.epochs) == (25, 10, 2.5)
+    assert Recipe(batch_size=10, accumulate=4).part_size == 3
     assert (length.batch_size, length.accumulate, length.part_size) == (100, 3, 34)
+    assert resolve(Recipe().with_(repeats=3), 1_000) == resolve(Recipe(), 1_000)
 
 
 @pytest.mark.parametrize(
@@ -40,10 +42,6 @@ def test_steps_may_end_inside_an_epoch():
 )
 def test_warmup(fields, expected):
     assert resolve(Recipe().with_(batch_size=100, **fields), 1_000).warmup_steps == pytest.approx(expected)
-
-
-def test_an_epoch_of_repeated_views_has_as_many_steps():
-    assert resolve(Recipe().with_(repeats=3), 1_000) == resolve(Recipe(), 1_000)
 
 
 def test_rates_follow_the_batch_size():

@@ -43,27 +43,15 @@ def test_epoch_cosine_is_what_deit_trains_with(array):
         assert ours[0] == ours[1] == 1e-6
 
 
-def test_without_warmup_it_starts_at_the_top_and_ends_at_the_floor():
+def test_rates_by_hand():
     for schedule in ("cosine", "linear", "poly"):
         ours = rates((0, 5, 10), steps=10, warmup_steps=0, lr=0.5, min_lr=0.1, schedule=schedule, poly_power=1.0)
         assert ours == pytest.approx([0.5, 0.3, 0.1])
-
-
-def test_poly_is_a_power_of_the_steps_that_are_left():
     ours = rates((0, 4, 9, 10), steps=10, warmup_steps=0, lr=3e-5, schedule="poly")
     assert ours == pytest.approx([3e-5, 3e-5 * 0.6**0.9, 3e-5 * 0.1**0.9, 0.0])
-
-
-def test_warmup_may_end_between_two_steps():
     assert rates([1], epochs=10, warmup_epochs=1.5, lr=1.0) == pytest.approx([1 / 1.5])
-
-
-def test_the_warmup_starts_at_its_own_rate():
     ours = rates((0, 1, 2, 4), steps=10, warmup_steps=4, lr=1.0, warmup_lr=0.2)
     assert ours == pytest.approx([0.2, 0.4, 0.6, 1.0])
-
-
-def test_the_rates_are_those_of_the_batch_size_but_for_the_warmups_first():
     fields = {"steps": 10, "warmup_steps": 5, "lr": 1e-3, "min_lr": 1e-4, "warmup_lr": 1e-5}
     ours = rates((0, 5, 10), **fields, batch_size=16, lr_batch=64)
     assert ours == pytest.approx([1e-5, 2.5e-4, 2.5e-5])

@@ -1,6 +1,5 @@
 """Each task in two processes is that task in one: weights, metrics, and scores of each image."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -20,26 +19,18 @@ from vitmods.train import Processes, RunOptions
 
 pytestmark = pytest.mark.forks
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 PYRAMID = "timm:pvt_v2_b0?embed_dims=(8,16,24,32)&num_heads=(1,2,3,4)&depths=(1,1,1,1)"
 
 
-def example(name: str):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / name / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
-def images(tmp_path_factory):
+def images(tmp_path_factory, example):
     folder = tmp_path_factory.mktemp("images")
     example("segmentation").write_images(folder, 20)
     example("detection").write_shapes(folder / "boxes", {"train": 8, "val": 5}, (48, 64))
     return folder
 
 
-def studies(images: Path) -> dict[str, dict]:
+def studies(images):
     return {
         # Without resizing all pixels of a crop have a label: the mean over pixels is then that over processes.
         "segmentation": {
@@ -66,14 +57,14 @@ def studies(images: Path) -> dict[str, dict]:
     }
 
 
-def train(images: Path, out: Path, processes: Processes, shard: bool = False) -> None:
-    for task, given in studies(images).items():
-        study = vm.Study(**{"arms": ["rms"], "task": task, "seeds": 1, "in_chans": 3, **given})
+def train(images, out, processes, shard=False):
+    for task, settings in studies(images).items():
+        study = vm.Study(**{"arms": ["rms"], "task": task, "seeds": 1, "in_chans": 3, **settings})
         runner = TrialRunner(StudyFolder(out), study.settings, RunOptions("cpu", shard=shard), processes)
         runner.train(Trial(study.settings.arms[0], 0), out / task)
 
 
-def work(rank: int, store: str, images: str, out: str) -> None:
+def work(rank, store, images, out):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     train(Path(images), Path(out), Processes(rank, 2, rank))
@@ -95,7 +86,7 @@ def trained(images, tmp_path_factory):
 
 @pytest.mark.parametrize("divided", [False, True])
 @pytest.mark.parametrize("task", ["segmentation", "detection", "sequence_classification"])
-def test_two_processes_are_one(trained, task, divided) -> None:
+def test_two_processes_are_one(trained, task, divided):
     own, other = trained / "alone" / task, trained / "together" / ("sharded" if divided else "") / task
     for name in ("model.safetensors", "task.safetensors"):
         if (own / name).exists():

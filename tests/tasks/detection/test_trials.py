@@ -1,9 +1,7 @@
 """Detection from a folder of images and boxes to weights, report and drawings; killed on the way, too."""
 
-import importlib.util
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import timm
@@ -16,63 +14,32 @@ from vitmods.data.sources import open_source
 from vitmods.recipes import small_detection
 from vitmods.study.trial import trial_scores
 from vitmods.tasks import TASKS
-from vitmods.train import RunOptions, train_trial
-from vitmods.train.interrupt import Interrupted
-from vitmods.train.loop import TrialRun
 from vitmods.train.trial import read_examples
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "detection" / "detection.py"
 RECIPE = small_detection(2, batch_size=4).with_(accumulate=2, ema=0.5, fpn_channels=16, drop_path=0.2)
 SMALL = "embed_dims=(8,16,24,32)&num_heads=(1,2,3,4)&depths=(1,1,1,1)"
 
 
 @pytest.fixture(scope="module")
-def shapes(tmp_path_factory):
+def shapes(tmp_path_factory, example):
     """12 images of 48 x 64 pixels: train 8, val 4."""
-    spec = importlib.util.spec_from_file_location("shapes", EXAMPLE)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    return example.write_shapes(tmp_path_factory.mktemp("shapes"), {"train": 8, "val": 4}, (48, 64))
-
-
-def train(shapes, out, name, stop_at=None):
-    kind = TASKS[name]
-    task = kind.from_recipe(RECIPE)
-    dataset = task.load_data(f"coco:{shapes}", img_size=64, augment=RECIPE.augment)
-    torch.manual_seed(0)
-    widths = {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 3, 4), "depths": (1, 1, 1, 1)}
-    model = task.wrap(timm.create_model("pvt_v2_b0", num_classes=0, drop_path_rate=0.2, **widths), 2)
-    if name == "instance_segmentation":
-        model.detector.rpn._pre_nms_top_n = model.detector.rpn._post_nms_top_n = {"training": 20, "testing": 8}
-        model.detector.roi_heads.fg_bg_sampler.batch_size_per_image = 8
-    step = TrialRun._train_step
-
-    def stops(run, batch):
-        if run.step == stop_at:
-            raise Interrupted("stopped", 2)
-        step(run, batch)
-
-    options = RunOptions("cpu", checkpoint_every_steps=2, tensorboard=False, progress=False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrialRun, "_train_step", stops)
-        return train_trial(model, task, dataset, RECIPE, out=out, options=options)
-
-
-def numbers(out):
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    timed = ("wall_s", "images_per_s", "data_wait")
-    scores = {name: value.tolist() for name, value in trial_scores(out, "val").items()}
-    weights = [(out / name).read_bytes() for name in ("model.safetensors", "task.safetensors")]
-    return weights, [{k: v for k, v in row.items() if k not in timed} for row in rows], scores
+    return example("detection").write_shapes(tmp_path_factory.mktemp("shapes"), {"train": 8, "val": 4}, (48, 64))
 
 
 @pytest.mark.parametrize("name", ["detection", "instance_segmentation"])
-def test_a_broken_off_trial_ends_in_the_same_bits(shapes, tmp_path, name):
-    train(shapes, tmp_path / "whole", name)
-    with pytest.raises(Interrupted):
-        train(shapes, tmp_path / "broken", name, stop_at=3)
-    train(shapes, tmp_path / "broken", name)
-    assert numbers(tmp_path / "broken") == numbers(tmp_path / "whole")
+def test_a_broken_off_trial_ends_in_the_same_bits(shapes, tmp_path, ends_in_the_same_bits, name):
+    def make():
+        task = TASKS[name].from_recipe(RECIPE)
+        dataset = task.load_data(f"coco:{shapes}", img_size=64, augment=RECIPE.augment)
+        torch.manual_seed(0)
+        widths = {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 3, 4), "depths": (1, 1, 1, 1)}
+        model = task.wrap(timm.create_model("pvt_v2_b0", num_classes=0, drop_path_rate=0.2, **widths), 2)
+        if name == "instance_segmentation":
+            model.detector.rpn._pre_nms_top_n = model.detector.rpn._post_nms_top_n = {"training": 20, "testing": 8}
+            model.detector.roi_heads.fg_bg_sampler.batch_size_per_image = 8
+        return model, task, dataset
+
+    ends_in_the_same_bits(make, RECIPE, tmp_path, "val", stop_at=3, checkpoint_every_steps=2)
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +76,11 @@ def test_a_study_is_answered_with_costs_and_its_report_shows_boxes(study):
 def test_a_trial_is_evaluated_again(study, capsys):
     trial = study / "trials" / "dtn" / "seed0"
     assert main(["evaluate", str(trial), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    evaluated = json.loads(capsys.readouterr().out)
     expected = json.loads((trial / "result.json").read_text())["metrics"]
     for name in ("ap", "ap50", "image_ap50"):
-        assert found["metrics"][name] == pytest.approx(expected[name])
-    (detail,) = found["protocols"].values()
+        assert evaluated["metrics"][name] == pytest.approx(expected[name])
+    (detail,) = evaluated["protocols"].values()
     assert set(detail["ap"]) == {"disc", "square"}
     assert sum(detail["ap"].values()) / 2 == pytest.approx(expected["ap"])
 
@@ -127,18 +94,10 @@ def test_masks_are_trained_from_the_shell_by_a_plain_vit_and_drawn(shapes, tmp_p
     assert {"ap", "mask_ap", "mask_ap50", "image_ap50"} <= set(metrics)
     capsys.readouterr()
     Image.open(shapes / "val" / "000.png").resize((150, 120)).save(tmp_path / "large.png")
-    given = [str(shapes / "val" / "001.png"), str(tmp_path / "large.png")]
+    paths = [str(shapes / "val" / "001.png"), str(tmp_path / "large.png")]
     written = tmp_path / "found/train.json"
-    command = [
-        "predict",
-        str(out),
-        *given,
-        "--draw",
-        str(tmp_path / "drawn"),
-        "--annotations",
-        str(written),
-        "--format",
-    ]
+    command = ["predict", str(out), *paths, "--draw", str(tmp_path / "drawn")]
+    command += ["--annotations", str(written), "--format"]
     assert main([*command, "json"]) == 0
     small, large = json.loads(capsys.readouterr().out)
     assert Image.open(large["drawn"]).size == (150, 120)
@@ -155,7 +114,7 @@ def test_masks_are_trained_from_the_shell_by_a_plain_vit_and_drawn(shapes, tmp_p
     assert first["score"] == top["score"]
     assert coco.cats[first["category_id"]]["name"] == top["class"]
     assert first["bbox"][:2] == top["box"][:2]
-    for image in given:
+    for image in paths:
         shutil.copy(image, written.parent)
     source = open_source(f"coco:{written.parent}")
     assert source.classes == ("disc", "square")

@@ -21,7 +21,7 @@ AUGMENT = small_detection().augment
 Size = st.tuples(st.integers(20, 90), st.integers(20, 90))
 
 
-def example(native, box, stored=None):
+def example(native, box):
     """A black image with a white box, and what is said of it: that box, and a crowd."""
     left, top, right, bottom = box
     image = np.zeros((3, *native), dtype=np.uint8)
@@ -105,15 +105,12 @@ def test_a_batch_is_padded_by_the_mean_color_and_evaluation_never_flips():
     assert targets[0]["truth"].crowd.tolist() == [False, True]
 
 
-def test_images_that_are_stored_smaller_have_their_boxes_at_the_same_places():
+def test_images_that_are_stored_smaller_and_what_is_to_be_predicted():
     image, annotated = example((60, 100), (10, 10, 40, 40))
     whole, (target,) = evaluation_views([image], [annotated], (40, 40), AUGMENT)
     small, (other,) = evaluation_views([image[:, ::2, ::2]], [annotated], (40, 40), AUGMENT)
     assert whole.shape == small.shape
     assert torch.equal(target["boxes"], other["boxes"])
-
-
-def test_what_is_to_be_predicted_has_sizes_alone():
     image, annotated = example((30, 50), (5, 5, 20, 20))
     _, (target,) = evaluation_views_with_masks([image], [Annotated(None, annotated.native)], (40, 40), AUGMENT)
     assert target == {"size": (24, 40), "native": (30, 50)}

@@ -19,7 +19,7 @@ from vitmods.tasks.base import make_task
 from vitmods.tasks.drawing import palette
 from vitmods.tasks.segmentation.masks import IGNORE
 from vitmods.tasks.segmentation.recipes import SegmentationPart
-from vitmods.tasks.segmentation.task import LinearDecoder, Segmenter, Windows, counted, measured, overlay
+from vitmods.tasks.segmentation.task import LinearDecoder, Segmenter, Windows, overlay
 from vitmods.util.errors import UserError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "segmenter_decoder_linear.npz"
@@ -36,9 +36,9 @@ def test_the_decoder_is_segmenters():
     decoder.load_state_dict({name[6:]: value for name, value in golden.items() if name.startswith("param.")})
     tokens = golden["in.x"].requires_grad_()
     rows, columns = (int(side) // int(golden["hp.patch"]) for side in golden["hp.im_size"])
-    found = decoder([tokens.mT.unflatten(2, (rows, columns))])
-    torch.testing.assert_close(found, golden["out.y"], atol=1e-10, rtol=0)
-    (found * golden["ct.y"]).sum().backward()
+    outcome = decoder([tokens.mT.unflatten(2, (rows, columns))])
+    torch.testing.assert_close(outcome, golden["out.y"], atol=1e-10, rtol=0)
+    (outcome * golden["ct.y"]).sum().backward()
     torch.testing.assert_close(tokens.grad, golden["grad_in.x"], atol=1e-10, rtol=0)
     for name, parameter in decoder.named_parameters():
         torch.testing.assert_close(parameter.grad, golden[f"grad_param.{name}"], atol=1e-10, rtol=0)
@@ -120,8 +120,8 @@ def test_windows_overlap_and_are_averaged_over_scales_and_mirror_images(at_once)
     window, stride = (16, 16), (10, 7)
     images, sizes = [torch.randn(3, 16, 37), torch.randn(3, 25, 16)], [(20, 44), (25, 16)]
     with torch.inference_mode():
-        found = Windows(window, stride, (1.0, 1.5), flip=True).probabilities(model, images, sizes, at_once)
-        for image, size, p in zip(images, sizes, found):
+        outcome = Windows(window, stride, (1.0, 1.5), flip=True).probabilities(model, images, sizes, at_once)
+        for image, size, p in zip(images, sizes, outcome):
             expected = 0
             for scale in (1.0, 1.5):
                 scaled = [int(side * scale + 0.5) for side in image.shape[1:]]
@@ -135,11 +135,11 @@ def test_windows_overlap_and_are_averaged_over_scales_and_mirror_images(at_once)
 
 def test_images_smaller_than_a_window_are_enlarged():
     seen = []
-    found = Windows((8, 8), (8, 8), (0.5,)).probabilities(
+    outcome = Windows((8, 8), (8, 8), (0.5,)).probabilities(
         lambda x: seen.append(x.shape) or x, [torch.rand(2, 8, 12)], [(8, 12)], 9
     )
     assert seen == [(2, 2, 8, 8)]
-    assert found[0].shape == (2, 8, 12)
+    assert outcome[0].shape == (2, 8, 12)
 
 
 def evaluated(sizes, model, images, masks, **options):
@@ -164,7 +164,7 @@ def test_metrics_are_torchmetrics(sizes):
     model = Segmentation().wrap(vit(), 6).eval()
     nn.init.constant_(model.decoder.head.bias[5:].data, -100)  # neither there nor predicted
     nn.init.normal_(model.decoder.head.weight, generator=generator)
-    found = evaluated(sizes, model, images, masks)
+    outcome = evaluated(sizes, model, images, masks)
 
     windows = Windows((16, 16), (10, 10))
     with torch.inference_mode():
@@ -173,32 +173,29 @@ def test_metrics_are_torchmetrics(sizes):
     jaccard, accuracy = MulticlassJaccardIndex(**known), MulticlassAccuracy(**known, average="micro")
     labels = masks.long()
     assert len(predicted.unique()) > 2
-    assert found.metrics["miou"] == pytest.approx(jaccard(predicted, labels).item(), abs=1e-6)
-    assert found.metrics["pixel_accuracy"] == pytest.approx(accuracy(predicted, labels).item(), abs=1e-6)
+    assert outcome.metrics["miou"] == pytest.approx(jaccard(predicted, labels).item(), abs=1e-6)
+    assert outcome.metrics["pixel_accuracy"] == pytest.approx(accuracy(predicted, labels).item(), abs=1e-6)
     each = MulticlassJaccardIndex(**known, average="none")(predicted, labels)
-    assert found.detail["iou"][:5] == pytest.approx(each[:5].tolist(), abs=1e-6)
-    assert found.detail["iou"][5] is None
+    assert outcome.detail["iou"][:5] == pytest.approx(each[:5].tolist(), abs=1e-6)
+    assert outcome.detail["iou"][5] is None
     for name in ("image_miou", "pixel_accuracy"):
-        assert found.per_image[name].mean() == pytest.approx(found.metrics[name])
+        assert outcome.per_image[name].mean() == pytest.approx(outcome.metrics[name])
     first = MulticlassJaccardIndex(**known, average="none")(predicted[:1], labels[:1])
-    assert found.per_image["image_miou"][0] == pytest.approx(first[labels[0].unique()[:-1]].mean().item(), abs=1e-6)
+    assert outcome.per_image["image_miou"][0] == pytest.approx(first[labels[0].unique()[:-1]].mean().item(), abs=1e-6)
 
 
 def test_examples_are_spread_over_the_images():
     images, masks = torch.zeros(11, 3, 16, 20), torch.zeros(11, 16, 20, dtype=torch.uint8)
     masks[:, :4] = IGNORE
-    found = evaluated([4, 7], Segmentation().wrap(vit(), 3).eval(), images, masks, mean=(0.2,), std=(0.5,))
-    assert [example.index for example in found.examples] == [0, 4, 6, 10]
-    panels = found.examples[0].panels
+    outcome = evaluated([4, 7], Segmentation().wrap(vit(), 3).eval(), images, masks, mean=(0.2,), std=(0.5,))
+    with pytest.raises(UserError, match="no images"):
+        Segmentation().evaluate(vit(), [])
+    assert [example.index for example in outcome.examples] == [0, 4, 6, 10]
+    panels = outcome.examples[0].panels
     assert list(panels) == ["image", "annotation", "prediction"]
     assert (panels["image"] == 51).all()
     assert (panels["annotation"][:3] == 51).all(), "ignored pixels are not colored"
     assert {panel.shape for panel in panels.values()} == {(16, 20, 3)}
-
-
-def test_what_cannot_be_evaluated_is_an_error():
-    with pytest.raises(UserError, match="no images"):
-        Segmentation().evaluate(vit(), [])
 
 
 def test_the_loss_is_the_mean_over_labelled_pixels_also_in_parts():
@@ -217,14 +214,6 @@ def test_the_loss_is_the_mean_over_labelled_pixels_also_in_parts():
     assert sum(len(part) / 4 * task.loss(lambda x: x, part)[0] for part in parts).item() == pytest.approx(loss.item())
     nothing = Batch(logits, torch.full_like(masks, IGNORE), torch.arange(4))
     assert task.loss(lambda x: x, nothing)[0].item() == 0
-
-
-def test_counts_say_all_of_the_metrics():
-    counts = counted(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 1, 1]), 3)
-    assert counts.tolist() == [[1, 2, 0], [2, 2, 0], [1, 3, 0]]
-    found = measured(counts[None], 0.5)
-    assert found.metrics == pytest.approx({"miou": (1 / 2 + 2 / 3) / 2, "image_miou": (1 / 2 + 2 / 3) / 2,
-                                           "pixel_accuracy": 3 / 4, "loss": 0.5})  # fmt: skip
 
 
 def test_predictions_name_classes_by_their_pixels():
@@ -246,7 +235,7 @@ def test_colors_are_stable_and_differ():
     assert (flat[0, 0] == (0.4 * 100 + 0.6 * palette(2)[1]).astype(np.uint8)).all()
 
 
-def test_recipes_are_refused_where_they_set_what_is_not_read():
+def test_recipes_and_strides_that_are_refused():
     recipe = small_segmentation()
     assert make_task("segmentation", recipe).part.eval_scales == (1.0,)
     with pytest.raises(UserError, match="segmentation does not read mixup"):
@@ -261,9 +250,6 @@ def test_recipes_are_refused_where_they_set_what_is_not_read():
     for wrong in ({"eval_scales": ()}, {"resize_range": (2.0, 0.5)}, {"window_stride": 0}, {"most_of_class": 0}):
         with pytest.raises(UserError, match=next(iter(wrong))):
             recipe.with_(**wrong)
-
-
-def test_a_stride_above_the_window_is_refused_before_training():
     recipe = small_segmentation().with_(window_stride=17)
     assert make_task("segmentation", recipe).check_size((17, 20)) is None
     with pytest.raises(UserError, match=r"window_stride=17 leaves pixels between windows of 16 x 32 unseen: .* 16"):

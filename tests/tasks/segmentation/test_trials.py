@@ -1,6 +1,5 @@
 """Segmentation from a folder of images and masks to weights, report and drawings; killed on the way, too."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -15,59 +14,28 @@ from vitmods.recipes import small_segmentation
 from vitmods.study.retrain import export_line
 from vitmods.study.trial import trial_scores
 from vitmods.tasks import Segmentation
-from vitmods.train import RunOptions, train_trial
-from vitmods.train.interrupt import Interrupted
-from vitmods.train.loop import TrialRun
 from vitmods.train.trial import read_examples
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "segmentation" / "segmentation.py"
 RECIPE = small_segmentation(2, batch_size=6).with_(lr=1e-2, accumulate=2, ema=0.5)
 
 
 @pytest.fixture(scope="module")
-def shapes(tmp_path_factory):
+def shapes(tmp_path_factory, example):
     """40 images of 32 pixels: train 28, val 4, test 8."""
-    spec = importlib.util.spec_from_file_location("shapes", EXAMPLE)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
     folder = tmp_path_factory.mktemp("shapes")
-    example.write_images(folder, 40)
+    example("segmentation").write_images(folder, 40)
     return folder
 
 
-def train(shapes, out, stop_at=None, monkeypatch=None):
-    task = Segmentation.from_recipe(RECIPE)
-    dataset = task.load_data(f"masks:{shapes}", img_size=16, augment=RECIPE.augment)
-    torch.manual_seed(0)
-    model = task.wrap(vm.vit("mu2/4", img_size=16, num_classes=0, drop_path=0.2), 3)
-    step = TrialRun._train_step
-
-    def stops(run, batch):
-        if run.step == stop_at:
-            raise Interrupted("stopped", 2)
-        step(run, batch)
-
-    how = RunOptions("cpu", checkpoint_every_steps=3, tensorboard=False, progress=False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrialRun, "_train_step", stops)
-        return train_trial(model, task, dataset, RECIPE, out=out, options=how)
-
-
-def numbers(out):
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    timed = ("wall_s", "images_per_s", "data_wait")
-    scores = {name: value.tolist() for name, value in trial_scores(out, "test").items()}
-    weights = [(out / name).read_bytes() for name in ("model.safetensors", "task.safetensors")]
-    return weights, [{k: v for k, v in row.items() if k not in timed} for row in rows], scores
-
-
 @pytest.mark.parametrize("at", [2, 5])
-def test_a_broken_off_trial_ends_in_the_same_bits(shapes, tmp_path, at):
-    train(shapes, tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        train(shapes, tmp_path / "broken", stop_at=at)
-    train(shapes, tmp_path / "broken")
-    assert numbers(tmp_path / "broken") == numbers(tmp_path / "whole")
+def test_a_broken_off_trial_ends_in_the_same_bits(shapes, tmp_path, ends_in_the_same_bits, at):
+    def make():
+        task = Segmentation.from_recipe(RECIPE)
+        dataset = task.load_data(f"masks:{shapes}", img_size=16, augment=RECIPE.augment)
+        torch.manual_seed(0)
+        return task.wrap(vm.vit("mu2/4", img_size=16, num_classes=0, drop_path=0.2), 3), task, dataset
+
+    ends_in_the_same_bits(make, RECIPE, tmp_path, "test", stop_at=at, checkpoint_every_steps=3)
 
 
 def test_other_image_sizes_reach_a_vit_by_its_positions(shapes):
@@ -108,12 +76,12 @@ def test_a_study_is_answered_and_its_report_shows_masks(study):
 def test_a_trial_is_evaluated_again(study, capsys):
     trial = study / "trials" / "base" / "seed0"
     assert main(["evaluate", str(trial), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    evaluated = json.loads(capsys.readouterr().out)
     expected = json.loads((trial / "result.json").read_text())["metrics"]
     for name in ("miou", "image_miou", "pixel_accuracy"):
-        assert found["metrics"][name] == pytest.approx(expected[name])
-    assert set(found["protocols"]["segmentation"]["iou"]) == {"background", "disc", "square"}
-    assert list(found["intervals"]) == ["image_miou", "pixel_accuracy"]
+        assert evaluated["metrics"][name] == pytest.approx(expected[name])
+    assert set(evaluated["protocols"]["segmentation"]["iou"]) == {"background", "disc", "square"}
+    assert list(evaluated["intervals"]) == ["image_miou", "pixel_accuracy"]
     assert main(["evaluate", str(trial), "--protocol", "top1"]) == 2
     assert "trained by their mask" in capsys.readouterr().err
 
@@ -129,8 +97,8 @@ def test_predict_says_and_draws_what_is_in_images(study, shapes, tmp_path, capsy
     trial, images = study / "trials" / "base" / "seed0", shapes / "images"
     large = Image.open(images / "000.png").resize((70, 50))
     large.save(tmp_path / "large.png")
-    given = [str(images / "001.png"), str(tmp_path / "large.png")]
-    command = ["predict", str(trial), *given, "--draw", str(tmp_path / "drawn")]
+    paths = [str(images / "001.png"), str(tmp_path / "large.png")]
+    command = ["predict", str(trial), *paths, "--draw", str(tmp_path / "drawn")]
     command += ["--annotations", str(tmp_path / "masks")]
     assert main([*command, "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -139,11 +107,11 @@ def test_predict_says_and_draws_what_is_in_images(study, shapes, tmp_path, capsy
     assert all(sum(row["pixels"].values()) == pytest.approx(1, abs=1e-4) for row in rows)
     assert main(command) == 0
     assert capsys.readouterr().out.startswith("image,rank,class,fraction,predicted")
-    found = vm.predict(trial, given)
-    assert found[1]["mask"].shape == (50, 70)
-    assert np.bincount(found[1]["mask"].ravel(), minlength=3).argmax() == 0, "most is background"
+    predicted = vm.predict(trial, paths)
+    assert predicted[1]["mask"].shape == (50, 70)
+    assert np.bincount(predicted[1]["mask"].ravel(), minlength=3).argmax() == 0, "most is background"
     assert (tmp_path / "masks/classes.txt").read_text().split() == ["background", "disc", "square"]
-    for name, row in (("001", found[0]), ("large", found[1])):
+    for name, row in (("001", predicted[0]), ("large", predicted[1])):
         assert (np.asarray(Image.open(tmp_path / f"masks/{name}.png")) == row["mask"]).all()
 
 
@@ -161,8 +129,7 @@ def test_fractions_of_the_images_are_one_study(shapes, tmp_path, capsys):
     command = ["compare", "--task", "segmentation", "--data", f"masks:{shapes}", "--base", "mu2/4", "--img-size", "16"]
     command += ["--arms", "dpn", "--seeds", "2", "--epochs", "1", "--sweep", "limit_train=1/2,1", "--dry-run"]
     assert main([*command, "--out", str(tmp_path / "runs")]) == 0
-    said = capsys.readouterr().out
-    assert "0.5" in said
+    assert "0.5" in capsys.readouterr().out
 
 
 def test_other_tasks_options_are_refused(shapes, tmp_path, capsys):

@@ -34,9 +34,9 @@ def views(scenes, index, *, seed=0, epoch=0, size=(16, 16), **fields):
     recipe = Recipe().with_(**{"resample": "bilinear", "mean": (0.0,), "most_of_class": 1.0, **fields})
     draw = Draw(seed, epoch, np.array(index), np.array(index), recipe.augment, size)
     part, images, annotated = recipe.part(SegmentationPart), *zip(*scenes, strict=True)
-    (found,), (masks, pixels) = training_views(part, images, annotated, draw)
+    (inputs,), (masks, pixels) = training_views(part, images, annotated, draw)
     assert torch.equal(pixels, labelled_pixels(masks))
-    return found, masks
+    return inputs, masks
 
 
 sides = st.integers(12, 40)
@@ -68,14 +68,11 @@ def test_a_view_depends_on_seed_epoch_and_view_alone(seed, order):
     assert not torch.equal(other, images)
 
 
-def test_missing_rows_are_ignored_and_in_the_mean_color():
+def test_flip_mirrors_both_and_missing_rows_are_ignored_and_in_the_mean_color():
     images, masks = views([scene(0, (10, 40))], [0], size=(20, 20), resize_range=(0.5, 0.5), mean=(0.5,))
     assert (masks[0, :10] != IGNORE).all()
     assert (masks[0, 10:] == IGNORE).all()
     assert (images[0, :, 10:] == 128).all()
-
-
-def test_flip_mirrors_both():
     plain, mask = views([scene(1, (16, 16))], [0], flip=0.0)
     mirrored, mirrored_mask = views([scene(1, (16, 16))], [0], flip=1.0)
     assert torch.equal(mirrored, plain.flip(-1))

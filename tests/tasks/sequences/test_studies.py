@@ -24,11 +24,6 @@ HF = {
 BASES = {"ours": "LRA-64", **{name: f"hf-text:{name}?{options}" for name, options in HF.items()}}
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 @pytest.mark.parametrize(
     ("base", "arm"), [("ours", "dtn"), ("big_bird", "replace(batchnorm)"), ("reformer", "replace(dtn)")]
 )
@@ -84,9 +79,9 @@ def test_from_the_command_line_to_the_report(tmp_path, capsys):
     lines = tmp_path / "expressions.txt"
     lines.write_text("[MAX 2 9 [MIN 4 7 ] 0 ]\n\n( ( [SM 2 ) 3 ) ]\n")
     assert main(["predict", str(trial), str(lines), "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [one["image"] for one in found] == [f"{lines}:1", f"{lines}:3"]
-    assert all(abs(sum(one["probabilities"].values())) <= 1.0001 for one in found)
+    rows = json.loads(capsys.readouterr().out)
+    assert [one["image"] for one in rows] == [f"{lines}:1", f"{lines}:3"]
+    assert all(abs(sum(one["probabilities"].values())) <= 1.0001 for one in rows)
     lines.write_text("[MAX 2 nine ]\n")
     assert main(["predict", str(trial), str(lines)]) == 2
     assert "'nine' is not a token" in capsys.readouterr().err

@@ -22,11 +22,6 @@ from vitmods.util.errors import UserError
 SPEC = "listops:generated?train=96&val=24&test=40&min_length=5&max_length=30"
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 def load(spec=SPEC, longest=29, **options):
     return load_sequences(spec, img_size=(1, longest), in_chans=16, **options)
 
@@ -53,13 +48,13 @@ def value_of(words):
 
 def test_the_generator_draws_as_long_range_arenas():
     known = np.load(Path(__file__).parents[2] / "golden" / "listops_examples.npz")
-    rng, seen, found = random.Random(1234), set(), []
-    while len(found) < len(known["target"]):
+    rng, seen, examples = random.Random(1234), set(), []
+    while len(examples) < len(known["target"]):
         tokens, value = expression(rng)
         if 20 < len(tokens) < 400 and tuple(tokens) not in seen:
             seen.add(tuple(tokens))
-            found.append((text_of(tokens).replace("]", "X"), value, len(tokens)))
-    assert [list(column) for column in zip(*found, strict=True)] == [
+            examples.append((text_of(tokens).replace("]", "X"), value, len(tokens)))
+    assert [list(column) for column in zip(*examples, strict=True)] == [
         known[name].tolist() for name in ("tokens_joined", "target", "length")
     ]
 
@@ -76,16 +71,16 @@ def test_an_expression_that_grows_too_long_is_given_up():
 
 
 def test_generated_sequences():
-    found = load()
-    assert {name: len(split) for name, split in found.splits.items()} == {"train": 96, "val": 24, "test": 40}
-    texts = [text_of(split.store.sequence(i)) for split in found.splits.values() for i in range(len(split))]
+    dataset = load()
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 96, "val": 24, "test": 40}
+    texts = [text_of(split.store.sequence(i)) for split in dataset.splits.values() for i in range(len(split))]
     assert len(set(texts)) == len(texts)
     assert all(5 < len(text.split()) < 30 for text in texts)
-    labels = [int(label) for split in found.splits.values() for label in split.labels]
+    labels = [int(label) for split in dataset.splits.values() for label in split.labels]
     assert labels == [value_of(text) for text in texts]
-    assert found.summary()["lengths"]["longest"] == 29
+    assert dataset.summary()["lengths"]["longest"] == 29
     again, other = load(), load(f"{SPEC}&seed=1")
-    assert again.summary()["fingerprint"] == found.summary()["fingerprint"] != other.summary()["fingerprint"]
+    assert again.summary()["fingerprint"] == dataset.summary()["fingerprint"] != other.summary()["fingerprint"]
 
 
 def test_a_damaged_or_missing_cache_is_made_again(tmp_path, monkeypatch):
@@ -98,26 +93,26 @@ def test_a_damaged_or_missing_cache_is_made_again(tmp_path, monkeypatch):
 
 
 def test_batches_are_padded_to_their_longest_and_repeat():
-    found = load(workers=2)
-    batches = list(found.train_batches(seed=3, epoch=1, batch_size=10))
-    assert len(batches) == found.steps_per_epoch(10) == 9
+    dataset = load(workers=2)
+    batches = list(dataset.train_batches(seed=3, epoch=1, batch_size=10))
+    assert len(batches) == dataset.steps_per_epoch(10) == 9
     for batch in batches:
         lengths = (batch.inputs > 0).sum(1)
         assert batch.inputs.dtype == torch.int64
         assert batch.inputs.shape == (10, lengths.max())
         assert all((row[:n] > 0).all() for row, n in zip(batch.inputs, lengths, strict=True))
         assert [value_of(text_of(row.tolist())) for row in batch.inputs] == batch.targets.tolist()
-    later = next(found.train_batches(seed=3, epoch=1, batch_size=10, start=4))
+    later = next(dataset.train_batches(seed=3, epoch=1, batch_size=10, start=4))
     torch.testing.assert_close(vars(later), vars(batches[4]))
-    assert not torch.equal(next(found.train_batches(seed=3, epoch=2, batch_size=10)).index, batches[0].index)
-    index = torch.cat([batch.index for batch in found.eval_batches("val", 7)])
+    assert not torch.equal(next(dataset.train_batches(seed=3, epoch=2, batch_size=10)).index, batches[0].index)
+    index = torch.cat([batch.index for batch in dataset.eval_batches("val", 7)])
     assert index.tolist() == list(range(24))
 
 
 def test_longer_sequences_are_cut_and_counted():
-    found = load(longest=9)
-    assert next(found.eval_batches("test", 40)).inputs.shape == (40, 9)
-    assert any("longer than 9 tokens" in text for text in found.summary()["warnings"])
+    dataset = load(longest=9)
+    assert next(dataset.eval_batches("test", 40)).inputs.shape == (40, 9)
+    assert any("longer than 9 tokens" in text for text in dataset.summary()["warnings"])
 
 
 def write(folder, name, rows):
@@ -135,10 +130,10 @@ def folder(tmp_path):
 
 
 def test_a_folder_of_long_range_arenas_files(folder):
-    found = load(f"listops:{folder}", 4)
-    assert [len(split) for split in found.splits.values()] == [60, 15, 15]
-    assert text_of(found.splits["train"].store.sequence(0)) == "[MAX 0 1 ]"
-    assert found.splits["train"].labels[0] == 1
+    dataset = load(f"listops:{folder}", 4)
+    assert [len(split) for split in dataset.splits.values()] == [60, 15, 15]
+    assert text_of(dataset.splits["train"].store.sequence(0)) == "[MAX 0 1 ]"
+    assert dataset.splits["train"].labels[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -208,12 +203,12 @@ def test_the_recipe_is_long_range_arenas():
 
 
 def test_training_learns_what_can_be_learned(folder, tmp_path):
-    found, recipe = load(f"listops:{folder}", 4), RECIPES["listops"](150, batch_size=20).with_(dropout=0.0, lr=5e-3)
+    dataset, recipe = load(f"listops:{folder}", 4), RECIPES["listops"](150, batch_size=20).with_(dropout=0.0, lr=5e-3)
     torch.manual_seed(0)
     model = vm.vit("LRA-64", img_size=(1, 4), in_chans=16, num_classes=10, **recipe.model.to_config())
     task = SequenceClassification.from_recipe(recipe)
     result = train_trial(
-        model, task, found, recipe, out=tmp_path / "trial", options=RunOptions("cpu", tensorboard=False)
+        model, task, dataset, recipe, out=tmp_path / "trial", options=RunOptions("cpu", tensorboard=False)
     )
     rows = [json.loads(line) for line in (tmp_path / "trial" / "metrics.jsonl").read_text().splitlines()]
     assert [row["top1"] for row in rows if row["split"] == "train"][-1] > 0.9
