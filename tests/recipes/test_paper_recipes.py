@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from vitmods.papers.recipes.transfer import SUN397_GRIDS
+from vitmods.papers.recipes import SUN397_GRIDS
 from vitmods.recipes import RECIPES, a2, augreg, augreg_21k, better_plain, deit, deit_384, sun397, transfer
 from vitmods.recipes.schedule import lr_at, resolve
 from vitmods.util.errors import UserError

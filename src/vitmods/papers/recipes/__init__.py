@@ -1,1 +1,0 @@
-"""The recipes of papers; each file registers its own."""
