@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from paired import one_thread, paired, report
 
-from vitmods.papers.corruptions import CORRUPTIONS, EXTRA, corrupt
-from vitmods.papers.corruptions.tables import strength
-from vitmods.papers.corruptions.weather import FILES
+from vitmods.papers.corruptions import CORRUPTIONS, EXTRA, corrupt, strength
+from vitmods.papers.corruptions.functions import FILES
 
 TESTS = Path(__file__).parents[1] / "tests" / "data" / "corruptions"
 BATCH = {224: 4, 32: 64}

@@ -31,7 +31,7 @@ from vitmods.data.sources import open_source
 from vitmods.data.sources.wds import expand, scan
 from vitmods.data.splits import group_keys
 from vitmods.model.config import ViTConfig
-from vitmods.papers.sources.imagenet import _from_archive
+from vitmods.papers.sources.imagenet import from_archive
 from vitmods.recipes import Recipe
 from vitmods.stats.read import read_csv
 from vitmods.study.arms import Function
@@ -587,7 +587,7 @@ def test_a_devkit_that_unpacks_without_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(limits.MOST_BYTES, "archive", 1 << 20)
     (tmp_path / "d.tar.gz").write_bytes(gzip.compress(bytes(2 << 20)))
     with pytest.raises(UserError, match="more than 1 MiB"):
-        _from_archive(tmp_path / "d.tar.gz")
+        from_archive(tmp_path / "d.tar.gz")
 
 
 # What only looks like data

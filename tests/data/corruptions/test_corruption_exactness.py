@@ -7,10 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vitmods.papers.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, corruption
-from vitmods.papers.corruptions.pixels import Draws, disk, scattered
-from vitmods.papers.corruptions.tables import TABLES, strength, table_side
-from vitmods.papers.corruptions.weather import _read, distance, edges
+from vitmods.papers.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, TABLES, corruption, strength, table_side
+from vitmods.papers.corruptions.functions import Draws, disk, distance, edges, read_textures, scattered
 
 SIZES = ((32, 32), (64, 50), (121, 124))
 
@@ -75,7 +73,7 @@ def both(plain, name, severity, images, textures):
     """(ours, plain) on the same random numbers."""
     numbers = strength(name, severity, min(images.shape[-2:]))
     draws = Recorded(range(7, 7 + len(images)))
-    ours = corruption(name, textures)(images, numbers, draws)
+    ours = corruption(name, textures)(images, draws, *numbers)
     form = getattr(plain, name)
     if name == "frost":
         form = functools.partial(form, textures=plain_textures(textures, numbers[2]))
@@ -105,7 +103,7 @@ def test_equals_the_plain_form_on_gray_images(plain, made, textures, name):
 def test_frost_on_gray_images_is_the_gray_of_frost(plain, made, textures):
     images = torch.from_numpy(made.drawn(130, 130)[None, :1])
     in_gray, in_color = (
-        corruption("frost", textures)(p, (0.6, 0.4, 1), Draws([1])) for p in (images, images.expand(-1, 3, -1, -1))
+        corruption("frost", textures)(p, Draws([1]), 0.6, 0.4, 1) for p in (images, images.expand(-1, 3, -1, -1))
     )
     expected = plain.gray(in_color[0].double().numpy())
     assert np.abs(in_gray[0].numpy() - expected).max() <= 1.5  # two roundings
@@ -113,7 +111,7 @@ def test_frost_on_gray_images_is_the_gray_of_frost(plain, made, textures):
 
 def test_textures_at_a_scale_of_three_tenths(textures):
     """Bilinear between pixel centers, without antialiasing."""
-    texture = _read(textures, 0.3, (3, 64, 64))[0]
+    texture = read_textures(textures, 0.3, (3, 64, 64))[0]
     whole = np.asarray(Image.open(textures / "frost1.png")).astype(float)
     assert texture.shape == (3, 90, 129)
     for y, x in ((0, 0), (10, 20), (89, 128)):
@@ -126,7 +124,7 @@ def test_textures_at_a_scale_of_three_tenths(textures):
 
 def test_textures_smaller_than_the_images_are_enlarged(textures):
     for scale, shape in ((1, (3, 600, 500)), (0.2, (3, 40, 300)), (1, (1, 300, 1000))):
-        for texture in _read(textures, scale, shape):
+        for texture in read_textures(textures, scale, shape):
             assert texture.shape[0] == shape[0]
             assert texture.shape[1] >= shape[1]
             assert texture.shape[2] >= shape[2]
@@ -171,7 +169,7 @@ def test_noise_has_the_published_distribution(severity):
 
     def noisy(name, level):
         numbers = strength(name, severity, 128)
-        return corruption(name, None)(flat(level), numbers, Draws(range(4))).double(), numbers[0]
+        return corruption(name, None)(flat(level), Draws(range(4)), *numbers).double(), numbers[0]
 
     done, amount = noisy("impulse_noise", 100)
     assert (done == 0).double().mean().item() == pytest.approx(amount / 2, rel=0.05)
@@ -188,11 +186,12 @@ def test_noise_has_the_published_distribution(severity):
         assert inner == pytest.approx(expected, abs=0.02)
 
 
-def test_published_tables_have_five_rows_and_the_same_names():
-    assert {side: tuple(table) for side, table in TABLES.items()} == dict.fromkeys((32, 64, 224), tuple(TABLES[224]))
-    assert set(TABLES[224]) == set(CORRUPTIONS + EXTRA)
-    for table in TABLES.values():
-        assert all(len(rows) == 5 and len({len(row) for row in rows}) == 1 for rows in table.values())
+def test_published_tables_have_five_rows_for_every_side():
+    assert tuple(TABLES) == CORRUPTIONS + EXTRA
+    for tables in TABLES.values():
+        assert list(tables) == ["32", "64", "224"]
+        assert all(len(rows) == 5 for rows in tables.values())
+        assert len({len(row) if isinstance(row, list) else 1 for rows in tables.values() for row in rows}) == 1
 
 
 @pytest.mark.parametrize(("side", "table"), [(8, 32), (32, 32), (45, 32), (46, 64), (119, 64), (120, 224), (384, 224)])

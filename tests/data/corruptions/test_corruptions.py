@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vitmods.papers.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, check_corruptions, corrupt
-from vitmods.papers.corruptions.weather import FILES
+from vitmods.papers.corruptions.functions import FILES
 from vitmods.util.errors import UserError
 
 ALL = CORRUPTIONS + EXTRA

@@ -224,7 +224,7 @@ def test_folders_go_before_the_archives_beside_them(archives: Path, train, val, 
     (archives / "ILSVRC2012_img_train.tar").write_bytes(b"not looked at")
     source = open_source(f"imagenet:{archives}")
     assert content(source) == expected
-    assert any("ILSVRC2012_img_train.tar beside it was not used" in text for text in source.warnings)
+    assert any("ILSVRC2012_img_train.tar was not used" in text for text in source.warnings)
 
 
 def test_parquet_goes_to_hugging_faces_reader(tmp_path: Path, monkeypatch) -> None:
@@ -292,7 +292,7 @@ def test_val_alone_is_an_evaluation_set(tmp_path: Path, train, val, write_files)
         ({}, "it holds nothing"),
         ({"notes.txt": b""}, "it holds notes.txt"),
         ({"n01484850/a.JPEG": b""}, "give the folder above, which holds train and val"),
-        ({"train/n01484850/a.JPEG": b""}, "there is train, but no val"),
+        ({"train/n01484850/a.JPEG": b""}, "there is train, but not val"),
         ({"train/n01484850/a.JPEG": b"", f"val/{val_name(1)}": b""}, "neither class folders nor a list of labels"),
     ],
 )
@@ -319,7 +319,7 @@ def test_what_is_missing_is_reported_with_all_layouts(tmp_path: Path, write_file
         ({f"val/{val_name(2)}": b"", "val.txt": f"{val_name(1)} 7\n".encode()}, "lacks 1 of the 1 validation"),
         ({f"val/{val_name(1)}": b"", "val.txt": b"n00000000\n"}, "Line 1 of the labels in .* is not a class"),
         ({f"val/{val_name(1)}": b"", "ILSVRC2012_devkit_t12.tar.gz": b"x"}, "devkit .* cannot be read"),
-        ({f"val/{val_name(1)}": b"", "?labels=nowhere": b""}, "no list of labels nowhere"),
+        ({f"val/{val_name(1)}": b"", "?labels=nowhere": b""}, "The list of labels nowhere does not exist"),
     ],
 )
 def test_layouts_that_cannot_be_understood(tmp_path: Path, write_files, files, message: str) -> None:

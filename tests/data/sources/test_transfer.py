@@ -92,7 +92,7 @@ def test_sun_without_lists_is_split_by_name_whatever_the_disks_order(tmp_path: P
     assert train.labels.tolist() == [0] * 10 + [1] * 10
     image = np.asarray(train.fetch(int(train.keys[10])))
     assert np.array_equal(image, np.asarray(Image.open(tmp_path / "SUN397" / train.ids[10])))
-    assert any("its splits are made" in text for text in source.warnings)
+    assert any("its splits are drawn" in text for text in source.warnings)
 
 
 def test_sun_with_the_lists_of_tensorflow_datasets(tmp_path: Path, write_files, jpeg) -> None:
@@ -105,7 +105,7 @@ def test_sun_with_the_lists_of_tensorflow_datasets(tmp_path: Path, write_files, 
     assert source.splits["train"].ids[:2] == ("b/bow_window/indoor/sun_09.jpg", "b/bow_window/indoor/sun_01.jpg")
     assert source.splits["train"].labels.tolist() == [1, 1, 0, 0]
     (tmp_path / "sun397_tfds_va.txt").unlink()
-    with pytest.raises(UserError, match=r"there is no .*sun397_tfds_va\.txt"):
+    with pytest.raises(UserError, match=r"sun397_tfds_va\.txt missing"):
         open_source(f"sun397:{tmp_path}")
 
 
@@ -163,7 +163,7 @@ def test_inaturalist(tmp_path: Path, write_files, jpeg, year: int) -> None:
     with pytest.raises(UserError, match=f"val{year}.json is not iNaturalist's table"):
         open_source(f"inat{year}:{tmp_path}")
     (tmp_path / f"val{year}.json").unlink()
-    with pytest.raises(UserError, match=rf"there is no val{year}\.json\.\n.*\n  .*train_val{year}/"):
+    with pytest.raises(UserError, match=rf"val{year}\.json is missing\.\n.*\n  .*train_val{year}/"):
         open_source(f"inat{year}:{tmp_path}")
 
 

@@ -79,10 +79,10 @@ def test_c_has_75_parts_and_20_more(corrupted: Path) -> None:
 
 def test_c_that_is_not_whole(corrupted: Path, tmp_path: Path) -> None:
     (corrupted / "fog" / "3").rename(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=r"there are no folders fog/3\.") as caught:
+    with pytest.raises(UserError, match=r"these folders are missing: fog/3\.") as caught:
         corruption_specs(corrupted)
     assert "weather/fog/3/n01440764" in str(caught.value)
-    with pytest.raises(UserError, match="there is no folder fog/3"):
+    with pytest.raises(UserError, match="the folder fog/3 is missing"):
         open_source(f"imagenet-c:{corrupted}?corruption=fog&severity=3")
 
 
@@ -137,17 +137,20 @@ def test_real_labels_come_with_timm_too(real: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("imagenet-v2:{root}", "there is no class folder 0 in .*\n.*Put there"),
-        ("imagenet-v2:{root}?variant=top-images", "there is no folder imagenetv2-top-images-format-val"),
-        ("imagenet-v2:{root}?variant=top-image", "no variant \"top-image\". Did you mean 'top-images'"),
-        ("imagenet-r:{root}", "no class folders such as n01443537"),
+        ("imagenet-v2:{root}", "the class folder 0 is missing in .*\n.*Put there"),
+        ("imagenet-v2:{root}?variant=top-images", "the folder imagenetv2-top-images-format-val is missing"),
+        (
+            "imagenet-v2:{root}?variant=top-image",
+            "Unknown variant \"top-image\" of ImageNet-V2. Did you mean 'top-images'",
+        ),
+        ("imagenet-r:{root}", "class folders such as n01443537 are missing"),
         ("imagenet-r:{root}?variant=a", 'imagenet-r has no option "variant". It takes none'),
         ("imagenet-c:{root}", "needs a corruption"),
         ("imagenet-c:{root}?corruption=fogg&severity=1", "Did you mean 'fog'"),
         ("imagenet-c:{root}?corruption=fog&severity=6", 'severity from 1 to 5, not "6"'),
-        ("imagenet-c:{root}?corruption=fog&severity=1", "there is no folder fog/1"),
-        ("imagenet-real:{root}", "there are no validation images"),
-        ("imagenet-real:{root}/..?labels=none.json", "no validation images"),
+        ("imagenet-c:{root}?corruption=fog&severity=1", "the folder fog/1 is missing"),
+        ("imagenet-real:{root}", "the validation images are missing"),
+        ("imagenet-real:{root}/..?labels=none.json", "the validation images are missing"),
         ("imagenet-r:{root}/none", "there is no such folder"),
         ("imagenet:", "does not say where the images are: write imagenet:FOLDER"),
     ],
@@ -174,5 +177,5 @@ def test_label_files_that_are_not_reals(real: Path, content: str, message: str) 
 
 
 def test_real_labels_that_are_not_there(real: Path) -> None:
-    with pytest.raises(UserError, match=r"no file nothing\.json"):
+    with pytest.raises(UserError, match=r"nothing\.json does not exist"):
         open_source(f"imagenet-real:{real}?labels=nothing.json")

@@ -82,7 +82,7 @@ def test_class_folders_are_drawn_from(resisc: Path, write_files) -> None:
     assert {name: len(records) for name, records in source.splits.items()} == {"train": 800, "val": 200, "test": 15}
     assert not set(source.splits["train"].ids) & set(source.splits["val"].ids)
     assert np.bincount(source.splits["train"].labels).tolist() == [267, 213, 211, 108, 1]
-    assert any("are a draw of ours" in text for text in source.warnings)
+    assert any("are drawn at random" in text for text in source.warnings)
     assert any("5 classes; VTAB's Resisc45 has 45" in text for text in source.warnings)
     again = open_source(f"vtab:resisc45?root={resisc}")
     assert again.splits["val"].ids == source.splits["val"].ids
@@ -99,7 +99,7 @@ def test_folders_without_a_test(resisc: Path) -> None:
     (resisc / "resisc45" / "test").rename(resisc / "elsewhere")
     source = open_source(f"vtab:resisc45?root={resisc}")
     assert {name: len(records) for name, records in source.splits.items()} == {"train": 800, "val": 200, "test": 299}
-    assert any("stands in for VTAB's" in text for text in source.warnings)
+    assert any("replaces VTAB's" in text for text in source.warnings)
 
 
 def clevr(root: Path, write_files) -> None:
@@ -146,7 +146,7 @@ def test_too_few_for_val(tmp_path: Path, write_files) -> None:
     [
         ("vtab:kiti?root={root}", "Did you mean 'kitti-dist'"),
         ("vtab:svhn", r"write vtab:TASK\?root=FOLDER"),
-        ("vtab:dmlab?root={root}", "no dmlab/train800.txt, no folder of the task, and torchvision lacks it"),
+        ("vtab:dmlab?root={root}", "dmlab/train800.txt and a folder of the task are missing, and torchvision lacks it"),
         ("vtab:svhn?root={root}", "torchvision's SVHN cannot be read"),
         ("vtab:svhn?root={root}&rooot=x", 'vtab has no option "rooot"'),
     ],

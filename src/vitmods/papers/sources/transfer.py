@@ -3,50 +3,30 @@
 VTAB-1k (Zhai et al. 2019, "A Large-scale Study of Representation Learning with the Visual Task Adaptation Benchmark")
 has 19 tasks with 800 images to train on, 200 to choose by and the whole test set. The benchmark's own 1,000 images are
 the first in the order of TensorFlow Datasets, which the original files do not have. Lists made from it are followed
-exactly; all other splits are random draws of ours, which the warnings report.
+exactly; otherwise splits are random draws, which the warnings report.
 """
 
-import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from vitmods.data.records import Records, Source, joined, printable
-from vitmods.data.sources import SOURCES, Spec, data_source
+from vitmods.data.sources import SOURCES, Spec
 from vitmods.data.sources.folder import file_records, folder
 from vitmods.data.sources.torchvision import torchvision_set
 from vitmods.data.splits import cut, limit, take_out
+from vitmods.papers.sources import SETS, published_set
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.limits import lines_of, read_json
 
-SETS: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "sets.toml").read_text(encoding="utf-8"))
-"""Name of a set -> its class in torchvision, and the facts of its SourceKind."""
 
-
-def _transfer_set(spec: Spec) -> Source:
-    """One of the sets. Flowers-102 is trained on its train and val together, 2,040 images, as in the papers."""
-    source = open_torchvision(spec.kind.name, SETS[spec.kind.name]["torchvision"], spec.folder, spec.options)
-    if spec.kind.name == "flowers102":
-        source.splits["train"] = joined(source.splits["train"], source.splits.pop("val"))
-    return source
-
-
-for _name, _set in SETS.items():
-    _facts: dict[str, Any] = {
-        field: tuple(value) if isinstance(value, list) else value for field, value in _set.items()
-    }
-    _title, _ = _facts.pop("title"), _facts.pop("torchvision")
-    data_source(_name, f"{_name}:FOLDER", _title, options=("download",), **_facts)(_transfer_set)
-
-
-def open_torchvision(name: str, their_name: str, root: Path, options: Mapping[str, str]) -> Source:
+def open_torchvision(name: str, torchvision_name: str, root: Path, options: Mapping[str, str]) -> Source:
     """torchvision's set for the source NAME. Raises UserError that says which files to put where."""
     try:
-        source = torchvision_set(their_name, root, options)
+        source = torchvision_set(torchvision_name, root, options)
     except UserError as error:
         reason = str(error).partition(" Nothing is downloaded")[0]
         raise SOURCES[name].missing(root, reason) from error
@@ -54,133 +34,96 @@ def open_torchvision(name: str, their_name: str, root: Path, options: Mapping[st
     return source
 
 
-@data_source(
-    "sun397",
-    "sun397:FOLDER",
-    "SUN397",
-    options=("partition", "download"),
-    layout=("SUN397/a/abbey/sun_*.jpg, ... and SUN397/ClassName.txt",),
-    origin="its authors; torchvision fetches it with ?download=1",
-    classes=397,
-    used_in="Dual PatchNorm, Tables 3 and 7",
-    notes=(
-        "with the lists of TensorFlow Datasets in FOLDER, sun397_tfds_tr.txt, sun397_tfds_va.txt and "
-        "sun397_tfds_te.txt: their splits (76,128, 10,875 and 21,750)",
-        "with partition=1 (to 10): SUN397/Partitions/Training_01.txt and Testing_01.txt (19,850 each)",
-        "otherwise train, val and test are made, class by class, from split_seed",
-    ),
-)
+def transfer_set(spec: Spec) -> Source:
+    """A set that torchvision reads. Flowers-102 is trained on its train and val together, as in the papers."""
+    source = open_torchvision(spec.kind.name, SETS[spec.kind.name]["torchvision"], spec.folder, spec.options)
+    if spec.kind.name == "flowers102":
+        source.splits["train"] = joined(source.splits["train"], source.splits.pop("val"))
+    return source
+
+
+for _name in SETS:
+    if "torchvision" in SETS[_name]:
+        published_set(_name)(transfer_set)
+
+
+@published_set("sun397")
 def sun397(spec: Spec) -> Source:
-    """SUN397 (Xiao et al., CVPR 2010), with the splits of lists where there are any.
+    """SUN397 (Xiao et al., CVPR 2010), with the splits of lists if there are any.
 
     partition: 1 to 10, the published ones. Otherwise the lists of TensorFlow Datasets if they are in the folder.
     """
-    root = spec.folder
-    chosen = {key: value for key, value in spec.options.items() if key != "partition"}
-    source = open_torchvision("sun397", "SUN397", root, chosen)
-    if partition := spec.options.get("partition"):
+    root, partition = spec.folder, spec.options.get("partition")
+    options = {key: value for key, value in spec.options.items() if key != "partition"}
+    source = open_torchvision("sun397", "SUN397", root, options)
+    images = root / "SUN397"
+    if partition:
         if partition not in map(str, range(1, 11)):
             raise UserError(f"SUN397 has partitions 1 to 10, not {partition}.")
-        number, folder = f"{int(partition):02d}", root / "SUN397" / "Partitions"
-        lists = {"train": folder / f"Training_{number}.txt", "test": folder / f"Testing_{number}.txt"}
+        names = {"train": f"Training_{int(partition):02d}.txt", "test": f"Testing_{int(partition):02d}.txt"}
+        lists = {split: images / "Partitions" / name for split, name in names.items()}
     else:
         names = {"train": "tr", "val": "va", "test": "te"}
         lists = {split: root / f"sun397_tfds_{part}.txt" for split, part in names.items()}
         if not any(path.is_file() for path in lists.values()):
-            source.warnings.append("SUN397 has no lists of splits here: its splits are made, so others' differ.")
+            source.warnings.append("SUN397 is without lists of splits: its splits are drawn, and differ from others'.")
             return source
-    if absent := [printable(str(path)) for path in lists.values() if not path.is_file()]:
-        raise spec.kind.missing(root, f"there is no {' and no '.join(absent)}")
-    source.splits = {split: by_list(source.splits["train"], root / "SUN397", path) for split, path in lists.items()}
+    if missing := [printable(str(path)) for path in lists.values() if not path.is_file()]:
+        raise spec.kind.missing(root, f"{' and '.join(missing)} missing")
+    records = source.splits["train"]
+    position = {name: i for i, name in enumerate(records.ids)}
+    for split, path in lists.items():
+        listed = [line.lstrip("/") for line in lines_of(path)]
+        if unknown := [name for name in listed if name not in position]:
+            raise UserError(
+                f"{printable(str(path))} names {len(unknown)} images that are not in {printable(str(images))}, the "
+                f"first of them {printable(unknown[0])}. Put them there, or remove the list."
+            )
+        source.splits[split] = records.take(np.array([position[name] for name in listed], dtype=np.int64))
     return source
 
 
-def by_list(records: Records, folder: Path, path: Path) -> Records:
-    """The images that a text file names, one a line, by their path below the folder."""
-    position = {name: i for i, name in enumerate(records.ids)}
-    names = [line.lstrip("/") for line in lines_of(path)]
-    if absent := [name for name in names if name not in position]:
-        raise UserError(
-            f"{printable(str(path))} names {len(absent)} images that are not in {printable(str(folder))}, the first "
-            f"of them {printable(absent[0])}. Put them there, or remove the list."
-        )
-    return records.take(np.array([position[name] for name in names], dtype=np.int64))
-
-
-def shifted(records: Records, values: Sequence[int]) -> Records:
-    """The images whose label is one of the values, labeled by its place among them."""
-    kept = np.flatnonzero(np.isin(records.labels, values))
-    part = records.take(kept)
-    part.labels[:] = np.searchsorted(values, part.labels)
-    return part
-
-
-_COLUMNS = {"images": ("id", "file_name"), "annotations": ("image_id", "category_id"), "categories": ("id", "name")}
-
-
-def _inaturalist(spec: Spec) -> Source:
-    """The year that the spec names; the published val, on which papers report, is test."""
+@published_set("inat2019")
+@published_set("inat2018")
+def inaturalist(spec: Spec) -> Source:
+    """iNaturalist of the year in the spec. The published val, on which papers report, is test."""
     root, year = spec.folder, spec.kind.name.removeprefix("inat")
-    paths = {split: root / f"{part}{year}.json" for split, part in (("train", "train"), ("test", "val"))}
+    paths = {"train": root / f"train{year}.json", "test": root / f"val{year}.json"}
     for path in (*paths.values(), root / f"train_val{year}"):
         if not path.exists():
-            raise spec.kind.missing(root, f"there is no {path.name}")
-    tables: dict[str, Any] = {}
+            raise spec.kind.missing(root, f"{path.name} is missing")
+    source = Source(spec.kind.title, (), {})
+    number: dict[int, int] = {}
     for split, path in paths.items():
         try:
-            tables[split] = read_json(path, "JSON")
-            for part, columns in _COLUMNS.items():
-                for column in columns:
-                    tables[split][part][0][column]
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+            table = read_json(path, "JSON")
+            if split == "train":
+                names = {c["id"]: str(c["name"]) for c in sorted(table["categories"], key=lambda c: c["id"])}
+                number, count = {category: i for i, category in enumerate(names)}, Counter(names.values())
+                source.classes = tuple(
+                    name if count[name] == 1 else f"{name} ({i})" for i, name in enumerate(names.values())
+                )
+            files = {image["id"]: image["file_name"] for image in table["images"]}
+            rows = sorted((files[a["image_id"]], number[a["category_id"]]) for a in table["annotations"])
+        except (ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{printable(str(path))} is not iNaturalist's table of images, annotations and categories "
-                f"({type(error).__name__}: {error}). Fetch it again."
+                f"{printable(str(path))} is not iNaturalist's table of images, annotations and categories, or labels "
+                f"images or classes that are not listed ({type(error).__name__}: {error}). Fetch it again."
             ) from error
-    categories = sorted(tables["train"]["categories"], key=lambda category: category["id"])
-    number = {category["id"]: i for i, category in enumerate(categories)}
-    names = [str(category["name"]) for category in categories]
-    count = Counter(names)
-    classes = tuple(name if count[name] == 1 else f"{name} ({i})" for i, name in enumerate(names))
-    source = Source(spec.kind.title, classes, {})
-    for split, table in tables.items():
-        files = {image["id"]: image["file_name"] for image in table["images"]}
-        rows = sorted((files.get(a["image_id"], ""), number.get(a["category_id"], -1)) for a in table["annotations"])
-        if rows[0][0] == "" or min(label for _, label in rows) < 0:
-            raise UserError(
-                f"{printable(str(paths[split]))} labels images or classes that are not listed. Fetch it again."
-            )
         ids = tuple(name for name, _ in rows)
         labels = np.array([label for _, label in rows], dtype=np.int64)
         source.splits[split] = file_records(ids, labels, [root / name for name in ids])
     return source
 
 
-for _year, _classes, _train, _test in ((2018, 8_142, 437_513, 24_426), (2019, 1_010, 265_213, 3_030)):
-    data_source(
-        f"inat{_year}",
-        f"inat{_year}:FOLDER",
-        f"iNaturalist {_year}",
-        layout=(f"train_val{_year}/*/*/*.jpg, train{_year}.json and val{_year}.json",),
-        origin="github.com/visipedia/inat_comp",
-        classes=_classes,
-        counts={"train": _train, "test": _test},
-        used_in="Three Things, Table 6",
-        terms="non-commercial research and education",
-        notes=("test is the published val, on which the papers report; the published test has no labels",),
-    )(_inaturalist)
-
-
-TRAIN, VAL = 800, 200
-_SEED = 0  # of the draws that stand in for the benchmark's own
-_TEST = 0.2  # fraction of a set without splits of its own: VTAB's for EuroSAT, Resisc45 and, nearly, SUN397
-_LISTS = {"train": "train800.txt", "val": "val200.txt", "test": "test.txt"}
-
-
 @dataclass(frozen=True)
 class VtabTask:
-    """classes, and test images as in VTAB. lists: its folder in copies of VTAB-1k. torchvision: its class there, for
-    the original files; values: the labels that this gives, where they are not 0, 1, ..."""
+    """A task of VTAB.
+
+    classes, test: how many classes and test images the published task has.
+    lists: its folder in copies of VTAB-1k.
+    torchvision: its class there, for the original files; values: the labels that this gives, if they are not 0, 1, ...
+    """
 
     title: str
     group: str
@@ -191,69 +134,48 @@ class VtabTask:
     values: tuple[int, ...] = ()
 
 
-TASKS = {
-    "caltech101": VtabTask("Caltech101", "natural", 102, 6_084, "caltech101", "Caltech101"),
-    "cifar100": VtabTask("CIFAR-100", "natural", 100, 10_000, "cifar", "CIFAR100"),
-    "dtd": VtabTask("DTD", "natural", 47, 1_880, "dtd", "DTD"),
-    "flowers102": VtabTask("Flowers102", "natural", 102, 6_149, "oxford_flowers102", "Flowers102"),
-    "pets": VtabTask("Pets", "natural", 37, 3_669, "oxford_iiit_pet", "OxfordIIITPet"),
-    "sun397": VtabTask("Sun397", "natural", 397, 21_750, "sun397", "SUN397"),
-    "svhn": VtabTask("SVHN", "natural", 10, 26_032, "svhn", "SVHN"),
-    "camelyon": VtabTask("Camelyon", "specialized", 2, 32_768, "patch_camelyon", "PCAM"),
-    "eurosat": VtabTask("EuroSAT", "specialized", 10, 5_400, "eurosat", "EuroSAT"),
-    "resisc45": VtabTask("Resisc45", "specialized", 45, 6_300, "resisc45"),
-    "retinopathy": VtabTask("Retinopathy", "specialized", 5, 42_670, "diabetic_retinopathy"),
-    "clevr-count": VtabTask(
-        "Clevr-Count", "structured", 8, 15_000, "clevr_count", "CLEVRClassification", (3, 4, 5, 6, 7, 8, 9, 10)
-    ),
-    "clevr-dist": VtabTask("Clevr-Dist", "structured", 6, 15_000, "clevr_dist"),
-    "dmlab": VtabTask("DMLab", "structured", 6, 22_735, "dmlab"),
-    "kitti-dist": VtabTask("KITTI-Dist", "structured", 4, 711, "kitti"),
-    "dspr-loc": VtabTask("dSpr-Loc", "structured", 16, 73_728, "dsprites_loc"),
-    "dspr-ori": VtabTask("dSpr-Ori", "structured", 16, 73_728, "dsprites_ori"),
-    "snorb-azim": VtabTask("sNORB-Azim", "structured", 18, 12_150, "smallnorb_azi"),
-    "snorb-elev": VtabTask("sNORB-Elev", "structured", 9, 12_150, "smallnorb_ele"),
-}
+TASKS = {name: VtabTask(**fields) for name, fields in SETS["vtab"]["tasks"].items()}
+TRAIN, VAL = 800, 200
+_SEED = 0  # of the draws that stand in for the benchmark's own
+_TEST = 0.2  # fraction of a set without splits of its own: VTAB's for EuroSAT, Resisc45 and, nearly, SUN397
+_LISTS = {"train": "train800.txt", "val": "val200.txt", "test": "test.txt"}
 
 
-@data_source(
-    "vtab",
-    "vtab:TASK?root=FOLDER",
-    "VTAB-1k",
-    options=("download",),
-    layout=(
-        "FOLDER-OF-TASK/train800.txt, val200.txt and test.txt, lines of path and class number, as the usual copies "
-        "of VTAB-1k have them",
-        "TASK/train/CLASS/*.jpg and TASK/test/CLASS/*.jpg (and val), from which 800 and 200 are drawn",
-        "the files of torchvision's set, for the tasks that it has",
-    ),
-    origin="Zhai et al. 2019 (github.com/google-research/task_adaptation)",
-    counts={"train": TRAIN, "val": VAL},
-    used_in="Dual PatchNorm, Table 3",
-)
+@published_set("vtab")
 def vtab(spec: Spec) -> Source:
     """The task that the spec names: from lists, class folders or torchvision's set, whichever is there first."""
     root, name = spec.folder, spec.rest
     if name not in TASKS:
-        raise UserError(f'VTAB has no task "{name}". {nearest(name, TASKS)}')
+        raise UserError(f'Unknown task "{name}" of VTAB. {nearest(name, TASKS)}')
     task = TASKS[name]
     lists = [base / task.lists for base in (root, root / "vtab-1k") if (base / task.lists / _LISTS["train"]).is_file()]
     path = root / name
     if lists:
-        if absent := [name for name in _LISTS.values() if not (lists[0] / name).is_file()]:
-            raise spec.kind.missing(lists[0].parent, f"{printable(str(lists[0]))} lacks {' and '.join(absent)}")
+        if missing := [name for name in _LISTS.values() if not (lists[0] / name).is_file()]:
+            raise spec.kind.missing(lists[0].parent, f"{printable(str(lists[0]))} lacks {' and '.join(missing)}")
         splits = {split: _listed(lists[0], lists[0] / name, task) for split, name in _LISTS.items()}
         source = Source(task.title, tuple(str(i) for i in range(task.classes)), splits)
     elif path.is_dir() and not any((path / inner).exists() for inner in ("dtd", "2750")):  # torchvision's DTD, EuroSAT
         source = _drawn(folder(str(path)))
+    elif task.torchvision is None:
+        reason = f"{task.lists}/{_LISTS['train']} and a folder of the task are missing, and torchvision lacks it"
+        raise spec.kind.missing(root, reason)
     else:
-        source = _drawn(_from_torchvision(root, task, spec.options))
+        options = {key: value for key, value in spec.options.items() if key != "root"}
+        source = open_torchvision("vtab", task.torchvision, root, options)
+        if task.values:
+            source.classes = tuple(source.classes[value] for value in task.values)
+            for split, records in source.splits.items():
+                source.splits[split] = part = records.take(np.flatnonzero(np.isin(records.labels, task.values)))
+                part.labels[:] = np.searchsorted(task.values, part.labels)
+        if "val" in source.splits and "test" not in source.splits:  # CLEVR: the published test is without labels
+            source.splits["test"] = source.splits.pop("val")
+        source = _drawn(source)
     source.name = f"VTAB-1k {task.title}"
     if len(source.classes) != task.classes:
         source.warnings.append(f"{len(source.classes)} classes; VTAB's {task.title} has {task.classes}.")
-    if len(source.splits["test"]) != task.test:
-        tested = len(source.splits["test"])
-        source.warnings.append(f"test has {tested:,} images; VTAB's {task.title} has {task.test:,}.")
+    if (count := len(source.splits["test"])) != task.test:
+        source.warnings.append(f"test has {count:,} images; VTAB's {task.title} has {task.test:,}.")
     return source
 
 
@@ -272,30 +194,17 @@ def _listed(where: Path, path: Path, task: VtabTask) -> Records:
     return file_records(tuple(name for name, _ in rows), labels, [where / name for name, _ in rows])
 
 
-def _from_torchvision(root: Path, task: VtabTask, options: Mapping[str, str]) -> Source:
-    if task.torchvision is None:
-        reason = f"there is no {task.lists}/{_LISTS['train']}, no folder of the task, and torchvision lacks it"
-        raise SOURCES["vtab"].missing(root, reason)
-    source = open_torchvision("vtab", task.torchvision, root, {k: v for k, v in options.items() if k != "root"})
-    if task.values:
-        source.splits = {split: shifted(records, task.values) for split, records in source.splits.items()}
-        source.classes = tuple(source.classes[value] for value in task.values)
-    if "val" in source.splits and "test" not in source.splits:  # CLEVR: the published test has no labels
-        source.splits["test"] = source.splits.pop("val")
-    return source
-
-
 def _drawn(source: Source) -> Source:
     """800 and 200 images of the set's own train and val, class by class."""
     splits = source.splits
     if "test" not in splits:
         parts = cut(splits["train"], _SEED, {"test": _TEST})
         splits |= {name: splits["train"].take(part) for name, part in parts.items()}
-        source.warnings.append(f"The set has no test split here: a draw of {_TEST:.0%} stands in for VTAB's.")
+        source.warnings.append(f"The set is without a test split: a draw of {_TEST:.0%} replaces VTAB's.")
     if "val" in splits:
         splits["val"] = limit(splits["val"], VAL, _SEED)
     else:
         splits["train"], splits["val"] = take_out(splits["train"], VAL, _SEED)
     splits["train"] = limit(splits["train"], TRAIN, _SEED)
-    source.warnings.append(f"{TRAIN} and {VAL} images are a draw of ours: VTAB-1k's own lists were not there.")
+    source.warnings.append(f"{TRAIN} and {VAL} images are drawn at random: VTAB-1k's own lists are missing.")
     return source
