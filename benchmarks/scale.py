@@ -108,13 +108,13 @@ def measured(out: Path, template: Path, options: Any, trials: int, **settings: A
         used.append(Sleepers(runner.folder, template, options.nodes, options.sleep))
         return used[-1]
 
-    original, run._executor = run._executor, executor
+    original, run.make_executor = run.make_executor, executor
     keep = settings.pop("keep_weights", "all")
     began, cpu = time.perf_counter(), time.process_time()
     try:
         answer = study(trials, **settings).run(out, keep_weights=keep, **RUN)
     finally:
-        run._executor = original
+        run.make_executor = original
     assert answer.complete
     (one,) = used
     ended = len(list(out.glob("trials/**/result.json")))

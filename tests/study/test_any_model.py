@@ -267,7 +267,7 @@ def test_worker_processes_import_a_function_that_can_be_imported(tmp_path, monke
 def test_a_function_of_this_process_alone_has_one_worker(tmp_path):
     study = study_of(lambda *shape: swin(*shape), ["replace(rms)"], seeds=2)
     assert run(study, tmp_path / "one", workers=None).complete
-    with pytest.raises(UserError, match="cannot reach worker processes"):
+    with pytest.raises(UserError, match="worker processes cannot import"):
         run(study, tmp_path / "two", workers=2)
 
 

@@ -14,9 +14,10 @@ import vitmods as vm
 from vitmods.stats.decide import decide
 from vitmods.study.arms import make_arms
 from vitmods.study.doubts import outcome_doubts
+from vitmods.study.prepare import few_images, study_warnings, trained_weights
 from vitmods.study.state import Curve, TrialRecord
 from vitmods.study.study import Study
-from vitmods.study.warnings import already_reported, few_images, study_warnings, trained_weights
+from vitmods.study.trial import already_reported
 from vitmods.tasks.metrics import Metric
 
 TOP1, LOSS = Metric("top1", "top-1", ""), Metric("nll", "log loss", "", higher_is_better=False, unit="nats")

@@ -16,7 +16,8 @@ from vitmods.study import Answer, Study
 from vitmods.study.arms import Arm, arm_from_text
 from vitmods.study.executors import StudyOptions
 from vitmods.study.plan import Trial
-from vitmods.study.run import _executor, parallel_trials, workers_for
+from vitmods.study.prepare import parallel_trials, workers_for
+from vitmods.study.run import make_executor
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model
 from vitmods.util.errors import UserError
@@ -271,7 +272,7 @@ def test_workers_by_default_fit_cores_memory_and_trials(monkeypatch):
     options, size = StudyOptions(device="cpu"), 600 * 2**20
     assert workers_for(options, 100, size) == 4
     assert workers_for(options, 3, size) == 3
-    monkeypatch.setattr("vitmods.study.run._memory_bytes", lambda: 3 * 2**30)
+    monkeypatch.setattr("os.sysconf", {"SC_PHYS_PAGES": 3 * 2**18, "SC_PAGE_SIZE": 2**12}.get)
     assert workers_for(options, 100, size) == 2
     assert workers_for(StudyOptions(workers=7), 100, size) == 7
     with pytest.raises(UserError, match="at least 1"):
@@ -279,17 +280,17 @@ def test_workers_by_default_fit_cores_memory_and_trials(monkeypatch):
 
 
 def test_a_named_gpu_is_not_shared_out_to_several_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitmods.study.run.visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr("vitmods.study.prepare.visible_gpus", lambda: ["0", "1"])
     monkeypatch.setattr("vitmods.study.executors.processes.visible_gpus", lambda: ["0", "1"])
     settings = make().settings
     runner = TrialRunner(StudyFolder(tmp_path), settings, StudyOptions())
 
     def second_worker(options):
-        executor = _executor(runner, options, workers=2)
+        executor = make_executor(runner, options, workers=2)
         return executor._task(1)["options"]["device"], executor._environment(1).get("CUDA_VISIBLE_DEVICES")
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("vitmods.study.run._free_gpu_bytes", lambda gpu: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (2, 2))
     assert workers_for(StudyOptions(device="cuda"), 9, 1) == 2
     assert second_worker(StudyOptions(device="cuda")) == ("cuda", "1")
     assert workers_for(StudyOptions(device="cuda:1"), 9, 1) == 1
@@ -299,8 +300,8 @@ def test_a_named_gpu_is_not_shared_out_to_several_workers(tmp_path, monkeypatch)
 @pytest.mark.parametrize(("free", "workers"), [(80, 8), (30, 6), (9, 2)])
 def test_small_trials_share_a_gpu_as_far_as_its_memory_goes(monkeypatch, free, workers):
     """Half of the free memory of the GPU that has least, and at most four."""
-    monkeypatch.setattr("vitmods.study.run.visible_gpus", lambda: ["0", "1"])
-    monkeypatch.setattr("vitmods.study.run._free_gpu_bytes", lambda gpu: (99, free)[gpu] * 2**30)
+    monkeypatch.setattr("vitmods.study.prepare.visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: ((99, free)[gpu] * 2**30, 0))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
     options = StudyOptions(device="cuda")
     assert (workers_for(options, 100, 5 * 2**30), parallel_trials(options)) == (workers, 2)

@@ -17,7 +17,7 @@ from vitmods.study.progress import Progress
 from vitmods.study.schedule import Budget, Schedule, make_budget
 from vitmods.study.scores import decision_at, looks
 from vitmods.study.state import Evaluated, StudyState
-from vitmods.study.store import StudyFolder
+from vitmods.study.store import Plan, StudyFolder
 from vitmods.train.trial import write_scores
 from vitmods.util.errors import UserError
 
@@ -150,7 +150,7 @@ def test_looks_are_not_undone_by_calling_the_seeds_fixed(tmp_path):
     fixed.run()
     alphas = [
         decision_at(
-            StudyState(fixed.folder, fixed.settings, Evaluated(("test",), planned=8, looked=one)), range(8)
+            StudyState(fixed.folder, fixed.settings, Evaluated(("test",), plan=Plan(8, until_decided=one))), range(8)
         ).alpha
         for one in (True, False)
     ]

@@ -95,7 +95,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _dry_run(fixed: dict[str, Any], options: Train) -> int:
-    from vitmods.study.run import dry_trial
+    from vitmods.study.estimate import estimate_trial
     from vitmods.util.text import duration, plural
 
     machine, settings = options.options, _settings(fixed, options.arm)
@@ -105,7 +105,7 @@ def _dry_run(fixed: dict[str, Any], options: Train) -> int:
         for name, memory in trial_memory(settings, machine, options.devices).items():
             print(f"On each of {plural(options.devices, 'device')}, {name}: {memory}.")
         return 0
-    found = dry_trial(settings, machine)
+    found = estimate_trial(settings, machine)
     macs = "" if found.macs is None else f", {found.macs / 1e9:.3g} GMACs an image"
     print(
         f"{found.arm}: {found.params:,} parameters{macs}. A step takes {duration(found.step_s)}, the trial about "

@@ -15,6 +15,7 @@ from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer, ArmAnswer
 from vitmods.study.arms import BASE
 from vitmods.study.plan import mean_of
+from vitmods.study.prepare import trained_weights
 from vitmods.study.retrain import (
     best_arm,
     cost_of,
@@ -24,7 +25,6 @@ from vitmods.study.retrain import (
     retrain_command,
     retrained_folder,
 )
-from vitmods.study.warnings import trained_weights
 from vitmods.train.trial import WEIGHTS
 from vitmods.util.remote import is_there
 from vitmods.util.shorthand import without_options

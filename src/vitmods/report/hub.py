@@ -6,8 +6,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from vitmods.adapters.apply import as_vit
 from vitmods.adapters.timm_folder import OURS, write_timm_folder
 from vitmods.changes import Change
 from vitmods.model.vit import ViT
-from vitmods.report.text import built_differently
-from vitmods.study.answer import Answer, ArmAnswer
+from vitmods.report.templates import templates
+from vitmods.study.answer import Answer
 from vitmods.study.arms import parse_edits
 from vitmods.study.bases import described
 from vitmods.study.checkpoints import open_trial
@@ -32,171 +31,92 @@ from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, disk_errors, make_folder, write_atomically, write_json
 from vitmods.util.remote import is_there
-from vitmods.util.text import plural, public_command, without_place, without_places
-
-_HUB_METRICS = {"top1": "accuracy"}
-
-
-@dataclass(frozen=True)
-class Card:
-    """A model card: what the model is, how to open it, the results of its study, and its limits.
-
-    model:  None for a trial with modules besides a ViT
-    architecture: timm's name; None if timm cannot open it
-    config, result: contents of the trial's config.json and result.json, if any
-    """
-
-    name: str
-    model: ViT | None
-    architecture: str | None
-    config: Mapping[str, Any] = field(default_factory=dict)
-    result: Mapping[str, Any] = field(default_factory=dict)
-    answer: Answer | None = None
-    license: str | None = None
-
-    @property
-    def arm(self) -> ArmAnswer | None:
-        """The model's arm in its study."""
-        names = [arm.name for arm in self.answer.every_arm] if self.answer else []
-        return arm_named(self.answer, self.config["arm"]) if self.answer and self.config.get("arm") in names else None
-
-    @property
-    def data(self) -> str:
-        return Path(str(self.config.get("data", {}).get("name", ""))).name
-
-    def text(self) -> str:
-        """Return README.md, with the metadata that Hugging Face reads."""
-        sections = [self._title(), self._use(), *self._study(), *self._training(), self._limits()]
-        return f"---\n{self._metadata()}\n---\n\n" + "\n\n".join(section.strip() for section in sections) + "\n"
-
-    def _metadata(self) -> str:
-        from huggingface_hub import EvalResult, ModelCardData
-
-        kind = TASKS.get(self.config.get("task", DEFAULT))
-        task = kind.hub_tag if kind else None
-        results = [
-            EvalResult(
-                task_type=task or "other",
-                dataset_type=_slug(self.data),
-                dataset_name=self.data,
-                dataset_split=self.result.get("split"),
-                metric_type=_HUB_METRICS.get(name, name),
-                metric_name=name,
-                metric_value=value,
-            )
-            for name, value in self.result.get("metrics", {}).items()
-        ]
-        place = str(self.config.get("images", {}).get("data", ""))
-        changes = [_slug(name) for name in str(self.config.get("changes", "")).split("+") if name]
-        library = "timm" if self.architecture not in (None, OURS) else "vitmods"
-        metadata = ModelCardData(
-            library_name=library,
-            pipeline_tag=task,
-            license=self.license,
-            tags=list(dict.fromkeys(["vitmods", library, "vision-transformer", *changes])),
-            datasets=[place.removeprefix("hf:").partition("?")[0]]
-            if place.startswith("hf:") and without_place(place) == place
-            else None,
-            metrics=sorted({result.metric_type for result in results}) or None,
-            model_name=self.name if results else None,
-            eval_results=results or None,
-        )
-        return str(metadata.to_yaml()).strip()
-
-    def _title(self) -> str:
-        lines = [f"# {self.name}\n"]
-        if self.config:
-            arm, what = self.config["arm"], without_places(self.config.get("changes") or "nothing changed")
-            lines.append(f"Arm **{arm}** ({what}), seed {self.config['seed']}, trained on {self.data}.")
-        if self.model is not None:
-            config = self.model.vit_config
-            size = " x ".join(map(str, config.img_size))
-            count = sum(parameter.numel() for parameter in self.model.parameters())
-            lines.append(
-                f"A Vision Transformer with {count:,} parameters: width {config.embed_dim}, depth {config.depth}, "
-                f"{plural(config.num_heads, 'head')}, for inputs of {size}, {config.num_classes} classes."
-            )
-            edits = parse_edits(self.config.get("changes", "")) or self.model.changes
-            changes = [
-                f"- {edit}: {edit.title}. {edit.paper}, {edit.url}" for edit in edits if isinstance(edit, Change)
-            ]
-            lines += ["\nChanges to a plain ViT:\n", *changes] if changes else []
-        return "\n".join(lines)
-
-    def _use(self) -> str:
-        code = ['import vitmods as vm\n\nmodel = vm.from_pretrained("FOLDER")  # or the name on the Hub']
-        if self.architecture:
-            first = "\nimport vitmods.adapters.timm_models  # adds the architecture" * (self.architecture == OURS)
-            code.append(f'import timm{first}\n\nmodel = timm.create_model("local-dir:FOLDER", pretrained=True)')
-        return "## Use\n\n" + "\n\n".join(f"```python\n{lines}\n```" for lines in code)
-
-    def _study(self) -> Iterator[str]:
-        answer, arm = self.answer, self.arm
-        if answer is None or arm is None:
-            return
-        yield "## Results of the study"
-        new_images = answer.settings.get("generalize") == "images"
-        claim = "new trainings and new images from the same source" if new_images else "new trainings, on these images"
-        if arm.effect is not None:
-            yield f"**{arm.name}: {arm.effect.verdict}** against {answer.base.name}: `{arm.effect!r}`."
-        yield answer.to_markdown()
-        yield f"{estimate_of(answer, arm)} Verdicts generalize to {claim}."
-        if arm.cost is not None:
-            cost = arm.cost
-            timed = {
-                "training step": cost.train_step,
-                "inference, one image": cost.infer_1,
-                "inference, batch": cost.infer_n,
-                "peak memory of training": cost.peak_memory,
-            }
-            rows = {
-                "parameters": f"{cost.params:.3f}",
-                "multiply-adds": "unknown" if cost.flops is None else f"{cost.flops:.3f}",
-                **{name: f"{c.ratio:.3f} ({c.low:.3f} to {c.high:.3f})" for name, c in timed.items()},
-            }
-            table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-            built = "".join(f" {note}" for note in built_differently([(arm.name, cost)]))
-            yield f"Costs as ratios to {answer.base.name}:{built}\n\n| | |\n| --- | --- |\n{table}"
-        kind = "console" if answer.command.startswith("vitmods ") else "python"
-        yield f"Run with vitmods {answer.vitmods}:\n\n```{kind}\n{public_command(answer.command)}\n```"
-
-    def _training(self) -> Iterator[str]:
-        if not self.config:
-            return
-        data = self.config["data"]
-        counts = {name: split.get("count") for name, split in data.get("splits", {}).items()}
-        splits = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-        metrics = [f"{name} {value:.4f}" for name, value in self.result.get("metrics", {}).items()]
-        scored = f"\n\nThis seed on {self.result['split']}: {', '.join(metrics)}." if metrics else ""
-        yield f"## Data\n\n{self.data}: {splits}; {plural(len(data['classes']), 'class', 'classes')}.{scored}"
-        environment = self.config.get("environment", {})
-        machine = ", ".join(f"{name} {value}" for name, value in environment.items() if name in ("torch", "device"))
-        recipe = json.dumps(without_place(self.config["recipe"]), indent=1)
-        took = self.result.get("wall_s")
-        seconds = f", {took:,.0f} s" if took else ""
-        yield f"## Training\n\nvitmods {environment.get('vitmods', __version__)}, {machine}{seconds}."
-        yield f"<details><summary>Recipe</summary>\n\n```json\n{recipe}\n```\n\n</details>"
-
-    def _limits(self) -> str:
-        limits = ["These weights are of one seed; the study's numbers are over several."] * bool(self.arm)
-        if self.config and not self.result.get("metrics"):
-            limits.append("Trained on all images, so this model was not evaluated.")
-        if self.answer is None:
-            limits.append("No study has compared its changes with the unchanged model.")
-        elif not self.answer.complete:
-            limits.append("The study was not complete when this card was written.")
-        limits.append(f"Not evaluated on data other than {self.data or 'its training data'}.")
-        limits += [without_places(warning) for warning in self.answer.warnings] if self.answer else []
-        return "## Limits\n\n" + "\n".join(f"- {limit}" for limit in limits)
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "images"
-
+from vitmods.util.text import public_command, without_place, without_places
 
 CARD = "README.md"
 _UP = 5  # at most so many folders from a trial to its study
 _READ = ["*.json", "*.safetensors", CARD]  # files downloaded from the Hub
+
+
+def model_card(
+    name: str,
+    model: ViT | None,
+    architecture: str | None,
+    config: Mapping[str, Any],
+    result: Mapping[str, Any],
+    answer: Answer | None,
+    license: str | None,
+) -> str:
+    """Return README.md: what the model is, how to open it, the results of its study, its limits, and the metadata that
+    Hugging Face reads.
+
+    Args:
+        name: title of the card.
+        model: None for a trial with modules besides a ViT.
+        architecture: timm's name; None if timm cannot open it.
+        config, result: contents of the trial's config.json and result.json, if any.
+        answer: of the study that the model belongs to, if any.
+        license: of the weights, in the Hub's spelling.
+    """
+    arms = [arm.name for arm in answer.every_arm] if answer else []
+    arm = arm_named(answer, config["arm"]) if answer and config.get("arm") in arms else None
+    data = Path(str(config.get("data", {}).get("name", ""))).name
+    edits = parse_edits(config.get("changes", "")) or (model.changes if model is not None else ())
+    config = {"environment": {}, **config} if config else {}
+    return templates().get_template("card.md").render(
+        name=name, config=config, result=result, data=data, arm=arm, answer=answer, architecture=architecture,
+        ours=OURS, metadata=_metadata(name, architecture, config, result, data, license), version=__version__,
+        vit=None if model is None else model.vit_config,
+        parameters=0 if model is None else sum(parameter.numel() for parameter in model.parameters()),
+        changes=[edit for edit in edits if isinstance(edit, Change)], without_places=without_places,
+        estimate=estimate_of(answer, arm) if answer and arm else "",
+        command=public_command(answer.command) if answer else "",
+        recipe=json.dumps(without_place(config["recipe"]), indent=1) if config else "",
+    ).strip() + "\n"  # fmt: skip
+
+
+def _metadata(
+    name: str,
+    architecture: str | None,
+    config: Mapping[str, Any],
+    result: Mapping[str, Any],
+    data: str,
+    license: str | None,
+) -> str:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    def slug(words: str) -> str:
+        return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") or "images"
+
+    kind = TASKS.get(config.get("task", DEFAULT))
+    task = kind.hub_tag if kind else None
+    results = [
+        EvalResult(
+            task_type=task or "other",
+            dataset_type=slug(data),
+            dataset_name=data,
+            dataset_split=result.get("split"),
+            metric_type="accuracy" if metric == "top1" else metric,
+            metric_name=metric,
+            metric_value=value,
+        )
+        for metric, value in result.get("metrics", {}).items()
+    ]
+    place = str(config.get("images", {}).get("data", ""))
+    is_public = place.startswith("hf:") and without_place(place) == place
+    library = "timm" if architecture not in (None, OURS) else "vitmods"
+    changes = [slug(change) for change in str(config.get("changes", "")).split("+") if change]
+    metadata = ModelCardData(
+        library_name=library,
+        pipeline_tag=task,
+        license=license,
+        tags=list(dict.fromkeys(["vitmods", library, "vision-transformer", *changes])),
+        datasets=[place.removeprefix("hf:").partition("?")[0]] if is_public else None,
+        metrics=sorted({evaluation.metric_type for evaluation in results}) or None,
+        model_name=name if results else None,
+        eval_results=results or None,
+    )
+    return str(metadata.to_yaml()).strip()
 
 
 def save_pretrained(
@@ -252,8 +172,8 @@ def save_pretrained(
         else:
             vit = as_vit(model)
             architecture = write_timm_folder(vit, folder)
-        card = Card(title, vit, architecture, config, result, answer, license)
-        write_atomically(folder / CARD, lambda file: file.write(card.text().encode()))
+        card = model_card(title, vit, architecture, config, result, answer, license)
+        write_atomically(folder / CARD, lambda file: file.write(card.encode()))
     return folder
 
 

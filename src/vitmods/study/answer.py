@@ -23,8 +23,8 @@ from vitmods.study.arms import BASE, Arm
 from vitmods.study.doubts import outcome_doubts, outcomes, planning_doubts
 from vitmods.study.plan import AS_IS, Point, Settings, Trial, mean_of, show_value
 from vitmods.study.scores import Look, decision_at, factorial_at, looks, over_settings_at
-from vitmods.study.state import HIDDEN, Curve, Evaluated, StudyState, TrialRecord, at_the_edge, read_curves
-from vitmods.study.store import SCHEMA, Facts, ModelFacts, Sample, StudyFolder, read_object
+from vitmods.study.state import HIDDEN, Curve, StudyState, TrialRecord, at_the_edge, evaluated_of, read_curves
+from vitmods.study.store import SCHEMA, Facts, ModelFacts, Sample, StudyFolder, model_name, read_object
 from vitmods.tasks.base import TASKS
 from vitmods.tasks.metrics import Metric
 from vitmods.util.address import named
@@ -180,7 +180,7 @@ def costs_under(costs: Mapping[str, Any], setting: Point) -> dict[str, Any]:
     return dict(costs if base is None else costs.get(base, {}))
 
 
-__all__ = ["VIEWS", "Answer", "ArmAnswer", "ArmCost", "BaseCost", "Tuning", "evaluated_of", "model_name", "read_answer"]
+__all__ = ["VIEWS", "Answer", "ArmAnswer", "ArmCost", "BaseCost", "Tuning", "read_answer"]
 VIEWS: Registry[Callable[..., Any]] = Registry("view of an answer", "vitmods.report")
 """text: Answer -> str; html: (Answer, path or None) -> path of the report"""
 
@@ -339,16 +339,6 @@ class Answer:
         return written
 
 
-def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:
-    """Return which images, seeds and arms the answer of a study covers."""
-    constant, planned = facts.data.get("constant", {}), facts.plan.seeds
-    if not facts.settings.get("folds"):
-        groups = folder.images.groups({split: facts.data["splits"][split]["count"] for split in facts.splits})
-        return Evaluated(facts.splits, constant, groups, planned, facts.plan.until_decided, facts.plan.family)
-    test, train = (facts.data["splits"][name]["count"] for name in ("test", "train"))
-    return Evaluated(facts.splits, constant, planned=planned, family=facts.plan.family, sizes=(test, train))
-
-
 def read_answer(
     folder: StudyFolder,
     facts: Facts,
@@ -498,11 +488,6 @@ def _arm(state: StudyState, model: ModelFacts, records: Mapping[Trial, TrialReco
         trials=tuple(record for trial, record in records.items() if trial.arm == arm),
         tuning=tuning,
     )
-
-
-def model_name(setting: Point, arm: str) -> str:
-    """Return the name of an arm's model in study.json; in a sweep, each setting may have another."""
-    return ", ".join(filter(None, (str(setting), arm)))
 
 
 def _with_steps_to_base(

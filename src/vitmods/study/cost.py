@@ -1,8 +1,6 @@
-"""What each arm costs, as ratios to base, measured interleaved in one process (`vitmods.bench`).
+"""Steps of a model on batches of noise, made as trials make them: their time and memory, and costs relative to base.
 
-Steps of a model on batches of noise, made as trials make them: what dry runs time, and what costs are ratios of.
-
-Two training steps of a recipe at full shape on images of noise: what they take here, and the whole run would.
+Costs of arms are measured interleaved with base in one process (`vitmods.bench`).
 """
 
 from __future__ import annotations
@@ -12,8 +10,9 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,17 +38,17 @@ class Steps:
     """A model on its device, with its optimizer and moving average.
 
     Args:
-        model: as it is trained, frozen where the recipe says so; it is trained a few steps and not kept as it was.
-        task: what is trained; a copy is used, since what it keeps from step to step belongs to one model.
+        model: as it is trained, frozen as the recipe sets; its weights change.
+        task: what is trained; a copy is used, since its state belongs to one model.
         recipe: gives the optimizer, clipping, moving average and precision.
         device: where the steps are made.
         images: what the model is built for: size, channels and classes.
     """
 
     def __init__(self, model: nn.Module, task: Task, recipe: Recipe, device: torch.device, images: Base):
-        self._beside = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-        there = all(tensor.device == device for tensor in (*model.parameters(), *model.buffers()))
-        self.model = model if there else model.to(device)  # tensors without numbers are moved once at most
+        self._other_models = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0  # bytes
+        is_placed = all(tensor.device == device for tensor in (*model.parameters(), *model.buffers()))
+        self.model = model if is_placed else model.to(device)  # fake tensors are moved once at most
         self.recipe, self.device, self._images = recipe, device, images
         self.task = copy.copy(task)
         self.task.begin(model)
@@ -108,18 +107,17 @@ class Steps:
         return batch
 
     def peak(self, count: int, parts: int = 1) -> int:
-        """Bytes at the peak of a training step; models that are on the device beside this one are left out."""
+        """Bytes at the peak of a training step, without other models on the device."""
         self.timed(count)  # the optimizer's state is made
-        found = peak_bytes(lambda: self.timed(count, parts, float("inf")), self.alive(), self.device)
-        return found - self._beside
+        peak = peak_bytes(lambda: self.timed(count, parts, float("inf")), self.alive(), self.device)
+        return peak - self._other_models
 
     def infer_peak(self, count: int) -> int:
-        """Bytes at the peak of `count` images' outputs: the weights and what stands beside them, without the images,
-        and without what training keeps."""
-        own = [*self.model.parameters(), *self.model.buffers()]
-        infer, weights = self.infer(count), sum(tensor.nbytes for tensor in own)
-        beside = torch.cuda.memory_allocated(self.device) - weights if self.device.type == "cuda" else 0
-        return peak_bytes(infer, own, self.device) - beside
+        """Bytes at the peak of inference on `count` images: weights and activations, without images and optimizer."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        infer, weights = self.infer(count), sum(tensor.nbytes for tensor in tensors)
+        other = torch.cuda.memory_allocated(self.device) - weights if self.device.type == "cuda" else 0
+        return peak_bytes(infer, tensors, self.device) - other
 
     def _part(self, batch: Batch, parts: int) -> None:
         self.model.train()
@@ -144,7 +142,7 @@ class Steps:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16-mixed")
 
     def alive(self) -> Iterator[Tensor]:
-        """What stays between steps, but for gradients."""
+        """Yield the tensors that stay between steps, except gradients."""
         for model in (self.model, *((self.ema.model,) if self.ema else ())):
             yield from (*model.parameters(), *model.buffers())
         for state in self.optimizer.state.values():
@@ -165,107 +163,108 @@ def measure(
     images: Base | None = None,
     arms: int = 1,
 ) -> dict[str, Any]:
-    """Costs of the models, the first of which is base. They are trained a few steps on `device`: pass copies.
+    """Measure the costs of models, the first of which is base. They are trained a few steps on `device`: pass copies.
 
-    Each arm is timed beside base alone. If `models` makes models on demand, base and one arm are in memory at a time,
-    and base as vitmods builds it where `against` needs that. Each figure is measured until its own interval is narrow
-    enough.
+    Each arm is timed alternately with base, until the interval of each ratio is narrow enough. If `models` builds
+    models on demand, base and one arm are in memory at a time. If base is of another library and the arm a ViT of
+    vitmods, base is timed as vitmods builds it, if a reader exists.
 
     Args:
         models: (name, model); all take the same images.
         task: what is trained.
         recipe: gives the precision, the optimizer and the largest training batch.
         budget_s: seconds, divided among the arms, after which no further round begins; seven rounds are always made,
-            of shorter blocks where the budget asks for it.
-        images: what base is built for, which says size, channels and classes; None: as base, a ViT, says.
-        arms: how many models follow base.
+            of shorter blocks if the budget needs it.
+        images: the base that the models are built for, with size, channels and classes; None: that of base, a ViT.
+        arms: number of models after base.
 
     Returns:
-        `base`: params, macs (None: not known of that model), train_step_s, infer_1_s, infer_n_s, peak_memory_bytes,
-        infer_memory_bytes, train_batch, infer_batch; `arms`: name -> params and flops (ratios), and train_step,
-        infer_1, infer_n, peak_memory and infer_memory (Ratio as a dict), and `against`, how base and the arm are built
-        where base is of another library and the arm is ours (else None): base is timed as ours then if vitmods can read
-        it; and how it was measured: device, threads, clock, rounds (the fewest of a ratio).
+        `base`: params, macs (None: unknown), train_step_s, infer_1_s, infer_n_s, peak_memory_bytes, infer_memory_bytes,
+        train_batch, infer_batch; `arms`: name -> params and flops (ratios), train_step, infer_1, infer_n, peak_memory
+        and infer_memory (Ratio as a dict), and `against`, how base and the arm are built if they are built differently
+        (else None); and how it was measured: device, threads, clock, rounds (the fewest of a ratio).
     """
-    waiting = iter(models)
-    _, model = next(waiting)
-    images = images or model.vit_config  # type: ignore[assignment]
+    remaining = iter(models)
+    _, first = next(remaining)
+    images = images or first.vit_config  # type: ignore[assignment]
     assert images is not None
     with quiet_threads(device):
-        first = model
-        base = _Timed(Steps(first, task, recipe, device, images), images, budget_s=budget_s / max(arms, 1))
-
-        @cache
-        def as_ours() -> _Timed | None:
-            try:
-                ours = apply(first)
-            except UserError:  # no reader knows it
-                return None
-            return _Timed(Steps(ours, task, recipe, device, images), images, base)
-
-        found: dict[str, Any] = {}
-        rounds: list[tuple[_Timed, dict[str, list[dict[str, float]]]]] = []
-        end = time.monotonic() + budget_s
-        for left in range(arms, 0, -1):
-            name, model = next(waiting)
-            library = _other_library(first, model)
-            ours = as_ours() if library else None
-            beside = ours or base
-            arm = _Timed(Steps(model, task, recipe, device, images), images, base)
-            seconds = max(0.0, end - time.monotonic()) / left
-            both = {BASE: beside, name: arm}
-            times = interleave({kind: kind for kind in base.calls}, list(both), _seconds_of(both), seconds)
-            rounds.append((beside, times))
-            found[name] = {**arm.ratios(name, beside, times), "against": _against(library, ours is not None)}
-            del both, arm, model
-        own = [times for beside, times in rounds if beside is base]
-        kinds = {
-            kind: [t[BASE] for times in own for t in times[kind]] or [base.seconds(kind) for _ in range(ROUNDS[0])]
-            for kind in base.calls
-        }
+        base = _TimedModel(Steps(first, task, recipe, device, images), images, budget_s=budget_s / max(arms, 1))
+        as_vitmods: _TimedModel | None = None
+        ratios: dict[str, Any] = {}
+        base_s: dict[str, list[float]] = {kind: [] for kind in base.calls}
+        fewest, end = ROUNDS[1], time.monotonic() + budget_s
+        for count in range(arms, 0, -1):
+            name, model = next(remaining)
+            reference, against = base, None
+            if library := _other_library(first, model):
+                with suppress(UserError):  # without a reader for it
+                    as_vitmods = as_vitmods or _TimedModel(
+                        Steps(apply(first), task, recipe, device, images), images, base
+                    )
+                reference = as_vitmods or base
+                against = (
+                    f"base is timed as vitmods builds it, like the arm, and trained as {library} builds it"
+                    if as_vitmods
+                    else f"base is built by {library} and the arm by vitmods: the ratios hold that difference too"
+                )
+            arm = _TimedModel(Steps(model, task, recipe, device, images), images, base)
+            seconds = partial(_seconds, {BASE: reference, name: arm})
+            limit_s = max(0.0, end - time.monotonic()) / count
+            rounds = interleave({kind: kind for kind in base.calls}, [BASE, name], seconds, limit_s)
+            if reference is base:
+                base_s = {kind: [*base_s[kind], *(times[BASE] for times in rounds[kind])] for kind in rounds}
+            fewest = min([fewest, *map(len, rounds.values())])
+            timed = {kind: [times[name] / times[BASE] for times in rounds[kind]] for kind in rounds}
+            ratios[name] = {**arm.ratios(reference, timed), "against": against}
+            del arm, model, seconds
+        for kind, times in base_s.items():
+            times += [] if times else [base.seconds(kind) for _ in range(ROUNDS[0])]
     return {
         "base": {
             "params": base.params,
             "macs": base.macs,
-            **{f"{kind}_s": statistics.median(seconds) for kind, seconds in kinds.items()},
+            **{f"{kind}_s": statistics.median(times) for kind, times in base_s.items()},
             "peak_memory_bytes": base.peak,
             "infer_memory_bytes": base.infer_peak,
             "train_batch": base.batches["train_step"],
             "infer_batch": base.batches["infer_n"],
         },
-        "arms": found,
+        "arms": ratios,
         "device": str(device),
         "threads": 1 if device.type == "cpu" else None,
         "clock": "CPU time" if device.type == "cpu" else "device events",
-        "rounds": min(len(one) for _, times in rounds for one in times.values()),
+        "rounds": fewest,
     }
 
 
 def _other_library(base: nn.Module, arm: nn.Module) -> str | None:
-    """Name the library that builds base where vitmods builds the arm, so that ratios to base as it is trained would
-    compare two implementations."""
+    """Name the library that builds base where vitmods builds the arm: ratios would compare two implementations."""
     base, arm = (m.backbone if isinstance(m, TaskModel) else m for m in (base, arm))
     if isinstance(base, ViT) or not isinstance(arm, ViT):
         return None
     return type(base).__module__.partition(".")[0]
 
 
-def _against(library: str | None, is_as_ours: bool) -> str | None:
-    if library is None:
-        return None
-    if is_as_ours:
-        return f"base is timed as vitmods builds it, like the arm, and trained as {library} builds it"
-    return f"base is built by {library} and the arm by vitmods: the ratios hold that difference too"
+def _seconds(models: Mapping[str, _TimedModel], kind: str, name: str) -> float:
+    return models[name].seconds(kind)
 
 
-class _Timed:
-    """A model with a call for each kind of work; base says how large batches are, and how often a call is repeated: so
-    that the fewest rounds of two models take `budget_s` seconds."""
+class _TimedModel:
+    """A model with a call for each kind of work.
 
-    def __init__(self, steps: Steps, images: Base, base: _Timed | None = None, budget_s: float = math.inf):
+    Base determines the batches, and how often a call is repeated, so that the fewest rounds of two models take
+    `budget_s` seconds.
+    """
+
+    def __init__(self, steps: Steps, images: Base, base: _TimedModel | None = None, budget_s: float = math.inf):
         self._device = steps.device
         self.params, self.macs = count_params(steps.model), macs_of(steps.model, images)
-        self.batches: dict[str, int] = base.batches if base else _batches(steps)
+        self.batches: dict[str, int] = base.batches if base else {
+            "train_step": steps.fitting(steps.train, steps.recipe.part_size, CALL_S, LEAST),
+            "infer_1": 1,
+            "infer_n": steps.fitting(steps.infer, LARGE_BATCH, CALL_S),
+        }  # fmt: skip
         self.peak = steps.peak(self.batches["train_step"])
         self.infer_peak = steps.infer_peak(self.batches["infer_n"])
         make = {"train_step": steps.train, "infer_1": steps.infer, "infer_n": steps.infer}
@@ -281,49 +280,41 @@ class _Timed:
         """Seconds per call."""
         return seconds_per_call(self.calls[kind], self.repeats[kind], self._device)
 
-    def ratios(self, name: str, base: _Timed, rounds: Mapping[str, list[dict[str, float]]]) -> dict[str, Any]:
-        timed = {kind: asdict(Ratio.of_rounds([t[name] / t[BASE] for t in own])) for kind, own in rounds.items()}
-        for kind in ("train_step", "infer_n"):
-            timed[kind]["batch"] = self.batches[kind]
-        memory, inference = self.peak / base.peak, self.infer_peak / base.infer_peak
-        return {
-            "params": self.params / base.params,
-            "flops": self.macs / base.macs if self.macs and base.macs else None,
-            **timed,
-            "peak_memory": {**asdict(Ratio(memory, memory, memory)), "batch": self.batches["train_step"]},
-            "infer_memory": {**asdict(Ratio(inference, inference, inference)), "batch": self.batches["infer_n"]},
-        }
-
-
-def _batches(steps: Steps) -> dict[str, int]:
-    train = steps.fitting(steps.train, steps.recipe.part_size, CALL_S, LEAST)
-    return {"train_step": train, "infer_1": 1, "infer_n": steps.fitting(steps.infer, LARGE_BATCH, CALL_S)}
-
-
-def _seconds_of(timed: Mapping[str, _Timed]) -> Callable[[str, str], float]:
-    return lambda kind, name: timed[name].seconds(kind)
+    def ratios(self, base: _TimedModel, rounds: Mapping[str, list[float]]) -> dict[str, Any]:
+        """Ratios to base, with the batch that each was measured with."""
+        ratios = {kind: asdict(Ratio.of_rounds(times)) for kind, times in rounds.items()}
+        for kind, own, reference in (
+            ("peak_memory", self.peak, base.peak),
+            ("infer_memory", self.infer_peak, base.infer_peak),
+        ):
+            ratios[kind] = asdict(Ratio(*[own / reference] * 3))
+        for kind, work in {"peak_memory": "train_step", "infer_memory": "infer_n"}.items():
+            ratios[kind]["batch"] = ratios[work]["batch"] = self.batches[work]
+        flops = self.macs / base.macs if self.macs and base.macs else None
+        return {"params": self.params / base.params, "flops": flops, **ratios}
 
 
 PART_ON_CPU = 16  # images: more at once are no faster on a CPU and need more memory
-STEP_S = 20.0  # a step that takes longer is cut short after some of its parts, the others taking as long
+STEP_S = 20.0  # a longer step is cut short, the other parts taking as long
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Seconds and bytes of one optimizer step."""
+    """Seconds and bytes of one optimizer step.
+
+    part:     images that are on the device at once
+    parts:    of a batch, of which `computed` were timed
+    part_s:   forward and backward of a part
+    update_s: clipping, optimizer and moving average
+    peak:     most bytes of tensors at once
+    """
 
     part: int
-    """images that are on the device at once"""
     parts: int
-    """of a batch"""
     computed: int
-    """of those, in the step that was timed"""
     part_s: float
-    """forward and backward of a part"""
     update_s: float
-    """clipping, optimizer and moving average"""
     peak: int
-    """most bytes of tensors at once"""
 
     @property
     def step_s(self) -> float:
@@ -333,20 +324,17 @@ class Rehearsal:
 def rehearse(config: ViTConfig, recipe: Recipe, device: torch.device, task: str = DEFAULT) -> Rehearsal:
     """Make two steps; the first gives the memory, the second the time.
 
-    Where the recipe does not cut its batches, they are cut into parts that fit: halves until they do on a GPU, 16
-    images on a CPU.
+    If the recipe does not divide its batches, they are divided into parts that fit: halves on a GPU, 16 images on a
+    CPU.
 
     Raises:
-        UserError: one image, or a part of the size that the recipe says, does not fit the memory of the device.
+        UserError: one image, or a part of the recipe's size, does not fit the memory of the device.
     """
     part = recipe.part_size if recipe.accumulate > 1 or device.type != "cpu" else min(PART_ON_CPU, recipe.part_size)
     while True:
         try:
-            made = make_task(task, recipe)
-            backbone = vit(config) if made.uses_head else without_head(vit(config))
-            model = made.wrap(backbone, config.num_classes)
-            freeze(model, recipe)
-            steps, parts = Steps(model, made, recipe, device, config), -(-recipe.batch_size // part)
+            steps = Steps(*make_model(vit(config), config.num_classes, recipe, task), recipe, device, config)
+            parts = -(-recipe.batch_size // part)
             peak = steps.peak(part, min(2, parts))
             return Rehearsal(part, parts, *steps.timed(part, parts, STEP_S), peak)
         except Exception as error:
@@ -356,3 +344,11 @@ def rehearse(config: ViTConfig, recipe: Recipe, device: torch.device, task: str 
                 raise does_not_fit(part, device) from None
         torch.cuda.empty_cache()
         part = -(-part // 2)
+
+
+def make_model(backbone: nn.Module, classes: int, recipe: Recipe, task: str) -> tuple[nn.Module, Task]:
+    """Return the model as a recipe trains it, and its task."""
+    made = make_task(task, recipe)
+    model = made.wrap(backbone if made.uses_head else without_head(backbone), classes)
+    freeze(model, recipe)
+    return model, made

@@ -1,12 +1,12 @@
-"""What a trial keeps on each device, known before anything of that size is made: a step by tensors without numbers."""
+"""Memory of a trial on each device, estimated in advance by a step on fake tensors."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,13 +18,11 @@ from vitmods.changes.compose import edit
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
-from vitmods.study.cost import Steps
+from vitmods.study.cost import Steps, make_model
 from vitmods.study.plan import Settings
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config
-from vitmods.tasks.base import DEFAULT, TaskModel, make_task
-from vitmods.tasks.features import without_head
-from vitmods.train.optim import freeze
+from vitmods.tasks.base import DEFAULT, TaskModel
 from vitmods.train.options import RunOptions, check_divides
 from vitmods.util.errors import UserError
 from vitmods.util.text import size
@@ -70,9 +68,9 @@ class Memory:
 def memory_of(
     config: ViTConfig, recipe: Recipe, task: str = DEFAULT, devices: int = 1, options: RunOptions | None = None,
 ) -> Memory:  # fmt: skip
-    """What a trial of this model takes of each device. Nothing is computed, and no memory of that size is needed.
+    """Estimate the memory of a trial on each device. Nothing is computed or allocated.
 
-    Activations are those of `recipe.precision` on a GPU, where attention keeps no weights of its own.
+    Activations are those of `recipe.precision` on a GPU, where attention does not keep its weights.
 
     Args:
         config: the model, changes included.
@@ -89,11 +87,8 @@ def memory_of(
     options.check_processes(devices)
     part = -(-recipe.batch_size // (devices * recipe.accumulate))
     config = config.with_(**recipe.model.to_config())
-    made = make_task(task, recipe)
     with torch.device("meta"):
-        backbone = ViT(config)
-        model = made.wrap(backbone if made.uses_head else without_head(backbone), config.num_classes)
-    freeze(model, recipe)
+        model, made = make_model(ViT(config), config.num_classes, recipe, task)
     options.save_memory(model)
     with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # to copy a model, in PyTorch
@@ -106,15 +101,25 @@ def memory_of(
         optimizer = _bytes([value for value in states if isinstance(value, torch.Tensor)])
         average = _bytes([*steps.ema.model.parameters(), *steps.ema.model.buffers()]) if steps.ema else 0
         average -= _bytes([p for p in steps.model.parameters() if not p.requires_grad]) if steps.ema else 0
-    beside = max(0, peak - weights - gradients - optimizer - average)
+    activations = max(0, peak - weights - gradients - optimizer - average)
     if not options.shard:
-        return Memory(weights, gradients, optimizer, average, 0, beside, part)
-    w, g, o, a = (-(-count // devices) for count in (weights, gradients, optimizer, average))
-    return Memory(w, g, o, a, _whole(model), beside, part)
+        return Memory(weights, gradients, optimizer, average, 0, activations, part)
+    weights, gradients, optimizer, average = (
+        -(-count // devices) for count in (weights, gradients, optimizer, average)
+    )
+    # FSDP2 gathers whole parameters: the block that computes, the next one, and those outside of blocks. It has a
+    # block's gradients twice, as they are computed and in the order in which they are sent.
+    backbone = model.backbone if isinstance(model, TaskModel) else model
+    blocks = [list(block.parameters()) for block in getattr(backbone, "blocks", ())]
+    in_blocks = {id(parameter) for block in blocks for parameter in block}
+    outside = _bytes([parameter for parameter in model.parameters() if id(parameter) not in in_blocks])
+    largest = max(map(_bytes, blocks), default=0)
+    trained = max((_bytes([p for p in block if p.requires_grad]) for block in blocks), default=0)
+    return Memory(weights, gradients, optimizer, average, 2 * largest + outside + 2 * trained, activations, part)
 
 
 def trial_memory(settings: Settings, options: RunOptions, devices: int = 1) -> dict[str, Memory]:
-    """What a trial of the last arm takes of each device: with these options, and in other ways that save memory.
+    """Estimate the memory of a trial of the last arm: with these options, and in other ways that save memory.
 
     Raises:
         UserError: the model is not one that a ViTConfig describes, training would refuse it, or as for `memory_of`.
@@ -128,28 +133,14 @@ def trial_memory(settings: Settings, options: RunOptions, devices: int = 1) -> d
         raise UserError(
             "Memory is estimated for vitmods' ViTs and their changes alone: leave --devices and --shard out."
         )
-    config, ways = edit(config, changes), {"as asked": options}
-    for way in SAVING:
-        if not getattr(options, way) and not (way == "recompute" and options.compile):
-            ways[f"with --{way}"] = replace(options, **cast("dict[str, Any]", {way: True}))
-    found = {}
-    for name, tried in ways.items():
-        with nullcontext() if name == "as asked" else suppress(UserError):  # of a model that cannot be run so
-            task = settings.fixed.get("task", DEFAULT)
-            found[name] = memory_of(config, settings.recipe_of(arm), task, devices, tried)
-    return found
-
-
-def _whole(model: nn.Module) -> int:
-    """What FSDP2 has of whole parameters at a time: the block that computes, the next one that is gathered meanwhile,
-    what lies outside of blocks, and a block's gradients twice, as they are and in the order in which they are sent."""
-    backbone = model.backbone if isinstance(model, TaskModel) else model
-    blocks = [list(block.parameters()) for block in getattr(backbone, "blocks", ())]
-    inside = {id(p) for block in blocks for p in block}
-    outside = [p for p in model.parameters() if id(p) not in inside]
-    largest = max((_bytes(block) for block in blocks), default=0)
-    trained = max((_bytes([p for p in block if p.requires_grad]) for block in blocks), default=0)
-    return 2 * largest + _bytes(outside) + 2 * trained
+    config, recipe, task = edit(config, changes), settings.recipe_of(arm), settings.fixed.get("task", DEFAULT)
+    memory = {"as asked": memory_of(config, recipe, task, devices, options)}
+    for name in SAVING:
+        if not getattr(options, name) and not (name == "recompute" and options.compile):
+            saving: dict[str, Any] = {name: True}
+            with suppress(UserError):  # the model does not support it
+                memory[f"with --{name}"] = memory_of(config, recipe, task, devices, replace(options, **saving))
+    return memory
 
 
 def _bytes(tensors: list[torch.Tensor] | list[nn.Parameter]) -> int:

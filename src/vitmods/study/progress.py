@@ -13,7 +13,7 @@ from vitmods.study.plan import Evaluation, Work
 from vitmods.study.state import StudyState
 from vitmods.util.files import LenientStream, progress_console
 from vitmods.util.limits import parse_json
-from vitmods.util.text import duration, plural
+from vitmods.util.text import duration
 
 _TAIL = 1024  # bytes that surely hold the last whole row of a metrics.jsonl
 
@@ -90,12 +90,6 @@ class Progress:
         self._task = bar.add_task("", total=None)
         bar.start()
         return bar
-
-
-def planned(trials: int, done: int, at_most: bool, folder: Path | str) -> str:
-    """The first line: how much there is to do."""
-    before = f", {done} are done" if done else ""
-    return f"{'At most ' if at_most else ''}{plural(trials, 'trial')}{before}, in {folder}"
 
 
 def _outcome(work: Work, failure: str | None, state: StudyState) -> str:

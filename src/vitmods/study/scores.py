@@ -75,7 +75,7 @@ def over_settings_at(state: StudyState, base: str = BASE) -> OverSettings:
 
 def _family(state: StudyState, base: str) -> int | Literal["pairs"]:
     """The arms that were planned or have been added; all pairs for a reference that was chosen after the scores."""
-    return max(len(state.settings.arms), state.images.family) if base == BASE else "pairs"
+    return max(len(state.settings.arms), state.images.plan.family) if base == BASE else "pairs"
 
 
 def _trials(state: StudyState, seeds: Sequence[int], setting: Point, without: Container[str] = ()) -> Trials:
@@ -128,10 +128,10 @@ def _scores(state: StudyState, by_setting: Mapping[Point, Trials]) -> tuple[dict
 
 def _most(state: StudyState, looks: Sequence[int]) -> int | None:
     """The maximum of a study that is looked at more than once; None if its seeds were fixed before."""
-    count, planned = len(state.settings.seeds), state.images.planned
-    if state.settings.until_decided or state.images.looked:
+    count, plan = len(state.settings.seeds), state.images.plan
+    if state.settings.until_decided or plan.until_decided:
         return min(max(count, looks[0]), looks[-1])
-    extended = 1 < planned < count and not state.settings.folds
+    extended = 1 < plan.seeds < count and not state.settings.folds
     return min(next_maximum(count), looks[-1]) if extended else None
 
 

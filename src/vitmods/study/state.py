@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from vitmods.study.arms import Arm
 from vitmods.study.plan import AS_IS, VAL, Evaluation, Grid, Measure, Point, Settings, Trial, choose, options_from
-from vitmods.study.store import StudyFolder, read_object, read_warnings
+from vitmods.study.store import Facts, Plan, StudyFolder, read_object, read_warnings
 from vitmods.train.trial import read_scores
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
@@ -108,19 +108,25 @@ class Evaluated:
     splits:  test, or val and test together
     constant: metric -> the score of the best constant prediction, as far as it is known
     groups:  (n,) the group of each image; None: every image is its own group
-    planned: seeds that were planned before any score was known; 0: unknown
-    looked:  whether it was planned to look at the study until it is decided
-    family:  arms that were planned before any score was known
     sizes:   with folds, the images that a trial is tested on and trained on; None: all trials share their images
+    plan:    what was planned before any score was known
     """
 
     splits: tuple[str, ...]
     constant: Mapping[str, float] = field(default_factory=dict)
     groups: NDArray[Any] | None = None
-    planned: int = 0
-    looked: bool = False
-    family: int = 0
     sizes: tuple[int, int] | None = None
+    plan: Plan = Plan()  # noqa: RUF009, frozen
+
+
+def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:
+    """Return what the answer of a study covers."""
+    constant = facts.data.get("constant", {})
+    counts = {split: entry["count"] for split, entry in facts.data["splits"].items()}
+    if facts.settings.get("folds"):
+        return Evaluated(facts.splits, constant, sizes=(counts["test"], counts["train"]), plan=facts.plan)
+    groups = folder.images.groups({split: counts[split] for split in facts.splits})
+    return Evaluated(facts.splits, constant, groups, plan=facts.plan)
 
 
 class StudyState:

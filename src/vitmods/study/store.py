@@ -75,6 +75,11 @@ class ModelFacts:
     changes: tuple[ChangeFacts, ...] = ()
 
 
+def model_name(setting: Point, arm: str) -> str:
+    """Return the name of an arm's model in study.json; in a sweep, each setting may have another."""
+    return ", ".join(filter(None, (str(setting), arm)))
+
+
 @dataclass(frozen=True)
 class Plan:
     """What was planned before scores were known: seeds (the maximum of a study until decided), the claim of verdicts,

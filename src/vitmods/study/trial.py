@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,8 @@ import vitmods
 from vitmods.data.batch import for_device
 from vitmods.evals.base import ProtocolResult
 from vitmods.evals.protocols import check_protocols, run_protocols
+from vitmods.layers.norms.contract import SmallBatchWarning
+from vitmods.layers.norms.whitening import NotFittedWarning
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import vit
 from vitmods.recipes import Recipe
@@ -33,7 +36,6 @@ from vitmods.study.checkpoints import Start, open_trial
 from vitmods.study.plan import AS_IS, VAL, Evaluation, Point, Settings, Trial, Work, image_settings
 from vitmods.study.state import read_trial
 from vitmods.study.store import WARNINGS, Facts, StudyFolder, read_json, read_warnings
-from vitmods.study.warnings import already_reported
 from vitmods.tasks.base import DEFAULT, TASKS, Task, make_task
 from vitmods.tasks.features import without_head
 from vitmods.train import RunOptions, train_trial
@@ -328,6 +330,15 @@ def logged_run(folder: StudyFolder, facts: Facts, arm: Arm, what: str, fields: M
     about = {"study": study, "arm": arm.name, "changes": arm.text, "data": facts.settings["data"]}
     about |= {"base": base} if isinstance(base, str) else {}
     return LoggedRun(study, what, key_of(study, facts.created, what), {**about, **fields})
+
+
+@contextmanager
+def already_reported() -> Iterator[None]:
+    """Suppress warnings that the study gives once for all of its trials."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SmallBatchWarning)
+        warnings.simplefilter("ignore", NotFittedWarning)  # trials compute it
+        yield
 
 
 def _keep_warnings(out: Path, caught: list[warnings.WarningMessage]) -> None:

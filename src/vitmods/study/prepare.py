@@ -1,0 +1,293 @@
+"""Before the first trial: the images are read, every arm's model is built once, and what looks wrong is reported."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from vitmods.finetune.roles import ALL
+from vitmods.layers.norms import PowerNorm
+from vitmods.layers.norms.contract import SMALL_BATCH, RunningNorm
+from vitmods.model.config import ViTConfig
+from vitmods.model.flops import count_macs
+from vitmods.model.names import MODELS, parse_name
+from vitmods.model.vit import ViT
+from vitmods.recipes.schedule import resolve_on
+from vitmods.study.arms import Arm, Function, base_function, functions_of, is_foreign
+from vitmods.study.bases import Base, activation_bytes, base_name, model_facts
+from vitmods.study.executors import StudyOptions
+from vitmods.study.executors.processes import visible_gpus
+from vitmods.study.plan import Point, Settings
+from vitmods.study.store import ChangeFacts, ModelFacts, StudyFolder, model_name
+from vitmods.study.trial import TrialRunner, base_config, build_model, check_images, task_of, with_modules
+from vitmods.train.device import resolve
+from vitmods.train.optim import freeze
+from vitmods.util.errors import UserError
+from vitmods.util.files import LenientStream
+
+if TYPE_CHECKING:
+    from vitmods.data import ImageDataset
+    from vitmods.recipes import Recipe
+
+MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
+MOST_ON_CLUSTER = 32  # Slurm jobs; Ray reports its own capacity
+MOST_ON_GPU = 4  # trials; more wait for each other
+FEW_IMAGES, PHOTOGRAPH = 10_000, 64
+TRAINED = {
+    "Ti": "vit_tiny_patch16_224", "S": "vit_small_patch16_224", "B": "vit_base_patch16_224",
+    "L": "vit_large_patch16_224",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PreparedStudy:
+    """A study before its first trial.
+
+    models:      description of each model
+    notices:     warnings about the arms
+    trial_bytes: memory of one trial
+    """
+
+    runner: TrialRunner
+    dataset: ImageDataset
+    options: StudyOptions
+    models: Mapping[str, ModelFacts]
+    notices: tuple[str, ...]
+    trial_bytes: int
+
+    @property
+    def settings(self) -> Settings:
+        """The settings, with the fingerprint of the images."""
+        return self.runner.settings
+
+    def workers(self, trials: int) -> int:
+        """Count the trials to run at a time: one, by default, if an arm is a function that workers cannot import."""
+        is_local = any(function.module is None for function in user_functions(self.settings))
+        return 1 if self.options.workers is None and is_local else workers_for(self.options, trials, self.trial_bytes)
+
+
+def open_study(folder: StudyFolder, settings: Settings, options: StudyOptions) -> PreparedStudy:
+    """Read the images, add their fingerprint to the settings, and build every arm once.
+
+    Raises UserError if the folder holds a trial or another study, or if an arm cannot be built or trained.
+    """
+    folder.refuse_trial()
+    facts = folder.facts()
+    if facts is not None:  # compare what is known before the images are read, which may take a while
+        folder.check_same_study({**settings.to_dict(), "images": facts.settings["images"]})
+    runner = TrialRunner(folder, settings, options)
+    dataset = runner.dataset(settings.recipe)
+    fixed = {**settings.fixed, "images": dataset.summary()["fingerprint"]}
+    if facts is not None and facts.settings["images"] != fixed["images"]:
+        folder.images.check_same(dataset.splits)
+    runner.settings = replace(settings, fixed=fixed)
+    check_images(runner.settings, dataset)
+    return PreparedStudy(runner, dataset, options, *_survey(runner))
+
+
+def build_arms(settings: Settings, setting: Point, num_classes: int) -> Iterator[tuple[Arm, nn.Module, Recipe]]:
+    """Yield every arm's model, as it is trained under a setting, and its recipe: base first, one model at a time."""
+    settings = settings.at(setting)
+    config, start = base_config(settings, num_classes), settings.fixed.get("start")
+    for arm in settings.every_arm:
+        try:
+            recipe = settings.recipe_of(arm)
+            task = task_of(settings.fixed, recipe)
+            model: nn.Module = build_model(config, arm, settings.seeds[0], start, recipe, task.uses_head)
+            model = with_modules(model, task, num_classes, settings.seeds[0])
+            freeze(model, recipe)
+        except UserError as error:
+            place = f"{setting}, arm" if setting else "Arm"
+            raise type(error)(f"{place} {arm.name}: {error}") from error
+        yield arm, model, recipe
+        del model  # before the next one is built
+
+
+def smallest_first(settings: Settings, num_classes: int) -> list[Point]:
+    """Sort the settings of a sweep by the multiply-adds of base; other libraries' models are first."""
+
+    def macs(point: Point) -> int:
+        config = base_config(settings.at(point), num_classes)
+        return count_macs(config) if isinstance(config, ViTConfig) else 0
+
+    return sorted(settings.sweep.points, key=macs)
+
+
+def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], tuple[str, ...], int]:
+    """Build every arm under every setting, so that a wrong one is refused before training; warn of the others.
+
+    Returns the description of each model, the warnings about arms, and the bytes of the largest trial.
+    """
+    models: dict[str, ModelFacts] = {}
+    sizes: list[int] = []
+
+    def described(setting: Point, base: Base) -> Iterator[tuple[str, nn.Module, Recipe]]:
+        for arm, model, recipe in build_arms(runner.settings, setting, base.num_classes):
+            models[model_name(setting, arm.name)] = describe_model(runner.settings.at(setting), arm, model, base)
+            # The interpreter, weights with gradients and Adam's state, and activations.
+            weights = sum(parameter.numel() for parameter in model.parameters())
+            sizes.append(600 * 2**20 + 16 * weights + recipe.part_size * activation_bytes(model, base))
+            yield arm.name, model, recipe
+
+    points_by_notice: dict[str, list[str]] = {}
+    for point in runner.settings.sweep.points:
+        settings = runner.settings.at(point)
+        dataset = runner.dataset(settings.recipe, point)
+        base = base_config(settings, dataset.num_classes)
+        for notice in (*study_warnings(described(point, base), dataset), *few_images(settings, dataset)):
+            points_by_notice.setdefault(notice, []).append(str(point))
+    notices = tuple(
+        text if len(points) == len(runner.settings.sweep.points) else f"{'; '.join(points)}: {text}"
+        for text, points in points_by_notice.items()
+    )
+    # The answer has the warnings of the images and of the design by itself.
+    design = runner.settings.design.design.warnings if runner.settings.design else ()
+    images = runner.dataset(runner.settings.recipe).summary()["warnings"]
+    for text in (*images, *design, *notices):
+        warnings.warn(text, stacklevel=5)  # the caller of Study.run or Study.dry_run
+    return models, notices, max(sizes)
+
+
+def describe_model(settings: Settings, arm: Arm, model: nn.Module, base: Base) -> ModelFacts:
+    """Describe the arm's model and its changes for a reader who does not know them."""
+    changes = [ChangeFacts(str(change), **change.describe()) for change in arm.changes]
+    if arm.start is not None:
+        summary = f"Its weights are those of {arm.start}; base starts from its own."
+        changes.append(ChangeFacts(f"from {arm.start}", "Starts from its own trained weights", summary))
+    if (trained := arm.recipe.get("train")) == ALL:
+        changes.append(ChangeFacts(f"train({ALL})", "All weights are trained", "Nothing is frozen.", **_TRAINED_PART))
+    elif trained is not None:
+        title = f"Trains only {' and '.join(trained.split('+'))}"
+        summary = "The head is trained too, and with more than the head the positions; the other weights are frozen."
+        changes.append(ChangeFacts(f"train({trained})", title, summary, **_TRAINED_PART))
+    start = settings.fixed.get("start")
+    name = start["source"] if start else base_name(settings.fixed["base"])
+    return ModelFacts(arm.start or name, model_facts(model, base), tuple(changes))
+
+
+_TRAINED_PART = {
+    "paper": "Touvron et al., 2022, Three things everyone should know about Vision Transformers, section 4",
+    "url": "https://arxiv.org/abs/2203.09795",
+}
+
+
+def user_functions(settings: Settings) -> list[Function]:
+    """Return the functions that make base or alter models, which workers must be able to import."""
+    base = base_function(settings.fixed["base"])
+    return [
+        *([base] if base else []),
+        *(function for arm in settings.arms for function in functions_of(arm.changes)),
+    ]
+
+
+def workers_for(options: StudyOptions, trials: int, trial_bytes: int) -> int:
+    """Count the trials to run at a time: as asked for, or as many as fit the GPUs, or cores and memory."""
+    if options.workers is not None:
+        return max(1, min(options.workers, trials))
+    if options.cluster.executor != "here":
+        return max(1, min(MOST_ON_CLUSTER, trials))
+    if resolve(options.device).type == "cuda":
+        gpus = _gpus(options)
+        fitting = min((torch.cuda.mem_get_info(gpu)[0] for gpu in gpus), default=0) // 2 // trial_bytes
+        devices = max(1, len(gpus))
+        on_each = max(1, min(fitting, MOST_ON_GPU, torch.get_num_threads() // devices))
+        return max(1, min(devices * on_each, trials))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(torch.get_num_threads(), MOST_WORKERS, memory // 2 // trial_bytes, trials))
+
+
+def parallel_trials(options: StudyOptions) -> int:
+    """Count the trials that do not slow each other down: one per GPU, or MOST_WORKERS on a CPU."""
+    return max(1, len(_gpus(options))) if resolve(options.device).type == "cuda" else MOST_WORKERS
+
+
+def _gpus(options: StudyOptions) -> range | list[int]:
+    every = options.device in ("auto", "cuda")
+    return range(len(visible_gpus())) if every else [resolve(options.device).index or 0]
+
+
+def say(options: StudyOptions, line: str) -> None:
+    """Print a line on the progress of a study, unless the options ask for silence."""
+    if options.progress:
+        print(line, file=LenientStream(sys.stderr), flush=True)
+
+
+def few_images(settings: Settings, dataset: ImageDataset) -> list[str]:
+    """Advise to start from trained weights if photographs are few and the model is trained from scratch."""
+    images, weights = len(dataset.splits["train"]), trained_weights(settings.fixed)
+    if not weights or images >= FEW_IMAGES:
+        return []
+    return [
+        f"{images:,} training images are few to train {settings.fixed['base']} from scratch. Start from trained "
+        f"weights (--from {weights}, docs/finetune.md): accuracy is far higher, and changes may rank differently."
+    ]
+
+
+def trained_weights(settings: Mapping[str, Any]) -> str:
+    """Return timm's name of weights that suit a study's base and images; empty without any, or if it has weights."""
+    base, sides = settings["base"], settings["img_size"]
+    photographs = settings["in_chans"] == 3 and min(sides) >= PHOTOGRAPH
+    if "start" in settings or not photographs or not isinstance(base, str) or is_foreign(base) or base in MODELS:
+        return ""
+    size, *shape, _ = parse_name(base)
+    if size == "mu" and settings["task"] in ("classification", "multilabel"):
+        size, shape = "Ti", [None, 1, 16]  # another base, which classifies photographs better than any mu from scratch
+    suits = shape == [None, 1, 16] and not any(side % 16 for side in sides)
+    return TRAINED.get(size, "") if suits else ""
+
+
+def study_warnings(arms: Iterable[tuple[str, nn.Module, Recipe]], dataset: ImageDataset) -> list[str]:
+    """Return a sentence for each warning.
+
+    Args:
+        arms: name, model and recipe of each arm, base first; models are not kept.
+        dataset: the training images, for their number.
+    """
+    arms_by_warning: dict[tuple[str, str], list[str]] = {}  # (change or nothing, text) -> names of arms
+    base = ""
+    for arm, model, recipe in arms:
+        base = base or type(model).__name__
+        for warning in _arm_warnings(model, recipe, dataset, base):
+            arms_by_warning.setdefault(warning, []).append(arm)
+    texts = []
+    for (change, text), names in arms_by_warning.items():
+        subject = f"{'Arm' if len(names) == 1 else 'Arms'} {', '.join(names)}"
+        texts.append(f"{subject}{f', {change}' if change and names != [change] else ''}: {text}")
+    return texts
+
+
+def _arm_warnings(model: nn.Module, recipe: Recipe, dataset: ImageDataset, base: str) -> Iterator[tuple[str, str]]:
+    """Yield the change that each warning is about, if it is one, and the warning; `base` is the class of base."""
+    if isinstance(model, ViT) and base != type(model).__name__:
+        text = (
+            f"changes make a vitmods ViT of base, which itself stays a {base}. So the costs compare two implementations"
+            " too. A base by its own name (vit_small_patch16_224) is a vitmods ViT."
+        )
+        yield "", text
+    # A norm that reads the whole batch in training keeps running statistics for the evaluation.
+    running = [module for module in model.modules() if isinstance(module, RunningNorm)]
+    if recipe.part_size < SMALL_BATCH and any([*norm.buffers(recurse=False)] for norm in running):
+        text = (
+            f"the norms take statistics from batches of {recipe.part_size}, and below {SMALL_BATCH} images these are "
+            "noisy. Use a larger batch, or a norm that does without."
+        )
+        yield "", text
+    warmup = max((norm.warmup for norm in model.modules() if isinstance(norm, PowerNorm)), default=0)
+    batches = resolve_on(recipe, dataset).steps * recipe.accumulate
+    if warmup >= batches:
+        text = (
+            f"PowerNorm warms up for {warmup:,} batches, and a trial has {batches:,}. So it normalizes by the batch "
+            "throughout; the running statistics serve the evaluation alone. norm(kind=power,warmup=...) sets another "
+            "warm-up."
+        )
+        yield "", text
+    for change in model.changes if isinstance(model, ViT) else ():
+        if advice := change.advice(model.vit_config):
+            yield str(change), advice
