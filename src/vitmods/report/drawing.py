@@ -6,22 +6,20 @@ only base fills is struck out.
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
 from vitmods.layers import NORMS, STEMS
+from vitmods.report.templates import templates
 
 POSITIONS = {"learn": "+ position", **dict.fromkeys(("sincos2d", "sincos2d_centered", "sincos1d"), "+ position, fixed")}
 ACTIVATIONS = {"gelu": "GELU", "gelu_tanh": "tanh GELU"}
 POOLS = {"token": "class token", "avg": "mean of tokens", "map": "attention pool", "none": "all tokens"}
 
 MODULES = "modules"  # key of a config that only lists the modules of a model
-COLUMN, GAP, BOX, STEP, TOP = 124, 14, 22, 31, 26
-FONT, BOLD = 11.5, 140  # pixels; bold text of n letters fits into a box at BOLD / n pixels
 Config = Mapping[str, Any]
 
 
@@ -36,57 +34,34 @@ class Box:
 
 
 def draw(config: Config, base: Config | None = None, name: str = "model") -> Markup:
-    """Return the SVG element of a model, without marks if `base` is None or has no config.
+    """Return the SVG element of a model, without marks if `base` is None or does not have a config.
 
     A model that no ViTConfig describes gets a table of its modules, or of those that differ from base.
     """
+    template = templates().get_template("drawing.html")
     if MODULES in config:
-        return _module_table(config, (base or {}).get(MODULES, {}), name)
+        before, now = (base or {}).get(MODULES, {}), config[MODULES]
+        differing = {place: kind for place, kind in now.items() if before.get(place) != kind}
+        gone = [place for place in before if place not in now]
+        return Markup(template.module.modules(name, config["class"], differing, gone, bool(before)))
     if base is not None and MODULES in base:
         base = None
-    columns = [
-        _column(build(config), build(base) if base else None)
-        for build in (_through, lambda c: list(_branch(c, "attn")), lambda c: list(_branch(c, "mlp")))
-    ]
-    height, width = TOP + STEP * max(map(len, columns)) + 4, 3 * COLUMN + 2 * GAP
     depth, first = config.get("depth", ""), config.get("first_blocks")
     times = f"{first['count']} of {depth} ×" if first else f"{depth} ×"
     times += f" {config['parallel']}" if config.get("parallel", 1) > 1 else ""
-    heads = ("model", f"attention, {times}", f"MLP, {times}")
-    body = "".join(
-        _draw_column(column, i * (COLUMN + GAP), head, residual=i > 0)
-        for i, (column, head) in enumerate(zip(columns, heads))
-    )
+    parts: dict[str, Callable[[Config], list[Box]]] = {
+        "model": _through,
+        f"attention, {times}": lambda c: list(_branch(c, "attn")),
+        f"MLP, {times}": lambda c: list(_branch(c, "mlp")),
+    }
+    columns = {head: _mark(boxes(config), boxes(base) if base else None) for head, boxes in parts.items()}
     marks = {"same": "", "added": " (new)", "changed": " (changed)", "removed": " (removed)"}
-    words = [", ".join(box.text + marks[box.state] for box in column) for column in columns]
+    words = [", ".join(box.text + marks[box.state] for box in column) for column in columns.values()]
     label = f"{name}. Model: {words[0]}. Attention branch: {words[1]}. MLP branch: {words[2]}."
-    label = html.escape(label, quote=True)
-    return Markup(f'<svg class="drawing" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{body}</svg>')
+    return Markup(template.module.drawing(columns, label, name))
 
 
-def _module_table(config: Config, before: Mapping[str, str], name: str) -> Markup:
-    """Return a table of the modules, or of those that differ from base's."""
-    modules = {where: what for where, what in config[MODULES].items() if before.get(where) != what}
-    gone = [where for where in before if where not in config[MODULES]]
-    rows = [
-        f"<tr><td><code>{html.escape(where)}</code></td><td>{html.escape(what)}</td></tr>"
-        for where, what in modules.items()
-    ]
-    rows += [f"<tr><td><del>{html.escape(where)}</del></td><td>removed</td></tr>" for where in gone]
-    what = "Modules that differ from base" if before else "Modules"
-    note = f"Not drawn: {html.escape(str(config['class']))} is not a vitmods ViT."
-    if not rows:
-        return Markup(f'<p class="note">{note} Its modules are the same as base&#39;s.</p>')
-    head = '<thead><tr><th scope="col">module</th><th scope="col">type</th></tr></thead>'
-    label = html.escape(f"Modules of {name}", quote=True)
-    return Markup(
-        f'<p class="note">{note}</p><details{" open" if before else ""}><summary>{what}</summary>'
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
-        f'<table class="compact modules">{head}<tbody>{"".join(rows)}</tbody></table></div></details>'
-    )
-
-
-def _column(boxes: list[Box], base: list[Box] | None) -> list[Box]:
+def _mark(boxes: list[Box], base: list[Box] | None) -> list[Box]:
     """Mark boxes that differ from base's; removed ones keep base's place."""
     if base is None:
         return boxes
@@ -179,28 +154,3 @@ def _norm_text(norm: Config) -> str:
     kind = NORMS.get(norm["kind"])
     name = kind.title if kind else str(norm["kind"])
     return name if norm.get("affine", True) else f"{name}, fixed"
-
-
-def _draw_column(boxes: list[Box], x: float, head: str, residual: bool) -> str:
-    middle = x + COLUMN / 2
-    bottom = TOP + STEP * (len(boxes) - 1) + BOX / 2
-    parts = [f'<text class="head" x="{middle:g}" y="14">{html.escape(head)}</text>']
-    parts.append(f'<path class="flow" d="M{middle:g} {TOP - 7}V{bottom + BOX / 2 + 8:g}"/>')
-    for i, box in enumerate(boxes):
-        y = TOP + STEP * i + BOX / 2
-        if box.kind == "add" and residual:
-            parts.append(f'<path class="flow" d="M{middle:g} {TOP - 4}H{x + 4:g}V{y:g}H{middle - 9:g}"/>')
-        parts.append(_draw_box(box, x, y))
-    return "".join(parts)
-
-
-def _draw_box(box: Box, x: float, y: float) -> str:
-    middle = x + COLUMN / 2
-    if box.kind == "add":
-        plus = f"M{middle - 5:g} {y:g}h10M{middle:g} {y - 5:g}v10"
-        return f'<circle class="add" cx="{middle:g}" cy="{y:g}" r="9"/><path class="plus" d="{plus}"/>'
-    text, width = html.escape(box.text), COLUMN - 24
-    shape = f'<rect class="{box.kind}" x="{x + 12:g}" y="{y - BOX / 2:g}" width="{width:g}" height="{BOX}" rx="5"/>'
-    bold = box.state in ("added", "changed")
-    size = f' style="font-size: {BOLD / len(box.text):.1f}px"' if bold and len(box.text) > BOLD / FONT else ""
-    return f'<g class="{box.state}">{shape}<text x="{middle:g}" y="{y + 4:g}"{size}>{text}</text></g>'

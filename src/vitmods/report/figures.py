@@ -139,7 +139,12 @@ def clipped(name: str, length: int) -> str:
 
 
 def forest(effects: Sequence[Effect], margin: float, metric: Metric, inline: Inliner, narrow: bool) -> Markup:
-    """Plot one row per arm: a thin interval for new images, a thick one for these images, and the margin's band."""
+    """Plot one row per arm: a thin interval for new images, a thick one for these images, and the margin's band.
+
+    Empty without effects.
+    """
+    if not effects:
+        return Markup()
     width, row_height, foot = (350, 58, 46) if narrow else (860, 36, 50)
     height = row_height * len(effects) + foot + 8
     with figure(width, height) as drawn:

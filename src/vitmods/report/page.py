@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 import textwrap
 from collections.abc import Mapping
@@ -36,21 +35,14 @@ from vitmods.util.remote import upload
 from vitmods.util.text import plural
 
 WIDTH, MARGIN, LETTERS = 900, 20, 66  # SVG units; letters of the headline that a line holds
-_COLORS = re.compile(r":root \{(.*?)\}", re.S)
-_RULES = (
-    'text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", sans-serif; '
-    "font-variant-numeric: tabular-nums } .headline { font-size: 21px; font-weight: 700; fill: var(--ink) } "
-    ".meta { font-size: 13.5px; fill: var(--muted) }"
-)
 
 
 def summary(answer: Answer) -> str:
     """Return a stand-alone SVG file, which follows the reader's light or dark setting; deterministic."""
-    effects = [effect for effect in text.ranked_effects(answer) if effect.n]
     metric, mean = answer.metric, answer.base_mean
     models = {str(setting.values.get("base", answer.base.model.name)): None for setting in answer.sweep}
     title = f"vitmods study of {answer.data['name']}, {', '.join(models) or answer.base.model.name}"
-    meta = [
+    facts = [
         f"{answer.base.name} reaches {metric.shown(mean)} {metric.title}" if mean is not None else "",
         plural(max((effect.n for effect in answer.headline.values()), default=0), "seed"),
         plural(sum(trial.ended for trial in answer.trials), "trial"),
@@ -58,35 +50,22 @@ def summary(answer: Answer) -> str:
         answer.created[:10],
     ]
     headline = textwrap.wrap(text.headline(answer), LETTERS)
-    top = 60 + 27 * (len(headline) - 1) + 26
-    parts = [
-        _text("meta", 30, [clipped(title, 110)]),
-        _text("headline", 60, headline),
-        _text("meta", top, [clipped(" · ".join(filter(None, meta)), 120)]),
-    ]
-    top += 18
-    if effects:
-        plot = str(forest(effects, answer.margin, metric, Inliner(), narrow=False))
+    plot_at, plot_height = 60 + 27 * (len(headline) - 1) + 44, 0
+    plot = forest(text.plotted_effects(answer), answer.margin, metric, Inliner(), narrow=False)
+    if plot:
         view = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', plot)
         assert view is not None, "figures have a viewBox"
         width, height = map(float, view.groups())
-        parts.append(plot.replace("<svg", f'<svg x="{MARGIN}" y="{top}" width="{width:g}" height="{height:g}"', 1))
-        top += round(height)
+        plot_height = round(height)
+        size = f'x="{MARGIN}" y="{plot_at}" width="{width:g}" height="{height:g}"'
+        plot = Markup(plot.replace("<svg", f"<svg {size}", 1))
     css = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
-    light, dark = (" ".join(colors.split()) for colors in _COLORS.findall(css)[:2])
-    style = f"svg {{ {light} }} @media (prefers-color-scheme: dark) {{ svg {{ {dark} }} }} {_RULES}"
-    size, label = f'width="{WIDTH}" height="{top + 12}"', html.escape(text.headline(answer), quote=True)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {WIDTH} {top + 12}" role="img" '
-        f'aria-label="{label}"><style>{style}</style><rect {size} rx="8" fill="var(--paper)"/>{"".join(parts)}</svg>\n'
-    )
-
-
-def _text(css_class: str, y: float, lines: list[str]) -> str:
-    return "".join(
-        f'<text class="{css_class}" x="{MARGIN}" y="{y + 27 * i:g}">{html.escape(line, quote=False)}</text>'
-        for i, line in enumerate(lines)
-    )
+    light, dark = (" ".join(colors.split()) for colors in re.findall(r":root \{(.*?)\}", css, re.S)[:2])
+    return templates().get_template("summary.svg").render(
+        width=WIDTH, height=plot_at + plot_height + 12, margin=MARGIN, light=Markup(light), dark=Markup(dark),
+        title=clipped(title, 110), headline=headline, label=text.headline(answer), plot=plot,
+        facts=clipped(" · ".join(filter(None, facts)), 120),
+    ) + "\n"  # fmt: skip
 
 
 @VIEWS.register("html")
@@ -235,8 +214,7 @@ class Page:
     @cached_property
     def forests(self) -> list[Markup]:
         """The interval plot for wide and for narrow screens; empty while no arm shares a seed with base."""
-        effects = [effect for effect in text.ranked_effects(self.answer) if effect.n]
-        margin = self.answer.margin
+        effects, margin = text.plotted_effects(self.answer), self.answer.margin
         return [forest(effects, margin, self.metric, self.inline, narrow) for narrow in (False, True) if effects]
 
     @cached_property

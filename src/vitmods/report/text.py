@@ -57,6 +57,11 @@ def ranked_effects(answer: Answer) -> list[Effect]:
     return sorted(answer.headline.values(), key=_rank)
 
 
+def plotted_effects(answer: Answer) -> list[Effect]:
+    """Return the ranked effects with a number; without one while an arm shares no seed with base."""
+    return [effect for effect in ranked_effects(answer) if effect.n and not math.isnan(effect.effect)]
+
+
 def _rank(effect: Effect) -> tuple[int, float]:
     return (list(GLYPHS).index(effect.verdict), -effect.gain) if effect.n else (len(GLYPHS), 0.0)
 
