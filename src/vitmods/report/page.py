@@ -58,7 +58,7 @@ def summary(answer: Answer) -> str:
         width, height = map(float, view.groups())
         plot_height = round(height)
         size = f'x="{MARGIN}" y="{plot_at}" width="{width:g}" height="{height:g}"'
-        plot = Markup(plot.replace("<svg", f"<svg {size}", 1))
+        plot = Markup(str(plot).replace("<svg", f"<svg {size}", 1))
     css = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     light, dark = (" ".join(colors.split()) for colors in re.findall(r":root \{(.*?)\}", css, re.S)[:2])
     return templates().get_template("summary.svg").render(
