@@ -12,8 +12,8 @@ import pytest
 import vitmods as vm
 from vitmods.study.executors import ClusterOptions
 from vitmods.study.executors.processes import Processes
-from vitmods.study.executors.ray import Node, RayCluster, Run
-from vitmods.study.executors.slurm import Piece, Slurm
+from vitmods.study.executors.ray import RayCluster, RayWorker, Run
+from vitmods.study.executors.slurm import Slurm, SlurmJob
 from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 from vitmods.train import RunOptions
@@ -98,14 +98,14 @@ def test_a_failure_on_a_node_without_the_folder_of_the_start_says_so(tmp_path, m
     worker = SimpleNamespace(send=lambda work: None, answer=lambda: answer, failure_reason=lambda: "it was killed")
     monkeypatch.setattr(Processes, "start", lambda self, index: worker)
     for folder, said in ((tmp_path, False), (tmp_path / "elsewhere", True)):
-        node = Node(Processes(StudyFolder(tmp_path), workers=1, threads=1, stand_in=str(folder)), 0)
+        node = RayWorker(Processes(StudyFolder(tmp_path), workers=1, threads=1, working_folder=str(folder)), 0)
         assert (f". Relative paths fail on this node: {folder}, where the study" in node.run({})) is said
 
 
 def test_a_trial_that_needs_more_than_any_node_has_is_one_error() -> None:
     cluster = RayCluster(None, ClusterOptions("ray", cpus_per_trial=4))
     with pytest.raises(UserError, match="No node of the Ray cluster has room for a trial"):
-        Run(cluster, Machines({"CPU": 3}, {"CPU": 3}), None, None)._room()
+        Run(cluster, Machines({"CPU": 3}, {"CPU": 3}), None, None).room()
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
     long.run(broken, workers=1, budget="0.1trials", **QUIET)  # no trial is begun
     trial = Trial(long.settings.arms[0], 0)
     folder = StudyFolder(broken)
-    piece = Piece(Processes(folder, 1, 1, RunOptions("cpu")), 0, trial.to_dict())
+    piece = SlurmJob(Processes(folder, 1, 1, RunOptions("cpu")), 0, trial.to_dict())
     failures = []
     job = threading.Thread(target=lambda: failures.append(piece()))
     job.start()
@@ -174,7 +174,7 @@ class Machines:
 )
 def test_there_is_room_on_each_node_by_itself(nodes, options, room) -> None:
     cluster = RayCluster(None, ClusterOptions("ray", **options))
-    assert Run(cluster, Machines(*nodes), None, None)._room() == room
+    assert Run(cluster, Machines(*nodes), None, None).room() == room
 
 
 @pytest.mark.parametrize("options", [{"cpus_per_trial": 0}, {"gpus_per_trial": -1.0}, {"memory_per_trial": -2.0}])

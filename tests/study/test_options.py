@@ -37,7 +37,7 @@ def test_a_worker_gets_every_field(tmp_path):
         for field in fields(RunOptions)
         if field.name not in ("compile", "shard")
     }
-    task = json.loads(json.dumps(Processes(StudyFolder(tmp_path), 1, 1, StudyOptions(**changed))._task(0)))
+    task = json.loads(json.dumps(Processes(StudyFolder(tmp_path), 1, 1, StudyOptions(**changed)).task(0)))
     received = RunOptions(**task["options"])
     assert received == RunOptions(**{**changed, "progress": False})  # a worker has no terminal
     assert all(getattr(received, name) != getattr(RunOptions(), name) for name in changed)

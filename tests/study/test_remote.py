@@ -95,7 +95,7 @@ def test_addresses_and_folders_are_told_apart(on, tmp_path):
         assert address_of(place(text)) == "s3://bucket/runs/x"
     assert address_of(place("file:///data/x")) == "file:///data/x"
     assert named(tmp_path) == str(tmp_path)
-    with pytest.raises(UserError, match=rf"There is no study in file://{tmp_path}/nostudy: "):
+    with pytest.raises(UserError, match=rf"file://{tmp_path}/nostudy is not a study: "):
         Answer.load(f"file://{tmp_path}/nostudy")
     with pytest.raises(UserError, match="There is nothing at"):
         download(f"file://{tmp_path}/none")

@@ -287,7 +287,7 @@ def test_a_named_gpu_is_not_shared_out_to_several_workers(tmp_path, monkeypatch)
 
     def second_worker(options):
         executor = make_executor(runner, options, workers=2)
-        return executor._task(1)["options"]["device"], executor._environment(1).get("CUDA_VISIBLE_DEVICES")
+        return executor.task(1)["options"]["device"], executor.environment(1).get("CUDA_VISIBLE_DEVICES")
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (2, 2))

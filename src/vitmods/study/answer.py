@@ -150,28 +150,24 @@ Costs = dict[Point, tuple[BaseCost | None, dict[str, ArmCost]]]
 """setting -> the costs of base and of each arm"""
 
 
-def read_costs(folder: StudyFolder, settings: Settings) -> dict[str, Any]:
-    """Read costs.json; a damaged file is a warning and counts as empty, since the effects do not depend on it."""
+def read_costs(folder: StudyFolder, settings: Settings) -> tuple[dict[str, Any], Costs]:
+    """Read costs.json, as it is and as costs by setting. A damaged file is a warning and counts as empty, since the
+    effects do not depend on it."""
+    costs: Costs = {}
     try:
-        costs = read_object(folder.costs_file)
-        parse_costs(costs, settings)
+        recorded = read_object(folder.costs_file)
+        for point in settings.sweep.points:
+            values = costs_under(recorded, point)
+            arms = {name: ArmCost.from_dict(cost) for name, cost in values.get("arms", {}).items()}
+            costs[point] = BaseCost(**values["base"]) if values.get("base") else None, arms
     except (AttributeError, TypeError, ValueError) as error:
-        text = (
-            f"{named(folder.costs_file)} is damaged ({error}): what the arms cost is not known until the same command"
+        warnings.warn(
+            f"{named(folder.costs_file)} is damaged ({error}): the costs of arms are unknown until the same command "
+            "measures them again.",
+            stacklevel=2,
         )
-        warnings.warn(f"{text} measures it again.", stacklevel=2)
-        return {}
-    return costs
-
-
-def parse_costs(costs: Mapping[str, Any], settings: Settings) -> Costs:
-    """Parse what `read_costs` returns."""
-    parsed: Costs = {}
-    for point in settings.sweep.points:
-        values = costs_under(costs, point)
-        arms = {name: ArmCost.from_dict(cost) for name, cost in values.get("arms", {}).items()}
-        parsed[point] = BaseCost(**values["base"]) if values.get("base") else None, arms
-    return parsed
+        return {}, {point: (None, {}) for point in settings.sweep.points}
+    return recorded, costs
 
 
 def costs_under(costs: Mapping[str, Any], setting: Point) -> dict[str, Any]:
@@ -180,7 +176,6 @@ def costs_under(costs: Mapping[str, Any], setting: Point) -> dict[str, Any]:
     return dict(costs if base is None else costs.get(base, {}))
 
 
-__all__ = ["VIEWS", "Answer", "ArmAnswer", "ArmCost", "BaseCost", "Tuning", "read_answer"]
 VIEWS: Registry[Callable[..., Any]] = Registry("view of an answer", "vitmods.report")
 """text: Answer -> str; html: (Answer, path or None) -> path of the report"""
 
@@ -282,7 +277,7 @@ class Answer:
 
     def __getitem__(self, arm: str) -> Effect:
         if arm not in self.headline:
-            raise UserError(f"The study has no arm {arm!r}. {nearest(arm, self.headline)}")
+            raise UserError(f"The study does not have an arm {arm!r}. {nearest(arm, self.headline)}")
         return self.headline[arm]
 
     def __repr__(self) -> str:
@@ -352,8 +347,8 @@ def read_answer(
         reference: the arm that the others are compared with.
 
     Raises:
-        UserError: a file that the whole answer depends on is damaged, or there is no such arm. A damaged trial is
-            reported in the answer.
+        UserError: a file that the whole answer depends on is damaged, or the study does not have the arm. A damaged
+            trial is reported in the answer.
     """
     with folder.naming_damage():
         settings = settings or Settings.from_dict(facts.settings)
@@ -361,7 +356,7 @@ def read_answer(
         evaluated, first = evaluated_of(folder, facts), settings.sweep.points[0]
         models = {arm.name: facts.models[model_name(first, arm.name)] for arm in settings.every_arm}
     if reference not in (names := [arm.name for arm in settings.every_arm]):
-        raise UserError(f"The study has no arm {reference!r}. {nearest(reference, names)}")
+        raise UserError(f"The study does not have an arm {reference!r}. {nearest(reference, names)}")
     if reference != BASE and settings.design:
         raise UserError("A factorial study compares each change with its absence: leave the reference out.")
 
@@ -396,7 +391,7 @@ def read_answer(
 
     counted = _of_changes(decision, changes) if changes else decision
     doubts = (*planning_doubts(state, facts), *outcome_doubts(counted, base.counted, curve_metric))
-    costs = parse_costs(read_costs(folder, settings), settings)
+    _, costs = read_costs(folder, settings)
     has_costs = reference == BASE and "base" not in dict(settings.sweep.fields)
     base_cost, arm_costs = costs[first] if has_costs else (None, {})
     by_setting = []

@@ -146,7 +146,14 @@ def _few_images(decision: Decision) -> Iterator[str]:
 
 def _still_gaining(trials: list[TrialRecord], metric: Metric) -> Iterator[str]:
     """Base's mean slope over the last fifth of its training, beyond two standard errors and a margin."""
-    gains = [gain for trial in trials if trial.status == "finished" and (gain := _last_gain(trial)) is not None]
+    gains = []
+    for trial in trials:
+        step, score = np.array(trial.curve.step, float), np.array(trial.curve.score, float)
+        if trial.status != "finished" or len(step) < FEW_EVALUATIONS:
+            continue
+        late = step >= (1 - LAST) * step[-1]
+        if late.sum() >= 2 and np.isfinite(score[late]).all():
+            gains.append(float(np.polyfit(step[late], score[late], 1)[0] * LAST * step[-1]))
     if len(gains) < 2:
         return
     scale = (POINTS if metric.unit == "%" else 1.0) * (1 if metric.higher_is_better else -1)
@@ -158,13 +165,3 @@ def _still_gaining(trials: list[TrialRecord], metric: Metric) -> Iterator[str]:
             f"Base was still gaining when training ended: {mean:.2g} {unit}".rstrip()
             + f" of validation {metric.title} over the last fifth. Arms may rank differently when trained longer."
         )
-
-
-def _last_gain(trial: TrialRecord) -> float | None:
-    step, score = np.array(trial.curve.step, float), np.array(trial.curve.score, float)
-    if len(step) < FEW_EVALUATIONS:
-        return None
-    late = step >= (1 - LAST) * step[-1]
-    if late.sum() < 2 or not np.isfinite(score[late]).all():
-        return None
-    return float(np.polyfit(step[late], score[late], 1)[0] * LAST * step[-1])

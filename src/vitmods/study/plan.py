@@ -399,6 +399,11 @@ class Evaluation:
 Work = Trial | Evaluation
 
 
+def trial_of(work: Work) -> Trial:
+    """Return the trial that a piece of work belongs to."""
+    return work.trial if isinstance(work, Evaluation) else work
+
+
 def make_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
     """A number of seeds (0, 1, ...) or the seeds themselves. UserError for none, a repeated or a too large one."""
     if isinstance(seeds, int):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from vitmods.study.plan import Evaluation, Work
+from vitmods.study.plan import Work, trial_of
 from vitmods.study.state import StudyState
 from vitmods.util.files import LenientStream, progress_console
 from vitmods.util.limits import parse_json
@@ -49,7 +49,10 @@ class Progress:
         self._past_steps += self._steps(work)
         self._finished += 1
         pending = len(self._left) + len(self._started)
-        to_go = f", about {duration(self._seconds_left())} to go" if pending and self._ran_steps else ""
+        to_go = ""
+        if pending and self._ran_steps:
+            steps = sum(map(self._steps, (*self._left, *self._started))) - sum(map(self._steps_done, self._started))
+            to_go = f", about {duration(steps * self._ran_s / self._ran_steps / self._workers)} to go"
         total = self._finished + pending
         self.say(f"{self._finished:>3} of {total}  {work}: {_outcome(work, failure, state)}  ({seconds:.0f} s{to_go})")
         return seconds
@@ -73,10 +76,6 @@ class Progress:
     def _steps_done(self, work: Work) -> int:
         return min(_last_step(self._folder(work) / "metrics.jsonl"), self._steps(work))
 
-    def _seconds_left(self) -> float:
-        steps = sum(map(self._steps, (*self._left, *self._started))) - sum(map(self._steps_done, self._started))
-        return steps * self._ran_s / self._ran_steps / self._workers
-
     def _make_bar(self) -> Any:
         from rich import progress
 
@@ -95,7 +94,7 @@ class Progress:
 def _outcome(work: Work, failure: str | None, state: StudyState) -> str:
     if failure is not None:
         return f"failed: {failure}"
-    trial = work.trial if isinstance(work, Evaluation) else work
+    trial = trial_of(work)
     record = state.answered.get(trial) or state.tried[trial]
     if record.status == "unfinished" and trial in state.tried:  # not yet evaluated on the answer's split
         record = state.tried[trial]

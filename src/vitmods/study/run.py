@@ -28,7 +28,7 @@ from vitmods.study.executors import Executor, Inline, StudyOptions
 from vitmods.study.executors.processes import Processes
 from vitmods.study.executors.ray import RayCluster
 from vitmods.study.executors.slurm import Slurm
-from vitmods.study.plan import VAL, Evaluation, Settings, Work, make_measure, measure_of
+from vitmods.study.plan import VAL, Evaluation, Settings, Work, make_measure, measure_of, trial_of
 from vitmods.study.prepare import PreparedStudy, build_arms, open_study, say, user_functions
 from vitmods.study.progress import Progress
 from vitmods.study.schedule import ENDLESS, Budget, Schedule, check_weights_are_there
@@ -316,9 +316,6 @@ def _work(study: PreparedStudy, state: StudyState, budget: Budget, lease: Lease)
     runner, options, workers = study.runner, study.options, study.workers(len(state.missing))
     steps: dict[tuple[Any, ...], int] = {}  # a bar asks for the steps of all trials, often
 
-    def folder_of(work: Work) -> Path:
-        return runner.folder.trial(work.trial if isinstance(work, Evaluation) else work)
-
     def steps_of(work: Work) -> int:
         if isinstance(work, Evaluation):
             return 1
@@ -328,7 +325,7 @@ def _work(study: PreparedStudy, state: StudyState, budget: Budget, lease: Lease)
             steps[kind] = resolve_on(recipe, runner.dataset(recipe, work.setting, work.seed)).steps
         return steps[kind]
 
-    progress = Progress(folder_of, steps_of, workers, quiet=not options.progress)
+    progress = Progress(lambda work: runner.folder.trial(trial_of(work)), steps_of, workers, quiet=not options.progress)
     try:
         schedule = Schedule(state, progress, budget, options.keep_weights, lease)
         if schedule.left:
@@ -379,7 +376,7 @@ def _measure_costs(study: PreparedStudy, state: StudyState) -> None:
     trained_s = sum(record.wall_s or 0.0 for record in state.records.values()) / study.workers(len(state.records))
     points = {point.to_dict().get("base"): point for point in reversed(settings.sweep.points)}
     seconds = min(options.cost_seconds, MOST_FOR_COSTS * trained_s / len(points))
-    recorded = read_costs(study.runner.folder, settings)
+    recorded, _ = read_costs(study.runner.folder, settings)
     for base, point in points.items():
         before = {"base": None, "arms": {}, **costs_under(recorded, point)}
         names = {arm.name for arm in settings.arms} - set(before["arms"])

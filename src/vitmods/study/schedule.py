@@ -8,6 +8,7 @@ was chosen for its arm and evaluated. What is known of a trial (metrics, scores 
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
@@ -15,11 +16,10 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from vitmods.study.arms import BASE
 from vitmods.study.executors import Keep
-from vitmods.study.plan import Evaluation, Point, Trial, Work
+from vitmods.study.plan import Evaluation, Point, Trial, Work, trial_of
 from vitmods.study.progress import Progress
 from vitmods.study.scores import Look, looks
 from vitmods.study.state import Selection, StudyState, read_curves
@@ -42,17 +42,17 @@ def prune(state: StudyState, keep: Keep, ended: Trial | None = None) -> None:
     if keep == "all":
         return
     selections = state.selections
-    for one in selections.values() if ended is None else [selections[ended.setting, ended.arm.name]]:
-        if one.chosen is not None:
-            _prune_arm(state, keep, one)
+    for selection in selections.values() if ended is None else [selections[ended.setting, ended.arm.name]]:
+        if selection.chosen is not None:
+            _prune_arm(state, keep, selection)
 
 
 def _prune_arm(state: StudyState, keep: Keep, selection: Selection) -> None:
     place = selection.arm.name, selection.setting
-    own = dict.fromkeys(one for one in (*state.tried, *state.answered) if (one.arm.name, one.setting) == place)
-    # As it counts for the answer, where it does: a chosen one that is not evaluated yet has not ended.
-    done = [one for one in own if (state.answered.get(one) or state.tried[one]).ended]
-    best = _best(state, [one for one in done if one in state.answered]) if keep == "best" else None
+    trials = [trial for trial in state.records if (trial.arm.name, trial.setting) == place]
+    # As it counts for the answer, if it does: a chosen one that is not evaluated yet has not ended.
+    done = [trial for trial in trials if state.records[trial].ended]
+    best = _best(state, [trial for trial in done if trial in state.answered]) if keep == "best" else None
     for trial in done:
         if trial != best:
             for name in (WEIGHTS, MODULES):
@@ -61,7 +61,12 @@ def _prune_arm(state: StudyState, keep: Keep, selection: Selection) -> None:
 
 def check_weights_are_there(state: StudyState) -> None:
     """UserError where something that is still to be found needs weights that were not kept."""
-    gone = [str(trial) for trial in state.missing if _gone(state.folder.trial(trial))]
+    gone = []
+    for trial in state.missing:
+        try:
+            check_weights_kept(state.folder.trial(trial))
+        except UserError:  # it has finished, and its weights were deleted
+            gone.append(str(trial))
     if gone:
         some = listing([*gone[:3], *([f"{len(gone) - 3} more"] if len(gone) > 3 else [])])
         raise UserError(
@@ -72,26 +77,18 @@ def check_weights_are_there(state: StudyState) -> None:
 
 
 def _best(state: StudyState, trials: Iterable[Trial]) -> Trial | None:
-    """Of those whose weights are still there."""
+    """Return the best of the finished trials whose weights still exist."""
     metrics = TASKS[state.settings.fixed["task"]].metrics
-    metric = next((one for one in metrics if one.name == state.settings.measure.name), metrics[0])
+    metric = next((metric for metric in metrics if metric.name == state.settings.measure.name), metrics[0])
     sign = 1 if metric.higher_is_better else -1
 
     def worth(trial: Trial) -> float:
         curves = read_curves(state.folder.trial(trial), [metric.name])
         return sign * curves[metric.name].score[-1] if curves else -math.inf
 
-    there = (one for one in trials if state.answered[one].status == "finished")
-    return max((one for one in there if (state.folder.trial(one) / WEIGHTS).exists()), key=worth, default=None)
-
-
-def _gone(folder: Path) -> bool:
-    """Whether a trial has finished and its weights are not there any more."""
-    try:
-        check_weights_kept(folder)
-    except UserError:
-        return True
-    return False
+    finished = (trial for trial in trials if state.answered[trial].status == "finished")
+    with_weights = (trial for trial in finished if (state.folder.trial(trial) / WEIGHTS).exists())
+    return max(with_weights, key=worth, default=None)
 
 
 @dataclass(frozen=True)
@@ -110,15 +107,15 @@ def make_budget(budget: str | int | None) -> Budget:
     if budget is None:
         return ENDLESS
     text = f"{budget}trials" if isinstance(budget, int) else budget
-    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(h|m|min|s|trials?)?\s*", text)
-    number, unit = (float(found[1]), found[2]) if found else (0.0, "")
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(h|m|min|s|trials?)?\s*", text)
+    number, unit = (float(match[1]), match[2]) if match else (0.0, "")
     if number <= 0:
         raise UserError(
             f"A budget is a time such as 2h, 30m or 90s, or a number of trials such as 40trials, not {budget!r}."
         )
     if unit is None:
         raise UserError(
-            f"The budget {budget} has no unit: write {number:g}m for minutes, {number:g}h or {number:g}trials."
+            f"The budget {budget} does not have a unit: write {number:g}m for minutes, {number:g}h or {number:g}trials."
         )
     if unit.startswith("trial"):
         return Budget(trials=int(number))
@@ -130,7 +127,7 @@ class Schedule:
 
     Trials that points are chosen by come first; then seed by seed, in a seed base first. Of a study that runs until it
     is decided, arms that have stopped get no more seeds, and the widest interval comes first in a seed. Workers that
-    are free before the last trials of a look have ended go on with the next seeds of the arms that are open.
+    are free before the last trials of a look have ended take the next seeds of the arms that are open.
     """
 
     def __init__(
@@ -171,7 +168,7 @@ class Schedule:
 
     @property
     def left(self) -> list[Work]:
-        """What is not done, as far as it is known now."""
+        """The work that remains, as far as it is known now."""
         return list(self._wanted)
 
     def ended(self, work: Work, failure: str | None) -> None:
@@ -179,7 +176,7 @@ class Schedule:
         over."""
         if self._lease:
             self._lease.look()
-        trial = work.trial if isinstance(work, Evaluation) else work
+        trial = trial_of(work)
         split = work.split if isinstance(work, Evaluation) else self.state.scored_on(trial)
         if failure is not None:
             self.state.folder.record_failure(work, split, failure)
@@ -204,8 +201,9 @@ class Schedule:
         if done == len(settings.looks):
             return False
         needed = {seed: place for place, seed in enumerate(settings.seeds)}
-        waited = (one.trial if isinstance(one, Evaluation) else one for one in (*self._at_work, *self._wanted))
-        return all(needed[one.seed] >= settings.looks[done] for one in waited)
+        return all(
+            needed[trial.seed] >= settings.looks[done] for trial in map(trial_of, (*self._at_work, *self._wanted))
+        )
 
     def waiting(self) -> None:
         """While nothing else happens."""
@@ -214,40 +212,41 @@ class Schedule:
         self._progress.waiting()
 
     def _plan(self) -> None:
-        tried = {one.trial if isinstance(one, Evaluation) else one for one in self._given}
+        tried = set(map(trial_of, self._given))
         for setting, before in self._looks.items():
-            own = self._looks[setting] = looks(self.state, setting, tried, before)
-            for look in own[len(before) :]:
-                self._progress.say(_look_text(look))
-        self._wanted = deque(one for one in self._missing(self._looks) if one not in self._given)
+            self._looks[setting] = looks(self.state, setting, tried, before)
+            for look in self._looks[setting][len(before) :]:
+                verdicts = ", ".join(f"{arm} {effect.verdict}" for arm, effect in look.decision.effects.items())
+                ended = f"; no more seeds for {', '.join(look.stopped)}" if look.stopped else ""
+                self._progress.say(f"Look at {look.seeds} seeds: {verdicts}{ended}.")
+        self._wanted = deque(work for work in self._missing() if work not in self._given)
         self._progress.remaining(self._wanted)
 
-    def _missing(self, found: dict[Point, list[Look]]) -> Iterator[Work]:
+    def _missing(self) -> Iterator[Work]:
         state = self.state
         yield from (trial for trial, record in state.tried.items() if not record.ended)
-        stopped = {setting: {arm for look in own for arm in look.stopped} for setting, own in found.items()}
+        stopped = {setting: {arm for look in taken for arm in look.stopped} for setting, taken in self._looks.items()}
         decided = {setting for setting, names in stopped.items() if names and len(names) == len(state.settings.arms)}
-        evaluated = {one.trial: one for one in state.evaluations}
-        lost = self._lost() if state.settings.until_decided else set()
-        for trial in sorted(state.answered, key=lambda trial: self._place(trial, found)):
+        evaluations = {evaluation.trial: evaluation for evaluation in state.evaluations}
+        # Arms one of whose trials failed in this run: no look counts them, so more seeds would be for nothing.
+        lost = set()
+        for trial, record in state.answered.items() if state.settings.until_decided else ():
+            if record.status in ("failed", "damaged") and trial in self._given and trial.arm.name != BASE:
+                lost.add(trial.arm.name)
+        for trial in sorted(state.answered, key=self._order):
             if state.answered[trial].ended or trial.setting in decided or trial.arm.name in stopped[trial.setting]:
                 continue
             if trial.arm.name in lost:
                 continue
-            yield evaluated.get(trial, trial)
+            yield evaluations.get(trial, trial)
 
-    def _lost(self) -> set[str]:
-        """Arms one of whose trials failed in this run: no look counts them, so more seeds would be for nothing."""
-        failed = (trial for trial, record in self.state.answered.items() if record.status in ("failed", "damaged"))
-        return {trial.arm.name for trial in failed if trial in self._given and trial.arm.name != BASE}
-
-    def _place(self, trial: Trial, found: dict[Point, list[Look]]) -> tuple[int, int, float]:
+    def _order(self, trial: Trial) -> tuple[int, int, float]:
         """Seed by seed, in a seed base first and then the widest interval; settings stay in their order."""
-        settings = self.state.settings
-        own = found[trial.setting]
-        effect = own[-1].decision.effects.get(trial.arm.name) if own else None
+        taken = self._looks[trial.setting]
+        effect = taken[-1].decision.effects.get(trial.arm.name) if taken else None
         width = effect.high - effect.low if effect else 0.0
-        return settings.seeds.index(trial.seed), trial.arm.name != BASE, -width if width == width else 0.0
+        seed = self.state.settings.seeds.index(trial.seed)
+        return seed, trial.arm.name != BASE, 0.0 if math.isnan(width) else -width
 
     def _affordable(self, work: Work) -> bool:
         budget = self._budget
@@ -255,12 +254,5 @@ class Schedule:
             return False
         if budget.seconds is None:
             return True
-        arm = (work.trial if isinstance(work, Evaluation) else work).arm.name
-        known = self._seconds.get(arm) or [one for own in self._seconds.values() for one in own]
-        return time.monotonic() - self._started + (statistics.median(known) if known else 0.0) <= budget.seconds
-
-
-def _look_text(look: Look) -> str:
-    verdicts = ", ".join(f"{arm} {effect.verdict}" for arm, effect in look.decision.effects.items())
-    ended = f"; no more seeds for {', '.join(look.stopped)}" if look.stopped else ""
-    return f"Look at {look.seeds} seeds: {verdicts}{ended}."
+        seconds = self._seconds.get(trial_of(work).arm.name) or list(itertools.chain(*self._seconds.values()))
+        return time.monotonic() - self._started + statistics.median(seconds or [0.0]) <= budget.seconds

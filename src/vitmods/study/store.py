@@ -34,7 +34,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from vitmods.data.splits import SPLIT_FILE, read_columns
-from vitmods.study.plan import Evaluation, Point, Trial, Work, differences
+from vitmods.study.plan import Point, Trial, Work, differences, trial_of
 from vitmods.util import limits
 from vitmods.util.address import named, place
 from vitmods.util.errors import UserError
@@ -82,8 +82,8 @@ def model_name(setting: Point, arm: str) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was planned before scores were known: seeds (the maximum of a study until decided), the claim of verdicts,
-    the metric, and the number of arms. 0 and "" are unknown."""
+    """The plan before scores were known: seeds (the maximum of a study until decided), the claim of verdicts, the metric,
+    and the number of arms. 0 and "" are unknown."""
 
     seeds: int = 0
     until_decided: bool = False
@@ -351,7 +351,7 @@ class StudyFolder:
 
     def record_failure(self, work: Work, split: str, reason: str) -> None:
         """Record why work failed that could not record it itself, e.g. since its process ended."""
-        trial = work.trial if isinstance(work, Evaluation) else work
+        trial = trial_of(work)
         path = self.trial(trial) / "result.json"
         try:
             result = read_object(path)
@@ -395,9 +395,9 @@ class StudyFolder:
         """Read study.json; raises UserError if it does not exist."""
         facts = self.facts()
         if facts is None:
-            what = "it is a trial" if (self.path / "config.json").is_file() else "it has no study.json"
+            what = "it is a trial" if (self.path / "config.json").is_file() else "study.json is missing"
             hint = similar_folder(self.path) or "Give the folder that --out named."
-            raise UserError(f"There is no study in {named(self.path)}: {what}. {hint}")
+            raise UserError(f"{named(self.path)} is not a study: {what}. {hint}")
         check_plugins(facts.plugins, named(self.path))
         return facts
 
@@ -465,7 +465,7 @@ class StudyFolder:
                 raise ValueError("a part of it is not an image")
         except Exception as error:  # whatever numpy, zipfile and zlib raise: the report does not need them
             warnings.warn(
-                f"{named(path)} is damaged ({error}); the report has no images. Remove that file.", stacklevel=2
+                f"{named(path)} is damaged ({error}); the report is without images. Remove that file.", stacklevel=2
             )
             return []
         return list(zip(names, images, strict=True))

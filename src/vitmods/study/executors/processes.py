@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
@@ -23,7 +22,7 @@ from typing import IO, Any
 from vitmods.study.executors import Source
 from vitmods.study.plan import Work
 from vitmods.study.store import StudyFolder
-from vitmods.train.interrupt import StopRequest, stop_on_signals
+from vitmods.train.interrupt import stop_on_signals
 from vitmods.train.launch import import_path
 from vitmods.train.options import RunOptions
 from vitmods.util.files import disk_errors
@@ -36,10 +35,10 @@ OUT_OF_MEMORY = "out of memory? Run fewer workers, or cut the batch into more pa
 class Processes:
     """N workers, each a fresh interpreter with its fraction of the threads (and of the GPUs).
 
-    A worker holds a lock of its own and dies when this process does (its input pipe closes), so a killed run leaves
-    nothing behind that still writes when the next one begins.
+    A worker holds a lock and dies when this process does (its input pipe closes), so a killed run leaves no process
+    that still writes when the next one begins.
 
-    path, stand_in: what workers import from, and the folder that they stand in if there is one; None: as this process.
+    path, working_folder: what workers import from, and their current folder if it exists; None: as this process.
     """
 
     folder: StudyFolder
@@ -48,68 +47,73 @@ class Processes:
     options: RunOptions = RunOptions()  # noqa: RUF009, frozen
     plugins: tuple[str, ...] = ()
     path: str = field(default_factory=import_path)
-    stand_in: str | None = None
+    working_folder: str | None = None
 
     def run(self, source: Source) -> None:
-        with stop_on_signals() as request:
-            self._run(source, request)
-
-    def _run(self, source: Source, request: StopRequest) -> None:
-        workers: dict[Any, Worker] = {}  # at work, by the pipe that the answers come through
+        running: dict[Any, Worker] = {}  # by the pipe that the answers come through
         free: dict[int, Worker | None] = dict.fromkeys(range(self.workers))
-        try:
-            while True:
-                while free and (work := source.take()) is not None:
-                    index = min(free)
-                    worker = free.pop(index) or self.start(index)
-                    workers[worker.answers] = worker
-                    worker.give(work)
-                if not workers:
-                    break
-                ready = wait(list(workers), timeout=0.5)
-                request.check()
-                if not ready:
-                    source.waiting()
-                for answers in ready:
-                    worker = workers.pop(answers)
-                    answer = worker.answer()
-                    free[worker.index] = None if answer is None else worker
-                    source.ended(worker.work, worker.failure_reason() if answer is None else answer["failure"])
-        except BaseException:
-            _stop((*workers.values(), *filter(None, free.values())))
-            raise
-        for idle in filter(None, free.values()):
-            idle.dismiss()
+        with stop_on_signals() as request:
+            try:
+                while True:
+                    while free and (work := source.take()) is not None:
+                        index = min(free)
+                        worker = free.pop(index) or self.start(index)
+                        running[worker.answers] = worker
+                        worker.work = work
+                        worker.send(work.to_dict())
+                    if not running:
+                        break
+                    ready = wait(list(running), timeout=0.5)
+                    request.check()
+                    if not ready:
+                        source.waiting()
+                    for answers in ready:
+                        worker = running.pop(answers)
+                        answer = worker.answer()
+                        free[worker.index] = None if answer is None else worker
+                        source.ended(worker.work, worker.failure_reason() if answer is None else answer["failure"])
+            except BaseException:
+                workers = [*running.values(), *filter(None, free.values())]
+                for worker in workers:  # all save their checkpoints at the same time
+                    worker.process.terminate()
+                for worker in workers:
+                    worker.wait_or_kill()
+                raise
+            for idle in filter(None, free.values()):
+                idle.dismiss()
 
     def start(self, index: int) -> Worker:
-        """A worker of its own number, here."""
+        """Start the worker with this number on this machine."""
         log = self.folder.logs / f"worker{index}.txt"
+        folder = self.working_folder
         with disk_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
             with open(log, "ab") as output:
                 process = subprocess.Popen(
-                    # -P: what lies where the user stands is not imported; what was on sys.path comes by PYTHONPATH.
-                    [sys.executable, "-P", "-m", "vitmods.study.executors.processes", json.dumps(self._task(index))],
+                    # -P: modules in the current folder are not imported; what was on sys.path comes by PYTHONPATH.
+                    [sys.executable, "-P", "-m", "vitmods.study.executors.processes", json.dumps(self.task(index))],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=output,
-                    env=self._environment(index),
-                    cwd=self.stand_in if self.stand_in and os.path.isdir(self.stand_in) else None,
+                    env=self.environment(index),
+                    cwd=folder if folder and os.path.isdir(folder) else None,
                     process_group=0,  # Ctrl-C in a terminal reaches this process alone, which then stops the workers
                 )
         return Worker(index, process, log, log.stat().st_size)
 
-    def _task(self, index: int) -> dict[str, Any]:
+    def task(self, index: int) -> dict[str, Any]:
+        """The argument of a worker process."""
         options = replace(self.options, progress=False).to_dict()
         return {"folder": str(self.folder.path), "index": index, "plugins": self.plugins, "options": options}
 
-    def _environment(self, index: int) -> dict[str, str]:
+    def environment(self, index: int) -> dict[str, str]:
+        """The environment of a worker process."""
         threads = str(self.threads)
-        fractions = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": self.path}
+        variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": self.path}
         gpus = visible_gpus() if self.options.device in ("auto", "cuda") else []
         if len(gpus) > 1:
-            fractions["CUDA_VISIBLE_DEVICES"] = gpus[index % len(gpus)]
-        return {**os.environ, **fractions}
+            variables["CUDA_VISIBLE_DEVICES"] = gpus[index % len(gpus)]
+        return {**os.environ, **variables}
 
 
 @dataclass
@@ -127,39 +131,36 @@ class Worker:
         assert self.process.stdout is not None
         return self.process.stdout
 
-    def give(self, work: Work) -> None:
-        self.work = work
-        self.send(work.to_dict())
-
     def send(self, work: dict[str, Any]) -> None:
         """Ask for a piece of work; `answer` waits for it."""
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it is dead already: the end of its answers tells
+        with suppress(BrokenPipeError):  # it is dead already: its answers end too
             self.process.stdin.write(json.dumps(work).encode() + b"\n")
             self.process.stdin.flush()
 
-    def stop(self) -> None:
-        """Let it save its checkpoint and end; kill it where it does not."""
-        self.process.terminate()
-        self._ended()
+    def answer(self) -> dict[str, Any] | None:
+        line = self.answers.readline()
+        return json.loads(line) if line.endswith(b"\n") else None
 
-    def _ended(self) -> None:
+    def stop(self) -> None:
+        """Let it save its checkpoint and end; kill it if it does not."""
+        self.process.terminate()
+        self.wait_or_kill()
+
+    def wait_or_kill(self) -> None:
         try:
             self.process.wait(SAVE_GRACE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
         self.dismiss()
 
-    def answer(self) -> dict[str, Any] | None:
-        line = self.answers.readline()
-        return json.loads(line) if line.endswith(b"\n") else None
-
     def failure_reason(self) -> str:
-        """Why the process ended, for the report."""
+        """Return why the process ended, for the report."""
         code = self.process.wait()
         self.dismiss()
         if code < 0:
-            reason = f"its worker process was killed by {_signal_name(-code)}"
+            name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+            reason = f"its worker process was killed by {name}"
             return f"{reason}: {OUT_OF_MEMORY}" if -code == signal.SIGKILL else reason
         with open(self.log, "rb") as log:
             log.seek(self.log_start)
@@ -172,22 +173,6 @@ class Worker:
                 with suppress(BrokenPipeError):
                     pipe.close()
         self.process.wait()
-
-
-def _stop(workers: Iterable[Worker]) -> None:
-    """Let every worker save its checkpoint and end; kill the one that does not."""
-    stopping = list(workers)
-    for worker in stopping:
-        worker.process.terminate()
-    for worker in stopping:
-        worker._ended()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def visible_gpus() -> list[str]:
@@ -205,7 +190,17 @@ def main(task: dict[str, Any]) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints goes to the log, never between the answers
     names: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(names,), daemon=True).start()
+
+    def listen() -> None:
+        """Queue what the parent asks. Its pipe closes when it is done or dead: nothing may be written after that."""
+        partial_line = b""
+        while chunk := os.read(0, 4096):  # not sys.stdin, whose lock would block the interpreter's end
+            *lines, partial_line = (partial_line + chunk).split(b"\n")
+            for line in lines:
+                names.put(line)
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
 
     from vitmods.study.executors import describe
     from vitmods.study.plan import Settings
@@ -227,16 +222,6 @@ def main(task: dict[str, Any]) -> None:
                 traceback.print_exc()
                 failure = describe(error)
             answers.write(json.dumps({"failure": failure}) + "\n")
-
-
-def _listen(names: queue.SimpleQueue[bytes]) -> None:
-    """Pass on what the parent asks. The pipe closes when it is done or dead; nothing may be written from then on."""
-    rest = b""
-    while chunk := os.read(0, 4096):  # not sys.stdin: its lock, held here, would trouble the interpreter's end
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            names.put(line)
-    os._exit(0)
 
 
 if __name__ == "__main__":
