@@ -38,12 +38,12 @@ def draw(config: Config, base: Config | None = None, name: str = "model") -> Mar
 
     A model that no ViTConfig describes gets a table of its modules, or of those that differ from base.
     """
-    template = templates().get_template("drawing.html")
+    macros: Any = templates().get_template("drawing.html").module
     if MODULES in config:
         before, now = (base or {}).get(MODULES, {}), config[MODULES]
         differing = {place: kind for place, kind in now.items() if before.get(place) != kind}
         gone = [place for place in before if place not in now]
-        return Markup(template.module.modules(name, config["class"], differing, gone, bool(before)))
+        return Markup(macros.modules(name, config["class"], differing, gone, bool(before)))
     if base is not None and MODULES in base:
         base = None
     depth, first = config.get("depth", ""), config.get("first_blocks")
@@ -58,7 +58,7 @@ def draw(config: Config, base: Config | None = None, name: str = "model") -> Mar
     marks = {"same": "", "added": " (new)", "changed": " (changed)", "removed": " (removed)"}
     words = [", ".join(box.text + marks[box.state] for box in column) for column in columns.values()]
     label = f"{name}. Model: {words[0]}. Attention branch: {words[1]}. MLP branch: {words[2]}."
-    return Markup(template.module.drawing(columns, label, name))
+    return Markup(macros.drawing(columns, label, name))
 
 
 def _mark(boxes: list[Box], base: list[Box] | None) -> list[Box]:

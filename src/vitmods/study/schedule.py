@@ -49,9 +49,9 @@ def prune(state: StudyState, keep: Keep, ended: Trial | None = None) -> None:
 
 def _prune_arm(state: StudyState, keep: Keep, selection: Selection) -> None:
     place = selection.arm.name, selection.setting
-    trials = [trial for trial in state.records if (trial.arm.name, trial.setting) == place]
+    records = {trial: record for trial, record in state.records.items() if (trial.arm.name, trial.setting) == place}
     # As it counts for the answer, if it does: a chosen one that is not evaluated yet has not ended.
-    done = [trial for trial in trials if state.records[trial].ended]
+    done = [trial for trial, record in records.items() if record.ended]
     best = _best(state, [trial for trial in done if trial in state.answered]) if keep == "best" else None
     for trial in done:
         if trial != best:
@@ -201,9 +201,8 @@ class Schedule:
         if done == len(settings.looks):
             return False
         needed = {seed: place for place, seed in enumerate(settings.seeds)}
-        return all(
-            needed[trial.seed] >= settings.looks[done] for trial in map(trial_of, (*self._at_work, *self._wanted))
-        )
+        remaining = map(trial_of, (*self._at_work, *self._wanted))
+        return all(needed[trial.seed] >= settings.looks[done] for trial in remaining)
 
     def waiting(self) -> None:
         """While nothing else happens."""

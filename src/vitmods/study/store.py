@@ -82,8 +82,8 @@ def model_name(setting: Point, arm: str) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan before scores were known: seeds (the maximum of a study until decided), the claim of verdicts, the metric,
-    and the number of arms. 0 and "" are unknown."""
+    """The plan before scores were known: seeds (the maximum of a study until decided), the claim of verdicts, the
+    metric, and the number of arms. 0 and "" are unknown."""
 
     seeds: int = 0
     until_decided: bool = False
