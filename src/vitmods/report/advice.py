@@ -55,7 +55,13 @@ def next_steps(answer: Answer) -> list[Step]:
     if answer.factorial:
         return [*steps, *_factorial(answer)]
     arm = best_arm(answer)
-    return [*steps, *_choice(answer, arm), *_stability(answer), *_open(answer), *_deploy(answer, arm)]
+    steps += _choice(answer, arm)
+    for failing, effect in ranked(answer):
+        if effect.failures > effect.base_failures:
+            failed = f"{plural(effect.failures, 'trial')} failed, base {effect.base_failures}"
+            remedy = "try a lower learning rate or a longer warm-up for both"
+            steps.append(Step(f"{failing.name}: {failed}. Before dropping it, {remedy}."))
+    return [*steps, *_open(answer), *_deploy(answer, arm)]
 
 
 def _choice(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
@@ -76,15 +82,6 @@ def _choice(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
         tie = " (no difference between them has been shown)" if len(best) > 1 else ""
         out = f" Ruled out: {', '.join(beaten)}." if beaten else ""
         yield Step(f"Best: {' or '.join(best)}{tie}.{out}")
-
-
-def _stability(answer: Answer) -> Iterator[Step]:
-    for arm, effect in ranked(answer):
-        if effect.failures > effect.base_failures:
-            yield Step(
-                f"{arm.name}: {plural(effect.failures, 'trial')} failed, base {effect.base_failures}. Before dropping "
-                "it, try a lower learning rate or a longer warm-up for both."
-            )
 
 
 def _open(answer: Answer) -> Iterator[Step]:

@@ -121,10 +121,10 @@ def _corruptions(evaluation: Mapping[str, Any], colors: Colors) -> Any:
     table = np.column_stack([errors, errors.mean(axis=1)])
     order = np.argsort(-table[:, -1], kind="stable")
     table, labels = table[order], [names[i].replace("_", " ") for i in order]
-    row, column, left, top, foot = 25, 52, 150, 70, 44
-    width, height = max(470, left + column * table.shape[1] + 20), top + row * len(names) + foot
+    row, column, start, top, foot = 25, 52, 150, 70, 44
+    width, height = max(470, start + column * table.shape[1] + 20), top + row * len(names) + foot
     with figure(width, height) as drawn:
-        box = (left / width, foot / height, column * table.shape[1] / width, row * len(names) / height)
+        box = (start / width, foot / height, column * table.shape[1] / width, row * len(names) / height)
         axes = drawn.add_axes(box)
         axes.imshow(table, cmap=_shades(colors["paper"], colors["hurts"]), vmin=0, vmax=1, aspect="auto")
         _frame(axes, colors, [*severities, "mean"], labels)

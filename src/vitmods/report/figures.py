@@ -34,7 +34,7 @@ LETTER = 6.9
 
 INK, MUTED, LINE = "#1b1f24", "#5a636e", "#dcdfe3"
 PALETTE = ("#6f7883", "#0b62a4", "#d55e00", "#008a64", "#b05594", "#b58900", "#2f9fd0", "#7a4d00")
-"""Colors that color-blind readers tell apart too (after Okabe and Ito); gray, the first, is base's."""
+"""Colors that color-blind readers can distinguish (after Okabe and Ito); gray, the first, is base's."""
 
 # Matplotlib does not support CSS variables, so it draws with stand-ins that equal no other color of a figure.
 _NAMES = ("ink", "muted", "line", "band", "base", "arm", "helps", "hurts", "same", "open", "paper")
@@ -149,15 +149,15 @@ def forest(effects: Sequence[Effect], margin: float, metric: Metric, inline: Inl
     height = row_height * len(effects) + foot + 8
     with figure(width, height) as drawn:
         verdict_at = 16 + LETTER * max(len(numbers(effect)) for effect in effects) + 16  # pixels right of the axes
-        left, right = (8, 8) if narrow else (205, verdict_at + 108)
-        axes = drawn.add_axes((left / width, foot / height, (width - left - right) / width, 1 - (foot + 8) / height))
+        start, end = (8, 8) if narrow else (205, verdict_at + 108)
+        axes = drawn.add_axes((start / width, foot / height, (width - start - end) / width, 1 - (foot + 8) / height))
         axes.set(xlim=_limits(effects, margin), ylim=(len(effects) - 0.5, -0.5), yticks=[])
         axes.axvspan(-margin, margin, color=COLOUR["band"], lw=0)
         for y, effect in enumerate(effects):
             # On narrow screens the numbers are above the interval, so the line at zero stops below them.
             axes.plot([0, 0], [y if narrow else y - 0.5, y + 0.5], color=COLOUR["muted"], lw=1.2)
             _draw_effect(axes, y + (0.22 if narrow else 0), effect)
-            _label_effect(axes, y, effect, None if narrow else 1 + verdict_at / (width - left - right))
+            _label_effect(axes, y, effect, None if narrow else 1 + verdict_at / (width - start - end))
         style(axes, grid=False, labelsize=12)
         lower = "" if metric.higher_is_better else "; lower is better"
         axes.set_xlabel(f"effect, {of_metric(metric)}{lower}", color=COLOUR["muted"], fontsize=12, labelpad=6)
@@ -185,14 +185,14 @@ def _draw_effect(axes: Any, y: float, effect: Effect) -> None:
     axes.plot(effect.interval, [y, y], color=color, lw=1.8, solid_capstyle="butt")
     axes.plot([effect.seeds_low, effect.seeds_high], [y, y], color=color, lw=6, solid_capstyle="butt")
     axes.plot([effect.effect], [y], "D", color=color, ms=8, mec=COLOUR["paper"], mew=1.4)
-    left, right = axes.get_xlim()
-    for end, marker, beyond in ((left, "<", min(_ends(effect)) < left), (right, ">", max(_ends(effect)) > right)):
+    low, high = axes.get_xlim()
+    for end, marker, beyond in ((low, "<", min(_ends(effect)) < low), (high, ">", max(_ends(effect)) > high)):
         if beyond:
             axes.plot([end], [y], marker, color=color, ms=8, mew=0, clip_on=False)
 
 
 def _label_effect(axes: Any, y: float, effect: Effect, verdict_at: float | None) -> None:
-    """Write name, numbers and verdict: at `verdict_at` beside the interval, or all above it if None."""
+    """Write name, numbers and verdict: at `verdict_at`, right of the interval, or all above it if None."""
     color = COLOUR[tone(effect)]
     above = f"{GLYPHS[effect.verdict]} {numbers(effect)}"
     texts: list[tuple[float, float, str, str, str]] = (

@@ -95,7 +95,7 @@ def render(answer: Answer) -> str:
 
 @dataclass(frozen=True)
 class ArmView:
-    """An arm as the page shows it; `alone`: its model has no other changes."""
+    """An arm as the page shows it; `alone`: its model does not have other changes."""
 
     anchor: str
     arm: ArmAnswer
@@ -119,7 +119,7 @@ class ArmView:
         return "not run" if trial is None else "a single class" if trial.constant else trial.status
 
     def difference(self, seed: int, metric: Metric) -> str:
-        """Difference to base with the same seed; empty if either has no score."""
+        """Difference to base with the same seed; empty if a score is missing."""
         arm, base = self.arm.scores.get(seed), self.base.scores.get(seed)
         return "" if arm is None or base is None else signed(text.scale_of(metric) * (arm - base), self.effect.digits)
 

@@ -29,8 +29,8 @@ PLAIN = str.maketrans({"▲": "^", "▼": "v", "≥": ">", "≤": "<", "±": "+"
 def print_answer(answer: Answer, console: Console | None = None) -> None:
     """Print the verdict of every arm, its effect and its costs as ratios to base.
 
-    An arm has one line at 80 columns, and more columns from 110 on. There are no colors without a terminal, and plain
-    signs if the output is not Unicode.
+    An arm has one line at 80 columns, and more columns from 110 on. Colors need a terminal; output that is not Unicode
+    gets plain signs.
     """
     console = console or Console()
     if console.encoding.startswith("utf"):

@@ -321,7 +321,7 @@ def steps_to_base(trials: Iterable[TrialRecord]) -> str:
 
 
 def factor_arms(answer: Answer) -> list[tuple[ArmAnswer, bool]]:
-    """Return each change of a factorial study as an arm, and whether its model has no other change."""
+    """Return each change of a factorial study as an arm, and whether its model is without other changes."""
     assert answer.factorial is not None
     design = answer.factorial.design
     by_name = {arm.name: arm for arm in answer.every_arm}

@@ -283,13 +283,10 @@ class _TimedModel:
     def ratios(self, base: _TimedModel, rounds: Mapping[str, list[float]]) -> dict[str, Any]:
         """Ratios to base, with the batch that each was measured with."""
         ratios = {kind: asdict(Ratio.of_rounds(times)) for kind, times in rounds.items()}
-        for kind, own, reference in (
-            ("peak_memory", self.peak, base.peak),
-            ("infer_memory", self.infer_peak, base.infer_peak),
-        ):
-            ratios[kind] = asdict(Ratio(*[own / reference] * 3))
-        for kind, work in {"peak_memory": "train_step", "infer_memory": "infer_n"}.items():
-            ratios[kind]["batch"] = ratios[work]["batch"] = self.batches[work]
+        memory = {"peak_memory": self.peak / base.peak, "infer_memory": self.infer_peak / base.infer_peak}
+        for (kind, ratio), work in zip(memory.items(), ("train_step", "infer_n"), strict=True):
+            ratios[kind] = {**asdict(Ratio(ratio, ratio, ratio)), "batch": self.batches[work]}
+            ratios[work]["batch"] = self.batches[work]
         flops = self.macs / base.macs if self.macs and base.macs else None
         return {"params": self.params / base.params, "flops": flops, **ratios}
 

@@ -100,7 +100,7 @@ class ArmEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What `vitmods compare --dry-run` prints.
+    """The printed estimate of `vitmods compare --dry-run`.
 
     workers:      trials at a time, of which `parallel` do not slow each other down: on GPUs one each
     steps:        of a trial of base, under each setting of the sweep
@@ -644,7 +644,7 @@ class Stopwatch:
         torch.set_num_threads(self.threads)
         try:
             if (arm.name, place) not in self._paces:
-                self._paces[arm.name, place] = self._scaled(arm.name, place) or self._measured(
+                self._paces[arm.name, place] = self.scale_pace(arm.name, place) or self._measured(
                     Steps(model, task_of(settings.fixed, recipe), recipe, self.device, images), recipe.part_size, place
                 )
             read_s, read_one_s = self._read(dataset, recipe)
@@ -669,14 +669,14 @@ class Stopwatch:
         name = ", ".join(filter(None, (str(setting), arm.name)))
         return ArmEstimate(name, arm.short, params, macs, step_s, statistics.fmean(seconds), len(points), finished)
 
-    def _scaled(self, arm: str, place: str) -> Pace | None:
+    def scale_pace(self, arm: str, place: str) -> Pace | None:
         """Derive an arm's pace on a CPU from base's, by how the two compare on the base that was timed first."""
         first = next(iter(self._paces), (BASE, place))[1]
         paces = [self._paces.get(key) for key in ((BASE, place), (arm, first), (BASE, first))]
         if self.device.type != "cpu" or None in paces:
             return None
         base, arm_at_first, base_at_first = ((pace.image_s, pace.update_s, pace.infer_s) for pace in paces if pace)
-        return Pace(*(own * a / b for own, a, b in zip(base, arm_at_first, base_at_first, strict=True)))
+        return Pace(*(seconds * a / b for seconds, a, b in zip(base, arm_at_first, base_at_first, strict=True)))
 
     def _measured(self, steps: Steps, largest: int, place: str) -> Pace:
         if place not in self._batches:  # base's serve its arms

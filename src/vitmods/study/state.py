@@ -180,9 +180,12 @@ class StudyState:
     def chosen_before(self, selection: Selection) -> list[Point]:
         """Points that are not chosen, but were with fewer seeds or values, and were evaluated on test."""
         others = [point for point in selection.scores if selection.chosen and point != selection.chosen]
-        trials = {point: self._trials(selection, point) for point in others}
-        split = self.splits[-1]
-        return [point for point in others if any(self.folder.was_evaluated(trial, split) for trial in trials[point])]
+        evaluated = []
+        for point in others:
+            trials = [Trial(selection.arm, seed, point, selection.setting) for seed in self.settings.seeds]
+            if any(self.folder.was_evaluated(trial, self.splits[-1]) for trial in trials):
+                evaluated.append(point)
+        return evaluated
 
     def _read(self, trial: Trial, splits: Sequence[str]) -> TrialRecord:
         return read_trial(self.folder, trial, splits, self.settings.measure)
@@ -206,9 +209,6 @@ class StudyState:
             ended &= all(record.ended for record in records)
         return Selection(arm, setting, scores, choose(scores, metric.higher_is_better) if ended else None)
 
-    def _trials(self, selection: Selection, point: Point) -> list[Trial]:
-        return [Trial(selection.arm, seed, point, selection.setting) for seed in self.settings.seeds]
-
 
 def read_trial(folder: StudyFolder, trial: Trial, splits: Sequence[str], measure: Measure) -> TrialRecord:
     """Read a trial from its folder. Results of a protocol with other options than the measure's do not count."""
@@ -225,7 +225,10 @@ def read_trial(folder: StudyFolder, trial: Trial, splits: Sequence[str], measure
         result, evaluated = read_object(path / "result.json"), folder.evaluation(trial, split)
         environment = read_object(path / "config.json").get("environment", {})
         warned = tuple(read_warnings(path))
-        status, message = _status(result, path), result.get("message")
+        status: Status = result["status"] if (path / "result.json").exists() else "unfinished"
+        if status not in ("finished", "diverged", "failed", "unfinished"):
+            raise ValueError(f"the status {status!r}")
+        message = result.get("message")
         asked = [
             protocol["metrics"]
             for protocol in evaluated["protocols"].values()
@@ -266,15 +269,6 @@ def _of_images(path: Path, splits: Sequence[str]) -> dict[str, tuple[str, NDArra
     return {name: (digest, values) for name, values in joined.items() if values.shape == (len(ids),)}
 
 
-def _status(result: Mapping[str, Any], path: Path) -> Status:
-    if not (path / "result.json").exists():
-        return "unfinished"
-    status: Status = result["status"]
-    if status not in ("finished", "diverged", "failed"):
-        raise ValueError(f"the status {status!r}")
-    return status
-
-
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Read the rows that a trial's training logged; damaged rows are left out."""
     try:
@@ -302,6 +296,6 @@ def read_curves(path: Path, metrics: Iterable[str]) -> dict[str, Curve]:
 
 def at_the_edge(grid: Grid, chosen: Point) -> list[str]:
     """Fields whose chosen number is the smallest or the largest that was tried: a wider grid may hold a better one."""
-    numbers = {name: values for name, values in grid.fields if all(isinstance(one, int | float) for one in values)}
+    numbers = {name: values for name, values in grid.fields if all(isinstance(v, int | float) for v in values)}
     tried = {name: values for name, values in numbers.items() if len(values) > 1}
     return [name for name, value in chosen.values if name in tried and value in (min(tried[name]), max(tried[name]))]
