@@ -295,44 +295,23 @@ def slug(name: str, extra: str = "") -> str:
     return f"{plain or 'arm'}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
 
 
-def _folder_of(point: Point) -> list[str]:
-    return [slug(point.spelled, "=.,")] if point else []
-
-
 class StudyFolder:
     """The paths and files of one study."""
 
     def __init__(self, path: str | Path):
         """path: a folder, or an address that fsspec opens; the files are then its local copy."""
         self.path = place(path)
+        self.settings_file, self.costs_file = self.path / "study.json", self.path / "costs.json"
+        self.samples_file, self.logs = self.path / "samples.npz", self.path / "logs"
+        self.images = StudyImages(self.path)
         self._copy: LocalCopy | None = None
 
     def __repr__(self) -> str:
         return f"StudyFolder({str(self.path)!r})"
 
-    @property
-    def settings_file(self) -> Path:
-        return self.path / "study.json"
-
-    @property
-    def costs_file(self) -> Path:
-        return self.path / "costs.json"
-
-    @property
-    def samples_file(self) -> Path:
-        return self.path / "samples.npz"
-
-    @property
-    def images(self) -> StudyImages:
-        return StudyImages(self.path)
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
     def trial(self, trial: Trial) -> Path:
-        places = (*_folder_of(trial.setting), slug(trial.arm.name), *_folder_of(trial.point))
-        return self.path.joinpath("trials", *places, f"seed{trial.seed}")
+        setting, point = (slug(values.spelled, "=.,") if values else "" for values in (trial.setting, trial.point))
+        return self.path.joinpath("trials", setting, slug(trial.arm.name), point, f"seed{trial.seed}")
 
     def confirmation(self, arm: str) -> StudyFolder:
         """The folder of the study that trains the best combination of a factorial one on fresh seeds."""
