@@ -462,3 +462,13 @@ def test_long_words_of_a_drawing_fit_their_boxes(synthetic, kind):
     (style,) = re.findall(rf'<g class="changed"><rect[^>]*><text([^>]*)>{re.escape(NORMS[kind].title)}<', drawing)
     size = re.search(r"font-size: ([\d.]+)px", style)
     assert 0.7 * float(size[1] if size else 11.5) * len(NORMS[kind].title) <= 100
+
+
+def test_an_effect_that_cannot_be_estimated_is_not_plotted(synthetic, tmp_path):
+    answer = synthetic.make_answer(tmp_path, arms=2)
+    unknown = dict.fromkeys(("effect", "low", "high", "seeds_low", "seeds_high"), math.nan)
+    first, second = answer.arms
+    first = dataclasses.replace(first, effect=dataclasses.replace(first.effect, **unknown))
+    page = Page(dataclasses.replace(answer, arms=(first, second)))
+    assert all(f"{second.name}: " in plot for plot in page.forests)
+    assert not any(f"{first.name}: " in plot for plot in page.forests)

@@ -56,7 +56,13 @@ def answer_table(answer: Answer, width: int = 120) -> Group:
         if answer.factorial.pairs:
             parts.append(_effects(answer.factorial.pairs.values(), wide, "pair, together"))
     else:
-        parts.append(_arms(answer, wide))
+        costs = ("train", "infer", "memory", "params") if wide else ("train", "infer")
+        table = _effects_table("arm", wide, (*(("these images", "sd ratio", "seeds") if wide else ("seeds",)), *costs))
+        for arm, effect in words.ranked(answer):
+            spread = (words.half_on_these(effect), words.number(effect.spread_ratio)) if wide else ()
+            cells = (words.numbers(effect), *spread, words.seeds(effect), *_costs(arm.cost)[: len(costs)])
+            table.add_row(Text(single_line(arm.name)), _verdict(effect), *cells)
+        parts.append(table)
         if answer.sweep:
             parts.append(_sweep(answer, wide))
     parts.append(Text(single_line(" ".join(_legend(answer))), style="dim"))
@@ -92,16 +98,6 @@ def _effects(effects: Iterable[Effect], wide: bool, heading: str) -> Table:
     for effect in effects:
         cells = (words.numbers(effect), words.half_on_these(effect), words.seeds(effect))
         table.add_row(Text(single_line(effect.arm)), _verdict(effect), *cells)
-    return table
-
-
-def _arms(answer: Answer, wide: bool) -> Table:
-    costs = ("train", "infer", "memory", "params") if wide else ("train", "infer")
-    table = _effects_table("arm", wide, (*(("these images", "sd ratio", "seeds") if wide else ("seeds",)), *costs))
-    for arm, effect in words.ranked(answer):
-        spread = (words.half_on_these(effect), words.number(effect.spread_ratio)) if wide else ()
-        cells = (words.numbers(effect), *spread, words.seeds(effect), *_costs(arm.cost)[: len(costs)])
-        table.add_row(Text(single_line(arm.name)), _verdict(effect), *cells)
     return table
 
 

@@ -481,11 +481,11 @@ def fit_to_budget(budget: Budget, planned: Estimate) -> Estimate:
 
     If fewer than three fit, or fewer than the first look needs, `refused` shows the arithmetic.
     """
-    settings, k, each = planned.settings, len(planned.settings.arms), planned.each
+    settings, k, per_seed = planned.settings, len(planned.settings.arms), planned.each
     least = LOOKS[0] if settings.until_decided else FEWEST
 
     def fits(seeds: int) -> bool:
-        trials = sum(arm.remaining(each * seeds) for arm in planned.arms) + planned.tuning_trials
+        trials = sum(arm.remaining(per_seed * seeds) for arm in planned.arms) + planned.tuning_trials
         in_time = budget.seconds is None or planned.seconds(seeds) <= budget.seconds
         return in_time and (budget.trials is None or trials <= budget.trials)
 
@@ -494,11 +494,11 @@ def fit_to_budget(budget: Budget, planned: Estimate) -> Estimate:
         seeds += 1
     try:
         if seeds < least and budget.seconds is not None:  # raises, with the arithmetic of all that the study takes
-            base, *arms = (arm.trial_s * each / planned.parallel for arm in planned.arms)
+            base, *arms = (arm.trial_s * per_seed / planned.parallel for arm in planned.arms)
             seeds_within(budget.seconds - planned.tuning_s, base, statistics.fmean(arms), k, least)
         elif seeds < least:
             trials = (budget.trials or 0) - planned.tuning_trials
-            seeds_within(trials, each, each, k, least, lambda count: plural(round(count), "trial"))
+            seeds_within(trials, per_seed, per_seed, k, least, lambda count: plural(round(count), "trial"))
     except UserError as error:
         return replace(planned, refused=error)
     if settings.until_decided:
