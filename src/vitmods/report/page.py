@@ -16,17 +16,15 @@ from typing import Any
 from markupsafe import Markup
 
 from vitmods.report import text
-from vitmods.report.advice import Step, next_steps
+from vitmods.report.advice import next_steps
 from vitmods.report.drawing import draw
 from vitmods.report.figures import Inliner, axes_of, clipped, curve_panel, forest, sweep_panel, tuning_panel
 from vitmods.report.sections import SECTIONS
 from vitmods.report.templates import ExampleTable, differences, example_table, templates
-from vitmods.stats.decision import Pair
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect
 from vitmods.study.answer import VIEWS, Answer, ArmAnswer, ArmCost, BaseCost, Tuning
 from vitmods.study.arms import BASE
-from vitmods.study.plan import mean_of
 from vitmods.study.store import slug
 from vitmods.tasks.metrics import Metric
 from vitmods.util.address import place
@@ -90,7 +88,7 @@ def write_report(answer: Answer, out: str | Path | None = None) -> Path:
 
 def render(answer: Answer) -> str:
     """Return the page as text; deterministic."""
-    return templates().get_template("template.html").render(page=Page(answer), a=answer)
+    return templates().get_template("template.html").render(page=Page(answer), a=answer, next_steps=next_steps)
 
 
 @dataclass(frozen=True)
@@ -207,30 +205,11 @@ class Page:
         ended = {trial.seed for arm in arms for trial in arm.counted if trial.ended or trial.status == "failed"}
         return [seed for seed in self.answer.base.scores if seed in ended]
 
-    @property
-    def other_warnings(self) -> list[str]:
-        return [warning for warning in self.answer.warnings if warning not in self.answer.doubts]
-
     @cached_property
     def forests(self) -> list[Markup]:
         """The interval plot for wide and for narrow screens; empty while no arm shares a seed with base."""
         effects, margin = text.plotted_effects(self.answer), self.answer.margin
         return [forest(effects, margin, self.metric, self.inline, narrow) for narrow in (False, True) if effects]
-
-    @cached_property
-    def steps(self) -> list[Step]:
-        return next_steps(self.answer)
-
-    @property
-    def pairs(self) -> list[tuple[str, str, Pair]]:
-        """(arm, other, arm minus other); empty with fewer than two pairs."""
-        pairs = self.answer.decision.pairs
-        return [(arm, other, pair) for (arm, other), pair in pairs.items()] if len(pairs) > 1 else []
-
-    @property
-    def published(self) -> list[ArmView]:
-        """Arms with a published gain to compare with."""
-        return [view for view in self.cards if view.published]
 
     def sections(self, after: str) -> list[Markup]:
         """Markup that other packages add after a part of the page."""
@@ -267,16 +246,6 @@ class Page:
             for arm, tuning in self.tuned
             if tuning.at_the_edge
         ]
-
-    @property
-    def other_means(self) -> list[tuple[str, list[str]]]:
-        """(arm, its means over seeds of the other metrics), base first."""
-
-        def mean(arm: ArmAnswer, metric: Metric) -> str:
-            value = mean_of(arm.other_metrics.get(metric.name, {}).values())
-            return "–" if value is None else metric.shown(value)
-
-        return [(arm.name, [mean(arm, m) for m in self.answer.other_metrics.values()]) for arm in self.every_arm]
 
     @cached_property
     def curves(self) -> dict[str, list[tuple[str, Markup]]]:

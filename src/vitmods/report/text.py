@@ -197,6 +197,12 @@ def number(value: float, form: str = ".1f") -> str:
     return "–" if math.isnan(value) else format(value, form).replace("-", "−")
 
 
+def mean(metric: Metric, arm: ArmAnswer) -> str:
+    """Mean over seeds of another metric; a dash without any."""
+    value = mean_of(arm.other_metrics.get(metric.name, {}).values())
+    return "–" if value is None else metric.shown(value)
+
+
 def change_of(metric: Metric, base: ArmAnswer, arm: ArmAnswer) -> str:
     """Mean difference to base in another metric over shared seeds; empty without any."""
     scores, reference = (side.other_metrics.get(metric.name, {}) for side in (arm, base))
