@@ -13,16 +13,16 @@ from PIL import Image
 MakeFolder = Callable[..., Path]
 
 
-def image(seed: int, size: tuple[int, int] = (12, 12)) -> Image.Image:
+def image(seed, size=(12, 12)):
     """An image (H, W) that no other seed gives."""
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
 
 
 @pytest.fixture
-def make_folder(tmp_path: Path) -> MakeFolder:
+def make_folder(tmp_path):
     """make_folder({"cat": 5, "dog": 4}) -> a folder with so many PNG files of each class, all different."""
 
-    def make(classes: dict[str, int], under: str = "pets", size: tuple[int, int] = (12, 12), seed: int = 0) -> Path:
+    def make(classes, under="pets", size=(12, 12), seed=0):
         root = tmp_path / under
         for c, (name, count) in enumerate(classes.items()):
             (root / name).mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def make_folder(tmp_path: Path) -> MakeFolder:
 
 
 @pytest.fixture(scope="session")
-def real_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def real_sets(tmp_path_factory):
     """cifar10, clothing10 and sign_digits as folders, at most 12 images a class and split."""
     packed = os.environ.get("VITMODS_DATA")
     if not packed or not (Path(packed) / "unpack.py").is_file():
@@ -44,3 +44,10 @@ def real_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     script = [sys.executable, str(Path(packed) / "unpack.py"), *names, str(out), "--limit", "12"]
     subprocess.run(script, check=True, capture_output=True)
     return out
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """No test touches the user's cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
+    return tmp_path / "user-cache" / "vitmods"

@@ -1,103 +1,118 @@
-"""Batched operations against torchvision's, image by image."""
+"""Batched operations, random boxes, Mixup and CutMix against torchvision's, image by image."""
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
+from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from vitmods.data import augment
-from vitmods.data.augment import flip, normalize, pad_crop, resized_crop
+from vitmods.data.augment import (
+    Mixing,
+    _beta,
+    blend,
+    crop_boxes,
+    cutmix_box,
+    draw_mixing,
+    erase_boxes,
+    flip,
+    inception_boxes,
+    mix_targets,
+    normalize,
+    pad_crop,
+    resized_crop,
+)
 from vitmods.data.batch import DeferredTransforms, erasing
 from vitmods.data.geometry import Geometry, resize
+from vitmods.data.rng import Stream, uniform
 
 
-def images(batch: int = 6, channels: int = 3, height: int = 9, width: int = 7, seed: int = 0) -> np.ndarray:
+def images(batch=6, channels=3, height=9, width=7, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (batch, channels, height, width), dtype=np.uint8)
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 4), st.integers(0, 4), st.integers(1, 12), st.integers(1, 12), st.data())
-def test_pad_crop_is_torchvisions(pad_h: int, pad_w: int, height: int, width: int, data: st.DataObject) -> None:
+def test_pad_crop_is_torchvisions(pad_h, pad_w, height, width, data):
     batch = images(4, 3, height, width)
     top = np.array(data.draw(st.lists(st.integers(0, 2 * pad_h), min_size=4, max_size=4)))
     left = np.array(data.draw(st.lists(st.integers(0, 2 * pad_w), min_size=4, max_size=4)))
-    ours = pad_crop(batch, top, left, (pad_h, pad_w))
+    actual = pad_crop(batch, top, left, (pad_h, pad_w))
     for i in range(4):
         padded = F.pad(torch.from_numpy(batch[i]), [pad_w, pad_h])
-        assert torch.equal(ours[i], F.crop(padded, int(top[i]), int(left[i]), height, width))
+        assert torch.equal(actual[i], F.crop(padded, int(top[i]), int(left[i]), height, width))
 
 
-def test_flip_is_torchvisions() -> None:
+def test_flip_is_torchvisions():
     batch = torch.from_numpy(images())
     which = np.array([True, False, True, True, False, False])
-    ours = flip(batch.clone(), which)
+    actual = flip(batch.clone(), which)
     for i in range(6):
-        assert torch.equal(ours[i], F.horizontal_flip(batch[i]) if which[i] else batch[i])
+        assert torch.equal(actual[i], F.horizontal_flip(batch[i]) if which[i] else batch[i])
 
 
 @pytest.mark.parametrize("in_cache", [1, 3 * 16 * 16 * 2, 10**6])
-def test_normalize_is_torchvisions_to_the_bit(in_cache: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_normalize_is_torchvisions_to_the_bit(in_cache, monkeypatch):
     monkeypatch.setattr(augment, "IN_CACHE", in_cache)
     batch = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16).expand(5, 3, 16, 16)
     mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-    ours = normalize(batch, torch.tensor(mean).view(3, 1, 1), torch.tensor(std).view(3, 1, 1))
-    assert torch.equal(ours, F.normalize(F.to_dtype(batch, torch.float32, scale=True), mean, std))
+    actual = normalize(batch, torch.tensor(mean).view(3, 1, 1), torch.tensor(std).view(3, 1, 1))
+    assert torch.equal(actual, F.normalize(F.to_dtype(batch, torch.float32, scale=True), mean, std))
 
 
-def test_resized_crop_is_torchvisions() -> None:
+def test_resized_crop_is_torchvisions():
     image = images(1, 3, 40, 50)[0]
     for top, left, height, width in [(0, 0, 40, 50), (3, 4, 20, 31), (39, 49, 1, 1), (5, 5, 16, 16)]:
-        ours = resized_crop(image, np.array([top, left, height, width]), (16, 16))
-        theirs = F.resized_crop(
+        actual = resized_crop(image, np.array([top, left, height, width]), (16, 16))
+        reference = F.resized_crop(
             torch.from_numpy(image), top, left, height, width, [16, 16], F.InterpolationMode.BICUBIC, antialias=True
         )
-        assert torch.equal(ours[0], theirs)
+        assert torch.equal(actual[0], reference)
 
 
-def test_erase_fills_the_boxes_with_noise_of_their_seeds() -> None:
+def test_erase_fills_the_boxes_with_noise_of_their_seeds():
     images = torch.zeros(3, 3, 20, 20)
     boxes = np.array([[2, 3, 10, 12], [0, 0, 20, 19]])
     seeds = np.array([5, 2**64 - 1], dtype=np.uint64)
     erased, values = erasing(3, 3, np.array([2, 0]), boxes, seeds)
     transforms = DeferredTransforms(torch.zeros(3, 1, 1), torch.ones(3, 1, 1), erased, values)
-    ours = transforms.images(images.to(torch.uint8))
+    actual = transforms.images(images.to(torch.uint8))
     for position, (top, left, height, width), seed in zip([2, 0], boxes.tolist(), seeds.tolist(), strict=True):
         noise = torch.randn(3, height, width, generator=torch.Generator().manual_seed(seed >> 1))
-        assert torch.equal(ours[position], F.erase(images[position], top, left, height, width, noise))
-    assert torch.equal(ours[1], images[1])
-    assert abs(float(ours[0, :, :, :19].std()) - 1) < 0.1
+        assert torch.equal(actual[position], F.erase(images[position], top, left, height, width, noise))
+    assert torch.equal(actual[1], images[1])
+    assert abs(float(actual[0, :, :, :19].std()) - 1) < 0.1
 
 
 @pytest.mark.parametrize(("height", "width"), [(300, 400), (400, 300), (256, 256), (100, 90), (224, 224), (30, 500)])
 @pytest.mark.parametrize("ratio", [0.875, 1.0])
-def test_centre_view_is_torchvisions_resize_and_centre_crop(height: int, width: int, ratio: float) -> None:
+def test_centre_view_is_torchvisions_resize_and_centre_crop(height, width, ratio):
     image = images(1, 3, height, width)[0]
     geometry = Geometry((224, 224), ratio)
-    ours = geometry.view(torch.from_numpy(geometry.store(image).copy())[None])[0]
+    actual = geometry.view(torch.from_numpy(geometry.store(image).copy())[None])[0]
     side = int(224 / ratio)
     middle = image[:, :, (width - 240) // 2 : (width + 240) // 2] if width > 8 * height else image
     resized = F.resize(torch.from_numpy(middle.copy()), [side], F.InterpolationMode.BICUBIC, antialias=True)
-    assert torch.equal(ours, F.center_crop(resized, [224, 224]))
+    assert torch.equal(actual, F.center_crop(resized, [224, 224]))
 
 
 @pytest.mark.parametrize(("resized", "size"), [(256, 224), (418, 384), (448, 384), (256, 223)])
 @pytest.mark.parametrize(("height", "width"), [(500, 375), (300, 401), (150, 200), (256, 256)])
-def test_big_visions_view_is_resize_small_by_area_and_a_central_crop(
-    resized: int, size: int, height: int, width: int
-) -> None:
+def test_big_visions_view_is_resize_small_by_area_and_a_central_crop(resized, size, height, width):
     image = images(1, 3, height, width)[0]
     geometry = Geometry((size, size), size / resized, resample="big_vision")
-    ours = geometry.view(torch.from_numpy(geometry.store(image).copy())[None])[0]
+    actual = geometry.view(torch.from_numpy(geometry.store(image).copy())[None])[0]
     shape = [int(np.rint(side * resized / min(height, width))) for side in (height, width)]
     assert min(shape) == resized
-    whole = resize(torch.from_numpy(image)[None], (shape[0], shape[1]), "area")[0]
+    full = resize(torch.from_numpy(image)[None], (shape[0], shape[1]), "area")[0]
     top, left = ((side - size) // 2 for side in shape)
-    assert torch.equal(ours, whole[:, top : top + size, left : left + size])
+    assert torch.equal(actual, full[:, top : top + size, left : left + size])
 
 
-def test_originals_are_kept_where_they_are_not_to_be_shrunk() -> None:
+def test_originals_are_kept_where_they_are_not_to_be_shrunk():
     image = images(1, 3, 300, 400)[0]
     kept = Geometry((224, 224), 0.875, whole=True, resample="big_vision", shrink=False)
     assert kept.store(image).shape == (3, 300, 400)
@@ -109,8 +124,191 @@ def test_originals_are_kept_where_they_are_not_to_be_shrunk() -> None:
 @given(*[st.integers(1, 60)] * 4, st.sampled_from([1.0, 0.875, 0.5]), st.booleans(), st.booleans())
 def test_views_have_the_size_and_stores_are_never_larger_than_needed(
     height, width, want_h, want_w, ratio, whole, exact
-) -> None:
+):
     geometry = Geometry((want_h, want_w), ratio, whole, "big_vision" if exact else "bicubic", shrink=not exact)
     stored = geometry.store(images(1, 1, height, width)[0])
     assert stored.size <= max(height * width, want_h * want_w)
     assert geometry.view(torch.from_numpy(np.ascontiguousarray(stored))[None]).shape == (1, 1, want_h, want_w)
+
+
+SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+INCEPTION_SCALE, INCEPTION_RATIO = (0.05, 1.0), (0.75, 1.33)
+
+
+def inception(n, height, width, scale=INCEPTION_SCALE, ratio=INCEPTION_RATIO, seed=0):
+    return inception_boxes(seed, 0, np.arange(n), np.tile([height, width], (n, 1)), scale, ratio)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 500), st.integers(1, 500), st.integers(0, 2**32))
+def test_boxes_lie_inside(height, width, seed):
+    index, sizes = np.arange(50), np.tile([height, width], (50, 1))
+    positions, erased = erase_boxes(seed, 0, index, (height, width), 1.0)
+    assert len(positions) == len(erased)
+    for boxes in (crop_boxes(seed, 0, index, sizes, SCALE, RATIO), inception(50, height, width, seed=seed), erased):
+        top, left, box_h, box_w = boxes.T
+        assert (boxes[:, :2] >= 0).all()
+        assert (boxes[:, 2:] >= 1).all()
+        assert (top + box_h <= height).all()
+        assert (left + box_w <= width).all()
+
+
+def test_boxes_are_distributed_as_torchvisions():
+    n, height, width = 3000, 200, 300
+    crops = crop_boxes(0, 0, np.arange(n), np.tile([height, width], (n, 1)), SCALE, RATIO)
+    positions, erased = erase_boxes(1, 0, np.arange(4 * n), (height, width), 0.25)
+    assert abs(len(positions) / (4 * n) - 0.25) < 0.015
+    assert len(erase_boxes(1, 0, np.arange(n), (height, width), 0.0)[0]) == 0
+    torch.manual_seed(0)
+    image = torch.empty(3, height, width)
+    crop, erasing = v2.RandomResizedCrop(8, SCALE, RATIO), v2.RandomErasing(1.0)
+    for boxes, transform, names in ((crops, crop, ("top", "left", "height", "width")), (erased, erasing, "ijhw")):
+        drawn = [transform.make_params([image]) for _ in range(n)]
+        for column, name in zip(boxes.T, names, strict=True):
+            assert stats.ks_2samp(column, [box[name] for box in drawn]).pvalue > 1e-3
+
+
+def test_the_corner_coordinates_are_independent():
+    sizes = np.tile([100, 100], (2000, 1))
+    boxes = crop_boxes(0, 0, np.arange(2000), sizes, (0.04, 0.04), (1.0, 1.0))
+    assert stats.pearsonr(boxes[:, 0], boxes[:, 1]).pvalue > 1e-3
+    erased = erase_boxes(0, 0, np.arange(2000), (100, 100), 1.0)[1]
+    assert stats.pearsonr(erased[:, 0] / (100 - erased[:, 2]), erased[:, 1] / (100 - erased[:, 3])).pvalue > 1e-3
+
+
+def test_boxes_of_known_places():
+    boxes = crop_boxes(0, 0, np.arange(2), np.array([[10, 1000], [1000, 10]]), (1.0, 1.0), RATIO)
+    assert boxes.tolist() == [[0, 493, 10, 13], [493, 0, 13, 10]]
+    assert cutmix_box((32, 32), 0.75, (0.5, 0.5)) == (8, 8, 16, 16)
+    assert cutmix_box((32, 32), 0.75, (0.0, 0.0)) == (0, 0, 8, 8)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.floats(0, 1), st.floats(0, 0.999), st.floats(0, 0.999))
+def test_cutmix_boxes_lie_inside_and_take_at_most_their_area(height, width, kept, down, right):
+    top, left, box_h, box_w = cutmix_box((height, width), kept, (down, right))
+    assert top >= 0
+    assert left >= 0
+    assert top + box_h <= height
+    assert left + box_w <= width
+    assert box_h * box_w <= (1 - kept) * height * width + 1e-9
+
+
+# Means and deviations of top, left, height and width in 4,000 draws of tf.image.sample_distorted_bounding_box.
+TENSORFLOW = {
+    (375, 500): ((69.9, 126.6, 234.8, 244.1), (61.4, 91.8, 80.9, 93.2)),
+    (300, 120): ((109.7, 18.2, 80.7, 81.8), (65.1, 16.7, 25.3, 22.3)),
+    (40, 32): ((9.6, 5.5, 19.7, 20.0), (7.4, 5.3, 7.8, 7.2)),
+}
+
+
+@pytest.mark.parametrize("size", TENSORFLOW)
+def test_boxes_are_distributed_as_tensorflows(size):
+    drawn, (means, deviations) = inception(4000, *size), TENSORFLOW[size]
+    for column, mean, deviation in zip(drawn.T, means, deviations, strict=True):
+        assert abs(column.mean() - mean) < 4 * deviation * (2 / 4000) ** 0.5
+        assert column.std() == pytest.approx(deviation, rel=0.08)
+
+
+def test_area_and_aspect_are_in_their_ranges_and_uniform():
+    _, _, box_h, box_w = inception(3000, 400, 300, scale=(0.2, 0.3)).T
+    assert (box_h * box_w >= 0.2 * 400 * 300).all()
+    assert (box_h * box_w <= 0.3 * 400 * 300).all()
+    assert (np.abs(np.log(box_w / box_h) - np.log(INCEPTION_RATIO).mean()) <= np.log(1.33 / 0.75) / 2 + 0.02).all()
+    _, _, box_h, box_w = inception(4000, 900, 900, scale=(0.01, 0.02), ratio=(0.25, 4.0)).T
+    assert stats.kstest(box_w / box_h, stats.uniform(0.25, 3.75).cdf).statistic < 0.03
+
+
+def test_the_last_row_and_column_are_left_to_boxes_that_span_the_image():
+    top, left, box_h, box_w = inception(4000, 30, 20).T
+    assert ((top + box_h < 30) | (box_h == 30)).all()
+    assert ((left + box_w < 20) | (box_w == 20)).all()
+    assert (top + box_h == 29).any()
+    assert (box_h == 30).any() or (box_w == 20).any()
+
+
+def test_the_whole_image_where_no_box_fits_and_the_same_box_in_any_batch():
+    assert inception(2, 10, 1000, scale=(0.9, 1.0)).tolist() == [[0, 0, 10, 1000]] * 2
+    sizes = np.array([[40, 30], [10, 1000], [7, 9], [300, 200]])
+    together = inception_boxes(3, 2, np.arange(4), sizes, INCEPTION_SCALE, INCEPTION_RATIO)
+    for i in range(4):
+        alone = inception_boxes(3, 2, np.array([i]), sizes[i : i + 1], INCEPTION_SCALE, INCEPTION_RATIO)
+        assert alone.tolist() == together[i : i + 1].tolist()
+
+
+def batch(n=6, classes=5):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(n, 3, 8, 10, generator=generator), torch.arange(n) % classes
+
+
+def mix(images, labels, **draw):
+    mixing = draw_mixing((images.shape[2], images.shape[3]), **draw)
+    return mixing.images(images, images.roll(1, 0)), mix_targets(mixing, labels, 5)
+
+
+seeds = st.integers(0, 2**64)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 7), st.sampled_from([0.0, 0.2]), st.sampled_from([0.0, 1.0]), seeds, st.integers(0, 9))
+def test_targets_keep_their_mass_and_inputs_are_left_alone(n, mixup, cutmix, seed, number):
+    if mixup == cutmix == 0:
+        return
+    images, labels = batch(n)
+    before = images.clone()
+    mixed, targets = mix(images, labels, mixup=mixup, cutmix=cutmix, seed=seed, epoch=2, batch=number)
+    assert targets.shape == (n, 5)
+    assert mixed.shape == images.shape
+    torch.testing.assert_close(targets.sum(1), torch.ones(n))
+    assert (targets >= 0).all()
+    assert torch.equal(images, before)
+    if n == 1:
+        torch.testing.assert_close(mixed, images)
+        torch.testing.assert_close(targets, torch.nn.functional.one_hot(labels, 5).float())
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3, 1.0])
+def test_blend_is_torchvisions_mixup(kept):
+    images, labels = batch()
+    reference = v2.MixUp(num_classes=5)
+    params = {"labels": labels, "batch_size": 6, "lam": kept}
+    torch.testing.assert_close(blend(images, images.roll(1, 0), kept), reference.transform(images, params))
+    targets = torch.nn.functional.one_hot(labels, 5).float()
+    torch.testing.assert_close(blend(targets, targets.roll(1, 0), kept), reference.transform(labels, params))
+
+
+def test_pasting_is_torchvisions_cutmix():
+    images, labels = batch()
+    options = Mixing.pasted((images.shape[2], images.shape[3]), 0.6, (0.4, 0.9))
+    mixed, kept = options.images(images, images.roll(1, 0)), options.kept
+    changed = (mixed != images).any(dim=(0, 1))
+    rows, columns = changed.any(1).nonzero()[:, 0], changed.any(0).nonzero()[:, 0]
+    box = (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1)
+    params = {"labels": labels, "batch_size": 6, "box": box, "lam_adjusted": kept}
+    assert torch.equal(mixed, v2.CutMix(num_classes=5).transform(images, params))
+    assert kept == pytest.approx(1 - (box[2] - box[0]) * (box[3] - box[1]) / 80)
+
+
+def test_amounts_follow_beta_and_both_take_half_of_the_batches():
+    quantiles = (np.arange(4000) + 0.5) / 4000
+    for alpha in (0.2, 1.0):
+        drawn = [_beta(alpha, q) for q in quantiles]
+        assert stats.kstest(drawn, stats.beta(alpha, alpha).cdf).pvalue > 0.9
+    images, labels = batch()
+    cut = 0
+    for number in range(200):
+        mixed, _ = mix(images, labels, mixup=1.0, cutmix=1.0, seed=0, epoch=0, batch=number)
+        cut += bool(((mixed == images) | (mixed == images.roll(1, 0))).all())
+    assert 75 < cut < 125
+
+
+def test_mixup_keeps_the_larger_share_of_each_image_as_big_vision_does():
+    images, labels = batch()
+    fractions = []
+    for number in range(50):
+        drawn = _beta(0.4, float(uniform(7, Stream.MIX_LAMBDA, 3, number)))
+        kept = max(drawn, 1 - drawn)
+        mixed, targets = mix(images, labels, mixup=0.4, cutmix=0.0, seed=7, epoch=3, batch=number)
+        torch.testing.assert_close(mixed, kept * images + (1 - kept) * images.roll(1, 0))
+        torch.testing.assert_close(targets[1, labels[1]], torch.tensor(kept, dtype=torch.float32))
+        fractions.append(drawn)
+    assert min(fractions) < 0.5 < max(fractions)

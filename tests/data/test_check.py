@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from vitmods import data
 
 
-def test_digits_are_fit() -> None:
+def test_digits_are_fit():
     checked = data.check("digits")
     assert checked.fit
     assert checked.summary["splits"]["train"]["count"] == 1259
@@ -33,7 +33,7 @@ def test_what_the_test_images_resolve_is_said_before_training(make_folder, tmp_p
     assert "6 groups of test images resolve effects of " in data.check(root, group_by=groups).text
 
 
-def test_check_tells_problems_instead_of_raising(make_folder) -> None:
+def test_check_tells_problems_instead_of_raising(make_folder):
     root = make_folder({"cat <b>": 9}, size=(7, 5))
     (root / "cat <b>" / "bad.jpg").write_bytes(b"x")
     checked = data.check(root, val_fraction=0.2)
@@ -46,7 +46,7 @@ def test_check_tells_problems_instead_of_raising(make_folder) -> None:
     assert "Warning: 1 images that cannot be used" in checked.text
 
 
-def test_check_agrees_with_load(make_folder) -> None:
+def test_check_agrees_with_load(make_folder):
     from vitmods.recipes import plain
 
     root = make_folder({"cat": 20, "dog": 10})

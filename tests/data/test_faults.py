@@ -100,6 +100,8 @@ for name, says, plant in (
      lambda root: classes(split_classes(root), [("val/cow", 2)])),
     ("class_without_images", "do not hold images and are not classes: cow",
      lambda root: (classes(root) / "cow").mkdir()),
+    ("train_without_images", "no readable training images",
+     lambda root: (in_both(root, PETS, ("test",)) / "train/cat").mkdir(parents=True)),
     ("split_without_images", "There are no images in test",
      lambda root: (split_classes(root) / "test/cat").mkdir(parents=True)),
     ("copies_of_one_image", "no images to evaluate on", copies_of_one_image),
@@ -115,6 +117,13 @@ for name, says, plant in (
     ("thumbnails", "which are enlarged", lambda root: image(classes(root) / "cat/0.png", size=(5, 5))),
 ):  # fmt: skip
     FAULTS[name] = plant, says, "class", {}
+
+
+@fault("There is one class only", unreadable="skip")
+def classes_of_which_one_can_be_read(root):
+    classes(root)
+    for path in (root / "dog").iterdir():
+        path.write_bytes(b"")
 
 
 # Tables of labels
@@ -216,8 +225,14 @@ def coco(root, change=lambda split, content: None):
             image(root / split / f"{i}.png", seed=10 * len(split) + i)
             content["images"].append({"id": i, "file_name": f"{i}.png", "height": SIZE[0], "width": SIZE[1]})
             outline = [[4, 2, 14, 2, 14, 12, 4, 12]]
-            one = {"id": i, "image_id": i, "category_id": 1 + i % 2, "bbox": [4, 2, 10, 10], "segmentation": outline}
-            content["annotations"].append(one)
+            annotation = {
+                "id": i,
+                "image_id": i,
+                "category_id": 1 + i % 2,
+                "bbox": [4, 2, 10, 10],
+                "segmentation": outline,
+            }
+            content["annotations"].append(annotation)
         change(split, content)
         (root / f"{split}.json").write_text(json.dumps(content))
     return f"coco:{root}"
@@ -228,7 +243,7 @@ def first(**values):
 
 
 def every(**values):
-    return lambda split, content: [one.update(values) for one in content["annotations"]]
+    return lambda split, content: [annotation.update(values) for annotation in content["annotations"]]
 
 
 for name, says, change in (
@@ -433,7 +448,12 @@ for name, says, rows in (
     ("has_an_unknown_split", 'into the split "holdout"', ["image,split", *listed(cat3="holdout")]),
     ("names_an_image_twice", "names cat/0.png 2 times", ["image,split", *listed(), "cat/0.png,val"]),
     ("has_other_labels", "images other labels", ["image,split,label", *(f"{row},cat" for row in listed())]),
-    ("leaves_images_out", "does not name were left out", ["image,split", *listed()[:-1]]),
+    (
+        "leaves_train_empty",
+        "does not name any training image",
+        ["image,split", *(row.replace("train", "test") for row in listed())],
+    ),
+    ("leaves_images_out", "1 images that", ["image,split", *listed()[:-1]]),
     (
         "tears_groups",
         "groups of val are also",
@@ -451,11 +471,6 @@ for name, says, options in (
     FAULTS[f"groups_{name}"] = classes, says, "class", options
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_refused_or_reported(name, tmp_path):
     plant, says, target, options = FAULTS[name]
@@ -466,10 +481,12 @@ def test_a_planted_fault_is_refused_or_reported(name, tmp_path):
     options = {key: value(tmp_path / "set") if callable(value) else value for key, value in options.items()}
     try:
         if target == "tokens":
-            found = load_sequences(spec, img_size=(1, 16), in_chans=16, **options)
+            loaded = load_sequences(spec, img_size=(1, 16), in_chans=16, **options)
         else:
-            found = data.load(spec, img_size=SIZE, augment=small_detection().augment, target=target, **views, **options)
-        text = "\n".join(found.summary()["warnings"])
+            loaded = data.load(
+                spec, img_size=SIZE, augment=small_detection().augment, target=target, **views, **options
+            )
+        text = "\n".join(loaded.summary()["warnings"])
     except UserError as error:
         text = str(error)
     assert says in text

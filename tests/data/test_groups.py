@@ -21,16 +21,16 @@ from vitmods.study.trial import load_images
 from vitmods.util.errors import UserError
 
 
-def load(root: Path | str, **options) -> data.ImageDataset:
+def load(root, **options):
     return data.load(root, img_size=8, augment=plain().augment, **options)
 
 
-def parts_of(dataset: data.ImageDataset) -> dict[str, str]:
-    return {name: split for split, found in dataset.splits.items() for name in found.ids}
+def parts_of(dataset):
+    return {name: split for split, part in dataset.splits.items() for name in part.ids}
 
 
 @pytest.fixture
-def twins(make_folder) -> Path:
+def twins(make_folder):
     """Every tenth image is there twice, under another name."""
     root = make_folder({"cat": 60, "dog": 60})
     for label in ("cat", "dog"):
@@ -39,7 +39,7 @@ def twins(make_folder) -> Path:
     return root
 
 
-def test_equal_images_come_into_one_split(twins: Path) -> None:
+def test_equal_images_come_into_one_split(twins):
     for seed in range(3):
         dataset = load(twins, split_seed=seed)
         where = parts_of(dataset)
@@ -53,7 +53,7 @@ def test_equal_images_come_into_one_split(twins: Path) -> None:
         assert {key: checked.summary[key] for key in dataset.summary()} == dataset.summary()
 
 
-def test_each_image_is_in_one_fold_with_its_equals(twins: Path) -> None:
+def test_each_image_is_in_one_fold_with_its_equals(twins):
     settings = vm.Study(arms=["dpn"], data=twins, img_size=8, recipe=plain()).settings.fixed
     tests: list[str] = []
     for i in range(5):
@@ -67,7 +67,7 @@ def test_each_image_is_in_one_fold_with_its_equals(twins: Path) -> None:
     assert len(tests) == len(set(tests)) == 132
 
 
-def test_equal_images_that_the_user_has_split_stop_a_run(make_folder, tmp_path: Path) -> None:
+def test_equal_images_that_the_user_has_split_stop_a_run(make_folder, tmp_path):
     root = make_folder({"train/cat": 9, "train/dog": 9, "test/cat": 3, "test/dog": 3})
     shutil.copy(root / "train" / "cat" / "000.png", root / "test" / "cat" / "again.png")
     with pytest.raises(UserError, match="1 images of test are also in train, byte for byte"):
@@ -79,14 +79,14 @@ def test_equal_images_that_the_user_has_split_stop_a_run(make_folder, tmp_path: 
         load(tmp_path / "shards")
 
 
-def test_val_of_a_number_of_images_does_not_tear_equal_ones_apart(twins: Path) -> None:
+def test_val_of_a_number_of_images_does_not_tear_equal_ones_apart(twins):
     dataset = load(twins, limit_val=20)
     where = parts_of(dataset)
     assert all(where[f"cat/{i:03d}.png"] == where[f"cat/copy{i:03d}.png"] for i in range(0, 60, 10))
     assert 18 <= len(dataset.splits["val"]) <= 20
 
 
-def test_packed_and_streamed_sets_split_alike(twins: Path, tmp_path: Path) -> None:
+def test_packed_and_streamed_sets_split_alike(twins, tmp_path):
     packed = pack(twins, tmp_path / "shards")
     assert len(packed.equal) == 12
     assert "cat/000.png = cat/copy000.png" in packed.equal
@@ -97,7 +97,7 @@ def test_packed_and_streamed_sets_split_alike(twins: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("group_by", ["^.*/", r"/(p\d+)/", "{root}.csv"])
-def test_groups_are_not_torn_apart(make_folder, group_by: str) -> None:
+def test_groups_are_not_torn_apart(make_folder, group_by):
     sizes = {
         f"{label}/p{label[0]}{patient:02d}".replace("pc", "p1").replace("pd", "p2"): 1 + patient % 4
         for label in ("cat", "dog")
@@ -108,7 +108,7 @@ def test_groups_are_not_torn_apart(make_folder, group_by: str) -> None:
     root.with_suffix(".csv").write_text("\n".join(["Group,image", *groups]))
     group_by = group_by.replace("{root}", str(root))
     dataset = load(root, group_by=group_by)
-    patients = {split: {Path(name).parent.name for name in found.ids} for split, found in dataset.splits.items()}
+    patients = {split: {Path(name).parent.name for name in part.ids} for split, part in dataset.splits.items()}
     assert sum(map(len, patients.values())) == 60
     counts = {name: len(split) for name, split in dataset.splits.items()}
     assert counts["test"] == pytest.approx(0.2 * 146, abs=5)
@@ -120,7 +120,7 @@ def test_groups_are_not_torn_apart(make_folder, group_by: str) -> None:
         assert len(together) == len(set(split.groups)) == len({folder for _, folder in together})
 
 
-def test_groups_that_the_user_has_split_stop_a_run(make_folder) -> None:
+def test_groups_that_the_user_has_split_stop_a_run(make_folder):
     root = make_folder({"train/cat/p1": 9, "train/dog/p2": 9, "test/cat/p1": 3, "test/dog/p3": 3})
     rule = r"/(p\d)/"
     with pytest.raises(UserError, match=r"1 groups of test are also in train \(p1\)"):
@@ -128,16 +128,17 @@ def test_groups_that_the_user_has_split_stop_a_run(make_folder) -> None:
     load(f"{root}?allow=overlap", group_by=rule)
 
 
-def test_the_shell_takes_groups(make_folder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_shell_takes_groups(make_folder, capsys):
     root = make_folder({f"{label}/{label[0]}{i}": 3 for label in ("cat", "dog") for i in range(10)})
     assert main([str(root), "--group-by", "(.*)/"]) == 0
     assert capsys.readouterr().out.split("all ")[1].split()[:3] == ["42", "6", "12"]
     study = vm.Study(arms=["dpn"], data=root, group_by="(.*)/")
     assert study.settings.fixed["group_by"] == "(.*)/"
     assert "group_by" not in vm.Study(arms=["dpn"], data=root).settings.fixed
+    assert [split.groups for split in load(root).splits.values()] == [None] * 3
 
 
-def test_names_that_suggest_groups_are_told(make_folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_that_suggest_groups_are_told(make_folder, tmp_path, capsys):
     root = make_folder({"cat": 40, "dog": 40})
     assert main([str(root)]) == 0
     assert "belong together" not in capsys.readouterr().out
@@ -169,20 +170,15 @@ def test_names_that_suggest_groups_are_told(make_folder, tmp_path: Path, capsys:
         ("train/{label}/{i}.png", None),
     ],
 )
-def test_which_names_suggest_groups(name: str, groups: int | None) -> None:
+def test_which_names_suggest_groups(name, groups):
     ids = [name.format(label=label, i=i, i4=i // 4) for label in ("cat", "dog") for i in range(100)]
-    found = suggest_grouping(ids, 2)
-    assert (found and found[1]) == groups
-    if found:
-        assert len(set(group_keys(found[0], ids))) == groups
+    suggestion = suggest_grouping(ids, 2)
+    assert (suggestion and suggestion[1]) == groups
+    if suggestion:
+        assert len(set(group_keys(suggestion[0], ids))) == groups
 
 
-def test_images_without_groups_have_none(make_folder) -> None:
-    dataset = load(make_folder({"cat": 20, "dog": 20}))
-    assert [split.groups for split in dataset.splits.values()] == [None] * 3
-
-
-def test_a_group_and_equal_bytes_join(tmp_path: Path) -> None:
+def test_a_group_and_equal_bytes_join(tmp_path):
     ids = ("d", "c", "b", "a", "e", "f")
     digests = np.array([[1], [1], [2], [2], [0], [0]], dtype=np.uint8) * np.ones(16, dtype=np.uint8)
     assert groups_of(ids, None, digests) == ("c", "c", "a", "a", "e", "f")
@@ -195,24 +191,24 @@ def test_a_group_and_equal_bytes_join(tmp_path: Path) -> None:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 25), min_size=24, max_size=40), st.integers(0, 9), st.sampled_from([None, (1, 3)]))
-def test_equal_bytes_never_cross_splits_whatever_the_order(contents: list[int], seed: int, fold) -> None:
-    def split(order: list[int]) -> dict[str, set[str]]:
+def test_equal_bytes_never_cross_splits_whatever_the_order(contents, seed, fold):
+    def split(order):
         ids = tuple(f"{i % 2}/{i}.png" for i in order)
         labels = np.array([i % 2 for i in order])
         raw = [bytes([contents[i]]) for i in order]
         records = Records(ids, labels, ids, raw.__getitem__, np.arange(len(ids)))
-        found, _ = make_splits(Source("set", ("a", "b"), {"train": records}), SplitOptions(split_seed=seed, fold=fold))
-        return {name: set(part.ids) for name, part in found.items()}
+        parts, _ = make_splits(Source("set", ("a", "b"), {"train": records}), SplitOptions(split_seed=seed, fold=fold))
+        return {name: set(part.ids) for name, part in parts.items()}
 
     n = len(contents)
-    found = split(list(range(n)))
-    assert split(list(range(n))[::-1]) == found
-    assert sum(map(len, found.values())) == n
-    kinds = [{contents[int(name[2:-4])] for name in part} for part in found.values()]
+    complete = split(list(range(n)))
+    assert split(list(range(n))[::-1]) == complete
+    assert sum(map(len, complete.values())) == n
+    kinds = [{contents[int(name[2:-4])] for name in part} for part in complete.values()]
     assert sum(map(len, kinds)) == len(set(contents))
 
 
-def test_hashes_are_kept_until_a_file_changes(twins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashes_are_kept_until_a_file_changes(twins, tmp_path, monkeypatch):
     monkeypatch.setattr(hashes, "REMEMBERED", 10)
     before = load(twins, cache_dir=tmp_path / "cache")
     assert len(list((tmp_path / "cache").glob("*.digests.npy"))) == 1
@@ -224,17 +220,17 @@ def test_hashes_are_kept_until_a_file_changes(twins: Path, tmp_path: Path, monke
     assert load(twins, cache_dir=tmp_path / "cache").summary()["fingerprint"] != before.summary()["fingerprint"]
 
 
-def test_shell_and_python_split_alike(twins: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shell_and_python_split_alike(twins, tmp_path, capsys):
     options = ["--data", str(twins), "--img-size", "8", "--in-chans", "3", "--base", "mu/4", "--recipe", "plain"]
     quick = ["--epochs", "1", "--device", "cpu", "--cost-seconds", "0", "--workers", "1", "--quiet"]
     assert shell(["compare", *options, *quick, "--arms", "dpn", "--seeds", "1", "--out", str(tmp_path / "out")]) == 0
     rows = read_columns(tmp_path / "out" / "split.csv", ("image", "split", "label", "group"))
-    ours = parts_of(load(twins))
-    assert {row["image"]: row["split"] for row in rows} == ours
+    actual = parts_of(load(twins))
+    assert {row["image"]: row["split"] for row in rows} == actual
     assert {(row["image"], row["group"]) for row in rows if "copy" in row["image"]} == {
-        (name, name.replace("copy", "")) for name in ours if "copy" in name
+        (name, name.replace("copy", "")) for name in actual if "copy" in name
     }
-    assert parts_of(load(twins, split_file=tmp_path / "out" / "split.csv")) == ours
+    assert parts_of(load(twins, split_file=tmp_path / "out" / "split.csv")) == actual
 
 
 @pytest.mark.parametrize(
@@ -250,7 +246,7 @@ def test_shell_and_python_split_alike(twins: Path, tmp_path: Path, capsys: pytes
     ],
     ids=str,
 )
-def test_impossible_options_cost_no_scan(option: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_options_cost_no_scan(option, monkeypatch):
     monkeypatch.setattr("vitmods.data.loading.open_source", lambda spec: pytest.fail("images were listed"))
     monkeypatch.setattr("vitmods.study.study.defaults_for", lambda spec: pytest.fail("images were listed"))
     for use in (load, data.check, lambda spec, **options: vm.Study("mu3/8", ["rms"], spec, **options)):
@@ -261,8 +257,6 @@ def test_impossible_options_cost_no_scan(option: dict[str, object], monkeypatch:
 @pytest.mark.parametrize(
     ("group_by", "message"),
     [
-        ("(", "not a valid regular expression"),
-        ("^dog", "1 of 2 images belong to no group, such as cat/a.png"),
         ("x*", "2 of 2 images belong to no group"),
         ("nowhere.csv", "cannot be read"),
         ("{tmp}/columns.csv", 'columns.csv has no column group: its first line is "image,patient"'),
@@ -272,7 +266,7 @@ def test_impossible_options_cost_no_scan(option: dict[str, object], monkeypatch:
         ("{tmp}/empty.csv", "has no column image and no column group"),
     ],
 )
-def test_what_cannot_be_grouped_by(group_by: str, message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_grouped_by(group_by, message, tmp_path):
     (tmp_path / "columns.csv").write_text("image,patient\ncat/a.png,1\n")
     (tmp_path / "twice.csv").write_text("image,group\ncat/a.png,1\ncat/a.png,2\ndog/b.png,3\n")
     (tmp_path / "part.csv").write_text("image,group\ncat/a.png,1\ndog/b.png,\n")

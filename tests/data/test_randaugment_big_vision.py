@@ -1,6 +1,5 @@
 """big_vision's operations against plain loops over pixels, and against what TensorFlow makes of an image."""
 
-from collections.abc import Callable
 from math import cos, floor, pi, sin
 from zlib import crc32
 
@@ -16,7 +15,7 @@ HEIGHT, WIDTH = 13, 17
 Image = list[list[list[int]]]  # channel, row, column
 
 
-def images(channels: int = 3) -> np.ndarray:
+def images(channels=3):
     """A ramp with a step and noise, noise alone, one value."""
     rows, columns = np.mgrid[:HEIGHT, :WIDTH]
     rng = np.random.default_rng(0)
@@ -25,26 +24,26 @@ def images(channels: int = 3) -> np.ndarray:
     return np.stack([ramp, noise, np.full_like(noise, 77)]).astype(np.uint8)
 
 
-def each_value(function: Callable[[int], int]) -> Callable[[Image], Image]:
+def each_value(function):
     return lambda image: [[[function(v) for v in row] for row in plane] for plane in image]
 
 
-def each_plane(function: Callable[[list[list[int]]], Callable[[int], int]]) -> Callable[[Image], Image]:
+def each_plane(function):
     """The function of values depends on the values of the plane."""
     return lambda image: [[[function(plane)(v) for v in row] for row in plane] for plane in image]
 
 
-def cut_off(value: float) -> int:
+def cut_off(value):
     return floor(min(255.0, max(0.0, value)))
 
 
-def blended(start: float, end: float, level: float) -> int:
+def blended(start, end, level):
     """In single precision, as it decides what is cut off."""
     factor = np.float32(level * 1.8 + 0.1)
     return cut_off(float(np.float32(start) + factor * (np.float32(end) - np.float32(start))))
 
 
-def stretched(plane: list[list[int]]) -> Callable[[int], int]:
+def stretched(plane):
     low, high = (np.float32(f(map(f, plane))) for f in (min, max))
     if low == high:
         return lambda v: v
@@ -52,7 +51,7 @@ def stretched(plane: list[list[int]]) -> Callable[[int], int]:
     return lambda v: cut_off(float(np.float32(v) * scale - low * scale))
 
 
-def equalized(plane: list[list[int]]) -> Callable[[int], int]:
+def equalized(plane):
     values = [v for row in plane for v in row]
     step = (len(values) - values.count(max(values))) // 255
     if step == 0:
@@ -60,20 +59,20 @@ def equalized(plane: list[list[int]]) -> Callable[[int], int]:
     return lambda v: min(255, (sum(other < v for other in values) + step // 2) // step) if v else 0
 
 
-def moved(source: Callable[[int, int], tuple[float, float]]) -> Callable[[Image], Image]:
+def moved(source):
     """source: (x, y) of the new image -> (x, y) of the old one."""
 
-    def away_from_0(value: float) -> int:
+    def away_from_0(value):
         return floor(abs(value) + 0.5) * (1 if value >= 0 else -1)
 
-    def pixel(plane: list[list[int]], x: int, y: int) -> int:
+    def pixel(plane, x, y):
         column, row = map(away_from_0, source(x, y))
         return plane[row][column] if 0 <= row < HEIGHT and 0 <= column < WIDTH else 128
 
     return lambda image: [[[pixel(p, x, y) for x in range(WIDTH)] for y in range(HEIGHT)] for p in image]
 
 
-def rotated(angle: float) -> Callable[[int, int], tuple[float, float]]:
+def rotated(angle):
     """About the middle between the outer pixels' centers."""
     mx, my = (WIDTH - 1) / 2, (HEIGHT - 1) / 2
     return lambda x, y: (
@@ -82,18 +81,18 @@ def rotated(angle: float) -> Callable[[int, int], tuple[float, float]]:
     )
 
 
-def colored(image: Image, level: float) -> Image:
+def colored(image, level):
     if len(image) == 1:
         return image
 
-    def gray(y: int, x: int) -> int:
+    def gray(y, x):
         return floor((0.2989 * image[0][y][x] + 0.587 * image[1][y][x] + 0.114 * image[2][y][x]) * 255.5 / 255)
 
     return [[[blended(gray(y, x), p[y][x], level) for x in range(WIDTH)] for y in range(HEIGHT)] for p in image]
 
 
-def sharpened(image: Image, level: float) -> Image:
-    def smooth(plane: list[list[int]], y: int, x: int) -> int:
+def sharpened(image, level):
+    def smooth(plane, y, x):
         if y in (0, HEIGHT - 1) or x in (0, WIDTH - 1):
             return plane[y][x]
         around = sum(plane[y + i][x + j] for i in (-1, 0, 1) for j in (-1, 0, 1))
@@ -102,8 +101,8 @@ def sharpened(image: Image, level: float) -> Image:
     return [[[blended(smooth(p, y, x), p[y][x], level) for x in range(WIDTH)] for y in range(HEIGHT)] for p in image]
 
 
-def with_hole(image: Image, half: int, row: int, column: int) -> Image:
-    def inside(y: int, x: int) -> bool:
+def with_hole(image, half, row, column):
+    def inside(y, x):
         return row - half <= y < row + half and column - half <= x < column + half
 
     return [
@@ -111,7 +110,7 @@ def with_hole(image: Image, half: int, row: int, column: int) -> Image:
     ]
 
 
-def reference(name: str, magnitude: float) -> Callable[[Image], Image]:
+def reference(name, magnitude):
     """By definition; the magnitude has the sign."""
     level = magnitude / 10
     bits, threshold, added = int(level * 4), int(level * 256), int(level * 110)
@@ -137,23 +136,23 @@ def reference(name: str, magnitude: float) -> Callable[[Image], Image]:
     }[name]
 
 
-def draw(stream: Stream) -> np.ndarray:
+def draw(stream):
     return np.full(3, {Stream.CUTOUT_TOP: (HEIGHT // 3 + 0.5) / HEIGHT, Stream.CUTOUT_LEFT: 0.5}[stream])
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_each_operation_is_its_definition(name: str, channels: int) -> None:
+def test_each_operation_is_its_definition(name, channels):
     batch = images(channels)
     before = batch.copy()
     for magnitude in MAGNITUDES:
         if name == "Rotate" and magnitude in (10, 20):
             continue  # at 30 and 60 degrees some pixels lie half-way, where single precision decides: see TENSORFLOW
         for sign in (1, -1) if name in SIGNED else (1,):
-            ours = change(batch, name, sign * magnitude, draw)
+            actual = change(batch, name, sign * magnitude, draw)
             for i, image in enumerate(batch):
                 expected = np.array(reference(name, sign * magnitude)(image.tolist()), dtype=np.uint8)
-                np.testing.assert_array_equal(ours[i], expected, err_msg=f"{name} {sign * magnitude}")
+                np.testing.assert_array_equal(actual[i], expected, err_msg=f"{name} {sign * magnitude}")
     np.testing.assert_array_equal(batch, before)
 
 
@@ -177,7 +176,7 @@ TENSORFLOW = {
 }
 
 
-def striped() -> np.ndarray:
+def striped():
     """(1, 3, 40, 48)."""
     c, y, x = np.mgrid[:3, :40, :48]
     values = (y * 7 + x * x // 3 + y * x * c // 5 + 30 * c) % 256
@@ -185,13 +184,13 @@ def striped() -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", TENSORFLOW)
-def test_each_operation_is_tensorflows(name: str) -> None:
+def test_each_operation_is_tensorflows(name):
     for magnitude, expected in zip((0, -5, 10, -20), TENSORFLOW[name], strict=True):
-        ours = change(striped(), name, magnitude if name in SIGNED else abs(magnitude), draw)
-        assert crc32(np.ascontiguousarray(ours[0].transpose(1, 2, 0))) == expected, magnitude
+        actual = change(striped(), name, magnitude if name in SIGNED else abs(magnitude), draw)
+        assert crc32(np.ascontiguousarray(actual[0].transpose(1, 2, 0))) == expected, magnitude
 
 
-def test_what_the_ends_of_the_scale_do() -> None:
+def test_what_the_ends_of_the_scale_do():
     batch = images()
     same = {name for name in OPERATIONS if np.array_equal(change(batch, name, 0, draw), batch)}
     assert same == {"Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY", "Cutout", "SolarizeAdd", "Equalize"}
@@ -201,8 +200,8 @@ def test_what_the_ends_of_the_scale_do() -> None:
         np.testing.assert_array_equal(change(batch, "Solarize", magnitude, draw), batch)
 
 
-def test_cutout_may_lie_across_an_edge_and_anywhere() -> None:
-    def at(row: float, column: float) -> np.ndarray:
+def test_cutout_may_lie_across_an_edge_and_anywhere():
+    def at(row, column):
         drawn = {Stream.CUTOUT_TOP: row, Stream.CUTOUT_LEFT: column}
         return change(np.zeros((1, 3, HEIGHT, WIDTH), np.uint8), "Cutout", 1, lambda stream: np.array([drawn[stream]]))
 

@@ -12,7 +12,7 @@ from vitmods.data.randaugment import strength
 REFERENCE = v2.RandAugment()
 
 
-def images(n: int = 4, channels: int = 3) -> torch.Tensor:
+def images(n=4, channels=3):
     """Smooth images with an edge, so that every operation has something to change."""
     rows, columns = np.mgrid[:24, :20]
     base = 60 + 5 * rows + 3 * columns + 40 * (rows > 12)
@@ -20,7 +20,7 @@ def images(n: int = 4, channels: int = 3) -> torch.Tensor:
     return torch.from_numpy((base + noise).clip(20, 240).astype(np.uint8))
 
 
-def test_the_operations_are_torchvisions() -> None:
+def test_the_operations_are_torchvisions():
     space = REFERENCE._AUGMENTATION_SPACE
     assert tuple(OPERATIONS) == tuple(space)
     assert set(SIGNED) == {name for name, (_, signed) in space.items() if signed}
@@ -28,16 +28,16 @@ def test_the_operations_are_torchvisions() -> None:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("magnitude", [0, 9, 15, 30])
-def test_each_operation_is_torchvisions(name: str, magnitude: int) -> None:
+def test_each_operation_is_torchvisions(name, magnitude):
     batch = images()
     magnitudes = REFERENCE._AUGMENTATION_SPACE[name][0](31, 24, 20)
     level = 0.0 if magnitudes is None else float(magnitudes[magnitude])
     if magnitudes is not None:
         assert strength(name, magnitude, (24, 20)) == pytest.approx(level, abs=1e-6, rel=1e-6)
     for sign in (1, -1) if name in SIGNED else (1,):
-        ours = OPERATIONS[name](batch, sign * level)
+        actual = OPERATIONS[name](batch, sign * level)
         for i in range(4):
-            theirs = REFERENCE._apply_image_or_video_transform(
+            reference = REFERENCE._apply_image_or_video_transform(
                 batch[i], name, sign * level, REFERENCE.interpolation, REFERENCE._fill
             )
-            assert torch.equal(ours[i], theirs)
+            assert torch.equal(actual[i], reference)

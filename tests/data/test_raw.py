@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vitmods import data
-from vitmods.data.batch import Batch, for_device
+from vitmods.data.batch import for_device
 from vitmods.recipes import Augment
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def digits():
     return data.load("digits", img_size=(8, 8), in_chans=1, augment=PLAIN, limit_train=96)
 
 
-def same(one: Batch, other: Batch) -> None:
+def same(one, other):
     assert torch.equal(one.inputs, other.inputs)
     assert torch.equal(one.targets, other.targets)
     assert torch.equal(one.index, other.index)
@@ -39,23 +39,23 @@ def test_a_batch_is_the_same_to_the_bit(digits, name, processes):
     images = dataclasses.replace(digits, augment=AUGMENTS[name])
     if processes > 1:
         images = images.for_process(1, processes)
-    how = {"seed": 3, "epoch": 1, "batch_size": 24}
-    pairs = list(zip(images.train_batches(**how), images.as_uint8().train_batches(**how), strict=True))
+    options = {"seed": 3, "epoch": 1, "batch_size": 24}
+    pairs = list(zip(images.train_batches(**options), images.as_uint8().train_batches(**options), strict=True))
     assert len(pairs) == 4
     for ready, raw in pairs:
         assert raw.inputs.dtype == torch.uint8
         assert raw.targets.dtype == ready.targets.dtype
         same(ready, raw.to(CPU))
         # In parts, as for accumulated gradients: an image is mixed with one of another part.
-        for one, other in zip(ready.parts(5), raw.moved(CPU).parts(5), strict=True):
-            same(one, other.to(CPU))
+        for first, other in zip(ready.parts(5), raw.moved(CPU).parts(5), strict=True):
+            same(first, other.to(CPU))
 
 
 def test_an_evaluation_is_the_same_to_the_bit(digits):
     raw = list(digits.as_uint8().eval_batches("test", 100))
-    for one, other in zip(digits.eval_batches("test", 100), raw, strict=True):
+    for first, other in zip(digits.eval_batches("test", 100), raw, strict=True):
         assert other.inputs.dtype == torch.uint8
-        same(one, other.to(CPU))
+        same(first, other.to(CPU))
 
 
 def test_several_views_are_the_same_to_the_bit(digits):
@@ -64,10 +64,10 @@ def test_several_views_are_the_same_to_the_bit(digits):
         return (first, first[:, :, :4, :4].contiguous()), targets
 
     images = dataclasses.replace(digits, joint=joint)
-    how = {"seed": 3, "epoch": 1, "batch_size": 24}
-    for one, other in zip(images.train_batches(**how), images.as_uint8().train_batches(**how), strict=True):
+    options = {"seed": 3, "epoch": 1, "batch_size": 24}
+    for batch, other in zip(images.train_batches(**options), images.as_uint8().train_batches(**options), strict=True):
         assert other.views[0].dtype == torch.uint8
-        same(one, other.to(CPU))
+        same(batch, other.to(CPU))
 
 
 def test_only_a_gpu_gets_bytes(digits):

@@ -1,7 +1,5 @@
 """The real sets: found, read and turned into batches as they should be."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -20,14 +18,14 @@ from vitmods.recipes import default, small_images
         ("sign_digits", 10, {"train": 110, "val": 10, "test": 120}),
     ],
 )
-def test_splits_and_sizes(real_sets: Path, name: str, classes: int, splits: dict[str, int]) -> None:
+def test_splits_and_sizes(real_sets, name, classes, splits):
     checked = data.check(real_sets / name)
     assert checked.fit
     assert len(checked.summary["classes"]) == classes
-    assert {split: found["count"] for split, found in checked.summary["splits"].items()} == splits
+    assert {split: part["count"] for split, part in checked.summary["splits"].items()} == splits
 
 
-def test_32_px_images_are_kept_as_they_are(real_sets: Path) -> None:
+def test_32_px_images_are_kept_as_they_are(real_sets):
     dataset = data.load(real_sets / "cifar10", img_size=32, augment=small_images().augment)
     split = dataset.splits["train"]
     for i in (0, 57, 109):
@@ -36,9 +34,9 @@ def test_32_px_images_are_kept_as_they_are(real_sets: Path) -> None:
         assert dataset.classes[split.labels[i]] == split.ids[i].split("/")[1]
 
 
-def test_224_px_evaluation_is_what_torchvision_shows(real_sets: Path) -> None:
+def test_224_px_evaluation_is_what_torchvision_shows(real_sets):
     dataset = data.load(real_sets / "clothing10", img_size=160, augment=default().augment, limit_train=20)
-    shown = torch.cat([batch.inputs for batch in dataset.eval_batches("test", 16)])
+    pixels = torch.cat([batch.inputs for batch in dataset.eval_batches("test", 16)])
     transform = v2.Compose(
         [
             v2.PILToTensor(),
@@ -48,12 +46,12 @@ def test_224_px_evaluation_is_what_torchvision_shows(real_sets: Path) -> None:
             v2.Normalize([0.5] * 3, [0.5] * 3),
         ]
     )
-    for i in (0, 40, len(shown) - 1):
+    for i in (0, 40, len(pixels) - 1):
         path = real_sets / "clothing10" / dataset.splits["test"].ids[i]
-        assert torch.equal(shown[i], transform(Image.open(path)))
+        assert torch.equal(pixels[i], transform(Image.open(path)))
 
 
-def test_large_crops_see_the_whole_image(real_sets: Path) -> None:
+def test_large_crops_see_the_whole_image(real_sets):
     dataset = data.load(real_sets / "clothing10", img_size=112, augment=default().augment, limit_train=30)
     shapes = dataset.splits["train"].store.index.shapes
     assert (shapes[:, 1:].min(axis=1) == 128).all()

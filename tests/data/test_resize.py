@@ -15,21 +15,21 @@ from vitmods.data.geometry import resize
 SIZES = [(5, 9), (13, 20), (7, 20), (17, 23), (1, 1)]
 
 
-def image(height: int = 13, width: int = 20) -> torch.Tensor:
+def image(height=13, width=20):
     return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1, 2, height, width), dtype=np.uint8))
 
 
-def striped() -> torch.Tensor:
+def striped():
     c, y, x = np.mgrid[:3, :40, :48]
     return torch.from_numpy((((y * 7 + x * x // 3 + y * x * c // 5 + 30 * c) % 256) // 2 + 40).astype(np.uint8)[None])
 
 
-def between(i: int, n: int, out: int) -> tuple[int, int, np.float32]:
+def between(i, n, out):
     at = np.float32(i + 0.5) * (np.float32(n) / np.float32(out)) - np.float32(0.5)
     return max(0, floor(at)), min(n - 1, ceil(at)), at - np.float32(floor(at))
 
 
-def mean_over(plane: np.ndarray, y: int, x: int, size: tuple[int, int]) -> float:
+def mean_over(plane, y, x, size):
     """The mean of a plane's values over the area that pixel (y, x) of an image of this size covers."""
     step_y, step_x = plane.shape[0] / size[0], plane.shape[1] / size[1]
     total = 0.0
@@ -42,9 +42,9 @@ def mean_over(plane: np.ndarray, y: int, x: int, size: tuple[int, int]) -> float
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_tensorflows_bilinear_is_its_definition(size: tuple[int, int]) -> None:
+def test_tensorflows_bilinear_is_its_definition(size):
     before = image()
-    ours = resize(before, size, "tf_bilinear")
+    actual = resize(before, size, "tf_bilinear")
     for c in range(2):
         plane = before[0, c].numpy().astype(np.float32)
         for y in range(size[0]):
@@ -53,30 +53,33 @@ def test_tensorflows_bilinear_is_its_definition(size: tuple[int, int]) -> None:
                 left, right, across = between(x, 20, size[1])
                 top = plane[above, left] + (plane[above, right] - plane[above, left]) * across
                 bottom = plane[below, left] + (plane[below, right] - plane[below, left]) * across
-                assert ours[0, c, y, x] == floor(top + (bottom - top) * down)
+                assert actual[0, c, y, x] == floor(top + (bottom - top) * down)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_area_is_its_definition(size: tuple[int, int]) -> None:
+def test_area_is_its_definition(size):
     before = image()
-    ours = resize(before, size, "area")
+    actual = resize(before, size, "area")
     for c in range(2):
         plane = before[0, c].numpy()
         for y in range(size[0]):
             for x in range(size[1]):
-                assert ours[0, c, y, x] == floor(mean_over(plane, y, x, size) + 1e-6)
+                assert actual[0, c, y, x] == floor(mean_over(plane, y, x, size) + 1e-6)
 
 
-def test_both_are_tensorflows() -> None:
+def test_both_are_tensorflows_and_halving_is_the_mean_of_four():
     """crc32 of what TensorFlow 2.21 makes of it (H, W, C), cast to uint8; its area sums in single precision."""
     for size, expected in {(30, 30): 0x104965C5, (70, 61): 0x56E24C9A}.items():
-        ours = resize(striped(), size, "tf_bilinear")[0].permute(1, 2, 0)
-        assert crc32(ours.contiguous().numpy()) == expected
+        actual = resize(striped(), size, "tf_bilinear")[0].permute(1, 2, 0)
+        assert crc32(actual.contiguous().numpy()) == expected
+    before = image(12, 20)
+    four = before.reshape(1, 2, 6, 2, 10, 2).sum(dim=(3, 5)) // 4
+    assert torch.equal(resize(before, (6, 10), "area"), four.to(torch.uint8))
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.integers(0, 255))
-def test_one_value_stays_that_value(height: int, width: int, out_h: int, out_w: int, value: int) -> None:
+def test_one_value_stays_that_value(height, width, out_h, out_w, value):
     for method in ("tf_bilinear", "area"):
         resized = resize(torch.full((2, 3, height, width), value, dtype=torch.uint8), (out_h, out_w), method)
         assert resized.shape == (2, 3, out_h, out_w)
@@ -84,14 +87,8 @@ def test_one_value_stays_that_value(height: int, width: int, out_h: int, out_w: 
         assert (resized == value).all()
 
 
-def test_halving_by_area_is_the_mean_of_four() -> None:
-    before = image(12, 20)
-    four = before.reshape(1, 2, 6, 2, 10, 2).sum(dim=(3, 5)) // 4
-    assert torch.equal(resize(before, (6, 10), "area"), four.to(torch.uint8))
-
-
 @pytest.mark.parametrize("method", ["bicubic", "bilinear"])
-def test_the_others_are_torchvisions(method: str) -> None:
+def test_the_others_are_torchvisions(method):
     for size in SIZES:
-        theirs = F.resize(image(), list(size), F.InterpolationMode(method), antialias=True)
-        assert torch.equal(resize(image(), size, method), theirs)
+        reference = F.resize(image(), list(size), F.InterpolationMode(method), antialias=True)
+        assert torch.equal(resize(image(), size, method), reference)

@@ -1,28 +1,30 @@
-"""Counter-based random numbers: pure, uniform, and different for every counter."""
+"""Counter-based random numbers: pure, uniform, different for every counter; and the order of repeated augmentation."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from timm.data.distributed_sampler import RepeatAugSampler
 
 from vitmods.data.rng import Stream, bits, permutation, text_bits, text_order, uniform
+from vitmods.data.sampler import apart, positions, repeated
 
 seeds = st.integers(-(2**63), 2**64)
 
 
 @given(seeds, st.integers(0, 10_000), st.integers(0, 10**9))
-def test_a_draw_for_one_sample_is_the_draw_in_any_batch(seed: int, epoch: int, sample: int) -> None:
+def test_a_draw_for_one_sample_is_the_draw_in_any_batch(seed, epoch, sample):
     batch = np.array([5, sample, 7])
     assert uniform(seed, Stream.FLIP, epoch, batch)[1] == uniform(seed, Stream.FLIP, epoch, sample)
 
 
 @given(seeds, st.integers(0, 1000), st.integers(0, 300))
-def test_order_is_a_permutation(seed: int, epoch: int, n: int) -> None:
+def test_order_is_a_permutation(seed, epoch, n):
     assert sorted(permutation(seed, epoch, n).tolist()) == list(range(n))
 
 
-def test_draws_do_not_change_between_versions() -> None:
+def test_draws_do_not_change_between_versions():
     """A changed number would silently change every trial that is resumed or compared with an older one."""
     assert int(bits(0, Stream.FLIP, 0, 0)) == 0xD2207D237D6092FE
     assert permutation(0, 0, 8).tolist() == [2, 5, 7, 4, 6, 0, 1, 3]
@@ -30,10 +32,10 @@ def test_draws_do_not_change_between_versions() -> None:
 
 
 @pytest.mark.parametrize("vary", ["seed", "stream", "epoch", "sample"])
-def test_numbers_are_uniform_and_independent_along_every_counter(vary: str) -> None:
+def test_numbers_are_uniform_and_independent_along_every_counter(vary):
     n = np.arange(2000)
 
-    def draws(seed: int) -> np.ndarray:
+    def draws(seed):
         if vary == "seed":
             return np.array([float(uniform(s, Stream.FLIP, 0, seed)) for s in range(200)])
         if vary == "stream":
@@ -46,14 +48,38 @@ def test_numbers_are_uniform_and_independent_along_every_counter(vary: str) -> N
     assert stats.kstest([stats.pearsonr(row[:-1], row[1:]).pvalue for row in rows], "uniform").pvalue > 1e-3
 
 
-def test_swapped_counters_are_other_numbers() -> None:
+def test_swapped_counters_and_odd_file_names_give_other_numbers():
     assert uniform(0, Stream.FLIP, 1, 2) != uniform(0, Stream.FLIP, 2, 1)
     assert uniform(1, Stream.FLIP, 0, 2) != uniform(0, Stream.FLIP, 1, 2)
-
-
-def test_text_bits_take_file_names_that_are_not_text() -> None:
     undecodable, other = text_bits(0, "split", ["caf\udce9.jpg", "café.jpg"])
     assert undecodable != other
     drawn = {int(text_bits(seed, purpose, ["a"])[0]) for seed in (0, 1) for purpose in ("split", "limit")}
     assert len(drawn) == 4
     assert text_order(0, "split", ["b", "a", "b"]).tolist() in ([0, 2, 1], [1, 0, 2])
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 256, 600])
+@pytest.mark.parametrize("repeats", [1, 2, 3, 5])
+def test_an_epoch_has_n_views_in_the_order_of_timms_sampler(n, repeats):
+    sampler = RepeatAugSampler(range(n), 1, 0, shuffle=False, num_repeats=repeats)
+    reference = list(sampler)  # of which a last part of 256 is dropped
+    order = np.random.default_rng(0).permutation(n)
+    views = repeated(order, repeats)
+    assert len(views) == n
+    assert positions(views)[: len(reference)].tolist() == order[reference].tolist()
+    assert len(np.unique(views)) == n
+
+
+def test_one_copy_is_the_order_itself():
+    order = np.array([3, 1, 2, 0])
+    assert repeated(order, 1).tolist() == order.tolist()
+    assert apart(order).tolist() == order.tolist()
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_no_neighbors_in_a_batch_are_copies_of_one_image(processes):
+    views = repeated(np.arange(60), 3)[12:42]
+    for rank in range(processes):
+        batch = positions(apart(views[rank::processes]))
+        assert (batch != np.roll(batch, 1)).all()
+    assert sorted(apart(views).tolist()) == sorted(views.tolist())

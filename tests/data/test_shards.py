@@ -4,7 +4,6 @@ import io
 import json
 import tarfile
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,31 +18,24 @@ from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
 AUGMENT = Augment(crop="random_resized", flip=0.5, erasing=0.5)
-Members = list[tuple[str, bytes]]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home" / "vitmods"
 
 
 @pytest.fixture
-def pets(make_folder) -> Path:
+def pets(make_folder):
     return make_folder({"cat": 30, "dog é.x": 20}, size=(14, 11))
 
 
-def load(spec: object, **options) -> data.ImageDataset:
+def load(spec, **options):
     return data.load(str(spec), **{"img_size": 8, "augment": AUGMENT, **options})
 
 
-def png(seed: int) -> bytes:
+def png(seed):
     file = io.BytesIO()
     Image.fromarray(np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)).save(file, "png")
     return file.getvalue()
 
 
-def write_tar(path: Path, members: Members) -> Path:
+def write_tar(path, members):
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as tar:
         for name, content in members:
@@ -53,21 +45,21 @@ def write_tar(path: Path, members: Members) -> Path:
     return path
 
 
-def samples(first: int, count: int, classes: int = 2) -> Members:
+def samples(first, count, classes=2):
     pairs = [
         ((f"{i:04d}.png", png(i)), (f"{i:04d}.cls", str(i % classes).encode())) for i in range(first, first + count)
     ]
     return [member for pair in pairs for member in pair]
 
 
-def same_batches(a: data.ImageDataset, b: data.ImageDataset) -> bool:
+def same_batches(a, b):
     pairs = zip(*(p.train_batches(seed=3, epoch=1, batch_size=8) for p in (a, b)), strict=True)
     tensors = ("inputs", "targets", "index")
     return all(torch.equal(getattr(m, name), getattr(n, name)) for m, n in pairs for name in tensors)
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_packed_shards_are_the_folder(make_folder, pets: Path, tmp_path: Path, split: bool) -> None:
+def test_packed_shards_are_the_folder(make_folder, pets, tmp_path, split):
     if split:
         make_folder({"train/cat": 12, "train/dog": 12}, under="halves")
         pets = make_folder({"val/cat": 4, "val/dog": 4}, under="halves", seed=9000)
@@ -80,7 +72,7 @@ def test_packed_shards_are_the_folder(make_folder, pets: Path, tmp_path: Path, s
     assert load(f"wds:{tmp_path / 'out'}").summary()["fingerprint"] == folder.summary()["fingerprint"]
 
 
-def test_packed_shards_are_not_looked_through(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_shards_are_not_looked_through(pets, tmp_path, monkeypatch):
     pack(pets, tmp_path / "out", shard_mb=0.02)
     monkeypatch.setattr(wds, "scan", None)
     monkeypatch.setattr("vitmods.data.dataset.open_store", None)
@@ -88,13 +80,13 @@ def test_packed_shards_are_not_looked_through(pets: Path, tmp_path: Path, monkey
     assert streamed.summary() == load(pets).summary() | {"spec": f"{tmp_path / 'out'}?stream=1"}
 
 
-def damage(path: Path, offset: int) -> None:
+def damage(path, offset):
     content = bytearray(path.read_bytes())
     content[offset] ^= 1
     path.write_bytes(content)
 
 
-def test_an_image_that_is_not_what_was_packed(pets: Path, tmp_path: Path) -> None:
+def test_an_image_that_is_not_what_was_packed(pets, tmp_path):
     out = tmp_path / "out"
     pack(pets, out, shard_mb=0.02)
     row = json.loads((out / "train-000001.json").read_text())["images"][2]
@@ -113,7 +105,7 @@ def test_an_image_that_is_not_what_was_packed(pets: Path, tmp_path: Path) -> Non
     assert any("train-000001.tar is not what was packed" in problem for problem in checked.summary["problems"])
 
 
-def test_check_finds_a_label_that_is_not_what_was_packed(pets: Path, tmp_path: Path) -> None:
+def test_check_finds_a_label_that_is_not_what_was_packed(pets, tmp_path):
     pack(pets, tmp_path / "out")
     assert data.check(tmp_path / "out").fit
     row = json.loads((tmp_path / "out" / "train-000000.json").read_text())["images"][0]
@@ -124,7 +116,7 @@ def test_check_finds_a_label_that_is_not_what_was_packed(pets: Path, tmp_path: P
     ]
 
 
-def list_in_manifest(out: Path, **listed) -> None:
+def list_in_manifest(out, **listed):
     content = {"format": MANIFEST_FORMAT, "name": "x", "classes": ["a"], "unreadable": [], **listed}
     (out / "manifest.json").write_text(json.dumps(content))
 
@@ -145,20 +137,20 @@ def list_in_manifest(out: Path, **listed) -> None:
         (partial(list_in_manifest, splits={"train": {"shards": [{"file": 3}]}}), r"manifest\.json does not list"),
     ],
 )
-def test_incomplete_shards(pets: Path, tmp_path: Path, spoil, message: str) -> None:
+def test_incomplete_shards(pets, tmp_path, spoil, message):
     pack(pets, tmp_path / "out", shard_mb=0.02)
     spoil(tmp_path / "out")
     with pytest.raises(UserError, match=message):
         open_source(tmp_path / "out")
 
 
-def test_left_out_images_are_reported(pets: Path, tmp_path: Path) -> None:
+def test_left_out_images_are_reported(pets, tmp_path):
     (pets / "cat" / "bad.png").write_bytes(b"")
     pack(pets, tmp_path / "out", unreadable="skip")
     assert open_source(tmp_path / "out").warnings == ["1 images that cannot be used were left out when it was packed."]
 
 
-def test_shards_from_elsewhere(tmp_path: Path) -> None:
+def test_shards_from_elsewhere(tmp_path):
     root = tmp_path / "birds"
     write_tar(root / "birds-train-0000.tar", samples(0, 10))
     json_labels = [
@@ -186,20 +178,7 @@ def test_shards_from_elsewhere(tmp_path: Path) -> None:
     assert open_source(f"wds:{root}").classes == ("wren", "kite")
 
 
-@pytest.mark.parametrize(
-    ("pattern", "words"),
-    [
-        ("{0..99999999999}.tar", "more than 100,000"),
-        ("{0..999}/{0..999}.tar", "more than 100,000"),
-        ("{00..9.tar", "is not closed"),
-    ],
-)
-def test_a_range_without_end_is_refused(pattern, words, tmp_path):
-    with pytest.raises(UserError, match=words):
-        open_source(f"wds:{tmp_path}/{pattern}")
-
-
-def test_patterns(tmp_path: Path) -> None:
+def test_patterns(tmp_path):
     for number in range(3):
         write_tar(tmp_path / "set" / f"part-{number:02d}.tar", samples(20 * number, 20))
     source = open_source(f"wds:{tmp_path}/set/part-{{00..01}}.tar")
@@ -209,7 +188,7 @@ def test_patterns(tmp_path: Path) -> None:
         open_source(f"wds:{tmp_path}/set/part-{{02..04}}.tar")
 
 
-def test_the_index_is_made_once(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_is_made_once(tmp_path, own_cache, monkeypatch):
     shard = write_tar(tmp_path / "set" / "a.tar", samples(0, 6))
     first = wds.index_of(shard)
     cached = next((own_cache / "shards").iterdir())
@@ -222,7 +201,7 @@ def test_the_index_is_made_once(tmp_path: Path, own_cache: Path, monkeypatch: py
     assert len(wds.scan(shard).rows) == 7
 
 
-def cut_in(name: str, members: Members, path: Path) -> None:
+def cut_in(name, members, path):
     """Cut the file in the middle of this member's bytes."""
     write_tar(path, members)
     with tarfile.open(path) as tar:
@@ -230,7 +209,7 @@ def cut_in(name: str, members: Members, path: Path) -> None:
     path.write_bytes(path.read_bytes()[: member.offset_data + member.size // 2])
 
 
-def spoil_header(name: str, members: Members, path: Path) -> None:
+def spoil_header(name, members, path):
     write_tar(path, members)
     with tarfile.open(path) as tar:
         offset = tar.getmember(name).offset
@@ -253,7 +232,7 @@ BROKEN = {
 
 @pytest.mark.parametrize(("members", "member", "reason"), BROKEN.values(), ids=BROKEN)
 @pytest.mark.parametrize("stream", [0, 1])
-def test_broken_members(tmp_path: Path, members: Members, member: str, reason: str, stream: int) -> None:
+def test_broken_members(tmp_path, members, member, reason, stream):
     write_tar(tmp_path / "set" / "part-0.tar", members)
     spec = f"wds:{tmp_path / 'set'}?stream={stream}"
     with pytest.raises(UserError, match=r"images? cannot be used") as caught:
@@ -272,7 +251,7 @@ def test_broken_members(tmp_path: Path, members: Members, member: str, reason: s
         (spoil_header, "part-0.tar: after 0009.cls: the header at byte \\d+,\\d+ is damaged; what follows is lost"),
     ],
 )
-def test_damaged_tar_files(tmp_path: Path, spoil, message: str) -> None:
+def test_damaged_tar_files(tmp_path, spoil, message):
     (tmp_path / "set").mkdir()
     spoil("0010.png", GOOD, tmp_path / "set" / "part-0.tar")
     with pytest.raises(UserError, match=message):
@@ -281,7 +260,7 @@ def test_damaged_tar_files(tmp_path: Path, spoil, message: str) -> None:
     assert sum(split["count"] for split in skipped["splits"].values()) == 10
 
 
-def test_a_shard_cut_between_two_members(tmp_path: Path) -> None:
+def test_a_shard_cut_between_two_members(tmp_path):
     path = write_tar(tmp_path / "set" / "part-0.tar", GOOD)
     with tarfile.open(path) as tar:
         offset = tar.getmember("0010.png").offset
@@ -290,7 +269,12 @@ def test_a_shard_cut_between_two_members(tmp_path: Path) -> None:
         load(f"wds:{tmp_path / 'set'}")
 
 
-def test_labels_beyond_the_classes(tmp_path: Path) -> None:
+def test_labels_are_numbers_or_names_of_classes(tmp_path):
+    members = [("0.png", png(0)), ("0.cls", b"owl"), ("1.png", png(1)), ("1.json", b'{"label": "finch"}')]
+    write_tar(tmp_path / "set" / "part-0.tar", members)
+    (tmp_path / "set" / "classes.txt").write_text("finch\nowl\n")
+    source = open_source(f"wds:{tmp_path / 'set'}")
+    assert source.splits["train"].labels.tolist() == [1, 0]
     write_tar(tmp_path / "set" / "part-0.tar", samples(0, 20, classes=3))
     (tmp_path / "set" / "classes.txt").write_text("a\nb\n")
     assert len(open_source(f"wds:{tmp_path / 'set'}").broken) == 6
@@ -302,49 +286,38 @@ def test_labels_beyond_the_classes(tmp_path: Path) -> None:
         open_source(f"wds:{tmp_path / 'set'}")
 
 
-def test_labels_may_be_names_of_classes(tmp_path: Path) -> None:
-    members = [("0.png", png(0)), ("0.cls", b"owl"), ("1.png", png(1)), ("1.json", b'{"label": "finch"}')]
-    write_tar(tmp_path / "set" / "part-0.tar", members)
-    (tmp_path / "set" / "classes.txt").write_text("finch\nowl\n")
-    source = open_source(f"wds:{tmp_path / 'set'}")
-    assert source.splits["train"].labels.tolist() == [1, 0]
+CLASSES = {"a/0.png": b"", "b/0.png": b""}
 
 
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("files", "spec", "message"),
     [
-        ({"a.txt": b""}, "There are no shards"),
-        ({"a.tar.gz": b""}, "unpacked with gunzip"),
-        ({"a.tar": b"no tar file" * 99}, "is not a plain tar file"),
-        ({"val-0.tar": b"\0" * 1024}, "shards of val, but none of train"),
+        ({"a.txt": b""}, "wds:{root}", "There are no shards"),
+        ({"a.tar.gz": b""}, "wds:{root}", "unpacked with gunzip"),
+        ({"a.tar": b"no tar file" * 99}, "wds:{root}", "is not a plain tar file"),
+        ({"val-0.tar": b"\0" * 1024}, "wds:{root}", "shards of val, but none of train"),
+        ({}, "wds:{root}/{{0..99999999999}}.tar", "more than 100,000"),
+        ({}, "wds:{root}/{{0..999}}/{{0..999}}.tar", "more than 100,000"),
+        ({}, "wds:{root}/{{00..9.tar", "is not closed"),
+        *((CLASSES, f"{{root}}?{query}", "stream") for query in ("stream=2", "buffer=0", "buffer=x", "color=red")),
+        ({}, "{root}?strem=1", r'no option "strem"\. Did you mean \'stream\''),
     ],
 )
-def test_folders_without_shards(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
+def test_specs_without_shards_that_can_be_read(tmp_path, files, spec, message):
+    (tmp_path / "set").mkdir()
     for name, content in files.items():
-        (tmp_path / "set").mkdir(exist_ok=True)
+        (tmp_path / "set" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "set" / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
-        open_source(f"wds:{tmp_path / 'set'}")
+        open_source(spec.format(root=tmp_path / "set"))
 
 
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        *((query, "stream") for query in ("stream=2", "buffer=0", "buffer=x", "color=red")),
-        ("strem=1", r'no option "strem"\. Did you mean \'stream\''),
-    ],
-)
-def test_options_that_are_refused(pets: Path, query: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        open_source(f"{pets}?{query}")
-
-
-def test_a_folder_may_have_a_question_mark(pets: Path, tmp_path: Path) -> None:
+def test_a_folder_may_have_a_question_mark(pets, tmp_path):
     pets.rename(tmp_path / "which?stream=1")
     assert open_source(tmp_path / "which?stream=1").streaming.asked is None
 
 
-def test_shards_from_elsewhere_are_packed_anew(tmp_path: Path) -> None:
+def test_shards_from_elsewhere_are_packed_anew(tmp_path):
     write_tar(tmp_path / "set" / "part-0.tar", [*samples(0, 20), ("no.png", png(20))])
     with pytest.raises(UserError, match=r"part-0\.tar: no\.png: it has no label"):
         pack(f"wds:{tmp_path / 'set'}", tmp_path / "out")
@@ -356,11 +329,11 @@ def test_shards_from_elsewhere_are_packed_anew(tmp_path: Path) -> None:
     assert all(before.fetch(a) == after.fetch(b) for a, b in pairs)
 
 
-def test_webdataset_reads_what_was_packed(pets: Path, tmp_path: Path) -> None:
+def test_webdataset_reads_what_was_packed(pets, tmp_path):
     webdataset = pytest.importorskip("webdataset", reason="compares with the package webdataset")
     pack(pets, tmp_path / "out")
     read = webdataset.WebDataset(str(tmp_path / "out" / "train-000000.tar"), shardshuffle=False).decode("rgb8")
-    found = sorted((int(sample["cls"]), sample["png"].tobytes()) for sample in read)
+    pairs = sorted((int(sample["cls"]), sample["png"].tobytes()) for sample in read)
     source = open_source(pets).splits["train"]
     pixels = [np.asarray(Image.open(io.BytesIO(source.fetch(int(key))))).tobytes() for key in source.keys]
-    assert found == sorted(zip(source.labels.tolist(), pixels, strict=True))
+    assert pairs == sorted(zip(source.labels.tolist(), pixels, strict=True))

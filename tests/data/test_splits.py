@@ -1,25 +1,30 @@
 """Splits that are made: stratified, disjoint, and the same whatever the order of files."""
 
+import csv
 from hashlib import sha256
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
+from vitmods import data
 from vitmods.data.records import Records, Source
 from vitmods.data.sources import open_source
-from vitmods.data.splits import SplitOptions, cut, limit, make_splits, take_out
+from vitmods.data.splits import SplitOptions, cut, limit, make_splits, take_out, write_split
+from vitmods.recipes import plain
 from vitmods.util.errors import UserError
 
 
-def records(labels: list[int], order: list[int] | None = None) -> Records:
+def records(labels, order=None):
     order = list(range(len(labels))) if order is None else order
     ids = tuple(f"class{labels[i]}/{i}.png" for i in order)
     return Records(ids, np.array([labels[i] for i in order]), ids, lambda key: ids[key].encode(), np.arange(len(ids)))
 
 
-def source(*splits: str, n: int = 100) -> Source:
+def source(*splits, n=100):
     return Source("set", ("a", "b"), {split: records([0, 1] * (n // 2)) for split in splits})
 
 
@@ -28,7 +33,7 @@ fractions = st.floats(0, 0.49)
 
 
 @given(label_lists, st.integers(0, 100), fractions, fractions, st.randoms(use_true_random=False))
-def test_a_split_does_not_depend_on_the_order_of_files(labels, seed, val, test, random) -> None:
+def test_a_split_does_not_depend_on_the_order_of_files(labels, seed, val, test, random):
     shuffled = list(range(len(labels)))
     random.shuffle(shuffled)
     parts = []
@@ -40,7 +45,7 @@ def test_a_split_does_not_depend_on_the_order_of_files(labels, seed, val, test, 
 
 
 @given(label_lists, st.integers(0, 100), fractions, fractions)
-def test_parts_are_disjoint_complete_and_stratified(labels, seed, val, test) -> None:
+def test_parts_are_disjoint_complete_and_stratified(labels, seed, val, test):
     table = records(labels)
     parts = cut(table, seed, {"test": test, "val": val})
     assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(labels)))
@@ -53,12 +58,9 @@ def test_parts_are_disjoint_complete_and_stratified(labels, seed, val, test) -> 
         assert n < 5 or (test == 0) == (counts["test"] == 0)
 
 
-def test_another_seed_is_another_split() -> None:
+def test_another_seed_is_another_split_and_a_class_of_one_image_stays_in_train():
     table = records([0, 1] * 50)
     assert cut(table, 0, {"val": 0.2})["val"].tolist() != cut(table, 1, {"val": 0.2})["val"].tolist()
-
-
-def test_a_class_with_one_image_stays_in_train() -> None:
     parts = cut(records([0, 0, 0, 0, 1]), 0, {"test": 0.4, "val": 0.4})
     assert 4 in parts["train"]
 
@@ -74,9 +76,9 @@ def test_a_class_with_one_image_stays_in_train() -> None:
         (("train", "val", "test"), 0.1, {"train": 100, "val": 100, "test": 100}, "found"),
     ],
 )
-def test_only_what_is_lacking_is_made(found, val, result, origin) -> None:
-    given = {"val_fraction": None if "val" in found else val, "test_fraction": 0.1 if found == ("train",) else None}
-    splits, words = make_splits(source(*found), SplitOptions(split_seed=3, **given))
+def test_only_what_is_lacking_is_made(found, val, result, origin):
+    fields = {"val_fraction": None if "val" in found else val, "test_fraction": 0.1 if found == ("train",) else None}
+    splits, words = make_splits(source(*found), SplitOptions(split_seed=3, **fields))
     assert {name: len(part) for name, part in splits.items()} == result
     assert list(splits) == [name for name in ("train", "val", "test") if name in result]
     assert words == origin
@@ -85,40 +87,40 @@ def test_only_what_is_lacking_is_made(found, val, result, origin) -> None:
 @pytest.mark.parametrize(
     ("val", "test", "message"), [(0.5, 0.5, "nothing to train"), (-0.1, 0, "val_f"), (0, 1, "test_f")]
 )
-def test_impossible_fractions(val: float, test: float, message: str) -> None:
+def test_impossible_fractions(val, test, message):
     with pytest.raises(UserError, match=message):
         make_splits(source("train"), SplitOptions(val_fraction=val, test_fraction=test))
 
 
 @given(label_lists, st.integers(1, 130), st.integers(0, 50))
-def test_limit_keeps_the_proportions(labels, count, seed) -> None:
+def test_limit_keeps_the_proportions(labels, count, seed):
     table = records(labels)
     kept = limit(table, count, seed)
     assert len(kept) == min(count, len(labels))
     fractions = {label: len(kept) * labels.count(label) / len(labels) for label in set(labels)}
     for label, fraction in fractions.items():
-        found = int((kept.labels == label).sum())
-        assert found - fraction < 1
-        assert fraction - found < 1 or min(fractions.values()) < 1  # it gave one to a class that would have none
-        assert found >= 1 or count < len(fractions)
+        actual = int((kept.labels == label).sum())
+        assert actual - fraction < 1
+        assert fraction - actual < 1 or min(fractions.values()) < 1  # it gave one to a class that would have none
+        assert actual >= 1 or count < len(fractions)
 
 
 @given(label_lists, st.integers(1, 130), st.integers(0, 50))
-def test_what_is_taken_out_leaves_one_of_every_class(labels, count, seed) -> None:
+def test_what_is_taken_out_leaves_one_of_every_class(labels, count, seed):
     table = records(labels)
     if count > len(labels) - len(set(labels)):
         with pytest.raises(UserError, match="limit_val to at most"):
             take_out(table, count, seed)
         return
-    rest, taken = take_out(table, count, seed)
+    remaining, taken = take_out(table, count, seed)
     assert len(taken) == count
-    assert set(rest.labels) == set(labels)
-    assert sorted([*rest.ids, *taken.ids]) == sorted(table.ids)
+    assert set(remaining.labels) == set(labels)
+    assert sorted([*remaining.ids, *taken.ids]) == sorted(table.ids)
     for label in set(labels):
         assert (taken.labels == label).sum() < labels.count(label)
 
 
-def test_val_of_a_number_of_images() -> None:
+def test_val_of_a_number_of_images():
     vtab = source("train", "test", n=1200)
     splits, words = make_splits(vtab, SplitOptions(limit_val=200))
     assert {name: len(part) for name, part in splits.items()} == {"train": 1000, "val": 200, "test": 1200}
@@ -127,35 +129,30 @@ def test_val_of_a_number_of_images() -> None:
     assert words == "found; val made from train, seed 0"
     alone, _ = make_splits(source("train", n=1200), SplitOptions(test_fraction=0.5, limit_val=200))
     assert {name: len(part) for name, part in alone.items()} == {"train": 400, "val": 200, "test": 600}
-    own, words = make_splits(source("train", "val", "test"), SplitOptions(limit_val=20))
-    assert ({name: len(part) for name, part in own.items()}, words) == ({"train": 100, "val": 20, "test": 100}, "found")
+    parts, words = make_splits(source("train", "val", "test"), SplitOptions(limit_val=20))
+    assert ({name: len(part) for name, part in parts.items()}, words) == (
+        {"train": 100, "val": 20, "test": 100},
+        "found",
+    )
     with pytest.raises(UserError, match="limit_val must be at least 1"):
         make_splits(vtab, SplitOptions(limit_val=0))
 
 
-def test_an_evaluation_set_is_left_as_it_is() -> None:
-    splits, words = make_splits(source("test"))
-    assert (list(splits), words) == (["test"], "found")
-
-
-def test_limit_does_not_depend_on_the_order_of_files() -> None:
+def test_limit_of_nothing_and_in_any_order_of_files():
     labels = [0, 1, 2] * 20
     assert set(limit(records(labels), 17, 5).ids) == set(limit(records(labels, list(range(60))[::-1]), 17, 5).ids)
-
-
-def test_limit_of_nothing() -> None:
     table = records([0, 1])
     assert limit(table, None, 0) is table
     with pytest.raises(UserError, match="at least 1"):
         limit(table, 0, 0)
 
 
-def grouped(sizes: list[int], label: int = 0) -> tuple[list[int], list[str]]:
+def grouped(sizes, label=0):
     return [label] * sum(sizes), [str(g) for g, size in enumerate(sizes) for _ in range(size)]
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=40), st.integers(0, 50), fractions, fractions)
-def test_groups_stay_together(sizes, seed, val, test) -> None:
+def test_groups_stay_together(sizes, seed, val, test):
     labels, groups = grouped(sizes)
     parts = cut(records(labels), seed, {"test": test, "val": val}, groups)
     assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(labels)))
@@ -167,19 +164,21 @@ def test_groups_stay_together(sizes, seed, val, test) -> None:
 
 
 @given(label_lists, st.integers(0, 100), fractions, fractions)
-def test_groups_of_one_are_no_groups(labels, seed, val, test) -> None:
+def test_groups_of_one_are_no_groups(labels, seed, val, test):
     table, fractions = records(labels), {"test": test, "val": val}
     alone = [str(i) for i in reversed(range(len(labels)))]
-    ours, theirs = cut(table, seed, fractions, alone), cut(table, seed, fractions)
-    assert {name: part.tolist() for name, part in ours.items()} == {n: p.tolist() for n, p in theirs.items()}
+    actual, reference = cut(table, seed, fractions, alone), cut(table, seed, fractions)
+    assert {name: part.tolist() for name, part in actual.items()} == {n: p.tolist() for n, p in reference.items()}
 
 
-def test_what_is_taken_out_are_whole_groups() -> None:
+def test_groups_that_are_taken_out_are_whole_and_evaluation_sets_are_left():
     labels, groups = grouped([3] * 30)
-    rest, taken = take_out(records(labels), 20, 0, groups)
-    assert (len(rest), len(taken)) == (72, 18)
+    remaining, taken = take_out(records(labels), 20, 0, groups)
+    assert (len(remaining), len(taken)) == (72, 18)
     number = {name: groups[i] for i, name in enumerate(records(labels).ids)}
-    assert not {number[name] for name in rest.ids} & {number[name] for name in taken.ids}
+    assert not {number[name] for name in remaining.ids} & {number[name] for name in taken.ids}
+    splits, words = make_splits(source("test"))
+    assert (list(splits), words) == (["test"], "found")
 
 
 @pytest.mark.parametrize(
@@ -199,19 +198,19 @@ def test_what_is_taken_out_are_whole_groups() -> None:
         (("train",), {"val_fraction": 0.1, "split_file": "split.csv"}, "the split file says"),
     ],
 )
-def test_what_cannot_apply_is_refused(found, option, message) -> None:
+def test_what_cannot_apply_is_refused(found, option, message):
     with pytest.raises(UserError, match=message):
         make_splits(source(*found), SplitOptions(**option))
 
 
-def in_groups(seed: int, n: int, classes: int, groups: int) -> tuple[list[int], list[str]]:
+def in_groups(seed, n, classes, groups):
     """Classes and groups of n images, drawn; groups may have images of several classes."""
     draw = np.random.default_rng(seed)
     return draw.integers(0, classes, n).tolist(), [f"g{g}" for g in draw.integers(0, groups, n)]
 
 
 @given(st.integers(0, 10_000), st.integers(40, 80), st.integers(1, 4), st.integers(20, 100), st.integers(2, 4))
-def test_folds_are_a_partition_that_keeps_groups(seed, n, classes, groups, count) -> None:
+def test_folds_are_a_partition_that_keeps_groups(seed, n, classes, groups, count):
     labels, keys = in_groups(seed, n, classes, groups)
     table, backwards = records(labels), list(range(n))[::-1]
     turned = records(labels, backwards)
@@ -230,7 +229,7 @@ def test_folds_are_a_partition_that_keeps_groups(seed, n, classes, groups, count
 
 
 @given(label_lists, st.integers(0, 100), st.integers(2, 6))
-def test_folds_of_single_images_are_stratified(labels, seed, count) -> None:
+def test_folds_of_single_images_are_stratified(labels, seed, count):
     table = records(labels)
     if sum(n for n in np.bincount(labels) if n > 1) < count:
         with pytest.raises(UserError, match="too few images"):
@@ -255,9 +254,80 @@ GIVEN = {  # of digits: split seed, fractions, limits -> what each split holds
 
 
 @pytest.mark.parametrize("options", GIVEN)
-def test_splits_never_change(options) -> None:
+def test_splits_never_change(options):
     """Results that are kept are of these splits."""
     seed, val, test, limit_train = options
-    given = {"split_seed": seed, "val_fraction": val, "test_fraction": test, "limit_train": limit_train}
-    splits, _ = make_splits(open_source("digits"), SplitOptions(**given))
+    fields = {"split_seed": seed, "val_fraction": val, "test_fraction": test, "limit_train": limit_train}
+    splits, _ = make_splits(open_source("digits"), SplitOptions(**fields))
     assert {name: sha256(repr(part.ids).encode()).hexdigest()[:12] for name, part in splits.items()} == GIVEN[options]
+
+
+def load(root, **options):
+    return data.load(root, **{"img_size": 8, "augment": plain().augment, **options})
+
+
+def contents(dataset):
+    return {name: (split.ids, split.labels.tolist(), split.groups) for name, split in dataset.splits.items()}
+
+
+@pytest.fixture
+def written(make_folder, tmp_path):
+    """The folder, its split.csv, and the set that it was written of."""
+    root = make_folder({"cat": 40, "=dog": 40})
+    Image.new("RGB", (12, 12)).save(root / "cat" / ' a, "b"\n.png')
+    dataset = load(root, split_seed=5, val_fraction=0.3, group_by=r"/(\s?.{2})")
+    write_split(tmp_path / "split.csv", dataset)
+    return root, tmp_path / "split.csv", dataset
+
+
+def test_a_set_splits_again_as_it_did_and_no_cell_is_a_formula(written):
+    root, path, dataset = written
+    again = load(root, split_file=path)
+    assert contents(again) == contents(dataset)
+    assert again.summary()["fingerprint"] == dataset.summary()["fingerprint"]
+    assert again.summary()["split_origin"] == "from split.csv"
+    assert data.check(root, split_file=path).summary["splits"] == dataset.summary()["splits"]
+    assert len(load(root, split_file=path, limit_train=7).train) == 7
+    with open(written[1], newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["image", "split", "label", "group"]
+    assert not [text for row in rows for text in row if text.startswith("=")]
+
+
+def test_a_file_takes_the_place_of_own_splits(make_folder, tmp_path):
+    make_folder({"train/a": 9, "train/b": 9})
+    root = make_folder({"test/a": 4, "test/b": 4}, seed=5000)
+    reloaded = load(root)
+    write_split(tmp_path / "split.csv", reloaded)
+    assert contents(load(root, split_file=tmp_path / "split.csv")) == contents(reloaded)
+    text = (tmp_path / "split.csv").read_text()
+    (tmp_path / "split.csv").write_text(text.replace("test/a/000.png,test", "test/a/000.png,train"))
+    moved = load(root, split_file=tmp_path / "split.csv")
+    assert {name: len(split) for name, split in moved.splits.items()} == {
+        name: len(split) + {"train": 1, "val": 0, "test": -1}[name] for name, split in reloaded.splits.items()
+    }
+    assert (moved.train.store.index.digests[-1] == reloaded.splits["test"].store.index.digests[0]).all()
+    images = next(iter(moved.eval_batches("test", 100))).inputs
+    assert torch.equal(images, next(iter(reloaded.eval_batches("test", 100))).inputs[1:])
+
+
+def test_labels_of_several_classes_are_kept(make_folder, tmp_path):
+    make_folder({"train/a": 9, "train/b": 9})
+    root = make_folder({"test/a+b": 4, "test/b": 4}, seed=5000)
+    reloaded = load(root, target="labels")
+    write_split(tmp_path / "split.csv", reloaded)
+    again = load(root, target="labels", split_file=tmp_path / "split.csv")
+    assert [split.label_sets for split in again.splits.values()] == [
+        split.label_sets for split in reloaded.splits.values()
+    ]
+    with open(tmp_path / "split.csv") as file:
+        assert {"a;b"} == {row["label"] for row in csv.DictReader(file) if "+" in row["image"]}
+
+
+def test_images_that_are_not_named_are_counted(written):
+    root, path, dataset = written
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not line.startswith("cat/00")))
+    again = load(root, split_file=path)
+    assert sum(map(len, again.splits.values())) == sum(map(len, dataset.splits.values())) - 10
+    assert f"10 images that {path} does not name were left out." in again.summary()["warnings"]

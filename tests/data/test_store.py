@@ -26,27 +26,27 @@ GEOMETRY = Geometry((8, 8))
 
 
 @pytest.fixture
-def root(make_folder) -> Path:
+def root(make_folder):
     root = make_folder({"cat": 5, "dog": 4}, size=(10, 14))
     (root / "cat" / "broken.png").write_bytes(b"no image")
     return root
 
 
-def records(root: Path) -> Records:
+def records(root):
     return folder(str(root)).splits["train"]
 
 
-def same(a: store_module.Store, b: store_module.Store) -> bool:
+def same(a, b):
     arrays = [zip(*(vars(store.index)[name] for store in (a, b)), strict=True) for name in vars(a.index)]
     return np.array_equal(a.pixels, b.pixels) and all(np.array_equal(x, y) for pairs in arrays for x, y in pairs)
 
 
-def cache_files(cache: Path) -> dict[str, int]:
+def cache_files(cache):
     return {path.name: path.stat().st_size for path in sorted(cache.rglob("*")) if path.is_file()}
 
 
-def forbid_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def decoded(records: Records, *_: object):
+def forbid_decoding(monkeypatch):
+    def decoded(records, *_):
         assert not len(records), "nothing is left to decode"
         return iter(())
 
@@ -55,7 +55,7 @@ def forbid_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("geometry", [GEOMETRY, Geometry((8, 8), 0.5, whole=True)])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_memory_and_disk_hold_the_same(root: Path, tmp_path: Path, geometry: Geometry, channels: int) -> None:
+def test_memory_and_disk_hold_the_same(root, tmp_path, geometry, channels):
     in_memory = open_store(records(root), geometry, channels, None)
     built = open_store(records(root), geometry, channels, tmp_path / "cache")
     again = open_store(records(root), geometry, channels, tmp_path / "cache")
@@ -67,13 +67,7 @@ def test_memory_and_disk_hold_the_same(root: Path, tmp_path: Path, geometry: Geo
     assert in_memory.image(3).shape[0] == channels
 
 
-def test_a_cache_is_not_decoded_again(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_store(records(root), GEOMETRY, 3, tmp_path)
-    forbid_decoding(monkeypatch)
-    open_store(records(root), GEOMETRY, 3, tmp_path)
-
-
-def test_the_key_depends_on_all_that_decides_the_content(root: Path) -> None:
+def test_the_key_depends_on_all_that_decides_the_content(root):
     keys = {
         cache_key(records(root), GEOMETRY, 3),
         cache_key(records(root), GEOMETRY, 1),
@@ -93,39 +87,37 @@ def test_the_key_depends_on_all_that_decides_the_content(root: Path) -> None:
     assert len(keys) == 9
 
 
-def test_splits_of_one_source_decode_each_image_once(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = open_store(records(root), GEOMETRY, 3, None)
+def test_splits_of_one_source_decode_each_image_once(root, tmp_path, monkeypatch):
+    complete = open_store(records(root), GEOMETRY, 3, None)
     parts = [np.array(part) for part in ((7, 2, 5), (0, 4), (2, 3, 0, 9), (8, 1, 6))]
     for part in parts:
         store = open_store(records(root).take(part), GEOMETRY, 3, tmp_path)
-        kept = [int(np.flatnonzero(whole.index.kept == i)[0]) for i in part[store.index.kept]]
-        assert [store.image(i).tobytes() for i in range(len(store))] == [whole.image(i).tobytes() for i in kept]
-        np.testing.assert_array_equal(store.batch(np.arange(len(store))), [whole.image(i) for i in kept])
-    assert cache_files(tmp_path)["pixels.bin"] == whole.pixels.size
+        kept = [int(np.flatnonzero(complete.index.kept == i)[0]) for i in part[store.index.kept]]
+        assert [store.image(i).tobytes() for i in range(len(store))] == [complete.image(i).tobytes() for i in kept]
+        np.testing.assert_array_equal(store.batch(np.arange(len(store))), [complete.image(i) for i in kept])
+    assert cache_files(tmp_path)["pixels.bin"] == complete.pixels.size
     forbid_decoding(monkeypatch)
-    assert len(open_store(records(root), GEOMETRY, 3, tmp_path)) == len(whole)
+    assert len(open_store(records(root), GEOMETRY, 3, tmp_path)) == len(complete)
 
 
-def test_images_are_looked_through_once(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_looked_through_once(root, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(store_module, "FEW", 0)
-    found = open_store(records(root), None, 3, None).index
-    whole = open_store(records(root), GEOMETRY, 3, None).index
+    listed = open_store(records(root), None, 3, None).index
+    complete = open_store(records(root), GEOMETRY, 3, None).index
     for name in ("kept", "native", "digests"):
-        np.testing.assert_array_equal(vars(found)[name], vars(whole)[name])
-    assert found.unreadable == whole.unreadable
+        np.testing.assert_array_equal(vars(listed)[name], vars(complete)[name])
+    assert listed.unreadable == complete.unreadable
     forbid_decoding(monkeypatch)
-    np.testing.assert_array_equal(open_store(records(root), None, 3, None).index.native, whole.native)
+    np.testing.assert_array_equal(open_store(records(root), None, 3, None).index.native, complete.native)
     assert cache_files(tmp_path / "home")["pixels.bin"] == 0
 
 
-def truncate(path: Path) -> None:
+def truncate(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def flip_a_bit(path: Path) -> None:
+def flip_a_bit(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
@@ -133,17 +125,17 @@ def flip_a_bit(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink, lambda path: path.write_bytes(b"")])
 @pytest.mark.parametrize("file", ["pixels.bin", "index.npz"])
-def test_a_damaged_cache_is_built_again(root: Path, tmp_path: Path, damage, file: str) -> None:
+def test_a_damaged_cache_is_built_again(root, tmp_path, damage, file):
     cache = tmp_path / "cache"
-    whole = open_store(records(root), GEOMETRY, 3, None)
+    complete = open_store(records(root), GEOMETRY, 3, None)
     open_store(records(root), GEOMETRY, 3, cache)
     damage(next(cache.rglob(file)))
-    assert same(open_store(records(root), GEOMETRY, 3, cache), whole)
-    assert same(read_cache(next(cache.iterdir()), records(root)), whole)
+    assert same(open_store(records(root), GEOMETRY, 3, cache), complete)
+    assert same(read_cache(next(cache.iterdir()), records(root)), complete)
 
 
-def test_a_build_that_dies_leaves_nothing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(records: Records, geometry: Geometry, channels: int):
+def test_a_build_that_dies_leaves_nothing(root, tmp_path, monkeypatch):
+    def dies(records, geometry, channels):
         yield from islice(decoded(records, geometry, channels), 3)
         raise KeyboardInterrupt
 
@@ -155,22 +147,20 @@ def test_a_build_that_dies_leaves_nothing(root: Path, tmp_path: Path, monkeypatc
     assert sum(cache_files(tmp_path / "cache").values()) == 0
 
 
-def test_remains_of_a_killed_process_are_written_over(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remains_of_a_killed_process_are_written_over(root, tmp_path, monkeypatch):
     counts, decoded = [], store_module._decoded
     monkeypatch.setattr(store_module, "_decoded", lambda some, *how: counts.append(len(some)) or decoded(some, *how))
-    half, whole = np.arange(5), open_store(records(root), GEOMETRY, 3, None)
+    half, complete = np.arange(5), open_store(records(root), GEOMETRY, 3, None)
     open_store(records(root).take(half), GEOMETRY, 3, tmp_path)
     with open(next(tmp_path.rglob("pixels.bin")), "ab") as pixels:
         pixels.write(b"what a killed process has left")
-    assert same(open_store(records(root), GEOMETRY, 3, tmp_path), whole)
+    assert same(open_store(records(root), GEOMETRY, 3, tmp_path), complete)
     assert counts == [10, 5, 5]
-    assert cache_files(tmp_path)["pixels.bin"] == whole.pixels.size
+    assert cache_files(tmp_path)["pixels.bin"] == complete.pixels.size
 
 
-def test_a_full_disk(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
+def test_a_full_disk(root, tmp_path, monkeypatch):
+    def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
@@ -182,10 +172,8 @@ def test_a_full_disk(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sum(cache_files(tmp_path).get(name, 0) for name in ("pixels.bin", "index.npz")) == 0
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_caches_of_the_user_that_are_not_used_are_removed_in_time(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool
-) -> None:
+@pytest.mark.parametrize("is_named", [False, True])
+def test_caches_of_the_user_that_are_not_used_are_removed_in_time(root, tmp_path, monkeypatch, is_named):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(store_module, "SMALL", 0)
     cache = tmp_path / "vitmods" / "images"
@@ -193,20 +181,20 @@ def test_caches_of_the_user_that_are_not_used_are_removed_in_time(
     for other, days in ((old, 31), (young, 29)):
         other.mkdir(parents=True)
         os.utime(other, (0, time.time() - days * 24 * 3600))
-    open_store(records(root), GEOMETRY, 3, cache if given else None)
-    assert (old.exists(), young.exists()) == (given, True)
+    open_store(records(root), GEOMETRY, 3, cache if is_named else None)
+    assert (old.exists(), young.exists()) == (is_named, True)
     used = cache / cache_key(records(root), GEOMETRY, 3)
     os.utime(used, (0, 0))
     open_store(records(root), GEOMETRY, 3, cache)
     assert time.time() - used.stat().st_mtime < 3600
 
 
-def _open_in_process(root: Path, cache: Path, barrier, results) -> None:
+def _open_in_process(root, cache, barrier, results):
     barrier.wait()
     results.put(open_store(records(root), GEOMETRY, 3, cache).pixels.tobytes())
 
 
-def test_processes_that_build_at_once_agree(root: Path, tmp_path: Path) -> None:
+def test_processes_that_build_at_once_agree(root, tmp_path):
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(3), context.Queue()
     arguments = (root, tmp_path / "cache", barrier, results)
@@ -221,7 +209,7 @@ def test_processes_that_build_at_once_agree(root: Path, tmp_path: Path) -> None:
     assert cache_files(tmp_path / "cache")["pixels.bin"] == len(contents.pop())
 
 
-def test_all_but_small_sets_go_to_the_users_cache(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_but_small_sets_go_to_the_users_cache(root, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     assert not isinstance(open_store(records(root), GEOMETRY, 3, None).pixels, np.memmap)
     monkeypatch.setattr(store_module, "SMALL", 1000)
@@ -229,9 +217,7 @@ def test_all_but_small_sets_go_to_the_users_cache(root: Path, tmp_path: Path, mo
     assert (tmp_path / "home" / "vitmods").is_dir()
 
 
-def test_without_a_place_for_caches_sets_stay_in_memory(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_place_for_caches_sets_stay_in_memory(root, tmp_path, monkeypatch):
     (tmp_path / "home").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(store_module, "SMALL", 1000)
@@ -241,7 +227,7 @@ def test_without_a_place_for_caches_sets_stay_in_memory(
         open_store(records(root), GEOMETRY, 3, None)
 
 
-def test_other_images_of_the_same_stamps_are_others(tmp_path: Path) -> None:
+def test_other_images_of_the_same_stamps_are_others(tmp_path):
     ids = tuple(f"{i:03d}" for i in range(20))
     for value in (1, 2):
         pixels = np.full((8, 8), value, dtype=np.uint8)
@@ -249,7 +235,7 @@ def test_other_images_of_the_same_stamps_are_others(tmp_path: Path) -> None:
         assert (open_store(made, GEOMETRY, 1, tmp_path).image(3) == value).all()
 
 
-def test_processes_share_what_the_first_has_decoded(make_folder, tmp_path: Path, monkeypatch) -> None:
+def test_processes_share_what_the_first_has_decoded(make_folder, tmp_path, monkeypatch):
     """A study's parent reads the images; its workers only map them."""
     root = make_folder({"cat": 8, "dog": 8})
     monkeypatch.setattr(store_module, "SMALL", 0)
@@ -265,9 +251,7 @@ def test_processes_share_what_the_first_has_decoded(make_folder, tmp_path: Path,
     assert done.stdout.strip() == "memmap"
 
 
-def test_originals_are_expected_to_be_as_large_as_they_are(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_originals_are_expected_to_be_as_large_as_they_are(root, tmp_path, monkeypatch):
     originals = Geometry((4, 4), whole=True, shrink=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     for limit, mapped in ((10 * 10 * 14 * 3, False), (10 * 10 * 14 * 3 - 1, True)):  # one of the ten cannot be read
@@ -277,15 +261,13 @@ def test_originals_are_expected_to_be_as_large_as_they_are(
         assert store.image(0).shape == (3, 10, 14)
 
 
-def test_a_cache_folder_that_cannot_be_written(root: Path, tmp_path: Path) -> None:
+def test_a_cache_folder_that_cannot_be_written(root, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match=r"cannot be written: .* give another folder"):
         open_store(records(root), GEOMETRY, 3, tmp_path / "file" / "cache")
 
 
-def test_verifying_a_large_cache_reads_a_part_of_it(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verifying_a_large_cache_reads_a_part_of_it(root, tmp_path, monkeypatch):
     store = open_store(records(root), GEOMETRY, 3, tmp_path)
     path = next(tmp_path.rglob("pixels.bin"))
     content = bytearray(path.read_bytes())
@@ -296,15 +278,12 @@ def test_verifying_a_large_cache_reads_a_part_of_it(
     assert read_cache(path.parent, records(root)) is not None
 
 
-def test_an_empty_split(root: Path, tmp_path: Path) -> None:
+def test_an_empty_split_and_images_of_one_shape(root, tmp_path):
     nothing = records(root).take(np.array([], dtype=np.int64))
     for cache in (None, tmp_path):
         store = open_store(nothing, GEOMETRY, 3, cache)
         assert len(store) == 0
         assert store.batch(np.arange(0)) is None
-
-
-def test_images_of_one_shape_are_batched_at_once(root: Path) -> None:
     assert open_store(records(root), GEOMETRY, 3, None).batch(np.array([3, 3, 8])).shape == (3, 3, 8, 8)
     Image.new("RGB", (30, 10)).save(root / "dog" / "wide.png")
     store = open_store(records(root), Geometry((8, 8), whole=True), 3, None)

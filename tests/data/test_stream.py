@@ -1,9 +1,7 @@
 """Streamed sets: the images of a set that is kept, in an order that follows the shards; none twice, none lost."""
 
 import dataclasses
-from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitmods import data
-from vitmods.data import Batch, ImageDataset, dataset, loading, store
+from vitmods.data import ImageDataset, dataset, loading, store
 from vitmods.data.dataset import LazyStore
 from vitmods.data.geometry import Geometry
 from vitmods.data.pack import pack
@@ -29,7 +27,7 @@ CROPS = ("none", "pad", "random_resized")
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     """A folder, "pets", and its shards, "shards": some of its images are smaller than the view."""
     root = tmp_path_factory.mktemp("streamed")
     rng = np.random.default_rng(0)
@@ -43,34 +41,28 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home" / "vitmods"
-
-
-def load(spec: object, **options) -> ImageDataset:
+def load(spec, **options):
     return data.load(str(spec), **{"img_size": 16, "augment": BUSY, **options})
 
 
-def by_sample(batches: Iterator[Batch]) -> dict[int, bytes]:
+def by_sample(batches):
     pairs = [(int(i), image.numpy().tobytes()) for b in batches for i, image in zip(b.index, b.inputs, strict=True)]
     assert len(dict(pairs)) == len(pairs)
     return dict(pairs)
 
 
-def is_streamed(images: ImageDataset) -> bool:
+def is_streamed(images):
     return isinstance(images.train.store, LazyStore)
 
 
-def indices(batches: Iterator[Batch]) -> list[list[int]]:
+def indices(batches):
     return [batch.index.tolist() for batch in batches]
 
 
 @pytest.mark.parametrize("crop", CROPS)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("which", ["pets", "shards"])
-def test_streamed_images_are_those_of_a_set_that_is_kept(root: Path, crop: str, channels: int, which: str) -> None:
+def test_streamed_images_are_those_of_a_set_that_is_kept(root, crop, channels, which):
     augment = dataclasses.replace(BUSY, crop=crop)
     kept = load(root / "pets", augment=augment, in_chans=channels)
     streamed = load(f"{root / which}?stream=1", augment=augment, in_chans=channels)
@@ -85,18 +77,12 @@ def test_streamed_images_are_those_of_a_set_that_is_kept(root: Path, crop: str, 
     assert all(a[0] == b[0] and np.array_equal(a[1], b[1]) for a, b in pairs)
 
 
-def test_a_streamed_folder_comes_in_the_same_order(root: Path) -> None:
-    arguments = {"seed": 4, "epoch": 2, "batch_size": 8}
-    kept, streamed = load(root / "pets"), load(f"{root / 'pets'}?stream=1")
-    assert indices(streamed.train_batches(**arguments)) == indices(kept.train_batches(**arguments))
-
-
 counts = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
 
 
 @settings(deadline=None, max_examples=60)
 @given(counts, st.integers(1, 200), st.integers(-3, 2**64), st.integers(0, 9), st.randoms(use_true_random=False))
-def test_an_order_visits_all_once_near_to_their_shards(sizes, buffer: int, seed: int, epoch: int, random) -> None:
+def test_an_order_visits_all_once_near_to_their_shards(sizes, buffer, seed, epoch, random):
     shards, keys = np.repeat(np.arange(len(sizes)), sizes), np.arange(sum(sizes))
     mixed = np.array(random.sample(range(len(keys)), len(keys)))  # records are sorted by name, not by place
     order = shard_order(seed, epoch, shards[mixed], keys[mixed], buffer)
@@ -109,16 +95,24 @@ def test_an_order_visits_all_once_near_to_their_shards(sizes, buffer: int, seed:
     assert all((np.diff(keys[mixed][one_by_one][in_turn == shard]) > 0).all() for shard in set(in_turn.tolist()))
 
 
-def test_orders_differ_by_seed_and_epoch() -> None:
+def test_orders_differ_by_seed_and_epoch_and_shards_keep_it(root):
     shards, keys = np.repeat(np.arange(9), 30), np.arange(270)
     orders = {tuple(shard_order(*which, shards, keys, 50).tolist()) for which in ((0, 0), (0, 1), (1, 0))}
     first_shards = {tuple(shards[shard_order(0, epoch, shards, keys, 1)[::30]].tolist()) for epoch in range(5)}
     assert (len(orders), len(first_shards)) == (3, 5)
+    arguments = {"seed": 4, "epoch": 2, "batch_size": 8}
+    kept, streamed = load(root / "pets"), load(f"{root / 'pets'}?stream=1")
+    assert indices(streamed.train_batches(**arguments)) == indices(kept.train_batches(**arguments))
+    dataset = load(f"wds:{root / 'shards'}?stream=1&buffer=3")
+    assert dataset.buffer == 3
+    order = dataset._order(0, 0)
+    records = dataset.splits["train"].store.records
+    assert np.array_equal(order, shard_order(0, 0, records.shards, records.keys, 3))
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.data())
-def test_processes_workers_and_resuming_never_repeat_or_drop(root: Path, data) -> None:
+def test_processes_workers_and_resuming_never_repeat_or_drop(root, data):
     dataset = numbers_set(data.draw(counts), data.draw(st.integers(1, 100)))
     n = len(dataset.splits["train"])
     world = data.draw(st.integers(1, min(5, n)))
@@ -131,43 +125,40 @@ def test_processes_workers_and_resuming_never_repeat_or_drop(root: Path, data) -
     start = data.draw(st.integers(0, len(alone)))
     parts = []
     for rank in range(world):
-        mine = dataset.for_process(rank, world)
-        object.__setattr__(mine, "workers", data.draw(st.integers(0, 3)))
-        parts.append(indices(mine.train_batches(seed=seed, epoch=epoch, batch_size=batch, start=start)))
+        actual = dataset.for_process(rank, world)
+        object.__setattr__(actual, "workers", data.draw(st.integers(0, 3)))
+        parts.append(indices(actual.train_batches(seed=seed, epoch=epoch, batch_size=batch, start=start)))
     dealt = [sorted(chain(*fractions)) for fractions in zip(*parts, strict=True)]
-    assert dealt == [sorted(whole) for whole in alone[start:]]
+    assert dealt == [sorted(full) for full in alone[start:]]
     size = data.draw(st.integers(1, n + 3))
-    shown = [indices(dataset.for_process(rank, world).eval_batches("train", size)) for rank in range(world)]
-    assert sorted(chain(*chain(*shown))) == list(range(n))
+    views = [indices(dataset.for_process(rank, world).eval_batches("train", size)) for rank in range(world)]
+    assert sorted(chain(*chain(*views))) == list(range(n))
 
 
-def numbers_set(sizes: list[int], buffer: int) -> ImageDataset:
+def numbers_set(sizes, buffer):
     """A streamed set of so many shards with so many images each, of one pixel."""
     n = sum(sizes)
     names = tuple(f"{i:03d}" for i in range(n))
-    known = {"native": np.ones((n, 2), dtype=np.int64), "digests": np.zeros((n, 16), dtype=np.uint8)}
+    fields = {"native": np.ones((n, 2), dtype=np.int64), "digests": np.zeros((n, 16), dtype=np.uint8)}
     shards = np.repeat(np.arange(len(sizes)), sizes)
 
-    def fetch(key: int) -> np.ndarray:
+    def fetch(key):
         return np.full((1, 1), key % 256, dtype=np.uint8)
 
-    records = Records(names, np.zeros(n, dtype=np.int64), names, fetch, np.arange(n), shards, **known)
+    records = Records(names, np.zeros(n, dtype=np.int64), names, fetch, np.arange(n), shards, **fields)
     store = dataset.open_lazily(records, Geometry((1, 1)), 1, None)
     split = data.Split("train", names, records.labels, store, store.geometry)
     augment = Augment(crop="none", flip=0.0)
     return ImageDataset("numbers", ("one",), {"train": split}, (1, 1), 1, augment, {}, buffer=buffer)
 
 
-def test_processes_see_the_same_images_as_one(root: Path) -> None:
+def test_processes_see_the_same_images_as_one(root):
     dataset = load(f"{root / 'shards'}?stream=1&buffer=9")
     arguments = {"seed": 1, "epoch": 3, "batch_size": 10}
-    whole = by_sample(dataset.train_batches(**arguments))
+    full = by_sample(dataset.train_batches(**arguments))
     parts = [by_sample(dataset.for_process(rank, 3).train_batches(**arguments)) for rank in range(3)]
-    assert {i: image for part in parts for i, image in part.items()} == whole
-    assert sum(map(len, parts)) == len(whole)
-
-
-def test_processes_that_do_not_fit(root: Path) -> None:
+    assert {i: image for part in parts for i, image in part.items()} == full
+    assert sum(map(len, parts)) == len(full)
     dataset = load(root / "pets")
     with pytest.raises(UserError, match="rank must be between 0"):
         dataset.for_process(2, 2)
@@ -175,23 +166,7 @@ def test_processes_that_do_not_fit(root: Path) -> None:
         dataset.for_process(0, 3).train_batches(seed=0, epoch=0, batch_size=2)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_resuming_and_workers_change_nothing(root: Path, workers: int) -> None:
-    arguments = {"seed": 1, "epoch": 3, "batch_size": 7}
-    whole = list(load(f"{root / 'shards'}?stream=1").train_batches(**arguments))
-    rest = load(f"{root / 'shards'}?stream=1", workers=workers).train_batches(**arguments, start=3)
-    assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(whole[3:], rest, strict=True))
-
-
-def test_the_buffer_is_taken_from_the_spec(root: Path) -> None:
-    dataset = load(f"wds:{root / 'shards'}?stream=1&buffer=3")
-    assert dataset.buffer == 3
-    order = dataset._order(0, 0)
-    records = dataset.splits["train"].store.records
-    assert np.array_equal(order, shard_order(0, 0, records.shards, records.keys, 3))
-
-
-def test_large_sets_are_streamed_unasked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_sets_are_streamed_unasked(root, monkeypatch):
     assert not is_streamed(load(root / "shards"))
     monkeypatch.setattr(loading, "STREAM_ABOVE", 1000)
     assert is_streamed(load(root / "shards"))
@@ -199,7 +174,7 @@ def test_large_sets_are_streamed_unasked(root: Path, monkeypatch: pytest.MonkeyP
     assert not is_streamed(load(f"{root / 'shards'}?stream=0"))
 
 
-def test_a_folder_is_looked_through_once(root: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_looked_through_once(root, own_cache, monkeypatch):
     monkeypatch.setattr(store, "FEW", 0)
     first = load(f"{root / 'pets'}?stream=1").summary()
     for path in own_cache.rglob("index.npz"):
@@ -209,7 +184,7 @@ def test_a_folder_is_looked_through_once(root: Path, own_cache: Path, monkeypatc
     assert load(f"{root / 'pets'}?stream=1").summary() == first
 
 
-def test_unreadable_images_of_a_streamed_folder(make_folder) -> None:
+def test_unreadable_images_of_a_streamed_folder(make_folder):
     pets = make_folder({"cat": 9, "dog": 9})
     (pets / "cat" / "bad.png").write_bytes(b"x")
     with pytest.raises(UserError, match=r"cat/bad\.png: not an image"):
@@ -222,11 +197,11 @@ def test_unreadable_images_of_a_streamed_folder(make_folder) -> None:
         list(dataset.train_batches(seed=0, epoch=0, batch_size=len(ids)))
 
 
-def forward(sizes: list[int], limit: int) -> tuple[Forward, list[int]]:
+def forward(sizes, limit):
     """Rows that say their number; and the shards that were opened, in order."""
     starts, opened = np.cumsum([0, *sizes]), []
 
-    def read(shard: int) -> Iterator[bytes]:
+    def read(shard):
         opened.append(shard)
         yield from (str(row).encode() for row in range(starts[shard], starts[shard + 1]))
 
@@ -235,7 +210,7 @@ def forward(sizes: list[int], limit: int) -> tuple[Forward, list[int]]:
 
 @settings(deadline=None, max_examples=40)
 @given(counts, st.integers(0, 60), st.randoms(use_true_random=False))
-def test_rows_read_forwards_are_the_ones_asked_for(sizes: list[int], limit: int, random) -> None:
+def test_rows_read_forwards_are_the_ones_asked_for(sizes, limit, random):
     rows, _ = forward(sizes, limit)
     asked = [random.randrange(sum(sizes)) for _ in range(2 * sum(sizes))]
     assert [int(rows(row)) for row in asked] == asked
@@ -244,7 +219,7 @@ def test_rows_read_forwards_are_the_ones_asked_for(sizes: list[int], limit: int,
 
 @settings(deadline=None, max_examples=60)
 @given(counts, st.integers(1, 50), st.integers(0, 99), st.integers(0, 400))
-def test_an_epoch_opens_every_shard_once(sizes: list[int], buffer: int, seed: int, start: int) -> None:
+def test_an_epoch_opens_every_shard_once(sizes, buffer, seed, start):
     order = shard_order(seed, 0, np.repeat(np.arange(len(sizes)), sizes), np.arange(sum(sizes)), buffer)
     rows, opened = forward(sizes, limit=4 * buffer)
     assert [int(rows(int(row))) for row in order] == order.tolist()
@@ -253,7 +228,7 @@ def test_an_epoch_opens_every_shard_once(sizes: list[int], buffer: int, seed: in
     assert [int(resumed(int(row))) for row in order[start:]] == order[start:].tolist()
 
 
-def test_a_stream_that_is_shorter_than_it_was() -> None:
+def test_a_stream_that_is_shorter_than_it_was():
     rows = Forward(lambda shard: iter([b"0"]), [2], 9)
     with pytest.raises(Unreadable, match="ends before this row"):
         rows(1)

@@ -11,15 +11,15 @@ from vitmods.util.errors import UserError
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_items_come_in_order(workers: int) -> None:
-    def make(n: int) -> int:
+def test_items_come_in_order(workers):
+    def make(n):
         time.sleep(0.002 * (n % 3))
         return n * n
 
     assert list(in_order(make, range(20), workers)) == [n * n for n in range(20)]
 
 
-def test_it_stays_a_bounded_number_ahead() -> None:
+def test_it_stays_a_bounded_number_ahead():
     made: list[int] = []
     items = in_order(lambda n: made.append(n) or n, range(100), 2)
     assert next(items) == 0
@@ -33,8 +33,8 @@ def test_it_stays_a_bounded_number_ahead() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_errors_reach_the_consumer(workers: int) -> None:
-    def make(n: int) -> int:
+def test_errors_reach_the_consumer(workers):
+    def make(n):
         if n == 3:
             raise OSError("disk gone")
         return n
@@ -45,7 +45,7 @@ def test_errors_reach_the_consumer(workers: int) -> None:
         next(items)
 
 
-def test_threads_end_with_the_consumer() -> None:
+def test_threads_end_with_the_consumer():
     items = in_order(lambda n: n, range(1000), 3)
     next(items)
     items.close()
@@ -65,11 +65,11 @@ def test_a_thread_takes_and_prepares_items_ahead_in_their_order():
                 release.set()
             yield number
 
-    found = ahead(items(), lambda number: 10 * number)
-    assert next(found) == 0
-    assert next(found) == 10
+    results = ahead(items(), lambda number: 10 * number)
+    assert next(results) == 0
+    assert next(results) == 10
     assert release.wait(60)  # two more are taken while the consumer holds the second
-    assert list(found) == [20, 30, 40, 50]
+    assert list(results) == [20, 30, 40, 50]
     assert {name for _, name in taken} != {threading.current_thread().name}
     assert [number for number, _ in taken] == list(range(6))
 
@@ -79,18 +79,18 @@ def test_an_error_in_the_thread_is_the_consumers():
         yield 1
         raise ValueError("this image is broken")
 
-    found = ahead(items(), lambda number: number)
-    assert next(found) == 1
+    results = ahead(items(), lambda number: number)
+    assert next(results) == 1
     with pytest.raises(ValueError, match="broken"):
-        next(found)
+        next(results)
 
 
-def test_a_thread_that_hangs_is_an_error_that_names_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_hangs_is_an_error_that_names_what_it_reads(monkeypatch):
     monkeypatch.setenv(PATIENCE_SETTING, "0.2")
     monkeypatch.setattr(threads, "END_S", 60.0)
     hangs, answered = threading.Event(), threading.Event()
 
-    def make(n: int) -> int:
+    def make(n):
         with busy_with(f"train/{n}.png"):
             if n == 2:
                 hangs.set()
@@ -98,7 +98,7 @@ def test_a_thread_that_hangs_is_an_error_that_names_what_it_reads(monkeypatch: p
             return n
 
     class Awaited(threads.Future[int]):
-        def result(self, timeout: float | None = None) -> int:
+        def result(self, timeout=None):
             assert hangs.wait(60)  # what comes before took no time
             return super().result(timeout)
 
@@ -114,9 +114,7 @@ def test_a_thread_that_hangs_is_an_error_that_names_what_it_reads(monkeypatch: p
 
 
 @pytest.mark.parametrize(("setting", "waits"), [("0", True), ("", True), ("0.05", False)])
-def test_a_slow_item_is_waited_for_as_long_as_the_setting_says(
-    setting: str, waits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_item_is_waited_for_as_long_as_the_setting_says(setting, waits, monkeypatch):
     monkeypatch.setenv(PATIENCE_SETTING, setting)
     read = threading.Event()
     items = in_order(lambda n: read.wait(0.3 if waits else 60) or n, range(1), 1)
@@ -128,15 +126,12 @@ def test_a_slow_item_is_waited_for_as_long_as_the_setting_says(
     read.set()
 
 
-def test_a_setting_that_is_no_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PATIENCE_SETTING, "soon")
-    with pytest.raises(UserError, match="VITMODS_DATA_TIMEOUT is a number of seconds"):
-        next(in_order(lambda n: n, range(1), 1))
-
-
-def test_a_time_out_of_an_item_itself_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(n: int) -> int:
+def test_settings_and_errors_that_are_passed_on(monkeypatch):
+    def make(n):
         raise TimeoutError("of the network")
 
     with pytest.raises(TimeoutError, match="of the network"):
         next(in_order(make, range(1), 1))
+    monkeypatch.setenv(PATIENCE_SETTING, "soon")
+    with pytest.raises(UserError, match="VITMODS_DATA_TIMEOUT is a number of seconds"):
+        next(in_order(lambda n: n, range(1), 1))

@@ -35,38 +35,32 @@ def test_an_image_does_not_depend_on_its_batch(made, textures, name, side):
     assert together.dtype == torch.uint8
     assert together.is_contiguous()
     assert torch.equal(images, kept)
-    for i in range(8):
+    for i in (0, 3, 6) if side < 224 else (5,):
         alone = corrupt(images[i : i + 1], name, severity, seed=3, index=index[i : i + 1].numpy(), textures=textures)
         assert torch.equal(alone[0], together[i])
 
 
-@pytest.mark.parametrize("name", RANDOM)
-def test_draws_differ_by_index_seed_and_severity_alone(made, textures, name):
-    """Noise of two severities must not be the same noise; what is not random must not become so."""
+@pytest.mark.parametrize("name", ALL)
+def test_draws_differ_by_index_and_seed_where_there_are_any(made, textures, name):
     images = made.images(64)[:1].expand(2, -1, -1, -1)
 
     def done(seed, index):
         return corrupt(images, name, 2, seed=seed, index=np.array(index), textures=textures)
 
     first = done(0, [4, 5])
-    assert torch.equal(first, done(0, [4, 5]))
-    assert not torch.equal(first[0], first[1])
-    assert torch.equal(done(0, [5, 4]), first.flip(0))
-    assert not torch.equal(done(1, [4, 5])[0], first[0])
-
-
-@pytest.mark.parametrize("name", [name for name in ALL if name not in RANDOM])
-def test_what_is_not_random_is_so_for_any_seed(made, name):
-    images = made.images(64)
-    first, second = (corrupt(images, name, 2, seed=s, index=torch.arange(3) + s) for s in (0, 1))
-    assert torch.equal(first, second)
     assert not torch.equal(first, images)
+    assert torch.equal(first, done(0, [4, 5]))
+    assert torch.equal(done(0, [5, 4]), first.flip(0))
+    assert torch.equal(first[0], first[1]) == (name not in RANDOM)
+    assert torch.equal(done(1, [4, 5])[0], first[0]) == (name not in RANDOM)
+    none = torch.zeros(0, 3, 32, 32, dtype=torch.uint8)
+    assert corrupt(none, name, 1, seed=0, index=np.arange(0), textures=textures).shape == (0, 3, 32, 32)
 
 
 def test_severities_have_noise_of_their_own(made):
     gray = torch.full((1, 3, 64, 64), 128, dtype=torch.uint8)
-    one, two = (corrupt(gray, "gaussian_noise", s, seed=0, index=np.array([0])).double() - 128 for s in (1, 2))
-    assert abs(np.corrcoef(one.flatten(), two.flatten())[0, 1]) < 0.05
+    weak, two = (corrupt(gray, "gaussian_noise", s, seed=0, index=np.array([0])).double() - 128 for s in (1, 2))
+    assert abs(np.corrcoef(weak.flatten(), two.flatten())[0, 1]) < 0.05
 
 
 @pytest.mark.parametrize("side", [32, 64, 224])
@@ -75,24 +69,6 @@ def test_statistics_are_those_stored(made, textures, name, side):
     """Mean, standard deviation and mean squared error of every severity, within 1 % and 0.2 levels."""
     stored = json.loads(made.STORED.read_text())[f"{name} {side}"]
     np.testing.assert_allclose(made.statistics(side, name, textures), stored, rtol=0.01, atol=0.2)
-
-
-# Saturate's first two rows take color away, its others add some; those of the other two trade one number for another.
-NOT_MONOTONE = ("glass_blur", "elastic_transform", "saturate")
-BY_CHANCE = ("motion_blur", "snow", "fog")  # one draw decides for the whole image
-
-
-@pytest.mark.parametrize("side", [32, 64, 224])
-@pytest.mark.parametrize("name", [name for name in ALL if name != "frost"])  # it needs the published textures: below
-def test_the_error_on_photographs_grows_with_the_severity(made, textures, name, side):
-    clean = made.photographs(side).repeat(12 if name in BY_CHANCE else 1, 1, 1, 1)
-    arguments = {"seed": 0, "index": np.arange(len(clean)), "textures": textures}
-    done = torch.stack([corrupt(clean, name, severity, **arguments) for severity in SEVERITIES])
-    errors = (done.float() - clean).square().mean((1, 2, 3, 4)).tolist()
-    if (name, side) == ("motion_blur", 32):  # rows 3 and 4, (6, 2) and (8, 2), are nearly the same
-        del errors[2]
-    assert (errors == sorted(errors)) is (name not in NOT_MONOTONE), errors
-    assert min(errors) > 1
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -106,12 +82,6 @@ def test_small_long_and_gray_images(textures, name, shape):
         assert done.shape == images.shape
         if (name, severity, min(shape[1:])) != ("zoom_blur", 1, 8):  # an eighth of 8 pixels is less than one
             assert not torch.equal(done, images)
-
-
-def test_no_images_give_none(textures):
-    for name in ALL:
-        none = torch.zeros(0, 3, 32, 32, dtype=torch.uint8)
-        assert corrupt(none, name, 1, seed=0, index=np.arange(0), textures=textures).shape == (0, 3, 32, 32)
 
 
 IMAGE = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
@@ -139,7 +109,7 @@ def test_bad_input_has_one_clear_error(name, severity, images, words):
         corrupt(images, name, severity, seed=0, index=np.arange(1))
 
 
-def test_frost_without_textures_says_which_files_go_where(tmp_path, textures, monkeypatch):
+def test_frost_says_which_files_go_where_and_which_is_broken(tmp_path, textures, monkeypatch):
     monkeypatch.delenv("VITMODS_FROST", raising=False)
     check_corruptions([name for name in ALL if name != "frost"])
     with pytest.raises(
@@ -154,9 +124,6 @@ def test_frost_without_textures_says_which_files_go_where(tmp_path, textures, mo
     monkeypatch.setenv("VITMODS_FROST", str(textures))
     check_corruptions(ALL)
     assert corrupt(IMAGE, "frost", 1, seed=0, index=np.arange(1)).any()
-
-
-def test_a_broken_texture_is_named(tmp_path):
     for name in FILES:
         (tmp_path / name).write_bytes(b"not an image")
     with pytest.raises(UserError, match=r"frost1.png cannot be read .* Copy it anew"):

@@ -2,8 +2,6 @@
 
 import io
 import tarfile
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,16 +10,12 @@ from PIL import Image
 
 from vitmods.papers.sources.imagenet import wnids
 
-Jpeg = Callable[[int], bytes]
-WriteTar = Callable[[Path, dict[str, bytes]], None]
-WriteFiles = Callable[[Path, dict[str, bytes]], None]
-
 
 @pytest.fixture
-def jpeg() -> Jpeg:
+def jpeg():
     """jpeg(7) -> the bytes of an image that no other number gives."""
 
-    def make(number: int) -> bytes:
+    def make(number):
         pixels = np.random.default_rng(number).integers(0, 256, (12, 12, 3), dtype=np.uint8)
         file = io.BytesIO()
         Image.fromarray(pixels).save(file, "JPEG")
@@ -30,13 +24,13 @@ def jpeg() -> Jpeg:
     return make
 
 
-def _write_files(root: Path, files: dict[str, bytes]) -> None:
+def _write_files(root, files):
     for name, content in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(content)
 
 
-def _write_tar(path: Path, files: dict[str, bytes], mode: str = "w") -> None:
+def _write_tar(path, files, mode="w"):
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, mode) as tar:
         for name, content in files.items():
@@ -46,21 +40,21 @@ def _write_tar(path: Path, files: dict[str, bytes], mode: str = "w") -> None:
 
 
 @pytest.fixture
-def write_files() -> WriteFiles:
+def write_files():
     return _write_files
 
 
 @pytest.fixture
-def write_tar() -> WriteTar:
+def write_tar():
     return _write_tar
 
 
 @pytest.fixture
-def write_devkit() -> Callable[[Path, list[int]], None]:
+def write_devkit():
     """write_devkit(root, classes): ILSVRC2012_devkit_t12.tar.gz, which says that validation image i is of class
     classes[i - 1]; its own numbers count the classes backwards, and it lists groups of classes too."""
 
-    def write(root: Path, classes: list[int]) -> None:
+    def write(root, classes):
         fields = [("ILSVRC2012_ID", "f8"), ("WNID", "O"), ("words", "O"), ("gloss", "O"), ("num_children", "f8")]
         rows = [(1000 - i, wnid, f"name of {i}", "what it is", 0) for i, wnid in enumerate(wnids())]
         rows.append((1001, "n00001740", "entity", "anything", 3))
@@ -75,10 +69,3 @@ def write_devkit() -> Callable[[Path, list[int]], None]:
         _write_tar(root / f"{base}.tar.gz", content, "w:gz")
 
     return write
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test touches the user's cache folder."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
-    return tmp_path / "user-cache" / "vitmods"

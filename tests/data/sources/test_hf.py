@@ -2,7 +2,6 @@
 
 import sys
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from vitmods.recipes import plain
 from vitmods.util.errors import UserError
 
 
-def table(n: int, seed: int = 0, labels: str = "label", images: str = "image"):
+def table(n, seed=0, labels="label", images="image"):
     datasets = pytest.importorskip("datasets", reason="needs the hf extra (Hugging Face datasets)")
     pixels = np.random.default_rng(seed).integers(0, 256, (n, 9, 9, 3), dtype=np.uint8)
     features = datasets.Features({images: datasets.Image(), labels: datasets.ClassLabel(names=["cat", "dog"])})
@@ -22,13 +21,13 @@ def table(n: int, seed: int = 0, labels: str = "label", images: str = "image"):
     return datasets.Dataset.from_dict(columns, features=features), pixels
 
 
-def test_without_the_extra_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r'pip install "vitmods\[hf\]"'):
         open_source("hf:uoft-cs/cifar10")
 
 
-def test_a_saved_set_is_read(tmp_path: Path) -> None:
+def test_a_saved_set_is_read(tmp_path):
     train, pixels = table(20)
     test, _ = table(6, seed=1)
     import datasets
@@ -43,7 +42,7 @@ def test_a_saved_set_is_read(tmp_path: Path) -> None:
     assert dataset.splits["train"].labels[0] == first % 2
 
 
-def test_one_table_is_split_and_columns_can_be_named(tmp_path: Path) -> None:
+def test_one_table_is_split_and_columns_can_be_named(tmp_path):
     rows, _ = table(40, images="photo", labels="animal")
     rows = rows.add_column("serial", list(range(40)))
     rows.save_to_disk(tmp_path / "saved")
@@ -57,7 +56,7 @@ def test_one_table_is_split_and_columns_can_be_named(tmp_path: Path) -> None:
         open_source(f"hf:{tmp_path / 'text'}")
 
 
-def test_a_broken_image_is_unreadable(tmp_path: Path) -> None:
+def test_a_broken_image_is_unreadable(tmp_path):
     rows, _ = table(20)
     import datasets
 
@@ -69,7 +68,7 @@ def test_a_broken_image_is_unreadable(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def parquet(tmp_path, monkeypatch):
     """A folder as the hub has them: data/train-00000-of-00003.parquet and so on."""
     for split, rows, parts in (("train", table(60)[0], 3), ("test", table(9, seed=1)[0], 1)):
         for part in range(parts):
@@ -80,13 +79,13 @@ def parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "set"
 
 
-def by_sample(dataset: data.ImageDataset, **chosen) -> dict[int, bytes]:
+def by_sample(dataset, **chosen):
     batches = dataset.train_batches(**{"seed": 1, "epoch": 2, "batch_size": 9, **chosen})
     return {int(i): x.numpy().tobytes() for batch in batches for i, x in zip(batch.index, batch.inputs, strict=True)}
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_streamed_set_has_the_images_of_the_set(parquet: Path, workers: int) -> None:
+def test_a_streamed_set_has_the_images_of_the_set(parquet, workers):
     augment = plain().with_(crop="random_resized", flip=0.5).augment
     kept = data.load(f"hf:{parquet}", img_size=9, augment=augment)
     streamed = data.load(f"hf:{parquet}?streaming=1&buffer=8", img_size=9, augment=augment, workers=workers)
@@ -102,31 +101,31 @@ def test_a_streamed_set_has_the_images_of_the_set(parquet: Path, workers: int) -
     assert len(streamed.samples(5)) == 5
 
 
-def test_a_streamed_set_is_resumed_and_dealt_out(parquet: Path) -> None:
+def test_a_streamed_set_is_resumed_and_dealt_out(parquet):
     streamed = data.load(f"hf:{parquet}?streaming=1&buffer=8", img_size=9, augment=plain().augment)
     arguments = {"seed": 0, "epoch": 1, "batch_size": 9}
-    whole = [batch.index.tolist() for batch in streamed.train_batches(**arguments)]
-    assert sorted(chain(*whole)) == list(range(54))
-    assert [batch.index.tolist() for batch in streamed.train_batches(**arguments, start=2)] == whole[2:]
+    full = [batch.index.tolist() for batch in streamed.train_batches(**arguments)]
+    assert sorted(chain(*full)) == list(range(54))
+    assert [batch.index.tolist() for batch in streamed.train_batches(**arguments, start=2)] == full[2:]
     parts = [by_sample(streamed.for_process(rank, 2), **arguments) for rank in range(2)]
     assert parts[0].keys() | parts[1].keys() == set(range(54))
     assert not parts[0].keys() & parts[1].keys()
 
 
-def test_checking_a_streamed_set(parquet: Path) -> None:
+def test_checking_a_streamed_set(parquet):
     checked = data.check(f"hf:{parquet}?streaming=1")
     assert checked.fit
     assert checked.summary["native"]["most_common_count"] == 69
 
 
-def test_a_saved_set_is_streamed(tmp_path: Path) -> None:
+def test_a_saved_set_is_streamed(tmp_path):
     table(30)[0].save_to_disk(tmp_path / "saved")
     streamed = data.load(f"hf:{tmp_path / 'saved'}?streaming=1", img_size=9, augment=plain().augment)
     kept = data.load(f"hf:{tmp_path / 'saved'}", img_size=9, augment=plain().augment)
     assert by_sample(streamed, batch_size=24) == by_sample(kept, batch_size=24)
 
 
-def test_what_a_streamed_set_must_have(tmp_path: Path) -> None:
+def test_what_a_streamed_set_must_have(tmp_path):
     datasets = pytest.importorskip("datasets", reason="needs the hf extra (Hugging Face datasets)")
 
     rows = table(20)[0]
@@ -145,7 +144,7 @@ def test_what_a_streamed_set_must_have(tmp_path: Path) -> None:
         open_source(f"hf:{tmp_path / 'broken'}?streaming=1")
 
 
-def test_labels_of_a_streamed_set_may_be_words(tmp_path: Path) -> None:
+def test_labels_of_a_streamed_set_may_be_words(tmp_path):
     datasets = pytest.importorskip("datasets", reason="needs the hf extra (Hugging Face datasets)")
 
     rows = table(20)[0].cast_column("label", datasets.Value("string"))
@@ -156,14 +155,11 @@ def test_labels_of_a_streamed_set_may_be_words(tmp_path: Path) -> None:
     assert streamed.splits["train"].labels.tolist() == kept.splits["train"].labels.tolist()
 
 
-def test_streaming_options() -> None:
+def test_options_that_are_refused(tmp_path):
     with pytest.raises(UserError, match="streaming is 0 or 1"):
         open_source("hf:some/set?streaming=yes")
     with pytest.raises(UserError, match="buffer is for streaming=1 alone"):
         open_source("hf:some/set?buffer=5")
-
-
-def test_unknown_options_and_sets(tmp_path: Path) -> None:
     with pytest.raises(UserError, match='hf has no option "color"'):
         open_source("hf:some/set?color=red")
     pytest.importorskip("datasets", reason="needs the hf extra (Hugging Face datasets)")

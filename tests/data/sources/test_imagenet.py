@@ -3,7 +3,6 @@
 import gzip
 import sys
 import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,12 +21,12 @@ VAL = (999, 2, 517, 2, 999, 517)  # validation image i + 1 is of this class
 AUGMENT = Augment(crop="none", flip=0.0, eval_crop=1.0)
 
 
-def val_name(number: int) -> str:
+def val_name(number):
     return f"ILSVRC2012_val_{number:08d}.JPEG"
 
 
 @pytest.fixture
-def train(jpeg) -> dict[str, bytes]:
+def train(jpeg):
     """Four images of each class, by class/name."""
     return {
         f"{wnids()[c]}/{wnids()[c]}_{i}.JPEG": jpeg(10 * c + i) for c in CLASSES for i in range(4)
@@ -35,16 +34,16 @@ def train(jpeg) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def val(jpeg) -> dict[str, bytes]:
+def val(jpeg):
     return {val_name(i): jpeg(50_000 + i) for i in range(1, len(VAL) + 1)}
 
 
-def in_folders(root: Path, train, val, write_files) -> None:
+def in_folders(root, train, val, write_files):
     write_files(root / "train", train)
     write_files(root / "val", {f"{wnids()[c]}/{name}": raw for c, (name, raw) in zip(VAL, val.items(), strict=True)})
 
 
-def content(source: Source) -> dict[str, dict[bytes, str]]:
+def content(source):
     """For each split the title of every image's class, by its bytes."""
     return {
         split: {r.fetch(int(r.keys[i])): source.classes[r.labels[i]] for i in range(len(r))}
@@ -53,7 +52,7 @@ def content(source: Source) -> dict[str, dict[bytes, str]]:
 
 
 @pytest.fixture
-def expected(train, val) -> dict[str, dict[bytes, str]]:
+def expected(train, val):
     """content() of the set, whatever its layout."""
     by_wnid = dict(zip(wnids(), titles(), strict=True))
     return {
@@ -62,14 +61,19 @@ def expected(train, val) -> dict[str, dict[bytes, str]]:
     }
 
 
-def test_names_of_classes() -> None:
+def test_names_of_classes_and_sets_of_all_of_them(tmp_path, write_files):
     assert wnids() == tuple(sorted(wnids()))
     assert len(set(titles())) == len(wnids()) == 1000
     assert titles()[0] == "tench"
     assert (titles()[134], titles()[517]) == ("crane (n02012849)", "crane (n03126707)")  # a bird and a machine
+    write_files(tmp_path, {f"{split}/{wnid}/{split}.JPEG": b"" for split in ("train", "val") for wnid in wnids()})
+    source = open_source(f"imagenet:{tmp_path}")
+    assert source.class_map is None
+    assert source.classes == titles()
+    assert source.splits["val"].labels.tolist() == list(range(1000))
 
 
-def test_folders(tmp_path: Path, train, val, expected, write_files) -> None:
+def test_folders(tmp_path, train, val, expected, write_files):
     in_folders(tmp_path, train, val, write_files)
     source = open_source(f"imagenet:{tmp_path}")
     assert content(source) == expected
@@ -82,16 +86,8 @@ def test_folders(tmp_path: Path, train, val, expected, write_files) -> None:
     ]
 
 
-def test_all_classes_need_no_map(tmp_path: Path, write_files) -> None:
-    write_files(tmp_path, {f"{split}/{wnid}/{split}.JPEG": b"" for split in ("train", "val") for wnid in wnids()})
-    source = open_source(f"imagenet:{tmp_path}")
-    assert source.class_map is None
-    assert source.classes == titles()
-    assert source.splits["val"].labels.tolist() == list(range(1000))
-
-
 @pytest.mark.parametrize("inner", ["ILSVRC/Data/CLS-LOC", "Data/CLS-LOC"])
-def test_kaggle(tmp_path: Path, train, val, expected, write_files, inner: str) -> None:
+def test_kaggle(tmp_path, train, val, expected, write_files, inner):
     write_files(tmp_path / inner, {f"train/{name}": raw for name, raw in train.items()})
     write_files(tmp_path / inner, {f"val/{name}": raw for name, raw in val.items()})
     lines = [f"ILSVRC2012_val_{i:08d},{wnids()[c]} 1 2 3 4 {wnids()[c]} 5 6 7 8 " for i, c in enumerate(VAL, 1)]
@@ -100,7 +96,7 @@ def test_kaggle(tmp_path: Path, train, val, expected, write_files, inner: str) -
 
 
 @pytest.mark.parametrize("form", ["archive", "folder", "numbers", "wnids", "synsets", "chosen"])
-def test_flat_val_with_any_list(tmp_path: Path, train, val, expected, write_files, write_devkit, form: str) -> None:
+def test_flat_val_with_any_list(tmp_path, train, val, expected, write_files, write_devkit, form):
     write_files(tmp_path, {f"train/{name}": raw for name, raw in train.items()})
     write_files(tmp_path, {f"val/{name}": raw for name, raw in val.items()})
     spec = f"imagenet:{tmp_path}"
@@ -124,7 +120,7 @@ def test_flat_val_with_any_list(tmp_path: Path, train, val, expected, write_file
     assert content(open_source(spec)) == expected
 
 
-def test_the_devkit_is_read_as_torchvision_reads_it(tmp_path: Path, write_devkit, monkeypatch) -> None:
+def test_the_devkit_is_read_as_torchvision_reads_it(tmp_path, write_devkit, monkeypatch):
     import torch
     from torchvision.datasets import imagenet as theirs
 
@@ -134,18 +130,18 @@ def test_the_devkit_is_read_as_torchvision_reads_it(tmp_path: Path, write_devkit
     monkeypatch.setattr(theirs, "_verify_archive", lambda *arguments: None)
     theirs.parse_devkit_archive(tmp_path)
     _, val_wnids = torch.load(tmp_path / "meta.bin", weights_only=True)
-    ours = val_labels([tmp_path], None)
-    assert [wnids()[ours[i]] for i in range(1, 5)] == val_wnids
+    actual = val_labels([tmp_path], None)
+    assert [wnids()[actual[i]] for i in range(1, 5)] == val_wnids
 
 
 @pytest.fixture
-def archives(tmp_path: Path, train, val, write_tar, write_devkit) -> Path:
+def archives(tmp_path, train, val, write_tar, write_devkit):
     """The official files: a tar of tars, a tar of images, the devkit."""
     root = tmp_path / "archives"
     inner = {}
     for c in CLASSES:
-        own = {name.split("/")[1]: raw for name, raw in train.items() if name.startswith(wnids()[c])}
-        write_tar(tmp_path / "inner.tar", own)
+        of_class = {name.split("/")[1]: raw for name, raw in train.items() if name.startswith(wnids()[c])}
+        write_tar(tmp_path / "inner.tar", of_class)
         inner[f"{wnids()[c]}.tar"] = (tmp_path / "inner.tar").read_bytes()
     write_tar(root / "ILSVRC2012_img_train.tar", inner)
     write_tar(root / "ILSVRC2012_img_val.tar", dict(reversed(val.items())))
@@ -153,7 +149,7 @@ def archives(tmp_path: Path, train, val, write_tar, write_devkit) -> Path:
     return root
 
 
-def test_official_archives_are_read_in_place(archives: Path, expected) -> None:
+def test_official_archives_are_read_in_place(archives, expected):
     before = sorted(archives.iterdir())
     source = open_source(f"imagenet:{archives}")
     assert content(source) == expected
@@ -166,7 +162,7 @@ def test_official_archives_are_read_in_place(archives: Path, expected) -> None:
     assert dataset.summary()["class_map"] == list(CLASSES)
 
 
-def test_the_list_of_a_large_archive_is_kept(archives: Path, own_cache: Path, monkeypatch) -> None:
+def test_the_list_of_a_large_archive_is_kept(archives, own_cache, monkeypatch):
     path = archives / "ILSVRC2012_img_train.tar"
     first = tars.open_tar(path)
     assert not own_cache.exists()
@@ -183,16 +179,16 @@ def test_the_list_of_a_large_archive_is_kept(archives: Path, own_cache: Path, mo
 
 
 @pytest.mark.parametrize("cut", [0.95, 0.6, 0.3])
-def test_an_archive_that_is_cut_short(archives: Path, cut: float) -> None:
+def test_an_archive_that_is_cut_short(archives, cut):
     path = archives / "ILSVRC2012_img_train.tar"
-    whole = path.read_bytes()
-    end = whole.rstrip(b"\0")
+    full = path.read_bytes()
+    end = full.rstrip(b"\0")
     path.write_bytes(end[: int(len(end) * cut)])
     with pytest.raises(UserError, match=r"ILSVRC2012_img_train\.tar cannot be used: .*cut short"):
         open_source(f"imagenet:{archives}")
 
 
-def test_a_class_whose_own_archive_is_cut_short(archives: Path, tmp_path: Path, write_tar) -> None:
+def test_a_class_whose_own_archive_is_cut_short(archives, tmp_path, write_tar):
     inner = (tmp_path / "inner.tar").read_bytes().rstrip(b"\0")
     write_tar(archives / "ILSVRC2012_img_train.tar", {"n01484850.tar": inner[:-20], "n01491361.tar": inner})
     with pytest.raises(UserError, match=r"_3\.JPEG: the tar file is cut off within it"):
@@ -200,7 +196,7 @@ def test_a_class_whose_own_archive_is_cut_short(archives: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("name", ["ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"])
-def test_archives_of_other_things(archives: Path, write_tar, name: str) -> None:
+def test_archives_of_other_things(archives, write_tar, name):
     (archives / name).write_bytes(gzip.compress((archives / name).read_bytes()))
     with pytest.raises(UserError, match=f"{name} cannot be used"):
         open_source(f"imagenet:{archives}")
@@ -209,7 +205,7 @@ def test_archives_of_other_things(archives: Path, write_tar, name: str) -> None:
         open_source(f"imagenet:{archives}")
 
 
-def test_damage_inside_an_archive_is_reported(archives: Path) -> None:
+def test_damage_inside_an_archive_is_reported(archives):
     path = archives / "ILSVRC2012_img_val.tar"
     second = int(tars.open_tar(path).offsets[1])
     content = bytearray(path.read_bytes())
@@ -219,7 +215,7 @@ def test_damage_inside_an_archive_is_reported(archives: Path) -> None:
         open_source(f"imagenet:{archives}")
 
 
-def test_folders_go_before_the_archives_beside_them(archives: Path, train, val, expected, write_files) -> None:
+def test_folders_go_before_the_archives_beside_them(archives, train, val, expected, write_files):
     in_folders(archives, train, val, write_files)
     (archives / "ILSVRC2012_img_train.tar").write_bytes(b"not looked at")
     source = open_source(f"imagenet:{archives}")
@@ -227,13 +223,13 @@ def test_folders_go_before_the_archives_beside_them(archives: Path, train, val, 
     assert any("ILSVRC2012_img_train.tar was not used" in text for text in source.warnings)
 
 
-def test_parquet_goes_to_hugging_faces_reader(tmp_path: Path, monkeypatch) -> None:
+def test_parquet_goes_to_hugging_faces_reader(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train-00000-of-00294.parquet").write_bytes(b"")
     none = Records((), np.zeros(0, np.int64), (), lambda key: b"", np.zeros(0, np.int64))
     seen = []
 
-    def fake(name: str, options: dict[str, str]) -> Source:
+    def fake(name, options):
         seen.append(name)
         return Source("x", tuple(map(str, range(1000))), {"train": none, "val": none, "test": none})
 
@@ -243,7 +239,7 @@ def test_parquet_goes_to_hugging_faces_reader(tmp_path: Path, monkeypatch) -> No
     assert (list(source.splits), source.classes[0]) == (["train", "val"], "tench")
 
 
-def test_parquet_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "validation-00000-of-00014.parquet").write_bytes(b"")
@@ -251,7 +247,7 @@ def test_parquet_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         open_source(f"imagenet:{tmp_path}")
 
 
-def test_minival(tmp_path: Path, val, write_files) -> None:
+def test_minival(tmp_path, val, write_files):
     train = {f"{wnids()[c]}/{wnids()[c]}_{i}.JPEG": b"" for c in CLASSES for i in range(100)}
     in_folders(tmp_path, train, val, write_files)
     source = open_source(f"imagenet:{tmp_path}?minival=1")
@@ -273,7 +269,7 @@ def test_minival(tmp_path: Path, val, write_files) -> None:
         open_source(f"imagenet:{tmp_path}?minival=yes")
 
 
-def test_val_alone_is_an_evaluation_set(tmp_path: Path, train, val, write_files) -> None:
+def test_val_alone_is_an_evaluation_set(tmp_path, train, val, write_files):
     in_folders(tmp_path, {}, val, write_files)
     dataset = data.load(f"imagenet:{tmp_path}", img_size=8, augment=AUGMENT)
     assert (list(dataset.splits), dataset.eval_split) == (["val"], "val")
@@ -296,7 +292,7 @@ def test_val_alone_is_an_evaluation_set(tmp_path: Path, train, val, write_files)
         ({"train/n01484850/a.JPEG": b"", f"val/{val_name(1)}": b""}, "neither class folders nor a list of labels"),
     ],
 )
-def test_what_is_missing_is_reported_with_all_layouts(tmp_path: Path, write_files, files, reason: str) -> None:
+def test_what_is_missing_is_reported_with_all_layouts(tmp_path, write_files, files, reason):
     write_files(tmp_path, files)
     with pytest.raises(UserError) as caught:
         open_source(f"imagenet:{tmp_path}")
@@ -322,7 +318,7 @@ def test_what_is_missing_is_reported_with_all_layouts(tmp_path: Path, write_file
         ({f"val/{val_name(1)}": b"", "?labels=nowhere": b""}, "The list of labels nowhere does not exist"),
     ],
 )
-def test_layouts_that_cannot_be_understood(tmp_path: Path, write_files, files, message: str) -> None:
+def test_layouts_that_cannot_be_understood(tmp_path, write_files, files, message):
     query = next((name for name in files if name.startswith("?")), "")
     write_files(tmp_path, {name: raw for name, raw in files.items() if name != query})
     with pytest.raises(UserError, match=message):

@@ -17,21 +17,21 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_page_has_the_facts(name: str) -> None:
-    known = SOURCES[name]
-    row = "|".join(ROWS[known.usage.replace("?corruption=fog&severity=3", "")])
-    assert known.title in row
-    assert known.used_in in row
-    assert known.terms in row
+def test_the_page_has_the_facts(name):
+    source = SOURCES[name]
+    row = "|".join(ROWS[source.usage.replace("?corruption=fog&severity=3", "")])
+    assert source.title in row
+    assert source.used_in in row
+    assert source.terms in row
     numbers = {int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", row)}
-    assert {known.classes or 19, *known.counts.values()} <= numbers
+    assert {source.classes or 19, *source.counts.values()} <= numbers
     section = PAGE[PAGE.index("## Files") :]
-    for line in known.layout:
+    for line in source.layout:
         assert line in section, f"the page lacks how {name}'s files lie: {line}"
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if name not in PUBLISHED])
-def test_the_page_has_the_other_sources(name: str) -> None:
+def test_the_page_has_the_other_sources(name):
     rows = (Path(__file__).parents[3] / "docs" / "data.md").read_text().splitlines()
     row = next(row for row in rows if row.startswith(f"| `{SOURCES[name].usage}` |"))
     assert SOURCES[name].title in row
@@ -39,7 +39,7 @@ def test_the_page_has_the_other_sources(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_page_has_the_tasks_of_vtab(name: str) -> None:
+def test_the_page_has_the_tasks_of_vtab(name):
     task = TASKS[name]
     cells = [cell.strip(" `") for cell in ROWS[name]]
     assert cells[1:6] == [task.title, task.group, f"{task.classes:,}", f"{task.test:,}", task.lists]
@@ -47,7 +47,7 @@ def test_the_page_has_the_tasks_of_vtab(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_every_set_says_what_it_lacks(name: str, tmp_path: Path) -> None:
+def test_every_set_says_what_it_lacks(name, tmp_path):
     where = str(tmp_path / "none")
     spec = SOURCES[name].usage.replace("FOLDER", where).replace("TASK", "dtd")
     with pytest.raises(UserError, match="there is no such folder") as caught:
@@ -55,7 +55,7 @@ def test_every_set_says_what_it_lacks(name: str, tmp_path: Path) -> None:
     assert SOURCES[name].layout[-1] in str(caught.value)
 
 
-def test_a_name_that_is_nearly_known() -> None:
+def test_a_name_that_is_nearly_known():
     with pytest.raises(UserError, match=r'nor a set called "imagnet"\. Did you mean \'imagenet\''):
         open_source("imagnet:/data")
     with pytest.raises(UserError, match="There is no folder zzz:name"):
@@ -71,7 +71,7 @@ def test_a_name_that_is_nearly_known() -> None:
         (("labels.csv", "annotations/instances_train2017.json"), "coco"),
     ],
 )
-def test_a_folder_of_two_sources_is_read_by_the_first_in_the_alphabet(parts, source, tmp_path: Path) -> None:
+def test_a_folder_of_two_sources_is_read_by_the_first_in_the_alphabet(parts, source, tmp_path):
     for part in parts:
         path = tmp_path / part
         path.parent.mkdir(parents=True, exist_ok=True)

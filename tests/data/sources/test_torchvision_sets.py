@@ -2,12 +2,13 @@
 
 import json
 import struct
-from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torchvision
 from PIL import Image
+from torchvision import datasets
 
 from vitmods import data
 from vitmods.data.sources import open_source
@@ -16,11 +17,11 @@ from vitmods.recipes import plain
 from vitmods.util.errors import UserError
 
 
-def image(value: int) -> Image.Image:
+def image(value):
     return Image.new("RGB", (10, 10), (value % 256, 50, 90))
 
 
-def mnist(root: Path) -> None:
+def mnist(root):
     """train=True / False; labels in `targets`."""
     raw = root / "MNIST" / "raw"
     raw.mkdir(parents=True)
@@ -32,7 +33,7 @@ def mnist(root: Path) -> None:
         (raw / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 0x801, count) + labels.tobytes())
 
 
-def eurosat(root: Path) -> None:
+def eurosat(root):
     """No splits; labels in `targets`."""
     for c, name in enumerate(("Forest", "River")):
         folder = root / "eurosat" / "2750" / name
@@ -41,7 +42,7 @@ def eurosat(root: Path) -> None:
             image(100 * c + i).save(folder / f"{i}.png")
 
 
-def pets(root: Path) -> None:
+def pets(root):
     """split="trainval" / "test"; labels in `_labels`."""
     base = root / "oxford-iiit-pet"
     (base / "images").mkdir(parents=True)
@@ -55,7 +56,7 @@ def pets(root: Path) -> None:
         (base / "annotations" / f"{split}.txt").write_text("\n".join(lines))
 
 
-def clevr(root: Path) -> None:
+def clevr(root):
     """split="train" / "val" / "test"; the labels of test are not public."""
     base = root / "clevr" / "CLEVR_v1.0"
     (base / "scenes").mkdir(parents=True)
@@ -69,7 +70,7 @@ def clevr(root: Path) -> None:
             (base / "scenes" / f"CLEVR_{split}_scenes.json").write_text(json.dumps({"scenes": scenes}))
 
 
-def segmentation(root: Path) -> None:
+def segmentation(root):
     base = root / "VOCdevkit" / "VOC2012"
     for folder in ("ImageSets/Segmentation", "JPEGImages", "SegmentationClass"):
         (base / folder).mkdir(parents=True)
@@ -87,20 +88,22 @@ def segmentation(root: Path) -> None:
         ("CLEVRClassification", clevr, {"train": 8, "val": 8}, 5),
     ],
 )
-def test_splits_labels_and_images_are_torchvisions(tmp_path: Path, name, make, counts, classes) -> None:
+def test_splits_labels_and_images_are_torchvisions(tmp_path, name, make, counts, classes):
     make(tmp_path)
     source = open_source(f"torchvision:{name}?root={tmp_path}")
     assert {split: len(records) for split, records in source.splits.items()} == counts
     assert len(source.classes) == classes
+    secret = ["The labels of CLEVRClassification's test split are not public; it was not used."]
+    assert source.warnings == (secret if make is clevr else [])
     argument = {"OxfordIIITPet": {"split": "trainval"}}.get(name, {})
-    theirs = getattr(torchvision.datasets, name)(tmp_path, **argument)
-    ours = source.splits["train"]
-    for i in (0, len(ours) - 1):
-        assert theirs[i][1] == ours.labels[i]
-        assert np.array_equal(np.asarray(theirs[i][0]), np.asarray(ours.fetch(i)))
+    reference = getattr(torchvision.datasets, name)(tmp_path, **argument)
+    actual = source.splits["train"]
+    for i in (0, len(actual) - 1):
+        assert reference[i][1] == actual.labels[i]
+        assert np.array_equal(np.asarray(reference[i][0]), np.asarray(actual.fetch(i)))
 
 
-def test_load_trains_on_it(tmp_path: Path) -> None:
+def test_load_trains_on_it(tmp_path):
     mnist(tmp_path)
     dataset = data.load(f"torchvision:MNIST?root={tmp_path}", img_size=28, in_chans=1, augment=plain().augment)
     assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 30, "val": 10, "test": 12}
@@ -108,13 +111,7 @@ def test_load_trains_on_it(tmp_path: Path) -> None:
     assert next(iter(dataset.eval_batches("test", 12))).targets.tolist() == [i % 10 for i in range(12)]
 
 
-def test_secret_labels_are_reported(tmp_path: Path) -> None:
-    clevr(tmp_path)
-    warnings = open_source(f"torchvision:CLEVRClassification?root={tmp_path}").warnings
-    assert warnings == ["The labels of CLEVRClassification's test split are not public; it was not used."]
-
-
-def test_options_go_to_the_constructor(tmp_path: Path) -> None:
+def test_options_go_to_the_constructor(tmp_path):
     pets(tmp_path)
     source = open_source(f"torchvision:OxfordIIITPet?root={tmp_path}&split=test")
     assert {split: len(records) for split, records in source.splits.items()} == {"train": 20}
@@ -123,7 +120,7 @@ def test_options_go_to_the_constructor(tmp_path: Path) -> None:
         open_source(f"torchvision:OxfordIIITPet?root={tmp_path}&color=red")
 
 
-def test_an_image_that_went_missing_is_unreadable(tmp_path: Path) -> None:
+def test_an_image_that_went_missing_is_unreadable(tmp_path):
     pets(tmp_path)
     (tmp_path / "oxford-iiit-pet" / "images" / "pug_1.jpg").unlink()
     spec = f"torchvision:OxfordIIITPet?root={tmp_path}"
@@ -132,15 +129,15 @@ def test_an_image_that_went_missing_is_unreadable(tmp_path: Path) -> None:
     assert data.load(spec, img_size=8, augment=plain().augment, unreadable="skip").summary()["left_out"] == 1
 
 
-def test_an_attribute_that_is_not_the_label_is_not_taken_for_it() -> None:
+def test_an_attribute_that_is_not_the_label_is_not_taken_for_it():
     class Odd:
         targets = (7, 7, 7)
         _labels = (0, 1, 0)
 
-        def __len__(self) -> int:
+        def __len__(self):
             return 3
 
-        def __getitem__(self, i: int) -> tuple[Image.Image, int]:
+        def __getitem__(self, i):
             return image(i), (0, 1, 0)[i]
 
     assert _labels(Odd(), "Odd").tolist() == [0, 1, 0]
@@ -148,7 +145,7 @@ def test_an_attribute_that_is_not_the_label_is_not_taken_for_it() -> None:
     assert _labels(Odd(), "Odd").tolist() == [0, 1, 0]
 
 
-def test_stamps_change_with_the_files(tmp_path: Path) -> None:
+def test_stamps_change_with_the_files(tmp_path):
     pets(tmp_path)
     spec = f"torchvision:OxfordIIITPet?root={tmp_path}"
     before = open_source(spec).splits["train"].stamps
@@ -172,13 +169,58 @@ def test_stamps_change_with_the_files(tmp_path: Path) -> None:
         ("", "No data given"),
     ],
 )
-def test_specs_that_name_nothing(tmp_path: Path, spec: str, message: str) -> None:
+def test_specs_that_name_nothing(tmp_path, spec, message):
     with pytest.raises(UserError, match=message):
         open_source(spec.format(root=tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_tasks_are_refused(tmp_path: Path) -> None:
+def test_other_tasks_are_refused(tmp_path):
     segmentation(tmp_path)
     with pytest.raises(UserError, match="not a classification set"):
         open_source(f"torchvision:VOCSegmentation?root={tmp_path}")
+
+
+class Fetched:
+    """Stands in for a set of torchvision's that can be downloaded."""
+
+    asked: ClassVar[list[bool]] = []
+
+    def __init__(self, root, train=True, download=False):
+        self.asked.append(download)
+        if not download:
+            raise RuntimeError("Dataset not found. You can use download=True to download it")
+        self.targets = [0, 1]
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        return None, self.targets[i]
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    monkeypatch.setattr(datasets, "CIFAR10", Fetched)
+    monkeypatch.setattr(Fetched, "asked", [])
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("spec", ["torchvision:CIFAR10?root={root}", "cifar10:{root}"])
+def test_only_when_asked(tmp_path, spec):
+    with pytest.raises(UserError, match="Nothing is downloaded unless asked for") as caught:
+        open_source(spec.format(root=tmp_path))
+    assert "download=1" in str(caught.value)
+    assert "download=True" not in str(caught.value)
+    assert not any(Fetched.asked)
+    separator = "&" if "?" in spec else "?"
+    source = open_source(f"{spec.format(root=tmp_path)}{separator}download=1")
+    assert {name: len(records) for name, records in source.splits.items()} == {"train": 2, "test": 2}
+    with pytest.raises(UserError, match="Nothing is downloaded"):
+        open_source(f"{spec.format(root=tmp_path)}{separator}download=0")
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_sets_that_cannot_be_fetched(tmp_path):
+    with pytest.raises(UserError, match="torchvision cannot download FakeData"):
+        open_source(f"torchvision:FakeData?root={tmp_path}&download=1")

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from vitmods.util.errors import UserError
 AUGMENT = Augment(crop="none", flip=0.0, eval_crop=1.0)
 
 
-def flowers(root: Path, write_files, jpeg) -> None:
+def flowers(root, write_files, jpeg):
     """Twelve images: 1-4 train, 5-6 val, 7-12 test; of classes 1, 2, 3 in turn."""
     base = root / "flowers-102"
     write_files(base, {f"jpg/image_{i:05d}.jpg": jpeg(i) for i in range(1, 13)})
@@ -25,7 +24,7 @@ def flowers(root: Path, write_files, jpeg) -> None:
     scipy.io.savemat(base / "imagelabels.mat", {"labels": [[i % 3 + 1 for i in range(1, 13)]]})
 
 
-def cars(root: Path, write_files, jpeg) -> None:
+def cars(root, write_files, jpeg):
     base = root / "stanford_cars"
     write_files(
         base, {f"cars_{split}/{i:05d}.jpg": jpeg(i + 10 * len(split)) for split in ("train", "test") for i in range(6)}
@@ -39,14 +38,14 @@ def cars(root: Path, write_files, jpeg) -> None:
     scipy.io.savemat(base / "devkit" / "cars_meta.mat", {"class_names": names})
 
 
-def sun(root: Path, write_files, jpeg) -> None:
+def sun(root, write_files, jpeg):
     """Two classes, one of them below a folder of two levels."""
     for c, name in enumerate(("a/abbey", "b/bow_window/indoor")):
         write_files(root / "SUN397" / name, {f"sun_{i:02d}.jpg": jpeg(100 * c + i) for i in range(10)})
     (root / "SUN397" / "ClassName.txt").write_text("/a/abbey\n/b/bow_window/indoor\n")
 
 
-def test_flowers_are_trained_on_train_and_val_together(tmp_path: Path, write_files, jpeg, monkeypatch) -> None:
+def test_flowers_are_trained_on_train_and_val_together(tmp_path, write_files, jpeg, monkeypatch):
     flowers(tmp_path, write_files, jpeg)
     monkeypatch.setattr("torchvision.datasets.flowers102.check_integrity", lambda *arguments: True)
     source = open_source(f"flowers102:{tmp_path}")
@@ -63,14 +62,14 @@ def test_flowers_are_trained_on_train_and_val_together(tmp_path: Path, write_fil
     assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 3, "val": 3, "test": 6}
 
 
-def test_cars(tmp_path: Path, write_files, jpeg) -> None:
+def test_cars(tmp_path, write_files, jpeg):
     cars(tmp_path, write_files, jpeg)
     source = open_source(f"cars:{tmp_path}")
     assert source.classes == ("Audi TT", "Ford GT")
     assert source.splits["test"].labels.tolist() == [0, 1, 0, 1, 0, 1]
 
 
-def test_cifar(tmp_path: Path, monkeypatch) -> None:
+def test_cifar(tmp_path, monkeypatch):
     base = tmp_path / "cifar-100-python"
     base.mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (20, 3072), dtype=np.uint8)
@@ -83,7 +82,7 @@ def test_cifar(tmp_path: Path, monkeypatch) -> None:
     assert any(w.startswith("15 images of test are also in train") for w in dataset.summary()["warnings"])
 
 
-def test_sun_without_lists_is_split_by_name_whatever_the_disks_order(tmp_path: Path, write_files, jpeg) -> None:
+def test_sun_without_lists_is_split_by_name_whatever_the_disks_order(tmp_path, write_files, jpeg):
     sun(tmp_path, write_files, jpeg)
     source = open_source(f"sun397:{tmp_path}")
     train = source.splits["train"]
@@ -95,7 +94,7 @@ def test_sun_without_lists_is_split_by_name_whatever_the_disks_order(tmp_path: P
     assert any("its splits are drawn" in text for text in source.warnings)
 
 
-def test_sun_with_the_lists_of_tensorflow_datasets(tmp_path: Path, write_files, jpeg) -> None:
+def test_sun_with_the_lists_of_tensorflow_datasets(tmp_path, write_files, jpeg):
     sun(tmp_path, write_files, jpeg)
     for part, numbers in (("tr", (9, 1)), ("va", (2,)), ("te", (3, 4, 5))):
         lines = [f"/{name}/sun_{i:02d}.jpg\n" for name in ("b/bow_window/indoor", "a/abbey") for i in numbers]
@@ -109,7 +108,7 @@ def test_sun_with_the_lists_of_tensorflow_datasets(tmp_path: Path, write_files, 
         open_source(f"sun397:{tmp_path}")
 
 
-def test_sun_with_its_partitions(tmp_path: Path, write_files, jpeg) -> None:
+def test_sun_with_its_partitions(tmp_path, write_files, jpeg):
     sun(tmp_path, write_files, jpeg)
     folder = tmp_path / "SUN397" / "Partitions"
     folder.mkdir()
@@ -125,7 +124,7 @@ def test_sun_with_its_partitions(tmp_path: Path, write_files, jpeg) -> None:
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "cars", "flowers102", "pets", "food101", "dtd", "sun397"])
-def test_missing_files_are_named_with_their_places(tmp_path: Path, name: str) -> None:
+def test_missing_files_are_named_with_their_places(tmp_path, name):
     with pytest.raises(UserError) as caught:
         open_source(f"{name}:{tmp_path}")
     text = str(caught.value)
@@ -135,7 +134,7 @@ def test_missing_files_are_named_with_their_places(tmp_path: Path, name: str) ->
     assert "download=True" not in text
 
 
-def inaturalist(root: Path, year: int, write_files, jpeg) -> None:
+def inaturalist(root, year, write_files, jpeg):
     categories = [{"id": i, "name": name} for i, name in ((30, "Bufo bufo"), (10, "Apis mellifera"), (20, "Bufo bufo"))]
     number = 0
     for split, count in (("train", 6), ("val", 3)):
@@ -151,7 +150,7 @@ def inaturalist(root: Path, year: int, write_files, jpeg) -> None:
 
 
 @pytest.mark.parametrize("year", [2018, 2019])
-def test_inaturalist(tmp_path: Path, write_files, jpeg, year: int) -> None:
+def test_inaturalist(tmp_path, write_files, jpeg, year):
     inaturalist(tmp_path, year, write_files, jpeg)
     dataset = data.load(f"inat{year}:{tmp_path}", img_size=8, augment=AUGMENT, val_fraction=0)
     assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 6, "test": 3}
@@ -167,7 +166,7 @@ def test_inaturalist(tmp_path: Path, write_files, jpeg, year: int) -> None:
         open_source(f"inat{year}:{tmp_path}")
 
 
-def test_inaturalist_tables_of_different_years(tmp_path: Path, write_files, jpeg) -> None:
+def test_inaturalist_tables_of_different_years(tmp_path, write_files, jpeg):
     inaturalist(tmp_path, 2018, write_files, jpeg)
     table = json.loads((tmp_path / "val2018.json").read_text())
     table["annotations"][0]["category_id"] = 999

@@ -2,7 +2,6 @@
 
 import json
 import pkgutil
-from pathlib import Path
 
 import pytest
 from timm.data import RealLabelsImagenet
@@ -16,12 +15,12 @@ from vitmods.util.errors import UserError
 AUGMENT = Augment(crop="none", flip=0.0, eval_crop=1.0)
 
 
-def val_name(number: int) -> str:
+def val_name(number):
     return f"ILSVRC2012_val_{number:08d}.JPEG"
 
 
 @pytest.mark.parametrize("variant", V2_VARIANTS)
-def test_v2_goes_by_numbers_not_by_names(tmp_path: Path, write_files, variant: str) -> None:
+def test_v2_goes_by_numbers_not_by_names(tmp_path, write_files, variant):
     folder = tmp_path / f"imagenetv2-{variant}-format-val"
     write_files(folder, {f"{i}/{i:03d}.jpeg": b"" for i in range(1000)})
     for root, options in ((tmp_path, f"?variant={variant}"), (folder, "")):
@@ -33,7 +32,7 @@ def test_v2_goes_by_numbers_not_by_names(tmp_path: Path, write_files, variant: s
     assert source.warnings == ["test has 1,000 images; ImageNet-V2 as published has 10,000."]
 
 
-def test_v2_takes_matched_frequency_unless_reported(tmp_path: Path, write_files) -> None:
+def test_v2_takes_matched_frequency_unless_reported(tmp_path, write_files):
     for i, variant in enumerate(V2_VARIANTS):
         write_files(tmp_path / f"imagenetv2-{variant}-format-val", {f"0/{n}.jpeg": b"" for n in range(i + 1)})
     assert len(open_source(f"imagenet-v2:{tmp_path}").splits["test"]) == 1
@@ -41,7 +40,7 @@ def test_v2_takes_matched_frequency_unless_reported(tmp_path: Path, write_files)
 
 
 @pytest.mark.parametrize("inner", ["", "imagenet-r"])
-def test_r_maps_its_classes_to_the_thousand(tmp_path: Path, write_files, jpeg, inner: str) -> None:
+def test_r_maps_its_classes_to_the_thousand(tmp_path, write_files, jpeg, inner):
     indices = pkgutil.get_data("timm.data", "_info/imagenet_r_indices.txt").decode().split()
     two_hundred = tuple(map(int, indices))
     write_files(tmp_path / inner, {f"{wnids()[c]}/art_{c}.jpg": jpeg(c) for c in two_hundred})
@@ -55,18 +54,15 @@ def test_r_maps_its_classes_to_the_thousand(tmp_path: Path, write_files, jpeg, i
 
 
 @pytest.fixture
-def corrupted(tmp_path: Path, write_files) -> Path:
+def corrupted(tmp_path, write_files):
     """ImageNet-C with one image a folder; half of its archives unpacked with their names, half without."""
     for archive, names in ARCHIVES.items():
         base = archive if archive in ("noise", "extra") else ""
-        write_files(
-            tmp_path / base,
-            {f"{n}/{s}/{wnids()[7]}/{n}_{s}.JPEG": b"" for n in names for s in range(1, 6)},
-        )
+        write_files(tmp_path / base, {f"{n}/{s}/{wnids()[7]}/{n}_{s}.JPEG": b"" for n in names for s in range(1, 6)})
     return tmp_path
 
 
-def test_c_has_75_parts_and_20_more(corrupted: Path) -> None:
+def test_c_has_75_parts_and_20_more_and_must_be_whole(corrupted, tmp_path):
     specs = list(corruption_specs(corrupted))
     assert len({spec for _, _, spec in specs}) == 75
     assert len(list(corruption_specs(str(corrupted), extra=True))) == 95
@@ -75,9 +71,6 @@ def test_c_has_75_parts_and_20_more(corrupted: Path) -> None:
         assert source.splits["test"].ids[0].endswith(f"{name}/{severity}/{wnids()[7]}/{name}_{severity}.JPEG")
         assert source.class_map == (7,)
         assert source.name == f"ImageNet-C {name} {severity}"
-
-
-def test_c_that_is_not_whole(corrupted: Path, tmp_path: Path) -> None:
     (corrupted / "fog" / "3").rename(tmp_path / "elsewhere")
     with pytest.raises(UserError, match=r"these folders are missing: fog/3\.") as caught:
         corruption_specs(corrupted)
@@ -86,7 +79,7 @@ def test_c_that_is_not_whole(corrupted: Path, tmp_path: Path) -> None:
         open_source(f"imagenet-c:{corrupted}?corruption=fog&severity=3")
 
 
-def test_the_corruptions_are_those_that_can_be_generated() -> None:
+def test_the_corruptions_are_those_that_can_be_generated():
     corruptions = pytest.importorskip("vitmods.papers.corruptions")
     fifteen = [name for archive, group in ARCHIVES.items() if archive != "extra" for name in group]
     assert (tuple(fifteen), ARCHIVES["extra"]) == (corruptions.CORRUPTIONS, corruptions.EXTRA)
@@ -96,14 +89,14 @@ LABELS = [[3], [], [3, 8], [999], [8]]
 
 
 @pytest.fixture
-def real(tmp_path: Path, write_files, jpeg) -> Path:
+def real(tmp_path, write_files, jpeg):
     """Five validation images, of which ImageNet says that they are of classes 3, 3, 3, 8, 8."""
     files = {f"val/{wnids()[c]}/{val_name(i)}": jpeg(i) for i, c in enumerate((3, 3, 3, 8, 8), 1)}
     write_files(tmp_path, files)
     return tmp_path
 
 
-def test_real_labels_follow_the_numbers_of_the_files(real: Path) -> None:
+def test_real_labels_follow_the_numbers_of_the_files(real):
     (real / "real.json").write_text(json.dumps(LABELS))
     dataset = data.load(f"imagenet-real:{real}", img_size=8, augment=AUGMENT)
     test = dataset.splits["test"]
@@ -119,19 +112,11 @@ def test_real_labels_follow_the_numbers_of_the_files(real: Path) -> None:
     assert other.summary()["fingerprint"] != summary["fingerprint"]
 
 
-def test_real_labels_stay_with_their_images_when_some_cannot_be_read(real: Path) -> None:
+def test_real_labels_stay_with_their_images_when_some_cannot_be_read(real):
     (real / "real.json").write_text(json.dumps(LABELS))
     (real / "val" / wnids()[3] / val_name(1)).write_bytes(b"")
     dataset = data.load(f"imagenet-real:{real}", img_size=8, augment=AUGMENT, unreadable="skip")
     assert dataset.splits["test"].label_sets == ((3, 8), (999,), (8,))
-
-
-def test_real_labels_come_with_timm_too(real: Path) -> None:
-    names = [val_name(i) for i in range(1, 50_001)]
-    theirs = RealLabelsImagenet(names).real_labels
-    test = open_source(f"imagenet-real:{real}").splits["test"]
-    assert [name.split("/")[-1] for name in test.ids] == [name for name in names[:5] if theirs[name]]
-    assert [list(labels) for labels in test.label_sets] == [theirs[name] for name in names[:5] if theirs[name]]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +140,7 @@ def test_real_labels_come_with_timm_too(real: Path) -> None:
         ("imagenet:", "does not say where the images are: write imagenet:FOLDER"),
     ],
 )
-def test_specs_of_what_is_not_there(tmp_path: Path, spec: str, message: str) -> None:
+def test_specs_of_what_is_not_there(tmp_path, spec, message):
     (tmp_path / "a" / "b").mkdir(parents=True)
     with pytest.raises(UserError, match=message):
         open_source(spec.format(root=tmp_path / "a" / "b"))
@@ -170,12 +155,17 @@ def test_specs_of_what_is_not_there(tmp_path: Path, spec: str, message: str) -> 
         ("[[1]]", "4 validation images are not called"),
     ],
 )
-def test_label_files_that_are_not_reals(real: Path, content: str, message: str) -> None:
+def test_label_files_that_are_not_reals(real, content, message):
     (real / "real.json").write_text(content)
     with pytest.raises(UserError, match=message):
         open_source(f"imagenet-real:{real}")
 
 
-def test_real_labels_that_are_not_there(real: Path) -> None:
+def test_real_labels_come_with_timm_too(real):
     with pytest.raises(UserError, match=r"nothing\.json does not exist"):
         open_source(f"imagenet-real:{real}?labels=nothing.json")
+    names = [val_name(i) for i in range(1, 50_001)]
+    reference = RealLabelsImagenet(names).real_labels
+    test = open_source(f"imagenet-real:{real}").splits["test"]
+    assert [name.split("/")[-1] for name in test.ids] == [name for name in names[:5] if reference[name]]
+    assert [list(labels) for labels in test.label_sets] == [reference[name] for name in names[:5] if reference[name]]

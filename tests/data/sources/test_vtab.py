@@ -1,7 +1,6 @@
 """VTAB-1k: 800, 200 and the test set, from lists, class folders or torchvision's files."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,17 +14,17 @@ from vitmods.util.errors import UserError
 AUGMENT = Augment(crop="none", flip=0.0, eval_crop=1.0)
 
 
-def counts(spec: str) -> dict[str, int]:
+def counts(spec):
     return {name: len(records) for name, records in open_source(spec).splits.items()}
 
 
-def test_there_are_nineteen() -> None:
+def test_there_are_nineteen():
     groups = [task.group for task in TASKS.values()]
     assert [groups.count(group) for group in ("natural", "specialized", "structured")] == [7, 4, 8]
 
 
 @pytest.fixture
-def lists(tmp_path: Path, write_files, jpeg) -> Path:
+def lists(tmp_path, write_files, jpeg):
     """A copy of VTAB-1k with a few images of one task, KITTI-Dist."""
     base = tmp_path / "vtab-1k" / "kitti"
     write_files(
@@ -37,7 +36,7 @@ def lists(tmp_path: Path, write_files, jpeg) -> Path:
     return tmp_path
 
 
-def test_lists_are_followed_exactly(lists: Path) -> None:
+def test_lists_are_followed_exactly(lists):
     for root in (lists, lists / "vtab-1k"):
         dataset = data.load(f"vtab:kitti-dist?root={root}", img_size=8, augment=AUGMENT)
         train = dataset.splits["train"]
@@ -61,7 +60,7 @@ def test_lists_are_followed_exactly(lists: Path) -> None:
         ("test.txt", None, "kitti lacks test.txt"),
     ],
 )
-def test_lists_that_are_broken(lists: Path, name: str, content: str | None, message: str) -> None:
+def test_lists_that_are_broken(lists, name, content, message):
     path = lists / "vtab-1k" / "kitti" / name
     path.write_text(content) if content is not None else path.unlink()
     with pytest.raises(UserError, match=message):
@@ -69,7 +68,7 @@ def test_lists_that_are_broken(lists: Path, name: str, content: str | None, mess
 
 
 @pytest.fixture
-def resisc(tmp_path: Path, write_files) -> Path:
+def resisc(tmp_path, write_files):
     """1,500 empty files of five classes, one of them rare."""
     sizes = {"airport": 500, "beach": 400, "church": 396, "desert": 202, "rare": 2}
     write_files(tmp_path / "resisc45", {f"train/{c}/{i}.jpg": b"" for c, n in sizes.items() for i in range(n)})
@@ -77,7 +76,7 @@ def resisc(tmp_path: Path, write_files) -> Path:
     return tmp_path
 
 
-def test_class_folders_are_drawn_from(resisc: Path, write_files) -> None:
+def test_class_folders_are_drawn_from(resisc, write_files):
     source = open_source(f"vtab:resisc45?root={resisc}")
     assert {name: len(records) for name, records in source.splits.items()} == {"train": 800, "val": 200, "test": 15}
     assert not set(source.splits["train"].ids) & set(source.splits["val"].ids)
@@ -88,21 +87,18 @@ def test_class_folders_are_drawn_from(resisc: Path, write_files) -> None:
     assert again.splits["val"].ids == source.splits["val"].ids
 
 
-def test_folders_with_a_val_of_their_own(resisc: Path, write_files) -> None:
+def test_folders_with_a_val_of_their_own_or_without_a_test(resisc, write_files):
     write_files(resisc / "resisc45", {f"val/beach/{i}.jpg": b"" for i in range(300)})
     source = open_source(f"vtab:resisc45?root={resisc}")
     assert {name.split("/")[0] for name in source.splits["val"].ids} == {"val"}
     assert len(source.splits["val"]) == 200
-
-
-def test_folders_without_a_test(resisc: Path) -> None:
     (resisc / "resisc45" / "test").rename(resisc / "elsewhere")
     source = open_source(f"vtab:resisc45?root={resisc}")
     assert {name: len(records) for name, records in source.splits.items()} == {"train": 800, "val": 200, "test": 299}
     assert any("replaces VTAB's" in text for text in source.warnings)
 
 
-def clevr(root: Path, write_files) -> None:
+def clevr(root, write_files):
     """Scenes of 3 to 10 things, 1,200 to train on and 16 in val."""
     base = root / "clevr" / "CLEVR_v1.0"
     for split, count in (("train", 1200), ("val", 16)):
@@ -113,7 +109,7 @@ def clevr(root: Path, write_files) -> None:
     write_files(base / "images" / "test", {"CLEVR_test_000000.png": b""})
 
 
-def test_clevr_counts_from_three_and_is_tested_on_val(tmp_path: Path, write_files, monkeypatch) -> None:
+def test_clevr_counts_from_three_and_is_tested_on_val(tmp_path, write_files, monkeypatch):
     from PIL import Image
     from torchvision.datasets import CLEVRClassification
 
@@ -127,18 +123,15 @@ def test_clevr_counts_from_three_and_is_tested_on_val(tmp_path: Path, write_file
     assert np.bincount(source.splits["train"].labels).tolist() == [100] * 8
 
 
-def test_eurosat_has_no_test_of_its_own(tmp_path: Path, write_files, monkeypatch) -> None:
+def test_eurosat_has_no_test_of_its_own_and_dmlab_too_few_images(tmp_path, write_files, monkeypatch):
+    write_files(tmp_path / "dmlab", {f"train/{c}/{i}.jpg": b"" for c in "ab" for i in range(50)})
+    with pytest.raises(UserError, match="200 images for val cannot be taken out of"):
+        open_source(f"vtab:dmlab?root={tmp_path}")
     write_files(tmp_path / "eurosat" / "2750", {f"{c}/{i}.jpg": b"" for c in ("Forest", "River") for i in range(750)})
     from torchvision.datasets import EuroSAT
 
     monkeypatch.setattr(EuroSAT, "__getitem__", lambda self, i: (None, self.targets[i]))
     assert counts(f"vtab:eurosat?root={tmp_path}") == {"train": 800, "val": 200, "test": 300}
-
-
-def test_too_few_for_val(tmp_path: Path, write_files) -> None:
-    write_files(tmp_path / "dmlab", {f"train/{c}/{i}.jpg": b"" for c in "ab" for i in range(50)})
-    with pytest.raises(UserError, match="200 images for val cannot be taken out of"):
-        open_source(f"vtab:dmlab?root={tmp_path}")
 
 
 @pytest.mark.parametrize(
@@ -151,6 +144,6 @@ def test_too_few_for_val(tmp_path: Path, write_files) -> None:
         ("vtab:svhn?root={root}&rooot=x", 'vtab has no option "rooot"'),
     ],
 )
-def test_specs_of_what_is_not_there(tmp_path: Path, spec: str, message: str) -> None:
+def test_specs_of_what_is_not_there(tmp_path, spec, message):
     with pytest.raises(UserError, match=message):
         open_source(spec.format(root=tmp_path))
