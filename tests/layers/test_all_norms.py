@@ -12,10 +12,25 @@ from vitmods import layers
 from vitmods.layers.norms import NORMS
 from vitmods.util.errors import UserError
 
-HEADS, DIM, GRID = 2, 8, (3, 4)
+HEADS, DIM, GRID = 2, 8, (2, 4)
 MODEL = {"num_heads": HEADS, "grid_size": GRID, "prefix_tokens": 1}
 KINDS = list(NORMS.values())
+OPTIONS = [
+    *((name, {}) for name in NORMS),
+    ("scale", {"gain": "scalar"}),
+    ("switchable", {"batch": False}),
+    ("dynamic_token", {"variant": "released"}),
+    ("dynamic_token", {"kernel": "uniform"}),
+    ("dynamic_token", {"trade_off": 0.0}),
+    ("dynamic_token", {"band": 3}),
+    ("dynamic_token", {"window": 3}),
+    ("dynamic_token", {"pool": 2}),
+]
 kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+every_norm = pytest.mark.parametrize(
+    ("kind", "options"), [(NORMS[name], o) for name, o in OPTIONS], ids=map(str, OPTIONS)
+)
+pytestmark = pytest.mark.filterwarnings("ignore:.*takes its statistics from")
 
 
 def make(kind, affine=True, **options):
@@ -49,20 +64,73 @@ def test_it_is_exported(kind):
     assert kind.module.__name__ in layers.__all__
 
 
-@kinds
-def test_shapes_and_types(kind):
-    norm, x = make(kind), tokens()
+@every_norm
+def test_shapes_and_types(kind, options):
+    norm, x = make(kind, **options), tokens()
     assert norm(x).shape == x.shape
-    assert norm.eval()(x.bfloat16()).dtype == torch.bfloat16
     exact = copy.deepcopy(norm).double()(x.double())
     assert exact.dtype == torch.float64
     rough = norm.bfloat16()(x.bfloat16())
     torch.testing.assert_close(rough.double(), exact, atol=0.06, rtol=0.06)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "weights"),
+    [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)],
+)
+@every_norm
+def test_half_types_come_out_as_they_go_in_with_float32_statistics(kind, options, dtype, weights):
+    """Values near 20: squares and sums of half-precision numbers would be off by far more than one rounding."""
+    norm = make(kind, **options).to(weights)
+    x = (tokens() * 0.1 + 20).to(dtype).requires_grad_()
+    expected = copy.deepcopy(norm).double()(x.detach().double()).detach()
+    y = norm(x)
+    assert y.dtype == dtype
+    step = torch.finfo(torch.bfloat16).eps
+    assert float((y.detach().double() - expected).abs().max()) <= 3 * step * float(expected.abs().max())
+    y.float().square().sum().backward()
+    assert x.grad.dtype == dtype
+    assert x.grad.isfinite().all()
+    assert all(p.grad.isfinite().all() and p.grad.dtype == weights for p in norm.parameters())
+    assert norm.eval()(x).dtype == dtype
+
+
+@every_norm
+def test_autocast_changes_nothing(kind, options):
+    norm, x = make(kind, **options).eval(), tokens().requires_grad_()
+    inputs = [x, *norm.parameters()]
+    plain = [norm(x), *torch.autograd.grad(norm(x).pow(3).sum(), inputs)]
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = [norm(x), *torch.autograd.grad(norm(x).pow(3).sum(), inputs)]
+        assert norm(x.bfloat16()).dtype == torch.bfloat16
+    is_matrix_product = kind.name == "whiten" or "pool" in options
+    torch.testing.assert_close(cast, plain, atol=0.05 * is_matrix_product, rtol=0.05 * is_matrix_product)
+
+
+@every_norm
+def test_constant_tokens_stay_finite(kind, options):
+    """The variance of equal values is 0, not a little less."""
+    norm = make(kind, **options)
+    norm.eps = 1e-12
+    for value in (0.0, 0.1, 1e3):
+        x = torch.full_like(tokens(), value, requires_grad=True)
+        y = norm(x)
+        y.sum().backward()
+        assert y.isfinite().all()
+        assert x.grad.isfinite().all()
+
+
 @kinds
-def test_who_reads_whom_is_as_it_says(kind):
-    norm, x = make(kind).train(), tokens()
+def test_eps_is_positive(kind):
+    if "eps" in kind.arguments:
+        for eps in (0.0, -1e-5):
+            with pytest.raises(ValueError, match="eps must be positive"):
+                kind.factory(eps, True, {}, **MODEL)(DIM)
+
+
+@every_norm
+def test_who_reads_whom_is_as_it_says(kind, options):
+    norm, x = make(kind, **options).train(), tokens()
     other = x.clone()
     other[0, 5, 0] += 1
     moved = (norm(other) - norm(x)).abs().amax(-1) > 1e-6
@@ -73,9 +141,9 @@ def test_who_reads_whom_is_as_it_says(kind):
     assert bool(moved[1:].any()) == (not norm.image_wise)
 
 
-@kinds
-def test_every_parameter_gets_a_gradient(kind):
-    norm, x = make(kind), tokens().requires_grad_()
+@every_norm
+def test_every_parameter_gets_a_gradient(kind, options):
+    norm, x = make(kind, **options), tokens().requires_grad_()
     norm(x).square().sum().backward()
     assert x.grad.isfinite().all()
     for name, parameter in norm.named_parameters():
@@ -83,26 +151,36 @@ def test_every_parameter_gets_a_gradient(kind):
         assert parameter.grad.any(), name
 
 
-@kinds
-def test_parameters_start_anew(kind):
-    norm, fresh = make(kind), kind.factory(1e-5, True, {}, **MODEL)(DIM)
+@every_norm
+def test_parameters_start_anew(kind, options):
+    norm, fresh = make(kind, **options), kind.factory(1e-5, True, options, **MODEL)(DIM)
     torch.manual_seed(2)
     norm.reset_parameters()
     for (name, value), start in zip(norm.named_parameters(), fresh.parameters(), strict=True):
         if name != "a":  # drawn at random
             assert torch.equal(value, start), name
+    with torch.device("meta"):
+        shapes = kind.factory(1e-5, True, options, **MODEL)(DIM).bfloat16()
+        assert all(p.is_meta for p in shapes.parameters())
+        if kind.name != "whiten":
+            assert shapes(torch.empty(8, 9, DIM)).shape == (8, 9, DIM)
 
 
-@kinds
-def test_copies_and_a_compiled_graph_are_the_norm(kind):
-    norm, x = make(kind).eval(), tokens()
+@every_norm
+def test_copies_and_a_compiled_graph_are_the_norm(kind, options):
+    norm, x = make(kind, **options).eval(), tokens()
     expected = norm(x)
-    loaded = kind.factory(1e-5, True, {}, **MODEL)(DIM).eval()
+    loaded = kind.factory(1e-5, True, options, **MODEL)(DIM).eval()
     loaded.load_state_dict(norm.state_dict())
     for other in (copy.deepcopy(norm), pickle.loads(pickle.dumps(norm)), loaded):
         assert torch.equal(other(x), expected)
     torch._dynamo.reset()
-    torch.testing.assert_close(torch.compile(norm, fullgraph=True, backend="eager")(x), expected)
+    compiled = torch.compile(norm, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), expected)
+    if not options:
+        with torch.no_grad():
+            torch.testing.assert_close(torch.export.export(norm, (x,)).module()(x), expected)
+    torch.testing.assert_close(norm.state_dict(), loaded.state_dict())  # evaluation gathers nothing
 
 
 @kinds

@@ -1,7 +1,12 @@
-import pytest
-import torch
+"""None"""
 
-from vitmods.layers import Attention, AttentionPool, AttentionSlots, LayerNorm, Mlp, RMSNorm
+import pytest
+import timm.layers
+import torch
+from torch.nn import functional as F
+
+from vitmods.layers import Attention, AttentionPool, AttentionSlots, GatedPositions, LayerNorm, Mlp, RMSNorm
+from vitmods.layers.position import resample, sincos2d
 
 
 def slow_attention(attention, x):
@@ -33,8 +38,8 @@ class OnlyItself(torch.nn.Module):
     """Each token reads itself alone."""
 
     def forward(self, q, k, attn_mask):
-        own = torch.eye(q.shape[2], dtype=torch.bool)
-        return own if attn_mask is None else own & attn_mask
+        diagonal = torch.eye(q.shape[2], dtype=torch.bool)
+        return diagonal if attn_mask is None else diagonal & attn_mask
 
 
 def test_the_slot_for_masks_sees_queries_and_keys_and_the_callers_mask():
@@ -58,15 +63,12 @@ def test_masked_tokens_are_not_read():
     assert not torch.allclose(attention(x)[:, 0], attention(changed)[:, 0])
 
 
-def test_dropout_acts_in_training_alone():
+def test_dropout_acts_in_training_alone_and_widths_are_multiples_of_the_heads():
     attention = Attention(8, 2, attn_drop=0.5, proj_drop=0.5)
     x = torch.randn(2, 4, 8)
     assert not torch.equal(attention(x), attention(x))
     attention.eval()
     assert torch.equal(attention(x), attention(x))
-
-
-def test_width_must_be_a_multiple_of_the_heads():
     with pytest.raises(ValueError, match=r"10.*heads 3"):
         Attention(10, 3)
 
@@ -84,3 +86,152 @@ def test_attention_pool_equation():
         heads.append((weights[..., None] * values[..., h]).sum(1))
     out = pool.proj(torch.cat(heads, -1))
     torch.testing.assert_close(pool(x), out + pool.mlp(pool.norm(out)), atol=1e-12, rtol=0)
+
+
+def test_resampling():
+    positions = torch.randn(1, 2 + 12, 5)
+    reference = timm.layers.resample_abs_pos_embed(positions, (6, 5), old_size=(3, 4), num_prefix_tokens=2)
+    torch.testing.assert_close(resample(positions, (3, 4), (6, 5), prefix=2), reference, atol=1e-6, rtol=0)
+    positions = torch.randn(1, 12, 5, dtype=torch.float64)
+    new = resample(positions, (3, 4), (7, 9), aligned=True).view(7, 9, 5)
+    old = positions.view(3, 4, 5)
+    for corner in ((0, 0), (0, -1), (-1, 0), (-1, -1)):
+        torch.testing.assert_close(new[corner], old[corner])
+    positions = torch.randn(1, 4, 2, requires_grad=True)
+    F.mse_loss(resample(positions, (2, 2), (3, 3)), torch.zeros(1, 9, 2)).backward()
+    assert positions.grad.abs().min() > 0
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_prefix_entries_and_type_are_kept(aligned):
+    positions = torch.randn(1, 3 + 4, 5).bfloat16()
+    new = resample(positions, (2, 2), (4, 4), prefix=3, aligned=aligned)
+    assert new.shape == (1, 3 + 16, 5)
+    assert new.dtype == torch.bfloat16
+    assert torch.equal(new[:, :3], positions[:, :3])
+    assert resample(positions, (2, 2), (2, 2), prefix=3) is positions
+
+
+def test_sincos2d():
+    table = sincos2d((2, 3), 8).view(2, 3, 8)
+    omega = torch.tensor([1.0, 1e-4], dtype=torch.float64)
+    for row in range(2):
+        for column in range(3):
+            x, y = column * omega, row * omega
+            torch.testing.assert_close(table[row, column], torch.cat([x.sin(), x.cos(), y.sin(), y.cos()]))
+    table, centered = sincos2d((3, 5), 192), sincos2d((3, 5), 192, centered=True)
+    assert table.mean(-1).abs().min() > 0.1
+    torch.testing.assert_close(centered, table - table.mean(-1, keepdim=True))
+    assert sincos2d((2, 2), 4).isfinite().all()
+    with pytest.raises(ValueError, match="multiple of 4"):
+        sincos2d((2, 2), 6)
+
+
+GRIDS = [(4, 4), (2, 5), (1, 6), (5, 1)]
+
+
+def build(grid, prefix=0, heads=3, **settings):
+    torch.manual_seed(0)
+    positions = GatedPositions(heads, grid, prefix).double()
+    attention = Attention(12, heads, AttentionSlots(positions=positions), **settings).double()
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter)
+    return attention
+
+
+def tokens(grid, prefix=0):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(2, prefix + grid[0] * grid[1], 12, generator=generator, dtype=torch.float64, requires_grad=True)
+
+
+def kernel(positions, grid):
+    """P as a matrix, token by token: (H, T, T)."""
+    places = [(r, c) for r in range(grid[0]) for c in range(grid[1])]
+    offsets = [[(c2 - c, r2 - r) for r2, c2 in places] for r, c in places]
+    d = torch.tensor(offsets, dtype=torch.float64)
+    features = torch.cat([d.square().sum(-1, keepdim=True), d], dim=-1)
+    return torch.einsum("ijf,hf->hij", features, positions.a).softmax(-1)
+
+
+def written_out(attention, x, prefix, grid):
+    """The mixture of both matrices, then the values."""
+    heads, d = attention.num_heads, attention.head_dim
+    q, k, v = attention.qkv(x).unflatten(-1, (3, heads, d)).permute(2, 0, 3, 1, 4)
+    content = (q @ k.mT / d**0.5).softmax(-1)
+    fraction = torch.sigmoid(attention.positions.gate).view(-1, 1, 1)
+    place = F.pad(kernel(attention.positions, grid), (prefix, 0, prefix, 0))
+    gated = F.pad(fraction.expand(-1, place.shape[-1] - prefix, 1), (0, 0, prefix, 0))
+    weights = (1 - gated) * content + gated * place
+    return attention.proj((weights @ v).transpose(1, 2).flatten(2)), weights
+
+
+@pytest.mark.parametrize("prefix", [0, 2])
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_it_is_the_matrix(grid, prefix):
+    attention, x = build(grid, prefix), tokens(grid, prefix)
+    expected, weights = written_out(attention, x, prefix, grid)
+    actual, leaves = attention(x), [x, *attention.parameters()]
+    torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(attention.weights(x), weights, atol=1e-12, rtol=0)
+    reference = torch.autograd.grad(expected.sin().sum(), leaves)
+    for a, b in zip(torch.autograd.grad(actual.sin().sum(), leaves), reference, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("queries", [1, 2, 3, 7])
+def test_fewer_queries(queries):
+    attention = build((2, 5), 2)
+    read, v = torch.randn(2, 2, 3, 12, 4, dtype=torch.float64)
+    positions = attention.positions
+    torch.testing.assert_close(
+        positions(read[:, :, :queries], v), positions(read, v)[:, :, :queries], atol=1e-12, rtol=0
+    )
+
+
+def test_prefix_tokens_attend_by_content():
+    attention, x = build((2, 5), 2), tokens((2, 5), 2)
+    plain = Attention(12, 3).double()
+    plain.load_state_dict(attention.state_dict(), strict=False)
+    torch.testing.assert_close(attention(x)[:, :2], plain(x)[:, :2], atol=1e-12, rtol=0)
+    assert not torch.allclose(attention(x)[:, 2:], plain(x)[:, 2:], atol=0.1)
+
+
+def test_another_grid_needs_no_other_parameters_and_masks_are_refused():
+    attention, x = build((2, 3)), tokens((4, 5))
+    with pytest.raises(ValueError, match=r"20 tokens.*2 x 3"):
+        attention(x)
+    attention.positions.grid_size = (4, 5)
+    torch.testing.assert_close(attention(x), written_out(attention, x, 0, (4, 5))[0], atol=1e-12, rtol=0)
+    with pytest.raises(ValueError, match="take no mask"):
+        build((2, 2))(tokens((2, 2)), attn_mask=torch.ones(4, 4, dtype=torch.bool))
+
+
+def test_the_gate_goes_from_content_to_place():
+    attention, x = build((3, 4)), tokens((3, 4))
+    torch.nn.init.constant_(attention.positions.gate, 50)
+    torch.testing.assert_close(
+        attention.weights(x), kernel(attention.positions, (3, 4)).expand(2, -1, -1, -1), atol=1e-12, rtol=0
+    )
+    torch.nn.init.constant_(attention.positions.gate, -50)
+    plain = Attention(12, 3).double()
+    plain.load_state_dict(attention.state_dict(), strict=False)
+    torch.testing.assert_close(attention(x), plain(x), atol=1e-12, rtol=0)
+
+
+def test_no_matrix_of_tokens_times_tokens():
+    """The largest tensor of forward and backward is the query-key-value projection, 3 x C numbers a token."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    sizes = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            sizes.extend(t.numel() for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, torch.Tensor))
+            return out
+
+    attention = Attention(12, 3, AttentionSlots(positions=GatedPositions(3, (24, 24))))
+    x = torch.randn(2, 576, 12, requires_grad=True)
+    with Watch():
+        attention(x).sum().backward()
+    assert max(sizes) <= 2 * 576 * 36 < 3 * 576 * 576

@@ -1,4 +1,4 @@
-"""The block's slots against the formula ``x = after(x + scale * branch(F(before(x))))``, written out in float64."""
+"""A block, its slots and its stochastic depth against formulas in float64."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vitmods.layers import Block, BlockConfig, BranchNorms, LayerNorm
+from vitmods.layers import Block, BlockConfig, BranchNorms, DropPath, LayerNorm, LayerScale
 
 
 def randomized(block):
@@ -44,3 +44,26 @@ def test_every_filling_of_the_slots(slots):
 def test_a_causal_block_is_refused():
     with pytest.raises(ValueError, match="attn_mask"):
         Block(BlockConfig(8, 2, 16))(torch.zeros(1, 2, 8), is_causal=True)
+
+
+def test_drop_path_drops_whole_images_and_rescales_the_others():
+    torch.manual_seed(0)
+    drop = DropPath(0.25)
+    y = drop(torch.ones(4000, 3, 2))
+    per_image = y.flatten(1)
+    assert (per_image == per_image[:, :1]).all()
+    assert per_image[:, 0].unique().tolist() == [0.0, pytest.approx(1 / 0.75)]
+    assert float(per_image.mean()) == pytest.approx(1, abs=0.04)  # 4 standard errors
+    x = torch.randn(5, 2)
+    assert DropPath(0.9).eval()(x) is x
+    assert DropPath(0.0)(x) is x
+    assert DropPath(0.5)(torch.ones(2, 3, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_layer_scale():
+    scale = LayerScale(3, 0.5)
+    assert (scale.gamma == 0.5).all()
+    scale.gamma.data.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    assert torch.equal(scale(torch.ones(2, 3)), torch.tensor([[1.0, 2.0, 3.0]] * 2))
+    scale.reset_parameters()
+    assert (scale.gamma == 0.5).all()

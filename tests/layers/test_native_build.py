@@ -195,12 +195,6 @@ def test_a_relative_cache_home_is_ignored(source, tmp_path, monkeypatch):
     assert len(list((tmp_path / "home" / ".cache" / "vitmods" / "native").iterdir())) == 1
 
 
-def test_a_cxx_that_is_no_command_is_told(source, monkeypatch):
-    monkeypatch.setenv("CXX", "'unbalanced")
-    with pytest.warns(UserWarning, match="CXX is not a command"):
-        assert again() is None
-
-
 def test_switched_off(source, monkeypatch):
     calls = compiles(monkeypatch)
     monkeypatch.setenv("VITMODS_NATIVE", "0")
@@ -219,9 +213,13 @@ def test_no_compiler_is_no_reason_to_warn(source, monkeypatch):
         assert native.library("twice") is None
 
 
-def test_a_compiler_that_is_named_and_missing(source, monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler -O1")
-    with pytest.warns(UserWarning, match=r"no program no-such-compiler.*CXX") as caught:
+@pytest.mark.parametrize(
+    ("cxx", "message"),
+    [("no-such-compiler -O1", r"no program no-such-compiler.*CXX"), ("'unbalanced", "CXX is not a command")],
+)
+def test_a_cxx_that_cannot_be_used_is_reported_once(source, monkeypatch, cxx, message):
+    monkeypatch.setenv("CXX", cxx)
+    with pytest.warns(UserWarning, match=message) as caught:
         assert [native.library("twice") for _ in range(2)] == [None, None]
     assert len(caught) == 1
 

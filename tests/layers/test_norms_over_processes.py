@@ -30,8 +30,8 @@ def work(rank, address, folder):
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
     batches = torch.load(os.path.join(folder, "batches.pt"))
     for name, kind in NORMS.items():
-        own = [batch[4 * rank : 4 * rank + 4] for batch in batches]
-        torch.save(train(kind(6).double(), own), os.path.join(folder, f"{name}{rank}.pt"))
+        local = [batch[4 * rank : 4 * rank + 4] for batch in batches]
+        torch.save(train(kind(6).double(), local), os.path.join(folder, f"{name}{rank}.pt"))
     dist.destroy_process_group()
 
 
@@ -46,9 +46,9 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("name", NORMS)
 def test_two_processes_are_one(folder, name):
-    whole, parameters, state = train(NORMS[name](6).double(), torch.load(folder / "batches.pt"))
+    together, parameters, state = train(NORMS[name](6).double(), torch.load(folder / "batches.pt"))
     parts = [torch.load(folder / f"{name}{rank}.pt") for rank in range(2)]
-    for i, expected in enumerate(whole):
+    for i, expected in enumerate(together):
         torch.testing.assert_close(torch.cat([part[0][i] for part in parts]), expected, atol=1e-9, rtol=1e-9)
     for i, expected in enumerate(parameters):
         torch.testing.assert_close(sum(part[1][i] for part in parts), expected, atol=1e-9, rtol=1e-9)

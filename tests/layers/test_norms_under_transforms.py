@@ -245,6 +245,11 @@ def test_the_rule_of_power_norm_has_no_derivative(way):
 def test_traced(name, training, grad):
     """In float32, in which native forms run; in training as TensorBoard's add_graph does with a fresh model."""
     norm, x = make(name, dtype=torch.float32).train(training), images().float()
+    if not training:
+        exact = make(name)  # a size is a tensor of integers: it must not become float32
+        torch.testing.assert_close(
+            torch.jit.trace(exact, (images(),))(images()), exact(images()), atol=1e-13, rtol=1e-13
+        )
     with torch.set_grad_enabled(grad):
         expected = copy.deepcopy(norm)(x)
         traced = torch.jit.trace(copy.deepcopy(norm), (x,), check_trace=not training)
@@ -253,10 +258,3 @@ def test_traced(name, training, grad):
             torch.jit.save(traced, file := io.BytesIO())
             assert file.getvalue()
         assert traced(images().float()[:4]).shape == (4, 4, DIM)
-
-
-@pytest.mark.parametrize("name", NORMS)
-def test_traced_in_float64(name):
-    """A size is a tensor of integers there: it must not become float32."""
-    norm, x = make(name).eval(), images()
-    torch.testing.assert_close(torch.jit.trace(norm, (x,))(x), norm(x), atol=1e-13, rtol=1e-13)

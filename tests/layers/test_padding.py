@@ -87,16 +87,13 @@ def test_statistics_of_a_batch_are_of_the_tokens_that_are_no_padding(name, train
     torch.testing.assert_close(*results)
 
 
-def test_batch_norm_is_that_of_all_tokens_in_a_row():
+def test_batch_norm_is_that_of_all_tokens_in_a_row_and_one_length_is_no_padding():
     norm, x = made(OF_A_BATCH["batch"]), drawn()
     other = copy.deepcopy(norm)
     with padded(MASK):
         y = norm(x)
     torch.testing.assert_close(y[~MASK], other(x[~MASK][None])[0])
     torch.testing.assert_close(norm.state_dict(), other.state_dict())
-
-
-def test_one_length_is_as_no_padding():
     for make in (*OF_AN_IMAGE.values(), *OF_A_BATCH.values()):
         norm, x = made(make), drawn()
         expected = copy.deepcopy(norm)(x)
@@ -157,15 +154,6 @@ def test_gradient_checkpointing_sees_the_same_padding(kind):
     torch.testing.assert_close(*results)
 
 
-def test_what_was_padded_is_forgotten_by_the_next_forward():
-    norm, x = made(OF_AN_IMAGE["group"]), drawn().requires_grad_()
-    with padded(MASK):
-        norm(x)
-    y = checkpoint(norm, x, use_reentrant=False)
-    expected = torch.autograd.grad(made(OF_AN_IMAGE["group"])(x).sin().sum(), x)
-    torch.testing.assert_close(torch.autograd.grad(y.sin().sum(), x), expected)
-
-
 @pytest.mark.parametrize("kind", ["group", "batch"])
 def test_compiles_with_and_without_padding(kind):
     norm, x = {**OF_AN_IMAGE, **OF_A_BATCH}[kind]().eval(), drawn().float()
@@ -178,7 +166,7 @@ def test_compiles_with_and_without_padding(kind):
     torch.testing.assert_close(compiled(x), norm(x))
 
 
-def test_other_threads_and_later_calls_know_of_no_padding():
+def test_padding_is_forgotten_by_other_threads_and_later_calls():
     norm, x, results = made(OF_AN_IMAGE["group"]), drawn(), []
     expected = norm(x)
     with padded(MASK):
@@ -187,6 +175,12 @@ def test_other_threads_and_later_calls_know_of_no_padding():
         thread.join()
     torch.testing.assert_close(results[0], expected)
     torch.testing.assert_close(norm(x), expected)
+    norm, x = made(OF_AN_IMAGE["group"]), drawn().requires_grad_()
+    with padded(MASK):
+        norm(x)
+    y = checkpoint(norm, x, use_reentrant=False)
+    expected = torch.autograd.grad(made(OF_AN_IMAGE["group"])(x).sin().sum(), x)
+    torch.testing.assert_close(torch.autograd.grad(y.sin().sum(), x), expected)
 
 
 def test_what_cannot_be_is_refused():

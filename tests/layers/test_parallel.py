@@ -50,12 +50,12 @@ def run(block, forms, x):
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("forms", FORMS.values(), ids=FORMS)
 def test_it_is_timms_block(k, forms):
-    theirs = ParallelThingsBlock(24, 3, num_parallel=k, mlp_ratio=2.0, qkv_bias=True, init_values=0.5, drop_path=0.4)
+    reference = ParallelThingsBlock(24, 3, num_parallel=k, mlp_ratio=2.0, qkv_bias=True, init_values=0.5, drop_path=0.4)
     block, x = parallel(k, layer_scale=0.5, drop_path=0.4), tokens()
-    theirs.double().load_state_dict(block.state_dict())
+    reference.double().load_state_dict(block.state_dict())
     torch.manual_seed(2)
-    y = theirs(x)
-    leaves = [x, *(theirs.get_parameter(n) for n, _ in block.named_parameters())]
+    y = reference(x)
+    leaves = [x, *(reference.get_parameter(n) for n, _ in block.named_parameters())]
     for a, b in zip(run(block, forms, x), [y, *torch.autograd.grad(y.sin().sum(), leaves)], strict=True):
         torch.testing.assert_close(a, b, **EXACT)
 

@@ -90,15 +90,11 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(lambda *v: separate("function")(*v, (1, 2), False), values)
 
 
-def test_kernels_of_both_axes_are_the_dense_kernel():
+def test_kernels_of_both_axes_are_the_dense_kernel_and_peak_where_equation_7_says():
     a = inputs((1, 1), spread=2.0)[1].detach()
     px, py = axis_kernels(a, (3, 5))
     outer = torch.einsum("hrs,hcw->hrcsw", py, px).reshape(HEADS, 15, 15)
     torch.testing.assert_close(outer, dense_kernel(a, (3, 5)), atol=1e-15, rtol=0)
-
-
-def test_kernels_peak_where_equation_7_says():
-    """a = [-1, 2 dx, 2 dy] peaks at an offset of (dx, dy)."""
     px, py = axis_kernels(torch.tensor([[-1.0, 2 * 2.0, 2 * -1.0]]), (4, 7))
     assert px[0, :5].argmax(-1).tolist() == [2, 3, 4, 5, 6]
     assert py[0, 1:].argmax(-1).tolist() == [0, 1, 2]
@@ -114,9 +110,9 @@ def test_inputs_that_are_not_contiguous(layout):
         x = torch.cat([x[:, :1], x], 1)[:, 1:]
     strange = [x.requires_grad_(), *values[1:]]
     for f in (sum_of, squares_of) if layout == "expanded gradient" else (squares_of,):
-        ours = torch.autograd.grad(f(separate("function")(*strange, (3, 4), False)), strange)
-        theirs = torch.autograd.grad(f(dense(*values, (3, 4), False)), values)
-        for a, b in zip(ours, theirs, strict=True):
+        actual = torch.autograd.grad(f(separate("function")(*strange, (3, 4), False)), strange)
+        reference = torch.autograd.grad(f(dense(*values, (3, 4), False)), values)
+        for a, b in zip(actual, reference, strict=True):
             torch.testing.assert_close(a, b, atol=1e-11, rtol=0)
 
 

@@ -30,14 +30,14 @@ def images_of(size, count=2):
 @pytest.mark.parametrize("options", [{}, {"no_embed_class": True, "reg_tokens": 2}, {"global_pool": "avg"}], ids=str)
 def test_timms_model_gives_the_same(size, options):
     torch.manual_seed(0)
-    theirs = timm.create_model(
+    reference = timm.create_model(
         "vit_tiny_patch16_224", img_size=64, depth=2, embed_dim=48, dynamic_img_size=True, **options
     )
-    theirs = theirs.double().eval()
+    reference = reference.double().eval()
     images = torch.randn(2, 3, 2 * size[0], 2 * size[1], dtype=torch.float64)
-    for ours in (from_timm(theirs), from_timm(to_timm(from_timm(theirs)))):
-        assert ours.vit_config.dynamic_img_size
-        torch.testing.assert_close(ours(images), theirs(images), atol=1e-6, rtol=1e-6)
+    for actual in (from_timm(reference), from_timm(to_timm(from_timm(reference)))):
+        assert actual.vit_config.dynamic_img_size
+        torch.testing.assert_close(actual(images), reference(images), atol=1e-6, rtol=1e-6)
 
 
 CASES = [

@@ -43,12 +43,12 @@ def test_positions_are_resampled_with_aligned_corners_as_big_vision_does():
 
 
 def test_positions_are_resampled_as_timm_does():
-    theirs = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1)
-    ours = vm.vit("Ti1/16", img_size=64)
-    ours.load_state_dict(theirs.state_dict())
-    for model in (ours, theirs):
+    reference = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1)
+    actual = vm.vit("Ti1/16", img_size=64)
+    actual.load_state_dict(reference.state_dict())
+    for model in (actual, reference):
         model.set_input_size((96, 80))
-    torch.testing.assert_close(ours.pos_embed, theirs.pos_embed)
+    torch.testing.assert_close(actual.pos_embed, reference.pos_embed)
 
 
 @pytest.mark.parametrize("centered", [False, True])
