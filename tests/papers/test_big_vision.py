@@ -59,11 +59,11 @@ def test_gradients_equal_big_vision(case, flax_weights, recompute):
     fast.recompute(model, recompute)
     (model(images) * g["ct.logits"]).sum().backward()
     close(images.grad, g["grad_in.image"].permute(0, 3, 1, 2))
-    theirs = flax_weights(g.group("grad_param"))
-    ours = {name: p.grad for name, p in model.named_parameters() if not name.startswith("blocks.1.")}
-    assert theirs.keys() == ours.keys()  # the golden leaves out the second block's
-    for name, gradient in ours.items():
-        close(gradient, theirs[name])
+    reference = flax_weights(g.group("grad_param"))
+    actual = {name: p.grad for name, p in model.named_parameters() if not name.startswith("blocks.1.")}
+    assert reference.keys() == actual.keys()  # the golden leaves out the second block's
+    for name, gradient in actual.items():
+        close(gradient, reference[name])
 
 
 @pytest.mark.parametrize(("grid", "dim", "name"), [((3, 2), 16, "pe_3x2_w16"), ((14, 14), 32, "pe_14x14_w32")])

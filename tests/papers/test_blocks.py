@@ -59,12 +59,12 @@ NORMFORMER = {
 def test_normformer_layer(golden):
     """fairseq scales the heads after the output projection, so the factors are folded into its rows here."""
     g = golden("normformer_layer")
-    theirs, scale = g.group("param"), g["param.c_attn"].repeat_interleave(4)
-    ours = fuse(theirs) | rename(theirs, NORMFORMER)
-    ours["attn.proj.weight"] = ours["attn.proj.weight"] * scale[:, None]
-    ours["attn.proj.bias"] = ours["attn.proj.bias"] * scale
+    reference, scale = g.group("param"), g["param.c_attn"].repeat_interleave(4)
+    model = fuse(reference) | rename(reference, NORMFORMER)
+    model["attn.proj.weight"] = model["attn.proj.weight"] * scale[:, None]
+    model["attn.proj.bias"] = model["attn.proj.bias"] * scale
     block = block_with(vm.NormFormer())
-    block.load_state_dict(ours)
+    block.load_state_dict(model)
     y, grad_x, grads = run(block, g["ct.y"].transpose(0, 1), g["in.x"].transpose(0, 1))
     close(y.transpose(0, 1), g["out.y"])
     close(grad_x.transpose(0, 1), g["grad_in.x"])
@@ -73,8 +73,8 @@ def test_normformer_layer(golden):
     folded = {name: grads.pop(f"attn.proj.{name}") for name in ("weight", "bias")}
     close(folded["weight"] * scale[:, None], expected.pop("attn.proj.weight"))
     close(folded["bias"] * scale, expected.pop("attn.proj.bias"))
-    by_row = (folded["weight"] * theirs["self_attn.out_proj.weight"]).sum(1)
-    by_row += folded["bias"] * theirs["self_attn.out_proj.bias"]
+    by_row = (folded["weight"] * reference["self_attn.out_proj.weight"]).sum(1)
+    by_row += folded["bias"] * reference["self_attn.out_proj.bias"]
     close(by_row.view(3, 4).sum(1), g["grad_param.c_attn"])
     assert grads.keys() == expected.keys()
     for name, gradient in grads.items():
@@ -85,13 +85,13 @@ def test_normformer_layer(golden):
 def test_normformer_with_residual_scale(golden, recompute):
     """With factors of 1 it is the layer above; with others the stream before the MLP is multiplied."""
     g = golden("normformer_layer")
-    theirs, scale = g.group("param"), g["param.c_attn"].repeat_interleave(4)
+    reference, scale = g.group("param"), g["param.c_attn"].repeat_interleave(4)
     block = block_with(vm.NormFormer(residual_scale=True))
     assert block.residual_scale.gamma.tolist() == [1.0] * 12
-    ours = fuse(theirs) | rename(theirs, NORMFORMER) | {"residual_scale.gamma": torch.ones(12)}
-    ours["attn.proj.weight"] = ours["attn.proj.weight"] * scale[:, None]
-    ours["attn.proj.bias"] = ours["attn.proj.bias"] * scale
-    block.load_state_dict(ours)
+    model = fuse(reference) | rename(reference, NORMFORMER) | {"residual_scale.gamma": torch.ones(12)}
+    model["attn.proj.weight"] = model["attn.proj.weight"] * scale[:, None]
+    model["attn.proj.bias"] = model["attn.proj.bias"] * scale
+    block.load_state_dict(model)
     x = g["in.x"].transpose(0, 1)
     forward = partial(Forms().run_block, block, recomputes=True) if recompute else block
     close(forward(x).transpose(0, 1), g["out.y"])
@@ -131,13 +131,13 @@ def test_deit_block(golden, name, recompute):
     g = golden(name)
     block = Block(BlockConfig(24, 3, 96, layer_scale=1e-4 if "layerscale" in name else None)).double()
     forward = partial(Forms().run_block, block, recomputes=True) if recompute else None
-    ours = {"gamma_1": "ls1.gamma", "gamma_2": "ls2.gamma"}
-    block.load_state_dict({ours.get(k, k): v for k, v in g.group("param").items()})
+    model = {"gamma_1": "ls1.gamma", "gamma_2": "ls2.gamma"}
+    block.load_state_dict({model.get(k, k): v for k, v in g.group("param").items()})
     y, grad_x, grads = run(block, g["ct.y"], g["in.x"], forward)
     close(y, g["out.y"])
     close(grad_x, g["grad_in.x"])
-    for theirs, gradient in g.group("grad_param").items():
-        close(grads[ours.get(theirs, theirs)], gradient)
+    for reference, gradient in g.group("grad_param").items():
+        close(grads[model.get(reference, reference)], gradient)
 
 
 PARALLEL = {
@@ -153,16 +153,16 @@ def test_deit_parallel_block(golden, name):
     g = golden(name)
     scale = 1e-4 if "layerscale" in name else None
     block = ParallelBlock([Block(BlockConfig(24, 3, 96, layer_scale=scale)) for _ in range(2)]).double().eval()
-    theirs = {}
-    for ours in block.state_dict():
-        module = next(m for m in PARALLEL if ours == m or ours.startswith(f"{m}."))
-        theirs[ours] = PARALLEL[module] + ours.removeprefix(module)
-    assert set(theirs.values()) == set(g.group("param"))
-    block.load_state_dict({ours: g.group("param")[name] for ours, name in theirs.items()})
+    reference = {}
+    for model in block.state_dict():
+        module = next(m for m in PARALLEL if model == m or model.startswith(f"{m}."))
+        reference[model] = PARALLEL[module] + model.removeprefix(module)
+    assert set(reference.values()) == set(g.group("param"))
+    block.load_state_dict({model: g.group("param")[name] for model, name in reference.items()})
     y, grad_x, grads = run(block, g["ct.y"], g["in.x"])
     close(y, g["out.y"])
     close(grad_x, g["grad_in.x"])
-    for ours, gradient in grads.items():
-        close(gradient, g.group("grad_param")[theirs[ours]])
+    for model, gradient in grads.items():
+        close(gradient, g.group("grad_param")[reference[model]])
     with torch.no_grad():
         close(block(g["in.x"]), g["out.y"])

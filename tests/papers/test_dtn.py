@@ -20,7 +20,9 @@ def paper_kernel(weight):
 def from_released(values, prefix=""):
     """Parameters (or gradients: only signs and places move) of the released layer under our names."""
     names = {"weight": "weight", "bias": "bias", "omega_mean": "mean_norm_weight", "omega_var": "var_norm_weight"}
-    parameters = {ours: values[prefix + theirs] for ours, theirs in names.items() if prefix + theirs in values}
+    parameters = {
+        model: values[prefix + reference] for model, reference in names.items() if prefix + reference in values
+    }
     return parameters | {"a": paper_kernel(values[f"{prefix}pos_proj.weight"])}
 
 
@@ -40,9 +42,9 @@ def test_paper(golden):
     g = golden("dtn_paper_derived")
     grid = (int(g["hp.grid"]),) * 2
     norm = DynamicTokenNorm(12, int(g["hp.heads"]), grid, eps=float(g["hp.eps"]), dtype=torch.float64)
-    ours = {"gamma": "weight", "beta": "bias"}
-    norm.load_state_dict({ours.get(name, name): value for name, value in g.group("param").items()})
-    compare(norm, g, {ours.get(name, name): value for name, value in g.group("grad_param").items()})
+    model = {"gamma": "weight", "beta": "bias"}
+    norm.load_state_dict({model.get(name, name): value for name, value in g.group("param").items()})
+    compare(norm, g, {model.get(name, name): value for name, value in g.group("grad_param").items()})
     px, py = norm.kernels(grid)
     torch.testing.assert_close(torch.einsum("hrs,hcw->hrcsw", py, px).reshape(4, 16, 16), g["aux.P"], **EXACT)
 
@@ -83,9 +85,9 @@ def test_released_block(golden):
 def test_initial_kernels_are_the_released_ones(golden, heads):
     """Equation 7 for the first k * k heads (in another order of heads), noise for the rest."""
     square = math.isqrt(heads) ** 2
-    theirs = paper_kernel(golden("dtn_init_pos_proj")[f"pos_proj.weight.H{heads}"])[:square]
+    reference = paper_kernel(golden("dtn_init_pos_proj")[f"pos_proj.weight.H{heads}"])[:square]
     a = DynamicTokenNorm(heads, heads, (4, 4)).a.detach()
-    assert sorted(a[:square].tolist()) == sorted(theirs.tolist())
+    assert sorted(a[:square].tolist()) == sorted(reference.tolist())
     assert float(a[square:].abs().max() if square < heads else 0.0) < 0.1
 
 

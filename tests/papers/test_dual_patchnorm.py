@@ -30,8 +30,8 @@ def model_of(golden, flax_stem_weights):
         model = vm.apply(model, change) if change else model
         dual = vm.DualPatchNorm().edit(vm.ViTConfig(**shape))
         stem = flax_stem_weights(g.group("param"), dual)
-        own = model.patch_embed.state_dict()
-        model.patch_embed.load_state_dict({name: value for name, value in stem.items() if name in own})
+        state = model.patch_embed.state_dict()
+        model.patch_embed.load_state_dict({name: value for name, value in stem.items() if name in state})
         if variant == "post_posemb":  # the golden reuses LN1's arrays there
             model.norm_pre.load_state_dict({name: stem[f"norm.{name}"] for name in ("weight", "bias")})
         model.pos_embed.data.copy_(g["in.pos_embedding"])
@@ -55,8 +55,8 @@ def test_stem_equals_flax(model_of, variant):
     tokens = embed(model, images)
     torch.testing.assert_close(tokens, g[f"out.{variant}"], atol=1e-9, rtol=0)
     (tokens * g[f"ct.{variant}"]).sum().backward()
-    theirs = g[f"grad_in.image.{variant}"].permute(0, 3, 1, 2)
-    torch.testing.assert_close(images.grad, theirs, atol=1e-9, rtol=0)
+    reference = g[f"grad_in.image.{variant}"].permute(0, 3, 1, 2)
+    torch.testing.assert_close(images.grad, reference, atol=1e-9, rtol=0)
     with torch.no_grad():  # another way to the same tokens
         torch.testing.assert_close(embed(model.eval(), images), g[f"out.{variant}"], atol=1e-9, rtol=0)
 

@@ -115,7 +115,7 @@ def test_every_cell_that_a_study_makes_again_is_one_of_the_table(table):
 
 
 def test_published_differences_have_the_papers_decimals():
-    assert [(one.where, one.text) for one in published(TABLES["dpn-table5"], "dpn")] == [
+    assert [(claim.where, claim.text) for claim in published(TABLES["dpn-table5"], "dpn")] == [
         ("B/16, 1/16", "+0.7"),
         ("B/16, 1/8", "+1.1"),
         ("B/16, 1/4", "+1.1"),
@@ -124,8 +124,8 @@ def test_published_differences_have_the_papers_decimals():
     ]
     (hmlp,) = published(TABLES["tt-table7"], "hmlp")
     assert (hmlp.text, str(hmlp.base), str(hmlp.arm)) == ("+0.34", "82.20 ± 0.06", "82.54 ± 0.09")
-    assert [one.text for one in published(TABLES["dtn-table3"], "scale")] == ["+0.1", "0.0"]
-    assert {one.where: one.text for one in published(TABLES["dpn-table6"], "pre")}["B/32"] == "-2.6"
+    assert [claim.text for claim in published(TABLES["dtn-table3"], "scale")] == ["+0.1", "0.0"]
+    assert {claim.where: claim.text for claim in published(TABLES["dpn-table6"], "pre")}["B/32"] == "-2.6"
     assert published(TABLES["dtn-table3"], "rms") == published(TABLES["dpn-figure1"], "dpn") == []
 
 

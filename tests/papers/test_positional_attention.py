@@ -45,8 +45,8 @@ def test_released_layer(golden):
 def test_start(golden, heads):
     g, local = golden("gpsa_init"), math.isqrt(heads) ** 2
     positions = GatedPositions(heads, (7, 7))
-    theirs = g[f"init.pos_proj.weight.H{heads}"][:local][:, [2, 0, 1]]
-    torch.testing.assert_close(positions.a.detach()[:local], theirs, atol=1e-6, rtol=0)
+    reference = g[f"init.pos_proj.weight.H{heads}"][:local][:, [2, 0, 1]]
+    torch.testing.assert_close(positions.a.detach()[:local], reference, atol=1e-6, rtol=0)
     px, py = positions.kernels((7, 7))
     p = torch.einsum("hrs,hcw->hrcsw", py, px).reshape(heads, 49, 49)[:local, [0, 24, 48]]
     torch.testing.assert_close(p.detach(), g[f"init.pos_softmax.H{heads}"][:local], atol=1e-6, rtol=0)

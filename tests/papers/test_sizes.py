@@ -5,8 +5,12 @@ import torch
 
 import vitmods as vm
 from vitmods.changes.compose import edit
+from vitmods.cli import main
+from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs, count_params
 from vitmods.model.slots import NormConfig
+from vitmods.papers import TABLES
+from vitmods.papers.cost import PEAK, FullScale, full_scale, training_flops
 
 
 def build(name, **overrides):
@@ -92,3 +96,47 @@ def test_multiply_adds_are_those_that_run(changes, overrides):
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.forward_head(model.forward_features(images))
     assert counter.get_total_flops() == 2 * count_macs(model.vit_config)
+
+
+TABLE_12 = {"": 6.1, "dtn": 6.4, "dtn(blocks=10)": 6.4}  # ten twelfths of 14 blocks, or the ten of ViT-S
+
+
+@pytest.mark.parametrize(("arm", "giga"), TABLE_12.items())
+def test_table_12(arm, giga):
+    config = edit(vm.ViTConfig.from_name("T2T-14"), vm.parse_changes(arm))
+    with torch.device("meta"):
+        model = vm.ViT(config)
+    assert count_params(model) / 1e6 == pytest.approx(21.5, abs=0.05)
+    assert count_macs(config, dense_norms=True) / 1e9 == pytest.approx(giga, abs=0.05)
+
+
+def test_parts():
+    """The stem's two layers and its map, fourteen blocks, the class token, the last norm and the head."""
+    layers = [values * 192 + 64 * 64 + 64 + 2 * (64 * 64 + 64) + 2 * values + 2 * 64 for values in (147, 576)]
+    stem = sum(layers) + 576 * 384 + 384
+    block = 4 * 384**2 + 384 + 2 * 384 * 1152 + 1152 + 384 + 4 * 384
+    with torch.device("meta"):
+        model = vm.vit("T2T-14")
+    assert count_params(model.patch_embed) == stem
+    assert count_params(model) == stem + 14 * block + 384 + 2 * 384 + 385 * 1000
+
+
+def test_costs_worked_out_by_hand():
+    assert training_flops(count_macs(ViTConfig.from_name("B/16")), 1) == pytest.approx(6 * 17.56e9, rel=2e-3)
+    low, high = FullScale(1, 3600 * PEAK).gpu_hours(utilization=(0.25, 0.5))
+    assert (low, high) == (2, 4)
+    cost = full_scale(TABLES["dpn-table1"])
+    views = 300 * (1_268_355 // 4096) * 4096
+    macs = {"S/32": 1.14e9, "Ti/16": 1.25e9, "B/32": 4.41e9, "S/16": 4.60e9, "B/16": 17.56e9}
+    assert cost.trials == 2 * 3 * 5
+    assert cost.flops == pytest.approx(2 * 3 * 6 * views * sum(macs.values()), rel=0.01)
+    cost = full_scale(TABLES["dpn-table1-21k"])
+    assert cost.trials == 2 * 5 * 2
+    assert cost.flops == pytest.approx(2 * 6 * (93_000 + 930_000) * 4096 * 28.96e9, rel=0.01)
+
+
+def test_the_shell_shows_it_and_says_that_it_was_not_run(capsys):
+    assert main(["paper", "show", "dpn-table1"]) == 0
+    printed = capsys.readouterr().out
+    assert "30 trials, 4e+20 FLOPs: about 280 to 560 GPU hours at 20 to 40 % of 989 TFLOP/s" in printed
+    assert "not run by us" in printed

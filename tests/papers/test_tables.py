@@ -75,10 +75,10 @@ def test_what_is_not_sure_is_never_shown():
     assert table["PVT-Tiny, LN", "APm"].value == 35.1
     assert not table["PVT-Tiny, LN", "APm"].certain
     assert table.shown("PVT-Tiny, LN", "APm") == str(table["PVT-Tiny, LN", "APm"]) == "?"
-    for one in TABLES.values():
-        for (row, column), number in one.numbers.items():
-            assert (one.shown(row, column) == "?") != number.certain
-            assert (one.describe()["numbers"][row][column] == number.text) == number.certain
+    for entry in TABLES.values():
+        for (row, column), number in entry.numbers.items():
+            assert (entry.shown(row, column) == "?") != number.certain
+            assert (entry.describe()["numbers"][row][column] == number.text) == number.certain
 
 
 @pytest.mark.parametrize("cell", ["", "81,1", "80.1 ±", "80.1±0.1", "80.1 +- 0.1", "about 80", "80.1 *"])
@@ -103,7 +103,7 @@ FIVE = [f"AugReg, {arch}" for arch in ("S/32", "Ti/16", "B/32", "S/16", "B/16")]
 
 
 def claim(paper, words) -> Claim:
-    (claim,) = [one for one in PAPERS[paper].claims if words in one.says]
+    (claim,) = [entry for entry in PAPERS[paper].claims if words in entry.says]
     return claim
 
 
@@ -129,8 +129,10 @@ def test_what_dual_patchnorms_text_says_of_its_tables():
     assert {row.partition(",")[0] for row in TABLES["dpn-table2-finetune"].rows} == {"B/32", "L/16"}
     vtab = TABLES["dpn-table3"]
     sure = [row for row in vtab.rows if vtab[row, "B/32"].certain]
-    losses = [[one for one in gains("dpn-table3", sure, base, f"{base} DPN") if one < 0] for base in ("B/32", "B/16")]
-    assert [(len(one), min(one), len(sure)) for one in losses] == [(4, -12.8, 17), (6, -14.2, 17)]
+    losses = [
+        [entry for entry in gains("dpn-table3", sure, base, f"{base} DPN") if entry < 0] for base in ("B/32", "B/16")
+    ]
+    assert [(len(entry), min(entry), len(sure)) for entry in losses] == [(4, -12.8, 17), (6, -14.2, 17)]
     for words in ("B/16 loses 0.3", "B/32 loses in 4 and B/16 in 6 of the 17", "12.8 and 14.2"):
         assert words in claim("dpn", "never hurts").slip
     (rates,) = re.findall(r"--tune lr=(\S+)", vtab.study.options)
@@ -168,12 +170,12 @@ def test_what_dynamic_token_norms_text_says_of_its_tables():
 
 def test_every_claim_is_printed_with_the_tables_that_it_is_about():
     for paper in PAPERS.values():
-        for one in paper.claims:
-            assert one.tables
-            assert all(one in TABLES[f"{paper.name}-{name}"].claims for name in one.tables), one
-    assert not any("LeViT" in str(one) for one in TABLES["dtn-table1"].claims), "that is about Table 10"
+        for entry in paper.claims:
+            assert entry.tables
+            assert all(entry in TABLES[f"{paper.name}-{name}"].claims for name in entry.tables), entry
+    assert not any("LeViT" in str(entry) for entry in TABLES["dtn-table1"].claims), "that is about Table 10"
     text = "The text (Table 10): LeViT-128S has 76.7 with its own norm. But 76.6 in Table 12: two baselines."
-    assert [str(one) for one in TABLES["dtn-table12"].claims] == [text]
+    assert [str(entry) for entry in TABLES["dtn-table12"].claims] == [text]
 
 
 @pytest.mark.parametrize(
@@ -203,4 +205,4 @@ def test_what_three_things_text_says_of_its_tables():
 
 def test_a_paper_of_ones_own():
     assert all(isinstance(paper, Paper) and paper.url.startswith("https://") for paper in PAPERS.values())
-    assert [one.where for one in PAPERS["norm"].claims if one.slip] == ["part 2", "part 1"]
+    assert [entry.where for entry in PAPERS["norm"].claims if entry.slip] == ["part 2", "part 1"]

@@ -1,5 +1,6 @@
 """What is known of recipes: what `vitmods recipes` shows, commands that exist, models that can be built."""
 
+import math
 import re
 import shlex
 
@@ -7,9 +8,12 @@ import pytest
 import torch
 
 import vitmods as vm
+from vitmods import data
 from vitmods.cli import main
 from vitmods.recipes import RECIPES, a2, augreg, deit, evidence, finetune, plain
 from vitmods.recipes.registry import architecture, arguments, parse_recipe, settings_of, summary, usual_model
+from vitmods.tasks import Classification
+from vitmods.train import RunOptions, train_trial
 from vitmods.util.errors import UserError
 
 PUBLISHED = [name for name in RECIPES if evidence(name).paper]
@@ -17,18 +21,18 @@ PUBLISHED = [name for name in RECIPES if evidence(name).paper]
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_says_what_for_and_what_to_expect(name):
-    known = evidence(name)
-    assert known.data
-    assert known.expected
+    text = evidence(name)
+    assert text.data
+    assert text.expected
     assert 0 < len(summary(name)) <= 120
     assert [argument.partition("=")[0] for argument in arguments(name)] == list(settings_of(RECIPES[name]))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_papers_recipe_names_the_paper_and_a_command_that_exists(name, capsys):
-    known = evidence(name)
-    assert re.search(r"arXiv:\d{4}\.\d{5}", known.paper)
-    program, command, *words = shlex.split(known.command)
+    text = evidence(name)
+    assert re.search(r"arXiv:\d{4}\.\d{5}", text.paper)
+    program, command, *words = shlex.split(text.command)
     assert program == "vitmods"
     assert main([command, "--help-all"]) == 0
     options = set(re.findall(r"--[a-z][\w-]*", capsys.readouterr().out))
@@ -98,3 +102,21 @@ def test_a_model_without_a_name_must_be_reported():
     with pytest.raises(UserError, match=r"say which, as in a2\(model=S/16\)"):
         parse_recipe("a2", model=None)
     assert parse_recipe("a2(model=S/16)", model=None) == a2(model="S/16")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_trains(name, tmp_path):
+    recipe = RECIPES[name]().with_(steps=2, warmup_steps=0, warmup_epochs=None, batch_size=36)
+    dataset = data.load("digits", img_size=8, in_chans=3, augment=recipe.augment, limit_train=200)
+    torch.manual_seed(0)
+    model = vm.vit("mu/4", img_size=8, num_classes=10, **recipe.model.to_config())
+    before = [p.clone() for p in model.parameters()]
+    task = Classification.from_recipe(recipe)
+    result = train_trial(
+        model, task, dataset, recipe, out=tmp_path, options=RunOptions("cpu", progress=False, tensorboard=False)
+    )
+    assert (result["status"], result["steps"]) == ("finished", 2)
+    assert math.isfinite(result["metrics"]["loss"])
+    changed = [not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)]
+    # A head of zeros lets no gradient through before its first update.
+    assert sum(changed) >= (2 if recipe.model.init == "big_vision" else len(changed))

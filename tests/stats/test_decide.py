@@ -207,11 +207,11 @@ def test_images_without_a_score_are_left_out_for_all():
     """... and no trial has diverged for them; one without any score has."""
     x = images_of(3, 4, 1)
     x[1] = np.maximum(x[1], x[0])
-    whole = vm.decide(as_scores(x[..., 3:]))
+    full = vm.decide(as_scores(x[..., 3:]))
     undefined = x.copy()
     undefined[1, 2, :2] = undefined[0, 0, 2] = np.nan
     result = vm.decide(as_scores(undefined))
-    same(result, whole)
+    same(result, full)
     assert result["a"].failures == 0
     assert result["a"].images == x.shape[-1] - 3
     assert "3 test images without a score in some trial are left out for all" in result.notes
@@ -223,7 +223,7 @@ def test_images_without_a_score_are_left_out_for_all():
     undefined[1, :, ::2] = undefined[2, :, 1::2] = np.nan
     with pytest.raises(UserError, match="No test image has a score in every trial"):
         vm.decide(as_scores(undefined))
-    folds = {arm: {seed: row[: 10 + seed] for seed, row in own.items()} for arm, own in as_scores(x).items()}
+    folds = {arm: {seed: row[: 10 + seed] for seed, row in by_seed.items()} for arm, by_seed in as_scores(x).items()}
     folds["a"][1][0] = np.nan
     assert vm.decide(folds, resampled=(1, 4))["a"].n == 4
 
@@ -338,12 +338,12 @@ def test_an_extension_reads_the_looks_of_its_maximum():
 def test_a_study_that_is_not_complete_is_read_at_the_level_of_looks():
     scores = normal(3, 5)
     scores["a"] = {seed: value + 0.1 for seed, value in scores["a"].items()}
-    whole = vm.decide(scores, planned=5)
-    assert (whole.provisional, whole.alpha, whole["a"].verdict) == (False, 0.05, "helps")
+    full = vm.decide(scores, planned=5)
+    assert (full.provisional, full.alpha, full["a"].verdict) == (False, 0.05, "helps")
     scores["b"][4] = None
     part = vm.decide(scores, planned=5)
     assert (part.provisional, part.alpha, part["a"].provisional) == (True, 0.0025, True)
-    assert part["a"].half > 1.2 * whole["a"].half
+    assert part["a"].half > 1.2 * full["a"].half
     assert "helps, so far" in repr(part)
     assert "provisional" in repr(part)
     assert not vm.decide(scores).provisional  # nothing was planned
@@ -366,7 +366,7 @@ def test_intervals_stay_in_the_possible_range_and_fractions_above_one_need_their
     effect = vm.decide(scores, chance=0.0)["a"]
     assert (effect.low, effect.seeds_low) == (-100.0, -100.0)
     assert effect.high > 0
-    percent = {arm: {seed: 100 * score for seed, score in own.items()} for arm, own in scores.items()}
+    percent = {arm: {seed: 100 * score for seed, score in by_seed.items()} for arm, by_seed in scores.items()}
     assert vm.decide(percent, unit="points")["a"].low < -100  # no range is known of other units
     scores = {"base": {0: 1.1, 1: 1.2, 2: 1.0}, "a": {0: 1.3, 1: 1.2, 2: 1.3}}
     assert vm.decide(scores, unit="fraction")["a"].effect == pytest.approx(100 / 6)

@@ -113,9 +113,9 @@ def test_few_groups_of_images(groups):
     labels, n, wrong = np.repeat(np.arange(groups), 12), 5, 0
     rng = np.random.default_rng(0)
     for _ in range(studies // 100):
-        own = 0.6 * rng.standard_normal((100, 2, 1, len(labels)))
-        own += 0.5 * rng.standard_normal((100, 2, 1, groups))[..., labels]
-        latent = 1.3 + rng.standard_normal((100, 1, 1, len(labels))) + own
+        noise = 0.6 * rng.standard_normal((100, 2, 1, len(labels)))
+        noise += 0.5 * rng.standard_normal((100, 2, 1, groups))[..., labels]
+        latent = 1.3 + rng.standard_normal((100, 1, 1, len(labels))) + noise
         x = (latent + 0.7 * rng.standard_normal((100, 2, n, len(labels))) > 0) * 100.0
         grouped = clusters(x, labels)
         result = fit(x.mean(-1), floor=50 / len(labels)).against
@@ -143,10 +143,10 @@ def latent(studies, k, n, m, seed):
     """Right or wrong on new images: an image is difficult for all arms alike, and for each arm in its own way."""
     rng = np.random.default_rng(seed)
     shared = rng.standard_normal((studies, 1, 1, m))
-    own = 0.6 * rng.standard_normal((studies, k + 1, 1, m))
+    noise = 0.6 * rng.standard_normal((studies, k + 1, 1, m))
     trial = rng.standard_normal((studies, k + 1, n, m), dtype=np.float32)
     trial += 0.05 * rng.standard_normal((studies, k + 1, n, 1))
-    return (1.3 + shared + own + 0.7 * trial > 0) * 100.0
+    return (1.3 + shared + noise + 0.7 * trial > 0) * 100.0
 
 
 @pytest.mark.parametrize("n", [4, 10])

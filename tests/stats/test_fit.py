@@ -37,14 +37,6 @@ def test_tables_equal_ordinary_least_squares():
     assert result.against.estimate == pytest.approx(reference.params[["C(arm)[T.1]", "C(arm)[T.2]", "C(arm)[T.3]"]])
 
 
-def test_both_paths_agree_on_complete_tables():
-    scores = np.stack([random_table(5, 4, seed) for seed in range(3)])
-    for closed, general in zip(complete_errors(scores), incomplete_errors(scores, np.ones(scores.shape, bool))):
-        assert closed == pytest.approx(general, rel=1e-9)
-    two = random_table(2, 4)[None]
-    assert complete_errors(two)[2] == pytest.approx(incomplete_errors(two, np.ones(two.shape, bool))[2], rel=1e-9)
-
-
 def test_each_arms_variance_is_unbiased():
     sds = np.array([1.0, 2.0, 3.0])
     scores = np.random.default_rng(0).standard_normal((20_000, 3, 5)) * sds[:, None]
@@ -63,21 +55,26 @@ def test_the_worked_table():
     assert against_base(result.against, None, 0.05, 4).seeds == pytest.approx([5.65, 4.86, 3.57, 3.47], abs=0.02)
 
 
-def test_a_batch_is_its_studies_one_by_one():
+def test_batches_and_paths_agree():
     batch = np.stack([random_table(4, 5, 1), random_table(4, 5, 2), with_gaps()[:4, :5]])
     together = fit(batch)
     for i, scores in enumerate(batch):
         alone = fit(scores)
         for name in ("estimate", "seeds", "pooled", "pooled_df", "own", "own_df"):
             assert getattr(together.against, name)[i] == pytest.approx(getattr(alone.against, name), rel=1e-9)
+    scores = np.stack([random_table(5, 4, seed) for seed in range(3)])
+    for closed, general in zip(complete_errors(scores), incomplete_errors(scores, np.ones(scores.shape, bool))):
+        assert closed == pytest.approx(general, rel=1e-9)
+    two = random_table(2, 4)[None]
+    assert complete_errors(two)[2] == pytest.approx(incomplete_errors(two, np.ones(two.shape, bool))[2], rel=1e-9)
 
 
 def test_what_a_seed_does_to_all_arms_is_no_error():
     scores, shift = with_gaps(), np.array([0, 30, -9, 4, 80, -2])
-    one, other = fit(scores), fit(scores + shift)
-    assert other.errors.guarded == pytest.approx(one.errors.guarded)
-    assert other.against.variance == pytest.approx(one.against.variance)
-    assert other.against.estimate == pytest.approx(one.against.estimate)
+    first, other = fit(scores), fit(scores + shift)
+    assert other.errors.guarded == pytest.approx(first.errors.guarded)
+    assert other.against.variance == pytest.approx(first.against.variance)
+    assert other.against.estimate == pytest.approx(first.against.estimate)
 
 
 def test_the_larger_variance_counts():

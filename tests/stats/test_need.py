@@ -62,7 +62,7 @@ def outcomes(size, k, n, tau, margin=0.3):
     scores[:, 1:] += tau * rng.standard_normal((len(scores), k, 1))
     scores = 0.8 + scores / 100
     first = [vm.decide({str(a): dict(enumerate(row[:n])) for a, row in enumerate(s)}, "0", margin) for s in scores]
-    chances = [[forecast(one) for one in decision.effects.values()] for decision in first]
+    chances = [[forecast(effect) for effect in decision.effects.values()] for decision in first]
     ended = []
     for last in (m for m in FORECAST if m > n):
         ever = np.zeros((len(scores), k), bool)

@@ -1,11 +1,15 @@
-"""Seeds that are tested on other parts of the images: variances, verdicts, and how often these are false."""
+"""Effects over images and over seeds that are tested on other parts of them."""
 
 import numpy as np
+import pandas as pd
 import pytest
+import statsmodels.api as sm
+import statsmodels.formula.api as smf
 from scipy import stats
 
 import vitmods as vm
 from vitmods.stats.fit import fit
+from vitmods.stats.images import clusters, images_part
 from vitmods.stats.width import against_base, over_parts, overlap_of
 
 STUDIES = [pytest.param(2_000, id="2000"), pytest.param(20_000, id="20000", marks=pytest.mark.long)]
@@ -30,8 +34,8 @@ def test_the_variance_is_that_of_nadeau_and_bengio():
 @pytest.mark.parametrize(("n_test", "n_train", "parts"), [(1, 4, 5), (1, 9, 10), (10, 90, 15)])
 def test_the_variance_is_right_where_parts_resemble_each_other_as_it_assumes(n_test, n_train, parts):
     rng, rho, studies = np.random.default_rng(0), n_test / (n_test + n_train), 40_000
-    shared, own = rng.normal(size=(studies, 1, 1)), rng.normal(size=(studies, 1, parts))
-    values = np.sqrt(rho) * shared + np.sqrt(1 - rho) * own
+    shared, by_seed = rng.normal(size=(studies, 1, 1)), rng.normal(size=(studies, 1, parts))
+    values = np.sqrt(rho) * shared + np.sqrt(1 - rho) * by_seed
     true = values.mean(-1).var()
     result = fit(np.concatenate([np.zeros_like(values), values], 1)).against
     assert over_parts(result, overlap_of(n_test, n_train)).own.mean() == pytest.approx(true, rel=0.03)
@@ -73,9 +77,9 @@ def test_the_claim_is_said():
 
 def test_images_of_each_part_count_by_their_mean():
     rng = np.random.default_rng(0)
-    each = {arm: {s: (rng.random(20 + s) < 0.8).astype(float) for s in range(4)} for arm in ("base", "a")}
-    means = {arm: {s: x.mean() for s, x in own.items()} for arm, own in each.items()}
-    assert vm.decide(each, resampled=(20, 80)).to_dict() == vm.decide(means, resampled=(20, 80)).to_dict()
+    results = {arm: {s: (rng.random(20 + s) < 0.8).astype(float) for s in range(4)} for arm in ("base", "a")}
+    means = {arm: {s: x.mean() for s, x in by_seed.items()} for arm, by_seed in results.items()}
+    assert vm.decide(results, resampled=(20, 80)).to_dict() == vm.decide(means, resampled=(20, 80)).to_dict()
     assert vm.decide({**means, "b": {0: None}}, resampled=(20, 80))["b"].n == 0
 
 
@@ -87,13 +91,13 @@ def folded(studies, k, n, parts, training, seed, m=1000):
     """
     rng, per = np.random.default_rng(seed), m // parts
     shared = rng.standard_normal((studies, 1, parts, per))
-    own = 0.6 * rng.standard_normal((studies, k + 1, parts, per))
+    by_seed = 0.6 * rng.standard_normal((studies, k + 1, parts, per))
     learned = rng.standard_normal((studies, k + 1, parts))
     learned = training * (learned.sum(-1, keepdims=True) - learned) / np.sqrt(parts - 1)
     result = np.empty((studies, k + 1, n))
     for s in range(n):
         part = s % parts
-        skill = 1.3 + shared[:, :, part] + own[:, :, part] + learned[:, :, part, None]
+        skill = 1.3 + shared[:, :, part] + by_seed[:, :, part] + learned[:, :, part, None]
         skill = skill + 0.05 * rng.standard_normal((studies, k + 1, 1))
         result[..., s] = 100 * (skill + 0.7 * rng.standard_normal(skill.shape, dtype=np.float32) > 0).mean(-1)
     return result
@@ -123,3 +127,46 @@ def test_false_claims_on_other_training_sets_and_images(k, n, parts, studies):
 def test_training_sets_that_matter_more_than_seeds_are_a_known_excess():
     assert 0.05 < false_claims(1_000, 4, 5, 5, 0.1)[0] < 0.11
     assert false_claims(1_000, 4, 5, 5, 0.0)[0] < 0.02
+
+
+def crossed(n, m, studies=(), seed=0, sds=(1.0, 2.0, 3.0)):
+    """Differences with an effect of the seed, of the image, and of both."""
+    rng = np.random.default_rng(seed)
+    by_seed, by_image = rng.standard_normal((*studies, n, 1)), rng.standard_normal((*studies, 1, m))
+    return sds[0] * by_seed + sds[1] * by_image + sds[2] * rng.standard_normal((*studies, n, m))
+
+
+def test_it_equals_the_analysis_of_variance():
+    n, m = 4, 7
+    differences = crossed(n, m)
+    seeds, images = np.indices((n, m)).reshape(2, -1)
+    frame = pd.DataFrame({"d": differences.ravel(), "seed": seeds, "image": images})
+    table = sm.stats.anova_lm(smf.ols("d ~ C(seed) + C(image)", frame).fit())
+    mean_square = table["sum_sq"] / table["df"]
+    result = images_part(differences)
+    assert result.s2_images == pytest.approx(mean_square["C(image)"] / n, rel=1e-9)
+    assert result.s2_residual == pytest.approx(mean_square["Residual"], rel=1e-9)
+
+
+def test_it_is_unbiased():
+    result = images_part(crossed(5, 40, (6000,)))
+    assert result.unclipped.mean() == pytest.approx(2.0**2 / 40, rel=0.03)
+
+
+def test_batches_single_images_and_single_seeds():
+    differences = crossed(3, 9, (2, 2))
+    assert images_part(differences).variance[1, 0] == pytest.approx(images_part(differences[1, 0]).variance)
+    assert images_part(crossed(4, 1)).variance == 0
+    first = crossed(1, 9)
+    assert images_part(first).variance == pytest.approx(first.var(ddof=1) / 9)
+
+
+def test_clusters_keep_the_mean_and_count_as_one_image():
+    x = crossed(4, 6)
+    assert np.array_equal(clusters(x, np.arange(6)), x)
+    result = clusters(x, ["b", "a", "b", "c", "a", "b"])
+    assert result.shape == (4, 3)
+    assert result.mean(-1) == pytest.approx(x.mean(-1))
+    assert result[:, 1] == pytest.approx(3 / 6 * x[:, [0, 2, 5]].sum(-1))
+    doubled = np.repeat(x, 2, axis=-1)
+    assert images_part(clusters(doubled, np.repeat(np.arange(6), 2))).variance == pytest.approx(images_part(x).variance)

@@ -93,9 +93,9 @@ def test_metrics_are_sklearns(scored, sizes):
 
 
 def test_many_labels_are_ranked_in_parts(scored, monkeypatch):
-    whole = ranking_precision(*scored)
+    overall = ranking_precision(*scored)
     monkeypatch.setattr("vitmods.tasks.multilabel._PAIRS", 100)
-    assert torch.equal(ranking_precision(*scored), whole)
+    assert torch.equal(ranking_precision(*scored), overall)
 
 
 def test_one_label_alone_has_its_average_precision_and_none_is_an_error():

@@ -87,16 +87,16 @@ def trained(images, tmp_path_factory):
 @pytest.mark.parametrize("divided", [False, True])
 @pytest.mark.parametrize("task", ["segmentation", "detection", "sequence_classification"])
 def test_two_processes_are_one(trained, task, divided):
-    own, other = trained / "alone" / task, trained / "together" / ("sharded" if divided else "") / task
+    local, other = trained / "alone" / task, trained / "together" / ("sharded" if divided else "") / task
     for name in ("model.safetensors", "task.safetensors"):
-        if (own / name).exists():
-            ours, theirs = load_file(own / name), load_file(other / name)
-            assert ours.keys() == theirs.keys()
-            for key, value in ours.items():
-                torch.testing.assert_close(value, theirs[key], atol=2e-3, rtol=2e-3, msg=key)
-    results = [json.loads((path / "result.json").read_text()) for path in (own, other)]
+        if (local / name).exists():
+            actual, reference = load_file(local / name), load_file(other / name)
+            assert actual.keys() == reference.keys()
+            for key, value in actual.items():
+                torch.testing.assert_close(value, reference[key], atol=2e-3, rtol=2e-3, msg=key)
+    results = [json.loads((path / "result.json").read_text()) for path in (local, other)]
     assert results[0]["metrics"] == pytest.approx(results[1]["metrics"], abs=1e-2)
     split = results[0]["split"]
-    scores = [np.load(path / f"{split}.npz") for path in (own, other)]
+    scores = [np.load(path / f"{split}.npz") for path in (local, other)]
     assert list(scores[0]["ids"]) == list(scores[1]["ids"])
     assert len(scores[0]["ids"]) > 1

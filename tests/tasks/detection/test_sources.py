@@ -43,8 +43,8 @@ def coco(folder, change=lambda split, content: None):
 
 
 def loaded(spec, **options):
-    how = {"target": "boxes", "joint": training_views, "joint_view": evaluation_views, **options}
-    return data.load(str(spec), img_size=SIZE, augment=small_detection().augment, **how)
+    fields = {"target": "boxes", "joint": training_views, "joint_view": evaluation_views, **options}
+    return data.load(str(spec), img_size=SIZE, augment=small_detection().augment, **fields)
 
 
 def test_coco_has_boxes_masks_and_crowds_with_classes_in_the_order_of_their_ids(tmp_path):

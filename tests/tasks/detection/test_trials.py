@@ -70,7 +70,7 @@ def test_a_study_is_answered_with_costs_and_its_report_shows_boxes(study):
     examples = read_examples(trial)
     assert list(examples.legend) == ["disc", "square"]
     assert len(examples.panels) == 4
-    assert not list(study.rglob("warnings.json")), [one.read_text() for one in study.rglob("warnings.json")]
+    assert not list(study.rglob("warnings.json")), [path.read_text() for path in study.rglob("warnings.json")]
 
 
 def test_a_trial_is_evaluated_again(study, capsys):
@@ -103,10 +103,10 @@ def test_masks_are_trained_from_the_shell_by_a_plain_vit_and_drawn(shapes, tmp_p
     assert Image.open(large["drawn"]).size == (150, 120)
     for row, width in ((small, 64), (large, 150)):
         assert row["objects"]
-        for one in row["objects"]:
-            assert 0.05 < one["score"] <= 1
-            assert 0 <= one["box"][0] < one["box"][2] <= width
-            assert one["mask"]["size"][1] == width
+        for path in row["objects"]:
+            assert 0.05 < path["score"] <= 1
+            assert 0 <= path["box"][0] < path["box"][2] <= width
+            assert path["mask"]["size"][1] == width
     coco = COCO(written)  # annotations are COCO's results
     assert [image["file_name"] for image in coco.dataset["images"]] == ["001.png", "large.png"]
     assert len(coco.loadRes(coco.dataset["annotations"]).anns) == len(small["objects"]) + len(large["objects"])

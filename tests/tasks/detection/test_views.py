@@ -30,8 +30,8 @@ def example(native, box):
     boxes = np.array([box, [0, 0, 3, 3]], dtype=np.float32)
     crowd, area = np.array([False, True]), np.array([1, 1], dtype=np.float32)
     segments = ([[float(v) for v in corners]], [[0.0, 0, 3, 0, 3, 3, 0, 3]])
-    known = Objects(boxes, np.array([1, 0]), crowd, area, native, segments)
-    return image, Annotated(known, native)
+    objects = Objects(boxes, np.array([1, 0]), crowd, area, native, segments)
+    return image, Annotated(objects, native)
 
 
 def draw(index, flip=0.5, seed=0, epoch=0, img_size=(40, 40)):
@@ -83,9 +83,9 @@ def test_a_view_is_a_function_of_seed_epoch_and_image_alone():
 
     together = of(list(range(32)))
     alone = [of([i])[0] for i in range(32)]
-    for one, other in zip(together, alone, strict=True):
-        assert torch.equal(one["boxes"], other["boxes"])
-    flipped = [not torch.equal(one["boxes"], together[i % 2]["boxes"]) for i, one in enumerate(together)]
+    for item, other in zip(together, alone, strict=True):
+        assert torch.equal(item["boxes"], other["boxes"])
+    flipped = [not torch.equal(item["boxes"], together[i % 2]["boxes"]) for i, item in enumerate(together)]
     assert 0 < sum(flipped) < 32
     assert any(not torch.equal(a["boxes"], b["boxes"]) for a, b in zip(together, of(list(range(32)), seed=1)))
     assert any(not torch.equal(a["boxes"], b["boxes"]) for a, b in zip(together, of(list(range(32)), epoch=1)))
@@ -107,9 +107,9 @@ def test_a_batch_is_padded_by_the_mean_color_and_evaluation_never_flips():
 
 def test_images_that_are_stored_smaller_and_what_is_to_be_predicted():
     image, annotated = example((60, 100), (10, 10, 40, 40))
-    whole, (target,) = evaluation_views([image], [annotated], (40, 40), AUGMENT)
+    full, (target,) = evaluation_views([image], [annotated], (40, 40), AUGMENT)
     small, (other,) = evaluation_views([image[:, ::2, ::2]], [annotated], (40, 40), AUGMENT)
-    assert whole.shape == small.shape
+    assert full.shape == small.shape
     assert torch.equal(target["boxes"], other["boxes"])
     image, annotated = example((30, 50), (5, 5, 20, 20))
     _, (target,) = evaluation_views_with_masks([image], [Annotated(None, annotated.native)], (40, 40), AUGMENT)

@@ -196,7 +196,7 @@ def test_what_cannot_be_used_is_listed_before_training_or_left_out(tmp_path):
 
 def test_the_fingerprint_is_of_masks_too_but_not_of_paths(tmp_path):
     spec = [f"masks:{write_set(tmp_path / name, {'train': 4, 'val': 1})}" for name in "ab"]
-    first, second = (load(one).summary()["fingerprint"] for one in spec)
+    first, second = (load(text).summary()["fingerprint"] for text in spec)
     assert first == second
     changed = labels(0)
     changed[5, 5] = (changed[5, 5] + 1) % 3

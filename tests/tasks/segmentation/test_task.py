@@ -82,9 +82,9 @@ def test_timms_vits_and_pyramids_are_backbones_with_a_gradient_everywhere(name):
 @pytest.mark.parametrize("options", [{}, {"global_pool": "map", "class_token": False}, {"global_pool": "avg"}])
 def test_a_timm_model_and_its_counterpart_give_the_same_logits(options):
     torch.manual_seed(0)
-    theirs = timm.create_model("vit_tiny_patch16_224", img_size=48, num_classes=7, depth=2, **options).eval()
-    ours = from_timm(theirs).eval()
-    made = [Segmentation().wrap(model, 5) for model in (theirs, ours)]
+    reference = timm.create_model("vit_tiny_patch16_224", img_size=48, num_classes=7, depth=2, **options).eval()
+    actual = from_timm(reference).eval()
+    made = [Segmentation().wrap(model, 5) for model in (reference, actual)]
     made[1].decoder.load_state_dict(made[0].decoder.state_dict())
     images = torch.randn(2, 3, 48, 48)
     torch.testing.assert_close(made[1](images), made[0](images), atol=1e-4, rtol=1e-4)
@@ -169,18 +169,18 @@ def test_metrics_are_torchmetrics(sizes):
     windows = Windows((16, 16), (10, 10))
     with torch.inference_mode():
         predicted = torch.stack([p.argmax(0) for p in windows.probabilities(model, images, [(16, 20)] * 12, 12)])
-    known = {"num_classes": 6, "ignore_index": IGNORE}
-    jaccard, accuracy = MulticlassJaccardIndex(**known), MulticlassAccuracy(**known, average="micro")
+    options = {"num_classes": 6, "ignore_index": IGNORE}
+    jaccard, accuracy = MulticlassJaccardIndex(**options), MulticlassAccuracy(**options, average="micro")
     labels = masks.long()
     assert len(predicted.unique()) > 2
     assert outcome.metrics["miou"] == pytest.approx(jaccard(predicted, labels).item(), abs=1e-6)
     assert outcome.metrics["pixel_accuracy"] == pytest.approx(accuracy(predicted, labels).item(), abs=1e-6)
-    each = MulticlassJaccardIndex(**known, average="none")(predicted, labels)
-    assert outcome.detail["iou"][:5] == pytest.approx(each[:5].tolist(), abs=1e-6)
+    per_class = MulticlassJaccardIndex(**options, average="none")(predicted, labels)
+    assert outcome.detail["iou"][:5] == pytest.approx(per_class[:5].tolist(), abs=1e-6)
     assert outcome.detail["iou"][5] is None
     for name in ("image_miou", "pixel_accuracy"):
         assert outcome.per_image[name].mean() == pytest.approx(outcome.metrics[name])
-    first = MulticlassJaccardIndex(**known, average="none")(predicted[:1], labels[:1])
+    first = MulticlassJaccardIndex(**options, average="none")(predicted[:1], labels[:1])
     assert outcome.per_image["image_miou"][0] == pytest.approx(first[labels[0].unique()[:-1]].mean().item(), abs=1e-6)
 
 

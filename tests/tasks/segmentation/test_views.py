@@ -46,13 +46,13 @@ sides = st.integers(12, 40)
 @given(sides, sides, st.integers(0, 2**31), st.integers(0, 99), st.sampled_from([None, (0.5, 2.0)]))
 def test_image_and_mask_move_together(height, width, seed, view, resize_range):
     image, mask = views([scene(seed, (height, width))], [view], seed=seed, resize_range=resize_range)
-    known = mask[0] != IGNORE
+    labeled = mask[0] != IGNORE
     # Bilinear interpolation shows other levels near edges only: inside of a class both say the same.
-    labels = torch.nn.functional.pad(torch.where(known, mask[0], -9), (4, 4, 4, 4), value=-9).float()[None]
+    labels = torch.nn.functional.pad(torch.where(labeled, mask[0], -9), (4, 4, 4, 4), value=-9).float()[None]
     least, most = (sign * torch.nn.functional.max_pool2d(sign * labels, 9, 1)[0] for sign in (-1, 1))
-    flat = known & (least == most)
+    flat = labeled & (least == most)
     assert (image[0, 0][flat] == 40 * mask[0][flat]).all()
-    assert (image[0, :, ~known] == 0).all(), "the mean color, where there is no image"
+    assert (image[0, :, ~labeled] == 0).all(), "the mean color, where there is no image"
 
 
 @settings(max_examples=15, deadline=None)
@@ -119,10 +119,10 @@ def test_evaluation_sees_whole_images_padded_to_one_size(size):
     augment = Augment(mean=(0.0,), resample="bilinear")
     images, targets = evaluation_views([image for image, _ in scenes], annotated, size, augment)
     covering = [(16, 16), (16, 32)] if size == (16, 16) else [(24, 24), (16, 32)]
-    assert targets["size"].tolist() == [list(one) for one in covering]
+    assert targets["size"].tolist() == [list(first) for first in covering]
     assert targets["native"].tolist() == [[32, 32], [20, 40]]
     assert targets["window"].tolist() == [list(size)] * 2
-    assert images.shape == (2, 3, max(one[0] for one in covering), 32)
+    assert images.shape == (2, 3, max(first[0] for first in covering), 32)
     assert (images[0, :, :, covering[0][1] :] == 0).all()
     assert targets["mask"][1] is None
     assert torch.equal(targets["mask"][0], torch.from_numpy(scenes[0][1].annotation.labels))

@@ -80,8 +80,8 @@ def test_from_the_command_line_to_the_report(tmp_path, capsys):
     lines.write_text("[MAX 2 9 [MIN 4 7 ] 0 ]\n\n( ( [SM 2 ) 3 ) ]\n")
     assert main(["predict", str(trial), str(lines), "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [one["image"] for one in rows] == [f"{lines}:1", f"{lines}:3"]
-    assert all(abs(sum(one["probabilities"].values())) <= 1.0001 for one in rows)
+    assert [row["image"] for row in rows] == [f"{lines}:1", f"{lines}:3"]
+    assert all(abs(sum(row["probabilities"].values())) <= 1.0001 for row in rows)
     lines.write_text("[MAX 2 nine ]\n")
     assert main(["predict", str(trial), str(lines)]) == 2
     assert "'nine' is not a token" in capsys.readouterr().err

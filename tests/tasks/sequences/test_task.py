@@ -47,15 +47,15 @@ def value_of(words):
 
 
 def test_the_generator_draws_as_long_range_arenas():
-    known = np.load(Path(__file__).parents[2] / "golden" / "listops_examples.npz")
+    goldens = np.load(Path(__file__).parents[2] / "golden" / "listops_examples.npz")
     rng, seen, examples = random.Random(1234), set(), []
-    while len(examples) < len(known["target"]):
+    while len(examples) < len(goldens["target"]):
         tokens, value = expression(rng)
         if 20 < len(tokens) < 400 and tuple(tokens) not in seen:
             seen.add(tuple(tokens))
             examples.append((text_of(tokens).replace("]", "X"), value, len(tokens)))
     assert [list(column) for column in zip(*examples, strict=True)] == [
-        known[name].tolist() for name in ("tokens_joined", "target", "length")
+        goldens[name].tolist() for name in ("tokens_joined", "target", "length")
     ]
 
 
