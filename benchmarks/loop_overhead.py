@@ -27,7 +27,7 @@ from vitmods.recipes.schedule import lr_at, resolve
 from vitmods.tasks import Classification
 from vitmods.train import RunOptions, TrialRun
 from vitmods.train.interrupt import StopRequest
-from vitmods.train.logs import ProgressBar
+from vitmods.train.loggers import ProgressBar
 from vitmods.train.optim import make_optimizer
 
 STEPS, BLOCK = 3000, 60  # rows are logged twice a block

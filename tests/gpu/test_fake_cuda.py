@@ -23,7 +23,7 @@ from vitmods.recipes.recipe import Optimizer
 from vitmods.tasks import Classification
 from vitmods.tasks.base import TASKS, make_task
 from vitmods.tasks.features import without_head
-from vitmods.train.loop import on_its_way
+from vitmods.train.loop import prefetch
 
 RECIPE = Recipe().with_(epochs=2, batch_size=4, clip_norm=1.0)
 
@@ -194,8 +194,8 @@ def test_batches_are_pinned_ahead_for_a_gpu_and_left_alone_on_a_cpu(monkeypatch)
     monkeypatch.setattr("vitmods.data.batch.Batch.pinned", lambda batch: pinned.append(batch) or batch)
     batches = [Batch(torch.zeros(1), torch.zeros(1), torch.tensor([i])) for i in range(4)]
     given = iter(batches)
-    assert on_its_way(given, torch.device("cpu")) is given
-    assert list(on_its_way(given, torch.device("cuda"))) == batches
+    assert prefetch(given, torch.device("cpu")) is given
+    assert list(prefetch(given, torch.device("cuda"))) == batches
     assert pinned == batches
 
 

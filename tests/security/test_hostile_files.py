@@ -43,7 +43,7 @@ from vitmods.train.trial import read_scores
 from vitmods.util import limits, registry
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user
-from vitmods.util.lease import AddressPlace
+from vitmods.util.lease import LeaseFile
 
 SOON_S = 60  # of CPU time, on any machine: what has no end takes more
 
@@ -423,7 +423,7 @@ def test_what_lies_in_place_of_a_lock_or_lease_is_no_reason_to_wait(name, what, 
         pass
     if name == ".lease":  # and at an address
         with pytest.raises(UserError, match=rf"{name} is not what a run writes"):
-            AddressPlace(f"file://{path}").read()
+            LeaseFile(f"file://{path}").read()
 
 
 def test_a_lease_cannot_move_the_cursor(tmp_path, monkeypatch, capsys):

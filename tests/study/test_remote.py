@@ -40,7 +40,6 @@ def study(seeds=1):
 def quick(monkeypatch):
     monkeypatch.setattr(remote, "SEND_EVERY_S", 0.05)
     monkeypatch.setattr(lease, "SETTLE_S", 0.05)
-    monkeypatch.setattr(lease, "LOOK_S", 60.0)
     monkeypatch.setattr(address, "_PAUSES_S", (0.01, 0.01))
 
 
@@ -97,7 +96,7 @@ def test_addresses_and_folders_are_told_apart(on, tmp_path):
     assert named(tmp_path) == str(tmp_path)
     with pytest.raises(UserError, match=rf"file://{tmp_path}/nostudy is not a study: "):
         Answer.load(f"file://{tmp_path}/nostudy")
-    with pytest.raises(UserError, match="There is nothing at"):
+    with pytest.raises(UserError, match="does not exist or is empty"):
         download(f"file://{tmp_path}/none")
 
 
@@ -225,8 +224,8 @@ def mirror(tmp_path, on):
 
 def test_what_tells_of_others_is_sent_after_them(mirror, monkeypatch):
     sent = []
-    send = LocalCopy._send_open
-    monkeypatch.setattr(LocalCopy, "_send_open", lambda self, *what: (sent.append(what[1]), send(self, *what))[1])
+    send = LocalCopy.send_file
+    monkeypatch.setattr(LocalCopy, "send_file", lambda self, *what: (sent.append(what[1]), send(self, *what))[1])
     write(mirror, trial__metrics_jsonl="{}", trial__config_json="{}", logs__worker0_txt="w")
     mirror.send(final=False)
     assert sent == []  # rows alone are no reason to send them
@@ -365,14 +364,14 @@ def test_names_above_a_copy_do_not_matter_and_links_and_growing_logs_wait(tmp_pa
 
 def test_a_result_that_is_written_while_others_are_sent_comes_with_the_next(mirror, monkeypatch):
     write(mirror, config_json="{}", metrics_jsonl="1")
-    send = LocalCopy._send_open
+    send = LocalCopy.send_file
 
     def grows(self, trial, name, file):
         if name == "config.json":
             write(mirror, result_json="late")
         return send(self, trial, name, file)
 
-    monkeypatch.setattr(LocalCopy, "_send_open", grows)
+    monkeypatch.setattr(LocalCopy, "send_file", grows)
     mirror.send()
     assert not mirror.has("result.json")
     mirror.send()
@@ -443,37 +442,23 @@ def test_a_trial_that_two_machines_have_changed_is_kept_by_both(mirror, tmp_path
     assert (tmp_path / "there/third/a.txt").read_text() == "c"
 
 
-@pytest.mark.parametrize("fetched", [True, False])
-def test_a_killed_run_goes_on_with_its_own_files(mirror, tmp_path, on, monkeypatch, fetched):
-    """It has sent rows, was killed before it could note that, and has more of them; unless the run that was killed had
-    not even seen what another machine has done before."""
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_killed_run_goes_on_with_its_own_files(mirror, tmp_path, on, monkeypatch, noted):
+    """It has sent rows, and has more of them. If it was killed before it could note what was sent, the address's files
+    are used, and its own are kept aside."""
     folder = StudyFolder(mirror.address)
-
-    def killed(text):
-        taken = []
-        with monkeypatch.context() as patch:
-            patch.setattr(lease.Lease, "give_back", lambda held: held._ended.set())
+    with monkeypatch.context() as patch:
+        patch.setattr(lease.Lease, "give_back", lambda held: held._ended.set())
+        if not noted:
             patch.setattr(LocalCopy, "_note", lambda *_: None)
-            if not fetched:
-                patch.setattr(LocalCopy, "fetch", lambda *_: taken.append(1 / 0))
-            try:
-                with folder.lock():
-                    write(mirror, trial__config_json="{}", trial__metrics_jsonl=text)
-            except ZeroDivisionError:
-                pass
-
-    killed("1")
+        with folder.lock():
+            write(mirror, trial__config_json="{}", trial__metrics_jsonl="1")
     write(mirror, trial__config_json="{}", trial__metrics_jsonl="12", trial__checkpoint_pt="12")
-    if not fetched:
-        there = tmp_path / "there/trial"
-        there.mkdir()
-        (there / "metrics.jsonl").write_text("12 of another machine")
     with folder.lock():
         text = (mirror.folder / "trial/metrics.jsonl").read_text()
-    assert (
-        text == (tmp_path / "there/trial/metrics.jsonl").read_text() == ("12" if fetched else "12 of another machine")
-    )
-    assert mirror.folder.joinpath(".aside").exists() == (not fetched)
+    assert text == (tmp_path / "there/trial/metrics.jsonl").read_text() == ("12" if noted else "1")
+    kept = [path.read_text() for path in mirror.folder.glob(".aside/*/trial/metrics.jsonl")]
+    assert kept == ([] if noted else ["12"])
 
 
 def test_an_address_that_is_empty_all_at_once_takes_nothing_away(mirror, tmp_path):
@@ -544,8 +529,8 @@ def test_a_run_that_was_taken_over_measures_and_writes_nothing_more(tmp_path, mo
 def test_a_run_that_was_asleep_trains_and_sends_nothing_more(tmp_path, on, monkeypatch, when):
     """Another run takes the address over, and this one does not notice by itself: its lease is renewed much later."""
     out, other = f"file://{tmp_path}/there/x", json.dumps({"id": "another", "host": "two", "process": 7})
-    monkeypatch.setattr(lease, "_interrupt_main", lambda: None)
-    monkeypatch.setattr(lease.AddressPlace, "write", lambda *_: None)  # nor does it renew it at the same moment
+    monkeypatch.setattr("signal.pthread_kill", lambda *_: None)
+    monkeypatch.setattr(lease.LeaseFile, "write", lambda *_: None)  # nor does it renew it at the same moment
     monkeypatch.setattr(lease, "BEAT_S", 600.0)
     monkeypatch.setattr(lease, "STALE_S", 0.0)
     monkeypatch.setattr(remote, "SEND_EVERY_S", 600.0 if when == "before it is sent" else 0.05)
@@ -693,8 +678,8 @@ def test_a_store_that_cannot_create_exclusively_holds_studies_too(bucket, server
         on("one")
     assert asked
     on("two")
-    with StudyFolder(f"{bucket}/x").lock() as held:
-        assert held.previous is None  # it was given back
+    assert not copy_of(place(f"{bucket}/x")).has(lease.LEASE)  # it was given back
+    with StudyFolder(f"{bucket}/x").lock():
         assert (place(f"{bucket}/x") / "note.txt").read_text() == "a"
 
 

@@ -291,7 +291,7 @@ import sklearn.datasets, torch._dynamo  # here, not in each child
 from vitmods.cli import main
 import vitmods.study.trial as evaluate
 import vitmods.study.run
-from vitmods.train.logs import MetricsFile
+from vitmods.train.loggers import MetricsFile
 
 def after(count, real):
     def call(*arguments, **options):

@@ -25,7 +25,7 @@ import tensorboard.summary.writer.record_writer  # noqa: E402, F401
 import vitmods as vm  # noqa: E402
 from vitmods import data  # noqa: E402
 from vitmods.tasks import Classification  # noqa: E402
-from vitmods.train import TrialRun, checkpoint, logs, loop, trial  # noqa: E402
+from vitmods.train import TrialRun, checkpoint, loggers, loop, trial  # noqa: E402
 from vitmods.util import files  # noqa: E402
 
 spec = importlib.util.spec_from_file_location("bench", Path(__file__).with_name("conftest.py"))
@@ -85,7 +85,7 @@ def half_a_checkpoint(count):
 
 def half_a_row(count):
     """Die with half of the count-th row of metrics.jsonl written."""
-    original, calls = logs.MetricsFile.write, []
+    original, calls = loggers.MetricsFile.write, []
 
     def write(self, row):
         calls.append(1)
@@ -95,7 +95,7 @@ def half_a_row(count):
             die()
         original(self, row)
 
-    logs.MetricsFile.write = write
+    loggers.MetricsFile.write = write
 
 
 def pick(low, high):

@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from vitmods.train import RunOptions, loggers, trial
-from vitmods.train.loggers import LOGGERS, LoggedRun, LoggerKind, check_loggers
-from vitmods.train.logs import Diverged
+from vitmods.train.loggers import LOGGERS, Diverged, LoggedRun, LoggerKind, check_loggers
 from vitmods.util.errors import UserError
 
 ASKED = {"checkpoint_every_steps": 4, "log": ("notebook",)}

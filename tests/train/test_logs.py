@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from vitmods.tasks import Classification
-from vitmods.train.logs import MetricsFile, ProgressBar, TensorBoard
+from vitmods.train.loggers import MetricsFile, ProgressBar, TensorBoard
 from vitmods.util.errors import UserError
 
 ROW = {"step": 5, "epoch": 1.0, "split": "train", "loss": 0.25, "top1": 0.5, "images_per_s": 1234.5, "data_wait": 0.251}

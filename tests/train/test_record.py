@@ -7,8 +7,7 @@ import timm
 import torch
 
 import vitmods as vm
-from vitmods.train.logs import Diverged, Window
-from vitmods.train.record import Recorder, lambdas_of, layers_of
+from vitmods.train.loggers import Diverged, Window, gradient_norms, lambdas_of, layers_of
 
 BOTH = ("gradients", "lambdas")
 
@@ -21,7 +20,7 @@ def test_gradients_are_those_of_each_layers_parameters():
     torch.manual_seed(0)
     model = vm.apply(vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=10), vm.DualPatchNorm())
     model(torch.randn(4, 1, 8, 8)).square().sum().backward()
-    found = Recorder(model, ("gradients",)).gradients()
+    found = gradient_norms(layers_of(model))
     assert list(found) == ["gradient/stem", "gradient/blocks.0", "gradient/blocks.1", "gradient/head"]
 
     def norm(*beginnings):
@@ -31,8 +30,8 @@ def test_gradients_are_those_of_each_layers_parameters():
     torch.testing.assert_close(found["gradient/stem"], norm("patch_embed.proj."))  # without the norms around it
     torch.testing.assert_close(found["gradient/blocks.1"], norm("blocks.1."))
     torch.testing.assert_close(found["gradient/head"], norm("head."))
-    assert not Recorder(model, ()).gradients()
-    half = Recorder(model, ("gradients",), processes=2).gradients()  # a part of a sum over processes
+    assert not gradient_norms({})
+    half = gradient_norms(layers_of(model), processes=2)  # a part of a sum over processes
     torch.testing.assert_close(2 * half["gradient/stem"], found["gradient/stem"])
 
 

@@ -8,8 +8,8 @@ import tempfile
 import pytest
 
 from vitmods.data.sources import open_source
-from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
+from vitmods.util.files import user_cache
 
 
 @pytest.fixture
@@ -50,10 +50,10 @@ def test_a_relative_cache_home_is_ignored(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("spec", ["~nosuchuser/x", "wds:~nosuchuser/x", "imagenet:~nosuchuser/x"])
 def test_a_home_that_is_not_there_is_named(spec):
-    with pytest.raises(UserError, match="no home folder for ~nosuchuser/x"):
+    with pytest.raises(UserError, match="The home folder of ~nosuchuser/x is unknown"):
         open_source(spec)
 
 
 def test_a_home_of_nobody_is_named(homeless):
-    with pytest.raises(UserError, match="no home folder for ~/x"):
+    with pytest.raises(UserError, match="The home folder of ~/x is unknown"):
         open_source("~/x")

@@ -12,14 +12,14 @@ import pytest
 from vitmods.train.interrupt import stop_on_signals
 from vitmods.util import lease as module
 from vitmods.util.errors import UserError
-from vitmods.util.lease import AddressPlace, FilePlace, Lease, leased
+from vitmods.util.lease import Lease, LeaseFile, leased
 
 STALE_S = 60.0  # longer than a busy machine lets a run's thread wait
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    times = {"BEAT_S": 0.05, "WATCH_S": 0.05, "SETTLE_S": 0.2, "STALE_S": STALE_S, "LOOK_S": 60.0}
+    times = {"BEAT_S": 0.05, "WATCH_S": 0.05, "SETTLE_S": 0.2, "STALE_S": STALE_S}
     for name, seconds in times.items():
         monkeypatch.setattr(module, name, seconds)
 
@@ -28,9 +28,9 @@ def quick(monkeypatch):
 def place(request, tmp_path):
     """Makes the file of the same lease, for each run its own."""
     if request.param == "disk":
-        return lambda: FilePlace(tmp_path / ".lease")
+        return lambda: LeaseFile(str(tmp_path / ".lease"))
     address = f"memory://{tmp_path.name}/.lease" if request.param == "object store" else f"file://{tmp_path}/x/.lease"
-    return lambda: AddressPlace(address)
+    return lambda: LeaseFile(address)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_of_several_that_begin_at_once_one_begins(make, place, stale, monkeypatc
 
     begun = set() if stale else set(runs)
     for run in runs:
-        monkeypatch.setattr(run._place, "write", partial(write, run, real=run._place.write))
+        monkeypatch.setattr(run._file, "write", partial(write, run, real=run._file.write))
 
     def begin(run):
         try:
@@ -133,7 +133,7 @@ def test_of_several_that_begin_at_once_one_begins(make, place, stale, monkeypatc
         quiet.add(threading.get_ident())
 
     monkeypatch.setattr("time.sleep", sleep)
-    monkeypatch.setattr(module, "_interrupt_main", lambda: None)
+    monkeypatch.setattr("signal.pthread_kill", lambda *_: None)
     threads = [threading.Thread(target=begin, args=[run]) for run in runs]
     for thread in threads:
         thread.start()
@@ -153,7 +153,7 @@ def refuses(fs, source, target, **how):
 
 @pytest.mark.parametrize("move", [refuses, lambda *_, **__: None])
 def test_where_nothing_moves_onto_a_file_it_is_written_in_place(tmp_path, monkeypatch, move):
-    place = AddressPlace(f"file://{tmp_path}/.lease")
+    place = LeaseFile(f"file://{tmp_path}/.lease")
     assert place.create(b"one")
     monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.mv", move)
     place.write(b"another")
@@ -201,7 +201,7 @@ def test_one_that_was_taken_over_stops_and_leaves_the_other_alone(interrupts, pl
                 time.sleep(0.01)
 
     if not interrupts:  # as where SIGINT is ignored
-        monkeypatch.setattr(module, "_interrupt_main", lambda: None)
+        monkeypatch.setattr("signal.pthread_kill", lambda *_: None)
     with pytest.raises(UserError, match="process 7 on two has taken runs/x over"):
         work()
     assert place().read() == OTHER
@@ -255,8 +255,6 @@ def test_a_trial_that_ctrl_c_does_not_reach_stops_too(place, answers):
 @pytest.mark.parametrize("gave_back", [False, True])
 def test_one_that_looks_is_told_at_once(gave_back, make, place, monkeypatch):
     monkeypatch.setattr(module, "BEAT_S", 60.0)
-    interrupted = threading.Event()
-    monkeypatch.setattr(module, "_interrupt_main", interrupted.set)
     run = make("one")
     run.take()
     run.look()
@@ -267,57 +265,8 @@ def test_one_that_looks_is_told_at_once(gave_back, make, place, monkeypatch):
     why = "The lease of runs/x is gone, and this run" if gave_back else "process 7 on two has taken runs/x over"
     with pytest.raises(UserError, match=why):
         run.look()
-    assert interrupted.wait(60)
     run.give_back()
     assert (place().read() is None) == gave_back
-
-
-def test_two_that_look_at_a_time_are_both_told(make, place, monkeypatch):
-    monkeypatch.setattr(module, "BEAT_S", 60.0)
-    monkeypatch.setattr(module, "_interrupt_main", lambda: None)
-    run, asked, answers, told = make("one"), threading.Event(), threading.Event(), []
-    run.take()
-    read = run._place.read
-    monkeypatch.setattr(run._place, "read", lambda: asked.set() or (answers.wait(60) and read()))
-    monkeypatch.setattr(module, "STALE_S", 0.0)
-    place().write(OTHER)
-
-    def look():
-        try:
-            run.look()
-        except UserError as error:
-            told.append(str(error))
-
-    looks = [threading.Thread(target=look) for _ in range(2)]
-    for thread in looks:
-        thread.start()
-        assert asked.wait(60)
-    looks[1].join(0.05)  # it is waiting for the answer to the first
-    answers.set()
-    for thread in looks:
-        thread.join()
-    assert len(told) == 2
-    run.give_back()
-
-
-def test_a_place_that_does_not_answer_tells_nothing(make, monkeypatch):
-    monkeypatch.setattr(module, "BEAT_S", 60.0)
-    monkeypatch.setattr(module, "LOOK_S", 0.05)
-    run, answers = make("one"), threading.Event()
-    run.take()
-    read = run._place.read
-    monkeypatch.setattr(run._place, "read", lambda: answers.wait(60) and read())
-    monkeypatch.setattr(module, "STALE_S", 0.0)
-    began = time.monotonic()
-    run.look()
-    assert 0.05 <= time.monotonic() - began < 30
-    monkeypatch.setattr(module, "LOOK_S", 60.0)
-    run.look()  # not waited for again
-    assert time.monotonic() - began < 30
-    answers.set()
-    run.give_back()
-    run.look()
-    assert time.monotonic() - began < 30
 
 
 def test_a_lease_that_is_removed_by_hand_is_written_again(make, place):

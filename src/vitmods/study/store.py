@@ -39,7 +39,7 @@ from vitmods.util import limits
 from vitmods.util.address import named, place
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, make_folder, similar_folder, write_atomically, write_json
-from vitmods.util.lease import LEASE, AddressPlace, FilePlace, Lease, leased, not_a_lease
+from vitmods.util.lease import LEASE, Lease, LeaseFile, leased, not_a_lease
 from vitmods.util.registry import check_plugins
 from vitmods.util.remote import LocalCopy, copy_of
 from vitmods.util.text import printable
@@ -481,10 +481,8 @@ class StudyFolder:
         try:
             with disk_errors(path):
                 path.write_text(f"{os.getpid()}\n")
-            from vitmods.train.checkpoint import replaced  # torch, which reading does without
-
             copy = self._copy = copy_of(self.path)
-            lease_file = AddressPlace(f"{copy.address}/{LEASE}") if copy else FilePlace(self.path.absolute() / LEASE)
+            lease_file = LeaseFile(f"{copy.address if copy else self.path.absolute()}/{LEASE}")
             local = copy.identity() if copy else str(self.path.resolve())
             with leased(lease_file, named(self.path), local) as lease:
                 for index in range(len(list(self.logs.glob("worker*.lock")))):
@@ -496,7 +494,7 @@ class StudyFolder:
                             f"A worker of an earlier run still writes to {named(self.path)}. End it, then run the same "
                             "command."
                         ) from None
-                with copy.kept(lease, replaced) if copy else nullcontext():
+                with copy.kept(lease) if copy else nullcontext():
                     yield lease
         finally:
             self._copy = None

@@ -3,7 +3,6 @@
 import os
 import warnings
 import zipfile
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +52,6 @@ def remove(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def replaced(names: Collection[str], is_finished: bool) -> set[str]:
-    """Name the files of a trial, by their paths in its folder, that newer ones replace: the checkpoints of a finished
-    trial, and TensorBoard's files, which each start writes anew."""
-    boards = sorted(name for name in names if name.startswith("tb/events."))
-    return set(boards[:-1]) | ({NAME, PREVIOUS}.intersection(names) if is_finished else set())
-
-
 def _read(path: Path) -> dict[str, Any]:
     check_zip(path, small=0)  # torch.save does not compress
     # torch.load does not check the checksums that torch.save wrote: a flipped bit would go unseen.
@@ -67,5 +59,5 @@ def _read(path: Path) -> dict[str, Any]:
         bad = archive.testzip()
     if bad is not None:
         raise ValueError(f"wrong checksum of {bad}")
-    found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return found
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import pickle
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -25,18 +24,18 @@ PATIENCE = timedelta(minutes=30)  # that processes wait for one that reads image
 
 
 class PeerEnded(UserError):
-    """Another process of the trial has ended; it says why, unless it was killed."""
+    """Another process of the trial has ended, and has printed why unless it was killed."""
 
-    repeats = True  # what another one has said: `vitmods.util.errors.said`
+    repeats = True  # the message of another process: `vitmods.util.errors.said`
 
 
 def peer_ended(error: BaseException) -> PeerEnded | None:
-    """The error of a sum over processes that one of them has left, as what it means; None for any other error."""
+    """Translate the error of a collective operation that a process has left; None for any other error."""
     if not (isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))):
         return None
     return PeerEnded(
-        "Another process of this trial has ended without a word (killed, or out of memory?). What was saved is there: "
-        "the same command goes on."
+        "Another process of this trial has ended without a message (killed, or out of memory?). The state is saved; "
+        "run the same command again to resume."
     )
 
 
@@ -54,49 +53,48 @@ class Processes:
         return self.rank == 0
 
     def agree(self, *values: int) -> tuple[int, ...]:
-        """The largest of each value over all processes."""
+        """Return the largest of each value over all processes."""
         if self.size == 1:
             return values
-        found = torch.tensor(values)
-        self._collect(lambda: dist.all_reduce(found, dist.ReduceOp.MAX))
-        return tuple(found.tolist())
+        largest = torch.tensor(values)
+        self._collect(lambda: dist.all_reduce(largest, dist.ReduceOp.MAX))
+        return tuple(largest.tolist())
 
     def total(self, tensor: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """Sum a tensor over all processes, in place."""
         if self.size > 1:
             self._collect(lambda: dist.all_reduce(tensor))
         return tensor
 
     def gathered(self, value: T) -> list[T]:
-        """The values of all processes, by their ranks."""
+        """Return the values of all processes, by rank."""
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
-        self._collect(lambda: dist.all_gather_object(found, value))
-        return found
+        values: list[Any] = [None] * self.size
+        self._collect(lambda: dist.all_gather_object(values, value))
+        return values
 
     def once(self, work: Callable[[], T]) -> T:
-        """What the first process finds, in all of them; an error there is raised in all of them."""
+        """Work in the first process and return its result in all; an error there is raised in all."""
         if self.size == 1:
             return work()
-        found: list[Any] = [None, None]
+        outcome: list[Any]
+        error, outcome = None, [None, None]  # result, message of an error
         if self.first:
             try:
-                found[0] = work()
-            except Exception as error:
-                found[1] = error
-                try:
-                    pickle.dumps(error)
-                except Exception:
-                    found[1] = RuntimeError(str(error))
-        self._collect(lambda: dist.broadcast_object_list(found))
-        if found[1] is not None:
-            raise found[1] if self.first else PeerEnded(str(found[1]))
-        answer: T = found[0]
-        return answer
+                outcome[0] = work()
+            except Exception as raised:
+                error, outcome[1] = raised, str(raised)
+        self._collect(lambda: dist.broadcast_object_list(outcome))
+        if error is not None:
+            raise error
+        if outcome[1] is not None:
+            raise PeerEnded(outcome[1])
+        result: T = outcome[0]
+        return result
 
     def in_turn(self, work: Callable[[], T]) -> T:
-        """Work in all processes, the first one before the others: it may repair files, or leave a cache."""
+        """Work in all processes, in the first one before the others: it may repair files, or write a cache."""
         results: list[T] = []
         self.once(lambda: results.append(work()))
         return results[0] if self.first else work()
@@ -124,17 +122,12 @@ def join() -> Processes:
         return Processes()
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
-        atexit.register(_leave)
+        atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
     return Processes(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 class StepLoss(nn.Module):
-    """A task's loss as a module, so that whatever a task calls of its model lies inside of one forward."""
+    """A task's loss as a module, so that all calls of its model are within one forward."""
 
     def __init__(self, task: Task, model: nn.Module) -> None:
         super().__init__()
@@ -144,9 +137,9 @@ class StepLoss(nn.Module):
         return self.task.loss(self.model, batch)
 
 
-class Together:
-    """The loss of a model that several processes train: gradients become the mean over processes in the last part of
-    each step. Alone: the loss."""
+class DistributedLoss:
+    """The loss of a model that several processes train: the last part of each step averages gradients over them. In a
+    single process: the loss."""
 
     def __init__(self, task: Task, model: nn.Module, processes: Processes, shard: bool, compile: bool = False) -> None:
         self._loss: Any = StepLoss(task, model)
@@ -158,37 +151,23 @@ class Together:
         if not self._alone and not shard:
             from torch.nn.parallel import DistributedDataParallel
 
+            # Stochastic depth may drop a branch for all images, which leaves its parameters without gradient.
+            drops = (m for m in model.modules() if type(m).__name__.endswith(("DropPath", "StochasticDepth")))
+            skips = any((getattr(m, "rate", getattr(m, "drop_prob", 0.0)) or 0) > 0 for m in drops)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # its successor is torch 2.13's
-                self._loss = DistributedDataParallel(
-                    self._loss, broadcast_buffers=False, find_unused_parameters=_skips_branches(model)
-                )
+                self._loss = DistributedDataParallel(self._loss, broadcast_buffers=False, find_unused_parameters=skips)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        found: tuple[Tensor, dict[str, Tensor]] = self._loss(batch)
-        return found
+        loss, statistics = self._loss(batch)
+        return loss, statistics
 
-    def part(self, last: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of one part of a batch: only the last one exchanges gradients."""
-        if self._alone or last:
-            if self._shard:
-                self._model.set_requires_gradient_sync(True)  # type: ignore[operator]
-            return nullcontext()
+    def part(self, last: bool) -> AbstractContextManager[None]:
+        """Return the context of forward and backward of one part of a batch: only the last one exchanges gradients."""
         if self._shard:
-            self._model.set_requires_gradient_sync(False)  # type: ignore[operator]
-            return nullcontext()
-        context: AbstractContextManager[Any] = self._loss.no_sync()
-        return context
-
-
-def _skips_branches(model: nn.Module) -> bool:
-    """Whether a step may leave parameters without gradient: stochastic depth may drop a branch for all images."""
-    rates = (getattr(m, "rate", getattr(m, "drop_prob", 0.0)) for m in model.modules() if _is_drop_path(m))
-    return any(rate and rate > 0 for rate in rates)
-
-
-def _is_drop_path(module: nn.Module) -> bool:
-    return type(module).__name__.endswith(("DropPath", "StochasticDepth"))
+            self._model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        context: AbstractContextManager[None] = nullcontext()
+        return context if last or self._alone or self._shard else self._loss.no_sync()
 
 
 def shard(model: nn.Module, processes: Processes, device: torch.device) -> None:
@@ -207,32 +186,31 @@ def shard(model: nn.Module, processes: Processes, device: torch.device) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor, sharing its memory."""
-    found: Any = tensor
-    mine: Tensor = found.to_local() if hasattr(found, "to_local") else found
-    return mine
+    """Return the part of a tensor that this process holds, sharing its memory."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be divided among processes; all of them have to ask."""
-    found: Any = tensor
-    return found.full_tensor() if hasattr(found, "full_tensor") else tensor
+    """Gather a tensor that may be sharded; all processes have to call this."""
+    gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return gathered
 
 
 def whole_state(state: Any, keep: bool) -> Any:
-    """A state dict with whole tensors; on the CPU, and None where they are not to be kept, if they were divided."""
+    """Return a state dict with gathered tensors; those that were sharded are on the CPU, or None without `keep`."""
     if isinstance(state, dict):
         return {name: whole_state(value, keep) for name, value in state.items()}
     if isinstance(state, list | tuple):
         return type(state)(whole_state(value, keep) for value in state)
     if not hasattr(state, "full_tensor"):
         return state
-    found = state.full_tensor()
-    return found.cpu() if keep else None
+    tensor = state.full_tensor()
+    return tensor.cpu() if keep else None
 
 
-def divided_as(value: Any, like: Any) -> Any:
-    """Divide a whole tensor as `like` is; returns anything else as it is."""
+def _sharded_as(value: Any, like: Any) -> Any:
+    """Shard a tensor as `like` is; returns anything else unchanged."""
     if not (hasattr(like, "placements") and getattr(value, "shape", None) == like.shape):
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -241,22 +219,22 @@ def divided_as(value: Any, like: Any) -> Any:
 
 
 def load_weights(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Load whole tensors into a model that may be divided."""
-    now = model.state_dict()
-    model.load_state_dict({name: divided_as(value, now.get(name)) for name, value in state.items()})
+    """Load gathered tensors into a model that may be sharded."""
+    present = model.state_dict()
+    model.load_state_dict({name: _sharded_as(value, present.get(name)) for name, value in state.items()})
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """The same for an optimizer: what has a parameter's shape is divided as that is."""
+    """Load gathered tensors into an optimizer: those of a parameter's shape are sharded as the parameter is."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    held = {
-        i: {name: divided_as(value, parameters[i]) for name, value in values.items()}
+    values_of = {
+        i: {name: _sharded_as(value, parameters[i]) for name, value in values.items()}
         for i, values in state["state"].items()
     }
-    optimizer.load_state_dict({**state, "state": held})
+    optimizer.load_state_dict({**state, "state": values_of})
 
 
-class Divided(nn.Module):
+class GatheredModel(nn.Module):
     """A model in evaluation whose batches are divided among the processes; each gets the outputs of all images.
 
     So a task evaluates as in one process, and counts each image once.
@@ -273,28 +251,24 @@ class Divided(nn.Module):
             return getattr(self.model, name)
 
     def forward(self, inputs: Tensor, *more: Any) -> Any:
-        count, own = len(inputs), slice(self._processes.rank, None, self._processes.size)
+        count, part = len(inputs), slice(self._processes.rank, None, self._processes.size)
         if self._processes.rank >= count:  # all processes have to compute
-            own = slice(0, 1)
-        mine = [value[own] if isinstance(value, list | Tensor) else value for value in more]
-        found = self.model(inputs[own].contiguous(), *mine)
-        return self._of_all(found, count)
+            part = slice(0, 1)
+        arguments = [value[part] if isinstance(value, list | Tensor) else value for value in more]
+        return self._gather(self.model(inputs[part].contiguous(), *arguments), count)
 
-    def _of_all(self, found: Any, count: int) -> Any:
-        if isinstance(found, Tensor):
-            return self._tensors(found, count)
-        if isinstance(found, dict):
-            return {name: self._of_all(value, count) for name, value in found.items()}
-        if isinstance(found, tuple):
-            return tuple(self._of_all(value, count) for value in found)
-        parts = self._processes.gathered(found)  # a list with an entry an image
-        return [parts[i % len(parts)][i // len(parts)] for i in range(count)]
-
-    def _tensors(self, found: Tensor, count: int) -> Tensor:
+    def _gather(self, outputs: Any, count: int) -> Any:
+        if isinstance(outputs, dict):
+            return {name: self._gather(value, count) for name, value in outputs.items()}
+        if isinstance(outputs, tuple):
+            return tuple(self._gather(value, count) for value in outputs)
         size = self._processes.size
+        if not isinstance(outputs, Tensor):  # a list with an entry an image
+            lists = self._processes.gathered(outputs)
+            return [lists[i % size][i // size] for i in range(count)]
         most = -(-count // size)
-        padded = found.new_zeros(most, *found.shape[1:])
-        padded[: len(found)] = found[:most]
-        parts = [torch.empty_like(padded) for _ in range(size)]
-        dist.all_gather(parts, padded)
-        return torch.stack(parts, dim=1).flatten(0, 1)[:count]
+        padded = outputs.new_zeros(most, *outputs.shape[1:])
+        padded[: len(outputs)] = outputs[:most]
+        tensors = [torch.empty_like(padded) for _ in range(size)]
+        dist.all_gather(tensors, padded)
+        return torch.stack(tensors, dim=1).flatten(0, 1)[:count]

@@ -1,26 +1,297 @@
-"""Services that collect the rows of metrics.jsonl: Weights & Biases, MLflow, trackio, and those of plugins."""
+"""Logs of a trial: means over steps, gradient norms and lambdas, metrics.jsonl (the record), TensorBoard, a progress
+bar, and services that collect the rows: Weights & Biases, MLflow, trackio, and those of plugins."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
 import io
+import json
+import math
 import os
 import re
+import shutil
+import socket
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
+import torch
+from torch import Tensor, nn
+
+from vitmods.finetune.roles import parameter_roles
+from vitmods.layers import DynamicTokenNorm
+from vitmods.tasks.metrics import Metric
+from vitmods.train.distributed import ALONE, Processes
 from vitmods.util.errors import UserError
-from vitmods.util.limits import read_json
+from vitmods.util.files import LenientStream, disk_errors, progress_console
+from vitmods.util.limits import parse_json, read_bytes, read_json
 from vitmods.util.registry import Registry
 
 CLOSING_S = 60.0  # time for a logger to send its last rows before the trial continues without it
+DATA_WAIT_SHOWN = 0.05  # fraction of the time in which the model waits for images, from which the bar shows it
+GRADIENT, LAMBDA = "gradient/", "lambda"
+STEM, HEAD = "stem", "head"
+_MUST_BE_FINITE = {"loss": "loss", "grad_norm": "gradient", "gradient": "gradient"}
+_BLOCK = re.compile(r"(?:[A-Za-z_]\w*\.)+?\d+(?:\.blocks\.\d+)?(?=\.)")
+
+
+class Diverged(Exception):
+    """A loss or a gradient was not finite: an outcome of the trial, not a fault of the program."""
+
+
+class Window:
+    """0-d statistics by name, one dict a step, left on the device until a row is logged: reading waits for it.
+
+    Of several processes each holds its part of a sum, which is made when the statistics are read.
+    """
+
+    def __init__(self, processes: Processes = ALONE) -> None:
+        self._steps: list[dict[str, Tensor]] = []
+        self._processes = processes
+        self.images = 0
+
+    def add(self, statistics: dict[str, Tensor], images: int) -> None:
+        self._steps.append(statistics)
+        self.images += images
+
+    def take(self, step: int) -> dict[str, float]:
+        """Return the means over the steps, the last of which was number `step`, and empty the window.
+
+        Raises:
+            Diverged: a loss or gradient norm among them is not finite; names the first such step.
+        """
+        columns, count = self.state_dict(), len(self._steps)
+        self._steps, self.images = [], 0
+        for i in range(count):
+            for name, values in columns.items():
+                kind = _MUST_BE_FINITE.get(name.partition("/")[0])
+                if kind and not math.isfinite(values[i]):
+                    raise Diverged(f"the {kind} was not finite at step {step - count + 1 + i}")
+        return {name: math.fsum(values) / count for name, values in columns.items()}
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Return the statistics of each step, of those that every step has."""
+        if not self._steps:
+            return {}
+        names = [name for name in self._steps[0] if all(name in step for step in self._steps)]
+        table = torch.stack([torch.stack([step[name].float() for name in names]) for step in self._steps])
+        table = self._processes.total(table)
+        return dict(zip(names, table.T.tolist(), strict=True))
+
+    def load_state_dict(self, columns: dict[str, list[float]], device: torch.device) -> None:
+        rows = list(zip(*columns.values(), strict=True))
+        if not self._processes.first:  # the first holds the sum
+            rows = [(0.0,) * len(columns) for _ in rows]
+        self._steps = [
+            {name: torch.tensor(value, device=device) for name, value in zip(columns, row, strict=True)} for row in rows
+        ]
+
+
+def layers_of(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Return the trained parameters of each layer: `stem`, the blocks by their names in order, `head`.
+
+    The stem is what the patches are projected with, without its norms, so that models with and without norms there are
+    compared by the same parameters. A block is all that it trains. The head is the classifier with a representation
+    layer or pooling before it. Positions, tokens and norms outside of blocks belong to no layer.
+    """
+    roles, layers = parameter_roles(model), dict[str, list[nn.Parameter]]()
+    for name, parameter in model.named_parameters():
+        role, name = roles[name], name.removeprefix("backbone.")
+        block = _BLOCK.match(name) if role not in (STEM, HEAD) else None
+        layer = block[0] if block else role if role in (STEM, HEAD) else None
+        if parameter.requires_grad and layer is not None and not (role == "norms" and name.startswith("patch_embed.")):
+            layers.setdefault(layer, []).append(parameter)
+    order = {STEM: 0, HEAD: 2}
+    return dict(sorted(layers.items(), key=lambda item: order.get(item[0], 1)))
+
+
+@torch.no_grad()
+def gradient_norms(layers: Mapping[str, list[nn.Parameter]], processes: int = 1) -> dict[str, Tensor]:
+    """Return the norm of the gradient of each layer's parameters before clipping; 0-d, on the device.
+
+    processes: that train together; statistics are parts of a sum over them.
+    """
+    gradients = {layer: [p.grad for p in parameters if p.grad is not None] for layer, parameters in layers.items()}
+    return {GRADIENT + layer: nn.utils.get_total_norm(g) / processes for layer, g in gradients.items() if g}
+
+
+@torch.no_grad()
+def lambdas_of(model: nn.Module) -> dict[str, list[float]]:
+    """Return `mean` and `variance` with the name of each dynamic token norm -> its learned lambda of each head."""
+    lambdas: dict[str, list[float]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, DynamicTokenNorm):
+            for statistic, values in zip(("mean", "variance"), module.lambdas(), strict=True):
+                if isinstance(values, Tensor):
+                    lambdas[f"{statistic} {name.removeprefix('backbone.')}"] = [round(v, 6) for v in values.tolist()]
+    return lambdas
+
+
+class MetricsFile:
+    """metrics.jsonl: one JSON object a line, in the order of the steps.
+
+    The file is cut to `length` bytes when opened: what was written after the checkpoint that a trial resumes from
+    comes again. A TensorBoard log in `tensorboard`, if given, is rebuilt from the rows that stay. `open_logs`, if
+    given, gets these rows and how many there were before the cut, and opens loggers for those that follow.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        length: int,
+        tensorboard: Path | None,
+        open_logs: Callable[[Sequence[Mapping[str, Any]], int], Logs] | None = None,
+    ) -> None:
+        self.path = path
+        with disk_errors(path), ExitStack() as stack:
+            sent = self._content().count(b"\n") if open_logs and path.exists() else 0
+            self._file = stack.enter_context(open(path, "ab"))
+            if self._file.tell() < length:
+                raise UserError(f"{path} is shorter than its checkpoint says. Delete its folder to train again.")
+            self._file.truncate(length)
+            self._file.seek(length)  # cutting a file does not move the position that sync() returns
+            self._board = TensorBoard(tensorboard, self.rows()) if tensorboard else None
+            self._logs = open_logs(self.rows(), sent) if open_logs else None
+            stack.pop_all()  # closed by close(), unless something went wrong
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows so far. Raises UserError if one is damaged."""
+        try:
+            return [parse_json(line) for line in self._content().splitlines()]
+        except ValueError as error:
+            raise UserError(f"{self.path} is damaged ({error}). Delete its folder to train again.") from error
+
+    def _content(self) -> bytes:
+        try:
+            return read_bytes(self.path, "text")
+        except ValueError as error:
+            raise UserError(f"{self.path} is damaged ({error}). Delete its folder to train again.") from error
+
+    def write(self, row: dict[str, Any]) -> None:
+        with disk_errors(self.path):
+            self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+            self._file.flush()
+        if self._board is not None:
+            self._board.write(row)
+        if self._logs is not None:
+            self._logs.write(row)
+
+    def sync(self) -> int:
+        """Put all rows on the disk; returns the length of the file in bytes."""
+        with disk_errors(self.path):
+            os.fsync(self._file.fileno())
+            return self._file.tell()
+
+    def close(self, status: str = "finished", scalars: Mapping[str, float] | None = None) -> None:
+        """Tell the loggers how the trial ended, with its last numbers."""
+        if self._logs is not None:
+            self._logs.close(status, scalars or {})
+        try:
+            with disk_errors(self.path):
+                self._file.close()
+        finally:
+            if self._board is not None:
+                self._board.close()
+
+
+class TensorBoard:
+    """The rows of metrics.jsonl as TensorBoard scalars `train/loss`, `val/top1`, ..., in one event file.
+
+    Written at once: TensorBoard's own writer uses a thread, where a full disk ends in a stray traceback.
+    """
+
+    def __init__(self, folder: Path, rows: list[dict[str, Any]]) -> None:
+        # A quarter of a second to import.
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self.folder, self._event, self._summary = folder, Event, Summary
+        with disk_errors(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+            with ExitStack() as stack:
+                self._file = stack.enter_context(open(folder / name, "wb"))
+                self._records = RecordWriter(self._file)
+                self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+                for row in rows:
+                    self.write(row)
+                stack.pop_all()  # closed by close(), unless something went wrong
+
+    def write(self, row: dict[str, Any]) -> None:
+        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars_of(row).items()]
+        event = self._event(wall_time=time.time(), step=row["step"], summary=self._summary(value=values))
+        with disk_errors(self.folder):
+            self._add(event)
+
+    def close(self) -> None:
+        with disk_errors(self.folder):
+            self._file.close()
+
+    def _add(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+        self._file.flush()
+
+
+class ProgressBar:
+    """Steps done, loss, metrics of training steps, images/s and time left, on the terminal's error stream.
+
+    Silent if `shown` is false, in continuous integration (the variable CI is set) and without a terminal.
+    """
+
+    def __init__(self, shown: bool, title: str, total: int, done: int, metrics: Sequence[Metric] = ()) -> None:
+        self._bar: Any = None
+        self._metrics = metrics
+        if not (shown and LenientStream(sys.stderr).isatty() and not os.environ.get("CI")):
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
+
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=24)),
+            BarColumn(16),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[numbers]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+            console=progress_console(),
+            expand=True,
+        )
+        self._task = self._bar.add_task(title, total=total, completed=done, numbers="")
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, step: int) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step)
+
+    def show(self, row: dict[str, Any]) -> None:
+        """Show the newest training row."""
+        if self._bar is None:
+            return
+        parts = [f"loss {row['loss']:.3f}"]
+        parts += [f"{metric.title} {metric.shown(row[metric.name])}" for metric in self._metrics if metric.name in row]
+        parts.append(f"{row['images_per_s']:.0f} images/s")
+        if row["data_wait"] >= DATA_WAIT_SHOWN:
+            parts.append(f"{100 * row['data_wait']:.0f} % waiting for images")
+        self._bar.update(self._task, numbers="  ".join(parts))
 
 
 @dataclass(frozen=True)
@@ -81,7 +352,7 @@ LOGGERS: Registry[LoggerKind] = Registry("logger")
 
 
 def check_loggers(names: Iterable[str]) -> None:
-    """Raise UserError if a logger is unknown, is not installed, or has no account here."""
+    """Raise UserError if a logger is unknown or not installed, or needs a login."""
     for name in names:
         kind = LOGGERS[name]
         if kind.needs and importlib.util.find_spec(kind.needs) is None:
@@ -128,8 +399,26 @@ class Logs:
 
     def close(self, status: str, scalars: Mapping[str, float]) -> tuple[str, ...]:
         """End all runs; returns the names of the loggers that have received everything."""
+
+        def close_run(name: str) -> None:
+            errors: list[Exception] = []
+
+            def close() -> None:
+                try:
+                    self._loggers[name].close(status, scalars)
+                except Exception as error:
+                    errors.append(error)
+
+            thread = threading.Thread(target=close, daemon=True)  # an unreachable service may never answer
+            thread.start()
+            thread.join(CLOSING_S)
+            if thread.is_alive():
+                raise TimeoutError(f"it did not take the last rows within {CLOSING_S:.0f} s")
+            if errors:
+                raise errors[0]
+
         for name in list(self._loggers):
-            self._try(name, lambda name: _within(CLOSING_S, lambda: self._loggers[name].close(status, scalars)))
+            self._try(name, close_run)
         names = tuple(self._loggers)
         self._loggers.clear()
         return names
@@ -145,25 +434,6 @@ class Logs:
                 "all rows.",
                 stacklevel=2,
             )
-
-
-def _within(seconds: float, call: Callable[[], None]) -> None:
-    """Call in a thread: a service that cannot be reached may never answer."""
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            call()
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise TimeoutError(f"it did not take the last rows within {seconds:.0f} s")
-    if errors:
-        raise errors[0]
 
 
 def open_logs(
@@ -223,7 +493,7 @@ def _check_wandb() -> None:
 
     if wandb.setup().settings.mode == "online" and not wandb.api.api_key:
         raise UserError(
-            "W&B has no account here: run `wandb login`, or set WANDB_MODE=offline and send the runs later with "
+            "Not logged in to W&B: run `wandb login`, or set WANDB_MODE=offline and send the runs later with "
             "`wandb sync`."
         )
 

@@ -1,9 +1,9 @@
-"""The training loop of one trial: steps, evaluations, and checkpoints from which it goes on bit for bit."""
+"""The training loop of one trial: steps, evaluations, and checkpoints from which it resumes bit for bit."""
 
 import math
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -22,17 +22,27 @@ from vitmods.train import checkpoint
 from vitmods.train.device import DataWait, check_tf32, place, remove_unfinished_graphs, tf32_products
 from vitmods.train.distributed import (
     ALONE,
-    Divided,
+    DistributedLoss,
+    GatheredModel,
     Processes,
-    Together,
     load_optimizer,
     load_weights,
     shard,
     whole_state,
 )
 from vitmods.train.interrupt import Interrupted, StopRequest
-from vitmods.train.loggers import LoggedRun, open_logs
-from vitmods.train.logs import Diverged, MetricsFile, NoMetrics, ProgressBar, Window
+from vitmods.train.loggers import (
+    LAMBDA,
+    Diverged,
+    LoggedRun,
+    MetricsFile,
+    ProgressBar,
+    Window,
+    gradient_norms,
+    lambdas_of,
+    layers_of,
+    open_logs,
+)
 from vitmods.train.optim import (
     Ema,
     check_every_parameter_is_trained,
@@ -42,7 +52,6 @@ from vitmods.train.optim import (
     without_gradient,
 )
 from vitmods.train.options import RunOptions
-from vitmods.train.record import Recorder
 from vitmods.util.errors import UserError
 
 METRICS = "metrics.jsonl"
@@ -59,7 +68,7 @@ class Images(Protocol):
     def val_split(self) -> str: ...
     @property
     def splits(self) -> Mapping[str, Any]:
-        """Each with a length and `ids`."""
+        """Return objects with a length and `ids`."""
         ...
 
     def steps_per_epoch(self, batch_size: int) -> int: ...
@@ -71,7 +80,7 @@ class Images(Protocol):
 
 
 class TrialRun:
-    """One model on its way from the first to the last step.
+    """Training of one model, from the first to the last step.
 
     Everything the next step depends on is in `state_dict()`: weights, optimizer, moving average, the task's state,
     torch's random numbers, the step, and the losses that wait to be logged. The data needs no state: batch k of an
@@ -118,10 +127,10 @@ class TrialRun:
         self.optimizer = make_optimizer(self.model, recipe)
         check_every_parameter_is_trained(self.model, self.optimizer)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self._recorder = Recorder(self.model, options.record, self.processes.size)
+        self._layers = layers_of(self.model) if "gradients" in options.record else {}
         if options.compile:
             remove_unfinished_graphs()
-        self._loss = Together(task, self.model, self.processes, options.shard, options.compile)
+        self._loss = DistributedLoss(task, self.model, self.processes, options.shard, options.compile)
 
         self.step = 0
         self.evaluated_at = 0
@@ -137,15 +146,15 @@ class TrialRun:
         _seed_apart(seed, 0, self.processes)
         metrics_length = self._restore()
         board = folder / "tb" if options.tensorboard else None
-        self.metrics: MetricsFile | NoMetrics = NoMetrics()
+        self.metrics: MetricsFile | None = None  # in processes that write no files
         if self.processes.first:
-            opened = partial(open_logs, options.log, logged, folder, seed) if options.log else None
-            self.metrics = MetricsFile(folder / METRICS, metrics_length, board, opened)
+            open_loggers = partial(open_logs, options.log, logged, folder, seed) if options.log else None
+            self.metrics = MetricsFile(folder / METRICS, metrics_length, board, open_loggers)
         self._started = self._saved = self._logged = time.perf_counter()
 
     @property
     def wall_s(self) -> float:
-        """Seconds of this trial so far, those before an interruption included."""
+        """Seconds of this trial so far, including those before an interruption."""
         return self._wall_before + time.perf_counter() - self._started
 
     @property
@@ -155,17 +164,16 @@ class TrialRun:
 
     @property
     def scores(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Split -> what its last evaluation found of each image, beside their `ids`; splits of which it is nothing are
-        left out."""
+        """Split -> `ids` and scores of each image from its last evaluation, for splits that have scores."""
         return {
-            split: {"ids": np.array(self.ds.splits[split].ids, dtype=str)[torch.cat(index).numpy()], **found}
-            for split, (index, found) in self._scored.items()
-            if found
+            split: {"ids": np.array(self.ds.splits[split].ids, dtype=str)[torch.cat(index).numpy()], **scores}
+            for split, (index, scores) in self._scored.items()
+            if scores
         }
 
     def run(self, request: StopRequest, bar: ProgressBar) -> dict[str, float]:
-        """Train to the last step and evaluate on `ds.eval_split`; the metrics, none where all images are trained on.
-        Call `close` afterwards.
+        """Train to the last step and evaluate on `ds.eval_split`. Returns the metrics, none if all images are trained
+        on. Call `close` afterwards.
 
         Raises:
             Diverged: a loss or a gradient was not finite.
@@ -175,27 +183,39 @@ class TrialRun:
         try:
             with tf32_products(self.options.tf32):
                 self._train(request, bar)
-                return self._final_metrics(request)
+                if not self._has_evaluation:
+                    return {}
+                if self.ds.val_split not in self._scored:  # a resumed trial has the metrics alone
+                    self._metrics(self.ds.val_split, request)
+                is_val = self.ds.eval_split == self.ds.val_split
+                return self.last_evaluation if is_val else self._metrics(self.ds.eval_split, request)
         except Interrupted as interruption:
             self.save()
             raise Interrupted(
                 f"{interruption} at step {self.step} of {self.length.steps}. The state is saved in {self.folder}; run "
-                "the same command again to go on from there.",
+                "the same command again to resume.",
                 interruption.signum,
             ) from None
 
     def close(self, status: str, metrics: Mapping[str, float]) -> None:
-        """Once it is known how the trial ended: finished, diverged, stopped or failed; loggers get the metrics too."""
-        self.metrics.close(status, {f"{self.ds.eval_split}/{name}": value for name, value in metrics.items()})
+        """Close the logs of a finished, diverged, stopped or failed trial; loggers get the metrics too."""
+        if self.metrics is not None:
+            self.metrics.close(status, {f"{self.ds.eval_split}/{name}": value for name, value in metrics.items()})
 
     def _train(self, request: StopRequest, bar: ProgressBar) -> None:
-        batches = on_its_way(self._batches(), self.placement.device)
+        batches = prefetch(self._batches(), self.placement.device)
         self.model.train()
         self._logged = time.perf_counter()
         while True:
-            # Between two steps, in this order: a checkpoint says which evaluation it has behind it.
-            if self._evaluation_is_due():
-                self._evaluate(request)
+            # Between two steps, in this order: a checkpoint contains the number of its last evaluation.
+            is_due = self.step % self.eval_every == 0 or self.step == self.length.steps
+            if self._has_evaluation and is_due and self.step > self.evaluated_at:
+                metrics = self._metrics(self.ds.val_split, request)
+                self._write("val", metrics)
+                lambdas = lambdas_of(self.evaluated_model) if "lambdas" in self.options.record else {}
+                if lambdas:
+                    self._write("record", {LAMBDA: lambdas})
+                self.evaluated_at, self.last_evaluation = self.step, metrics
             if self._agreed(request, self._checkpoint_is_due()):
                 self.save()
             if self.step == self.length.steps:
@@ -226,12 +246,12 @@ class TrialRun:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
         self.optimizer.zero_grad(set_to_none=True)
-        statistics = self._backward(batch) | self._recorder.gradients()
+        statistics = self._backward(batch) | gradient_norms(self._layers, self.processes.size)
         if self.recipe.optimizer.clip_norm is not None:
             norm = clip_gradients(self.parameters, self.recipe.optimizer.clip_norm)
             statistics["grad_norm"] = norm / self.processes.size  # statistics are parts of a sum over processes
-        if self.step == 0:
-            _warn_of_untrained(self.model)
+        if self.step == 0 and (names := without_gradient(self.model)):
+            warnings.warn(f"{len(names)} trainable parameters get no gradient: {', '.join(names[:5])}", stacklevel=2)
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update()
@@ -241,11 +261,12 @@ class TrialRun:
 
     def _backward(self, batch: Batch) -> dict[str, Tensor]:
         """Leave the gradient of the mean loss over the batch of all processes in the parameters, however many parts it
-        is computed in; `batch` is what this process has of it. Gives the statistics of these images, divided by the
-        number of all."""
+        is computed in. `batch` is the part of this process. Returns the statistics of its images, divided by the number
+        of all."""
         totals: dict[str, Tensor] = {}
-        whole = batch if batch.deferred is None else batch.moved(self.placement.device)  # bytes: all of them fit
-        parts = list(whole.parts(self.recipe.accumulate))
+        if batch.deferred is not None:  # bytes: all of them fit
+            batch = batch.moved(self.placement.device)
+        parts = list(batch.parts(self.recipe.accumulate))
         for number, part in enumerate(parts, 1):
             fraction = len(part) / (len(batch) * self.processes.size)
             with self._loss.part(last=number == len(parts)):
@@ -262,71 +283,52 @@ class TrialRun:
         return totals
 
     def _log(self) -> dict[str, Any]:
-        """Write the means over the steps since the last row. Only here does the loop wait for the device."""
+        """Log the means over the steps since the last row. Only here does the loop wait for the device."""
         images, means = self._window.images, self._window.take(self.step)
         elapsed = max(time.perf_counter() - self._logged, 1e-9)  # now that the device has done these steps
-        row = {
-            **self._row("train"),
+        values = {
             **means,
             "lr": lr_at(self.length, self.step - 1),
             "images_per_s": round(images / elapsed, 1),
             "data_wait": round(self._data_wait.take() / elapsed, 4),
         }
         self._logged += elapsed
-        self.metrics.write(row)
+        return self._write("train", values)
+
+    def _write(self, split: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Write a row of metrics.jsonl."""
+        epoch = round(self.step / self.length.steps_per_epoch, 4)
+        row = {"step": self.step, "epoch": epoch, "wall_s": round(self.wall_s, 3), "split": split, **values}
+        if self.metrics is not None:
+            self.metrics.write(row)
         return row
 
-    def _row(self, split: str) -> dict[str, Any]:
-        epoch = round(self.step / self.length.steps_per_epoch, 4)
-        return {"step": self.step, "epoch": epoch, "wall_s": round(self.wall_s, 3), "split": split}
-
     @property
-    def _evaluated(self) -> bool:
-        """Whether there are images that are not trained on."""
+    def _has_evaluation(self) -> bool:
+        """Whether some images are not trained on."""
         return self.ds.val_split in self.ds.splits
 
-    def _evaluation_is_due(self) -> bool:
-        if not self._evaluated:
-            return False
-        return self.step > self.evaluated_at and (self.step % self.eval_every == 0 or self.step == self.length.steps)
-
-    def _evaluate(self, request: StopRequest) -> None:
-        metrics = self._metrics(self.ds.val_split, request)
-        self.metrics.write({**self._row("val"), **metrics})
-        if lambdas := self._recorder.lambdas(self.evaluated_model):
-            self.metrics.write({**self._row("record"), **lambdas})
-        self.evaluated_at, self.last_evaluation = self.step, metrics
-
-    def _final_metrics(self, request: StopRequest) -> dict[str, float]:
-        if not self._evaluated:
-            return {}
-        if self.ds.val_split not in self._scored:  # a resumed trial has the metrics alone
-            self._metrics(self.ds.val_split, request)
-        if self.ds.eval_split == self.ds.val_split:
-            return self.last_evaluation
-        return self._metrics(self.ds.eval_split, request)
-
     def _metrics(self, split: str, request: StopRequest) -> dict[str, float]:
-        """All images of a split through the evaluated model; the training state is left as it was."""
+        """Evaluate the model on a split; the training state is left as it was."""
         index: list[Tensor] = []
-        batches = self._eval_batches(split, request, index)
+
+        def batches() -> Iterator[Batch]:
+            for batch in prefetch(self.ds.eval_batches(split, self.recipe.part_size), self.placement.device):
+                self._agreed(request)
+                request.check()
+                index.append(batch.index)
+                yield batch.to(self.placement.device)
+
         self.model.eval()
         with self.placement.autocast():
             model = self.evaluated_model
             divided = self.processes.size > 1 and self.task.divides
-            found = self.task.evaluate(Divided(model, self.processes) if divided else model, batches)
+            evaluation = self.task.evaluate(GatheredModel(model, self.processes) if divided else model, batches())
         self.model.train()
-        if not math.isfinite(found.metrics["loss"]):
+        if not math.isfinite(evaluation.metrics["loss"]):
             raise Diverged(f"the loss on {split} was not finite after step {self.step}")
-        self._scored[split], self.examples[split] = (index, found.per_image), found.examples
-        return found.metrics
-
-    def _eval_batches(self, split: str, request: StopRequest, index: list[Tensor]) -> Iterable[Batch]:
-        for batch in on_its_way(self.ds.eval_batches(split, self.recipe.part_size), self.placement.device):
-            self._agreed(request)
-            request.check()
-            index.append(batch.index)
-            yield batch.to(self.placement.device)
+        self._scored[split], self.examples[split] = (index, evaluation.per_image), evaluation.examples
+        return evaluation.metrics
 
     def _checkpoint_is_due(self) -> bool:
         steps, minutes = self.options.checkpoint_every_steps, self.options.checkpoint_minutes
@@ -340,14 +342,15 @@ class TrialRun:
     def save(self) -> None:
         """Write the checkpoint in the first process, after the rows of metrics.jsonl that it counts are on the disk."""
         began = time.perf_counter()
-        length, state = self.metrics.sync(), whole_state(self.state_dict(), keep=self.processes.first)
+        length = 0 if self.metrics is None else self.metrics.sync()
+        state = whole_state(self.state_dict(), keep=self.processes.first)
         state |= {"metrics_bytes": length, "wall_s": self.wall_s}
         self.processes.once(lambda: checkpoint.save(self.folder, state))
         self._saved = time.perf_counter()
         self._save_s = self._saved - began
 
     def state_dict(self) -> dict[str, Any]:
-        """What the numbers of all later steps depend on, what is divided as it is. Tensors and plain values only."""
+        """Return all that later steps depend on, as tensors and plain values; sharded tensors stay so."""
         cuda = self.placement.device.type == "cuda"
         random = {
             "rng_cpu": torch.get_rng_state(),
@@ -369,12 +372,12 @@ class TrialRun:
         }
 
     def _restore(self) -> int:
-        """Take up the newest checkpoint, if there is one; the length of metrics.jsonl that belongs to it."""
+        """Load the newest checkpoint, if any. Returns the length of metrics.jsonl at that step."""
         state = self.processes.in_turn(lambda: checkpoint.load(self.folder))
         if state is None:
             return 0
         if state["format"] != FORMAT:
-            raise UserError(f"{self.folder} was begun by another version of vitmods. Delete it to train again.")
+            raise UserError(f"{self.folder} is from another version of vitmods. Delete it to train again.")
         self.step, self.evaluated_at = state["step"], state["evaluated_at"]
         self.last_evaluation = state["last_evaluation"]
         load_weights(self.model, state["model"])
@@ -384,32 +387,25 @@ class TrialRun:
         self.task.load_state_dict(state["task"])
         random = [state, *state.get("rng_others", [])]
         if len(random) == self.processes.size:
-            mine = random[self.processes.rank]
-            torch.set_rng_state(mine["rng_cpu"])
-            if mine["rng_cuda"] is not None and self.placement.device.type == "cuda":
-                torch.cuda.set_rng_state(mine["rng_cuda"], self.placement.device)
+            states = random[self.processes.rank]
+            torch.set_rng_state(states["rng_cpu"])
+            if states["rng_cuda"] is not None and self.placement.device.type == "cuda":
+                torch.cuda.set_rng_state(states["rng_cuda"], self.placement.device)
         else:  # another number of processes than before
             _seed_apart(self.seed, self.step, self.processes)
         self._window.load_state_dict(state["window"], self.placement.device)
         self._wall_before = state["wall_s"]
-        found: int = state["metrics_bytes"]
-        return found
+        return int(state["metrics_bytes"])
 
 
-def on_its_way(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """The same batches; for a GPU made ahead in a thread, and pinned, so that it copies while the host goes on."""
+def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """Yield the same batches; for a GPU prepared ahead in a thread, and pinned, so that the host need not wait."""
     if device.type == "cpu":
         return batches
     return ahead(batches, Batch.pinned if device.type == "cuda" else lambda batch: batch)
 
 
 def _seed_apart(seed: int, step: int, processes: Processes) -> None:
-    """Dropout and stochastic depth of other processes than the first are of other images, and drawn for themselves."""
+    """Seed dropout and stochastic depth of other processes than the first, whose images are different ones."""
     if processes.rank or step:
         torch.manual_seed(seed + (processes.rank << 32) + (step << 40))
-
-
-def _warn_of_untrained(model: nn.Module) -> None:
-    names = without_gradient(model)
-    if names:
-        warnings.warn(f"{len(names)} trainable parameters get no gradient: {', '.join(names[:5])}", stacklevel=2)

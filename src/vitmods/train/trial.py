@@ -33,8 +33,7 @@ from vitmods.train import checkpoint
 from vitmods.train.device import device_name, does_not_fit, is_out_of_memory, resolve
 from vitmods.train.distributed import ALONE, PeerEnded, Processes, peer_ended, whole_state
 from vitmods.train.interrupt import Interrupted, StopRequest, stop_on_signals
-from vitmods.train.loggers import LoggedRun
-from vitmods.train.logs import Diverged, ProgressBar
+from vitmods.train.loggers import Diverged, LoggedRun, ProgressBar
 from vitmods.train.loop import Images, TrialRun
 from vitmods.train.options import WAYS, RunOptions, check_divides
 from vitmods.util.errors import UserError

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from vitmods.util.cache import user_data
 from vitmods.util.errors import UserError
+from vitmods.util.files import user_data
 from vitmods.util.text import printable
 
 T = TypeVar("T")
@@ -19,7 +19,8 @@ EXCLUSIVE = {"s3", "s3a", "gs", "gcs", "memory"}
 """kinds of address where one of two runs that create a file at once fails"""
 IN_ONE_STEP = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"}
 """kinds where a file appears when all of it is written"""
-_PROTOCOLS = IN_ONE_STEP | {"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs"}
+LOCAL = {"file", "local"}
+_PROTOCOLS = IN_ONE_STEP | LOCAL | {"sftp", "ssh", "smb", "hdfs", "webhdfs"}
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/*)(.*)", re.DOTALL)  # a Path keeps one of its slashes
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 
@@ -63,7 +64,7 @@ def address_of(folder: Path) -> str | None:
         protocol, *parts = folder.relative_to(_copies()).parts
     except ValueError:
         return None
-    return f"{protocol}://{'/' if protocol in ('file', 'local') else ''}{'/'.join(parts)}"
+    return f"{protocol}://{'/' if protocol in LOCAL else ''}{'/'.join(parts)}"
 
 
 def named(folder: Path) -> str:
@@ -72,13 +73,13 @@ def named(folder: Path) -> str:
 
 
 def _copies() -> Path:
-    """The folder of all local copies; not a cache, since it holds what could not be sent yet."""
+    """Return the folder of all local copies; not a cache, since it holds what could not be sent yet."""
     chosen = os.environ.get("VITMODS_COPIES", "")
     return Path(chosen) if os.path.isabs(chosen) else user_data() / "addresses"
 
 
 def open_address(address: str) -> tuple[Any, str]:
-    """Return the file system of an address, and the path in it. Raises UserError if it cannot be opened."""
+    """Return the file system of an address or a path, and the path in it. Raises UserError if it cannot be opened."""
     try:
         from fsspec.core import url_to_fs
 

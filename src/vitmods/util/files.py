@@ -1,4 +1,4 @@
-"""Files that are whole or absent, disk errors with a remedy, and output that may have lost its reader."""
+"""Files that are whole or absent, disk errors with a remedy, user folders, and output that may have lost its reader."""
 
 import difflib
 import errno
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+_RESUME = "run the same command again to resume"
+_FORBIDDEN = "it may not be written; choose another folder or change its permissions"
 _REMEDIES = {
-    errno.ENOSPC: "the disk is full; free some space and run the same command again to go on",
-    errno.EDQUOT: "the disk quota is used up; free some space and run the same command again to go on",
-    errno.EFBIG: "a file may not grow further here; raise the limit and run the same command again to go on",
-    errno.EACCES: "it may not be written; choose another folder or change its permissions",
-    errno.EPERM: "it may not be written; choose another folder or change its permissions",
+    errno.ENOSPC: f"the disk is full; free some space and {_RESUME}",
+    errno.EDQUOT: f"the disk quota is used up; free some space and {_RESUME}",
+    errno.EFBIG: f"a file may not grow further here; raise the limit and {_RESUME}",
+    errno.EACCES: _FORBIDDEN,
+    errno.EPERM: _FORBIDDEN,
     errno.EROFS: "the disk is read-only; choose another folder",
-    errno.ENOENT: "there is no such folder, or it cannot be made; choose another one",
+    errno.ENOENT: "the folder does not exist or cannot be made; choose another one",
     errno.ENOTDIR: "a part of the path is a file, not a folder; choose another folder",
     errno.EEXIST: "there is a file of that name where a folder is needed; choose another folder",
     errno.EISDIR: "there is a folder of that name where a file is needed; choose another name",
@@ -44,7 +46,7 @@ def expand_user(path: str | Path) -> Path:
     try:
         expanded = Path(path).expanduser()
     except RuntimeError:
-        raise UserError(f"There is no home folder for {path}: write the path without ~, or set HOME.") from None
+        raise UserError(f"The home folder of {path} is unknown: write the path without ~, or set HOME.") from None
     try:
         os.stat(expanded)
     except ValueError:  # a zero byte, or half of a surrogate pair
@@ -53,6 +55,44 @@ def expand_user(path: str | Path) -> Path:
         if error.errno == errno.ENAMETOOLONG:
             raise UserError(f"The name {printable(str(path))[:60]}... is too long for this system.") from None
     return expanded
+
+
+def user_cache() -> Path:
+    """Return the folder of caches if none is given: $XDG_CACHE_HOME/vitmods (an absolute path, as its specification
+    requires) or ~/.cache/vitmods; without a home, as in containers, a folder in the temporary one.
+
+    Raises UserError if that last folder belongs to somebody else.
+    """
+    return _user_folder("XDG_CACHE_HOME", ".cache")
+
+
+def user_data() -> Path:
+    """Return the folder of what must not be cleared: $XDG_DATA_HOME/vitmods or ~/.local/share/vitmods, otherwise as
+    `user_cache`."""
+    return _user_folder("XDG_DATA_HOME", ".local/share")
+
+
+def _user_folder(variable: str, within_home: str) -> Path:
+    path = os.environ.get(variable, "")
+    if os.path.isabs(path):
+        return Path(path) / "vitmods"
+    try:
+        return Path.home() / within_home / "vitmods"
+    except RuntimeError:
+        return temporary_cache()
+
+
+def temporary_cache() -> Path:
+    """Return this user's own folder in the temporary one. Raises UserError if others may write to it."""
+    folder = Path(tempfile.gettempdir()) / f"vitmods-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise UserError(f"No folder can hold caches ({error}): set XDG_CACHE_HOME to your own folder.") from error
+    if status.st_uid != os.getuid() or status.st_mode & 0o022 or folder.is_symlink():
+        raise UserError(f"{folder} can be written by others: remove it, or set XDG_CACHE_HOME to your own folder.")
+    return folder
 
 
 def similar_folder(path: Path) -> str:
@@ -106,7 +146,12 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any], keep_previou
             if keep_previous is not None and path.exists():
                 os.replace(path, keep_previous)
             os.replace(temporary, path)
-            _sync_folder(path.parent)
+            if os.name == "posix":  # make the renames survive a power cut; only POSIX can open a folder
+                descriptor = os.open(path.parent, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
         except Exception:
             temporary.unlink(missing_ok=True)
             raise
@@ -212,22 +257,11 @@ def progress_console() -> "Console":
 
 
 def tracked(steps: Iterable[T], total: int, what: str) -> Iterable[T]:
-    """The steps, of which there are so many; with a bar on stderr, where that is a terminal, while they are taken."""
+    """Yield `total` steps, with a bar on stderr if that is a terminal."""
     from rich.progress import track
 
     console = progress_console()
     return track(steps, what, total=total, console=console, transient=True, disable=not console.is_terminal)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make renames survive a power cut. Only POSIX can open a folder."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def rendered(renderable: Any, width: int) -> str:

@@ -16,76 +16,37 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from vitmods.util.address import EXCLUSIVE, IN_ONE_STEP, moved_onto, open_address, retry
+from vitmods.util.address import EXCLUSIVE, IN_ONE_STEP, LOCAL, moved_onto, open_address, retry
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, log
-from vitmods.util.limits import check_bytes, parse_json, read_bytes
+from vitmods.util.limits import check_bytes, parse_json
 from vitmods.util.text import printable
 
 LEASE = ".lease"
 BEAT_S = 10.0
 STALE_S = 60.0
 WATCH_S = 1.0  # between two reads of a lease that another run may hold
-LOOK_S = 5.0  # `look` waits this long for a place that does not answer
 SETTLE_S = 2.0  # longer than a write takes: of several runs that write at once, all then read what the last one wrote
 
 
-class FilePlace:
-    """A lease's file on a disk, which may be shared."""
+class LeaseFile:
+    """The file of a lease, in a folder or at an address."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def read(self) -> bytes | None:
-        """Return the content, None without a file. Raises UserError for what cannot be a lease."""
-        try:
-            return read_bytes(self._path, "lease")
-        except FileNotFoundError:
-            return None
-        except (IsADirectoryError, ValueError) as error:
-            raise not_a_lease(str(self._path), error) from error
-
-    def create(self, content: bytes) -> bool:
-        """Write a new file; False if there is one."""
-        with disk_errors(self._path):
-            try:
-                with open(self._path, "xb") as file:
-                    file.write(content)
-            except FileExistsError:
-                return False
-            except OSError:  # other runs would wait for a half-written file
-                self._path.unlink(missing_ok=True)
-                raise
-        return True
-
-    def write(self, content: bytes) -> None:
-        """Replace the file in one step."""
-        temporary = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex[:8]}.tmp")
-        try:
-            temporary.write_bytes(content)
-            os.replace(temporary, self._path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    def remove(self) -> None:
-        self._path.unlink(missing_ok=True)
-
-
-class AddressPlace:
-    """A lease's file at an address; the methods are those of `FilePlace`."""
-
-    def __init__(self, address: str) -> None:
-        self._fs, self._path = open_address(address)
-        protocol = address.partition(":")[0]
-        self._exclusive, self._in_one_step = protocol in EXCLUSIVE, protocol in IN_ONE_STEP
+    def __init__(self, path: str) -> None:
+        """path: an absolute path on a disk, which may be shared, or an address."""
+        self._fs, self._path = open_address(path)
+        protocol = path.partition("://")[0] if "://" in path else "file"
+        self._local = protocol in LOCAL
+        self._exclusive, self._in_one_step = self._local or protocol in EXCLUSIVE, protocol in IN_ONE_STEP
         self._temporary = f"{self._path}.{uuid.uuid4().hex[:8]}.tmp"  # one per run: a failed renewal leaves at most one
 
     def read(self) -> bytes | None:
+        """Return the content, None without a file. Raises UserError for what cannot be a lease."""
         self._fs.invalidate_cache()
         try:
             info = self._fs.info(self._path)
@@ -100,7 +61,11 @@ class AddressPlace:
         return content
 
     def create(self, content: bytes) -> bool:
+        """Write a new file; False if there is one."""
+
         def attempt() -> bool:
+            if not self._in_one_step:
+                self._fs.makedirs(self._path.rpartition("/")[0], exist_ok=True)
             if self._exclusive:
                 try:
                     self._fs.pipe_file(self._path, content, mode="create")
@@ -113,19 +78,18 @@ class AddressPlace:
                     self._exclusive = False  # some stores with S3's interface do not support If-None-Match
             if (present := self.read()) is not None:
                 return present == content
-            if not self._in_one_step:
-                self._fs.makedirs(self._path.rpartition("/")[0], exist_ok=True)
             self._fs.pipe_file(self._path, content)
             return True
 
-        if not retry(attempt, f"{self._path} cannot be written"):
-            return False
-        if self._exclusive:
-            return True
-        time.sleep(SETTLE_S)
-        return self.read() == content
+        with disk_errors(Path(self._path)) if self._local else nullcontext():
+            is_created = attempt() if self._local else retry(attempt, f"{self._path} cannot be written")
+        if is_created and not self._exclusive:
+            time.sleep(SETTLE_S)
+            return self.read() == content
+        return is_created
 
     def write(self, content: bytes) -> None:
+        """Replace the file, in one step if the file system can."""
         if not self._in_one_step:
             self._fs.pipe_file(self._temporary, content)
             if moved_onto(self._fs, self._temporary, self._path):
@@ -150,28 +114,23 @@ class Lease:
     """One run's hold of a folder.
 
     Attributes:
-        id: of this run.
-        previous: the id of the run that it was taken over from; None if there was none, or if it gave the lease back.
         lost: why the run must stop: another run has taken the folder over, or the folder is gone; None while it is
             held.
     """
 
-    def __init__(self, place: FilePlace | AddressPlace, where: str, local: str) -> None:
+    def __init__(self, file: LeaseFile, where: str, local: str) -> None:
         """where: the name in messages. local: identifies the folder on this machine, where the caller holds a lock."""
-        self._place, self._where = place, where
-        self.id, self.previous = uuid.uuid4().hex, None
-        self._holder = {"id": self.id, "host": platform.node(), "process": os.getpid()}
+        self._file, self._where = file, where
+        self._holder = {"id": uuid.uuid4().hex, "host": platform.node(), "process": os.getpid()}
         self._holder |= {"machine": machine(), "local": local}
         self._beat, self._held_at = 0, _uptime()
         self._ended, self._renewal = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._keep, daemon=True, name="lease")
-        self._look: threading.Thread | None = None
-        self._is_silent = False  # the last look got no answer
         self.lost: str | None = None
 
     def take(self) -> None:
         """Take the lease and keep it. Raises UserError if another run has it."""
-        if not self._place.create(self._content()):
+        if not self._file.create(self._content()):
             self._take_over()
         self._held_at = _uptime()
         self._thread.start()
@@ -184,20 +143,14 @@ class Lease:
     def lose(self, why: str) -> None:
         """Stop the run."""
         self.lost = why
-        _interrupt_main()
+        # A real signal also wakes a thread that sleeps or waits for a pipe, which `_thread.interrupt_main` does not.
+        if signal.getsignal(signal.SIGUSR1) is _stop:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     def look(self) -> None:
-        """Renew the lease now if it is so old that another run may have taken it, as after a sleep; then `check`.
-
-        A place that does not answer is waited for once.
-        """
-        if not (self.lost or self._ended.is_set()) and _uptime() - self._held_at >= STALE_S / 2:
-            if self._look is None or not self._look.is_alive():
-                self._is_silent = False
-                self._look = threading.Thread(target=self._renew, daemon=True, name="lease look")
-                self._look.start()
-            self._look.join(0 if self._is_silent else LOOK_S)
-            self._is_silent = self._look.is_alive()
+        """Renew the lease now if it is so old that another run may have taken it, as after a sleep; then `check`."""
+        if _uptime() - self._held_at >= STALE_S / 2:
+            self._renew()
         self.check()
 
     def give_back(self) -> None:
@@ -205,34 +158,36 @@ class Lease:
         self._ended.set()
         self._thread.join()
         with self._renewal, suppress(Exception):  # a file that stays becomes stale
-            if self._is_mine(self._place.read()):
-                self._place.remove()
+            if self._is_mine(self._file.read()):
+                self._file.remove()
 
     def _take_over(self) -> None:
-        content = self._place.read()
-        if content is not None and not self._was_here(content):
+        content = self._file.read()
+        # The caller holds the lock of the local folder, so a run of this machine that had the same folder has ended.
+        holder = _parse(content)
+        was_here = all(holder.get(name) == self._holder[name] for name in ("machine", "local"))
+        if content is not None and not was_here:
             log(f"{_who(content)} holds {self._where}: waiting up to {STALE_S:.0f} s to see whether it is at work.")
             end = time.monotonic() + STALE_S
             while content is not None and time.monotonic() < end:
                 time.sleep(min(WATCH_S, STALE_S / 10))
-                now = self._place.read()
+                now = self._file.read()
                 if now is not None and now != content:
                     raise self._refused(now)
                 content = now
             if content is not None:
                 log(f"{_who(content)} is gone: this run takes {self._where} over.")
         if content is None:  # it was given back
-            if not self._place.create(self._content()):
-                raise self._refused(self._place.read())
+            if not self._file.create(self._content()):
+                raise self._refused(self._file.read())
             return
-        if (now := self._place.read()) != content:
+        if (now := self._file.read()) != content:
             raise self._refused(now)
-        self._place.write(self._content())
-        if not self._was_here(content):
+        self._file.write(self._content())
+        if not was_here:
             time.sleep(SETTLE_S)
-        if not self._is_mine(now := self._place.read()):
+        if not self._is_mine(now := self._file.read()):
             raise self._refused(now)
-        self.previous = _parse(content).get("id")
 
     def _keep(self) -> None:
         while not (self._ended.wait(BEAT_S) or self.lost):
@@ -242,10 +197,13 @@ class Lease:
         with self._renewal, suppress(Exception):  # a disk or network that fails for a while is tried again
             if self._ended.is_set() or self.lost:
                 return
-            content, is_late = self._place.read(), _uptime() - self._held_at >= STALE_S
-            if content is None and not is_late:  # removed by hand: no other run can have taken it
-                self._place.create(self._content())
-            elif not self._is_mine(content):
+            content, is_late = self._file.read(), _uptime() - self._held_at >= STALE_S
+            if self._is_mine(content):
+                self._beat += 1
+                self._file.write(self._content())
+            elif content is None and not is_late:  # removed by hand: no other run can have taken it
+                self._file.create(self._content())
+            else:
                 late = f"this run did not renew its hold for more than {STALE_S:.0f} s"
                 self.lose(
                     f"The lease of {self._where} is gone, and {late}: it was removed, or another run came and has "
@@ -255,22 +213,13 @@ class Lease:
                     "to that run."
                 )
                 return
-            else:
-                self._beat += 1
-                self._place.write(self._content())
             self._held_at = _uptime()
 
     def _content(self) -> bytes:
         return json.dumps({**self._holder, "beat": self._beat}).encode()
 
     def _is_mine(self, content: bytes | None) -> bool:
-        return _parse(content).get("id") == self.id
-
-    def _was_here(self, content: bytes) -> bool:
-        """Whether it is of a run on this machine with the same local folder: since the caller holds that folder's lock,
-        that run has ended."""
-        holder = _parse(content)
-        return all(holder.get(name) == self._holder[name] for name in ("machine", "local"))
+        return _parse(content).get("id") == self._holder["id"]
 
     def _refused(self, content: bytes | None) -> UserError:
         return UserError(
@@ -279,45 +228,27 @@ class Lease:
         )
 
 
+def _stop(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 @contextmanager
-def leased(place: FilePlace | AddressPlace, where: str, local: str) -> Iterator[Lease]:
+def leased(file: LeaseFile, where: str, local: str) -> Iterator[Lease]:
     """Hold a lease. Raises UserError if another run has it, or has taken it over in the meantime."""
-    lease = Lease(place, where, local)
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        if lease.lost:
-            raise KeyboardInterrupt
-        signal.signal(signum, signal.SIG_DFL)
-        signal.raise_signal(signum)
-
+    lease = Lease(file, where, local)
     is_main = threading.current_thread() is threading.main_thread()
-    handles = is_main and _ignores_ctrl_c() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     lease.take()
+    before = signal.signal(signal.SIGUSR1, _stop) if is_main else None
     try:
-        if handles:
-            signal.signal(signal.SIGTERM, stop)
         yield lease
-        lease.check()  # signals may be ignored
+        lease.check()  # a lease without the main thread's signal handler
     except BaseException:  # also an error that followed from the loss
         lease.check()
         raise
     finally:
-        if handles:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         lease.give_back()
-
-
-def _ignores_ctrl_c() -> bool:
-    """Whether SIGINT is ignored, as in a script's background; the run is then stopped by SIGTERM."""
-    return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-
-def _interrupt_main() -> None:
-    """Send the main thread SIGINT, or SIGTERM if SIGINT is ignored. A real signal also wakes a thread that sleeps or
-    waits for a pipe, which `_thread.interrupt_main` does not."""
-    number = signal.SIGTERM if _ignores_ctrl_c() else signal.SIGINT
-    if callable(signal.getsignal(number)):  # without a handler the signal would kill the process
-        signal.pthread_kill(threading.main_thread().ident or 0, number)
+        if is_main:
+            signal.signal(signal.SIGUSR1, before or signal.SIG_DFL)
 
 
 def not_a_lease(where: str, error: Exception) -> UserError:

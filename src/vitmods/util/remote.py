@@ -32,12 +32,11 @@ from vitmods.util.limits import read_bytes, read_json
 T = TypeVar("T")
 Stamp = tuple[int, int]
 """a file's size and time on this disk"""
-Replaced = Callable[[Collection[str], bool], Collection[str]]
-"""(files of a trial, whether it is finished) -> the files that newer ones replace"""
 CONFIG, RESULT = "config.json", "result.json"  # a folder with one of them is a trial
-NOTES, MARK = ".sent.json", ".copy"  # the mark identifies a copy, and the last run that fetched everything
+CHECKPOINTS = ("checkpoint.previous.pt", "checkpoint.pt")
+NOTES, MARK = ".sent.json", ".copy"  # the mark identifies a copy, also among containers of one name and path
 SEND_EVERY_S = 5.0
-_LAST = ("checkpoint.previous.pt", "checkpoint.pt", RESULT, "results.csv", "results.json", "report.html")
+_LAST = (*CHECKPOINTS, RESULT, "results.csv", "results.json", "report.html")  # in this order
 
 
 class Sent(NamedTuple):
@@ -59,7 +58,7 @@ def download(path: str) -> str:
         return path
     copy.fetch()
     if not folder.exists():
-        raise UserError(f"There is nothing at {path}.")
+        raise UserError(f"{path} does not exist or is empty.")
     return str(folder)
 
 
@@ -71,17 +70,15 @@ def copy_of(folder: Path) -> LocalCopy | None:
 
 def is_there(path: Path) -> bool:
     """Whether a file exists in a folder, or at the address that the folder is a copy of."""
-    if path.exists():
-        return True
-    copy = copy_of(path.parent)
-    return copy is not None and copy.has(path.name)
+    copy = None if path.exists() else copy_of(path.parent)
+    return path.exists() or (copy is not None and copy.has(path.name))
 
 
 def upload(path: Path) -> None:
     """Send a file of a local copy; nothing for other files."""
-    copy = copy_of(path.parent)
-    if copy is not None:
-        copy.send_file(path.name)
+    if (copy := copy_of(path.parent)) is not None:
+        with path.open("rb") as file:
+            copy.send_file("", path.name, file)
 
 
 class LocalCopy:
@@ -96,49 +93,48 @@ class LocalCopy:
         self._fs, self._root = open_address(address)
         self._in_one_step = address.partition(":")[0] in IN_ONE_STEP
         self._lease: Lease | None = None
-        self._replaced: Replaced = lambda names, is_finished: ()
         self._mark = b""
-        self._is_resumed = False  # no other machine has run since this copy was in use: it has sent what differs there
         self._notes: dict[str, dict[str, Sent]] = {}
         self._finished: set[str] = set()  # trials whose result is at the address
         self._unwanted: set[str] = set()  # names to delete at the address
 
     def identity(self) -> str:
         """Identify this copy, also among containers that share the machine's name and paths."""
+        self._mark = self._read_mark() or uuid.uuid4().hex.encode()
+        write_atomically(self.folder / MARK, lambda file: file.write(self._mark))
+        return f"{self.folder.resolve()} {self._mark.decode(errors='replace')}"
+
+    def _read_mark(self) -> bytes:
         try:
-            self._mark = read_bytes(self.folder / MARK, "lease")
+            return read_bytes(self.folder / MARK, "lease")
         except (OSError, ValueError):
-            self._write_mark(uuid.uuid4().hex.encode())
-        return f"{self.folder.resolve()} {self._mark.decode(errors='replace').partition(' ')[0]}"
+            return b""
 
     @contextmanager
-    def kept(self, lease: Lease, replaced: Replaced) -> Iterator[None]:
+    def kept(self, lease: Lease) -> Iterator[None]:
         """Fetch on entry, send what is written while inside, and send everything at the end unless the lease is lost.
 
         Raises:
             Unreachable: not everything could be sent. It stays in the copy, and the next run sends it.
         """
-        self._lease, self._replaced = lease, replaced
-        name, _, run = self._mark.decode(errors="replace").partition(" ")
-        self._is_resumed = run != "" and run == lease.previous
+        self._lease = lease
         self.fetch()
-        self._write_mark(f"{name} {lease.id}".encode())
         ended = threading.Event()
         sender = threading.Thread(target=self._send_until, args=(ended,), daemon=True, name="sender")
         sender.start()
+        failed = True
         try:
             yield
-        except BaseException:
+            failed = False
+        finally:
             ended.set()
             sender.join()
             try:
                 self.send()
-            except Unreachable as error:  # the error that ends the run is the one to raise
+            except Unreachable as error:
+                if not failed:  # otherwise the error that ends the run is the one to raise
+                    raise
                 log(str(error))
-            raise
-        ended.set()
-        sender.join()
-        self.send()
 
     def delete(self, path: Path) -> None:
         """Delete a file at the address once the next files are sent."""
@@ -166,25 +162,16 @@ class LocalCopy:
         """Send what has changed here, trial by trial; unless it is `final`, without files that still grow."""
         (here,) = _by_trial(_list_here(self.folder))
         if self._lease is not None:  # after the listing, which may contain what was written after a removal
-            try:  # the mark vanishes with the copy
-                is_there = read_bytes(self.folder / MARK, "lease") == self._mark
-            except (OSError, ValueError):
-                is_there = False
-            if not is_there:
+            if self._read_mark() != self._mark:  # it vanishes with the copy
                 self._lose(f"{self.folder}, the local copy of {self.address}, was removed while the run worked in it")
             for trial in sorted(self._finished):
-                if not (self.folder / trial / RESULT).exists():
+                if not _is_finished(self.folder / trial):
                     self._lose(f"The finished trial {self.folder / trial} was removed while the run worked in it")
         for trial, files in here.items():
             self._send_trial(trial, files, final)
         for name in sorted(self._unwanted):
             self._delete_there("", name)
             self._unwanted.discard(name)
-
-    def send_file(self, name: str) -> None:
-        """Send one file of the folder itself."""
-        with (self.folder / name).open("rb") as file:
-            self._note("", {**self._noted(""), name: self._send_open("", name, file)})
 
     def _send_until(self, ended: threading.Event) -> None:
         is_reported = False
@@ -206,44 +193,39 @@ class LocalCopy:
         changed_here = {name for name in here if name not in notes or notes[name][:2] != here[name]}
         wanted = {name for name in there if name not in here or name not in notes or notes[name].version != there[name]}
         if wanted & changed_here:
-            if self._lease is None or self._is_resumed:
+            if self._lease is None:
                 wanted -= changed_here
             else:
-                self._set_aside(trial, here)
+                aside = self.folder / ".aside" / time.strftime("%Y%m%d-%H%M%S") / trial
+                log(
+                    f"{named(folder)} was changed by another machine too; unsent files of this one are kept in {aside}."
+                )
+                with disk_errors(aside):
+                    for name in here:
+                        (aside / name).parent.mkdir(parents=True, exist_ok=True)
+                        (folder / name).rename(aside / name)
                 here, notes, wanted, changed_here = {}, {}, set(there), set()
         try:
-            if RESULT in wanted:
-                notes[RESULT] = self._download(trial, RESULT, there[RESULT])
+            for name in sorted(wanted, key=_order):
+                if weights or not (trial.startswith("trials/") and name.endswith((".safetensors", ".pt"))):
+                    notes[name] = self._download(trial, name, there[name])
             is_finished = _is_finished(folder)
             is_sent = is_finished and RESULT in there and RESULT not in changed_here
-            for name in self._replaced({*there, *here}, is_finished):
+            for name in _replaced({*there, *here}, is_finished):
                 (folder / name).unlink(missing_ok=True)
-                wanted.discard(name)
-            for name in self._replaced(there, is_sent):  # not before the address has the file that replaces it
+            for name in _replaced(there, is_sent):  # not before the address has the file that replaces it
                 self._delete_there(trial, name)
                 notes.pop(name, None)
-            if not weights and trial.startswith("trials/"):
-                wanted = {name for name in wanted if not name.endswith((".safetensors", ".pt"))}
-            for name in sorted(wanted - {RESULT}, key=_order):
-                notes[name] = self._download(trial, name, there[name])
         finally:
             self._note(trial, notes)
         if is_sent:
             self._finished.add(trial)
 
-    def _set_aside(self, trial: str, names: Collection[str]) -> None:
-        folder, aside = self.folder / trial, self.folder / ".aside" / time.strftime("%Y%m%d-%H%M%S") / trial
-        log(f"{named(folder)} was changed by another machine too; what this one has not sent is kept in {aside}.")
-        with disk_errors(aside):
-            for name in names:
-                (aside / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).rename(aside / name)
-
     def _send_trial(self, trial: str, files: Mapping[str, Stamp], final: bool) -> None:
-        folder, notes, is_finished = self.folder / trial, dict(self._noted(trial)), _is_finished(self.folder / trial)
+        folder, is_finished = self.folder / trial, _is_finished(self.folder / trial)
 
         def changed(files: Mapping[str, Stamp]) -> list[str]:
-            replaced = self._replaced(files, is_finished)
+            notes, replaced = self._noted(trial), _replaced(files, is_finished)
             names = (name for name in files if name not in notes or notes[name][:2] != files[name])
             growing = () if final else ("logs/",)  # until a run ends
             return sorted((name for name in names if name not in replaced and not name.startswith(growing)), key=_order)
@@ -253,8 +235,6 @@ class LocalCopy:
             return
         if self._lease is not None:
             self._lease.look()
-            if trial in self._finished and not is_finished:
-                self._lose(f"{folder} was damaged while the run worked in it: its trial was finished")
         with ExitStack() as stack:
             opened: dict[str, IO[bytes]] = {}
             for name in filter(_is_last, reversed(names)):
@@ -262,19 +242,18 @@ class LocalCopy:
                     opened[name] = stack.enter_context((folder / name).open("rb"))
             if opened:  # list again: the files that a result describes exist by now, and perhaps did not before
                 names = [name for name in changed(_by_trial(_list_here(folder))[0][""]) if not _is_last(name)]
-            try:
-                for name in (*names, *reversed(opened)):
-                    with suppress(FileNotFoundError), opened.get(name) or (folder / name).open("rb") as file:
-                        notes[name] = self._send_open(trial, name, file)
-                for name in self._replaced(list(notes), is_finished and RESULT in notes):
-                    self._delete_there(trial, name)
-                    del notes[name]
-            finally:
-                self._note(trial, notes)
-        if is_finished and RESULT in notes:
+            for name in (*names, *reversed(opened)):
+                with suppress(FileNotFoundError), opened.get(name) or (folder / name).open("rb") as file:
+                    self.send_file(trial, name, file)
+        is_sent = is_finished and RESULT in self._noted(trial)
+        for name in _replaced(self._noted(trial), is_sent):
+            self._delete_there(trial, name)
+            self._note(trial, {n: sent for n, sent in self._noted(trial).items() if n != name})
+        if is_sent:
             self._finished.add(trial)
 
-    def _send_open(self, trial: str, name: str, file: IO[bytes]) -> Sent:
+    def send_file(self, trial: str, name: str, file: IO[bytes]) -> None:
+        """Send an open file."""
         stamp, remote = _stamp(os.fstat(file.fileno())), self._remote(trial, name)
         target = remote if self._in_one_step else f"{remote}.tmp"
 
@@ -293,7 +272,7 @@ class LocalCopy:
             self._fs.invalidate_cache()
             return _version(self._fs.info(remote))
 
-        return Sent(*stamp, self._retry(copy))
+        self._note(trial, {**self._noted(trial), name: Sent(*stamp, self._retry(copy))})
 
     def _delete_there(self, trial: str, name: str) -> None:
         def delete() -> None:
@@ -305,23 +284,16 @@ class LocalCopy:
         self._retry(delete)
 
     def _download(self, trial: str, name: str, version: str) -> Sent:
-        def write(file: IO[bytes]) -> None:
-            def copy() -> None:
-                file.seek(0)
-                file.truncate()
-                with self._fs.open(self._remote(trial, name), "rb") as source:
-                    shutil.copyfileobj(source, file, 1 << 20)
-
-            self._retry(copy)
-
         path = self.folder / trial / name
+        temporary = path.with_name(path.name + ".tmp")
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, write)
+            self._retry(lambda: self._fs.get_file(self._remote(trial, name), str(temporary)))
+            os.replace(temporary, path)
         return Sent(*_stamp(path.stat()), version)
 
     def _list_there(self) -> dict[str, str]:
-        """name -> version."""
+        """Return name -> version."""
         self._fs.invalidate_cache()
         paths = self._retry(lambda: self._fs.find(self._root, detail=True))
         files = {path[len(self._root) :].lstrip("/"): info for path, info in paths.items()}
@@ -333,10 +305,6 @@ class LocalCopy:
             for name, info in files.items()
             if name not in marks and info.get("type") != "directory" and _is_shared(name)
         }
-
-    def _write_mark(self, mark: bytes) -> None:
-        write_atomically(self.folder / MARK, lambda file: file.write(mark))
-        self._mark = mark
 
     def _lose(self, problem: str) -> None:
         assert self._lease is not None
@@ -397,6 +365,13 @@ def _is_shared(name: str) -> bool:
     return not (is_private or path.name in ("", LEASE, NOTES, MARK, ".lock") or path.suffix in (".tmp", ".lock"))
 
 
+def _replaced(names: Collection[str], is_finished: bool) -> set[str]:
+    """Name the files of a trial that newer ones replace: the checkpoints of a finished trial, and TensorBoard's files,
+    which each start writes anew."""
+    boards = sorted(name for name in names if name.startswith("tb/events."))
+    return set(boards[:-1]) | (set(CHECKPOINTS).intersection(names) if is_finished else set())
+
+
 def _order(name: str) -> tuple[int, str]:
     """Sort rows first, and files that describe others after these."""
     base = name.rpartition("/")[2]
@@ -412,7 +387,7 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 def _version(info: Mapping[str, Any]) -> str:
-    """Size, and the hash or else the time that the file system reports."""
+    """Return the size, and the hash or else the time that the file system reports."""
     digest = next((info[name] for name in ("ETag", "etag", "md5Hash", "content_md5") if info.get(name)), None)
     times = ("mtime", "LastModified", "last_modified", "updated", "created")
     return f"{info['size']} {digest or next((info[name] for name in times if name in info), '')}"

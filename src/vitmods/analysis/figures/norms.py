@@ -35,7 +35,7 @@ from vitmods.layers.norms.batch import BatchNorm
 from vitmods.layers.norms.contract import AffineNorm
 from vitmods.model.vit import ViT
 from vitmods.report.figures import INK, MUTED, PALETTE
-from vitmods.train.record import LAMBDA, lambdas_of
+from vitmods.train.loggers import LAMBDA, lambdas_of
 
 
 def patch_tokens(vit: ViT, x: Tensor) -> Tensor:

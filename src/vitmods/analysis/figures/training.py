@@ -28,7 +28,7 @@ from vitmods.analysis.figure import (
 from vitmods.bench import BLOCK_S, Work, interleave, peak_bytes, quiet_threads, seconds_per_call
 from vitmods.finetune import train_only
 from vitmods.report.figures import INK, PALETTE
-from vitmods.train.record import GRADIENT, HEAD, STEM
+from vitmods.train.loggers import GRADIENT, HEAD, STEM
 
 LAST = 1000
 """steps that the paper's mean is over; of a short training at most its last tenth"""
