@@ -68,7 +68,7 @@ def test_the_shell_offers_every_option(capsys):
         ({"checkpoint_minutes": float("nan")}, "checkpoint_minutes must be at least 0"),
         ({"data_workers": -1}, "data_workers must be at least 0"),
         ({"keep_weights": "some"}, "keep_weights is all, best, none"),
-        ({"record": "gradient"}, "no 'gradient' to record. Did you mean 'gradients'"),
+        ({"record": "gradient"}, "'gradient' cannot be recorded. Did you mean 'gradients'"),
         ({"recompute": True, "compile": True}, "drop --recompute or --compile"),
         ({"shard": True, "compile": True}, "drop --shard or --compile"),
         ({"shard": True, "record": ["gradients"]}, "drop --shard, or record only lambdas"),

@@ -192,7 +192,7 @@ def test_errors_are_those_of_all(together) -> None:
 
 
 def test_sharding_needs_several_processes(tmp_path) -> None:
-    with pytest.raises(UserError, match="shard divides a model among processes, and there is only one"):
+    with pytest.raises(UserError, match="shard divides a model among several processes"):
         trial(tmp_path / "trial", "plain", shard=True)
 
 
@@ -238,7 +238,7 @@ def test_a_killed_process_ends_all_and_the_same_command_goes_on(together, tmp_pa
         for process in started:
             process.join(300)
         assert [process.exitcode for process in started] == [3, -signal.SIGKILL]
-        assert "has ended without a word" in (tmp_path / name / "ended").read_text()
+        assert "has ended without a message" in (tmp_path / name / "ended").read_text()
         assert not (tmp_path / name / "result.json").exists()
         if how:
             assert torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["step"] == 4
@@ -278,7 +278,7 @@ def test_the_command_starts_its_processes_and_goes_on_after_a_kill(tmp_path, mon
     )
     assert killed.returncode == 128 + signal.SIGKILL, killed.stderr
     assert killed.stderr.count("Process 1 of 2 was killed by SIGKILL") == 1
-    assert killed.stderr.count("without a word") == 0
+    assert killed.stderr.count("without a message") == 0
     assert "Traceback" not in killed.stderr
     assert (tmp_path / "run/checkpoint.pt").exists()  # of which step depends on the speed of the disk
     assert cli.main(command) == 0

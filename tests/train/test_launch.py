@@ -97,7 +97,7 @@ def test_what_several_say_is_said_once(modules, capfd):
     assert capfd.readouterr().err == "vitmods train: the disk is full\n"
 
 
-@pytest.mark.parametrize(("arguments", "word"), [(["kill"], "was killed by SIGKILL"), ([], "without a word")])
+@pytest.mark.parametrize(("arguments", "word"), [(["kill"], "was killed by SIGKILL"), ([], "without a message")])
 def test_the_end_of_one_is_said_once(modules, capfd, arguments, word):
     assert launch("left", arguments, 2) == (137 if arguments else 7)
     (line,) = capfd.readouterr().err.splitlines()
@@ -128,5 +128,5 @@ def test_those_whose_launcher_is_killed_end_too(modules):
 
 
 def test_fewer_than_two_are_refused():
-    with pytest.raises(UserError, match="devices is a number from 1 on"):
+    with pytest.raises(UserError, match="devices must be at least 1"):
         launch("ends", [], 0)

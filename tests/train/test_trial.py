@@ -97,7 +97,7 @@ def raise_signal(number):
     [(signal.SIGINT, {"step": 6}, 6), (signal.SIGTERM, {"evaluation": 2}, 8), (signal.SIGINT, {"evaluation": 4}, 12)],
 )
 def test_a_signal_saves_and_the_same_call_goes_on_to_the_same_numbers(bench, tmp_path, unbroken, number, when, step):
-    with pytest.raises(Interrupted, match="run the same command again to go on") as caught:
+    with pytest.raises(Interrupted, match="run the same command again to resume") as caught:
         bench.train(tmp_path, task=Hooked().at(raise_signal(number), **when))
     assert caught.value.exit_code == 128 + number
     assert checkpoint.load(tmp_path)["step"] == step
@@ -265,7 +265,7 @@ def test_a_file_that_may_not_grow_is_one_clear_error(bench, tmp_path, unbroken):
 @pytest.mark.parametrize("fields", [{"drop_path": 0.1}, {"dropout": 0.1}, {"init": "big_vision"}, {"head_bias": -1.0}])
 def test_a_model_that_is_not_built_as_the_recipe_says_is_refused(bench, tmp_path, fields):
     recipe = bench.recipe(epochs=1, **fields)
-    with pytest.raises(ValueError, match=r"The recipe sets \w+=.* of the model, .*\*\*recipe\.model\.to_config"):
+    with pytest.raises(ValueError, match=r"The recipe sets \w+=.*, and the model was .*\*\*recipe\.model\.to_config"):
         bench.train(tmp_path, recipe=recipe)
     with pytest.raises(ValueError, match=r"has it ('not reported'|0\.0)"):
         bench.train(tmp_path, torch.nn.Linear(2, 2), recipe)

@@ -84,10 +84,10 @@ def test_what_a_killed_compiler_left_unfinished_is_made_again(bench, tmp_path, m
 def test_tf32_needs_a_gpu_that_has_it(bench, tmp_path, monkeypatch):
     for capability in ((7, 5), (8, 0)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
-        with nullcontext() if capability >= (8, 0) else pytest.raises(UserError, match="no TF32"):
+        with nullcontext() if capability >= (8, 0) else pytest.raises(UserError, match="not support TF32"):
             check_tf32(torch.device("cuda"))
     for call in (RunOptions(device="cpu", tf32=True).check_here, lambda: bench.train(tmp_path, tf32=True)):
-        with pytest.raises(UserError, match="cpu has no TF32, as NVIDIA GPUs since Ampere do: leave --tf32 out"):
+        with pytest.raises(UserError, match="cpu does not support TF32, as NVIDIA GPUs since Ampere do: drop --tf32"):
             call()
 
 

@@ -1,7 +1,4 @@
-"""Where a trial computes.
-
-Too little memory: how it shows, and what to do about it.
-"""
+"""The device of a trial: its name, precision and memory, waiting for data, and graphs of torch.compile."""
 
 import struct
 import time
@@ -28,13 +25,13 @@ MOST_WORKERS = 8  # threads that prepare images, by default
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a model computes, and how precisely."""
+    """The device and precision of a model."""
 
     device: torch.device
     precision: Literal["32-true", "bf16-mixed"]
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """In which losses and outputs are computed."""
+        """Return the context for losses and outputs."""
         mixed = self.precision == "bf16-mixed"
         return torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext()
 
@@ -42,79 +39,76 @@ class Placement:
 def place(
     device: str, precision: Literal["32-true", "bf16-mixed"] = "32-true", processes: "Processes | None" = None
 ) -> Placement:
-    """Where this process computes.
+    """Return the device and precision of this process.
 
     Args:
-        device: "auto" (the fastest there is), "cpu", "cuda", "cuda:1", "mps".
+        device: "auto" (the fastest), "cpu", "cuda", "cuda:1", "mps".
         processes: of several each has the GPU of its number on this machine.
 
     Raises:
-        UserError: there is no such device here.
+        UserError: the device does not exist on this machine.
     """
     if processes is not None and processes.size > 1 and resolve(device).type == "cuda":
         device = f"cuda:{processes.local_rank}"
-    found = resolve(device)
+    target = resolve(device)
     present = torch.accelerator.current_accelerator(check_available=True)
-    if found.type == "cpu":
+    if target.type == "cpu":
         count = 1
     else:
-        count = torch.accelerator.device_count() if present is not None and present.type == found.type else 0
-    if (found.index or 0) >= count:
-        have = f"there are {count} of its kind" if count else f"there is no {found.type}"
-        raise UserError(f"device {device!r} cannot be used here: {have}. Try --device auto or cpu.")
-    if found.type == "cuda":
-        found = torch.device("cuda", found.index or 0)
-        torch.cuda.set_device(found)
-    return Placement(found, precision)
+        count = torch.accelerator.device_count() if present is not None and present.type == target.type else 0
+    if (target.index or 0) >= count:
+        have = f"this machine has {count} of its kind" if count else f"this machine does not have {target.type}"
+        raise UserError(f"device {device!r} is not available: {have}. Try --device auto or cpu.")
+    if target.type == "cuda":
+        target = torch.device("cuda", target.index or 0)
+        torch.cuda.set_device(target)
+    return Placement(target, precision)
 
 
 def resolve(device: str) -> torch.device:
-    """What "auto", "cpu", "cuda:1" or "mps" means here; "auto" is the fastest there is.
-
-    Raises:
-        UserError: the word names no kind of device.
-    """
+    """Return the device that "auto" (the fastest), "cpu", "cuda:1" or "mps" means. Raises UserError for other words."""
     if device == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
         return torch.device(device)
     except RuntimeError as error:
-        raise UserError(f"device {device!r} cannot be used here: it names none. Try --device auto or cpu.") from error
+        raise UserError(f"unknown device {device!r}. Try --device auto or cpu.") from error
 
 
 def device_name(device: str) -> str:
-    """What a device is called in a record: "cpu", "mps" or the name of the GPU."""
-    found = resolve(device)
-    if found.type == "cuda" and torch.cuda.is_available():
-        return torch.cuda.get_device_name(found.index or 0)
-    return found.type
+    """Return the name of a device in records: "cpu", "mps" or the name of the GPU."""
+    target = resolve(device)
+    if target.type == "cuda" and torch.cuda.is_available():
+        return torch.cuda.get_device_name(target.index or 0)
+    return target.type
 
 
 def check_tf32(device: torch.device) -> None:
-    """Raise UserError where a device has no TF32."""
+    """Raise UserError if a device does not support TF32."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
-        raise UserError(f"{device_name(str(device))} has no TF32, as NVIDIA GPUs since Ampere do: leave --tf32 out.")
+        raise UserError(
+            f"{device_name(str(device))} does not support TF32, as NVIDIA GPUs since Ampere do: drop --tf32."
+        )
 
 
 @contextmanager
 def tf32_products(on: bool) -> Iterator[None]:
-    """Inside, float32 products of CUDA devices are made in TF32 if `on`; otherwise they are as they were. By PyTorch's
-    switch for all products, which compiled graphs read too: those for single kinds of product cannot be mixed with it.
-    Convolutions follow a switch of their own, which is on from the start."""
-    if not on:
-        yield
-        return
+    """Compute float32 products of CUDA devices in TF32 if `on`, by PyTorch's switch that compiled graphs read too. It
+    cannot be mixed with those for single kinds of product. Convolutions have a separate switch, which is on by default.
+    """
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+    if on:
+        torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        if on:
+            torch.set_float32_matmul_precision(before)
 
 
 def remove_unfinished_graphs() -> None:
-    """Delete the libraries that a killed torch.compile left unfinished in its cache, with a warning: loading one fails,
-    or ends the process. Those that another process is writing stay."""
+    """Delete libraries that a killed torch.compile left unfinished in its cache, with a warning: loading one fails or
+    ends the process. Those that another process is writing stay."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir  # as the compiler names it, also without a user name
 
     folder = Path(cache_dir())
@@ -129,7 +123,7 @@ def remove_unfinished_graphs() -> None:
                         removed += 1
     if removed:
         text = f"A torch.compile that was killed left {plural(removed, 'unfinished file')} in {folder}"
-        warnings.warn(f"{text}: deleted, and made again.", stacklevel=2)
+        warnings.warn(f"{text}: deleted, and compiled again.", stacklevel=2)
 
 
 def _is_whole(library: Path) -> bool:
@@ -145,7 +139,7 @@ def _is_whole(library: Path) -> bool:
 
 
 class DataWait:
-    """Measures for how long a device has nothing to do because the next batch is not there.
+    """Measures how long a device is idle because the next batch is not ready.
 
     A GPU works while the host waits, so a wait counts from the end of the step before: an event marks that end, and
     another one the arrival of the batch. They are read when a row is logged, which waits for the device anyway.
@@ -157,18 +151,18 @@ class DataWait:
         self._waits: list[tuple[float, torch.Event | None, torch.Event | None]] = []
 
     def next(self, batches: Iterator[T]) -> T:
-        """The next batch."""
+        """Return the next batch."""
         began = time.perf_counter()
         batch = next(batches)
         self._waits.append((time.perf_counter() - began, self._step, self._mark()))
         return batch
 
     def step_is_queued(self) -> None:
-        """To be called after each step."""
+        """Mark the end of a step; call it after each."""
         self._step = self._mark()
 
     def take(self) -> float:
-        """Seconds since the last call."""
+        """Return the seconds of waiting since the last call."""
         total = 0.0
         for seconds, step, batch in self._waits:
             if step is not None and batch is not None:
@@ -187,22 +181,22 @@ class DataWait:
 
 
 def usual_workers(device: str) -> int:
-    """Threads that prepare images: none for a CPU, which trains meanwhile; for a GPU as many as torch takes cores."""
+    """Return the number of threads that prepare images: 0 for a CPU, which trains meanwhile; else torch's threads."""
     return 0 if resolve(device).type == "cpu" else min(MOST_WORKERS, torch.get_num_threads())
 
 
-_SAID = ("can't allocate memory", "not enough memory", "Cannot allocate memory")  # by torch on a CPU, of no own type
+_MEMORY_ERRORS = ("can't allocate memory", "not enough memory", "Cannot allocate memory")  # torch's on a CPU
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory could not be had, of the machine or of its accelerator."""
+    """Whether memory of the machine or of its accelerator could not be allocated."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError | OSError) and any(words in str(error) for words in _SAID)
+    return isinstance(error, RuntimeError | OSError) and any(words in str(error) for words in _MEMORY_ERRORS)
 
 
 def does_not_fit(count: int, device: torch.device) -> UserError:
-    """So many images at once are too many."""
+    """Make the error for a batch that is too large."""
     return UserError(
         f"{count} images at once do not fit the memory of {device}. Cut the batch into more parts with accumulate, or "
         "choose a smaller batch_size, model or image size. Without another study: --recompute or --checkpointing, and "

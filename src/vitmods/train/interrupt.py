@@ -8,7 +8,7 @@ from types import FrameType
 
 
 class Interrupted(KeyboardInterrupt):
-    """Training was stopped by a signal; the state is saved and the message says how to go on.
+    """Training was stopped by a signal; the state is saved and the message names how to resume.
 
     A KeyboardInterrupt, so that `except Exception` around a trial does not take it for a failure.
     """
@@ -19,7 +19,7 @@ class Interrupted(KeyboardInterrupt):
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of a process that a signal stopped: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
+        """The exit code of a process stopped by a signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
         return 128 + self.signum
 
 
@@ -36,14 +36,12 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """While inside, SIGINT, SIGTERM and SIGHUP (the terminal is gone) are noted in the request. A second Ctrl-C has its
-    usual effect; a second SIGTERM has none: Slurm, systemd and a study that stops its workers send one each, and the
-    first one is being answered. A SIGHUP or SIGINT that is ignored, as under nohup and in a script's background, stays
-    so.
+    """Note SIGINT, SIGTERM and SIGHUP in a request. A second Ctrl-C has its usual effect. A second SIGTERM is ignored:
+    Slurm, systemd and a study that stops its workers send one each. An ignored SIGHUP or SIGINT, as under nohup and in
+    a script's background, stays ignored.
 
-    A signal that nobody answered by the end (by raising Interrupted) has its usual effect then.
-
-    Outside the main thread, where Python allows no handlers, signals keep their usual effect.
+    A signal without an answer by the end (by raising Interrupted) has its usual effect then. Outside the main thread,
+    where Python does not allow handlers, signals keep their usual effect.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -52,8 +50,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in numbers}
-    ignored = [number for number in (signal.SIGINT, signal.SIGHUP) if before[number] is signal.SIG_IGN]
-    before = {number: handler for number, handler in before.items() if number not in ignored}
+    before = {n: handler for n, handler in before.items() if n == signal.SIGTERM or handler is not signal.SIG_IGN}
 
     def note(signum: int, frame: FrameType | None) -> None:
         request.signum = signum

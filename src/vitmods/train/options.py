@@ -70,7 +70,7 @@ class RunOptions:
             check_at_least(name, getattr(self, name), 0)
         for name in self.record:
             if name not in get_args(Recorded):
-                raise UserError(f"There is no '{name}' to record. {nearest(name, get_args(Recorded))}")
+                raise UserError(f"'{name}' cannot be recorded. {nearest(name, get_args(Recorded))}")
         if self.recompute and self.compile:
             raise UserError("torch.compile decides by itself what to recompute: drop --recompute or --compile.")
         if self.shard and self.compile:
@@ -84,7 +84,7 @@ class RunOptions:
         return {**values, "cache_dir": self.cache_dir and str(self.cache_dir)}
 
     def check_here(self) -> None:
-        """Raise UserError if this machine has no such device, logger or precision, before any work is done."""
+        """Raise UserError if this machine lacks the device, logger or precision, before any work is done."""
         from vitmods.train.device import check_tf32, place, resolve
         from vitmods.train.loggers import check_loggers
 
@@ -98,7 +98,7 @@ class RunOptions:
         """Raise UserError if `size` processes cannot train a model together like this."""
         if self.shard and size == 1:
             raise UserError(
-                "--shard divides a model among processes, and there is only one: use `vitmods train --devices N`."
+                "--shard divides a model among several processes: start them with `vitmods train --devices N`."
             )
 
     def save_memory(self, model: nn.Module) -> None:

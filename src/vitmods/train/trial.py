@@ -1,9 +1,4 @@
-"""One trial as a folder: its settings, its training, its result.
-
-The evaluated images of a trial that can be looked at: PNG files in its folder, and what their colors mean.
-
-What a model computes from training images before the first step.
-"""
+"""One trial as a folder: its settings, its training, its result, its weights, scores and examples."""
 
 import json
 import platform
@@ -12,9 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,72 +33,12 @@ from vitmods.util.errors import UserError
 from vitmods.util.files import checksum, make_folder, write_atomically, write_json
 from vitmods.util.limits import read_bytes, read_json, read_npz
 
-FOLDER = "examples"
-_COLOR = re.compile("#[0-9a-f]{6}")
-
-
-@dataclass(frozen=True)
-class Examples:
-    """ids: of the images. panels: of each, pixels uint8 (H, W, 3) by name. legend: class -> its color, as #rrggbb."""
-
-    ids: tuple[str, ...] = ()
-    panels: tuple[Mapping[str, NDArray[np.uint8]], ...] = ()
-    legend: Mapping[str, str] | None = None
-
-
-def write_examples(trial: Path, examples: Sequence[Example], ids: Sequence[str], legend: Mapping[str, str]) -> None:
-    """Write `examples/<i>-<panel>.png`, and examples.json; nothing where there are none. ids: of the split's images."""
-    if not examples:
-        return
-    folder = make_folder(trial / FOLDER)
-    for i, one in enumerate(examples):
-        for name, pixels in one.panels.items():
-            image = Image.fromarray(pixels)
-            write_atomically(folder / f"{i}-{name}.png", lambda file, image=image: image.save(file, "PNG"))  # type: ignore[misc]
-    named = [{"id": ids[one.index], "panels": list(one.panels)} for one in examples]
-    write_json(folder / "examples.json", {"schema": 1, "images": named, "legend": dict(legend)})
-
-
-def read_examples(trial: Path) -> Examples:
-    """The inverse; empty where there are none, or where a file is missing or damaged."""
-    folder = trial / FOLDER
-    try:
-        found = read_json(folder / "examples.json")
-        panels = tuple(
-            {name: _pixels(folder / f"{i}-{name}.png") for name in one["panels"]}
-            for i, one in enumerate(found["images"])
-        )
-        legend = {str(name): color for name, color in found["legend"].items() if _COLOR.fullmatch(color)}
-        return Examples(tuple(str(one["id"]) for one in found["images"]), panels, legend)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, Unreadable):
-        return Examples()
-
-
-def _pixels(path: Path) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(decode(read_bytes(path, "settings"), 3).transpose(1, 2, 0))
-
-
-IMAGES, BATCH = 1000, 50
-
-
-def fit_to_images(model: nn.Module, ds: Images) -> dict[str, Any]:
-    """Compute the whitening of patches where a model has one that was not computed yet, from up to 1,000 training
-    images, evenly spread over the split, as evaluation sees them.
-
-    No random number is drawn, so a trial that is taken up again gets the same. Returns what to record: module ->
-    number of images; empty where nothing was to be done.
-    """
-    found: dict[str, Any] = {}
-    for name, stem in model.named_modules():
-        if isinstance(stem, DualPatchNormStem) and stem.waits_for_images:
-            stem.fit(ds.plain_images("train", IMAGES, BATCH))
-            found[name] = min(IMAGES, len(ds.splits["train"]))
-    return {"fitted_to_images": found} if found else {}
-
-
-_IDENTIFIES_DATA = ("name", "classes", "splits", "split_origin", "fingerprint", "vocabulary")  # but not where it lies
 CONFIG, RESULT, WEIGHTS = "config.json", "result.json", "model.safetensors"
 MODULES = "task.safetensors"
+EXAMPLES = "examples"
+FITTED_IMAGES, FITTED_BATCH = 1000, 50
+_IDENTIFIES_DATA = ("name", "classes", "splits", "split_origin", "fingerprint", "vocabulary")  # but not its folder
+_COLOR = re.compile("#[0-9a-f]{6}")
 
 
 def train_trial(
@@ -121,11 +54,11 @@ def train_trial(
     metadata: Mapping[str, Any] | None = None,
     logged: LoggedRun | None = None,
 ) -> dict[str, Any]:
-    """Train `model` in the folder `out`, or go on where an earlier call was stopped; what result.json holds.
+    """Train `model` in the folder `out`, or resume an earlier call. Returns the content of result.json.
 
     A finished (or diverged) trial is not run again. Stopped at any moment and called again with the same arguments (the
     model as it was before training), it ends in the same weights and metrics as an unbroken run, bit for bit on a CPU
-    with the same number of threads. torch's CPU random numbers outside are left as they were.
+    with the same number of threads. The state of torch's CPU random numbers is restored.
 
     Args:
         model: trained in place; what `task.wrap` makes of a backbone.
@@ -133,9 +66,9 @@ def train_trial(
         ds: the images, e.g. from `vitmods.data.load`.
         seed: of the order and augmentation of the images and of dropout; not of the model's weights.
         out: the trial's folder; `config.json`, `metrics.jsonl`, `checkpoint.pt` (until it is finished),
-            `model.safetensors` (and `task.safetensors`, where the task has modules beside the backbone), `<split>.npz`
-            with the scores of each image, `examples/` (where the task draws any), `tb/` and, written last,
-            `result.json` with the checksums of the weights.
+            `model.safetensors` (and `task.safetensors` with the task's own modules), `<split>.npz` with the scores of
+            each image, `examples/` (if the task draws any), `tb/` and, written last, `result.json` with the checksums
+            of the weights.
         options: device, checkpoints, progress, memory.
         processes: those that train the model together (`vitmods.train.join`); each batch is divided among them.
         metadata: added to config.json; `arm` and `changes` are the study's.
@@ -143,7 +76,7 @@ def train_trial(
 
     Raises:
         UserError: the recipe does not fit the images or the model, the folder holds a trial with other settings or
-            cannot be written, or the device is not there.
+            cannot be written, or the device does not exist.
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
     options = options or RunOptions()
@@ -155,46 +88,58 @@ def train_trial(
     settings |= fit_to_images(model, ds)
     config = _config(model, ds, recipe, settings)
     config |= {"resolved": asdict(length), "environment": _environment(options, processes)}
-    result = processes.once(lambda: _take_up(out, config))
+    result = processes.once(lambda: _resume(out, config))
     if result is None:
         split = ds.eval_split if ds.eval_split in ds.splits else None
-        identity = {"arm": config["arm"], "seed": seed, "split": split}
+        empty = dict.fromkeys(("message", "steps", "epochs", "wall_s", "params", "how"))
+        failed = {"schema": 1, "status": "failed", "arm": config["arm"], "seed": seed, "split": split, "metrics": {}}
+        failed |= empty
         try:
             with torch.random.fork_rng(devices=[]), stop_on_signals() as request:
                 run = TrialRun(
                     model, task, ds, recipe, folder=out, seed=seed, options=options, processes=processes, logged=logged
                 )
                 title = f"{config['arm']} seed {seed}"
-                shown = options.progress and processes.first
-                with ProgressBar(shown, title, run.length.steps, run.step, task.metrics) as bar:
-                    result = _result(identity, **_outcome(run, request, bar))
-                processes.once(partial(write_json, out / RESULT, result))
+                shows_bar = options.progress and processes.first
+                with ProgressBar(shows_bar, title, run.length.steps, run.step, task.metrics) as bar:
+                    result = failed | _train(run, request, bar)
+                processes.once(lambda: write_json(out / RESULT, result))
         except PeerEnded:
-            raise  # the other one has written why
+            raise  # the other process has written why
         except Exception as error:
             if ended := peer_ended(error):
                 raise ended from error
-            found = does_not_fit(recipe.part_size, resolve(options.device)) if is_out_of_memory(error) else error
+            reason = does_not_fit(recipe.part_size, resolve(options.device)) if is_out_of_memory(error) else error
+            text = str(reason) if isinstance(reason, UserError) else f"{type(reason).__name__}: {reason}"
             with suppress(Exception):  # the error itself matters more than its record
-                write_json(out / RESULT, _result(identity, "failed", message=_reason(found)))
-            if found is error:
+                write_json(out / RESULT, {**failed, "message": text})
+            if reason is error:
                 raise
-            raise found from error
+            raise reason from error
     if result["status"] == "finished" and processes.first:
         checkpoint.remove(out)
     return result
 
 
-def _outcome(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str, Any]:
+def _train(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str, Any]:
+    """Train, and write weights, scores and examples. Returns the part of result.json that describes the training."""
     status, metrics, message, weights = "failed", dict[str, float](), None, {}
+    first = run.processes.first
     try:
         metrics = run.run(request, bar)
-        processes = run.processes
-        tensors = whole_state(run.evaluated_model.state_dict(), keep=processes.first)
-        _check_finite(run, tensors)
-        weights = processes.once(lambda: _save_weights(run.evaluated_model, tensors, run.folder))
-        if processes.first:
-            _write_findings(run)
+        tensors = whole_state(run.evaluated_model.state_dict(), keep=first)
+        # No loss was computed after the last step. All processes have to agree.
+        names = [name for name, _ in run.evaluated_model.named_parameters()] if first else []
+        is_broken = any(name in tensors and not torch.isfinite(tensors[name]).all() for name in names)
+        if any(run.processes.agree(int(is_broken))):
+            raise Diverged(f"the weights were not finite after step {run.step}")
+        weights = run.processes.once(lambda: _save_weights(run.evaluated_model, tensors, run.folder))
+        if first:
+            for split, scores in run.scores.items():
+                write_scores(run.folder / f"{split}.npz", scores)
+            if examples := run.examples.get(run.ds.eval_split):
+                legend = run.task.legend(tuple(run.ds.summary()["classes"]))
+                write_examples(run.folder, examples, run.ds.splits[run.ds.eval_split].ids, legend)
         status = "finished"
     except Diverged as divergence:
         status, message = "diverged", str(divergence)
@@ -215,50 +160,77 @@ def _outcome(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str,
         "how": {  # what may change the last digits or the speed
             "device": device_name(str(run.placement.device)),
             "precision": run.recipe.precision,
-            **_ways(run.options, run.processes),
+            **_numerics(run.options, run.processes),
         },
     }
 
 
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+def fit_to_images(model: nn.Module, ds: Images) -> dict[str, Any]:
+    """Compute the whitening of patches of a model that needs it, from up to 1,000 training images, evenly spread over
+    the split, as evaluation sees them.
+
+    No random number is drawn, so a resumed trial computes the same. Returns the record for config.json, module ->
+    number of images; empty if no module needs images.
+    """
+    counts: dict[str, Any] = {}
+    for name, stem in model.named_modules():
+        if isinstance(stem, DualPatchNormStem) and stem.waits_for_images:
+            stem.fit(ds.plain_images("train", FITTED_IMAGES, FITTED_BATCH))
+            counts[name] = min(FITTED_IMAGES, len(ds.splits["train"]))
+    return {"fitted_to_images": counts} if counts else {}
 
 
-def _check_finite(run: TrialRun, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise Diverged, in every process, where trained weights are not finite: no loss came after the last step."""
-    names = [name for name, _ in run.evaluated_model.named_parameters()] if run.processes.first else []
-    wrong = any(name in tensors and not torch.isfinite(tensors[name]).all() for name in names)
-    if any(run.processes.agree(int(wrong))):
-        raise Diverged(f"the weights were not finite after step {run.step}")
+@dataclass(frozen=True)
+class Examples:
+    """Evaluated images of a trial to look at.
+
+    ids: of the images. panels: of each, pixels uint8 (H, W, 3) by name. legend: class -> its color, as #rrggbb.
+    """
+
+    ids: tuple[str, ...] = ()
+    panels: tuple[Mapping[str, NDArray[np.uint8]], ...] = ()
+    legend: Mapping[str, str] | None = None
 
 
-def _write_findings(run: TrialRun) -> None:
-    """Scores of each image, and examples where the task draws some."""
-    for split, scores in run.scores.items():
-        write_scores(run.folder / f"{split}.npz", scores)
-    if examples := run.examples.get(run.ds.eval_split):
-        legend = run.task.legend(tuple(run.ds.summary()["classes"]))
-        write_examples(run.folder, examples, run.ds.splits[run.ds.eval_split].ids, legend)
+def write_examples(trial: Path, examples: Sequence[Example], ids: Sequence[str], legend: Mapping[str, str]) -> None:
+    """Write `examples/<i>-<panel>.png` and examples.json. ids: of the split's images."""
+    folder = make_folder(trial / EXAMPLES)
+    for i, example in enumerate(examples):
+        for name, pixels in example.panels.items():
+            image = Image.fromarray(pixels)
+            write_atomically(folder / f"{i}-{name}.png", lambda file, image=image: image.save(file, "PNG"))  # type: ignore[misc]
+    images = [{"id": ids[example.index], "panels": list(example.panels)} for example in examples]
+    write_json(folder / "examples.json", {"schema": 1, "images": images, "legend": dict(legend)})
 
 
-def _result(identity: dict[str, Any], status: str, **values: Any) -> dict[str, Any]:
-    empty = dict.fromkeys(("message", "steps", "epochs", "wall_s", "params", "how"))
-    return {"schema": 1, "status": status, **identity, "metrics": {}, **empty, **values}
+def read_examples(trial: Path) -> Examples:
+    """Read the examples of a trial; empty if a file is missing or damaged."""
+    folder = trial / EXAMPLES
+    try:
+        content = read_json(folder / "examples.json")
+        panels = []
+        for i, image in enumerate(content["images"]):
+            files = {name: read_bytes(folder / f"{i}-{name}.png", "settings") for name in image["panels"]}
+            pixels = {name: decode(file, 3).transpose(1, 2, 0) for name, file in files.items()}
+            panels.append({name: np.ascontiguousarray(array) for name, array in pixels.items()})
+        legend = {str(name): color for name, color in content["legend"].items() if _COLOR.fullmatch(color)}
+        return Examples(tuple(str(image["id"]) for image in content["images"]), tuple(panels), legend)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, Unreadable):
+        return Examples()
 
 
 def _save_weights(model: nn.Module, state: Mapping[str, torch.Tensor], folder: Path) -> dict[str, str]:
-    """Write the backbone's weights, and those of the task's modules beside it; file name -> checksum."""
+    """Write the weights of the backbone, and of the task's own modules. Returns file name -> checksum."""
     from safetensors.torch import save
 
-    # Each by itself: a model may have one tensor at two places, which safetensors refuses.
-    whole = {"memory_format": torch.contiguous_format}
-    weights = {name: tensor.cpu().clone(**whole) for name, tensor in state.items()}
+    # Copies: a model may have one tensor at two places, which safetensors refuses.
+    weights = {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
     files = {WEIGHTS: weights}
     if isinstance(model, TaskModel):
-        inside = "backbone."
+        prefix = "backbone."
         files = {
-            WEIGHTS: {name.removeprefix(inside): tensor for name, tensor in weights.items() if name.startswith(inside)},
-            MODULES: {name: tensor for name, tensor in weights.items() if not name.startswith(inside)},
+            WEIGHTS: {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)},
+            MODULES: {name: tensor for name, tensor in weights.items() if not name.startswith(prefix)},
         }
     for name, tensors in files.items():
         content = save(tensors)
@@ -267,12 +239,12 @@ def _save_weights(model: nn.Module, state: Mapping[str, torch.Tensor], folder: P
 
 
 def write_scores(path: Path, scores: Mapping[str, NDArray[Any]]) -> None:
-    """Scores of each image, (n,) arrays by name beside `ids`, as .npz."""
+    """Write scores of each image, (n,) arrays by name beside `ids`, as .npz."""
     write_atomically(path, lambda file: np.savez_compressed(file, **scores))  # type: ignore[arg-type]
 
 
 def read_scores(path: Path) -> dict[str, NDArray[Any]]:
-    """The inverse; empty where there is no such file. UserError where it is damaged."""
+    """Read what `write_scores` wrote; empty without a file. Raises UserError if it is damaged."""
     try:
         return read_npz(path)
     except FileNotFoundError:
@@ -281,8 +253,8 @@ def read_scores(path: Path) -> dict[str, NDArray[Any]]:
         raise UserError(f"{path} is damaged ({error}). Delete its folder to train again.") from error
 
 
-def _take_up(out: Path, config: dict[str, Any]) -> dict[str, Any] | None:
-    """Write config.json in a new folder; in an old one, compare it. The result, if the trial has one that stands."""
+def _resume(out: Path, config: dict[str, Any]) -> dict[str, Any] | None:
+    """Write config.json in a new folder; in an old one, compare it. Returns the final result, if there is one."""
     path = out / CONFIG
     if not path.exists():
         write_json(path, config)
@@ -296,42 +268,39 @@ def _take_up(out: Path, config: dict[str, Any]) -> dict[str, Any] | None:
         return result
     moved = _differences(old["environment"], config["environment"])
     if moved:
-        warnings.warn(f"{out}: goes on elsewhere than it began, numbers may differ: {'; '.join(moved)}", stacklevel=3)
+        warnings.warn(f"{out}: resumed in another environment, numbers may differ: {'; '.join(moved)}", stacklevel=3)
     (out / RESULT).unlink(missing_ok=True)
     return None
 
 
 def _decisive(config: dict[str, Any]) -> dict[str, Any]:
-    """What has to be the same for a trial to go on. Fields that its recipe did not have yet have their defaults."""
-    kept = {name: value for name, value in config.items() if name not in ("environment", "resolved")}
+    """Return what must be equal to resume a trial. Fields that its recipe did not have yet have their defaults."""
+    settings = {name: value for name, value in config.items() if name not in ("environment", "resolved")}
     recipe = json.loads(json.dumps(Recipe.from_dict(config["recipe"]).to_dict()))
-    return {"task": DEFAULT, **kept, "recipe": recipe}
+    return {"task": DEFAULT, **settings, "recipe": recipe}
 
 
 def _check_model(model: nn.Module, recipe: Recipe) -> None:
-    """Raise UserError where the model is not built as the recipe says: its dropout would silently be another one."""
-    config = getattr(model, "vit_config", None) or _drop_path_of(model)
-    for name, value in recipe.model.to_config().items():
-        found = getattr(config, name, "not reported")
-        if found != value:
-            raise UserError(
-                f"The recipe sets {name}={value!r} of the model, and the one that is to be trained has it {found!r}. "
-                "Build it with what the recipe sets: vitmods.vit(..., **recipe.model.to_config())."
-            )
-
-
-def _drop_path_of(model: nn.Module) -> SimpleNamespace:
-    """What other libraries' models show of their stochastic depth by its modules."""
+    """Raise UserError if the model is not built as the recipe says: its dropout would silently differ."""
+    # Models of other libraries: their modules have the rates of stochastic depth.
     rates = [float(getattr(m, "drop_prob", 0) or 0) for m in model.modules() if type(m).__name__.endswith("DropPath")]
-    return SimpleNamespace(drop_path=round(max(rates, default=0.0), 6), drop_path_shape="linear")
+    built = {"drop_path": round(max(rates, default=0.0), 6), "drop_path_shape": "linear"}
+    config = getattr(model, "vit_config", None)
+    for name, value in recipe.model.to_config().items():
+        present = getattr(config, name, "not reported") if config else built.get(name, "not reported")
+        if present != value:
+            raise UserError(
+                f"The recipe sets {name}={value!r}, and the model was built with {present!r}. Build it with the "
+                "recipe's settings: vitmods.vit(..., **recipe.model.to_config())."
+            )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = read_json(path)
-        return found
+        content: dict[str, Any] = read_json(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}). Delete its folder to train again.") from error
+    return content
 
 
 def _differences(old: Any, new: Any, name: str = "") -> list[str]:
@@ -342,16 +311,16 @@ def _differences(old: Any, new: Any, name: str = "") -> list[str]:
 
 
 def _config(model: nn.Module, ds: Images, recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
-    """All that decides the numbers, as JSON gives it back."""
+    """Return all that decides the numbers, as it is read back from JSON."""
     model_config: Any = getattr(model, "vit_config", None)
-    described = json.loads(model_config.to_json()) if hasattr(model_config, "to_json") else type(model).__name__
+    description = json.loads(model_config.to_json()) if hasattr(model_config, "to_json") else type(model).__name__
     data = {key: value for key, value in ds.summary().items() if key in _IDENTIFIES_DATA}
-    config = {"schema": 1, "arm": "base", "changes": "", "model": described, **settings, "data": data}
-    found: dict[str, Any] = json.loads(json.dumps({**config, "recipe": recipe.to_dict()}, allow_nan=False))
-    return found
+    config = {"schema": 1, "arm": "base", "changes": "", "model": description, **settings, "data": data}
+    content: dict[str, Any] = json.loads(json.dumps({**config, "recipe": recipe.to_dict()}, allow_nan=False))
+    return content
 
 
-def _ways(options: RunOptions, processes: Processes) -> dict[str, Any]:
+def _numerics(options: RunOptions, processes: Processes) -> dict[str, Any]:
     return {**{way: getattr(options, way) for way in WAYS}, "processes": processes.size, "shard": options.shard}
 
 
@@ -363,7 +332,7 @@ def _environment(options: RunOptions, processes: Processes) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "device": device_name(options.device),
-        **_ways(options, processes),
+        **_numerics(options, processes),
         "threads": torch.get_num_threads(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
     }

@@ -21,6 +21,12 @@ def listing(parts: Sequence[str], last: str = "and") -> str:
     return f" {last} ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 2 else parts)
 
 
+def first_of(names: Sequence[str], shown: int = 5) -> str:
+    """`a, b, c and 4 more`."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
 def about(count: float) -> int:
     """17000 of 16942: two digits, as many as an estimate has."""
     return int(float(f"{count:.2g}"))
