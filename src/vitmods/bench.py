@@ -1,10 +1,8 @@
-"""Time and memory of computations on a shared machine: paired, interleaved, repeatable.
+"""Speed and memory of models side by side, on a shared machine: paired, interleaved, repeatable.
 
 Shared machines are noisy, so a ratio is the median over rounds of one / other, where each round times both in short
 blocks, one after the other, and rounds alternate their order: what neighbors do slows either as often as the other. On
 a CPU one thread and the CPU clock are used, while wall time with all threads can be off by a factor.
-
-Speed and memory of any models side by side: paired, interleaved, and against what the machine can multiply.
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ import statistics
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, product
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -52,8 +50,8 @@ class Ratio:
 
     @classmethod
     def of_rounds(cls, ratios: Sequence[float]) -> Ratio:
-        """The interval lies between two of the ratios, whatever their distribution: the chance that at most k of n are
-        below the true median is that of at most k heads among n coins."""
+        """Use two of the ratios as the interval, whatever their distribution: the chance that at most k of n are below
+        the true median is that of at most k heads among n coins."""
         values, count = sorted(ratios), len(ratios)
         tails = accumulate(math.comb(count, heads) for heads in range(count))
         outside = sum(tail <= (1 - LEVEL) / 2 * 2**count for tail in tails)
@@ -68,7 +66,7 @@ class Ratio:
 def interleave(
     kinds: Mapping[str, T], names: list[str], seconds: Callable[[T, str], float], budget_s: float
 ) -> dict[str, list[dict[str, float]]]:
-    """kind -> one {model: seconds per call} a round. Every second round goes backwards, so that a drift cancels.
+    """Return kind -> one {model: seconds per call} a round. Every second round is reversed, so that a drift cancels.
 
     Seven rounds at least and 60 at most; none begins after `budget_s` seconds, and a kind has no more once the
     intervals of its ratios to the first model are at most 5 % wide.
@@ -76,9 +74,15 @@ def interleave(
     rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     end = time.monotonic() + budget_s
     least, most = ROUNDS
+    base, *others = names
+
+    def is_precise(kind: str) -> bool:
+        ratios = ([times[name] / times[base] for times in rounds[kind]] for name in others)
+        return all(Ratio.of_rounds(values).is_precise for values in ratios)
+
     for number in range(most):
         if number >= least:
-            kinds = {kind: timed for kind, timed in kinds.items() if not _is_precise(rounds[kind], names)}
+            kinds = {kind: timed for kind, timed in kinds.items() if not is_precise(kind)}
             if not kinds or time.monotonic() > end:
                 break
         order = names if number % 2 == 0 else names[::-1]
@@ -87,27 +91,18 @@ def interleave(
     return rounds
 
 
-def _is_precise(rounds: list[dict[str, float]], names: list[str]) -> bool:
-    base, *others = names
-    return all(Ratio.of_rounds([times[name] / times[base] for times in rounds]).is_precise for name in others)
-
-
 def seconds_per_call(call: Work, repeats: int, device: torch.device, wall: bool = False) -> float:
-    """On a CPU by its own clock, if not `wall`; elsewhere by the wall clock, since an accelerator works on while the
-    CPU waits."""
-    if device.type == "cpu" and not wall:
-        start = time.process_time()
-        for _ in range(repeats):
-            call()
-        return (time.process_time() - start) / repeats
-    start = now(device)
+    """Time a call: on a CPU by its own clock unless `wall`, elsewhere by the wall clock, since an accelerator works
+    while the CPU waits."""
+    is_cpu_time = device.type == "cpu" and not wall
+    start = time.process_time() if is_cpu_time else now(device)
     for _ in range(repeats):
         call()
-    return (now(device) - start) / repeats
+    return ((time.process_time() if is_cpu_time else now(device)) - start) / repeats
 
 
 def now(device: torch.device) -> float:
-    """Seconds by the wall clock, once the device has done what it was given."""
+    """Return seconds by the wall clock, once the device has finished its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
@@ -115,7 +110,7 @@ def now(device: torch.device) -> float:
 
 @contextmanager
 def quiet_threads(device: torch.device) -> Iterator[None]:
-    """One thread on a CPU, where the CPU clock then is the time that the work takes."""
+    """Use one thread on a CPU, where the CPU clock then is the time of the work."""
     threads = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(1)
@@ -126,38 +121,36 @@ def quiet_threads(device: torch.device) -> Iterator[None]:
 
 
 class _LiveStorages(TorchDispatchMode):
-    """Adds up the storages that are alive, by listening to every operation and to every storage's end."""
+    """Adds up the storages that are alive, from the outputs of every operation and the end of every storage."""
 
     def __init__(self, already: Iterable[torch.Tensor]):
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
         self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         for tensor in already:
-            self._meet(tensor)
+            self._add(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
-                self._meet(leaf)
+                self._add(leaf)
         return result
 
-    def _meet(self, tensor: torch.Tensor) -> None:
+    def _add(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
-        if storage in self._known:
-            return
-        self._known.add(storage)
-        size = storage.nbytes()
+        if storage not in self._known:
+            self._known.add(storage)
+            self._resize(storage.nbytes())
+            weakref.finalize(storage, self._resize, -storage.nbytes()).atexit = False
+
+    def _resize(self, size: int) -> None:
         self.live += size
         self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._forget, size).atexit = False
-
-    def _forget(self, size: int) -> None:
-        self.live -= size
 
 
 def peak_bytes(work: Callable[[], Any], alive: Iterable[torch.Tensor], device: torch.device) -> int:
-    """Most bytes of tensors alive at once while `work` runs.
+    """Return the largest number of bytes of tensors alive at once while `work` runs.
 
     Args:
         work: the computation, e.g. one training step.
@@ -178,7 +171,7 @@ def peak_bytes(work: Callable[[], Any], alive: Iterable[torch.Tensor], device: t
 
 
 def device_name(device: torch.device) -> str:
-    """The trade name of the GPU, or of the processor where the system tells it."""
+    """Return the product name of the GPU or processor, if the system reports it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -211,7 +204,7 @@ def bench(
 
     Args:
         models: name -> module that maps images (B, 3, height, width) to logits, or to an object with ``logits``. They
-            are moved to `device`. A model without trainable parameters is left out of training.
+            are moved to `device`. A model without trainable parameters is not trained.
         img_size: (rows, columns) of the images, in pixels; channels are read off the first weight that has them.
         batches: images at a time.
         kinds: "inference", or "training": forward, backward and a step of AdamW.
@@ -224,108 +217,100 @@ def bench(
     interval), share_of_peak (multiply-adds done a second, by those of a large matrix product in the same rounds),
     peak_memory_bytes.
 
-    Raises UserError when a model does not take the images.
+    Raises UserError if a model does not accept the images.
     """
-    place = torch.device(device)
-    with quiet_threads(place):
-        counted = {name: _count(model.to(place), name, img_size) for name, model in models.items()}
-        ready = dict(models)
-        if compiled:
-            ready = {name: cast(nn.Module, torch.compile(model)) for name, model in models.items()}
-        lab = _Lab(ready, img_size, place, bf16)
-        cells = [cell for kind in kinds for batch in batches for cell in lab.cells(kind, batch, counted, budget_s)]
+    target = torch.device(device)
+    with quiet_threads(target):
+        counts = {name: _count(model.to(target), name, img_size) for name, model in models.items()}
+        ready = {n: cast(nn.Module, torch.compile(model)) for n, model in models.items()} if compiled else models
+        trainable = {n: model for n, model in ready.items() if any(p.requires_grad for p in model.parameters())}
+        cells = []
+        for kind, batch in product(kinds, batches):
+            able = ready if kind == "inference" else trainable
+            cells += _cells(able, kind, batch, img_size, target, bf16, counts, budget_s) if able else []
     return {
         "machine": {
-            "device": device_name(place),
-            "threads": 1 if place.type == "cpu" else None,
-            "clock": "CPU time" if place.type == "cpu" else "wall clock, synchronized",
+            "device": device_name(target),
+            "threads": 1 if target.type == "cpu" else None,
+            "clock": "CPU time" if target.type == "cpu" else "wall clock, synchronized",
             "torch": torch.__version__,
         },
         "settings": {"img_size": list(img_size), "bf16": bf16, "compiled": compiled},
-        "models": {name: {"params": count_params(model), "macs": counted[name]} for name, model in models.items()},
+        "models": {name: {"params": count_params(model), "macs": counts[name]} for name, model in models.items()},
         "cells": cells,
     }
 
 
-class _Lab:
-    def __init__(self, models: Mapping[str, nn.Module], img_size: tuple[int, int], device: torch.device, bf16: bool):
-        self.models, self.img_size, self.device, self.bf16 = models, img_size, device, bf16
+def _cells(
+    models: Mapping[str, nn.Module],
+    kind: Kind,
+    batch: int,
+    img_size: tuple[int, int],
+    device: torch.device,
+    bf16: bool,
+    macs: Mapping[str, int],
+    budget_s: float,
+) -> list[dict[str, Any]]:
+    """Measure one kind of work at one batch size; one row for each model."""
 
-    def cells(self, kind: Kind, batch: int, macs: Mapping[str, int], budget_s: float) -> list[dict[str, Any]]:
-        """One row for each model that can do this kind of work."""
-        make = self._inference if kind == "inference" else self._training
-        able = [
-            name
-            for name, model in self.models.items()
-            if kind == "inference" or any(p.requires_grad for p in model.parameters())
-        ]
-        if not able:
-            return []
-        calls: dict[str, Work] = {name: make(self.models[name], batch) for name in able}
-        side = SIDE.get(self.device.type, SIDE["cpu"])
-        matrix = torch.randn(side, side, device=self.device).to(torch.bfloat16 if self.bf16 else torch.float32)
-        work = {**calls, PRODUCT: lambda: matrix @ matrix}
-        repeats = {name: self._repeats(call) for name, call in work.items()}
-
-        def seconds_of(calls: Mapping[str, Work], name: str) -> float:
-            return seconds_per_call(calls[name], repeats[name], self.device)
-
-        rounds = interleave({"step": work}, list(work), seconds_of, budget_s)["step"]
-        seconds = {name: [times[name] for times in rounds] for name in work}
-        passes = 3 if kind == "training" else 1
-        peak = [side**3 / s for s in seconds[PRODUCT]]
-        rows = []
-        for name in able:
-            rates = [passes * batch * macs[name] / s for s in seconds[name]]
-            ratio = Ratio.of_rounds([a / b for a, b in zip(seconds[able[0]], seconds[name])])
-            middle = statistics.median(seconds[name])
-            weights = [*self.models[name].parameters(), *self.models[name].buffers()]
-            rows.append(
-                {
-                    "model": name,
-                    "kind": kind,
-                    "batch": batch,
-                    "seconds": middle,
-                    "images_per_s": batch / middle,
-                    "throughput": asdict(ratio),
-                    "share_of_peak": statistics.median(a / b for a, b in zip(rates, peak)),
-                    "peak_memory_bytes": peak_bytes(calls[name], weights, self.device),
-                    "rounds": len(seconds[name]),
-                }
-            )
-        return rows
-
-    def _repeats(self, call: Work) -> int:
-        call()  # warm-up: kernels are chosen, optimizer state is made, graphs are compiled
-        return max(1, round(BLOCK_S / max(seconds_per_call(call, 1, self.device), 1e-6)))
-
-    def _autocast(self) -> Any:
-        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
-
-    def _inference(self, model: nn.Module, batch: int) -> Work:
-        images = _images(model, batch, self.img_size)
+    def make_call(model: nn.Module) -> Work:
+        images = _images(model, batch, img_size)
+        autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
 
         def infer() -> None:
             model.eval()
-            with torch.inference_mode(), self._autocast():
+            with torch.inference_mode(), autocast:
                 model(images)
 
-        return infer
-
-    def _training(self, model: nn.Module, batch: int) -> Work:
-        images = _images(model, batch, self.img_size)
+        if kind == "inference":
+            return infer
         optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-6, fused=True)
 
         def step() -> None:
             model.train()
-            with self._autocast():
+            with autocast:
                 logits = _logits(model(images))
-                loss = cross_entropy(logits, torch.arange(batch, device=self.device) % logits.shape[-1])
+                loss = cross_entropy(logits, torch.arange(batch, device=device) % logits.shape[-1])
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
         return step
+
+    side = SIDE.get(device.type, SIDE["cpu"])
+    matrix = torch.randn(side, side, device=device).to(torch.bfloat16 if bf16 else torch.float32)
+    work = {**{name: make_call(model) for name, model in models.items()}, PRODUCT: lambda: matrix @ matrix}
+    repeats = {}
+    for name, call in work.items():
+        call()  # warm-up: kernels are chosen, optimizer state is made, graphs are compiled
+        repeats[name] = max(1, round(BLOCK_S / max(seconds_per_call(call, 1, device), 1e-6)))
+
+    def seconds_of(calls: Mapping[str, Work], name: str) -> float:
+        return seconds_per_call(calls[name], repeats[name], device)
+
+    rounds = interleave({"step": work}, list(work), seconds_of, budget_s)["step"]
+    seconds = {name: [times[name] for times in rounds] for name in work}
+    base = next(iter(models))
+    passes = 3 if kind == "training" else 1
+    rows = []
+    for name, model in models.items():
+        rates = [passes * batch * macs[name] / s for s in seconds[name]]
+        ratio = Ratio.of_rounds([a / b for a, b in zip(seconds[base], seconds[name])])
+        median = statistics.median(seconds[name])
+        rows.append(
+            {
+                "model": name,
+                "kind": kind,
+                "batch": batch,
+                "seconds": median,
+                "images_per_s": batch / median,
+                "throughput": asdict(ratio),
+                "share_of_peak": statistics.median(a * s / side**3 for a, s in zip(rates, seconds[PRODUCT])),
+                "peak_memory_bytes": peak_bytes(work[name], [*model.parameters(), *model.buffers()], device),
+                "rounds": len(seconds[name]),
+            }
+        )
+    return rows
 
 
 def _logits(out: Any) -> Tensor:
@@ -341,7 +326,7 @@ def _images(model: nn.Module, batch: int, img_size: tuple[int, int]) -> Tensor:
 
 @torch.no_grad()
 def _count(model: nn.Module, name: str, img_size: tuple[int, int]) -> int:
-    """Multiply-adds of one image: products, convolutions and attention, as PyTorch counts them."""
+    """Count the multiply-adds of one image: products, convolutions and attention, as PyTorch counts them."""
     counter = FlopCounterMode(display=False)
     try:
         images = _images(model.eval(), 1, img_size)
@@ -357,44 +342,42 @@ def _count(model: nn.Module, name: str, img_size: tuple[int, int]) -> int:
     return counter.get_total_flops() // 2
 
 
-def table(found: Mapping[str, Any], width: int = 100) -> str:
+def table(result: Mapping[str, Any], width: int = 100) -> str:
     """Format the result of ``bench`` for a terminal: one block for each kind of work and batch."""
-    cells = groupby(found["cells"], key=lambda cell: (cell["kind"], cell["batch"]))
-    blocks = [rendered(_block(f"{kind}, batch {batch}", list(rows)), width) for (kind, batch), rows in cells]
-    machine = found["machine"]
+    blocks = []
+    for (kind, batch), rows in groupby(result["cells"], key=lambda cell: (cell["kind"], cell["batch"])):
+        title = f"{kind}, batch {batch}"
+        block = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+        block.add_column("model", overflow="fold")
+        for head in ("ms", "images/s", "throughput", "fraction of peak", "memory"):
+            block.add_column(head, justify="right", no_wrap=True)
+        for row in rows:
+            ratio = row["throughput"]
+            block.add_row(
+                row["model"],
+                f"{row['seconds'] * 1e3:.4g}",
+                f"{row['images_per_s']:.4g}",
+                f"{ratio['ratio']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]",
+                f"{row['share_of_peak']:.0%}",
+                f"{row['peak_memory_bytes'] / 1e6:.0f} MB",
+            )
+        blocks.append(rendered(block, width))
+    machine = result["machine"]
     threads = "" if machine["threads"] is None else f", {machine['threads']} thread"
     note = f"throughput: to the first model, median over rounds [95 % interval]. {machine['device']}{threads}."
     return "\n".join([*blocks, note])
 
 
-def _block(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    block = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
-    block.add_column("model", overflow="fold")
-    for head in ("ms", "images/s", "throughput", "fraction of peak", "memory"):
-        block.add_column(head, justify="right", no_wrap=True)
-    for row in rows:
-        ratio = row["throughput"]
-        block.add_row(
-            row["model"],
-            f"{row['seconds'] * 1e3:.4g}",
-            f"{row['images_per_s']:.4g}",
-            f"{ratio['ratio']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]",
-            f"{row['share_of_peak']:.0%}",
-            f"{row['peak_memory_bytes'] / 1e6:.0f} MB",
-        )
-    return block
-
-
-def plot(found: Mapping[str, Any], path: Path) -> None:
+def plot(result: Mapping[str, Any], path: Path) -> None:
     """Plot images a second against the batch: a panel for each kind of work, a line for each model."""
     from matplotlib.figure import Figure
 
-    kinds = list(dict.fromkeys(cell["kind"] for cell in found["cells"]))
-    color = {name: f"C{i}" for i, name in enumerate(found["models"])}
+    kinds = list(dict.fromkeys(cell["kind"] for cell in result["cells"]))
+    color = {name: f"C{i}" for i, name in enumerate(result["models"])}
     figure = Figure(figsize=(4.6 * len(kinds), 3.9), layout="constrained")
     axes = figure.subplots(1, len(kinds), squeeze=False)[0]
     for kind, axis in zip(kinds, axes):
-        cells = [cell for cell in found["cells"] if cell["kind"] == kind]
+        cells = [cell for cell in result["cells"] if cell["kind"] == kind]
         for name in dict.fromkeys(cell["model"] for cell in cells):
             points = sorted((c["batch"], c["images_per_s"]) for c in cells if c["model"] == name)
             axis.plot(*zip(*points), marker="o", markersize=4, color=color[name], label=name)

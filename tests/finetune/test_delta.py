@@ -141,12 +141,12 @@ def config(**fields):
     ("tensors", "metadata", "words"),
     [
         (without, None, r"incomplete: it lacks blocks\.0\.attn\.qkv\.weight"),
-        (bent, None, r"damaged: head\.bias is not what was saved"),
+        (bent, None, r"damaged: head\.bias differs from its digest"),
         (None, lambda m: {}, "not a delta of this version"),
-        (None, lambda m: m | {"digests": "[1, 2"}, "damaged: what it says of its model"),
-        (None, lambda m: m | {"own": "7"}, "damaged: what it says of its model"),
+        (None, lambda m: m | {"digests": "[1, 2"}, "damaged: its metadata"),
+        (None, lambda m: m | {"own": "7"}, "damaged: its metadata"),
         (None, lambda m: {k: v for k, v in m.items() if k != "config"}, "damaged"),
-        (None, config(color=3), "damaged: what it says of its model.*no setting 'color'"),
+        (None, config(color=3), "damaged: its metadata.*no setting 'color'"),
         (None, config(depth=10**9), "does not fit its own config"),
         (None, config(mlp_dim=10**9), "does not fit its own config"),
         (None, config(num_classes=6), r"does not fit its own config: head\.weight"),
@@ -179,7 +179,7 @@ def test_truncated_files_and_pickles_are_not_opened(saved, keep, capsys):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda base, model, folder: vm.load_delta(base, folder / "none.safetensors"), "There is no delta"),
+        (lambda base, model, folder: vm.load_delta(base, folder / "none.safetensors"), "does not exist"),
         (lambda base, model, folder: vm.save_delta(model, base, folder / "pets.pth"), r"written as \.safetensors"),
         (lambda base, model, folder: vm.save_delta(base, base, folder / "pets.safetensors"), "equals its base"),
         (lambda base, model, folder: vm.save_delta(model, base, folder / "none" / "a.safetensors"), "no such folder"),

@@ -136,7 +136,7 @@ def test_the_table():
         ("attention+norm", "Did you mean 'norms'"),
         ("layer_scale", "no parameters with the role layer_scale; it has"),
         (lambda role: False, "Nothing would be trained"),
-        ("", "There is no role ''"),
+        ("", "Unknown role ''"),
         (3, "not 3"),
     ],
 )

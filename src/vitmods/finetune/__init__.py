@@ -1,4 +1,4 @@
-"""Fine-tuning: which parts are trained, what is kept of a task, and many tasks on one backbone. Imports when used."""
+"""Fine-tuning: which parts are trained, task deltas, and several tasks on one backbone. Imports when used."""
 
 import lazy_loader
 

@@ -1,6 +1,6 @@
+from .delta import MultiTask as MultiTask
 from .delta import load_delta as load_delta
 from .delta import save_delta as save_delta
-from .multitask import MultiTask as MultiTask
 from .roles import ROLES as ROLES
 from .roles import Trained as Trained
 from .roles import parameter_roles as parameter_roles

@@ -46,11 +46,11 @@ _NAMES = (
 
 
 def parameter_roles(model: nn.Module) -> dict[str, str]:
-    """The role (a key of ROLES) of every parameter, by its name in ``model.named_parameters()``.
+    """Return the role (a key of ROLES) of every parameter, by its name in ``model.named_parameters()``.
 
-    A part of an attention or MLP has its role; a norm is a norm wherever it sits. A model that has a ``backbone`` and
-    ``roles`` (a task's) says itself what its other modules are, the head where it does not. For ViTs of vitmods, timm,
-    Hugging Face and torchvision, parallel branches included; most models that are built of such parts can be read too.
+    A part of an attention or MLP has its role; a norm is a norm wherever it sits. A task's model (with ``backbone`` and
+    ``roles``) defines the roles of its other modules, by default the head. For ViTs of vitmods, timm, Hugging Face and
+    torchvision, parallel branches included, and most models that are built of such parts.
     """
     role_of: dict[str, str] = {}
     roles = getattr(model, "roles", None)
@@ -64,34 +64,26 @@ def parameter_roles(model: nn.Module) -> dict[str, str]:
 
 
 def _visit(module: nn.Module, prefix: str, role: str | None, role_of: dict[str, str]) -> None:
-    for name, _ in module.named_parameters(recurse=False):
-        role_of[prefix + name] = role or _by_name(name) or "other"
-    for name, child in module.named_children():
-        _visit(child, f"{prefix}{name}.", _role_of(child, name, role), role_of)
-
-
-def _role_of(module: nn.Module, name: str, inherited: str | None) -> str | None:
-    kind = _registered(module) or next((r for r, pattern in _KINDS if re.search(pattern, type(module).__name__)), None)
-    if kind == "norms":
-        return kind
-    return inherited or kind or _by_name(name)
-
-
-def _registered(module: nn.Module) -> str | None:
-    """The role of our own kinds of parts, and of those that a user has added."""
     from vitmods.layers import MLPS, NORMS
 
-    if any(type(module) is kind.module for kind in NORMS.values()):
-        return "norms"
-    return "ffn" if type(module) in MLPS.values() else None
+    def by_name(name: str) -> str | None:
+        return next((role for role, pattern in _NAMES if re.fullmatch(pattern, name)), None)
 
-
-def _by_name(name: str) -> str | None:
-    return next((role for role, pattern in _NAMES if re.fullmatch(pattern, name)), None)
+    for name, _ in module.named_parameters(recurse=False):
+        role_of[prefix + name] = role or by_name(name) or "other"
+    for name, child in module.named_children():
+        if any(type(child) is kind.module for kind in NORMS.values()):  # registered ones first, a user's too
+            kind: str | None = "norms"
+        elif type(child) in MLPS.values():
+            kind = "ffn"
+        else:
+            kind = next((r for r, pattern in _KINDS if re.search(pattern, type(child).__name__)), None)
+        child_role = kind if kind == "norms" else role or kind or by_name(name)
+        _visit(child, f"{prefix}{name}.", child_role, role_of)
 
 
 def chosen_roles(what: str) -> tuple[set[str], set[str]]:
-    """The roles that a choice names, and those that are trained along with them.
+    """Return the roles that a choice names, and those that are trained along with them.
 
     ``what`` is one of ROLES or several joined by +, or ``all``. The head is always trained along, and with anything but
     the head alone the position embedding, as attention-only fine-tuning was released (Touvron et al., 2022, section 4).
@@ -100,7 +92,7 @@ def chosen_roles(what: str) -> tuple[set[str], set[str]]:
     words = [word.strip() for word in what.split("+")]
     for word in words:
         if word not in (*ROLES, ALL):
-            raise UserError(f"There is no role '{word}' to train. {nearest(word, (*ROLES, ALL))}")
+            raise UserError(f"Unknown role '{word}'. {nearest(word, (*ROLES, ALL))}")
     if ALL in words:
         return set(ROLES), set()
     named = set(words)
@@ -135,7 +127,7 @@ class Trained:
 
 
 def train_only(model: nn.Module, what: str | Callable[[str], bool]) -> Trained:
-    """Set ``requires_grad`` of every parameter by its role, in place: what is chosen is trained, all else is frozen.
+    """Set ``requires_grad`` of every parameter by its role, in place: train the chosen roles, freeze all others.
 
     Args:
         model: a ViT of vitmods, timm, Hugging Face or torchvision. Make the optimizer afterwards.
@@ -151,10 +143,23 @@ def train_only(model: nn.Module, what: str | Callable[[str], bool]) -> Trained:
         UserError: a role is unknown (the nearest is named) or this model has none of it, or nothing would be trained.
     """
     roles = parameter_roles(model)
-    parameters = dict(model.named_parameters())
-    there = {roles[name] for name in parameters}
-    chosen = _chosen(what, there)
-    for name, parameter in parameters.items():
+    present = set(roles.values())
+    if callable(what):
+        chosen = {role for role in present if what(role)}
+        if not chosen:
+            raise UserError(f"Nothing would be trained: the function rejects all of {', '.join(sorted(present))}.")
+    elif isinstance(what, str):
+        named, along = chosen_roles(what)
+        missing = sorted(named - present)
+        if missing and named != set(ROLES):
+            raise UserError(
+                f"This model does not have parameters with the role {', '.join(missing)}; its roles are "
+                f"{', '.join(sorted(present))}."
+            )
+        chosen = (named | along) & present
+    else:
+        raise UserError(f"Name the trained roles as in 'attention+norms', or give a function, not {what!r}.")
+    for name, parameter in model.named_parameters():
         parameter.requires_grad_(roles[name] in chosen)
         if not parameter.requires_grad:
             parameter.grad = None
@@ -162,30 +167,10 @@ def train_only(model: nn.Module, what: str | Callable[[str], bool]) -> Trained:
 
 
 def what_is_trained(model: nn.Module) -> Trained:
-    """The table of a model as it is, however its parameters were frozen."""
+    """Count the trained and frozen parameters of a model by role."""
     roles = parameter_roles(model)
     counts = {role: [0, 0] for role in ROLES}
     for name, parameter in model.named_parameters():
         counts[roles[name]][not parameter.requires_grad] += parameter.numel()
     rows = tuple((role, trained, frozen) for role, (trained, frozen) in counts.items() if trained + frozen)
     return Trained(rows, tuple(name for name, p in model.named_parameters() if p.requires_grad))
-
-
-def _chosen(what: str | Callable[[str], bool], there: set[str]) -> set[str]:
-    """The roles to train of those that the model has."""
-    if callable(what):
-        chosen = {role for role in there if what(role)}
-        if not chosen:
-            raise UserError(f"Nothing would be trained: the function says no to all of {', '.join(sorted(there))}.")
-        return chosen
-    if not isinstance(what, str):
-        raise UserError(
-            f"What is trained is named by roles, as 'attention+norms', or chosen by a function, not {what!r}."
-        )
-    named, along = chosen_roles(what)
-    missing = sorted(named - there)
-    if missing and named != set(ROLES):
-        raise UserError(
-            f"This model has no parameters with the role {', '.join(missing)}; it has {', '.join(sorted(there))}."
-        )
-    return (named | along) & there
