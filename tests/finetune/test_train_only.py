@@ -134,7 +134,7 @@ def test_the_table():
     [
         ("atention", "Did you mean 'attention'"),
         ("attention+norm", "Did you mean 'norms'"),
-        ("layer_scale", "no parameters with the role layer_scale; it has"),
+        ("layer_scale", "does not have parameters with the role layer_scale; its roles are"),
         (lambda role: False, "Nothing would be trained"),
         ("", "Unknown role ''"),
         (3, "not 3"),
@@ -148,7 +148,7 @@ def test_what_cannot_be_meant_is_refused_and_nothing_is_frozen(what, words):
 
 
 def test_a_model_without_attention_is_refused():
-    with pytest.raises(UserError, match="no parameters with the role attention"):
+    with pytest.raises(UserError, match="not have parameters with the role attention"):
         vm.train_only(timm.create_model("resnet10t"), "attention")
 
 
