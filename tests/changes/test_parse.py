@@ -69,7 +69,7 @@ def test_short_forms(text, changes):
         ("dpn(class_token=true)", "after_position"),
         ("layerscale(init=0)", "layerscale"),
         ("norm", r"norm needs a kind, as in norm\(batch\)"),
-        ("norm(bach)", "no setting 'bach'"),
+        ("norm(bach)", "not have the setting 'bach'"),
         ("dpn(before=false,before=true)", "before=...\\) is given twice"),
         ("stem", "stem.kind=.*cannot be ''"),
         ("stem(kind=hmpl)", "Did you mean 'hmlp'"),

@@ -86,11 +86,11 @@ def test_recipes_as_the_shell_writes_them():
     [
         ("diet", "no recipe 'diet'. Did you mean 'deit'"),
         ("deit(", "not a recipe"),
-        ("a2(layerscal=true)", "no setting 'layerscal'. Did you mean 'layerscale'"),
+        ("a2(layerscal=true)", "not have the setting 'layerscal'. Did you mean 'layerscale'"),
         ("a2(layerscale=maybe)", "true or false"),
         ("deit(epochs=many)", "a number"),
         ("deit(epochs=2,epochs=3)", "given twice"),
-        ("finetune(like=plain)", "no setting 'like'"),
+        ("finetune(like=plain)", "not have the setting 'like'"),
     ],
 )
 def test_recipes_that_cannot_be_read(text, words):

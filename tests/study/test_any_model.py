@@ -322,7 +322,7 @@ def test_drop_path_reaches_models_that_know_it():
         (lambda: build("timm:vit_tiny_patch16_224"), "cannot"),  # no patch of 16 in 8 pixels
         (lambda: study_of(nn.Linear(1, 1)), "that makes new models, not a Linear"),
         (lambda: study_of(3), "not a int"),
-        (lambda: study_of("python:no_such_module:base"), "There is no plugin 'no_such_module'"),
+        (lambda: study_of("python:no_such_module:base"), "The plugin 'no_such_module' does not exist"),
         (lambda: arm_from_text("python(timm:wider)"), "does not define a function 'wider'"),
         (lambda: study_of(arms={"dpn": vm.DualPatchNorm}), "is no change"),
         (lambda: arm_from_text("replace(dpn)"), "takes a kind of norm, as rms or dtn, not 'dpn'"),

@@ -48,7 +48,7 @@ def test_a_second_thing_of_a_name_is_refused_naming_both():
     class Second:
         pass
 
-    with pytest.raises(UserError, match=r"two changes 'dpn': .*First and .*Second. Give one of them another name"):
+    with pytest.raises(UserError, match=r"two changes 'dpn': .*First and .*Second. Rename one of them"):
         changes.add("dpn", Second)
 
     assert changes["dpn"] is First
@@ -111,14 +111,14 @@ def test_a_plugin_may_be_a_file_or_a_name_of_the_working_directory(folder, tmp_p
 
 def test_a_plugin_that_is_missing_or_broken_is_a_user_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"There is no plugin 'nowhere_at_all': .*PYTHONPATH"):
+    with pytest.raises(UserError, match=r"The plugin 'nowhere_at_all' does not exist: .*PYTHONPATH"):
         load_plugins(["nowhere_at_all"])
     (tmp_path / "mine.py").write_text("import nowhere_at_all\n")
     with pytest.raises(UserError, match=r"The plugin 'mine' cannot be imported: ModuleNotFoundError: .*nowhere_at_all"):
         load_plugins(["mine"])
     (tmp_path / "json.py").write_text("")
     kept = asked_for.copy()
-    with pytest.raises(UserError, match="is called as the module json is"):
+    with pytest.raises(UserError, match="has the name of the module json"):
         load_plugins([str(tmp_path / "json.py")])
     assert asked_for == kept  # other processes of a training are not told of what is refused
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import takewhile
 from typing import Any
 
 from vitmods.util.errors import UserError, nearest
 
 
 def split_form(text: str) -> tuple[str, str] | None:
-    """`NAME` or `NAME(SETTINGS)` as (name, what is in the parentheses); None for anything else."""
+    """Split `NAME` or `NAME(SETTINGS)` into (name, settings); None for anything else."""
     match = re.fullmatch(r"([\w-]+)\s*(?:\((.*)\))?", text.strip())
     return (match[1], match[2] or "") if match else None
 
 
 def split_outside(text: str, mark: str) -> list[str]:
-    """Parts between the marks (one character) outside of parentheses. UserError where these do not match."""
+    """Split at marks (one character) outside of parentheses. Raises UserError if parentheses do not match."""
     parts, depth = [""], 0
     for char in text:
         depth += (char == "(") - (char == ")")
@@ -34,7 +33,7 @@ def split_outside(text: str, mark: str) -> list[str]:
 
 
 def read_settings(name: str, kind: str, inside: str, types: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of `a=1,b=false`, by the types of the settings; a setting without a value is true.
+    """Parse `a=1,b=false` by the types of the settings; a setting without a value is true.
 
     Args:
         name, kind: of what is set, for errors: `dpn`, `change`.
@@ -43,7 +42,7 @@ def read_settings(name: str, kind: str, inside: str, types: Mapping[str, Any]) -
             or one number or several, `(4,2,1)`.
 
     Raises:
-        UserError: there is no such setting (the nearest is named), it is given twice, or its value is of another type.
+        UserError: a setting is unknown (the nearest is named), is given twice, or has a value of another type.
     """
     settings: dict[str, Any] = {}
     for item in filter(None, split_outside(inside, ",")):
@@ -52,7 +51,7 @@ def read_settings(name: str, kind: str, inside: str, types: Mapping[str, Any]) -
             raise UserError(f"{name}({key}=...) is given twice: leave one out.")
         if key not in types:
             hint = nearest(key, types) if types else "It has none."
-            raise UserError(f"The {kind} '{name}' has no setting '{key}'. {hint}")
+            raise UserError(f"The {kind} '{name}' does not have the setting '{key}'. {hint}")
         settings[key] = _value(f"{name}({key}=...)", types[key], value if equals else "true")
     return settings
 
@@ -78,16 +77,13 @@ def _value(what: str, kind: Any, text: str) -> Any:
 
 
 def without_options(words: Sequence[str], options: Collection[str]) -> Iterator[str]:
-    """The words of a command without these options and their values."""
-    remaining = iter(enumerate(words))
-    for place, word in remaining:
-        if word.split("=")[0].replace("_", "-") not in options:
+    """Yield the words of a command without these options and their values."""
+    is_dropped = False
+    for word in words:
+        option, equals, _ = word.partition("=")
+        if word.startswith("--"):
+            is_dropped = option.replace("_", "-") in options
+        if not is_dropped:
             yield word
-            continue
-        values = (
-            0
-            if "=" in word
-            else len(list(takewhile(lambda word_after: not word_after.startswith("--"), words[place + 1 :])))
-        )
-        for _ in range(values):
-            next(remaining)
+        elif equals:  # its value; what follows is kept
+            is_dropped = False
