@@ -279,7 +279,8 @@ def _cells(
 
     side = SIDE.get(device.type, SIDE["cpu"])
     matrix = torch.randn(side, side, device=device).to(torch.bfloat16 if bf16 else torch.float32)
-    work = {**{name: make_call(model) for name, model in models.items()}, PRODUCT: lambda: matrix @ matrix}
+    work: dict[str, Work] = {name: make_call(model) for name, model in models.items()}
+    work[PRODUCT] = lambda: matrix @ matrix
     repeats = {}
     for name, call in work.items():
         call()  # warm-up: kernels are chosen, optimizer state is made, graphs are compiled

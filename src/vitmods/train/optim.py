@@ -166,7 +166,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     if not groups:
         raise ValueError("the model has no trainable parameter; set requires_grad of parameters to train.")
     lr = settings.lr * recipe.lr_scale
-    momentum = {"lr": lr, "momentum": settings.momentum}
+    momentum: dict[str, Any] = {"lr": lr, "momentum": settings.momentum}
     adam: dict[str, Any] = {"lr": lr, "betas": (settings.beta1, settings.beta2), "eps": settings.adam_eps}
     if settings.name == "lamb":
         from timm.optim.lamb import Lamb  # seconds
