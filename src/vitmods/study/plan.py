@@ -32,6 +32,7 @@ from vitmods.recipes.recipe import tupled
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.factors import FactorialPlan
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.text import flatten
 
 if TYPE_CHECKING:
     from vitmods.recipes import Recipe
@@ -588,7 +589,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """
     if old.get("design") != new.get("design"):
         return [f"design: {_show_design(old)} -> {_show_design(new)}"]
-    before, after = (_flat({k: v for k, v in one.items() if k not in _MAY_DIFFER}) for one in (as_now(old), new))
+    before, after = (flatten({k: v for k, v in one.items() if k not in _MAY_DIFFER}) for one in (as_now(old), new))
     found = []
     for name in dict.fromkeys([*before, *after]):
         was, now = before.get(name, "(not set)"), after.get(name, "(not set)")
@@ -620,16 +621,6 @@ def _grid_differences(grid: str, old: Mapping[str, list[Any]], new: Mapping[str,
         return [f"{grid}: {' '.join(old) or '(nothing)'} -> {' '.join(new) or '(nothing)'}"]
     left_out = [name for name in old if any(value not in new[name] for value in old[name])]
     return [f"{grid} {name}: {old[name]} -> {new[name]}" for name in left_out]
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not value:
-        return {prefix: list(value) if isinstance(value, tuple) else value}
-    return {
-        name: leaf
-        for key, inner in value.items()
-        for name, leaf in _flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
-    }
 
 
 def _show_design(settings: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from textwrap import shorten
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -34,12 +35,14 @@ from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, disk_errors, progress_console
 from vitmods.util.limits import parse_json, read_bytes, read_json
 from vitmods.util.registry import Registry
+from vitmods.util.text import flatten
 
 CLOSING_S = 60.0  # time for a logger to send its last rows before the trial continues without it
 DATA_WAIT_SHOWN = 0.05  # fraction of the time in which the model waits for images, from which the bar shows it
 GRADIENT, LAMBDA = "gradient/", "lambda"
 STEM, HEAD = "stem", "head"
 _MUST_BE_FINITE = {"loss": "loss", "grad_norm": "gradient", "gradient": "gradient"}
+_NOT_ALLOWED = re.compile(r"[^\w\-./: ]")  # in names of MLflow
 _BLOCK = re.compile(r"(?:[A-Za-z_]\w*\.)+?\d+(?:\.blocks\.\d+)?(?=\.)")
 
 
@@ -552,8 +555,8 @@ class Mlflow:
             self._client.update_run(self._id, status="RUNNING")
         else:
             self._id = self._client.create_run(experiment, tags={"vitmods.key": run.key}, run_name=run.name).info.run_id
-            settings = {**run.fields, **_flat(run.config)}
-            params = [Param(_allowed(name), str(value)[:500]) for name, value in settings.items()]
+            settings = {**run.fields, **flatten(run.config)}
+            params = [Param(_NOT_ALLOWED.sub("-", name), str(value)[:500]) for name, value in settings.items()]
             for start in range(0, len(params), 100):  # the limits of all stores: 100 in a call, of 500 characters
                 self._client.log_batch(self._id, params=params[start : start + 100])
         for name, value in {**run.fields, "kind": run.kind}.items():
@@ -563,7 +566,7 @@ class Mlflow:
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        metrics = [Metric(_allowed(name), float(value), now, step) for name, value in scalars.items()]
+        metrics = [Metric(_NOT_ALLOWED.sub("-", name), float(value), now, step) for name, value in scalars.items()]
         self._client.log_batch(self._id, metrics=metrics)
         self._last_step = step
 
@@ -571,20 +574,6 @@ class Mlflow:
         self.write(scalars, self._last_step)
         self._client.set_tag(self._id, "status", status)
         self._client.set_terminated(self._id, {"finished": "FINISHED", "stopped": "KILLED"}.get(status, "FAILED"))
-
-
-def _allowed(name: str) -> str:
-    """Replace the characters that MLflow does not allow in names."""
-    return "".join(sign if sign.isalnum() or sign in "_-./: " else "-" for sign in name)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings to `recipe.optimizer.lr` -> value."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        nested = isinstance(value, Mapping) and value
-        flat |= _flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
-    return flat
 
 
 def _check_mlflow() -> None:
@@ -598,12 +587,10 @@ def _check_mlflow() -> None:
         client: Any = mlflow.MlflowClient()
         client.search_experiments(max_results=1)
     except Exception as error:  # of a missing library, a path or a network
-        sentences = re.split(r"(?<=[.!?])\s+", " ".join(str(error).split()).rstrip(".") + ".")
-        count = max(1, sum(len(" ".join(sentences[:end])) <= 300 for end in range(1, len(sentences) + 1)))
         raise UserError(
-            f"MLflow cannot open {mlflow.get_tracking_uri()}: {' '.join(sentences[:count])} Set "
-            "MLFLOW_TRACKING_URI to your server. Without one, a folder on this machine needs "
-            "MLFLOW_ALLOW_FILE_STORE=true, and a database (sqlite:///mlflow.db) `pip install sqlalchemy alembic`."
+            f"MLflow cannot open {mlflow.get_tracking_uri()}. Set MLFLOW_TRACKING_URI to your server. Without one, a "
+            "folder on this machine needs MLFLOW_ALLOW_FILE_STORE=true, and a database (sqlite:///mlflow.db) `pip "
+            f"install sqlalchemy alembic`. The error was: {shorten(str(error), 400)}"
         ) from error
     finally:
         for name in unset:

@@ -32,6 +32,7 @@ from vitmods.train.options import WAYS, RunOptions, check_divides
 from vitmods.util.errors import UserError
 from vitmods.util.files import checksum, make_folder, write_atomically, write_json
 from vitmods.util.limits import read_bytes, read_json, read_npz
+from vitmods.util.text import flatten
 
 CONFIG, RESULT, WEIGHTS = "config.json", "result.json", "model.safetensors"
 MODULES = "task.safetensors"
@@ -303,11 +304,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _differences(old: Any, new: Any, name: str = "") -> list[str]:
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return [] if old == new else [f"{name} was {old!r}, now {new!r}"]
-    keys = [*old, *(key for key in new if key not in old)]
-    return [line for key in keys for line in _differences(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))]
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    before, now = flatten(old), flatten(new)
+    names = [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
+    return [f"{name} was {before.get(name)!r}, now {now.get(name)!r}" for name in names]
 
 
 def _config(model: nn.Module, ds: Images, recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
@@ -25,6 +25,17 @@ def first_of(names: Sequence[str], shown: int = 5) -> str:
     """`a, b, c and 4 more`."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Flatten nested settings to `recipe.optimizer.lr` -> value."""
+    if not isinstance(value, Mapping) or not value:
+        return {prefix: list(value) if isinstance(value, tuple) else value}
+    return {
+        name: leaf
+        for key, inner in value.items()
+        for name, leaf in flatten(inner, f"{prefix}.{key}" if prefix else str(key)).items()
+    }
 
 
 def about(count: float) -> int:
