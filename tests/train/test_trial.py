@@ -267,7 +267,7 @@ def test_a_model_that_is_not_built_as_the_recipe_says_is_refused(bench, tmp_path
     recipe = bench.recipe(epochs=1, **fields)
     with pytest.raises(ValueError, match=r"The recipe sets \w+=.*, and the model was .*\*\*recipe\.model\.to_config"):
         bench.train(tmp_path, recipe=recipe)
-    with pytest.raises(ValueError, match=r"has it ('not reported'|0\.0)"):
+    with pytest.raises(ValueError, match=r"was built with ('not reported'|0\.0)"):
         bench.train(tmp_path, torch.nn.Linear(2, 2), recipe)
     with pytest.raises(ValueError, match="A batch of 161 images is more than the 160"):
         bench.train(tmp_path / "out", recipe=bench.recipe(batch_size=161))
