@@ -130,7 +130,7 @@ def test_layers_learn_at_their_share_of_the_rate(bench, tmp_path, fields):
 @pytest.mark.parametrize(
     ("trainable", "fields", "message"),
     [
-        (False, {}, "no trainable parameter"),
+        (False, {}, "not have trainable parameters"),
         (True, {"layer_decay": 0.5}, r"layer_decay needs a model with group_matcher.* Linear does not say"),
     ],
 )

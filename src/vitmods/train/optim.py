@@ -164,7 +164,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     settings = recipe.optimizer
     groups = parameter_groups(model, settings.weight_decay, settings.layer_decay, settings.decay_all)
     if not groups:
-        raise ValueError("the model has no trainable parameter; set requires_grad of parameters to train.")
+        raise ValueError("the model does not have trainable parameters; set requires_grad of those to train.")
     lr = settings.lr * recipe.lr_scale
     momentum: dict[str, Any] = {"lr": lr, "momentum": settings.momentum}
     adam: dict[str, Any] = {"lr": lr, "betas": (settings.beta1, settings.beta2), "eps": settings.adam_eps}
