@@ -8,8 +8,8 @@ import tempfile
 import pytest
 
 from vitmods.data.sources import open_source
+from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
-from vitmods.util.files import user_cache
 
 
 @pytest.fixture

@@ -35,8 +35,9 @@ from vitmods.data.geometry import Geometry
 from vitmods.data.read import Unreadable, decode, digest, reading
 from vitmods.data.records import Raw, Records, printable
 from vitmods.data.threads import AHEAD, busy_with, cores, in_order
+from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
-from vitmods.util.files import progress_console, tracked, user_cache, write_atomically
+from vitmods.util.files import progress_console, tracked, write_atomically
 from vitmods.util.limits import parse_json, read_npz
 
 SMALL = 1 << 20  # bytes: a split of so few is decoded in each process; of others all processes map one file

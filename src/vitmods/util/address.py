@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
+from vitmods.util.cache import user_data
 from vitmods.util.errors import UserError
-from vitmods.util.files import user_data
 from vitmods.util.text import printable
 
 T = TypeVar("T")

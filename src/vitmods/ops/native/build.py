@@ -19,8 +19,8 @@ from ctypes import CDLL
 from hashlib import sha256
 from pathlib import Path
 
+from vitmods.util.cache import temporary_cache, user_cache
 from vitmods.util.errors import UserError
-from vitmods.util.files import temporary_cache, user_cache
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")

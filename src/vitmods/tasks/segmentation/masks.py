@@ -28,8 +28,9 @@ from vitmods.data.sources.folder import file_records
 from vitmods.data.threads import AHEAD, busy_with, cores, in_order
 from vitmods.recipes import Augment
 from vitmods.tasks.segmentation.recipes import SegmentationPart
+from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
-from vitmods.util.files import user_cache, write_atomically
+from vitmods.util.files import write_atomically
 from vitmods.util.limits import read_bytes, read_json
 
 IGNORE = 255

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from vitmods.data.records import Records, Source, printable
 from vitmods.data.sources import Spec, data_source
 from vitmods.tasks.sequences.data import Tokens, encode
+from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
-from vitmods.util.files import expand_user, user_cache, write_atomically
+from vitmods.util.files import expand_user, write_atomically
 from vitmods.util.limits import open_table, read_npz, table
 
 OPERATIONS = ("[MIN", "[MAX", "[MED", "[SM")
