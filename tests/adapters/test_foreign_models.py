@@ -33,7 +33,7 @@ WRAPPED = "wraps the model: give the model inside, "
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: nn.Linear(2, 2), "A Linear cannot be changed: give a vitmods ViT .* timm's or torchvision's"),
+        (lambda: nn.Linear(2, 2), "A Linear cannot be read: give a vitmods ViT .* timm's or torchvision's"),
         (lambda: nn.DataParallel(nn.Linear(2, 2)), f"{WRAPPED}.*model.module"),
         (type("OptimizedModule", (nn.Module,), {}), f"{WRAPPED}.*_orig_mod"),
         (

@@ -1,16 +1,24 @@
-"""Finds the norms of a transformer from the structure of its modules, without importing its library."""
+"""Finds blocks, branches, norms and the stem of a transformer, without importing its library: names from the structure
+of its modules, their order from one run."""
 
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "nhead")
-_MAPS = (nn.Linear, nn.Conv2d)
+from vitmods.adapters.running import Inputs, run, tensors_of
+from vitmods.changes.insertions import Branch, Parts
+from vitmods.layers.norms import NORMS
+from vitmods.model.slots import NormConfig
+from vitmods.util.errors import UserError
+
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "nhead", "n_head", "heads")
+_MAPS = (nn.Linear, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True)
@@ -63,8 +71,8 @@ class Anatomy:
         """The innermost modules that know their number of heads and have linear maps, with that number."""
         heads_of: dict[str, int] = {}
         for name, module in self.modules.items():
-            heads = _heads(module)
-            if heads and any(isinstance(m, _MAPS) for m in module.modules()):
+            heads = count_heads(module)
+            if heads and any(is_map(m) for m in module.modules()):
                 heads_of[name] = heads
         return {name: heads for name, heads in heads_of.items() if not any(_below(other, name) for other in heads_of)}
 
@@ -86,7 +94,7 @@ class Anatomy:
     def _block_of(self, attention: str) -> str | None:
         """The nearest module around attention that has an MLP too: two linear maps outside all attention."""
         for name in _ancestors(attention):
-            maps = (n for n, m in self.modules.items() if _below(n, name) and isinstance(m, _MAPS))
+            maps = (n for n, m in self.modules.items() if _below(n, name) and is_map(m))
             if sum(not self._in_attention(n) for n in maps) >= 2:
                 return name
         return None
@@ -131,11 +139,12 @@ class Anatomy:
 
     @cached_property
     def sites(self) -> tuple[NormSite, ...]:
-        layer = [name for name in self.modules if self._is_norm(name)]
+        layer = [name for name in self.modules if self._is_norm(name) and ".vm_" not in f".{name}"]
         return tuple(self._site(name) for name in layer or self._batch_norms())
 
     def _is_norm(self, name: str) -> bool:
-        return isinstance(self.modules[name], nn.LayerNorm) or name in self.rms
+        ours = tuple(kind.module for kind in NORMS.values())
+        return isinstance(self.modules[name], (nn.LayerNorm, *ours)) or name in self.rms
 
     def _batch_norms(self) -> Iterator[str]:
         """Names of BatchNorms that follow a linear map in a module of the two."""
@@ -213,7 +222,8 @@ class Anatomy:
         return any(_within(name, attention) for attention in self.attentions)
 
 
-def _heads(module: nn.Module) -> int:
+def count_heads(module: nn.Module) -> int:
+    """The number of heads that an attention module states, itself or in its config; 0 for other modules."""
     values: list[Any] = [getattr(module, name, None) for name in _HEADS]
     if isinstance(getattr(module, "head_dim", None), int):  # the heads themselves are in the config (Llama, ModernBERT)
         values.append(getattr(getattr(module, "config", None), "num_attention_heads", None))
@@ -274,3 +284,149 @@ def _ancestors(name: str) -> Iterator[str]:
     while name:
         name = _parent(name)
         yield name
+
+
+def is_map(module: nn.Module) -> bool:
+    """Whether a module is a linear map, with Hugging Face's `Conv1D` (GPT-2), whose weight is (in, out)."""
+    return isinstance(module, _MAPS) or type(module).__name__ == "Conv1D"
+
+
+def widths(linear: nn.Module) -> tuple[int, int]:
+    """Channels that a linear map reads and puts out; or PyTorch's attention, which does not call its projections."""
+    if isinstance(linear, nn.MultiheadAttention):
+        return linear.embed_dim, linear.embed_dim
+    weight: Any = linear.weight
+    if type(linear).__name__ == "Conv1D":
+        return len(weight), weight.shape[1]
+    return weight[0].numel(), len(weight)
+
+
+def find_parts(model: nn.Module, inputs: Inputs) -> Parts:
+    """The parts of a model that changes refer to, from its structure and a few runs.
+
+    A branch's module is the outermost one that can be set to zero so that, with the other branches at zero too, the
+    block returns its input: it does not contain the residual. Where none does (post-norm), it is the last projection.
+
+    Raises UserError if no block with attention is recognized.
+    """
+    anatomy, last = Anatomy(model), _order_of_calls(model, inputs)
+    in_lists = [block for block in anatomy.blocks if block.name.rpartition(".")[2].isdigit()]
+    blocks = [block for block in in_lists or anatomy.blocks if block.name in last]  # a pooling head is not in a list
+    if not blocks:
+        raise UserError(f"In a {type(model).__name__} no block with attention is recognized.")
+    chains = {block.name: list(_chains(anatomy, block.name, last)) for block in blocks}
+    chosen = {name: [names[-1] for _, names in of_block] for name, of_block in chains.items()}
+    remaining = dict.fromkeys(chains)
+    longest = max((len(names) for of_block in chains.values() for _, names in of_block), default=0)
+    for attn, mlp in sorted(product(range(longest), repeat=2), key=sum):
+        tried = {
+            name: [names[min(attn if kind == "attn" else mlp, len(names) - 1)] for kind, names in chains[name]]
+            for name in remaining
+        }
+        for name in _returning_input(model, inputs, tried):
+            chosen[name] = tried[name]
+            del remaining[name]
+        if not remaining:
+            break
+    branches = []
+    for name, of_block in chains.items():
+        norms = {s.role: s.name for s in reversed(anatomy.sites) if _below(s.name, name) and s.name in last}
+        for (kind, names), module in zip(of_block, chosen[name], strict=True):
+            hidden, dim = widths(anatomy.modules[names[-1]])
+            norm = norms.get(kind)
+            is_before = norm is not None and last[norm] < last[names[-1]]
+            branches.append(Branch(kind, name, module, names[-1], dim, hidden, norm if is_before else None))
+    attentions = [a for a in anatomy.attentions if a in last and any(_within(a, name) for name in chains)]
+    before = next((site for site in anatomy.sites if site.role == "attn"), None)
+    config = NormConfig()
+    if before:
+        norm = anatomy.modules[before.name]
+        ours = (name for name, kind in NORMS.items() if type(norm) is kind.module)
+        config = NormConfig(next(ours, "rms" if before.name in anatomy.rms else "layer"), eps_of(norm))
+    stem = _stem(anatomy, list(chains), last, {branch.dim for branch in branches})
+    return Parts(tuple(branches), tuple(attentions), stem, config)
+
+
+def _order_of_calls(model: nn.Module, inputs: Inputs) -> dict[str, int]:
+    """Name of each module that runs -> when it last ends."""
+    order: list[str] = []
+    hooks = [
+        module.register_forward_hook(lambda m, args, output, name=name: order.append(name))
+        for name, module in model.named_modules()
+    ]
+    run(model, inputs)
+    for hook in hooks:
+        hook.remove()
+    return {name: index for index, name in enumerate(order)}
+
+
+def _chains(anatomy: Anatomy, block: str, last: dict[str, int]) -> Iterator[tuple[Any, list[str]]]:
+    """For each branch its kind and the modules that end with it, from the outermost to its last projection."""
+    modules = anatomy.modules
+    inside = sorted((n for n in last if _below(n, block)), key=last.__getitem__)
+    maps = [n for n in inside if is_map(modules[n])]
+    attentions = [a for a in anatomy.attentions if a in last and _within(a, block)]
+
+    def around(name: str, others: list[str]) -> list[str]:
+        """The modules around a map and itself, outermost first; a module that contains one of `others` is not the
+        branch, and hooks on a container would not be called or would be part of it."""
+        chain = [n for n in (name, *_ancestors(name)) if n in last and _below(n, block)]
+        chain = [n for n in chain if not any(_within(other, n) for other in others)]
+        containers = nn.Sequential | nn.ModuleList | nn.ModuleDict
+        return [n for n in reversed(chain) if not isinstance(modules[n], containers)]
+
+    tops, dim = [], 0
+    for attention in attentions:
+        others = [a for a in attentions if a != attention]
+        top = next((n for n in around(attention, others)), attention)
+        tops.append(top)
+        projections = [n for n in maps if _within(n, top)]
+        projection = projections[-1] if projections else attention
+        if projections or isinstance(modules[attention], nn.MultiheadAttention):
+            dim = widths(modules[projection])[1]
+            yield "attn", around(projection, others) or [projection]
+    outside = [n for n in maps if not any(_within(n, top) for top in tops)]
+    for index, name in enumerate(outside):
+        chain = around(name, attentions) or [name]
+        ends = not any(_within(later, chain[0]) for later in outside[index + 1 :])
+        if ends and widths(modules[name])[1] == dim:  # else a map to the hidden layer, in a module of its own
+            yield "mlp", chain
+
+
+def _returning_input(model: nn.Module, inputs: Inputs, branches: dict[str, list[str]]) -> list[str]:
+    """The blocks, of these with their branches, that return their input when the outputs of all branches are zero."""
+    same: dict[str, bool] = {}
+
+    def to_zero(module: nn.Module, args: Any, output: Any) -> Any:
+        first = next(tensors_of(output))
+        return torch.zeros_like(first) if output is first else (torch.zeros_like(first), *output[1:])
+
+    def compare(module: nn.Module, args: Any, keywords: Any, output: Any, name: str) -> None:
+        before, after = next(tensors_of([*args, *keywords.values()])), next(tensors_of(output))
+        equal = before.shape == after.shape and torch.allclose(before, after, 1e-5, 1e-6)
+        same[name] = same.get(name, True) and equal
+
+    hooks = []
+    for name, modules in branches.items():
+        hooks += [model.get_submodule(module).register_forward_hook(to_zero) for module in modules]
+        block = model.get_submodule(name)
+        hooks.append(block.register_forward_hook(partial(compare, name=name), with_kwargs=True))
+    try:
+        run(model, inputs)
+    except Exception:  # a module whose output is not a tensor or a tuple, or whose shape is needed elsewhere
+        return []
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [name for name, equal in same.items() if equal]
+
+
+def _stem(anatomy: Anatomy, blocks: list[str], last: dict[str, int], dims: set[int]) -> str | None:
+    """The projection of patches: the one map to the width of the stream that runs before the blocks; None for several
+    layers. A map to another width makes positions."""
+    maps = sorted((n for n in last if is_map(anatomy.modules[n])), key=last.__getitem__)
+    first = next((i for i, n in enumerate(maps) if any(_below(n, block) for block in blocks)), len(maps))
+    modules = [(n, anatomy.modules[n]) for n in maps[:first]]
+    convolutions = [n for n, m in modules if not isinstance(m, nn.Linear)]
+    stem = convolutions or [n for n, m in modules if widths(m)[1] in dims]
+    return stem[0] if len(stem) == 1 and widths(anatomy.modules[stem[0]])[1] in dims else None

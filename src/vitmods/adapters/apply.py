@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from importlib import import_module
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import nn
 
+from vitmods.adapters.running import check_not_wrapped
+from vitmods.adapters.surgery import operate
 from vitmods.adapters.tensors import Coverage
 from vitmods.changes import Change, Weights
 from vitmods.changes.compose import check_conflicts, edit_one
@@ -16,23 +18,40 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 
-WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 _STRENGTH = ("nothing", "weights", "function")
 
 
-def apply(model: nn.Module, *changes: Change) -> ViT:
+@overload
+def apply(model: ViT, *changes: Change) -> ViT: ...
+@overload
+def apply(model: nn.Module, *changes: Change, in_place: bool | None = None, example: Any = None) -> Any: ...
+def apply(model: nn.Module, *changes: Change, in_place: bool | None = None, example: Any = None) -> Any:
     """A new model with the changes, in order; the old one is untouched.
 
-    ``model`` is a vitmods ViT, or one of timm, Hugging Face or torchvision (imported exactly). Weights are carried as
-    each change says, new parameters start from PyTorch's global generator; device, type, mode and frozen parameters
-    are the old model's. A vitmods ViT on the meta device gives another one there, and nothing is verified.
+    A vitmods ViT, or one of timm, Hugging Face or torchvision that can be read exactly, gives a vitmods ViT. Weights
+    are carried as each change says, new parameters start from PyTorch's global generator; device, type, mode and frozen
+    parameters are the old model's. A vitmods ViT on the meta device gives another one there, and nothing is verified.
+
+    Any other transformer keeps its class and the names of its weights: the changes are put into a copy of it, in place,
+    and certified by what it computes (docs/in-place.md). ``in_place=True`` does so with models that could be read too,
+    ``False`` never does. ``example`` is what such a model is called with, where no input can be made for it.
 
     Raises NoEffect for a change that alters nothing here, SlotConflict when two changes claim one slot, UserError for
-    a model that cannot be read or has one parameter at two places, and AssertionError when a change breaks its promise
-    (a bug in that change).
+    a model that can neither be read nor be changed in place or has one parameter at two places, and AssertionError when
+    a change breaks its promise (a bug in that change).
     """
     check_conflicts(changes)
-    old = model if isinstance(model, ViT) else as_vit(model)
+    if in_place and not isinstance(model, ViT):
+        return operate(model, *changes, example=example)
+    try:
+        old = model if isinstance(model, ViT) else as_vit(model)
+    except UserError as unread:
+        if in_place is False or not changes:
+            raise
+        try:
+            return operate(model, *changes, example=example)
+        except UserError as refused:
+            raise type(refused)(f"{refused} It was tried in place, since the model cannot be read: {unread}") from None
     _check_shared(old)
     config, parallel = old.vit_config, old.vit_config.parallel
     weights = {sequential_name(name, parallel): value.clone() for name, value in old.state_dict().items()}
@@ -90,12 +109,10 @@ def _reader(model: nn.Module) -> Any:
     for library, reader in readers.items():
         if library in libraries:
             return import_module(f"vitmods.adapters.{reader}")
-    name = type(model).__name__
-    if name in WRAPPERS:
-        raise UserError(f"A {name} wraps the model: give the model inside, model.{WRAPPERS[name]}.")
+    check_not_wrapped(model)
     raise UserError(
-        f"A {name} cannot be changed: give a vitmods ViT (vm.vit), timm's or torchvision's VisionTransformer, or "
-        "Hugging Face's ViTModel or ViTForImageClassification."
+        f"A {type(model).__name__} cannot be read: give a vitmods ViT (vm.vit), timm's or torchvision's "
+        "VisionTransformer, or Hugging Face's ViTModel or ViTForImageClassification."
     )
 
 

@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from vitmods.adapters.apply import as_vit, preserved, verify
+from vitmods.adapters.running import find_inputs, tensors_of
+from vitmods.adapters.surgery import difference, outputs_of
 from vitmods.model.flops import count_macs, count_params
 from vitmods.model.vit import ViT
+from vitmods.util.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class Diff:
     papers: tuple[str, ...]
     advice: tuple[str, ...] = ()
     """the papers' advice against it in a model like this"""
+    in_place: str = ""
+    """the class that a model of another library kept"""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -44,6 +50,7 @@ class Diff:
             "changes": list(self.changes),
             "papers": list(self.papers),
             "advice": list(self.advice),
+            "in_place": self.in_place,
         }
 
     def __str__(self) -> str:
@@ -53,6 +60,7 @@ class Diff:
             ("multiply-adds", _compare(self.macs, 1e9, "G")),
             *((kind, names) for kind in ("added", "removed", "changed") for names in _group(getattr(self, kind))),
             ("preserves", f"{self.preserves} (outputs on {self.images} differ by {self.drift:.1e} of the largest)"),
+            *((("in place", f"a {self.in_place} with the names of its weights"),) if self.in_place else ()),
             *(("paper", paper) for paper in self.papers),
             *(("advice", advice) for advice in self.advice),
         ]
@@ -81,6 +89,8 @@ def diff(old: nn.Module, new: nn.Module, images: torch.Tensor | None = None) -> 
     outputs are compared on; without them two random images are. ``print`` it for a table. Raises UserError for other
     models.
     """
+    if hasattr(new, "vm_changes"):
+        return _diff_in_place(old, new, images)
     before, after = as_vit(old), as_vit(new)
     changes = after.changes[len(before.changes) :]
     first, second = _leaves(before), _leaves(after)
@@ -102,6 +112,33 @@ def diff(old: nn.Module, new: nn.Module, images: torch.Tensor | None = None) -> 
     )
 
 
+def _diff_in_place(old: nn.Module, new: nn.Module, images: torch.Tensor | None) -> Diff:
+    """Compare a model of another library with a copy that was changed in place. Multiply-adds are PyTorch's count."""
+    inputs = find_inputs(old, images, 8)
+    if inputs is None:
+        raise UserError(f"No input that a {type(old).__name__} runs on could be made: give images=.")
+    macs, outputs = [], []
+    for model in (old, new):
+        with FlopCounterMode(display=False) as counter:
+            outputs.append(outputs_of(model, inputs))
+        macs.append(counter.get_total_flops() // 2 // len(next(tensors_of(inputs))))
+    changes = new.vm_changes[len(getattr(old, "vm_changes", ())) :]
+    first, second = _leaves(old), _leaves(new)
+    return Diff(
+        params=(count_params(old), count_params(new)),
+        macs=(macs[0], macs[1]),
+        added=tuple(n for n in second if n not in first),
+        removed=tuple(n for n in first if n not in second),
+        changed=tuple(f"{n}: {first[n]} -> {second[n]}" for n in second if n in first and first[n] != second[n]),
+        preserves=preserved(changes),
+        drift=difference(*outputs),
+        images="a random input" if images is None else f"{len(images)} given images",
+        changes=tuple(map(str, changes)),
+        papers=tuple(dict.fromkeys(change.describe()["paper"] for change in changes)),
+        in_place=type(new).__name__,
+    )
+
+
 def _in_training(before: ViT, after: ViT) -> list[str]:
     """List settings of changes that act in training alone, which need not be modules."""
     names = [f.name for f in fields(before.vit_config) if f.name.endswith(("_drop", "_path"))]
@@ -109,7 +146,7 @@ def _in_training(before: ViT, after: ViT) -> list[str]:
     return [f"{name}: {old:g} -> {new:g} in training" for name, old, new in pairs if old != new]
 
 
-def _leaves(model: ViT) -> dict[str, str]:
+def _leaves(model: nn.Module) -> dict[str, str]:
     """Modules without children that are not empty slots, by name, with what they are."""
     modules = ((n, m) for n, m in model.named_modules() if not list(m.children()) or n == "patch_embed")
     return {

@@ -3,18 +3,17 @@
 import copy
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitmods.adapters.anatomy import Anatomy, NormSite, eps_of
-from vitmods.adapters.apply import WRAPPERS
 from vitmods.adapters.grid import UNKNOWN, CallGrid, ReadsMask, StemGrid
-from vitmods.adapters.transfer import evaluating
+from vitmods.adapters.running import Inputs, check_not_wrapped, find_inputs, run, tensors_of
 from vitmods.changes import Change
 from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
 from vitmods.changes.norm import Norm
@@ -179,9 +178,6 @@ def _matches(where: Where, site: NormSite) -> bool:
     return bool(where(site))
 
 
-TOKENS = 8
-
-
 def try_out(old: nn.Module, new: nn.Module, norms: Sequence[NormSite], example: Any, may_leak: bool) -> None:
     """Runs copies of both models, which may change as they run, in evaluation mode and without gradients.
 
@@ -191,16 +187,14 @@ def try_out(old: nn.Module, new: nn.Module, norms: Sequence[NormSite], example: 
 
     Raises UserError naming the norm at which the new model failed, or saying that it leaks.
     """
-    inputs = next((candidate for candidate in _inputs(old, example, norms[0].dim) if _runs(old, candidate)), None)
+    inputs = find_inputs(old, example, norms[0].dim)
     if inputs is None:
-        if example is not None:
-            raise UserError("The model does not run on the example: give what it is called with.")
         return
     entered = [""]
     for name in (site.name for site in norms):
         new.get_submodule(name).register_forward_pre_hook(lambda m, a, name=name: entered.__setitem__(0, name))
     try:
-        _run(new, inputs)
+        run(new, inputs)
     except UserError:
         raise
     except Exception as error:  # whatever a norm or the model around it raises for tokens that do not fit
@@ -216,55 +210,10 @@ def try_out(old: nn.Module, new: nn.Module, norms: Sequence[NormSite], example: 
         )
 
 
-def _inputs(model: nn.Module, example: Any, width: int) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    """Candidate inputs of the model, as arguments and keywords."""
-    if example is not None:
-        keywords = example if isinstance(example, Mapping) else {}
-        yield () if keywords else example if isinstance(example, tuple) else (example,), keywords
-        return
-    p = next(model.parameters())
-    draw: dict[str, Any] = {"device": p.device, "dtype": p.dtype}
-    config = getattr(model, "config", None)
-    stem = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    if isinstance(words := getattr(config, "vocab_size", None), int):
-        yield (), {"input_ids": torch.arange(2 * TOKENS, device=p.device).view(2, -1) % words}
-    if stem is not None:
-        for size in _image_sizes(model):
-            yield (torch.randn(2, stem.in_channels, *size, **draw),), {}
-    tokens = torch.randn(2, TOKENS, width, **draw)
-    yield (tokens,), {}
-    yield (tokens, tokens), {}  # a decoder's tokens and what it reads
-
-
-def _image_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
-    """Candidate sizes from timm's config of the model, Hugging Face's, and the parts of the model itself."""
-    cfg = getattr(model, "default_cfg", None) or {}
-    parts = (getattr(model, "config", None), *model.modules())
-    named = [getattr(part, name, None) for part in parts for name in ("image_size", "img_size")]
-    sizes = [cfg["input_size"][-2:] if "input_size" in cfg else None, *named, 224]
-    pairs = [(size, size) if isinstance(size, int) else size for size in sizes]
-    yield from dict.fromkeys((p[0], p[1]) for p in pairs if isinstance(p, tuple | list) and len(p) == 2)
-
-
-def _runs(model: nn.Module, inputs: tuple[tuple[Any, ...], Mapping[str, Any]]) -> bool:
-    try:
-        _run(model, inputs)
-    except Exception:  # the model does not take this input
-        return False
-    return True
-
-
-@torch.no_grad()
-def _run(model: nn.Module, inputs: tuple[tuple[Any, ...], Mapping[str, Any]]) -> list[Tensor]:
-    arguments, keywords = inputs
-    with torch.random.fork_rng(devices=[]), evaluating(model):
-        return list(_tensors(model(*arguments, **keywords)))
-
-
-def _reads_last(model: nn.Module, inputs: tuple[tuple[Any, ...], Mapping[str, Any]]) -> bool | None:
+def _reads_last(model: nn.Module, inputs: Inputs) -> bool | None:
     """Whether what is put out for the other tokens depends on the last one; None where that cannot be seen."""
     arguments, keywords = inputs
-    tokens = next(_tensors([*arguments, *keywords.values()]))
+    tokens = next(tensors_of([*arguments, *keywords.values()]))
     if tokens.is_meta or tokens.ndim == 4:
         return None
     other = tokens.clone()
@@ -272,21 +221,11 @@ def _reads_last(model: nn.Module, inputs: tuple[tuple[Any, ...], Mapping[str, An
     outputs = []
     for changed in (tokens, other):
         swapped = {name: changed if value is tokens else value for name, value in keywords.items()}
-        outputs.append(_run(model, (tuple(changed if value is tokens else value for value in arguments), swapped)))
+        outputs.append(run(model, (tuple(changed if value is tokens else value for value in arguments), swapped)))
     for a, b in zip(*outputs, strict=True):
         if a.is_floating_point() and a.ndim > 2 and a.shape[:2] == tokens.shape[:2]:
             return float((a - b)[:, :-1].abs().max()) > 1e-5 * float(a.abs().max())
     return None
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _tensors(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
 
 
 Heads = int | Callable[[NormSite], int]
@@ -336,7 +275,9 @@ def replace_norms(
     recognized.
     """
     replaced, may_leak = put_norms(model, change, where, heads)
-    try_out(_copy(model), _copy(replaced.model), [row.site for row in replaced.rows if row.now], example, may_leak)
+    try_out(
+        copy_model(model), copy_model(replaced.model), [row.site for row in replaced.rows if row.now], example, may_leak
+    )
     return replaced
 
 
@@ -358,7 +299,7 @@ def put_norms(
     if not chosen:
         raise NoEffect(f"'{change}' finds no norm to replace. These were found:\n{table(rows)}")
     _check_shared(model, chosen)
-    new = _copy(model)
+    new = copy_model(model)
     norms: dict[str, nn.Module] = {}
     for site in chosen:
         grid = UNKNOWN if anatomy.stem_of(site) else None
@@ -383,9 +324,7 @@ def _check_model(model: nn.Module, change: Change) -> None:
         raise UserError(f"replace_norms takes an nn.Module, not {model!r}.")
     if isinstance(model, ViT):
         raise UserError(f"This is a vitmods ViT: use vm.apply(model, {change!r}), which knows its slots.")
-    if type(model).__name__ in WRAPPERS:
-        inside = WRAPPERS[type(model).__name__]
-        raise UserError(f"A {type(model).__name__} wraps the model: give the model inside, model.{inside}.")
+    check_not_wrapped(model)
 
 
 def _check_change(change: Change, where: Where | None) -> None:
@@ -414,7 +353,7 @@ def _check_shared(model: nn.Module, chosen: list[NormSite]) -> None:
                 )
 
 
-def _copy(model: nn.Module) -> nn.Module:
+def copy_model(model: nn.Module) -> nn.Module:
     """A deep copy. What a forward has left behind with a gradient history (LeViT's attention biases) loses that."""
     memo: dict[int, object] = {}
     for module in model.modules():

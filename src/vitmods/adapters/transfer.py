@@ -193,8 +193,8 @@ def check_readable(source: str, model: nn.Module) -> None:
 
 
 OTHERWISE = (
-    "Without being read it can have other norms, by vm.replace_norms, and be base of a study (timm:NAME, hf:FOLDER or "
-    "torchvision:NAME) with arms as replace(rms) or functions of yours."
+    "Without being read it can be changed in place, by vm.apply(model, ..., in_place=True), and be base of a study "
+    "(timm:NAME, hf:FOLDER or torchvision:NAME)."
 )
 """Alternatives for a model that cannot be read."""
 

@@ -1,9 +1,10 @@
 """A change: an edit of the config, a rule for the weights, and what it promises to preserve."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_type_hints
 
+from vitmods.changes.insertions import Insertion, Parts
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError, nearest
@@ -83,6 +84,13 @@ class Change:
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
         """Patterns (fnmatch) of old weights that have no place in the new model. Any other loss is an error."""
         return ()
+
+    def insertions(self, parts: Parts) -> Iterable[Insertion]:
+        """The modules that this change puts into a model of another library, which keeps its class and its names.
+
+        Raises UserError if the change, with these settings, needs a model that `vm.apply` can read.
+        """
+        raise UserError(f"'{self}' needs a model that vm.apply can read (docs/foreign-models.md).")
 
     def advice(self, config: ViTConfig) -> str:
         """Return what the paper advises against in a model with this config, which has the change; or an empty string.

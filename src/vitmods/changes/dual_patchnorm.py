@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from vitmods.changes.base import Change, Preserves
+from vitmods.changes.insertions import AroundPatches, Insertion, Parts
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import NormConfig, Slot
 from vitmods.util.errors import UserError, nearest
@@ -104,3 +105,14 @@ class DualPatchNorm(Change):
         if not self.after_position:
             return config.with_(stem=stem)
         return config.with_(stem=stem, position_norm=norm, position_norm_on_prefix=self.class_token)
+
+    def insertions(self, parts: Parts) -> list[Insertion]:
+        if self.after_position or not isinstance(self.before, bool):
+            raise UserError(
+                f"'{self}' needs a model that vm.apply can read (docs/foreign-models.md): norms before and after the "
+                "projection, as in dpn, can be put into others."
+            )
+        if parts.stem is None:
+            raise UserError(f"'{self}' needs a stem of one projection of patches, and this model does not have one.")
+        norm = NormConfig(eps=self.eps, **_KINDS[self.norm])
+        return [AroundPatches(parts.stem, norm if self.before else None, norm if self.after else None)]

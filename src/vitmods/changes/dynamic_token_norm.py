@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from vitmods.changes.base import Change, Weights
+from vitmods.changes.insertions import Insertion, Parts, Swap
 from vitmods.changes.prefix_tokens import carry_positions, dropped_positions, first_blocks, join_late
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import FirstBlocks, NormConfig, Slot
@@ -66,6 +67,9 @@ class DynamicTokenNorm(Change, TokenMixing):
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
         return carry_positions(weights, old)
+
+    def insertions(self, parts: Parts) -> list[Insertion]:
+        return [Swap()]
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
         return dropped_positions(old)

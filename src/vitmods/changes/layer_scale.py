@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 
 from vitmods.changes.base import Change, Preserves, Weights
+from vitmods.changes.insertions import After, Factor, Insertion, Parts
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError
@@ -68,3 +69,7 @@ class LayerScale(Change):
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
         return () if old.layer_scale is None else (_GAMMAS,)
+
+    def insertions(self, parts: Parts) -> list[Insertion]:
+        """A factor on every branch; where the model has one already, it multiplies that."""
+        return [After(branch, Factor(self.init)) for branch in parts.branches]

@@ -7,6 +7,7 @@ from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Self
 
 from vitmods.changes.base import Change, Preserves, Weights
+from vitmods.changes.insertions import Insertion, Parts, Swap
 from vitmods.model import rms_conversion
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig, Slot
@@ -186,6 +187,9 @@ class Norm(Change):
                     gain = gain.mean(0, keepdim=True) if len(now["weight"]) == 1 else gain.expand(dim)
                 carried[f"{module}.weight"] = gain if factor == 1 else gain * factor
         return carried
+
+    def insertions(self, parts: Parts) -> list[Insertion]:
+        return [Swap()]
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
         """Weights without a place in the new norms, or in another unit there."""

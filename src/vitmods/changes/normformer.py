@@ -3,8 +3,10 @@
 from dataclasses import dataclass, replace
 
 from vitmods.changes.base import Change
+from vitmods.changes.insertions import After, Before, Insertion, Parts
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import NormConfig, Slot
+from vitmods.util.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -41,3 +43,12 @@ class NormFormer(Change):
             head_scale=self.head_scale or config.head_scale,
             residual_scale=self.residual_scale or config.residual_scale,
         )
+
+    def insertions(self, parts: Parts) -> list[Insertion]:
+        if self.head_scale or self.residual_scale:
+            raise UserError(
+                f"'{self}' scales heads or the stream, for which it needs a model that vm.apply can read "
+                "(docs/foreign-models.md): write normformer for the two norms alone."
+            )
+        norm = NormConfig("layer", self.eps)
+        return [(After if branch.kind == "attn" else Before)(branch, norm) for branch in parts.branches]

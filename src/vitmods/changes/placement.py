@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from vitmods.changes.base import Change, Weights
+from vitmods.changes.insertions import After, Insertion, Parts, Without
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig, Slot
 from vitmods.util.errors import UserError, nearest
@@ -88,6 +89,19 @@ class Placement(Change):
             for source, target in zip(left, come):
                 _rename(moved, f"norm{number}{_SLOTS[source]}.", f"norm{number}{_SLOTS[target]}.")
         return moved
+
+    def insertions(self, parts: Parts) -> list[Insertion]:
+        if self.reading != "branch":
+            raise UserError(
+                f"'{self}' puts norms on the stream, for which it needs a model that vm.apply can read "
+                "(docs/foreign-models.md): write reading=branch for norms on the branches."
+            )
+        insertions: list[Insertion] = []
+        for branch in parts.branches:
+            place = self.attn if branch.kind == "attn" else self.mlp
+            insertions += [After(branch, parts.norm)] if "post" in place else []
+            insertions += [] if place.startswith("pre") else [Without(branch)]
+        return insertions
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
         patterns = ["norm.*", "fc_norm.*"] if new.final_norm is None else []

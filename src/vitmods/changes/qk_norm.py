@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from vitmods.changes.base import Change
+from vitmods.changes.insertions import Heads, Insertion, Parts
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import NormConfig, Slot
 from vitmods.util.errors import UserError, nearest
@@ -48,3 +49,6 @@ class QKNorm(Change):
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
         return ("blocks.*.attn.[qk]_norm.*",) if old.qk_norm is not None else ()
+
+    def insertions(self, parts: Parts) -> list[Insertion]:
+        return [Heads(parts.attentions, NormConfig(self.norm, self.eps))]

@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vitmods.changes.base import Change, Preserves, Weights
+from vitmods.changes.insertions import Before, Insertion, Parts
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import NormConfig, Slot
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +51,14 @@ class SubLN(Change):
             return weights
         gain = math.sqrt(math.log(2 * new.depth))
         return {name: _scaled(name, value, gain) for name, value in weights.items()}
+
+    def insertions(self, parts: Parts) -> list[Insertion]:
+        if self.rescale:
+            raise UserError(
+                f"'{self}' multiplies weights, for which it needs a model that vm.apply can read "
+                "(docs/foreign-models.md): write subln(rescale=false) for the norms alone."
+            )
+        return [Before(branch, NormConfig("layer", self.eps)) for branch in parts.branches]
 
 
 def _scaled(name: str, value: "Tensor", gain: float) -> "Tensor":

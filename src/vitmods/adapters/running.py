@@ -1,0 +1,99 @@
+"""Runs a model of any library on a small input that is made for it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitmods.adapters.transfer import evaluating
+from vitmods.util.errors import UserError
+
+Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""Arguments and keywords of a call."""
+TOKENS = 8
+WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
+
+
+def check_not_wrapped(model: nn.Module) -> None:
+    """Raise UserError for a wrapper, with the name of the model inside."""
+    name = type(model).__name__
+    if name in WRAPPERS:
+        raise UserError(f"A {name} wraps the model: give the model inside, model.{WRAPPERS[name]}.")
+
+
+def candidate_inputs(model: nn.Module, example: Any, width: int) -> Iterator[Inputs]:
+    """What the model may be called with: `example` (a tensor, a tuple of arguments or a mapping of keywords), or words,
+    images, videos and tokens of `width` channels, two of each."""
+    if example is not None:
+        keywords = example if isinstance(example, Mapping) else {}
+        yield () if keywords else example if isinstance(example, tuple) else (example,), keywords
+        return
+    p = next(model.parameters())
+    config = getattr(model, "config", None)
+    stem = next((m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)), None)
+    channels = stem.in_channels if stem is not None else getattr(config, "num_channels", None)
+    frames = getattr(config, "num_frames", None)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device=p.device, dtype=p.dtype)
+
+    if isinstance(words := getattr(config, "vocab_size", None), int):
+        yield (), {"input_ids": torch.arange(2 * TOKENS, device=p.device).view(2, -1) % words}
+    if channels is not None or hasattr(model, "default_cfg"):
+        for size in _image_sizes(model):
+            if isinstance(frames, int):
+                yield (draw(2, frames, channels or 3, *size),), {}
+            yield (draw(2, channels or 3, *size),), {}
+    tokens = draw(2, TOKENS, width)
+    yield (tokens,), {}
+    yield (tokens, tokens), {}  # a decoder's tokens and what it reads
+
+
+def find_inputs(model: nn.Module, example: Any, width: int) -> Inputs | None:
+    """The first candidate that the model takes; None if it takes none of those that are made.
+
+    Raises UserError if the model does not run on the example.
+    """
+    inputs = next((candidate for candidate in candidate_inputs(model, example, width) if runs(model, candidate)), None)
+    if inputs is None and example is not None:
+        raise UserError("The model does not run on the example: give what it is called with.")
+    return inputs
+
+
+def _image_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
+    """Candidate sizes from timm's config of the model, Hugging Face's, and the parts of the model itself."""
+    cfg = getattr(model, "default_cfg", None) or {}
+    parts = (getattr(model, "config", None), *model.modules())
+    named = [getattr(part, name, None) for part in parts for name in ("image_size", "img_size")]
+    sizes = [cfg["input_size"][-2:] if "input_size" in cfg else None, *named, 224]
+    pairs = [(size, size) if isinstance(size, int) else size for size in sizes]
+    yield from dict.fromkeys((p[0], p[1]) for p in pairs if isinstance(p, tuple | list) and len(p) == 2)
+
+
+def runs(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether the model takes these inputs."""
+    try:
+        run(model, inputs)
+    except Exception:  # the model does not take this input
+        return False
+    return True
+
+
+def run(model: nn.Module, inputs: Inputs, gradients: bool = False) -> list[Tensor]:
+    """The tensors that the model puts out, in evaluation mode; the same whenever it draws random numbers (masks)."""
+    arguments, keywords = inputs
+    with torch.random.fork_rng(devices=[]), evaluating(model), torch.set_grad_enabled(gradients):
+        torch.manual_seed(0)
+        return list(tensors_of(model(*arguments, **keywords)))
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested mappings, lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from tensors_of(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_of(item)

@@ -1,0 +1,552 @@
+"""Changes put into a model of any library: its class and the names of its weights stay, and what the model computes
+certifies each insertion."""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from vitmods.adapters.anatomy import count_heads, find_parts, is_map, widths
+from vitmods.adapters.replace import copy_model, put_norms
+from vitmods.adapters.running import Inputs, check_not_wrapped, find_inputs, run, tensors_of
+from vitmods.changes import Change
+from vitmods.changes.compose import check_conflicts
+from vitmods.changes.insertions import After, AroundPatches, Before, Branch, Factor, Heads, Insertion, Without
+from vitmods.model.build import make_norm
+from vitmods.model.slots import NormConfig
+from vitmods.util.errors import UserError
+
+PREFIX = "vm_"
+"""of the names of inserted modules"""
+TOLERANCE = 2e-5
+
+
+class Insert(nn.Module):
+    """A module registered in a foreign one, its holder, and called by hooks on ``children`` of that ("": on itself).
+
+    The hooks are bound methods: copies and pickles call the copy's own. A library may wrap a child later, as LoRA does,
+    whose product belongs to what the child puts out. So each call of the holder first moves the hooks to the modules
+    that have the children's names then.
+    """
+
+    def __init__(self, children: Mapping[str, Sequence[str]]) -> None:
+        super().__init__()
+        self.places = dict(children)
+        """child -> methods of this class, ``before...`` for what it reads, ``after...`` for what it puts out"""
+        self.hung: dict[str, list[Any]] = {}
+
+    def serve(self, holder: nn.Module, name: str) -> None:
+        """Register in the holder under a name, and hang the hooks."""
+        reference = next(holder.parameters(), None)
+        if reference is not None:
+            self.to(device=reference.device, dtype=reference.dtype)
+        self.train(holder.training)
+        holder.add_module(name, self)
+        self.hang(holder)
+        if any(self.places):
+            self.hung["hang"] = [holder, holder.register_forward_pre_hook(self.hang)]
+
+    def withdraw(self, holder: nn.Module, name: str) -> None:
+        """Leave the holder as it was."""
+        for _, *handles in self.hung.values():
+            for handle in handles:
+                handle.remove()
+        delattr(holder, name)
+
+    def hang(self, holder: nn.Module, args: Any = ()) -> None:
+        """Put the hooks on the children as they are now."""
+        if torch.compiler.is_compiling():
+            return
+        for child, methods in self.places.items():
+            module = holder.get_submodule(child)
+            if child in self.hung and self.hung[child][0] is module:
+                continue
+            for handle in self.hung.get(child, [None])[1:]:
+                handle.remove()
+            handles = [
+                module.register_forward_pre_hook(getattr(self, method))
+                if method.startswith("before")
+                else module.register_forward_hook(getattr(self, method), always_call=method == "after_attention")
+                for method in methods
+            ]
+            self.hung[child] = [module, *handles]
+
+
+def _on_first(output: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The output with its first tensor replaced; other modules return tuples."""
+    if isinstance(output, Tensor):
+        return function(output)
+    return (function(output[0]), *output[1:])
+
+
+class Scale(Insert):
+    """A learned factor for each channel of a branch's output: LayerScale."""
+
+    def __init__(self, dim: int, init: float, children: Mapping[str, Sequence[str]]) -> None:
+        super().__init__(children)
+        self.weight = nn.Parameter(torch.full((dim,), init))
+
+    def after(self, module: nn.Module, args: Any, output: Any) -> Any:
+        return _on_first(output, lambda x: x * self.weight)
+
+
+class InsertedNorm(Insert):
+    """A norm on what a module reads or puts out."""
+
+    def __init__(self, norm: nn.Module, children: Mapping[str, Sequence[str]]) -> None:
+        super().__init__(children)
+        self.norm = norm
+
+    def before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self.norm(args[0]), *args[1:])
+
+    def after(self, module: nn.Module, args: Any, output: Any) -> Any:
+        return _on_first(output, self.norm)
+
+
+class PatchNorms(Insert):
+    """Norms of the values of each patch, before its projection, and of the channels of its token, after it."""
+
+    def __init__(self, before: nn.Module, after: nn.Module, children: Mapping[str, Sequence[str]]) -> None:
+        super().__init__(children)
+        self.norm_before, self.norm_after = before, after
+
+    def before(self, projection: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Values of a patch in the order of the projection's weight: channels, then rows and columns (and frames)."""
+        images = args[0]
+        kernel = getattr(projection, "kernel_size", None)
+        if kernel is None:  # a linear map of patches that are cut already
+            return (self.norm_before(images), *args[1:])
+        grid = [side // k for side, k in zip(images.shape[2:], kernel, strict=True)]
+        cut = images[(..., *(slice(0, count * k) for count, k in zip(grid, kernel, strict=True)))]
+        axes = len(kernel)
+        patches = cut.unflatten(1, (1, -1))  # (B, 1, channels, ...): the axis of channels comes after the grid
+        for axis, (count, k) in enumerate(zip(grid, kernel, strict=True)):
+            patches = patches.unflatten(3 + 2 * axis, (count, k))
+        rows = [3 + 2 * axis for axis in range(axes)]
+        inside = [4 + 2 * axis for axis in range(axes)]
+        order = (0, 1, *rows, 2, *inside)
+        patches = patches.permute(order)
+        values = self.norm_before(patches.flatten(2 + axes)).view(patches.shape)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return (values.permute(back).reshape(cut.shape), *args[1:])
+
+    def after(self, projection: nn.Module, args: Any, output: Tensor) -> Tensor:
+        axis = -1 if getattr(projection, "kernel_size", None) is None else 1
+        normalized: Tensor = self.norm_after(output.movedim(axis, -1))
+        return normalized.movedim(-1, axis)
+
+
+class HeadNorms(Insert):
+    """Norms over the channels of each head's queries and keys, where the projections of attention put them out.
+
+    ``layout`` names the axes of a joint projection's output: "thd" (three, heads, channels) or "htd" (heads, three,
+    channels); "" for separate projections; "sdpa" where the attention reads the weights of its projections itself, and
+    queries and keys are taken as they enter ``F.scaled_dot_product_attention``.
+    """
+
+    def __init__(self, norms: tuple[nn.Module, nn.Module], heads: tuple[int, int], layout: str, children: Any) -> None:
+        super().__init__(children)
+        self.q_norm, self.k_norm = norms
+        self.heads, self.layout = heads, layout
+        self.modes: list[TorchFunctionMode] = []
+
+    def after_query(self, module: nn.Module, args: Any, output: Any) -> Any:
+        return _on_first(output, lambda x: self.q_norm(x.unflatten(-1, (self.heads[0], -1))).flatten(-2))
+
+    def after_key(self, module: nn.Module, args: Any, output: Any) -> Any:
+        return _on_first(output, lambda x: self.k_norm(x.unflatten(-1, (self.heads[1], -1))).flatten(-2))
+
+    def after_key_value(self, module: nn.Module, args: Any, output: Any) -> Any:
+        def normalize(x: Tensor) -> Tensor:
+            k, v = x.unflatten(-1, (2, self.heads[1], -1)).unbind(-3)
+            return torch.stack((self.k_norm(k), v), -3).flatten(-3)
+
+        return _on_first(output, normalize)
+
+    def after_joint(self, module: nn.Module, args: Any, output: Any) -> Any:
+        axis, shape = (-3, (3, self.heads[0], -1)) if self.layout == "thd" else (-2, (self.heads[0], 3, -1))
+
+        def normalize(x: Tensor) -> Tensor:
+            q, k, v = x.unflatten(-1, shape).unbind(axis)
+            return torch.stack((self.q_norm(q), self.k_norm(k), v), axis).flatten(-3)
+
+        return _on_first(output, normalize)
+
+    def before_attention(self, module: nn.Module, args: Any) -> None:
+        self.modes.append(_NormedHeads(self))
+        self.modes[-1].__enter__()
+
+    def after_attention(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.modes.pop().__exit__(None, None, None)
+
+
+class _NormedHeads(TorchFunctionMode):
+    """While it is on, scaled dot-product attention gets normalized queries and keys."""
+
+    def __init__(self, norms: HeadNorms) -> None:
+        super().__init__()
+        self.norms = norms
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is F.scaled_dot_product_attention and len(args) >= 2:
+            args = (self.norms.q_norm(args[0]), self.norms.k_norm(args[1]), *args[2:])
+        return function(*args, **kwargs)
+
+
+LAYOUTS = ("slot", "separate", "thd", "htd", "sdpa")
+JOINT = ("qkv", "query_key_value", "c_attn", "qkv_proj", "in_proj", "to_qkv", "Wqkv")
+QUERY = ("q_proj", "query", "q", "to_q", "q_lin", "wq", "q_linear", "linear_q")
+KEY = ("k_proj", "key", "k", "to_k", "k_lin", "wk", "k_linear", "linear_k")
+PAIR = ("kv", "to_kv")
+
+
+class _HeadPlace(NamedTuple):
+    """Where norms of queries and keys are set: attributes ``q_norm`` and ``k_norm`` of ``owner``. ``axis`` is that of
+    the heads in what they get."""
+
+    owner: nn.Module
+    reference: nn.Module
+    heads: tuple[int, int]
+    dim: int
+    axis: int
+    undo: Callable[[], None]
+
+    def set_factors(self, queries: Tensor, keys: Tensor) -> None:
+        """Factors of the heads of keys, and of those of the queries that read them, instead of norms."""
+        shape = (-1,) + (1,) * (-1 - self.axis)
+        p = next(self.reference.parameters())
+        queries = queries.repeat_interleave(self.heads[0] // self.heads[1])
+        self.owner.q_norm = _Factors(queries.view(shape).to(p))
+        self.owner.k_norm = _Factors(keys.view(shape).to(p))
+
+
+class _Factors(nn.Module):
+    def __init__(self, factors: Tensor) -> None:
+        super().__init__()
+        self.factors = factors
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factors
+
+
+def _head_dim(attention: nn.Module, heads: int) -> int | None:
+    """Channels of a head, from what attention modules call them."""
+    for name in ("head_dim", "attention_head_size"):
+        if isinstance(size := getattr(attention, name, None), int):
+            return size
+    joint = next((m for n, m in attention.named_modules() if n in JOINT and is_map(m)), None)
+    if joint is not None:
+        return widths(joint)[1] // (3 * heads)
+    width = getattr(attention, "embed_dim", None)
+    return width // heads if isinstance(width, int) else None
+
+
+def operate(model: nn.Module, *changes: Change, example: Any = None) -> nn.Module:
+    """A copy of a model of any library with the changes put in, in order: its class, the names of its weights and the
+    weights stay. The old model is untouched.
+
+    Every insertion is certified by runs on a small input (``example``, or one that is made: images of the model's size,
+    words, tokens): in a neutral form it leaves all outputs as they are, every new parameter gets a gradient, and the
+    old weights are still there under their names.
+
+    Raises UserError if a change needs a model that can be read, a part that the change refers to is not recognized, or
+    a certificate fails; SlotConflict when two changes claim one slot; NoEffect for a change that alters nothing.
+    """
+    check_conflicts(changes)
+    check_not_wrapped(model)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise UserError("The model is on the meta device and has no weights: load them first.")
+    new = copy_model(model)
+    inputs = find_inputs(new, example, 8)
+    if inputs is None:
+        raise UserError(
+            f"No input that a {type(model).__name__} runs on could be made: give example=, what it is called with."
+        )
+    if not all(out.isfinite().all() for out in outputs_of(new, inputs)):
+        raise UserError("The model's outputs are not finite on a random input; its weights are broken.")
+    for change in changes:
+        before = new.state_dict()
+        new, removed = _Operation(new, inputs, change).run()
+        _check_kept(change, before, new.state_dict(), removed)
+        _check_gradients(change, new, inputs, before.keys())
+    new.vm_changes = (*getattr(model, "vm_changes", ()), *changes)  # type: ignore[assignment]
+    return new
+
+
+class _Operation:
+    """One change put into one model, in place."""
+
+    def __init__(self, model: nn.Module, inputs: Inputs, change: Change) -> None:
+        self.model, self.inputs, self.change = model, inputs, change
+        self.parts = find_parts(model, inputs)
+        self.before = outputs_of(model, inputs)
+        self.removed: list[str] = []
+
+    def run(self) -> tuple[nn.Module, list[str]]:
+        """The model with the change, and the names of weights that it took out."""
+        # All insertions are made in their neutral form, certified together, and then get their modules.
+        ready = [self._insert(insertion) for insertion in self.change.insertions(self.parts)]
+        self._check_neutral()
+        for finish in ready:
+            finish()
+        return self.model, self.removed
+
+    def _insert(self, insertion: Insertion) -> Callable[[], None]:
+        """Insert the neutral form; returns what makes it the change's."""
+        match insertion:
+            case After(branch, Factor(init)):
+                return self._scale(branch, init)
+            case After(branch, NormConfig() as norm):
+                return self._norm(branch, norm, "after")
+            case Before(branch, norm):
+                return self._norm(branch, norm, "before")
+            case AroundPatches(stem, before, after):
+                return self._around_patches(stem, before, after)
+            case Heads(attentions, norm):
+                return self._heads(attentions, norm)
+            case Without(branch):
+                return partial(self._without, branch)
+            case _:
+                return self._swap
+
+    def _holder(self, name: str) -> tuple[nn.Module, str, str]:
+        """Where an insertion for a module is registered, the child that it serves there, and a name for it: a linear
+        map may be wrapped later, so its insertions are held by the module around it that is called."""
+        if not is_map(self.model.get_submodule(name)):
+            return self.model.get_submodule(name), "", ""
+        holder = name.rpartition(".")[0]
+        while isinstance(self.model.get_submodule(holder), nn.Sequential | nn.ModuleList | nn.ModuleDict):
+            holder = holder.rpartition(".")[0]
+        child = name.removeprefix(f"{holder}.") if holder else name
+        return self.model.get_submodule(holder), child, f"{child.replace('.', '_')}_"
+
+    def _scale(self, branch: Branch, init: float) -> Callable[[], None]:
+        block, slot = self.model.get_submodule(branch.block), {"attn": "ls1", "mlp": "ls2"}[branch.kind]
+        own = getattr(sys.modules[type(block).__module__], "LayerScale", None)
+        if own is not None and isinstance(getattr(block, slot, None), nn.Identity):  # timm's
+            setattr(block, slot, self._like(own(branch.dim, init_values=1.0), block))
+            gamma = getattr(block, slot).gamma
+            return lambda: cast(None, nn.init.constant_(gamma, init))
+        holder, child, label = self._holder(branch.module)
+        scale = Scale(branch.dim, 1.0, {child: ("after",)})
+        scale.serve(holder, f"{PREFIX}{label}scale")
+        return lambda: cast(None, nn.init.constant_(scale.weight, init))
+
+    def _norm(self, branch: Branch, config: NormConfig, when: str) -> Callable[[], None]:
+        name, dim = (branch.module, branch.dim) if when == "after" else (branch.projection, branch.hidden)
+        if when == "before" and not is_map(self.model.get_submodule(name)):
+            raise UserError(f"'{self.change}' needs the output projection of {name}, which is not called as a module.")
+        holder, child, label = self._holder(name)
+        inserted = InsertedNorm(nn.Identity(), {child: (when,)})
+        inserted.serve(holder, f"{PREFIX}{label}norm_{when}")
+
+        def finish() -> None:
+            inserted.norm = self._like(make_norm(config, dim), holder)
+
+        return finish
+
+    def _around_patches(self, stem: str, before: NormConfig | None, after: NormConfig | None) -> Callable[[], None]:
+        projection: Any = self.model.get_submodule(stem)
+        kernel = getattr(projection, "kernel_size", None)
+        if kernel is not None and (kernel != projection.stride or (set(projection.padding) - {0, *"valid"})):
+            raise UserError(f"'{self.change}' needs patches that do not overlap, and those of {stem} do.")
+        holder, child, label = self._holder(stem)
+        sides = tuple(side for side, norm in (("before", before), ("after", after)) if norm is not None)
+        norms = PatchNorms(nn.Identity(), nn.Identity(), {child: sides})
+        norms.serve(holder, f"{PREFIX}{label}norms_{'_'.join(sides)}")
+        values, channels = widths(projection)
+
+        def finish() -> None:
+            norms.norm_before = self._like(make_norm(before, values), projection)
+            norms.norm_after = self._like(make_norm(after, channels), projection)
+
+        return finish
+
+    def _heads(self, attentions: tuple[str, ...], config: NormConfig) -> Callable[[], None]:
+        """Try the places of queries and keys in turn. Attentions of one kind have them at the same place."""
+        kinds: dict[Any, list[str]] = {}
+        for name in attentions:
+            module = self.model.get_submodule(name)
+            shapes = tuple((n, tuple(p.shape)) for n, p in module.named_parameters() if p.ndim > 1)
+            kinds.setdefault((type(module), count_heads(module), shapes), []).append(name)
+        finish = []
+        for names in kinds.values():
+            places = next(filter(None, (self._try_heads(names, layout) for layout in LAYOUTS)), None)
+            if places is None:
+                raise UserError(
+                    f"'{self.change}': the queries and keys of {names[0]} are not recognized, or something else reads "
+                    "them (positions, cosine attention)."
+                )
+            finish += places
+
+        def set_norms() -> None:
+            for place in finish:
+                for slot in ("q_norm", "k_norm"):
+                    setattr(place.owner, slot, self._like(make_norm(config, place.dim), place.reference))
+
+        return set_norms
+
+    def _try_heads(self, names: list[str], layout: str) -> list["_HeadPlace"] | None:
+        """Where norms of queries and keys can be set in these attentions, if this layout is theirs: scaling the queries
+        of each head by a number and its keys by the inverse leaves what each attention puts out, and scaling queries
+        alone does not."""
+        places = [place for name in names if (place := self._place_heads(name, layout)) is not None]
+        if len(places) == len(names):
+            generator = torch.Generator().manual_seed(0)
+            scales = [torch.rand(place.heads[1], generator=generator) + 0.5 for place in places]
+            outputs = []
+            try:
+                for queries, keys in ((0, 0), (1, 1), (1, 0)):
+                    for place, scale in zip(places, scales, strict=True):
+                        place.set_factors(scale**queries, scale**-keys)
+                    outputs.append(_outputs_inside(self.model, self.inputs, names))
+            except Exception:  # shapes that do not fit this layout
+                outputs = []
+            if outputs and self._is_product(*outputs):
+                for place in places:
+                    place.owner.q_norm, place.owner.k_norm = nn.Identity(), nn.Identity()
+                return places
+        for place in places:
+            place.undo()
+        return None
+
+    def _is_product(self, plain: list[Tensor], both: list[Tensor], alone: list[Tensor]) -> bool:
+        exact = difference(plain, both)
+        moved = min(difference([a], [b]) for a, b in zip(plain, alone, strict=True))
+        return exact < _tolerance(self.model) and moved > max(1e-7, 10 * exact)
+
+    def _place_heads(self, name: str, layout: str) -> "_HeadPlace | None":
+        module = self.model.get_submodule(name)
+        heads, maps = count_heads(module), {n: m for n, m in module.named_modules() if is_map(m)}
+        if layout == "slot":
+            if not all(isinstance(getattr(module, slot, None), nn.Identity) for slot in ("q_norm", "k_norm")):
+                return None
+            if (dim := _head_dim(module, heads)) is None:
+                return None
+            return _HeadPlace(module, module, (heads, heads), dim, -3, lambda: None)
+        if layout == "sdpa":
+            if (dim := _head_dim(module, heads)) is None:
+                return None
+            children = {"": ("before_attention", "after_attention")}
+            return self._insert_heads(module, "sdpa", (heads, heads), dim, children, -3)
+        joint = next((n for n in maps if n.rpartition(".")[2] in JOINT), None)
+        query, key, pair = (
+            next((n for n in maps if n.rpartition(".")[2] in kind), None) for kind in (QUERY, KEY, PAIR)
+        )
+        if layout == "separate":
+            second = key or pair
+            if query is None or second is None or widths(maps[query])[1] % heads:
+                return None
+            dim = widths(maps[query])[1] // heads
+            width = widths(maps[second])[1] // (1 if key else 2)
+            if width % dim:
+                return None
+            hooks = {query: ("after_query",), second: ("after_key" if key else "after_key_value",)}
+            return self._insert_heads(module, "", (heads, width // dim), dim, hooks, -2)
+        if joint is None or widths(maps[joint])[1] % (3 * heads):
+            return None
+        dim = widths(maps[joint])[1] // (3 * heads)
+        return self._insert_heads(module, layout, (heads, heads), dim, {joint: ("after_joint",)}, -2)
+
+    def _insert_heads(
+        self, module: nn.Module, layout: str, heads: tuple[int, int], dim: int, children: Any, axis: int
+    ) -> "_HeadPlace":
+        norms = HeadNorms((nn.Identity(), nn.Identity()), heads, layout, children)
+        norms.serve(module, f"{PREFIX}heads")
+        return _HeadPlace(norms, module, heads, dim, axis, lambda: norms.withdraw(module, f"{PREFIX}heads"))
+
+    def _without(self, branch: Branch) -> None:
+        if branch.norm is None:
+            raise UserError(f"'{self.change}': a norm before {branch.module} is not recognized.")
+        norm = self.model.get_submodule(branch.norm)
+        self.removed += [f"{branch.norm}.{name}" for name in norm.state_dict()]
+        self.model.set_submodule(branch.norm, nn.Identity())
+
+    def _swap(self) -> None:
+        self.model = put_norms(self.model, self.change)[0].model  # type: ignore[arg-type]
+        self.removed.append("*")
+
+    def _like(self, module: nn.Module, holder: nn.Module) -> nn.Module:
+        reference = next(holder.parameters())
+        return module.to(device=reference.device, dtype=reference.dtype).train(holder.training)
+
+    def _check_neutral(self) -> None:
+        try:
+            moved = difference(self.before, outputs_of(self.model, self.inputs))
+        except Exception as error:  # whatever the model raises for a shape that the insertion does not fit
+            raise UserError(f"'{self.change}' cannot be put into this model: {error}") from error
+        if not moved <= _tolerance(self.model):
+            raise UserError(
+                f"'{self.change}' cannot be put into this model: in its neutral form it changes the outputs by "
+                f"{moved:.0e} of the largest."
+            )
+
+
+def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    """The numbers that a model puts out."""
+    return [out for out in run(model, inputs) if out.is_floating_point()]
+
+
+def _outputs_inside(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> list[Tensor]:
+    """The first tensor that each of these modules puts out, at its last call."""
+    outputs: dict[str, Tensor] = {}
+
+    def keep(module: nn.Module, args: Any, output: Any, name: str) -> None:
+        outputs[name] = next(tensors_of(output))
+
+    hooks = [model.get_submodule(name).register_forward_hook(partial(keep, name=name)) for name in names]
+    try:
+        run(model, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [outputs[name] for name in names]
+
+
+def _tolerance(model: nn.Module) -> float:
+    return TOLERANCE if next(model.parameters()).dtype in (torch.float32, torch.float64) else 5e-2
+
+
+def difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
+    """The largest difference of outputs, relative to the largest of each."""
+    if [out.shape for out in before] != [out.shape for out in after]:
+        return float("nan")
+    pairs = zip(before, after, strict=True)
+    return max((float((a - b).abs().max() / a.abs().max().clamp_min(1e-12)) for a, b in pairs), default=float("nan"))
+
+
+def _check_kept(
+    change: Change, before: Mapping[str, Tensor], after: Mapping[str, Tensor], removed: Sequence[str]
+) -> None:
+    """Raise UserError if a weight of the old model is not in the new one under its name."""
+    lost = [
+        name
+        for name, value in before.items()
+        if "*" not in removed and name not in removed and not (name in after and torch.equal(value, after[name]))
+    ]
+    if lost:
+        raise UserError(f"'{change}' cannot be put into this model: it would lose {lost[0]}.")
+
+
+def _check_gradients(change: Change, model: nn.Module, inputs: Inputs, old: Iterable[str]) -> None:
+    """Raise UserError if a new parameter does not get a gradient, or one that is not finite."""
+    new = [(name, p) for name, p in model.named_parameters() if name not in set(old)]
+    if not new:
+        return
+    try:
+        outputs = [out for out in run(model, inputs, gradients=True) if out.requires_grad]
+    except Exception as error:
+        raise UserError(f"'{change}' cannot be put into this model: {error}") from error
+    weights = [torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape) for out in outputs]
+    loss = torch.stack([(out.float() * w).square().mean() + out.float().mean() for out, w in zip(outputs, weights)])
+    gradients = torch.autograd.grad(loss.sum(), [p for _, p in new], allow_unused=True)
+    for (name, _), gradient in zip(new, gradients, strict=True):
+        if gradient is None or not gradient.isfinite().all():
+            raise UserError(f"'{change}' cannot be put into this model: {name} does not get a finite gradient.")

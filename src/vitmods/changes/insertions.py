@@ -1,0 +1,93 @@
+"""Insertions: where a change puts modules into a model of another library, whose own modules stay."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vitmods.model.slots import NormConfig
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A residual branch of a block in a foreign model.
+
+    ``module`` is the outermost module whose output is the branch's alone, without the residual; ``projection`` the
+    linear map that ends the branch, from ``hidden`` channels to ``dim``. ``norm`` is the norm before the branch, None
+    in post-norm blocks.
+    """
+
+    kind: Literal["attn", "mlp"]
+    block: str
+    module: str
+    projection: str
+    dim: int
+    hidden: int
+    norm: str | None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a foreign model that a change may refer to, by the names of their modules.
+
+    ``attentions`` are the attention modules of the blocks, in order; ``stem`` is the one projection of patches before
+    the first block, None if the model does not have one. ``norm`` is the kind and eps of the norms of the blocks.
+    """
+
+    branches: tuple[Branch, ...]
+    attentions: tuple[str, ...]
+    stem: str | None
+    norm: NormConfig
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A learned factor for each channel, ``init`` at first."""
+
+    init: float
+
+
+@dataclass(frozen=True)
+class After:
+    """A norm or a factor on the output of a branch, before it is added to the stream."""
+
+    branch: Branch
+    module: NormConfig | Factor
+
+
+@dataclass(frozen=True)
+class Before:
+    """A norm on what the last projection of a branch reads."""
+
+    branch: Branch
+    module: NormConfig
+
+
+@dataclass(frozen=True)
+class Without:
+    """The norm before a branch becomes the identity."""
+
+    branch: Branch
+
+
+@dataclass(frozen=True)
+class AroundPatches:
+    """Norms on the values of each patch before its projection and on the channels of its token after it."""
+
+    stem: str
+    before: NormConfig | None
+    after: NormConfig | None
+
+
+@dataclass(frozen=True)
+class Heads:
+    """A norm over the channels of each head's queries and keys, in each of the attention modules."""
+
+    attentions: tuple[str, ...]
+    norm: NormConfig
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Other norms in all blocks, as `vitmods.replace_norms` chooses them for the change."""
+
+
+Insertion = After | Before | Without | AroundPatches | Heads | Swap

@@ -1,0 +1,259 @@
+"""Changes in place: the class of the library, with insertions that compute what a vitmods ViT with the change does."""
+
+import copy
+import pickle
+import random
+import re
+
+import peft
+import pytest
+import timm
+import torch
+import transformers as hf
+from torch import nn
+
+import vitmods as vm
+from vitmods.changes.compose import check_conflicts
+from vitmods.util.errors import NoEffect, UserError
+
+VISION = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "image_size": 32,
+    "patch_size": 8,
+}
+TEXT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "vocab_size": 50,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+DINO = {name: value for name, value in VISION.items() if name != "intermediate_size"}
+SMALL = {"num_classes": 3, "img_size": 32, "depth": 2, "embed_dim": 64, "num_heads": 2}
+MODELS = {
+    "timm vit": lambda: timm.create_model("vit_tiny_patch16_224", **SMALL),
+    "timm dinov3": lambda: timm.create_model("vit_small_patch16_dinov3", **SMALL),
+    "timm beit": lambda: timm.create_model("beit_base_patch16_224", **SMALL),
+    "timm swin": lambda: timm.create_model(
+        "swin_tiny_patch4_window7_224", num_classes=3, img_size=56, embed_dim=24, depths=(1, 1, 1, 1)
+    ),
+    "hf dinov2": lambda: hf.Dinov2Model(hf.Dinov2Config(**DINO)),
+    "hf siglip": lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**VISION)),
+    "hf bert": lambda: hf.BertModel(hf.BertConfig(**TEXT)),
+    "hf gpt2": lambda: hf.GPT2Model(
+        hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50, bos_token_id=1, eos_token_id=2)
+    ),
+    "hf llama": lambda: hf.LlamaModel(hf.LlamaConfig(**TEXT, num_key_value_heads=2)),
+}
+
+
+@torch.no_grad()
+def make(name):
+    """A model in which every part matters, as after training."""
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def inputs_of(model):
+    torch.manual_seed(1)
+    if hasattr(getattr(model, "config", None), "vocab_size"):
+        return torch.randint(3, 50, (2, 6))
+    return torch.randn(2, 3, *getattr(getattr(model, "patch_embed", None), "img_size", (32, 32)))
+
+
+def output_of(model, inputs):
+    output = model(inputs)
+    return output if isinstance(output, torch.Tensor) else output[0]
+
+
+def change(model, text):
+    return vm.apply(model, *vm.parse_changes(text), in_place=True)
+
+
+IMAGES = [name for name in MODELS if name not in ("hf bert", "hf gpt2", "hf llama")]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "text", ["layerscale(init=1.0)", "qknorm", "dpn", "subln(rescale=false)", "normformer", "norm"]
+)
+def test_a_model_keeps_its_class_and_its_weights(name, text):
+    model = make(name)
+    text = {"norm": "norm(kind=layer)" if name == "hf llama" else "norm(kind=rms,exact=false)"}.get(text, text)
+    if text == "dpn" and name not in IMAGES:
+        with pytest.raises(UserError, match="one projection of patches"):
+            change(model, text)
+        return
+    before = output_of(model, inputs_of(model))
+    changed = change(model, text)
+    assert type(changed) is type(model)
+    weights, new = model.state_dict(), changed.state_dict()
+    if not text.startswith("norm("):
+        assert all(torch.equal(new[key], value) for key, value in weights.items())
+        assert new.keys() - weights.keys()
+    after = output_of(changed, inputs_of(changed))
+    if text == "layerscale(init=1.0)":
+        torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
+    else:
+        assert (after - before).abs().max() > 1e-4
+    torch.testing.assert_close(output_of(model, inputs_of(model)), before)  # the old model is untouched
+
+
+NAMES = (
+    (r"patch_embed\.vm_proj_norms_\w+\.norm_before", "patch_embed.norm_before"),
+    (r"patch_embed\.vm_proj_norms_\w+\.norm_after", "patch_embed.norm"),
+    (r"(attn|mlp)\.vm_\w+_norm_before\.norm", r"\1.norm"),
+    (r"attn\.vm_norm_after\.norm", "norm1_branch"),
+    (r"mlp\.vm_norm_after\.norm", "norm2_branch"),
+)
+"""Parameter of a timm ViT that was changed in place -> of a vitmods ViT."""
+PIECES = (
+    "layerscale(init=0.3)",
+    "qknorm",
+    "qknorm(norm=rms)",
+    "dpn",
+    "dpn(before=false)",
+    "dpn(after=false,norm=rms)",
+    "subln(rescale=false)",
+    "normformer",
+    "placement(attn=post,mlp=post,reading=branch)",
+    "placement(attn=pre+post,reading=branch)",
+    "norm(kind=rms,exact=false)",
+    "norm(kind=scale)",
+)
+
+
+def composition(index):
+    """One to four changes that go together. A kind of norm comes first: in place it leaves insertions alone."""
+    draw = random.Random(index)
+    chosen = []
+    for piece in sorted(draw.sample(PIECES, draw.randint(1, 4)), key=lambda piece: not piece.startswith("norm(")):
+        try:
+            check_conflicts(vm.parse_changes("+".join([*chosen, piece])))
+        except UserError:
+            continue
+        chosen.append(piece)
+    return "+".join(chosen)
+
+
+@pytest.mark.parametrize("index", range(60))
+def test_compositions_compute_what_a_vitmods_vit_computes(index):
+    text = composition(index)
+    model = make("timm vit").double()
+    ours, theirs = vm.apply(model, *vm.parse_changes(text)), change(model, text)
+    torch.manual_seed(index)
+    weights = ours.state_dict()
+    names = {}
+    for name, parameter in theirs.named_parameters():
+        names[name] = name
+        for pattern, replacement in NAMES:
+            names[name] = re.sub(pattern, replacement, names[name])
+        with torch.no_grad():
+            parameter.copy_(torch.randn_like(parameter) * 0.2)
+        weights[names[name]] = parameter.detach().clone()
+    assert weights.keys() == {*names.values()}
+    ours.load_state_dict(weights)
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    outputs = []
+    for net in (ours, theirs):
+        output = net(images)
+        output.square().sum().backward()
+        outputs.append(output)
+    torch.testing.assert_close(*outputs, rtol=1e-9, atol=1e-9)
+    gradients = dict(ours.named_parameters())
+    for name, parameter in theirs.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[names[name]].grad, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["timm vit", "timm dinov3", "timm swin", "hf dinov2"])
+def test_a_changed_model_does_what_models_do(name, tmp_path):
+    model = make(name)
+    changed = change(model, "layerscale(init=0.5)+qknorm+dpn+normformer")
+    inputs = inputs_of(model)
+    expected = output_of(changed, inputs)
+    for other in (copy.deepcopy(changed), pickle.loads(pickle.dumps(changed))):
+        torch.testing.assert_close(output_of(other, inputs), expected)
+        for parameter in other.parameters():  # the copy's hooks call the copy's modules
+            nn.init.zeros_(parameter)
+        torch.testing.assert_close(output_of(changed, inputs), expected)
+    fresh = change(make(name), "layerscale(init=0.5)+qknorm+dpn+normformer")
+    for parameter in fresh.parameters():
+        nn.init.normal_(parameter)
+    torch.save(changed.state_dict(), tmp_path / "weights.pt")
+    fresh.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    torch.testing.assert_close(output_of(fresh, inputs), expected)
+    exported = torch.export.export(changed, (inputs,))
+    torch.testing.assert_close(output_of(exported.module(), inputs), expected, rtol=1e-4, atol=1e-4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert output_of(changed, inputs).isfinite().all()
+    double = copy.deepcopy(changed).double()
+    torch.testing.assert_close(output_of(double, inputs.double()).float(), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["timm vit", "timm dinov3", "timm swin", "hf dinov2", "hf bert", "hf llama"])
+def test_lora_on_every_linear_map_merges(name):
+    model = change(make(name), "layerscale(init=0.5)+qknorm+normformer")
+    inputs = inputs_of(model)
+    linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and "head" not in n]
+    tuned = peft.get_peft_model(model, peft.LoraConfig(target_modules=linear, init_lora_weights=False))
+    before = output_of(tuned, inputs)
+    after = output_of(tuned.merge_and_unload(), inputs)
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
+
+
+def test_a_causal_model_stays_causal():
+    model = change(make("hf llama"), "layerscale(init=0.5)+qknorm+subln(rescale=false)")
+    words = torch.randint(3, 50, (2, 6))
+    other = words.clone()
+    other[:, -1] = 1
+    torch.testing.assert_close(output_of(model, words)[:, :-1], output_of(model, other)[:, :-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error", "message"),
+    [
+        ("timm beit", "swiglu", UserError, "'swiglu' needs a model that vm.apply can read"),
+        ("timm beit", "subln", UserError, r"write subln\(rescale=false\)"),
+        ("timm beit", "postnorm", UserError, "write reading=branch"),
+        ("timm beit", "normformer(head_scale=true)", UserError, "write normformer for the two norms alone"),
+        ("timm beit", "dpn(after_position=true)", UserError, "needs a model that vm.apply can read"),
+        ("hf bert", "placement(attn=post,reading=branch)", UserError, "a norm before .* is not recognized"),
+        ("hf llama", "norm(kind=rms,exact=false)", NoEffect, "no norm to replace"),
+        ("hf gpt2", "dpn", UserError, "needs a stem of one projection of patches"),
+    ],
+)
+def test_what_cannot_be_put_in_is_refused(name, text, error, message):
+    with pytest.raises(error, match=message):
+        change(make(name), text)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: nn.Linear(4, 4), "no block with attention is recognized|No input"),
+        (lambda: nn.DataParallel(make("timm vit")), "model.module"),
+        (lambda: make("timm beit").to("meta"), "meta device"),
+    ],
+)
+def test_models_that_cannot_be_changed_in_place(model, message):
+    with pytest.raises(UserError, match=message):
+        change(model(), "layerscale")
+
+
+def test_a_model_that_cannot_be_read_is_changed_in_place_without_being_asked():
+    model = make("timm dinov3")
+    assert type(vm.apply(model, vm.LayerScale())) is type(model)
+    assert isinstance(vm.apply(make("timm vit"), vm.LayerScale()), vm.ViT)
+    with pytest.raises(UserError, match="not covered"):
+        vm.apply(model, vm.LayerScale(), in_place=False)
+    with pytest.raises(UserError, match="tried in place, since the model cannot be read"):
+        vm.apply(model, vm.SwiGLU())
