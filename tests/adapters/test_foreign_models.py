@@ -38,14 +38,14 @@ WRAPPED = "wraps the model: give the model inside, "
         (type("OptimizedModule", (nn.Module,), {}), f"{WRAPPED}.*_orig_mod"),
         (
             lambda: VisionTransformer(**SMALL, mlp_layer=timm.layers.SwiGLU, proj_bias=False),
-            r"MLP SwiGLU with GELU; proj_bias=False.*vm\.replace_norms.*timm:NAME",
+            r"MLP SwiGLU with GELU; proj_bias=False.*in_place=True.*timm:NAME",
         ),
     ],
 )
 def test_models_that_cannot_be_changed(make, message):
     """A refusal names every reason and what can be done."""
     with pytest.raises(UserError, match=message):
-        vm.apply(make(), vm.DualPatchNorm())
+        vm.apply(make(), vm.DualPatchNorm(), in_place=False)
 
 
 @pytest.mark.parametrize("make", [small, lambda: vm.vit("mu/4", img_size=8)])
@@ -180,7 +180,7 @@ def test_every_public_name_is_there():
 def test_aimv2_is_refused_for_its_missing_biases_alone():
     model = timm.create_model("aimv2_large_patch14_224", embed_dim=16, depth=1, num_heads=2, img_size=28)
     with pytest.raises(UserError) as refused:
-        vm.apply(model, vm.DualPatchNorm())
+        vm.apply(model, vm.DualPatchNorm(), in_place=False)
     assert "proj_bias=False" in str(refused.value)
     assert "SwiGLU" not in str(refused.value)
 

@@ -17,7 +17,7 @@ from vitmods.layers.norms import NORMS
 from vitmods.model.slots import NormConfig
 from vitmods.util.errors import UserError
 
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "nhead", "n_head", "heads")
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "nhead", "n_head")
 _MAPS = (nn.Linear, nn.Conv2d, nn.Conv3d)
 
 
