@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitmods.adapters.apply import as_vit, preserved, verify
 from vitmods.adapters.running import find_inputs, tensors_of
 from vitmods.adapters.surgery import difference, outputs_of
+from vitmods.changes import Change
 from vitmods.model.flops import count_macs, count_params
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
@@ -122,7 +123,8 @@ def _diff_in_place(old: nn.Module, new: nn.Module, images: torch.Tensor | None) 
         with FlopCounterMode(display=False) as counter:
             outputs.append(outputs_of(model, inputs))
         macs.append(counter.get_total_flops() // 2 // len(next(tensors_of(inputs))))
-    changes = new.vm_changes[len(getattr(old, "vm_changes", ())) :]
+    before, after = (getattr(model, "vm_changes", ()) for model in (old, new))
+    changes: tuple[Change, ...] = after[len(before) :]
     first, second = _leaves(old), _leaves(new)
     return Diff(
         params=(count_params(old), count_params(new)),
