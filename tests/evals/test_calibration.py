@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss
 
-from vitmods.evals.calibration import (
+from vitmods.evals.accuracy import (
     bins_of_equal_size,
     bins_of_equal_width,
     calibration,

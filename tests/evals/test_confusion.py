@@ -3,7 +3,7 @@ import pytest
 from sklearn.metrics import confusion_matrix as sklearn_matrix
 from sklearn.metrics import f1_score
 
-from vitmods.evals.confusion import confusion, confusion_matrix, macro_f1, most_confused
+from vitmods.evals.accuracy import confusion, confusion_matrix, macro_f1, most_confused
 
 
 def test_matrix_and_f1_are_sklearn_s():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitmods.evals.fewshot import check, fewshot, least_squares_scores, permuted_classes, ridge, shots_of
+from vitmods.evals.features import check_fewshot, fewshot, least_squares_scores, permuted_classes, ridge, shots_of
 from vitmods.evals.options import Options
 from vitmods.stats.width import mean_over_seeds
 from vitmods.util.errors import UserError
@@ -59,17 +59,17 @@ def test_the_protocol_is_the_mean_over_three_choices(outputs_of, made_up, small_
 
 def test_too_few_images_are_reported_before_work(made_up):
     dataset = made_up(train=[40, 7, 30], test=5)
-    check(dataset, "test", Options(shots=(1, 5, 7)))
+    check_fewshot(dataset, "test", Options(shots=(1, 5, 7)))
     with pytest.raises(UserError, match=r"class 1 has 7: ask for 1 or 5 shots\."):
-        check(dataset, "test", Options())
+        check_fewshot(dataset, "test", Options())
     with pytest.raises(UserError, match=r"ask for 7 shots\."):
-        check(dataset, "test", Options(shots=(20,)))
+        check_fewshot(dataset, "test", Options(shots=(20,)))
     with pytest.raises(UserError, match="add images"):
-        check(made_up(train=[40, 0, 30], test=5), "test", Options())
+        check_fewshot(made_up(train=[40, 0, 30], test=5), "test", Options())
     with pytest.raises(UserError, match="evaluate it on another"):
-        check(dataset, "train", Options())
+        check_fewshot(dataset, "train", Options())
     with pytest.raises(UserError, match="has none"):
-        check(made_up(test=5), "test", Options())
+        check_fewshot(made_up(test=5), "test", Options())
 
 
 def test_names_of_metrics():

@@ -3,8 +3,8 @@ import pytest
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 
-from vitmods.evals import knn as module
-from vitmods.evals.knn import knn, vote
+from vitmods.evals import features as module
+from vitmods.evals.features import knn, vote
 
 
 def features(n, seed):

@@ -3,9 +3,9 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from vitmods.evals.features import STRENGTHS, check_probe, fit, probe
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import Features
-from vitmods.evals.probe import STRENGTHS, check, fit, probe
 from vitmods.util.errors import UserError
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ def test_what_is_evaluated_is_not_what_is_chosen_by(outputs_of, made_up, small_m
 
 def test_one_image_of_each_class_is_too_few_to_choose_by(made_up):
     with pytest.raises(UserError, match="one training image"):
-        check(made_up(train=1, test=5), "test", Options())
-    check(made_up(train=1, val=5, test=5), "test", Options())
+        check_probe(made_up(train=1, test=5), "test", Options())
+    check_probe(made_up(train=1, val=5, test=5), "test", Options())
     with pytest.raises(UserError, match="none of class 1"):
-        check(made_up(train=[3, 0, 3], test=5), "test", Options())
+        check_probe(made_up(train=[3, 0, 3], test=5), "test", Options())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import vitmods as vm
-from vitmods.evals.confusion import confusion_matrix, macro_f1
+from vitmods.evals.accuracy import confusion_matrix, macro_f1
 from vitmods.recipes import Recipe
 from vitmods.report.advice import next_steps
 from vitmods.stats.gains import has_learned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitmods.adapters.apply import as_vit
 from vitmods.model.vit import ViT
-from vitmods.report.figures import INK, LINE, MUTED, PALETTE
+from vitmods.report.figures import INK, LINE, MUTED, PALETTE, clipped, style
 from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry
 from vitmods.util.text import no_formula
@@ -115,19 +115,14 @@ class FigureKind:
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(["model", *self.columns])
         for name, arrays in models.items():
-            for part, values in arrays.items():
-                if part not in self.columns:
-                    rows.writerows([no_formula(name), part, *row] for row in self._rows(values, arrays))
+            for part in [part for part in arrays if part not in self.columns]:
+                values = arrays[part].detach().double().cpu().numpy()
+                lengths = zip(self.columns[1:], values.shape)
+                axes = [arrays[axis].tolist() if axis in arrays else range(1, length + 1) for axis, length in lengths]
+                for index, value in np.ndenumerate(values):
+                    places = [axis[place] for axis, place in zip(axes, index, strict=True)]
+                    rows.writerow([no_formula(name), part, *places, f"{value:.6g}"])
         return text.getvalue()
-
-    def _rows(self, values: Tensor, arrays: Arrays) -> Iterator[list[Any]]:
-        numbers = values.detach().double().cpu().numpy()
-        axes = [
-            arrays[name].tolist() if name in arrays else range(1, length + 1)
-            for name, length in zip(self.columns[1:], numbers.shape)
-        ]
-        for index, value in np.ndenumerate(numbers):
-            yield [*(axis[place] for axis, place in zip(axes, index, strict=True)), f"{value:.6g}"]
 
 
 def figure_kind(
@@ -144,13 +139,13 @@ def figure_kind(
 
 
 def _each(models: Sequence[Examined], arrays: Any) -> tuple[dict[str, Arrays], dict[str, str]]:
-    by_name, why = dict[str, Arrays](), dict[str, str]()
+    by_name, reasons = dict[str, Arrays](), dict[str, str]()
     for model in models:
         try:
             by_name[model.name] = arrays(model)
         except UserError as reason:
-            why[model.name] = str(reason)
-    return by_name, why
+            reasons[model.name] = str(reason)
+    return by_name, reasons
 
 
 def compared(
@@ -195,6 +190,22 @@ def blank(width: float, height: float) -> Any:
         return Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
 
 
+def panels(width: float, height: float, counts: Sequence[int], **settings: Any) -> tuple[Any, list[list[Any]]]:
+    """A blank figure and its rows of panels, counts[i] in row i; settings go to `Figure.subplots`."""
+    drawn = blank(width, height)
+    grid = drawn.subplots(len(counts), max(counts), squeeze=False, **settings)
+    for row, count in zip(grid, counts, strict=True):
+        for axes in row[count:]:
+            axes.set_visible(False)
+    return drawn, [list(row[:count]) for row, count in zip(grid, counts, strict=True)]
+
+
+def label(axes: Any, title: str, x: str = "", color: str = INK) -> None:
+    """Write a small title, without mathematics since users choose the names, and the label of the x axis."""
+    axes.set_title(title, color=color, fontsize=11, loc="left", parse_math=False)
+    axes.set_xlabel(x, color=color, fontsize=11)
+
+
 def colors(names: Sequence[str]) -> dict[str, str]:
     """A color for each model; base, the first of several, is gray."""
     start = 0 if len(names) > 1 else 1
@@ -208,15 +219,11 @@ def markers(names: Sequence[str]) -> dict[str, str]:
 
 def plain(axes: Any, x: str = "", y: str = "", title: str = "") -> Any:
     """Give axes a plain frame and labels; returns the axes."""
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(LINE)
-    axes.tick_params(colors=MUTED, length=0, pad=4, labelsize=11)
+    style(axes, {"line": LINE, "muted": MUTED})
     axes.set_xlabel(x, color=MUTED, fontsize=12)
     axes.set_ylabel(y, color=MUTED, fontsize=12)
     if title:
         axes.set_title(title, color=INK, fontsize=12, loc="left", parse_math=False)
-    axes.grid(axis="y", color=LINE, lw=0.8)
-    axes.set_axisbelow(True)
     return axes
 
 
@@ -245,15 +252,10 @@ def from_zero(axes: Any) -> None:
     axes.set_ylim(0, 1.06 * top if top > 0 else 1.0)
 
 
-def clipped(name: str, length: int = 16) -> str:
-    """Shorten a name that stands next to a panel."""
-    return name if len(name) <= length else f"{name[: length - 1]}…"
-
-
 def legend(drawn: Any, handles: Sequence[Any], columns: int = 3) -> None:
     """Add one legend below all panels, in as many columns as fit; none for a single model."""
     if len(handles) > 1:
-        names = [clipped(handle.get_label(), 44) for handle in handles]
+        names = [clipped(str(handle.get_label()), 44) for handle in handles]
         room = int(72 * drawn.get_figwidth() / (52 + 7.2 * max(map(len, names))))
         columns = max(1, min(columns, room, len(names)))
         drawn.set_figheight(drawn.get_figheight() + 19 / 72 * (-(-len(names) // columns) - 1))

@@ -1,4 +1,4 @@
-"""What a protocol is, and the registry of all: a file of this folder, or of a plugin, adds its own."""
+"""Protocols, ways of measuring a trained model, and their registry: files of this folder and plugins add to it."""
 
 from __future__ import annotations
 
@@ -36,36 +36,41 @@ class ProtocolResult:
         return {"metrics": self.metrics, "intervals": intervals, "detail": self.detail}
 
 
-def _any_images(dataset: ImageDataset, split: str, options: Options) -> None:
-    """Nothing is asked of them."""
-
-
-def _any_metric(metric: str, options: Options) -> None:
-    """Every metric is given with any options."""
-
-
 @dataclass(frozen=True)
 class Protocol:
-    """One way of measuring: what it is in words, its metrics, what it does, and what it asks of the images.
+    """One way of measuring a model.
 
-    `check` raises UserError where the images or the options do not allow it; it looks at no pixel. `check_metric` does
-    so where the options leave a metric out. `reads_logits`:
-    the model must have been trained on the classes of the images; otherwise its features are all that is read.
-    `options` names what it reads of the Options. `target`: what it needs to know of each image, as a task says it.
+    title: what it is, in words.
+    check: raises UserError if the images or the options do not allow it, without reading a pixel; check_metric: if the
+        options leave a metric out.
+    reads_logits: the model must have been trained on the classes of the images; otherwise only features are read.
+    options: names of the Options that it reads.
+    target: what it needs to know of each image, as a task says it.
     """
 
     name: str
     title: str
     metrics: tuple[Metric, ...]
     run: Callable[[ModelOutputs], ProtocolResult]
-    check: Callable[[ImageDataset, str, Options], None] = _any_images
+    check: Callable[[ImageDataset, str, Options], None] = lambda dataset, split, options: None
     reads_logits: bool = True
     options: tuple[str, ...] = ()
     target: str = "class"
-    check_metric: Callable[[str, Options], None] = _any_metric
+    check_metric: Callable[[str, Options], None] = lambda metric, options: None
 
 
 PROTOCOLS: Registry[Protocol] = Registry("protocol", "vitmods.evals", "vitmods.papers.corruptions")
+Run = Callable[["ModelOutputs"], ProtocolResult]
+
+
+def protocol(name: str, title: str, metrics: tuple[Metric, ...], **facts: Any) -> Callable[[Run], Run]:
+    """Register the function that runs a protocol; facts are fields of `Protocol`."""
+
+    def register(run: Run) -> Run:
+        PROTOCOLS.add(name, Protocol(name, title, metrics, run, **facts), origin=run)
+        return run
+
+    return register
 
 
 def accuracy_of(metric: str, right: NDArray[np.bool_], **detail: Any) -> ProtocolResult:
@@ -84,10 +89,10 @@ def means_of(per_image: Mapping[str, NDArray[Any]], metrics: Mapping[str, float]
 
 
 def training_counts(dataset: ImageDataset, split: str, protocol: str) -> Mapping[str, int]:
-    """Training images of each class. UserError where there are none, or it is them that is evaluated."""
+    """Training images of each class. UserError without any, or if they are what is evaluated."""
     splits = dataset.summary()["splits"]
     if "train" not in splits:
-        raise UserError(f"{protocol} learns from training images, and {dataset.name} has none: leave it out.")
+        raise UserError(f"{protocol} learns from training images, and {dataset.name} does not have any: leave it out.")
     if split == "train":
         raise UserError(f"{protocol} learns from the split train: evaluate it on another (--split test).")
     counts: Mapping[str, int] = splits["train"]["per_class"]
@@ -95,7 +100,7 @@ def training_counts(dataset: ImageDataset, split: str, protocol: str) -> Mapping
 
 
 def check_can_learn(dataset: ImageDataset, split: str, protocol: str) -> None:
-    """UserError where a class has no training image, or `training_counts` raises."""
+    """UserError if a class is without training images, or `training_counts` raises."""
     missing = [name for name, count in training_counts(dataset, split, protocol).items() if count == 0]
     if missing:
-        raise UserError(f"{protocol} learns from training images, and there are none of {', '.join(missing)}.")
+        raise UserError(f"{protocol} learns from training images, which are missing for {', '.join(missing)}.")

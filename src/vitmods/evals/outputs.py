@@ -1,4 +1,4 @@
-"""What is evaluated: a model on the images of a split, run once for all protocols."""
+"""A model's outputs on the images of a split, computed once for all protocols."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
-"""What passes on so many steps of a kind, and may show how far it is."""
+"""passes on so many steps of a kind, and may show how far it is"""
 
 
 def silent(steps: Iterable[Any], total: int, kind: str) -> Iterable[Any]:
@@ -29,7 +29,7 @@ def silent(steps: Iterable[Any], total: int, kind: str) -> Iterable[Any]:
 
 @dataclass(frozen=True)
 class Features:
-    """What the head reads of all n images of a split, in order, float32 (n, C), and their classes, int64 (n,), or
+    """The inputs of the head for all n images of a split, in order, float32 (n, C), and their classes, int64 (n,), or
     labels, float32 (n, K)."""
 
     features: Tensor
@@ -41,7 +41,7 @@ class ModelOutputs:
     """A model (in evaluation mode, on `device`), images, and the split that is evaluated.
 
     `autocast` surrounds every forward pass, for arithmetic in lower precision; `progress` may show batches and
-    corruptions. What is kept lies on the CPU.
+    corruptions. Outputs are kept on the CPU.
     """
 
     model: nn.Module
@@ -57,7 +57,7 @@ class ModelOutputs:
 
     @property
     def logits(self) -> Tensor:
-        """Of the evaluated split, float32 (n, K), for the classes of the images."""
+        """float32 (n, K), of the evaluated split, for the classes of the images."""
         self._outputs(self.split)
         return self.select_classes(self._logits)
 
@@ -67,11 +67,8 @@ class ModelOutputs:
         return self._outputs(self.split).targets
 
     def features(self, split: str) -> Features:
-        """Of a split: after pooling, norm and, where there is one, the representation layer.
-
-        Raises:
-            UserError: it is not known what the head of this model is.
-        """
+        """The inputs of the head: after pooling, norm and representation layer. UserError if the model's head is not
+        known."""
         if head_of(self.model) is None:
             raise UserError(
                 f"The features of a {type(self.model).__name__} are not known: give it a method get_classifier() that "
@@ -114,28 +111,26 @@ class ModelOutputs:
                     logits.append(outputs)
                 targets.append(batch.targets)
         if not targets:
-            raise UserError(f"There are no images in the split {split}.")
+            raise UserError(f"The split {split} is empty.")
         if logits:
             self._logits = torch.cat(logits).cpu()
         return Features(torch.cat(read).cpu() if read else torch.empty(0), torch.cat(targets))
 
 
 def head_of(model: nn.Module) -> nn.Module | None:
-    """The classifier: what `get_classifier()` gives (timm's contract), or the last linear map under a name that a head
-    has elsewhere; None: not known of this model."""
+    """The classifier: that of `get_classifier()` (timm's contract), or the last linear map under a usual name of heads;
+    None: not known of this model."""
     model = model.backbone if isinstance(model, TaskModel) else model
     if hasattr(model, "get_classifier"):
         return model.get_classifier()  # type: ignore[operator,no-any-return]
-    named = [module for name in ("heads", "head", "classifier", "fc") for module in [getattr(model, name, None)]]
-    linear = [
-        part for module in named if module is not None for part in module.modules() if isinstance(part, nn.Linear)
-    ]
-    return linear[-1] if linear else None
+    heads = [getattr(model, name, None) for name in ("heads", "head", "classifier", "fc")]
+    parts = [part for head in heads if head is not None for part in head.modules() if isinstance(part, nn.Linear)]
+    return parts[-1] if parts else None
 
 
 @contextmanager
 def _read_by_head(model: nn.Module) -> Iterator[list[Tensor]]:
-    """What the model's head reads, of each forward pass: cheaper than all tokens, of which the head reads few."""
+    """The inputs of the model's head in each forward pass: cheaper than all tokens, of which the head reads few."""
     seen: list[Tensor] = []
     head = head_of(model)
     assert head is not None

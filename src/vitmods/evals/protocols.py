@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from vitmods.evals import fewshot
 from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult
+from vitmods.evals.features import fewshot_metric, shots_of
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import ModelOutputs, Progress, silent
 from vitmods.tasks.base import TASKS
@@ -27,14 +27,13 @@ def metrics() -> dict[str, Metric]:
     for kind, registry in (("protocol", PROTOCOLS), ("task", TASKS)):
         for owner, thing in registry.items():
             for metric in thing.metrics:
-                shots = fewshot.shots_of(metric.name)
-                other = named.setdefault(metric.name, metric if shots is None else fewshot.metric(shots))
-                before = owners.setdefault(
-                    metric.name, f"the {kind} {owner}" if shots is None else "the protocol fewshot"
-                )
+                shots = shots_of(metric.name)
+                other = named.setdefault(metric.name, metric if shots is None else fewshot_metric(shots))
+                first = f"the {kind} {owner}" if shots is None else "the protocol fewshot"
+                first = owners.setdefault(metric.name, first)
                 if other != metric:
                     raise UserError(
-                        f"The {kind} {owner} has a metric {metric.name!r} ({metric.title}), and so does {before} "
+                        f"The {kind} {owner} has a metric {metric.name!r} ({metric.title}), and so does {first} "
                         f"({other.title}): give one of them another name."
                     )
     return named
@@ -46,21 +45,21 @@ _OTHER_WORDS = {"accuracy": "top1", "acc": "top1"}
 
 def metric_named(name: str) -> Metric:
     """The metric of that name, few-shot accuracy for any number of shots; UserError with the nearest for others."""
-    named, shots = metrics(), fewshot.shots_of(name)
+    named, shots = metrics(), shots_of(name)
     if shots is not None:
-        return fewshot.metric(shots)
+        return fewshot_metric(shots)
     if name not in named:
-        raise UserError(f"There is no metric {name!r}. {nearest(name, named, _OTHER_WORDS)}")
+        raise UserError(f"Unknown metric {name!r}. {nearest(name, named, _OTHER_WORDS)}")
     return named[name]
 
 
 def options_for(metric: str, options: Options) -> Options:
-    """The options with which a protocol gives this metric and does nothing for its others.
+    """The options with which a protocol computes this metric alone.
 
     Raises:
-        UserError: there is no such metric, or the options leave it out.
+        UserError: the metric is unknown, or the options leave it out.
     """
-    shots, name = fewshot.shots_of(metric), metric_named(metric).name
+    shots, name = shots_of(metric), metric_named(metric).name
     for protocol in PROTOCOLS.values():
         if name in {offered.name for offered in protocol.metrics}:
             protocol.check_metric(name, options)
@@ -70,10 +69,10 @@ def options_for(metric: str, options: Options) -> Options:
 def check_protocols(
     dataset: "ImageDataset", names: Iterable[str], *, split: str, options: Options | None = None
 ) -> None:
-    """Raise UserError, before long work, where `run_protocols` could not give what is asked.
+    """Raise UserError, before long work, where `run_protocols` would fail.
 
-    That is: an unknown protocol (the nearest is named), a split that is missing, images and options that a protocol
-    cannot use, or an option that none of them reads.
+    That is: an unknown protocol (the nearest is named), a missing split, images and options that a protocol cannot use,
+    or an option that none of them reads.
     """
     protocols, options = [PROTOCOLS[name] for name in names], options or Options()
     for option in unread(options, protocols):
@@ -83,7 +82,7 @@ def check_protocols(
             f"--protocol {reader} too."
         )
     if split not in dataset.summary()["splits"]:
-        raise UserError(f'There is no split "{split}"; this set has {", ".join(dataset.summary()["splits"])}.')
+        raise UserError(f'The split "{split}" does not exist; this set has {", ".join(dataset.summary()["splits"])}.')
     for protocol in protocols:
         if protocol.target != dataset.target:
             fit = ", ".join(other.name for other in PROTOCOLS.values() if other.target == dataset.target)
@@ -95,11 +94,10 @@ def check_protocols(
 
 
 def unread(options: Options, protocols: Iterable[Protocol]) -> list[str]:
-    """Names of options that are set otherwise than by default and that none of the protocols reads."""
+    """Names of options that differ from the default and that none of the protocols reads."""
     read = {name for protocol in protocols for name in protocol.options}
-    default = Options()
-    names = [field.name for field in fields(Options)]
-    return [name for name in names if name not in read and getattr(options, name) != getattr(default, name)]
+    unread = [field for field in fields(Options) if field.name not in read]
+    return [field.name for field in unread if getattr(options, field.name) != field.default]
 
 
 def run_protocols(
@@ -114,16 +112,13 @@ def run_protocols(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     progress: Progress = silent,
 ) -> dict[str, ProtocolResult]:
-    """What the named protocols find; the split goes through the model once for all that read its outputs.
+    """Run the named protocols; the split passes the model once for all that read its outputs.
 
     Args:
-        model: images (B, C, H, W) to logits (B, K), with `get_classifier`, on `device`. Its mode is left as it was.
+        model: images (B, C, H, W) to logits (B, K), with `get_classifier`, on `device`. It keeps its mode.
         dataset: see `vitmods.data.load`.
         names: keys of `PROTOCOLS`.
         split: "train", "val" or "test"; training images are seen without augmentation.
-        batch_size: images at a time.
-        device: where the model is.
-        options: of the protocols.
         autocast: surrounds every forward pass, for arithmetic in lower precision.
         progress: may show how far it is.
 

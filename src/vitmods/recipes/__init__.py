@@ -1,6 +1,7 @@
 """Recipes: functions that return a complete `Recipe`, registered with what is known of them.
 
-Every registered recipe is a name of this module, those of papers, tasks and plugins too: `recipes.deit()`.
+Every registered recipe is an attribute of this module, those of papers, tasks and plugins too: `recipes.deit()` or
+`from vitmods.recipes import deit`. They load when their name is used, so `import *` leaves them out.
 """
 
 from collections.abc import Callable

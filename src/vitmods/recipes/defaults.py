@@ -7,19 +7,13 @@ from vitmods.recipes.recipe import Recipe
 from vitmods.recipes.registry import recipe
 
 
-@recipe(
-    data="any",
-    expected="none; for debugging, and for sets that need no augmentation",
-)
+@recipe(data="any", expected="none; for debugging, and for sets that need no augmentation")
 def plain(epochs: int = 30) -> Recipe:
     """No augmentation and no regularisation but weight decay: what is left is the model and the images."""
     return Recipe().with_(epochs=epochs, crop="none", flip=0.0, eval_crop=1.0)
 
 
-@recipe(
-    data="images of 96 px and more",
-    expected="none published for such short training",
-)
+@recipe(data="images of 96 px and more", expected="none published for such short training")
 def default(epochs: int = 30) -> Recipe:
     """A folder of images of ordinary size, from scratch, with the augmentation of AugReg's `medium1` level.
 
@@ -37,19 +31,13 @@ def default(epochs: int = 30) -> Recipe:
     )
 
 
-@recipe(
-    data="up to 64 px",
-    expected="none published",
-)
+@recipe(data="up to 64 px", expected="none published")
 def small_images(epochs: int = 30) -> Recipe:
     """Sets of small images (CIFAR-10 and the like, 32 px): pad and crop, flip, label smoothing 0.1."""
     return Recipe().with_(epochs=epochs, weight_decay=0.1, crop="pad", flip=0.5, label_smoothing=0.1, eval_crop=1.0)
 
 
-@recipe(
-    data="digits",
-    expected="about 95 to 96 % top-1 on a fifth of them, with mu3/2 in 760 steps",
-)
+@recipe(data="digits", expected="about 95 to 96 % top-1 on a fifth of them, with mu3/2 in 760 steps")
 def digits(epochs: int = 40) -> Recipe:
     """scikit-learn's 1,797 handwritten digits (8 px, gray): no flip, which would change the class."""
     return Recipe().with_(
@@ -69,8 +57,9 @@ def finetune(like: Recipe | None = None, epochs: int = 20) -> Recipe:
     """Trained weights adapted to other images or another resolution, by AdamW; `train` says which part of them.
 
     The augmentation is that of `like` (None: `default`). Touvron et al., "Three things everyone should know about
-    Vision Transformers" (arXiv:2203.09795), section 4, fine-tunes at 384 px by AdamW and SGD and gives no rates; these
-    are ours, for small budgets. DeiT III's command for 384 px has 20 epochs, lr 1e-5, weight_decay 0.1, batch_size 512.
+    Vision Transformers" (arXiv:2203.09795), section 4, fine-tunes at 384 px by AdamW and SGD without stating rates;
+    these are ours, for small budgets. DeiT III's command for 384 px has 20 epochs, lr 1e-5, weight_decay 0.1 and
+    batch_size 512.
     """
     return (like or default()).with_(epochs=epochs, lr=3e-4, weight_decay=0.1)
 
@@ -98,9 +87,7 @@ def small_data(epochs: int = 30, *, batch_size: int = 32) -> Recipe:
     Tuned with small ViTs for 20 epochs on 5,000 images of CIFAR-10 at 32 px and 2,000 of clothing at 64 px. So short
     a training does not yet fit its images: RandAugment and mixup cost points there, and may pay in a longer one.
 
-    Args:
-        epochs: of training.
-        batch_size: images per step; the learning rate stays.
+    batch_size: images per step; the learning rate stays.
     """
     return Recipe().with_(
         epochs=epochs,

@@ -1,7 +1,4 @@
-"""The recipe: everything about training that is neither the model nor the data, in parts. Imports without torch.
-
-What the values of a recipe may be.
-"""
+"""The recipe: everything about training that is neither the model nor the data, in parts. Imports without torch."""
 
 from __future__ import annotations
 
@@ -44,123 +41,40 @@ _RANGES: dict[str, tuple[float, float]] = {
     "poly_power": (1e-6, math.inf),
     "eval_crop": (0.05, 1),
 }
-"""of numbers that may be something else than at least 0"""
+"""of numbers with another range than at least 0"""
 _STRONGEST = {"torchvision": 30, "big_vision": 30, "timm": 10}
 """magnitudes up to which an operation of a space is defined"""
 
 
+def require(is_valid: bool, message: str) -> None:
+    """Raise UserError with the message unless the value is valid."""
+    if not is_valid:
+        raise UserError(f"recipe: {message}")
+
+
 def check_fields(part: Any) -> None:
     """Raise UserError, naming the option, if a number is out of its range or a word is not one of its choices."""
+    ranges = {**_RANGES, **getattr(part, "ranges", {})}
     for option, kind in _hints(part.__class__).items():  # to mypy a type(part) has no hash
         value, kinds = getattr(part, option), get_args(kind) or (kind,)
         name = type(part).__name__.lower() if option == "name" else option
         if value is None and NoneType in kinds:
             continue
         (inner,) = (choice for choice in (kinds if NoneType in kinds else (kind,)) if choice is not NoneType)
-        if get_origin(inner) is Literal and value not in get_args(inner):
-            raise UserError(f"recipe: {name} must be one of {', '.join(get_args(inner))}, not {value!r}.")
+        if get_origin(inner) is Literal:
+            require(value in get_args(inner), f"{name} must be one of {', '.join(get_args(inner))}, not {value!r}.")
         if inner in (int, float):
-            _check_number(name, value, inner, {**_RANGES, **getattr(part, "ranges", {})})
+            low, high = ranges.get(name, (0, math.inf))
+            bound = f"at least {low:g} and finite" if high == math.inf else f"from {low:g} to {high:g}"
+            is_in_range = isinstance(value, int | float) and low <= value <= high and math.isfinite(value)
+            require(is_in_range, f"{name} must be {bound}, not {value!r}.")
+            require(inner is float or isinstance(value, int), f"{name} must be a whole number, not {value!r}.")
 
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind)
     return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
-
-
-def _check_number(name: str, value: Any, kind: type, ranges: Mapping[str, tuple[float, float]]) -> None:
-    low, high = ranges.get(name, (0, math.inf))
-    if not isinstance(value, int | float) or not low <= value <= high or not math.isfinite(value):
-        bound = f"at least {low:g} and finite" if high == math.inf else f"from {low:g} to {high:g}"
-        raise UserError(f"recipe: {name} must be {bound}, not {value!r}.")
-    if kind is int and not isinstance(value, int):
-        raise UserError(f"recipe: {name} must be a whole number, not {value!r}.")
-
-
-def check_augment(augment: Augment) -> None:
-    """Raise UserError where crops, mean and std, or RandAugment's values are none."""
-    for name in ("crop_scale", "crop_ratio", "randaugment"):
-        if (pair := getattr(augment, name)) is not None and len(pair) != 2:
-            raise UserError(f"recipe: {name} is two numbers, not {pair}.")
-    for name in ("crop_scale", "crop_ratio"):
-        low, high = getattr(augment, name)
-        if not 0 < low <= high:
-            raise UserError(f"recipe: {name} must be two increasing numbers above 0, not {getattr(augment, name)}.")
-    if augment.crop_scale[1] > 1:
-        raise UserError(f"recipe: crop_scale is a fraction of the image, at most 1, not {augment.crop_scale}.")
-    for name in ("mean", "std"):
-        if len(getattr(augment, name)) not in (1, 3):
-            raise UserError(f"recipe: {name} must be one number, or three for RGB, not {getattr(augment, name)}.")
-    if min(augment.std) <= 0:
-        raise UserError(f"recipe: std must be above 0, not {augment.std}.")
-    space, drawn = augment.randaugment_space, augment.randaugment
-    if drawn is not None and not (drawn[0] >= 1 and 0 <= drawn[1] <= _STRONGEST[space]):
-        raise UserError(
-            f"recipe: randaugment is (operations >= 1, magnitude 0 to {_STRONGEST[space]}) with the operations of "
-            f"{space}, not {drawn}."
-        )
-    if drawn is not None and augment.randaugment_noise > 0 and space != "timm":
-        raise UserError(
-            "recipe: randaugment_noise is for the operations of timm alone: set it to 0, or randaugment_space to timm."
-        )
-
-
-def check_optimizer(optimizer: Optimizer) -> None:
-    """Raise UserError where the optimizer cannot store its moment so."""
-    if optimizer.name == "lamb" and optimizer.moment == "bfloat16":
-        raise UserError("recipe: moment=bfloat16 is for adamw and sgd; LAMB keeps its means in float32.")
-
-
-def check_recipe(recipe: Recipe) -> None:
-    """Raise UserError where nothing is trained of that name, or lengths and rates do not go together."""
-    try:
-        chosen_roles(recipe.train)
-    except UserError as error:
-        raise UserError(f"recipe: train: {error}") from None
-    _check_lengths(recipe)
-    _check_rates(recipe)
-
-
-def _check_lengths(recipe: Recipe) -> None:
-    schedule = recipe.schedule
-    if recipe.steps is None and schedule.warmup_epochs is not None and schedule.warmup_epochs >= recipe.epochs:
-        raise UserError(
-            f"recipe: warmup_epochs={schedule.warmup_epochs:g} leaves nothing of epochs={recipe.epochs}; give a "
-            "smaller warmup_epochs, or none for a tenth of the epochs."
-        )
-    if schedule.warmup_steps is not None and schedule.warmup_epochs is not None:
-        raise UserError("recipe: warmup_epochs and warmup_steps say the same thing: give one of them.")
-    if recipe.steps is not None and (schedule.warmup_steps or 0) + schedule.cooldown_steps >= recipe.steps:
-        raise UserError(
-            f"recipe: warmup_steps={schedule.warmup_steps or 0} and cooldown_steps={schedule.cooldown_steps} leave "
-            f"nothing of steps={recipe.steps}: give fewer of them."
-        )
-
-
-def _check_rates(recipe: Recipe) -> None:
-    schedule, lr = recipe.schedule, recipe.optimizer.lr
-    if not all(0 < at < 1 for at in schedule.step_at) or list(schedule.step_at) != sorted(schedule.step_at):
-        raise UserError(f"recipe: step_at must be increasing fractions between 0 and 1, not {schedule.step_at}.")
-    if schedule.name == "step" and schedule.min_lr > 0:
-        raise UserError(
-            "recipe: the rate of step falls to a tenth at each of step_at and has no min_lr: leave it at 0."
-        )
-    if schedule.name == "rsqrt" and schedule.min_lr > 0:
-        raise UserError("recipe: the rate of rsqrt falls without end and has no min_lr; cooldown_steps brings it to 0.")
-    warms_up = schedule.warmup_epochs != 0 and schedule.warmup_steps != 0
-    if schedule.name == "epoch_cosine" and warms_up and schedule.warmup_lr == 0:
-        raise UserError(
-            "recipe: epoch_cosine trains two epochs at warmup_lr, which is 0: give one, as DeiT's 1e-6, or "
-            "warmup_epochs=0."
-        )
-    if schedule.min_lr > lr:
-        raise UserError(f"recipe: min_lr={schedule.min_lr:g} is above lr={lr:g}.")
-    peak = lr * recipe.lr_scale
-    if schedule.warmup_lr > peak:
-        lr_batch = recipe.optimizer.lr_batch
-        scaled = "" if lr_batch is None else f" * batch_size / lr_batch = {peak:g}"
-        raise UserError(f"recipe: warmup_lr={schedule.warmup_lr:g} is above lr={lr:g}{scaled}.")
 
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -205,12 +119,33 @@ class Augment:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_augment(self)
+        for name in ("crop_scale", "crop_ratio", "randaugment"):
+            pair = getattr(self, name)
+            require(pair is None or len(pair) == 2, f"{name} is two numbers, not {pair}.")
+        for name in ("crop_scale", "crop_ratio"):
+            low, high = getattr(self, name)
+            require(0 < low <= high, f"{name} must be two increasing numbers above 0, not {(low, high)}.")
+        require(self.crop_scale[1] <= 1, f"crop_scale is a fraction of the image, at most 1, not {self.crop_scale}.")
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            require(len(values) in (1, 3), f"{name} must be one number, or three for RGB, not {values}.")
+        require(min(self.std) > 0, f"std must be above 0, not {self.std}.")
+        if self.randaugment is not None:
+            (operations, magnitude), strongest = self.randaugment, _STRONGEST[self.randaugment_space]
+            require(
+                operations >= 1 and 0 <= magnitude <= strongest,
+                f"randaugment is (operations >= 1, magnitude 0 to {strongest}) with the operations of "
+                f"{self.randaugment_space}, not {self.randaugment}.",
+            )
+            require(
+                self.randaugment_noise <= 0 or self.randaugment_space == "timm",
+                "randaugment_noise is for the operations of timm alone: set it to 0, or randaugment_space to timm.",
+            )
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What is minimized."""
+    """The loss that training minimizes."""
 
     name: Annotated[Literal["softmax", "sigmoid", "bce"], tyro.conf.arg(name="loss")] = "softmax"
     """cross-entropy over classes; binary cross-entropy summed over classes; or its mean, where every class that a mixed
@@ -253,7 +188,8 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_optimizer(self)
+        is_stored = self.name != "lamb" or self.moment != "bfloat16"
+        require(is_stored, "moment=bfloat16 is for adamw and sgd; LAMB keeps its means in float32.")
 
 
 @dataclass(frozen=True)
@@ -270,7 +206,7 @@ class Schedule:
     warmup_steps: int | None = None
     """the same in steps; None: by `warmup_epochs`"""
     warmup_lr: float = 0.0
-    """learning rate that the warm-up begins with, whatever the batch size"""
+    """learning rate at the start of the warm-up, whatever the batch size"""
     min_lr: float = 0.0
     """learning rate that the schedule ends at"""
     rsqrt_timescale: int = 10_000
@@ -288,7 +224,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """What training sets of the model; None leaves it as the model has it."""
+    """Settings of the model that training changes; None: as the model has it."""
 
     dropout: float | None = None
     """after positions, attention and both layers of the MLP; None: as the model has it"""
@@ -307,7 +243,7 @@ class ModelSettings:
         check_fields(self)
 
     def to_config(self) -> dict[str, Any]:
-        """What is set, as fields of a ViTConfig: `vm.vit("S/16", **recipe.model.to_config())`."""
+        """The settings as fields of a ViTConfig: `vm.vit("S/16", **recipe.model.to_config())`."""
         settings = {"pos_drop": self.dropout, "proj_drop": self.dropout, "drop_path": self.drop_path}
         settings |= {name: getattr(self, name) for name in ("drop_path_shape", "patch_drop", "init", "head_bias")}
         return {name: value for name, value in settings.items() if value is not None}
@@ -322,7 +258,7 @@ class TaskPart:
         class DepthPart(TaskPart):
             scale: float = 1.0
 
-    Fields need defaults and names of their own. ``ranges`` bounds numbers that may be other than at least 0.
+    Fields need defaults and names that no other part uses. ``ranges`` bounds numbers that may be other than at least 0.
     """
 
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
@@ -372,11 +308,57 @@ class Recipe:
         parts = sorted((part for part in self.task_parts if part != type(part)()), key=lambda part: type(part).__name__)
         object.__setattr__(self, "task_parts", tuple(parts))
         check_fields(self)
-        check_recipe(self)
+        try:
+            chosen_roles(self.train)
+        except UserError as error:
+            raise UserError(f"recipe: train: {error}") from None
+        self._check_lengths()
+        self._check_rates()
+
+    def _check_lengths(self) -> None:
+        schedule = self.schedule
+        require(
+            self.steps is not None or schedule.warmup_epochs is None or schedule.warmup_epochs < self.epochs,
+            f"warmup_epochs={schedule.warmup_epochs or 0:g} leaves nothing of epochs={self.epochs}; give a smaller "
+            "warmup_epochs, or none for a tenth of the epochs.",
+        )
+        require(
+            schedule.warmup_steps is None or schedule.warmup_epochs is None,
+            "warmup_epochs and warmup_steps set the same thing: give one of them.",
+        )
+        require(
+            self.steps is None or (schedule.warmup_steps or 0) + schedule.cooldown_steps < self.steps,
+            f"warmup_steps={schedule.warmup_steps or 0} and cooldown_steps={schedule.cooldown_steps} leave nothing of "
+            f"steps={self.steps}: give fewer of them.",
+        )
+
+    def _check_rates(self) -> None:
+        schedule, lr, peak = self.schedule, self.optimizer.lr, self.optimizer.lr * self.lr_scale
+        at, warms_up = schedule.step_at, schedule.warmup_epochs != 0 and schedule.warmup_steps != 0
+        require(
+            all(0 < fraction < 1 for fraction in at) and list(at) == sorted(at),
+            f"step_at must be increasing fractions between 0 and 1, not {at}.",
+        )
+        require(
+            schedule.name != "step" or schedule.min_lr <= 0,
+            "the rate of step falls to a tenth at each of step_at, without min_lr: leave it at 0.",
+        )
+        require(
+            schedule.name != "rsqrt" or schedule.min_lr <= 0,
+            "the rate of rsqrt falls without end, without min_lr; cooldown_steps brings it to 0.",
+        )
+        require(
+            schedule.name != "epoch_cosine" or not warms_up or schedule.warmup_lr != 0,
+            "epoch_cosine trains two epochs at warmup_lr, which is 0: give one, as DeiT's 1e-6, or warmup_epochs=0.",
+        )
+        require(schedule.min_lr <= lr, f"min_lr={schedule.min_lr:g} is above lr={lr:g}.")
+        lr_batch = self.optimizer.lr_batch
+        scaled = "" if lr_batch is None else f" * batch_size / lr_batch = {peak:g}"
+        require(schedule.warmup_lr <= peak, f"warmup_lr={schedule.warmup_lr:g} is above lr={lr:g}{scaled}.")
 
     @property
     def lr_scale(self) -> float:
-        """What `lr` and `min_lr` are multiplied by, for the batch size."""
+        """The factor of `lr` and `min_lr` for the batch size."""
         lr_batch = self.optimizer.lr_batch
         return 1.0 if lr_batch is None else self.batch_size / lr_batch
 
@@ -386,14 +368,14 @@ class Recipe:
         return -(-self.batch_size // self.accumulate)
 
     def part(self, kind: type[P]) -> P:
-        """What the task with this part reads."""
+        """The fields of a task's part."""
         return next((part for part in self.task_parts if isinstance(part, kind)), None) or kind()
 
     def with_(self, **overrides: Any) -> Self:
         """A copy with some fields changed: of the recipe, of its parts by their own names, or whole parts.
 
         Raises:
-            UserError: there is no such field (the nearest is named), or its value is out of range.
+            UserError: a field is unknown (the nearest is named), or its value is out of range.
         """
         fields, parts, changes = fields_by_name(), dict[str, dict[str, Any]](), dict[str, Any]()
         for name, value in overrides.items():
@@ -404,7 +386,7 @@ class Recipe:
             (parts.setdefault(part, {}) if part else changes)[leaf] = tupled(value)
         unknown = sorted(set(changes) - {item.name for item in dataclasses.fields(self)} - {*TASK_PARTS})
         if unknown:
-            raise UserError(f"A recipe has no field {unknown[0]!r}. {nearest(unknown[0], fields)}")
+            raise UserError(f"A recipe does not have a field {unknown[0]!r}. {nearest(unknown[0], fields)}")
         for part, values in parts.items():
             old = changes.get(part) or (self.part(TASK_PARTS[part]) if part in TASK_PARTS else getattr(self, part))
             changes[part] = dataclasses.replace(old, **values)
@@ -444,7 +426,7 @@ class Recipe:
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, UserError):
                 raise
-            raise UserError(f"These settings describe no recipe: {error}.") from error
+            raise UserError(f"Invalid settings of a recipe: {error}.") from error
 
 
 _PARTS = {
@@ -478,7 +460,7 @@ def _fields_by_name(of_tasks: tuple[tuple[str, type], ...]) -> dict[str, tuple[s
 
 
 def tupled(value: Any) -> Any:
-    """JSON has no tuples."""
+    """JSON is without tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 

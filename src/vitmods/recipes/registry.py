@@ -1,7 +1,4 @@
-"""Recipes by name, what is known of each, and a recipe as the shell writes it: `augreg(level=light1,epochs=30)`.
-
-And what the papers say for some models alone, looked up by the model's name.
-"""
+"""Recipes by name, the evidence for each, and a recipe as the shell writes it: `augreg(level=light1,epochs=30)`."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ RECIPES: Registry[Callable[..., Recipe]] = Registry(
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a recipe beside its values; empty where nothing is."""
+    """The evidence for a recipe's values; empty fields are unknown."""
 
     data: str
     """the data that it is for"""
@@ -40,17 +37,17 @@ class Evidence:
     command: str = ""
     """that trains as the paper does"""
     not_stated: str = ""
-    """by the paper, and what is taken here instead"""
+    """by the paper, and the values used instead"""
     weights: str = ""
-    """what the trained weights that it begins with must be"""
+    """requirements on the trained weights that it starts from"""
     trained: bool = False
-    """whether it begins with trained weights"""
+    """whether it starts from trained weights"""
     model: str = ""
-    """a ViT that it is usually for; empty: the default of its argument `model`, or any"""
+    """the ViT that it is usually for; empty: the default of its argument `model`, or any"""
     images: int | None = None
     """training images of the paper's data set"""
     task: str = "classification"
-    """what it trains"""
+    """the task that it trains"""
     architecture: Mapping[str, Any] | Architecture | None = None
     """fields of a ViTConfig that the paper's models have and the name of the size does not say; or a function of the
     model's name and the recipe's settings that gives them"""
@@ -70,7 +67,7 @@ def recipe(**facts: Any) -> Callable[[Callable[P, Recipe]], Callable[P, Recipe]]
 
 
 def evidence(name: str) -> Evidence:
-    """What is known of the recipe of that name. UserError where there is none."""
+    """The evidence for the recipe of that name. UserError for an unknown one."""
     return _EVIDENCE[RECIPES[name]]
 
 
@@ -80,7 +77,7 @@ def summary(name: str) -> str:
 
 
 def arguments(name: str) -> list[str]:
-    """What may be given in parentheses, with defaults, as Python writes them."""
+    """The settings for the parentheses, with defaults, as Python writes them."""
     parameters = inspect.signature(RECIPES[name]).parameters.values()
     return [f"{a.name}={a.default}" if a.default not in (None, "") else a.name for a in parameters if a.name != "like"]
 
@@ -92,29 +89,21 @@ def usual_model(name: str) -> str:
 
 
 def architecture(name: str, model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a ViTConfig that the paper's models have and the size's name does not say.
-
-    Args:
-        name: of the recipe.
-        model: the ViT, e.g. `B/16`.
-        settings: of the recipe, as given.
-    """
+    """Fields of a ViTConfig that the paper's models have and the size's name does not say, for a recipe with these
+    settings and a ViT, e.g. `B/16`."""
     facts = evidence(name).architecture or {}
     return facts(model, settings) if callable(facts) else dict(facts)
 
 
 def settings_of(function: Callable[..., Recipe]) -> dict[str, Any]:
-    """name -> type of what may be given in the parentheses: the function's arguments but another recipe."""
+    """name -> type of the settings for the parentheses: the function's arguments except another recipe."""
     hints = typing.get_type_hints(function)
     return {name: kind for name, kind in hints.items() if name not in ("return", "like")}
 
 
 def split_recipe(text: str) -> tuple[str, dict[str, Any]]:
-    """The recipe's name and its settings.
-
-    Raises:
-        UserError: there is no such recipe or setting, naming the nearest, or a value is of another type.
-    """
+    """The recipe's name and its settings. UserError for an unknown recipe or setting, naming the nearest, and for a
+    value of another type."""
     form = split_form(text)
     if form is None:
         raise UserError(f"'{text}' is not a recipe. Write its name, as in 'deit' or 'augreg(level=light1)'.")
@@ -122,33 +111,27 @@ def split_recipe(text: str) -> tuple[str, dict[str, Any]]:
     return name, read_settings(name, "recipe", inside, settings_of(RECIPES[name]))
 
 
-def parse_recipe(text: str, **known: Any) -> Recipe:
-    """The recipe that a short form names.
+def parse_recipe(text: str, **defaults: Any) -> Recipe:
+    """The recipe of `NAME` or `NAME(SETTINGS)`. UserError as `split_recipe`, or as the recipe's function.
 
-    Args:
-        text: `NAME` or `NAME(SETTINGS)`.
-        known: arguments, such as `model`, for the functions that have them, where the text gives no other; a model of
-            None is one without a name.
-
-    Raises:
-        UserError: as `split_recipe`, or as the recipe's function.
+    defaults: arguments, such as `model`, for the functions that have them; the text wins. A model of None is one
+    without a name.
     """
     name, settings = split_recipe(text)
     function = RECIPES[name]
-    taken = inspect.signature(function).parameters
-    if "model" in taken and "model" in known and known["model"] is None and "model" not in settings:
+    parameters = inspect.signature(function).parameters
+    if "model" in parameters and defaults.get("model", "") is None and "model" not in settings:
         raise UserError(f"The recipe {name!r} depends on the model: say which, as in {name}(model=S/16).")
-    return function(**{key: value for key, value in known.items() if key in taken} | settings)
+    return function(**{key: value for key, value in defaults.items() if key in parameters} | settings)
 
 
 T = TypeVar("T")
 
 
 def size_of(model: str) -> str:
-    """`B` of `B/16`; with a depth of its own `B36`, with parallel branches `B18x2`. UserError for other names."""
+    """`B` of `B/16`; with another depth `B36`, with parallel branches `B18x2`. UserError for other names."""
     size, depth, parallel, _, _ = parse_name(model)
-    branches = f"x{parallel}" if parallel > 1 else ""
-    return f"{size}{depth or ''}{branches}"
+    return f"{size}{depth or ''}{f'x{parallel}' if parallel > 1 else ''}"
 
 
 def size_and_patch(model: str) -> str:
@@ -157,14 +140,14 @@ def size_and_patch(model: str) -> str:
 
 
 def published(table: Mapping[str, T], key: str, what: str, remedy: str) -> T:
-    """What `table` has for `key`. UserError, with the remedy, where the paper says nothing of that model."""
+    """The entry of a model in a paper's table. UserError, with the remedy, if the paper does not have it."""
     if key not in table:
-        raise UserError(f"There is no published {what} for {key}, only for {', '.join(table)}. {remedy}")
+        raise UserError(f"The {what} for {key} is not published, only for {', '.join(table)}. {remedy}")
     return table[key]
 
 
 def one_of(name: str, word: str, table: Mapping[str, T]) -> T:
     """The entry of that word. UserError naming the nearest."""
     if word not in table:
-        raise UserError(f"There is no {name} {word!r}. {nearest(word, table)}")
+        raise UserError(f"Unknown {name} {word!r}. {nearest(word, table)}")
     return table[word]

@@ -1,7 +1,4 @@
-"""The learning rate as a function of the step.
-
-How long a recipe trains on so many images, and at which rates: epochs, steps, warm-up and batches resolved.
-"""
+"""A recipe's lengths on a number of images (epochs, steps, warm-up, batches), and the learning rate of each step."""
 
 from __future__ import annotations
 
@@ -61,7 +58,7 @@ def _decayed(length: Resolved, step: int) -> float:
 def _epoch_cosine(length: Resolved, step: int) -> float:
     """The rate of DeiT's training, the same throughout an epoch.
 
-    Its cosine begins with the training, under the warm-up and not after it, and its scheduler is stepped after each
+    Its cosine starts with the training, under the warm-up and not after it, and its scheduler is stepped after each
     epoch by the number of that epoch: epoch e has the rate of e - 1, and epochs 0 and 1 have the first.
     """
     number = max(0, step // length.steps_per_epoch - 1)
@@ -112,7 +109,7 @@ class Resolved:
 
 
 class Images(Protocol):
-    """What is asked of a data set."""
+    """The interface of a data set."""
 
     @property
     def splits(self) -> Mapping[str, Sized]: ...
@@ -124,13 +121,8 @@ def resolve(recipe: Recipe, images: int, steps_per_epoch: int | None = None) -> 
 
     An epoch has `images // batch_size` steps, with `repeats` too: it then has as many views of fewer images.
 
-    Args:
-        recipe: of the training.
-        images: in the training split.
-        steps_per_epoch: what the data set itself says; None: as above.
-
-    Raises:
-        UserError: the batch is larger than the set, or warm-up and cool-down leave nothing of the training.
+    steps_per_epoch: the data set's own; None: as above. UserError if the batch is larger than the set, or warm-up and
+    cool-down leave nothing of the training.
     """
     if recipe.batch_size > images:
         more = f"A batch of {recipe.batch_size} images is more than the {images} of the training set"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vitmods.evals.calibration import BINS
+from vitmods.evals.accuracy import BINS
 from vitmods.report.figures import clipped, figure, fixed_settings, style
 from vitmods.stats.width import wilson
 from vitmods.util.files import make_folder, write_atomically

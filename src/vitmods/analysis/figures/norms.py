@@ -17,25 +17,28 @@ from vitmods.analysis.figure import (
     Arrays,
     Examined,
     NotHere,
-    blank,
     by_block,
-    clipped,
     colors,
     draw_lines,
-    figure_kind,
     from_zero,
+    label,
     legend,
+    panels,
     plain,
     scale_bar,
     short,
     show_mosaic,
 )
+from vitmods.analysis.figures import paper_figure
 from vitmods.layers import DualPatchNormStem, DynamicTokenNorm
 from vitmods.layers.norms.batch import BatchNorm
 from vitmods.layers.norms.contract import AffineNorm
 from vitmods.model.vit import ViT
-from vitmods.report.figures import INK, MUTED, PALETTE
+from vitmods.report.figures import INK, MUTED, PALETTE, clipped
 from vitmods.train.loggers import LAMBDA, lambdas_of
+
+NAME = 16
+"""letters of a name next to a panel"""
 
 
 def patch_tokens(vit: ViT, x: Tensor) -> Tensor:
@@ -48,16 +51,6 @@ def around_norms(vit: ViT, images: Tensor) -> dict[str, tuple[nn.Module, Tensor,
 
     NotHere if a block does not have one.
     """
-    norms: dict[str, nn.Module] = {}
-    for index, block in enumerate(vit.blocks):
-        branches: Any = getattr(block, "attns", None)
-        named = [("norm1", getattr(block, "norm1", None))]
-        if branches is not None:
-            named = [(f"attns.{k}.norm", branch.norm) for k, branch in enumerate(branches)]
-        for name, norm in named:
-            if norm is None or isinstance(norm, nn.Identity):
-                raise NotHere(f"block {index + 1} does not have a norm before attention.")
-            norms[f"blocks.{index}.{name}"] = norm
     tokens: dict[str, tuple[nn.Module, Tensor, Tensor]] = {}
 
     def keep(name: str) -> Callable[..., None]:
@@ -66,11 +59,19 @@ def around_norms(vit: ViT, images: Tensor) -> dict[str, tuple[nn.Module, Tensor,
 
         return hook
 
-    handles = [norm.register_forward_hook(keep(name)) for name, norm in norms.items()]
-    run_hooked(vit, images, handles)
-    missed = [name for name in norms if name not in tokens]
-    if missed:
-        raise NotHere(f"{missed[0]} does not run by itself: look at the model before it is folded.")
+    norms: dict[str, nn.Module] = {}
+    for index, block in enumerate(vit.blocks):
+        named: dict[str, Any] = {"norm1": getattr(block, "norm1", None)}
+        branches: Any = getattr(block, "attns", None)
+        if branches is not None:
+            named = {f"attns.{k}.norm": branch.norm for k, branch in enumerate(branches)}
+        for name, norm in named.items():
+            if norm is None or isinstance(norm, nn.Identity):
+                raise NotHere(f"block {index + 1} does not have a norm before attention.")
+            norms[f"blocks.{index}.{name}"] = norm
+    run_hooked(vit, images, [norm.register_forward_hook(keep(name)) for name, norm in norms.items()])
+    if missing := [name for name in norms if name not in tokens]:
+        raise NotHere(f"{missing[0]} does not run by itself: look at the model before it is folded.")
     return tokens
 
 
@@ -97,14 +98,13 @@ def variation_coefficient(model: ViT, images: Tensor) -> dict[str, Tensor]:
     Raises:
         NotHere: a norm does not subtract a mean, or an unknown one.
     """
-    quartiles = {}
+    quartiles = {"quantile": torch.tensor(QUARTILES)}
     for name, (norm, x, _) in around_norms(model, images).items():
         x = x.double()
-        ratio = ((x - subtracted_mean(norm, x)) / x).abs()
-        flat = patch_tokens(model, ratio).flatten()
-        flat = flat[flat.isfinite()].sort().values
-        quartiles[name] = flat[[round(q * (len(flat) - 1)) for q in QUARTILES]].cpu()
-    return {**quartiles, "quantile": torch.tensor(QUARTILES)}
+        ratio = patch_tokens(model, ((x - subtracted_mean(norm, x)) / x).abs()).flatten()
+        ratio = ratio[ratio.isfinite()].sort().values
+        quartiles[name] = ratio[[round(q * (len(ratio) - 1)) for q in QUARTILES]].cpu()
+    return quartiles
 
 
 @torch.no_grad()
@@ -140,33 +140,23 @@ def _mixed_mean(norm: DynamicTokenNorm, x: Tensor) -> Tensor:
     grid = norm.grid_size or (1, x.shape[1] - prefix)
     px, py = (kernel.to(x) for kernel in norm.kernels(grid, x))
     heads = x[:, prefix:].unflatten(1, grid).unflatten(-1, (norm.num_heads, -1))
-    around = torch.einsum("hrs,hcw,bswhd->brchd", py, px, heads).flatten(1, 2)
-    own, fraction = x.mean(-1, keepdim=True), norm.lambdas()[0]
+    across = torch.einsum("hrs,hcw,bswhd->brchd", py, px, heads).flatten(1, 2)
+    within, fraction = x.mean(-1, keepdim=True), norm.lambdas()[0]
     weight = fraction.to(x).view(-1, 1) if isinstance(fraction, Tensor) else fraction
-    mixed = (weight * own[:, prefix:, :, None] + (1 - weight) * around).flatten(-2)
-    return torch.cat([own[:, :prefix].expand(-1, -1, x.shape[-1]), mixed], dim=1)
+    mixed = (weight * within[:, prefix:, :, None] + (1 - weight) * across).flatten(-2)
+    return torch.cat([within[:, :prefix].expand(-1, -1, x.shape[-1]), mixed], dim=1)
 
 
-@figure_kind(
-    "variation",
-    each=lambda one: variation_coefficient(one.vit, one.seen),
-    title="How far tokens are from what norms subtract",
-    source="Dynamic Token Normalization, Figure 3 (b)",
-    needs="images",
-    columns=("norm", "quantile", "variation"),
-    see="|(x - mean) / x| for the mean that the norm before attention subtracts, by layer: the median over values "
-    "of tokens, and the middle half. Higher means that the mean says less of the token. In the paper instance "
-    "norms are highest; LayerNorm's and dynamic token norms' are low.",
-)
-def draw_variation(found: Mapping[str, Arrays]) -> Any:
+@paper_figure("variation", each=lambda subject: variation_coefficient(subject.vit, subject.seen))
+def draw_variation(models: Mapping[str, Arrays]) -> Any:
     """A line for each model over layers, with a band."""
     quartiles = {}
-    for name, arrays in found.items():
+    for name, arrays in models.items():
         blocks = by_block({part: v for part, v in arrays.items() if part != "quantile"})
-        quartiles[name] = list(blocks), torch.stack([torch.stack(own).mean(0) for own in blocks.values()], 1).tolist()
+        quartiles[name] = list(blocks), torch.stack([torch.stack(b).mean(0) for b in blocks.values()], 1).tolist()
     lines = {name: (places, middle) for name, (places, (_, middle, _)) in quartiles.items()}
     drawn = draw_lines("layer", "|(x − mean) / x|", lines)
-    axes, shade = drawn.axes[0], colors(list(found))
+    axes, shade = drawn.axes[0], colors(list(models))
     for name, (places, (low, _, high)) in quartiles.items():
         axes.fill_between(places, low, high, color=shade[name], alpha=0.13, lw=0)
     from_zero(axes)
@@ -175,7 +165,7 @@ def draw_variation(found: Mapping[str, Arrays]) -> Any:
 
 
 PLACES = ("before", "after")
-MOST_BESIDE = 4
+FEW_HEADS = 4
 """heads in panels side by side"""
 
 
@@ -184,7 +174,7 @@ def token_magnitudes(model: ViT, images: Tensor, block: int = 0) -> dict[str, Te
     of a block, (H, rows, columns), of the first image.
 
     Raises:
-        NotHere: the model has no such block, or its blocks have no norm there.
+        NotHere: the model does not have the block, or the block does not have the norm.
     """
     grid = model.vit_config.grid
     return around_a_norm(model, images, block, lambda heads: heads.norm(dim=-1).unflatten(-1, grid))
@@ -196,7 +186,7 @@ def around_a_norm(model: ViT, images: Tensor, block: int, of: Callable[[Tensor],
     if not 0 <= block < len(model.blocks):
         raise NotHere(f"it has {len(model.blocks)} blocks: --block is one of 1 to {len(model.blocks)}.")
     norms = around_norms(model, images[:1])
-    _, *both = next(found for name, found in norms.items() if name.startswith(f"blocks.{block}."))
+    _, *both = next(norm for name, norm in norms.items() if name.startswith(f"blocks.{block}."))
     heads = model.vit_config.num_heads
     if both[0].shape[-1] % heads:
         raise NotHere(f"its {heads} heads do not divide the {both[0].shape[-1]} channels of the tokens.")
@@ -204,33 +194,20 @@ def around_a_norm(model: ViT, images: Tensor, block: int, of: Callable[[Tensor],
     return {place: of(x).cpu() for place, x in zip(PLACES, tokens, strict=True)}
 
 
-@figure_kind(
-    "token_magnitude",
-    each=lambda one: token_magnitudes(one.vit, one.seen, one.block),
-    title="Token magnitude by head, before and after a norm",
-    source="Dynamic Token Normalization, Figure 1",
-    needs="images",
-    columns=("place", "head", "row", "column", "magnitude"),
-    see="The norm of each token's channels of a head, for one image: light is large. LayerNorm leaves all tokens "
-    "about equally large over the heads together; norms that look across tokens, as instance and dynamic "
-    "token norms, keep the differences between places.",
-)
-def draw_magnitudes(found: Mapping[str, Arrays]) -> Any:
+@paper_figure("token_magnitude", each=lambda subject: token_magnitudes(subject.vit, subject.seen, subject.block))
+def draw_magnitudes(models: Mapping[str, Arrays]) -> Any:
     """Two rows of maps a model. Colors are shares of the largest token of a row."""
-    heads = max(len(maps["before"]) for maps in found.values())
-    across = 2 if heads <= MOST_BESIDE and len(found) > 1 else 1
-    down = -(-len(found) // across)
-    drawn = blank(max(340, across * (60 + 76 * heads)), 60 + 195 * down)
-    panels = drawn.subplots(down, across, squeeze=False).ravel()
-    for axes in panels[len(found) :]:
-        axes.set_visible(False)
-    for axes, (name, maps) in zip(panels, found.items()):
+    heads = max(len(maps["before"]) for maps in models.values())
+    across = 2 if heads <= FEW_HEADS and len(models) > 1 else 1
+    counts = [min(across, len(models) - start) for start in range(0, len(models), across)]
+    drawn, rows = panels(max(340, across * (60 + 76 * heads)), 60 + 195 * len(counts), counts)
+    grid = [axes for row in rows for axes in row]
+    for axes, (name, maps) in zip(grid, models.items(), strict=True):
         scaled = [maps[place] / maps[place].max().clamp_min(1e-12) for place in PLACES]
         numbers = [str(i + 1) for i in range(len(maps["before"]))]
         image = show_mosaic(axes, scaled, PLACES, numbers, vmin=0, vmax=1)
-        axes.set_title(name, color=INK, fontsize=11, loc="left", parse_math=False)
-        axes.set_xlabel("head", color=INK, fontsize=11)
-    scale_bar(drawn, image, list(panels), "magnitude, of the largest in the row")
+        label(axes, name, "head")
+    scale_bar(drawn, image, grid, "magnitude, of the largest in the row")
     return drawn
 
 
@@ -244,9 +221,9 @@ def principal_components(tokens: Tensor) -> Tensor:
         raise NotHere("principal components need two tokens and two channels of a head at least.")
     centered = (tokens - tokens.mean(-2, keepdim=True)).double()
     u, s, _ = torch.linalg.svd(centered, full_matrices=False)
-    found = u[..., :2] * s[..., None, :2]
-    largest = found.gather(-2, found.abs().argmax(-2, keepdim=True))
-    signed: Tensor = found * torch.where(largest < 0, -1.0, 1.0)
+    components = u[..., :2] * s[..., None, :2]
+    largest = components.gather(-2, components.abs().argmax(-2, keepdim=True))
+    signed: Tensor = components * torch.where(largest < 0, -1.0, 1.0)
     return signed
 
 
@@ -255,53 +232,41 @@ def token_components(model: ViT, images: Tensor, block: int = 0) -> dict[str, Te
     each, in their own principal components.
 
     Raises:
-        NotHere: the model has no such block or norm.
+        NotHere: the model does not have the block or norm.
     """
     return around_a_norm(model, images, block, principal_components)
 
 
-@figure_kind(
-    "token_pca",
-    each=lambda one: token_components(one.vit, one.seen, one.block),
-    title="Tokens in two principal components, before and after a norm",
-    source="Dynamic Token Normalization, Figure 9",
-    needs="images",
-    columns=("place", "head", "token", "component", "value"),
-    see="The tokens of one image in the two directions in which they differ most, for each head. Panels before the "
-    "norm have one scale in each model, those after it the same in all models. In the paper tokens are closer to each "
-    "other after a dynamic token norm than after LayerNorm.",
-)
-def draw_components(found: Mapping[str, Arrays]) -> Any:
-    """For each model panels before and after the norm, one a head; beside each other if there are few."""
-    heads = max(len(parts["before"]) for parts in found.values())
-    beside = heads <= MOST_BESIDE
-    rows, columns = (len(found), 2 * heads) if beside else (2 * len(found), heads)
-    drawn = blank(max(360, 70 + 95 * columns), 40 + 105 * rows)
-    grid = drawn.subplots(rows, columns, squeeze=False).reshape(len(found), 2, heads)
-    shade = colors(list(found))
-    after = max(float(parts["after"].abs().max()) for parts in found.values())
-    for (name, parts), both in zip(found.items(), grid, strict=True):
-        for row, place in zip(both, PLACES, strict=True):
+@paper_figure("token_pca", each=lambda subject: token_components(subject.vit, subject.seen, subject.block))
+def draw_components(models: Mapping[str, Arrays]) -> Any:
+    """For each model panels before and after the norm, one a head; side by side if there are few."""
+    heads = max(len(parts["before"]) for parts in models.values())
+    in_one_row = heads <= FEW_HEADS
+    rows, columns = (len(models), 2 * heads) if in_one_row else (2 * len(models), heads)
+    drawn, grid = panels(max(360, 70 + 95 * columns), 40 + 105 * rows, [columns] * rows)
+    halves = [row[at : at + heads] for row in grid for at in range(0, columns, heads)]  # before and after in turn
+    after = max(float(parts["after"].abs().max()) for parts in models.values())
+    for at, (name, parts) in enumerate(models.items()):
+        for row, place in zip(halves[2 * at :], PLACES):
             reach = 1.08 * (after if place == "after" else float(parts[place].abs().max())) or 1.0
-            _draw_components(row, parts[place], reach, shade[name])
-        both[0][0].set_ylabel(clipped(name) if beside else f"{clipped(name)}\nbefore", fontsize=11, parse_math=False)
-        both[1][0].set_ylabel("" if beside else "\nafter", fontsize=11)
-    for row, place in zip(grid[0][: 1 + beside], PLACES):
+            for axes in row[len(parts[place]) :]:
+                axes.set_visible(False)
+            for axes, points in zip(row, parts[place]):
+                plain(axes)
+                style = {"color": colors(list(models))[name], "ms": 3.4, "alpha": 0.7, "mew": 0}
+                axes.plot(*points.T.tolist(), "o", **style, rasterized=len(points) > 400)
+                axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], aspect="equal")
+                axes.locator_params(axis="y", nbins=3)
+                axes.tick_params(labelleft=axes is row[0])
+        first, second = (row[0] for row in halves[2 * at : 2 * at + 2])
+        title = clipped(name, NAME)
+        first.set_ylabel(title if in_one_row else f"{title}\nbefore", fontsize=11, parse_math=False)
+        second.set_ylabel("" if in_one_row else "\nafter", fontsize=11)
+    for row, place in zip(halves[: 1 + in_one_row], PLACES):
         for index, axes in enumerate(row):
-            first = f"{place}, head 1" if beside else "head 1"
-            axes.set_title(str(index + 1) if index else first, fontsize=11, loc="left", color=INK)
+            first_title = f"{place}, head 1" if in_one_row else "head 1"
+            axes.set_title(str(index + 1) if index else first_title, fontsize=11, loc="left", color=INK)
     return drawn
-
-
-def _draw_components(row: Any, heads: Tensor, reach: float, shade: str) -> None:
-    for axes in row[len(heads) :]:
-        axes.set_visible(False)
-    for index, (axes, points) in enumerate(zip(row, heads)):
-        plain(axes)
-        axes.plot(*points.T.tolist(), "o", color=shade, ms=3.4, alpha=0.7, mew=0, rasterized=len(points) > 400)
-        axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], aspect="equal")
-        axes.locator_params(axis="y", nbins=3)
-        axes.tick_params(labelleft=index == 0)
 
 
 LINES = ("-", "--", ":", "-.")
@@ -313,12 +278,12 @@ def trade_offs(model: ViT) -> dict[str, Tensor]:
     reads other tokens alone.
 
     Raises:
-        NotHere: the model has no such norm that learns them.
+        NotHere: the model does not have such a norm that learns them.
     """
-    found = {name: torch.tensor(values) for name, values in lambdas_of(model).items()}
-    if not found:
-        raise NotHere("it has no dynamic token norm that learns lambda: apply dtn.")
-    return found
+    lambdas = {name: torch.tensor(values) for name, values in lambdas_of(model).items()}
+    if not lambdas:
+        raise NotHere("it does not have a dynamic token norm that learns lambda: apply dtn.")
+    return lambdas
 
 
 def trade_offs_over_training(record: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -330,84 +295,64 @@ def trade_offs_over_training(record: Sequence[Mapping[str, Any]]) -> dict[str, T
     rows = [row for row in record if LAMBDA in row]
     if not rows:
         raise NotHere("its lambdas were not recorded: train it with --record lambdas.")
-    names = rows[-1][LAMBDA]
-    found = {name: torch.tensor([row[LAMBDA][name] for row in rows]) for name in names}
-    return {**found, "epoch": torch.tensor([float(row["epoch"]) for row in rows])}
+    lambdas = {name: torch.tensor([row[LAMBDA][name] for row in rows]) for name in rows[-1][LAMBDA]}
+    return {**lambdas, "epoch": torch.tensor([float(row["epoch"]) for row in rows])}
 
 
-def _lambdas(one: Examined) -> Arrays:
-    """From the record, with the start in front; without a record from the weights at the start and at the end.
-    Of weights alone the epoch is not known, and no number."""
-    before = one.vit_at_start
+def _lambdas(subject: Examined) -> Arrays:
+    """From the record, with the start in front; without a record from the weights at the start and at the end."""
+    before = subject.vit_at_start
     start = {} if before is None else trade_offs(before)
     try:
-        found = trade_offs_over_training(one.record)
+        recorded = trade_offs_over_training(subject.record)
     except NotHere:
-        end = trade_offs(one.vit)
-        if not start:
+        end = trade_offs(subject.vit)
+        if not start:  # the epoch of weights alone is unknown
             return {**{name: values[None] for name, values in end.items()}, "epoch": torch.full((1,), torch.nan)}
+        last = max((float(row["epoch"]) for row in subject.record if "epoch" in row), default=1.0)
         pairs = {name: torch.stack([start[name], values]) for name, values in end.items()}
-        return {**pairs, "epoch": torch.tensor([0.0, _epochs(one.record)])}
-    first = {name: torch.cat([start[name][None], found[name]]) for name in start if name in found}
-    return {**found, **first, "epoch": torch.cat([torch.zeros(1), found["epoch"]]) if first else found["epoch"]}
+        return {**pairs, "epoch": torch.tensor([0.0, last])}
+    first = {name: torch.cat([start[name][None], recorded[name]]) for name in start if name in recorded}
+    return {**recorded, **first, "epoch": torch.cat([torch.zeros(int(bool(first))), recorded["epoch"]])}
 
 
-def _epochs(record: Sequence[Mapping[str, Any]]) -> float:
-    return max((float(row["epoch"]) for row in record if "epoch" in row), default=1.0)
-
-
-@figure_kind(
-    "lambdas",
-    each=_lambdas,
-    title="Lambda by head and layer over training",
-    source="Dynamic Token Normalization, Figure 8",
-    needs="weights",
-    columns=("norm", "epoch", "head", "lambda"),
-    see="The weight of LayerNorm's statistics in each head's norm, for the mean and for the variance: 1 is "
-    "LayerNorm, below a head reads other tokens. In the paper heads of early layers go down, those of late "
-    "layers stay up, and means differ more than variances. Without a record (--record lambdas) the line joins "
-    "the start and the end, and of weights alone there is one point.",
-)
-def draw_lambdas(found: Mapping[str, Arrays]) -> Any:
+@paper_figure("lambdas", each=_lambdas)
+def draw_lambdas(models: Mapping[str, Arrays]) -> Any:
     """A panel a layer, means above variances, a line a head."""
-    parts = {(name, what): _layers(arrays, what) for name, arrays in found.items() for what in STATISTICS}
-    parts = {key: layers for key, layers in parts.items() if layers}
+    parts = {}
+    for name, arrays in models.items():
+        for statistic in STATISTICS:
+            prefix = f"{statistic} "
+            layers = {part.removeprefix(prefix): v for part, v in arrays.items() if part.startswith(prefix)}
+            if layers:
+                parts[name, statistic] = layers
     most = max(map(len, parts.values()))
-    drawn = blank(max(360, 70 + 86 * most), 60 + 125 * len(parts))
-    grid = drawn.subplots(len(parts), most, squeeze=False, sharex=True, sharey=True)
-    known = any(found[name]["epoch"].isfinite().any() for name, _ in parts)
+    width, height = max(360, 70 + 86 * most), 60 + 125 * len(parts)
+    drawn, grid = panels(width, height, [len(layers) for layers in parts.values()], sharex=True, sharey=True)
+    has_epochs = any(models[name]["epoch"].isfinite().any() for name, _ in parts)
+    aside = 0.0 if has_epochs else 1.0  # without epochs, heads are next to each other
     handles: list[Any] = []
-    for row, ((name, what), layers) in zip(grid, parts.items(), strict=True):
-        for axes in row[len(layers) :]:
-            axes.set_visible(False)
+    for row, ((name, statistic), layers) in zip(grid, parts.items(), strict=True):
+        epochs = models[name]["epoch"].nan_to_num(0.0)
         for axes, (norm, values) in zip(row, layers.items()):
             plain(axes, title=f"layer {short(norm)}" if axes is row[0] else short(norm))
-            lines = _draw_heads(axes, found[name]["epoch"].nan_to_num(0.0), values, aside=0.0 if known else 1.0)
+            lines = []
+            for head in range(values.shape[1]):
+                turn, place = divmod(head, len(PALETTE) - 1)
+                style = {"color": PALETTE[1 + place], "ls": LINES[turn % len(LINES)], "lw": 1.5, "ms": 4}
+                marker = "o" if len(epochs) < 3 else None
+                places = (epochs + aside * head).tolist()
+                lines += axes.plot(places, values[:, head].tolist(), label=f"head {head + 1}", marker=marker, **style)
             handles = lines if len(lines) > len(handles) else handles
-        row[0].set_ylabel(f"{clipped(name)}\nλ, {what}", fontsize=11, parse_math=False)
+        row[0].set_ylabel(f"{clipped(name, NAME)}\nλ, {statistic}", fontsize=11, parse_math=False)
     grid[0][0].set_ylim(-0.03, 1.03)
-    if known:
+    if has_epochs:
         grid[-1][0].set_xlabel("epoch", fontsize=11, color=MUTED)
         grid[-1][0].xaxis.get_major_locator().set_params(integer=True)
     else:
         grid[-1][0].set_xticks([])
     legend(drawn, handles, columns=6)
     return drawn
-
-
-def _layers(arrays: Arrays, what: str) -> dict[str, Tensor]:
-    return {name.removeprefix(f"{what} "): v for name, v in arrays.items() if name.startswith(f"{what} ")}
-
-
-def _draw_heads(axes: Any, epochs: Tensor, values: Tensor, aside: float) -> list[Any]:
-    """`aside`: how far heads stand beside each other."""
-    lines, shades = [], PALETTE[1:]
-    for head in range(values.shape[1]):
-        turn, place = divmod(head, len(shades))
-        how = {"color": shades[place], "ls": LINES[turn % len(LINES)], "marker": "o" if len(epochs) < 3 else None}
-        places = (epochs + aside * head).tolist()
-        lines += axes.plot(places, values[:, head].tolist(), label=f"head {head + 1}", lw=1.5, ms=4, **how)
-    return lines
 
 
 CHANNELS = {1: ("gray",), 3: ("red", "green", "blue")}
@@ -417,46 +362,31 @@ def first_norm_scales(model: ViT) -> Tensor:
     """The gain of each value of a patch, (channels, rows, columns) of a patch of any size.
 
     Raises:
-        NotHere: the model has no norm on the pixels of a patch, or it learns no gain.
+        NotHere: the model does not have a norm on the pixels of a patch, or it does not learn a gain.
     """
     stem = model.patch_embed
     weight = getattr(stem.norm_before, "weight", None) if isinstance(stem, DualPatchNormStem) else None
     if weight is None:
-        raise NotHere("it has no norm on the pixels of a patch that learns scales: apply dpn.")
-    found: Tensor = weight.detach().float().cpu().unflatten(0, (stem.in_chans, *stem.patch_size))
-    return found
+        raise NotHere("it does not have a norm on the pixels of a patch that learns scales: apply dpn.")
+    gains: Tensor = weight.detach().float().cpu().unflatten(0, (stem.in_chans, *stem.patch_size))
+    return gains
 
 
-def _scales(one: Examined) -> Arrays:
-    scales = first_norm_scales(one.vit)
-    names = CHANNELS.get(len(scales), [str(i + 1) for i in range(len(scales))])
-    return dict(zip(names, scales))
+def _scales(subject: Examined) -> Arrays:
+    scales = first_norm_scales(subject.vit)
+    return dict(zip(CHANNELS.get(len(scales), [str(i + 1) for i in range(len(scales))]), scales))
 
 
-@figure_kind(
-    "first_norm",
-    each=_scales,
-    title="Scales of the first norm",
-    source="Dual PatchNorm, Figure 3",
-    needs="weights",
-    columns=("channel", "row", "column", "scale"),
-    see="The scale that the norm on the pixels of a patch has learned for each pixel, an image a color channel; "
-    "each has a scale of colors of its own, since channels differ in size. In the paper the centers and the "
-    "corners of patches are weighted up.",
-)
-def draw_first_norm(found: Mapping[str, Arrays]) -> Any:
-    """A row of images a model; the range of a channel stands below it."""
-    most = max(map(len, found.values()))
-    drawn = blank(40 + 190 * most, 250 * len(found))
-    grid = drawn.subplots(len(found), most, squeeze=False)
-    for row, (name, channels) in zip(grid, found.items(), strict=True):
-        for axes in row[len(channels) :]:
-            axes.set_visible(False)
-        for axes, (channel, scales) in zip(row, channels.items()):
+@paper_figure("first_norm", each=_scales)
+def draw_first_norm(models: Mapping[str, Arrays]) -> Any:
+    """A row of images a model; the range of a channel is below it."""
+    counts = [len(channels) for channels in models.values()]
+    drawn, grid = panels(40 + 190 * max(counts), 250 * len(models), counts)
+    for row, (name, channels) in zip(grid, models.items(), strict=True):
+        for axes, (channel, scales) in zip(row, channels.items(), strict=True):
             low, high = float(scales.min()), float(scales.max())
-            flat = high - low < 1e-9
-            show_mosaic(axes, [scales[None]], [], [], **({"vmin": low - 1, "vmax": low + 1} if flat else {}))
-            title = f"{clipped(name)}: {channel}" if axes is row[0] else channel
-            axes.set_title(title, color=MUTED, fontsize=11, loc="left", parse_math=False)
-            axes.set_xlabel(f"{low:.3g}" if flat else f"{low:.3g} to {high:.3g}", color=MUTED, fontsize=11)
+            is_flat = high - low < 1e-9
+            show_mosaic(axes, [scales[None]], [], [], **({"vmin": low - 1, "vmax": low + 1} if is_flat else {}))
+            title = f"{clipped(name, NAME)}: {channel}" if axes is row[0] else channel
+            label(axes, title, f"{low:.3g}" if is_flat else f"{low:.3g} to {high:.3g}", MUTED)
     return drawn

@@ -5,140 +5,101 @@ Three things everyone should know about ViTs, Figures 1 to 3 and 6.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from vitmods.analysis.figure import (
-    Arrays,
-    Examined,
-    NotHere,
-    blank,
-    clipped,
-    colors,
-    compared,
-    figure_kind,
-    markers,
-    plain,
-)
+from vitmods.analysis.figure import Arrays, Examined, NotHere, blank, colors, compared, markers, plain
+from vitmods.analysis.figures import paper_figure
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs
-from vitmods.report.figures import INK
+from vitmods.report.figures import INK, clipped
 
 Point = dict[str, float]
 SIZES = ("depth", "parallel", "embed_dim", "num_heads", "mlp_dim", "drop_path", "first_blocks", "prefix_from")
 
 
-def branches_of(one: Examined) -> dict[str, torch.Tensor]:
-    """`width`, `blocks` (pairs of attention and MLP), `branches` side by side, and the `score`; 0-d.
-
-    Raises:
-        NotHere: the model is not a vitmods ViT, or does not have a score.
-    """
-    if "depth" not in one.config:
-        raise NotHere("it is not a vitmods ViT, whose branches are counted.")
-    if one.score is None:
+def check_counted(subject: Examined, field: str, counted: str) -> float:
+    """Return the score. NotHere without one, or if the model is not a vitmods ViT, whose config has the field."""
+    if field not in subject.config:
+        raise NotHere(f"it is not a vitmods ViT, whose {counted} are counted.")
+    if subject.score is None:
         raise NotHere("it does not have a score: this is a figure of a study.")
-    branches = int(one.config.get("parallel", 1))
-    values = {"width": one.config["embed_dim"], "blocks": int(one.config["depth"]) * branches, "branches": branches}
-    return {name: torch.tensor(float(value)) for name, value in {**values, "score": one.score}.items()}
+    return subject.score
+
+
+def branches_of(subject: Examined) -> dict[str, torch.Tensor]:
+    """`width`, `blocks` (pairs of attention and MLP), `branches` side by side, and the `score`; 0-d. NotHere without
+    them."""
+    score, config = check_counted(subject, "depth", "branches"), subject.config
+    branches = int(config.get("parallel", 1))
+    values = (config["embed_dim"], int(config["depth"]) * branches, branches, score)
+    names = ("width", "blocks", "branches", "score")
+    return {name: torch.tensor(float(value)) for name, value in zip(names, values, strict=True)}
 
 
 def _branches(models: Sequence[Examined]) -> tuple[dict[str, Arrays], dict[str, str]]:
-    found, why = compared(models, SIZES, "size and branches", branches_of)
-    if len({float(one["branches"]) for one in found.values()}) < 2:
-        if why:
-            raise NotHere("; ".join(f"{name}: {reason}" for name, reason in why.items()))
+    counted, reasons = compared(models, SIZES, "size and branches", branches_of)
+    if len({float(arrays["branches"]) for arrays in counted.values()}) < 2:
+        if reasons:
+            raise NotHere("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
         raise NotHere("all have the same number of branches: compare with the arm parallel, or parallel(branches=3).")
-    return found, why
+    return counted, reasons
 
 
-@figure_kind(
-    "branches",
-    arrays=_branches,
-    title="Score against parallel branches",
-    source="Three things everyone should know about ViTs, Figures 1 to 3",
-    needs="scores",
-    columns=("quantity", "value"),
-    see="Models of the same blocks (pairs of attention and MLP), put side by side in one, two or more branches; where "
-    "numbers of blocks differ, also the score by blocks, in sequence and in parallel. In the paper two branches are "
-    "best for 36 and 60 blocks, and small models of up to 24 blocks are better in sequence.",
-)
-def draw_branches(found: Mapping[str, Arrays]) -> Any:
-    """A line for each width and number of blocks; beside it, if blocks differ, a line for each number of branches."""
-    points = [{name: float(value) for name, value in arrays.items()} for arrays in found.values()]
+@paper_figure("branches", arrays=_branches)
+def draw_branches(models: Mapping[str, Arrays]) -> Any:
+    """A line for each width and number of blocks; next to it, if blocks differ, a line for each number of branches."""
+    points: list[Point] = [{name: float(value) for name, value in arrays.items()} for arrays in models.values()]
     by_blocks = len({(p["width"], p["blocks"]) for p in points}) > 1
     drawn = blank(640 if by_blocks else 400, 300)
-    left, *right = drawn.subplots(1, 1 + by_blocks, squeeze=False, sharey=True)[0]
-    plain(left, "branches", "score")
-    _lines(left, points, lambda p: f"{p['blocks']:.0f} blocks of width {p['width']:.0f}", "branches")
-    left.set_xticks(sorted({p["branches"] for p in points}))
-    for axes in right:
-        plain(axes, "blocks")
-        _lines(axes, points, _sides, "blocks")
-        axes.set_xticks(sorted({p["blocks"] for p in points}))
+    first, *second = drawn.subplots(1, 1 + by_blocks, squeeze=False, sharey=True)[0]
+
+    def draw(axes: Any, x: str, name_of: Callable[[Point], str]) -> None:
+        groups: dict[str, list[Point]] = {}
+        for point in sorted(points, key=lambda p: (name_of(p), p[x])):
+            groups.setdefault(name_of(point), []).append(point)
+        shade, shape = colors(["", *groups]), markers(list(groups))
+        for name, group in groups.items():
+            style = {"color": shade[name], "marker": shape[name], "ms": 6, "lw": 1.6}
+            axes.plot([p[x] for p in group], [p["score"] for p in group], label=name, **style)
+        axes.legend(frameon=False, fontsize=11, labelcolor=INK)
+        axes.set_xticks(sorted({p[x] for p in points}))
+
+    draw(plain(first, "branches", "score"), "branches", lambda p: f"{p['blocks']:.0f} blocks of width {p['width']:.0f}")
+    names = {p["branches"]: f"{p['branches']:.0f} side by side" for p in points} | {1.0: "in sequence"}
+    for axes in second:
+        draw(plain(axes, "blocks"), "blocks", lambda p: names[p["branches"]])
     return drawn
 
 
-def _sides(point: Point) -> str:
-    return f"{point['branches']:.0f} side by side" if point["branches"] > 1 else "in sequence"
-
-
-def _lines(axes: Any, points: Sequence[Point], label: Any, x: str) -> None:
-    groups = {name: list(own) for name, own in groupby(sorted(points, key=lambda p: (label(p), p[x])), key=label)}
-    shade, shape = colors(["", *groups]), markers(list(groups))
-    for name, own in groups.items():
-        axes.plot([p[x] for p in own], [p["score"] for p in own], color=shade[name], marker=shape[name], ms=6, lw=1.6,
-                  label=name)  # fmt: skip
-    axes.legend(frameon=False, fontsize=11, labelcolor=INK)
-
-
-def stem_cost(one: Examined) -> dict[str, torch.Tensor]:
-    """`macs`, multiply-adds of the whole model for an image, and the `score`; 0-d.
-
-    Raises:
-        NotHere: the model is not a vitmods ViT, or does not have a score.
-    """
-    if "stem" not in one.config:
-        raise NotHere("it is not a vitmods ViT, whose multiply-adds are counted.")
-    if one.score is None:
-        raise NotHere("it does not have a score: this is a figure of a study.")
-    macs = count_macs(ViTConfig.from_dict(one.config))
-    return {"macs": torch.tensor(macs, dtype=torch.float64), "score": torch.tensor(one.score, dtype=torch.float64)}
+def stem_cost(subject: Examined) -> dict[str, torch.Tensor]:
+    """`macs`, multiply-adds of the whole model for an image, and the `score`; 0-d. NotHere without them."""
+    score = check_counted(subject, "stem", "multiply-adds")
+    values = {"macs": count_macs(ViTConfig.from_dict(subject.config)), "score": score}
+    return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
 
 
 def _stems(models: Sequence[Examined]) -> tuple[dict[str, Arrays], dict[str, str]]:
-    found, why = compared(models, ("stem", "depth"), "its stem and depth", stem_cost)
-    if len({repr(one.config["stem"]) for one in models if one.name in found}) < 2:
+    costs, reasons = compared(models, ("stem", "depth"), "its stem and depth", stem_cost)
+    if len({repr(subject.config["stem"]) for subject in models if subject.name in costs}) < 2:
         raise NotHere("its models have one stem: compare with the arms hmlp, stem(kind=levit) and dpn.")
-    return found, why
+    return costs, reasons
 
 
-@figure_kind(
-    "stems",
-    arrays=_stems,
-    title="Score of stems against multiply-adds",
-    source="Three things everyone should know about ViTs, Figure 6",
-    needs="scores",
-    columns=("quantity", "value"),
-    see="The score of models that differ in their stem alone (or in a block more, where an arm has one) by the "
-    "multiply-adds of the whole model. Up and to the left is better. In the paper hMLP gains at 0.8 % more, a "
-    "convolutional stem at 8.5 %.",
-)
-def draw_stems(found: Mapping[str, Arrays]) -> Any:
+@paper_figure("stems", arrays=_stems)
+def draw_stems(models: Mapping[str, Arrays]) -> Any:
     """A labeled point a model."""
     drawn = blank(400, 300)
-    macs = {name: float(one["macs"]) for name, one in found.items()}
-    unit, word = next((u, w) for u, w in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")) if max(macs.values()) >= u)
+    most = max(float(arrays["macs"]) for arrays in models.values())
+    unit, word = next((u, w) for u, w in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")) if most >= u)
     axes = plain(drawn.add_subplot(), f"multiply-adds of an image, {word}", "score")
-    shade, shape = colors(list(found)), markers(list(found))
-    for name, one in found.items():
-        point = macs[name] / unit, float(one["score"])
+    shade, shape = colors(list(models)), markers(list(models))
+    for name, arrays in models.items():
+        point = float(arrays["macs"]) / unit, float(arrays["score"])
         axes.plot(*zip(point), shape[name], color=shade[name], ms=8, label=name)
-        axes.annotate(
-            clipped(name, 24), point, (7, 5), textcoords="offset points", fontsize=11, color=INK, parse_math=False
-        )
+        style = {"textcoords": "offset points", "fontsize": 11, "color": INK, "parse_math": False}
+        axes.annotate(clipped(name, 24), point, (7, 5), **style)
     axes.margins(0.16, 0.14)
     return drawn

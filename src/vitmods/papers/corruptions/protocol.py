@@ -5,15 +5,15 @@ which each corruption's error is divided by AlexNet's on ImageNet-C. mCE weighs 
 images, but its values compare with published ones on ImageNet-C alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult, means_of
+from vitmods.evals.base import ProtocolResult, means_of, protocol
 from vitmods.evals.options import SEVERITIES, Options
 from vitmods.evals.outputs import ModelOutputs
 from vitmods.papers.corruptions import check_corruptions, corrupt
@@ -23,11 +23,6 @@ from vitmods.util.errors import UserError
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
 
-METRICS = (
-    Metric("mean_corruption_error", "mean error on corrupted images", "corruptions", higher_is_better=False),
-    Metric("corruption_increase", "increase of the error by corruption", "corruptions", higher_is_better=False),
-    Metric("mce", "mCE (relative to AlexNet on ImageNet-C)", "corruptions", higher_is_better=False),
-)
 ALEXNET = {
     "gaussian_noise": 0.886428, "shot_noise": 0.894468, "impulse_noise": 0.922640, "defocus_blur": 0.819880,
     "glass_blur": 0.826268, "motion_blur": 0.785948, "zoom_blur": 0.798360, "snow": 0.866816, "frost": 0.826572,
@@ -37,32 +32,25 @@ ALEXNET = {
 """AlexNet's error on ImageNet-C, mean over the five severities."""
 _SEED = 0
 
-Corrupt = Callable[..., Tensor]
-
 
 def check(dataset: "ImageDataset", split: str, options: Options) -> None:
-    """UserError for a corruption that does not exist or that such images cannot have, or frost without textures."""
+    """Raise UserError for a corruption that is unknown or that such images cannot have, or frost without textures."""
     if not hasattr(dataset, "img_size"):
-        raise UserError(f"Corruptions are of images, and {dataset.name} has none.")
-    names = corruptions_of(options)
+        raise UserError(f"Corruptions are of images, which {dataset.name} does not have.")
+    names = options.corruptions or tuple(ALEXNET)
     check_corruptions(names, textures=options.textures)
     blank, index = torch.zeros(1, dataset.in_chans, *dataset.img_size, dtype=torch.uint8), torch.zeros(1).long()
     for name in names:
         corrupt(blank, name, options.severities[0], seed=_SEED, index=index, textures=options.textures)
 
 
-def corruptions_of(options: Options) -> tuple[str, ...]:
-    """Those that are asked for; ImageNet-C's where nothing is."""
-    return options.corruptions or tuple(ALEXNET)
-
-
 def is_complete(options: Options) -> bool:
     """Whether mCE is defined: all of ImageNet-C's corruptions at all severities."""
-    return set(corruptions_of(options)) >= set(ALEXNET) and set(options.severities) == set(SEVERITIES)
+    return set(options.corruptions or ALEXNET) >= set(ALEXNET) and set(options.severities) == set(SEVERITIES)
 
 
 def check_metric(metric: str, options: Options) -> None:
-    """UserError where the metric is mCE, and the options leave it undefined."""
+    """Raise UserError if the metric is mCE and the options leave it undefined."""
     if metric == "mce" and not is_complete(options):
         raise UserError(
             "mCE needs all 15 corruptions of ImageNet-C at all 5 severities: leave --corruptions and --severities out, "
@@ -70,17 +58,25 @@ def check_metric(metric: str, options: Options) -> None:
         )
 
 
-def corruption_error(outputs: ModelOutputs, corrupt: Corrupt = corrupt) -> ProtocolResult:
-    """The protocol: the error at every corruption and severity, its mean, the increase over the clean error, and mCE.
+@protocol(
+    "corruptions",
+    "error under corruption",
+    (
+        Metric("mean_corruption_error", "mean error on corrupted images", "corruptions", higher_is_better=False),
+        Metric("corruption_increase", "increase of the error by corruption", "corruptions", higher_is_better=False),
+        Metric("mce", "mCE (relative to AlexNet on ImageNet-C)", "corruptions", higher_is_better=False),
+    ),
+    check=check,
+    options=("corruptions", "severities", "textures"),
+    check_metric=check_metric,
+)
+def corruption_error(outputs: ModelOutputs, corrupt: Callable[..., Tensor] = corrupt) -> ProtocolResult:
+    """The error at every corruption and severity, its mean, the increase over the clean error, and mCE.
 
     mCE needs all of ImageNet-C's corruptions at all severities, and is left out without them; others are not part of
     it. Intervals are over images: an image counts once, with the mean over all its corrupted forms.
-
-    Args:
-        outputs: what the model says of the images.
-        corrupt: as `vitmods.papers.corruptions.corrupt`.
     """
-    names = corruptions_of(outputs.options)
+    names = outputs.options.corruptions or tuple(ALEXNET)
     clean = (outputs.logits.argmax(dim=1) != outputs.targets).numpy().astype(np.float64)
     wrong = {name: _wrong(outputs, name, corrupt) for name in outputs.progress(names, len(names), "corruptions")}
     mean = np.mean([rows.mean(axis=0) for rows in wrong.values()], axis=0)
@@ -88,14 +84,21 @@ def corruption_error(outputs: ModelOutputs, corrupt: Corrupt = corrupt) -> Proto
     if is_complete(outputs.options):
         by_image["mce"] = np.mean([wrong[name].mean(axis=0) / error for name, error in ALEXNET.items()], axis=0)
     errors = {name: rows.mean(axis=1).tolist() for name, rows in wrong.items()}
-    return means_of(by_image, {}, **_detail(outputs, float(clean.mean()), errors))
+    means = {name: float(np.mean(values)) for name, values in errors.items()}
+    return means_of(
+        by_image,
+        {},
+        images=len(outputs.targets),
+        clean_error=float(clean.mean()),
+        severities=list(outputs.options.severities),
+        errors=errors,
+        mean_errors=means,
+        ratio_to_alexnet={name: means[name] / error for name, error in ALEXNET.items() if name in means},
+    )
 
 
-def _wrong(outputs: ModelOutputs, name: str, corrupt: Corrupt) -> NDArray[np.float64]:
-    """1 where a corrupted image is taken for another class, else 0: (severities, n).
-
-    All severities come from one pass over the images, which need not be read more often.
-    """
+def _wrong(outputs: ModelOutputs, name: str, corrupt: Callable[..., Tensor]) -> NDArray[np.float64]:
+    """1 where a corrupted image is taken for another class, else 0: (severities, n), in one pass over the images."""
     options = outputs.options
 
     def change(images: Tensor, index: Tensor) -> Tensor:
@@ -107,30 +110,3 @@ def _wrong(outputs: ModelOutputs, name: str, corrupt: Corrupt) -> NDArray[np.flo
         predicted = outputs.predicted(batch.inputs).reshape(len(options.severities), -1)
         columns.append(predicted != batch.targets)
     return torch.cat(columns, dim=1).double().numpy()
-
-
-def _detail(outputs: ModelOutputs, clean: float, errors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    return {
-        "images": len(outputs.targets),
-        "clean_error": clean,
-        "severities": list(outputs.options.severities),
-        "errors": dict(errors),
-        "mean_errors": {name: float(np.mean(values)) for name, values in errors.items()},
-        "ratio_to_alexnet": {
-            name: float(np.mean(errors[name])) / error for name, error in ALEXNET.items() if name in errors
-        },
-    }
-
-
-PROTOCOLS.add(
-    "corruptions",
-    Protocol(
-        "corruptions",
-        "error under corruption",
-        METRICS,
-        corruption_error,
-        check,
-        options=("corruptions", "severities", "textures"),
-        check_metric=check_metric,
-    ),
-)
