@@ -91,9 +91,9 @@ def test_a_cell_that_is_no_number_is_no_data(cell):
 
 
 def test_unknown_names_suggest_the_nearest():
-    with pytest.raises(UserError, match=r"no row 'S/17'. Did you mean 'S/16'"):
+    with pytest.raises(UserError, match=r"a row 'S/17'. Did you mean 'S/16'"):
         TABLES["dpn-table1-21k"]["S/17", "93k DPN"]
-    with pytest.raises(UserError, match=r"no column 'dpn'. Did you mean 'DPN'"):
+    with pytest.raises(UserError, match=r"a column 'dpn'. Did you mean 'DPN'"):
         TABLES["dpn-table1"]["AugReg, S/16", "dpn"]
     with pytest.raises(UserError, match=r"Did you mean 'dpn-table6'.*`vitmods paper` lists all"):
         vm.papers.TABLES["dpn-tabel6"]

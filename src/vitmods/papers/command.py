@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -93,7 +93,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def missing(table: Table) -> tuple[list[str], list[str]]:
-    """What prevents running a table at all; and, if nothing does, what prevents running all of it as published."""
+    """The reasons why a table cannot be run at all; or, if it can, why not all of it runs as published."""
     study = table.study
     if study is None:
         return ([], list(table.needs)) if table.bench else (list(table.needs), [])
@@ -154,35 +154,26 @@ def _print_table(table: Table) -> None:
     uncertain = any(not number.certain for number in table.numbers.values())
     for line in (*table.notes, *table.claims, *(["?: an uncertain reading, not shown."] if uncertain else [])):
         console.print(Text(f"- {line}"))
-    for line in _lines_of_study(table):
-        console.print(line)
+    if study := table.study:
+        console.print(Text.assemble(("\narms", "cyan"), f" base: {study.base}"))
+        for arm, label in [*((arm, f": {label}") for label, arm in study.arms.items()),
+                           *((arm, " (not in the table)") for arm in study.beside)]:  # fmt: skip
+            console.print(Text(f"  {arm}{label}"))
+        if not study.start:
+            console.print(Text.assemble(("bases", "cyan"), f" {', '.join(study.bases.values())}"))
+        for name, values in study.sweep.items():
+            console.print(Text.assemble(("sweep", "cyan"), f" {name}={','.join(map(str, values.values()))}"))
+        for line in study.differs:
+            console.print(Text(f"- {line}"))
     blocked, parts = missing(table)
     for reason in (*blocked, *parts):
         console.print(Text(f"missing: {reason}", style="yellow"))
-    if table.study and not blocked:
-        on_user_data, full = table.study.commands(table.name)
+    if study and not blocked:
+        on_user_data, full = study.commands(table.name)
         print(f"\nOn your data (set --base and --img-size; --dry-run estimates the time):\n  {on_user_data}")
         print(f"At the paper's scale, with the first of its bases:\n  {full}")
         reach, results = covered(table)
         part = f" ({reach} of the table's {results} results)" if results else ""
-        print(f"With {plural(len(table.study.bases), 'base')}{part}: {full_scale(table)}.")
+        print(f"With {plural(len(study.bases), 'base')}{part}: {full_scale(table)}.")
     if table.bench:
         print(f"\nOn your machine (set --models, --batch and --img-size):\n  vitmods paper run {table.name}")
-
-
-def _lines_of_study(table: Table) -> Iterator[Text]:
-    """The arms, bases and sweep of a table's study, and how it differs from the paper."""
-    study = table.study
-    if study is None:
-        return
-    yield Text.assemble(("\narms", "cyan"), f" base: {study.base}")
-    for label, arm in study.arms.items():
-        yield Text(f"  {arm}: {label}")
-    for arm in study.beside:
-        yield Text(f"  {arm} (not in the table)")
-    if not study.start:
-        yield Text.assemble(("bases", "cyan"), f" {', '.join(study.bases.values())}")
-    for name, values in study.sweep.items():
-        yield Text.assemble(("sweep", "cyan"), f" {name}={','.join(map(str, values.values()))}")
-    for line in study.differs:
-        yield Text(f"- {line}")

@@ -176,7 +176,6 @@ def _labels(table: Table, answer: Answer, values: Mapping[str, Any]) -> set[str]
 
 
 def _to_html(answer: Answer, inline: Inliner) -> str:
-    """The comparison for the page; empty for other studies."""
     paper = comparison(answer)
     if paper is None:
         return ""
@@ -187,7 +186,6 @@ def _to_html(answer: Answer, inline: Inliner) -> str:
 
 
 def _to_text(answer: Answer) -> list[Any]:
-    """The comparison for a terminal; empty for other studies."""
     paper = comparison(answer)
     if paper is None:
         return []

@@ -45,12 +45,8 @@ class FullScale:
         hours = self.gpu_hours()
         if hours is None:
             return f"{self.trials:,} trials; cost unknown: {self.why}"
-
-        def rounded(value: float) -> str:
-            digits = 2 - math.ceil(math.log10(value)) if value > 0 else 0
-            return f"{round(value, digits):,.{max(0, digits)}f}"
-
-        low, high = map(rounded, hours)
+        digits = [2 - math.ceil(math.log10(value)) if value > 0 else 0 for value in hours]
+        low, high = (f"{round(value, n):,.{max(0, n)}f}" for value, n in zip(hours, digits, strict=True))
         return (
             f"{self.trials:,} trials, {self.flops:.2g} FLOPs: about {low} to {high} GPU hours at "
             f"{100 * UTILIZATION[0]:.0f} to {100 * UTILIZATION[1]:.0f} % of {PEAK / 1e12:.0f} TFLOP/s. By arithmetic; "
@@ -58,16 +54,11 @@ class FullScale:
         )
 
 
-def training_flops(macs: float, images: float) -> float:
-    """FLOPs of a training on so many views of images, without norms, optimizer and evaluation."""
-    return STEP * macs * images
-
-
 def full_scale(table: Table) -> FullScale:
     """The trials of all bases and settings of a table that can be run, trained as in the paper.
 
-    Multiply-adds are those of our ViTs, and for other models those that the table prints. A model that is trained in
-    part is counted as if all of it was.
+    Multiply-adds are those of our ViTs, and for other models those that the table prints. Norms, optimizer and
+    evaluation are left out; a model that is trained in part is counted as if all of it was.
     """
     study = table.study
     assert study is not None
@@ -76,7 +67,7 @@ def full_scale(table: Table) -> FullScale:
     trials = len(arms) * len(study.bases) * math.prod(map(len, study.sweep.values())) * points * study.seeds
     try:
         flops = sum(
-            training_flops(_macs(table, study, base, arm, text), _images_seen(study, study.bases[base]))
+            STEP * _macs(table, study, base, arm, text) * _images_seen(study, study.bases[base])
             for base, (arm, text) in itertools.product(study.bases, arms)
         )
     except UserError as error:

@@ -32,12 +32,7 @@ _COLUMN = re.compile(r"(.*?)(?: \((.*)\))?")
 
 @dataclass(frozen=True)
 class Number:
-    """A published number.
-
-    value, plus_minus: as numbers; the table says what ± is.
-    text: as printed, with all decimals.
-    certain: whether it was read for sure; other numbers are shown as "?".
-    """
+    """A published number; text: as printed, with all decimals. Uncertain readings are shown as "?"."""
 
     value: float
     plus_minus: float | None = None
@@ -60,11 +55,8 @@ class Number:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a paper's text about its tables, in our words.
-
-    tables: names of these tables, without the paper's name.
-    slip: where the statement disagrees with the paper's own tables, and what they show.
-    """
+    """A statement of a paper's text about its tables (named without the paper), in our words; slip: what these tables
+    show if they disagree."""
 
     where: str
     says: str
@@ -93,7 +85,7 @@ class Table:
     name: e.g. `dpn-table6`.
     where: in the paper.
     data, scale: what was trained on and how long, and what ± is.
-    unit: of columns without a unit of their own behind their name.
+    unit: of columns whose name does not end in a unit.
     printed: the rows, with the columns in the first line; empty for a figure.
     keys: how many of the first columns name a row.
     notes: how to read it, and what is uncertain.
@@ -123,7 +115,7 @@ class Table:
         with the nearest one."""
         for kind, name, names in zip(("row", "column"), cell, (self.rows, self.columns), strict=True):
             if name not in names:
-                raise UserError(f"{self.name} has no {kind} '{name}'. {nearest(name, names)}")
+                raise UserError(f"{self.name} does not have a {kind} '{name}'. {nearest(name, names)}")
         return self.numbers.get(cell)
 
     def shown(self, row: str, column: str) -> str:
@@ -131,34 +123,42 @@ class Table:
         number = self[row, column]
         return "" if number is None else str(number)
 
-    @cached_property
+    @property
     def numbers(self) -> Mapping[tuple[str, str], Number]:
         """(row, column) -> number. A row is named by its first cells, joined by a comma."""
-        heading, *lines = self._cells
-        numbers: dict[tuple[str, str], Number] = {}
-        for line in lines:
-            if len(line) != len(heading):
-                raise ValueError(f"{self.name}: {line} has {len(line)} cells, the heading {len(heading)}")
-            for column, cell in zip(self.columns, line[self.keys :], strict=True):
-                if cell != "-":
-                    numbers[", ".join(line[: self.keys]), column] = Number.read(cell)
-        return numbers
+        return self._parsed[2]
 
     @property
     def rows(self) -> tuple[str, ...]:
-        return tuple(", ".join(line[: self.keys]) for line in self._cells[1:])
+        return self._parsed[0]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(self._units)
+        return tuple(self._parsed[1])
+
+    def unit_of(self, column: str) -> str:
+        return self._parsed[1][column] or self.unit
+
+    @cached_property
+    def _parsed(self) -> tuple[tuple[str, ...], dict[str, str], dict[tuple[str, str], Number]]:
+        """The rows, column -> the unit in parentheses behind its name or "", and the numbers."""
+        lines = self.printed.strip().splitlines() or [" "]
+        heading, *body = [[cell.strip() for cell in line.split("|")] for line in lines]
+        names = [_COLUMN.fullmatch(name) for name in heading[self.keys :]]
+        units = {match[1]: match[2] or "" for match in names if match}
+        numbers: dict[tuple[str, str], Number] = {}
+        for line in body:
+            if len(line) != len(heading):
+                raise ValueError(f"{self.name}: {line} has {len(line)} cells, the heading {len(heading)}")
+            for column, cell in zip(units, line[self.keys :], strict=True):
+                if cell != "-":
+                    numbers[", ".join(line[: self.keys]), column] = Number.read(cell)
+        return tuple(", ".join(line[: self.keys]) for line in body), units, numbers
 
     @property
     def claims(self) -> list[Claim]:
-        """What the paper's text says about this table."""
+        """The statements of the paper's text about this table."""
         return [claim for claim in self.paper.claims if self.name.partition("-")[2] in claim.tables]
-
-    def unit_of(self, column: str) -> str:
-        return self._units[column] or self.unit
 
     @property
     def line_up(self) -> LineUp:
@@ -188,16 +188,6 @@ class Table:
             "arms": self.study.every_arm if self.study else [],
             "bases": dict(self.study.bases) if self.study else {},
         }
-
-    @cached_property
-    def _cells(self) -> list[list[str]]:
-        lines = self.printed.strip().splitlines() or [" "]
-        return [[cell.strip() for cell in line.split("|")] for line in lines]
-
-    @cached_property
-    def _units(self) -> dict[str, str]:
-        """Column -> the unit in parentheses behind its name, or ""."""
-        return {match[1]: match[2] or "" for name in self._cells[0][self.keys :] if (match := _COLUMN.fullmatch(name))}
 
 
 PAPERS: Registry[Paper] = Registry("paper", "vitmods.papers.tables")
@@ -291,10 +281,7 @@ def read_paper(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Published:
-    """What a table prints for an arm on one of its bases.
-
-    text: the difference to base, with the printed decimals.
-    """
+    """The numbers that a table prints for an arm on a base; text: the difference, with the printed decimals."""
 
     where: str
     base: Number | None
@@ -304,13 +291,13 @@ class Published:
 
     @property
     def plus_minus(self) -> float:
-        """The ± of the difference, from those of its two numbers; 0 where none is printed."""
+        """The ± of the difference, from those of its two numbers; 0 if none is printed."""
         return math.hypot(*(number.plus_minus or 0.0 for number in (self.base, self.arm) if number))
 
 
 def published(table: Table, arm: str) -> list[Published]:
-    """What a table prints for an arm of its study, given by name: one entry for each base and setting whose numbers
-    are certain."""
+    """The numbers that a table prints for an arm of its study, by name: one entry for each base and setting whose
+    numbers are certain."""
     study = table.study
     assert study is not None
     label = next((label for label, text in study.arms.items() if text.partition("=")[0] == arm), None)
@@ -319,19 +306,19 @@ def published(table: Table, arm: str) -> list[Published]:
     entries = []
     for base, setting in itertools.product(study.bases, study.points):
         number = table[study.cell(base, label, **setting)]
-        against = None if study.reference else table[study.cell(base, **setting)]
-        if number is None or not number.certain or (not study.reference and not (against and against.certain)):
+        reference = Number(0.0) if study.reference else table[study.cell(base, **setting)]
+        if number is None or reference is None or not (number.certain and reference.certain):
             continue
-        printed = [number.text, *([against.text] if against else [])]
-        decimals = max(len(text.split(" ")[0].partition(".")[2]) for text in printed)
-        difference = round(number.value - (against.value if against else 0.0), decimals)
+        decimals = max(len(text.split(" ")[0].partition(".")[2]) for text in (number.text, reference.text))
+        difference = round(number.value - reference.value, decimals)
         text = f"{difference:{'+' if difference else ''}.{decimals}f}"
-        entries.append(Published(", ".join((base, *setting.values())), against, number, difference, text))
+        printed = None if study.reference else reference
+        entries.append(Published(", ".join((base, *setting.values())), printed, number, difference, text))
     return entries
 
 
 def covered(table: Table) -> tuple[int, int]:
-    """How many of a table's results its study reproduces, and how many there are, in the table's unit."""
+    """How many of a table's results its study reproduces, and how many the table has, in its unit."""
     study = table.study
     assert study is not None
     labels = itertools.product(study.bases, (None, *study.arms), study.points)
@@ -343,7 +330,7 @@ PREFIX = "paper:"
 
 
 def line_up(text: str) -> Table | None:
-    """Return the table that `paper:NAME`, or the short name of its arms, stands for; None for other texts.
+    """Return the table of `paper:NAME`, or of the short name of its arms; None for other texts.
 
     Raises UserError for an unknown table, with the nearest one, or one that cannot be reproduced yet.
     """
