@@ -95,7 +95,7 @@ def test_a_trial_that_diverged(tmp_path):
         (["arm,seed,score", "bass,0,0.8", "dpn,0,0.9"], "no arm base to compare with. Did you mean 'bass'?"),
         (["arm,seed,score", "base,0,0.8"], "base is the only arm"),
         (["arm,seed,score", "base,0,80", "dpn,0,90"], "unit='points'"),
-        (["arm,seed,score"], "there is no score in it"),
+        (["arm,seed,score"], "does not contain a score"),
         (["arm,seed,image,score", "base,0,a,1", "base,0,b,1", "dpn,0,a,1"], "not the same images as base with seed 0"),
     ],
 )
@@ -107,6 +107,6 @@ def test_settings_that_are_wrong(tmp_path, capsys):
     path = written(tmp_path, LINES)
     assert "margin must be 0 or more" in refused(capsys, path, "--margin", "-1")
     assert "4 to 32 seeds" in refused(capsys, path, "--most-seeds", "2")
-    assert "There is no file" in refused(capsys, str(tmp_path / "other.csv"))
+    assert "does not exist" in refused(capsys, str(tmp_path / "other.csv"))
     (tmp_path / "binary.csv").write_bytes(b"arm,seed,score\nbase,0,\xff\xfe\n")
     assert "cannot be read as CSV" in refused(capsys, str(tmp_path / "binary.csv"))

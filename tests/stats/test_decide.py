@@ -332,7 +332,7 @@ def test_an_extension_reads_the_looks_of_its_maximum():
     assert "1 later seed of base not read: they wait for the next look" in result.notes
     scores = normal(3, 5)
     del scores["base"][4]
-    assert "1 seed of a not read: base has no trial with them" in vm.decide(scores).notes
+    assert "1 seed of a not read: base lacks trials with them" in vm.decide(scores).notes
 
 
 def test_a_study_that_is_not_complete_is_read_at_the_level_of_looks():

@@ -126,7 +126,7 @@ def _unread(full: Table, read: Table, frozen: Mapping[str, Effect]) -> Iterator[
             yield f"{plural(later, 'later seed')} of {arm} not read: they wait for the next look"
     for arm, ended in zip(read.arms, read.ended):
         if alone := int((ended & ~read.ended[0]).sum()):
-            yield f"{plural(alone, 'seed')} of {arm} not read: {read.arms[0]} has no trial with them"
+            yield f"{plural(alone, 'seed')} of {arm} not read: {read.arms[0]} lacks trials with them"
 
 
 def decision_of(
@@ -138,7 +138,8 @@ def decision_of(
     unstable = [arm for arm, effect in effects.items() if effect.verdict == Verdict.UNSTABLE]
     best, ruled_out, pairs = _compare_all(arms, gains, fitted, plan, unstable)
     if not gains.has_learned:
-        effects, best, ruled_out = {arm: frozen.get(arm) or one.withheld() for arm, one in effects.items()}, (), ()
+        effects = {arm: frozen.get(arm) or effect.withheld() for arm, effect in effects.items()}
+        best, ruled_out = (), ()
     return Decision(
         effects, arms[0], best, ruled_out, pairs, float(np.sqrt(fitted.errors.mse)), float(fitted.errors.df_error),
         float(fitted.errors.seed_share), plan.family, plan.alpha, look, gains.images is None, plan.generalize,

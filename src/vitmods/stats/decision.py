@@ -53,7 +53,7 @@ class Decision:
 
     def __getitem__(self, arm: str) -> Effect:
         if arm not in self.effects:
-            raise UserError(f"There is no arm {arm}. {nearest(arm, self.effects)}")
+            raise UserError(f"Unknown arm {arm}. {nearest(arm, self.effects)}")
         return self.effects[arm]
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 Runs are the arms and seeds the blocks of the fit, so every run has its own mean, and what changes do to each other is
 never taken for noise. An effect is a contrast of the runs' means: +2/N for runs with the change, -2/N for the others.
 Its variance is the fit's, its critical value that of k contrasts whatever their correlation. A pair is half of the
-difference that one change makes to the other's effect; pairs are a family of their own.
+difference that one change makes to the other's effect; pairs are a second family.
 
 A run with a trial that failed is left out. The effects then come by least squares from the remaining runs, which
 assumes that changes add up. A change is unstable if runs with it are shown to fail more often than those without.
@@ -157,8 +157,8 @@ def intervals(
 
 @lru_cache(maxsize=256)
 def detectable(design: Design, n: int, alpha: float = ALPHA) -> Findable:
-    """What `n` seeds of every run can find of the least precise change, in sd of one trial, without the images' part;
-    from simulated studies without an effect, as `vitmods.stats.plan.detectable`."""
+    """The effects of the least precise change that `n` seeds of every run can find, in sd of one trial, without the
+    images' part; from simulated studies without an effect, as `vitmods.stats.plan.detectable`."""
     if n < 2 or (n == 2 and len(design.runs) <= ENOUGH_DF):
         return Findable(math.inf, math.inf, math.inf)
     scores = np.random.default_rng(0).standard_normal((STUDIES, len(design.runs), n))
@@ -221,8 +221,8 @@ class _Study:
 
 def _best_signs(design: Design, effects: Mapping[str, Effect]) -> tuple[str, ...]:
     """The possible combination with the largest sum of gains; no change in a run that failed, or without a verdict."""
-    sound = {name: one for name, one in effects.items() if not (one.failures or one.verdict == Verdict.WITHHELD)}
-    gains = {name: effect.gain for name, effect in sound.items()}
+    sound = (effect for effect in effects.values() if not effect.failures and effect.verdict != Verdict.WITHHELD)
+    gains = {effect.arm: effect.gain for effect in sound}
     good = [name for name, gain in gains.items() if gain > 0]
     rows = [row for size in range(len(good) + 1) for row in combinations(good, size)]
     possible = [row for row in rows if not any(set(pair) <= set(row) for pair in design.conflicts)]

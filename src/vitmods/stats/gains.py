@@ -2,7 +2,7 @@
 
 A trial fails in one of three ways, each counted and reported by itself:
 
-- It diverged: it has no score (a loss that is not finite).
+- It diverged: it is without a score (a loss that is not finite).
 - It learned nothing: its prediction is the same for every image, and its score is not above the best constant
   prediction by more than the margin. (A log loss can be informative although the most likely class never changes.)
   If predictions are not known, a trial counts that is not above the best constant prediction in an arm whose median
@@ -80,7 +80,7 @@ class Gains:
         if not self.has_learned and math.isfinite(self.base):  # NaN in a sum over settings, which report themselves
             sentences.append(
                 f"{arms[0]} has not learned: the median of its trials ({abs(self.base):.4g}) is not clearly better "
-                f"than the best constant prediction ({abs(self.constant):.4g}), so there are no verdicts"
+                f"than the best constant prediction ({abs(self.constant):.4g}), so verdicts are withheld"
             )
         elif of_base and self.has_learned:
             seeds = "so its seed is" if of_base == 1 else "so their seeds are"

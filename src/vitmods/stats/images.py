@@ -54,7 +54,7 @@ class ImagesPart:
 
 
 def images_part(differences: Array, step: float = 0.0) -> ImagesPart:
-    """Of `differences` (..., n, m): of every seed and image, without gaps. Fewer than two images have no part.
+    """The part of `differences` (..., n, m) of every seed and image, without gaps; 0 for fewer than two images.
 
     `step`: between a right image and a wrong one; 0 for scores of other kinds.
     """

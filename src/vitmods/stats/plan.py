@@ -55,11 +55,12 @@ class Findable:
 
 @lru_cache(maxsize=1024)
 def detectable(k: int, n: int, alpha: float = 0.05, images: float = 0.0) -> Findable:
-    """What `k` arms against one base can find with `n` seeds each; `images` is sqrt(I), also in sd of one trial."""
+    """The effects that `k` arms against one base can find with `n` seeds each; `images`: sqrt(I), in sd of one trial."""
     if n < 2:
         return Findable(math.inf, math.inf, math.inf)
-    if n > SIMULATED:
-        return _shrunk(k, n, alpha, images)
+    if n > SIMULATED:  # times the ratio of the standard errors
+        ratio = math.sqrt((2 / n + images**2) / (2 / SIMULATED + images**2))
+        return detectable(k, SIMULATED, alpha, images) * ratio
     rng = np.random.default_rng(0)
     simulated = fit(rng.standard_normal((STUDIES, k + 1, n))).against
     part = None
@@ -68,12 +69,6 @@ def detectable(k: int, n: int, alpha: float = 0.05, images: float = 0.0) -> Find
         part = ImagesPart(variance, np.zeros_like(variance), n, MANY_IMAGES)
     half = against_base(simulated, part, alpha, k).total
     return Findable.of(half, simulated.estimate + images * rng.standard_normal(simulated.estimate.shape))
-
-
-def _shrunk(k: int, n: int, alpha: float, images: float) -> Findable:
-    """For many seeds: `SIMULATED` seeds, times the ratio of the standard errors."""
-    simulated = detectable(k, SIMULATED, alpha, images)
-    return simulated * math.sqrt((2 / n + images**2) / (2 / SIMULATED + images**2))
 
 
 def seeds_for(margin: float, k: int, alpha: float = 0.05) -> int | None:
@@ -177,9 +172,10 @@ class Forecast:
 
     def __str__(self) -> str:
         if self.feasible:
-            first, *rest = ((_percent(chance), n) for n, chance in self.chances.items())
-            more = "".join(f", {percent} with {n}" for percent, n in rest)
-            return f"chance of a verdict {first[0]} with {first[1]} seeds{more}"
+            # To 5 %, as exact as a chance is.
+            percent = {n: min(max(5 * round(20 * chance), 5), 95) for n, chance in self.chances.items()}
+            first, *more = (f"{value} % with {n}" for n, value in percent.items())
+            return ", ".join([f"chance of a verdict {first} seeds", *more])
         most = max(self.chances, default=LOOKS[-1])
         text = f"a verdict is not feasible with up to {most} seeds (chance below {100 * FEASIBLE:.0f} %)"
         if not self.images:
@@ -215,7 +211,7 @@ def chance(effect: Effect, n: int, half: float, times: float = 1.0) -> float:
         d_n ~ N(d, 2 sd^2 (1 / effect.n - 1 / n) + I (1 - 1 / times))
 
     since the true effect is as uncertain as d itself. It is decided beyond a half-width of zero, or so near to it that
-    the interval lies within the margin. `half` is this half-width in sd of one trial; the images' part I widens it. The
+    the interval is within the margin. `half` is this half-width in sd of one trial; the images' part I widens it. The
     chance is averaged over the sds that fit the one that was seen.
     """
     images = effect.images_sd**2 if effect.generalize == "images" and effect.images > 1 else 0.0
@@ -226,9 +222,3 @@ def chance(effect: Effect, n: int, half: float, times: float = 1.0) -> float:
     clear = special.ndtr((d - halves) / error) + special.ndtr((-d - halves) / error)
     same = special.ndtr((inside - d) / error) - special.ndtr((-inside - d) / error)
     return float((clear + np.maximum(same, 0)).mean())
-
-
-def _percent(chance: float) -> str:
-    """A chance to 5 %, as exact as it is."""
-    percent = 5 * round(20 * chance)
-    return f"{min(max(percent, 5), 95)} %"

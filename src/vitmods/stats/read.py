@@ -62,7 +62,7 @@ def table_of(
     image: arm -> seeds. Raises `UserError` for what cannot be compared."""
     _check_mappings(scores)
     if base not in scores:
-        raise UserError(f"There is no arm {base} to compare with. {nearest(base, scores)} Name it with base=.")
+        raise UserError(f"Unknown arm {base} to compare with. {nearest(base, scores)} Name it with base=.")
     if len(scores) < 2:
         raise UserError(f"{base} is the only arm: give the scores of at least one other.")
     failed = failed or {}
@@ -162,19 +162,30 @@ def read_csv(path: str | Path) -> dict[str, dict[int, Any]]:
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"There is no file {path}.")
+        raise UserError(f"The file {path} does not exist.")
     scores: dict[str, dict[int, dict[str, float]]] = {}
     for where, row in _rows(path):
         arm, image = row["arm"], row.get("image", "")
         if not arm:
             raise UserError(f"{where}: the name of the arm is missing.")
-        trial = scores.setdefault(arm, {}).setdefault(_seed(row["seed"], where), {})
+        try:
+            seed = int(row["seed"])
+        except ValueError:
+            raise UserError(f"{where}: the seed must be a whole number, not {row['seed']!r}.") from None
+        trial = scores.setdefault(arm, {}).setdefault(seed, {})
         if image in trial:
             raise UserError(f"{where}: {arm} with this seed has this score already; remove one of the lines.")
-        trial[image] = _score(row["score"], where)
-    return {
-        arm: {seed: _value(trial) for seed, trial in seeds.items()} for arm, seeds in _aligned(scores, path).items()
-    }
+        try:
+            score = math.nan if row["score"].lower() == "diverged" else float(row["score"])
+        except ValueError:
+            raise UserError(f"{where}: the score must be a number (or `diverged`), not {row['score']!r}.") from None
+        trial[image] = score if math.isfinite(score) else math.nan
+    values: dict[str, dict[int, Any]] = {}
+    for arm, seeds in _aligned(scores, path).items():
+        for seed, trial in seeds.items():  # a number for the trial, or one for each image if images have names
+            row_values = np.array(list(trial.values()))
+            values.setdefault(arm, {})[seed] = float(row_values[0]) if list(trial) == [""] else row_values
+    return values
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
@@ -186,7 +197,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             for column in ("arm", "seed", "score"):
                 if column not in columns:
                     has = f"it has {', '.join(columns)}" if columns else "it is empty"
-                    raise UserError(f"{path}: there is no column {column} ({has}); the columns are arm,seed,score.")
+                    raise UserError(f"{path}: the column {column} is missing ({has}); the columns are arm,seed,score.")
             for row in reader:
                 yield f"{path}, line {reader.line_num}", {name: row[name].strip() for name in columns}
     except UserError:
@@ -204,35 +215,14 @@ def _aligned(scores: dict[str, dict[int, dict[str, float]]], path: Path) -> dict
         if not all(math.isnan(score) for score in trial.values())
     ]
     if not trials:
-        raise UserError(f"{path}: there is no score in it.")
+        raise UserError(f"{path}: it does not contain a score.")
     first_arm, first_seed, first = trials[0]
     for arm, seed, trial in trials:
         if trial.keys() != first.keys():
             example = sorted(trial.keys() ^ first.keys())[0]
             raise UserError(
-                f"{path}: {arm} with seed {seed} has not the same images as {first_arm} with seed {first_seed} "
+                f"{path}: {arm} with seed {seed} does not have the same images as {first_arm} with seed {first_seed} "
                 f"(for one, {example!r}); every trial must be tested on the same images."
             )
         scores[arm][seed] = {image: trial[image] for image in first}
     return scores
-
-
-def _value(trial: dict[str, float]) -> Any:
-    """A number for the trial, or one for each image where images have names."""
-    values = np.array(list(trial.values()))
-    return float(values[0]) if list(trial) == [""] else values
-
-
-def _seed(text: str, where: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise UserError(f"{where}: the seed must be a whole number, not {text!r}.") from None
-
-
-def _score(text: str, where: str) -> float:
-    try:
-        value = math.nan if text.lower() == "diverged" else float(text)
-    except ValueError:
-        raise UserError(f"{where}: the score must be a number (or `diverged`), not {text!r}.") from None
-    return value if math.isfinite(value) else math.nan

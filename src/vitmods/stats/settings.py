@@ -86,7 +86,7 @@ def over_settings(
 
     `scores` maps a setting -> arm -> seed -> a score, or an array with a score for each test image, `failed` a setting
     -> arm -> seed -> reason, `constant` a setting -> arm -> seeds. Arms are compared with the `base` of their setting.
-    Where base has not learned in one setting, there is no verdict there, nor on average. Seeds were fixed before. The
+    If base has not learned in one setting, verdicts are withheld there and on average. Seeds were fixed before. The
     rest is as in `vitmods.decide`.
 
     Raises:

@@ -152,7 +152,8 @@ class Effect:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in which NaN is None."""
-        return {key: _json(value) for key, value in dataclasses.asdict(self).items()}
+        values = {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Effect:
@@ -160,9 +161,3 @@ class Effect:
         fields: dict[str, Any] = {key: math.nan if value is None else value for key, value in values.items()}
         fields |= {"verdict": Verdict(fields["verdict"]), "notes": tuple(fields.get("notes", ()))}
         return cls(**fields)
-
-
-def _json(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return list(value) if isinstance(value, tuple) else value

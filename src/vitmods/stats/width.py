@@ -27,7 +27,7 @@ For k arms against one base the level alpha is split 8 : 2 between the pooled va
 
 An arm outside of the pool, one of whose trials failed, has only its own variance, with all of alpha / k.
 
-It costs 4 to 5 % of the width, and an arm that follows base closely is then not widened by wild ones beside it.
+It costs 4 to 5 % of the width, and an arm that follows base closely is then not widened by noisy arms.
 
 Intervals at 95 %: over the images that were looked at, and over repetitions with other seeds.
 """
