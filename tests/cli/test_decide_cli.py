@@ -85,7 +85,7 @@ def test_a_trial_that_diverged(tmp_path):
     ("lines", "message"),
     [
         ([], "it is empty"),
-        (["arm,seed,accuracy", *LINES[1:]], "no column score (it has arm, seed, accuracy)"),
+        (["arm,seed,accuracy", *LINES[1:]], "column score is missing (it has arm, seed, accuracy)"),
         ([*LINES, "rms,0,good"], "line 8: the score must be a number (or `diverged`), not 'good'"),
         ([*LINES, "rms,0,"], "line 8: the score must be a number"),
         ([*LINES, "rms,first,0.9"], "line 8: the seed must be a whole number, not 'first'"),

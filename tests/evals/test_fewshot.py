@@ -68,7 +68,7 @@ def test_too_few_images_are_reported_before_work(made_up):
         check_fewshot(made_up(train=[40, 0, 30], test=5), "test", Options())
     with pytest.raises(UserError, match="evaluate it on another"):
         check_fewshot(dataset, "train", Options())
-    with pytest.raises(UserError, match="has none"):
+    with pytest.raises(UserError, match="does not have any"):
         check_fewshot(made_up(test=5), "test", Options())
 
 

@@ -69,7 +69,7 @@ def test_what_is_wrong_is_reported_before_work(made_up, small_model):
     dataset = made_up(train=3, test=5)
     for names, split, message in (
         (["top2"], "test", "Did you mean 'top1'"),
-        (["top1"], "tset", 'no split "tset"'),
+        (["top1"], "tset", 'The split "tset" does not exist'),
         (["top1", "fewshot"], "test", "25 shots"),
         (["knn"], "train", "learns from the split train"),
     ):

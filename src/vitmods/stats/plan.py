@@ -55,7 +55,7 @@ class Findable:
 
 @lru_cache(maxsize=1024)
 def detectable(k: int, n: int, alpha: float = 0.05, images: float = 0.0) -> Findable:
-    """The effects that `k` arms against one base can find with `n` seeds each; `images`: sqrt(I), in sd of one trial."""
+    """The effects that `k` arms against one base can find with `n` seeds each; `images`: sqrt(I), in sd of a trial."""
     if n < 2:
         return Findable(math.inf, math.inf, math.inf)
     if n > SIMULATED:  # times the ratio of the standard errors
