@@ -31,8 +31,7 @@ ALLOWED = {
     ("Image", "open"): {
         "data/read.py",
         "data/pack.py",
-        "papers/corruptions/weather.py",
-        "papers/corruptions/pixels.py",
+        "papers/corruptions/functions.py",
     },
     ("zipfile", "ZipFile"): {LIMITS, "train/checkpoint.py"},
     ("tarfile", "open"): {"data/shards.py", "data/pack.py", "papers/sources/imagenet.py"},

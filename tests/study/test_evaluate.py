@@ -104,7 +104,7 @@ def test_a_trial_on_other_images_must_know_their_classes(seeds, two_classes):
         ({"protocols": ["calibrations"]}, "Did you mean 'calibration'"),
         ({"protocols": []}, "at least one"),
         ({"batch_size": 0}, "at least 1"),
-        ({"split": "tset"}, 'no split "tset"'),
+        ({"split": "tset"}, 'The split "tset" does not exist'),
         ({"protocols": ["fewshot"], "split": "train"}, "evaluate it on another"),
         ({"protocols": ["fewshot"], "options": Options(shots=(90,))}, "90 shots need"),
     ],
