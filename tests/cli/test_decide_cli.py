@@ -92,11 +92,14 @@ def test_a_trial_that_diverged(tmp_path):
         ([*LINES, ",0,0.9"], "line 8: the name of the arm is missing"),
         ([*LINES, "dpn,2,0.9"], "line 8: dpn with this seed has this score already"),
         (["arm,seed,score", "base,0,0.8", "dpn,0,0.9"], "No arm shares two seeds with base"),
-        (["arm,seed,score", "bass,0,0.8", "dpn,0,0.9"], "no arm base to compare with. Did you mean 'bass'?"),
+        (["arm,seed,score", "bass,0,0.8", "dpn,0,0.9"], "Unknown arm base to compare with. Did you mean 'bass'?"),
         (["arm,seed,score", "base,0,0.8"], "base is the only arm"),
         (["arm,seed,score", "base,0,80", "dpn,0,90"], "unit='points'"),
         (["arm,seed,score"], "does not contain a score"),
-        (["arm,seed,image,score", "base,0,a,1", "base,0,b,1", "dpn,0,a,1"], "not the same images as base with seed 0"),
+        (
+            ["arm,seed,image,score", "base,0,a,1", "base,0,b,1", "dpn,0,a,1"],
+            "not have the same images as base with seed 0",
+        ),
     ],
 )
 def test_what_a_file_can_lack(tmp_path, capsys, lines, message):

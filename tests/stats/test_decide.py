@@ -417,7 +417,7 @@ def test_an_arm_that_stopped_keeps_its_verdict_and_stays_in_the_fit():
 @pytest.mark.parametrize(
     ("scores", "settings", "message"),
     [
-        ({"a": {0: 1.0}}, {}, "no arm base"),
+        ({"a": {0: 1.0}}, {}, "Unknown arm base"),
         ({"base": {0: 1.0}}, {}, "only arm"),
         (normal(2, 3), {"margin": -1}, "margin must be 0 or more"),
         (normal(2, 3), {"margin": math.nan}, "margin must be 0 or more"),

@@ -284,7 +284,7 @@ def test_two_seeds_show_nothing_favorable():
     [
         (lambda scores: scores.pop("Ti/16"), "two settings or more"),
         (lambda scores: scores["Ti/16"].pop("dpn"), "Ti/16 has other arms"),
-        (lambda scores: [arms.pop("base") for arms in scores.values()], "no arm base"),
+        (lambda scores: [arms.pop("base") for arms in scores.values()], "Unknown arm base"),
     ],
 )
 def test_what_cannot_be_compared_is_an_error(change, match):
