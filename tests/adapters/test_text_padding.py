@@ -144,9 +144,9 @@ def test_short_sequences_of_big_bird_attend_to_all_and_it_says_so():
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("hf-text:bigbirds", "has no model 'bigbirds'"),
-        ("hf-text:bert?hidden=3", "the config has no 'hidden'"),
-        ("hf-text:bert?pretrained=1", "begin with new weights"),
+        ("hf-text:bigbirds", "does not have a model 'bigbirds'"),
+        ("hf-text:bert?hidden=3", "the config does not have 'hidden'"),
+        ("hf-text:bert?pretrained=1", "start from new weights"),
     ],
 )
 def test_bases_that_cannot_be_made(spec, words):

@@ -125,7 +125,7 @@ def test_arms_of_a_table_in_compare(capsys, tmp_path, monkeypatch):
         (["paper", "show", "dpn-tabel6"], "Did you mean 'dpn-table6'?"),
         (["paper", "run", "dpn-table2"], "JFT-4B is not public"),
         (["paper", "run", "tt-table5"], "add --from, weights trained at 224 px"),
-        (["paper", "run", "dpn-table3", "--from", "vit_tiny_patch16_224"], "has no weights of dpn"),
+        (["paper", "run", "dpn-table3", "--from", "vit_tiny_patch16_224"], "lacks weights of dpn"),
         (["compare", "--arms", "paper:dpn-table6", "paper:dpn-table1"], "one of paper:dpn-table6 and paper:dpn-table1"),
         (["diff", "--arm", "paper:dpn-table6"], "several arms of a study"),
     ],
@@ -144,7 +144,7 @@ def test_a_table_fills_in_what_is_not_given(monkeypatch, capsys):
         seen.append(options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compare, "_study", study)
+    monkeypatch.setattr(compare, "make_study", study)
 
     def filled(*arguments):
         main(["compare", *arguments])
@@ -154,9 +154,9 @@ def test_a_table_fills_in_what_is_not_given(monkeypatch, capsys):
     assert filled("--arms", "paper:dpn-table1", "--base", "mu/2").base == ("mu/2",)
     assert "--base S/4 Ti/2" in capsys.readouterr().err
     found = filled("--arms", "paper:norm-choice", "dpn")
-    assert (found.sweep, found.arms) == (("warmup_epochs=0,5",), ("paper:norm-choice", "dpn"))
+    assert (found.settings.sweep, found.arms) == ({"warmup_epochs": [0, 5]}, ("paper:norm-choice", "dpn"))
     found = filled("--arms", "paper:norm-choice", "--sweep", "base=mu/2,mu2/2")
-    assert (found.sweep, found.base) == (("base=mu/2,mu2/2",), ("mu3/2",))
-    assert filled("--arms", "paper:dtn-table6").metric == "mean_corruption_error"
-    assert filled("--arms", "paper:dtn-table6", "--metric", "top1").metric == "top1"
+    assert (found.settings.sweep, found.base) == ({"base": ["mu/2", "mu2/2"]}, ())
+    assert filled("--arms", "paper:dtn-table6").settings.metric.name == "mean_corruption_error"
+    assert filled("--arms", "paper:dtn-table6", "--metric", "top1").settings.metric.name == "top1"
     assert filled("--arms", "norms").base == ("mu3/2",)

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from vitmods.cli import main
-from vitmods.cli.options import asked_for, defaults_from
+from vitmods.cli.compare import Compare, make_study
+from vitmods.cli.options import parse
 from vitmods.recipes import RECIPES, a2, augreg, deit
 
 
@@ -141,8 +142,8 @@ def test_errors_name_the_remedy(arguments, words, capsys):
     assert "not foreseen" not in error
 
 
-def defaults(*arguments, start=None):
-    return defaults_from(asked_for([str(argument) for argument in arguments], "compare"), start)[3]
+def defaults(*arguments):
+    return make_study(parse(Compare, [str(argument) for argument in arguments], "compare")).settings.recipe
 
 
 def test_other_commands_take_settings_and_the_model():
@@ -153,6 +154,6 @@ def test_other_commands_take_settings_and_the_model():
 
 def test_the_command_line_may_say_in_epochs_what_the_recipe_says_in_steps():
     shorter = defaults("--recipe", "augreg(level=light1)", "--warmup-epochs", "3", "--epochs", "30")
-    assert shorter == augreg("light1", "mu3/2").with_(warmup_steps=None)
+    assert shorter == augreg("light1", "mu3/2").with_(steps=None, warmup_steps=None, warmup_epochs=3, epochs=30)
     assert defaults("--recipe", "vtab", "--epochs", "30").steps is None
     assert defaults("--recipe", "deit", "--warmup-steps", "30").schedule.warmup_epochs is None

@@ -19,7 +19,7 @@ import torch
 import vitmods as vm
 from vitmods.changes import REGISTRY, Change, parse_changes
 from vitmods.changes.compose import edit
-from vitmods.cli import COMMANDS, import_command
+from vitmods.cli import COMMANDS, find_command
 from vitmods.layers import NORMS
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_params
@@ -194,7 +194,7 @@ def options_of(command: str) -> set[str]:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         if command:
-            import_command(command).main(["--help-all"])
+            find_command(command)(["--help-all"])
         else:
             importlib.import_module("vitmods.cli").main(["--help"])
     return set(re.findall(r"--[a-z][\w-]*", printed.getvalue()))

@@ -36,7 +36,7 @@ from vitmods.stats.read import read_csv
 from vitmods.study.arms import Function, parse_edits
 from vitmods.study.bases import ForeignBase, rebuilt
 from vitmods.study.checkpoints import Checkpoint
-from vitmods.study.plan import grid_from_text, make_grid, make_sweep
+from vitmods.study.plan import make_grid
 from vitmods.study.store import StudyFolder
 from vitmods.train.trial import read_examples, read_scores
 from vitmods.util.errors import UserError
@@ -71,8 +71,8 @@ def _expressions():
 def expressions(text):
     for read in (parse_changes, parse_edits, expand, parse_recipe, lambda one: open_source(f"{one}?allow={one}")):
         _attempt(read, text)
-    _attempt(lambda one: make_grid(grid_from_text([one]), "val"), text)
-    _attempt(lambda one: make_sweep(grid_from_text([one], "--sweep"), {}), text)
+    _attempt(lambda one: make_grid([one]), text)
+    _attempt(lambda one: make_grid([one], "--sweep"), text)
     _attempt(ViTConfig.from_name, text)
 
 

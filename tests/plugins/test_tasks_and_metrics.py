@@ -9,7 +9,8 @@ import torch
 import vitmods as vm
 from vitmods import data
 from vitmods.cli import main
-from vitmods.cli.options import asked_for, defaults_from
+from vitmods.cli.compare import Compare, make_study
+from vitmods.cli.options import parse
 from vitmods.finetune.delta import read_delta
 from vitmods.finetune.roles import parameter_roles
 from vitmods.recipes import Recipe
@@ -173,7 +174,7 @@ def test_recipes_that_others_chose_leave_out_what_a_task_does_not_read(variant):
     assert study.settings.recipe.loss.label_smoothing == 0
     assert study.settings.recipe.optimizer.lr == vm.recipes.digits().optimizer.lr
     for arguments in (["--task", "variant"], ["--task", "variant", "--recipe", "deit"]):
-        assert defaults_from(asked_for(arguments, "compare"))[3].loss.label_smoothing == 0
+        assert make_study(parse(Compare, arguments, "compare")).settings.recipe.loss.label_smoothing == 0
     with pytest.raises(UserError, match="variant does not read label_smoothing"):
         vm.Study("mu2/2", ["dpn"], data="digits", task="variant", recipe=RECIPE.with_(label_smoothing=0.1))
 

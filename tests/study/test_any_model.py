@@ -324,7 +324,7 @@ def test_drop_path_reaches_models_that_know_it():
         (lambda: study_of(3), "not a int"),
         (lambda: study_of("python:no_such_module:base"), "The plugin 'no_such_module' does not exist"),
         (lambda: arm_from_text("python(timm:wider)"), "does not define a function 'wider'"),
-        (lambda: study_of(arms={"dpn": vm.DualPatchNorm}), "is no change"),
+        (lambda: study_of(arms={"dpn": vm.DualPatchNorm}), "is not a change"),
         (lambda: arm_from_text("replace(dpn)"), "takes a kind of norm, as rms or dtn, not 'dpn'"),
         (lambda: arm_from_text("replace(rms,wheer=attn)"), "Did you mean 'where'"),
         (lambda: Replace(vm.Norm("rms"), where=lambda site: True), "give the arm as a function"),

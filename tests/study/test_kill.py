@@ -163,7 +163,7 @@ def test_a_killed_study_ends_in_the_same_numbers(tmp_path):
         rows = (path.parent / "metrics.jsonl").read_text().splitlines()
         last = json.loads(rows[-1])["step"] if rows else 0  # stopped before its first row
         assert checkpoint.load(path.parent)["step"] >= last
-    assert "go on with: vitmods compare" in broken.with_suffix(".log").read_text()
+    assert "to resume: vitmods compare" in broken.with_suffix(".log").read_text()
     assert not (broken / "results.json").exists()
 
     finish(broken, workers=2)

@@ -1,4 +1,4 @@
-"""Options of a run are declared once, in RunOptions and StudyOptions; everything else reads those fields."""
+"""Options are declared once: of a run in RunOptions and StudyOptions, of a study in StudySettings and ImageOptions."""
 
 import inspect
 import json
@@ -15,6 +15,7 @@ from vitmods.cli.train import Train
 from vitmods.study import StudyOptions
 from vitmods.study.executors import ClusterOptions
 from vitmods.study.executors.processes import Processes
+from vitmods.study.plan import ImageOptions, Settings, StudySettings
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner
 from vitmods.train import RunOptions
@@ -53,10 +54,25 @@ def test_nothing_else_lists_the_options():
         assert not names(command) & names(StudyOptions)
 
 
+def test_nothing_else_lists_the_settings_of_a_study():
+    """So that a new setting is one field, which the shell offers, `vm.Study` accepts and `Settings` keeps."""
+    settings, parameters = names(StudySettings), set(inspect.signature(vm.Study).parameters)
+    assert not (settings | names(ImageOptions)) & parameters
+    assert get_type_hints(Compare)["settings"] is StudySettings
+    assert issubclass(get_type_hints(Compare)["dataset"], ImageOptions)
+    assert not names(Compare) & (settings | names(ImageOptions))
+    assert settings <= names(Settings)
+    for field in fields(StudySettings):
+        assert vm.Study("mu1/2", ["rms"], seeds=1, **{field.name: field.default}).settings
+    with pytest.raises(TypeError, match=r"'metrik' is not an option of a study or its images\. Did you mean 'metric'"):
+        vm.Study("mu1/2", ["rms"], seeds=1, metrik="ece")
+
+
 def test_the_shell_offers_every_option(capsys):
     assert main(["compare", "--help-all"]) == 0
     text = capsys.readouterr().out
-    offered = (names(StudyOptions) | names(ClusterOptions)) - {"cluster"}
+    kinds = (StudyOptions, ClusterOptions, StudySettings, ImageOptions)
+    offered = set().union(*map(names, kinds)) - {"cluster"}
     assert {name for name in offered if f"--{name.replace('_', '-')} " not in text} == HIDDEN
 
 

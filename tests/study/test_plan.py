@@ -15,13 +15,12 @@ from vitmods.study.plan import (
     Grid,
     Point,
     Settings,
+    StudySettings,
     check_plan,
     choose,
     differences,
-    grid_from_text,
     make_grid,
     make_seeds,
-    make_sweep,
 )
 from vitmods.study.state import at_the_edge
 from vitmods.util.errors import UserError
@@ -89,8 +88,8 @@ def test_a_line_up_is_named_by_its_author_alone():
         ({"x": []}, "changes nothing"),
         (["dpm"], "dpn"),
         ("dpm", "dpn"),
-        ({"x": 3}, "Arm x: 3 is no change"),
-        ({"x": DualPatchNorm}, "is no change"),
+        ({"x": 3}, "Arm x: 3 is not a change"),
+        ({"x": DualPatchNorm}, "is not a change"),
     ],
 )
 def test_bad_arms_are_refused_with_a_remedy(arms, says):
@@ -107,7 +106,7 @@ def test_seeds_are_a_number_or_a_list():
 
 
 def test_points_are_tried_on_seeds_of_their_own_and_every_setting():
-    study = settings(["dpn"], grid=LR, tuning_seeds=(MOST_SEEDS,), sweep=make_sweep({"base": ("mu/4", "Ti/4")}, FIXED))
+    study = settings(["dpn"], tune=LR, tuning_seeds=(MOST_SEEDS,), sweep={"base": ("mu/4", "Ti/4")})
     trials = [(str(t.setting), t.arm.name, str(t.point), t.seed) for t in study.tuning_trials()]
     assert trials[:5] == [
         ("base=mu/4", "base", "lr=0.1", MOST_SEEDS),
@@ -121,7 +120,7 @@ def test_points_are_tried_on_seeds_of_their_own_and_every_setting():
 
 
 def test_a_setting_is_a_study_with_other_values():
-    study = settings(sweep=make_sweep({"base": ("mu/4", "Ti/4"), "lr": (0.1, 0.3)}, FIXED))
+    study = settings(sweep={"base": ("mu/4", "Ti/4"), "lr": (0.1, 0.3)})
     last = study.at(study.sweep.points[-1])
     assert (last.fixed["base"], last.recipe.optimizer.lr, bool(last.sweep)) == ("Ti/4", 0.3, False)
     assert study.fixed["base"] != "Ti/4"
@@ -130,9 +129,7 @@ def test_a_setting_is_a_study_with_other_values():
 def test_settings_survive_json():
     study = settings({"x": Arm("x", (DualPatchNorm(before=False),), {"lr": 0.2}).changes})
     assert Settings.from_dict(study.to_dict()) == study
-    grown = replace(
-        study, grid=LR, tuning_seeds=(7,), until_decided=True, sweep=make_sweep({"limit_train": 0.5}, FIXED)
-    )
+    grown = replace(study, tune=LR, tuning_seeds=(7,), margin=2.0, sweep={"limit_train": (0.5, 1.0)})
     again = Settings.from_dict(json.loads(json.dumps(grown.to_dict())))
     assert again == replace(grown, fixed=again.fixed)
 
@@ -168,9 +165,9 @@ def test_every_other_change_is_a_difference_and_is_shown():
     ("options", "says"),
     [
         ({"seeds": 3, "until_decided": True}, "at most 4 to 32 seeds"),
-        ({"seeds": 5, "until_decided": True, "sweep": make_sweep({"lr": (0.2, 0.4)}, FIXED)}, "fixed number of seeds"),
-        ({"sweep": make_sweep({"lr": (0.2, 0.4)}, FIXED), "arms": [Arm("a", (), {"lr": 0.3})]}, "swept over"),
-        ({"grid": LR, "tuning_seeds": (7,), "arms": [Arm("a", (), {"lr": 0.3})]}, "tuned for every arm"),
+        ({"seeds": 5, "until_decided": True, "sweep": {"lr": (0.2, 0.4)}}, "fixed number of seeds"),
+        ({"sweep": {"lr": (0.2, 0.4)}, "arms": [Arm("a", (), {"lr": 0.3})]}, "swept over"),
+        ({"tune": LR, "tuning_seeds": (7,), "arms": [Arm("a", (), {"lr": 0.3})]}, "tuned for every arm"),
     ],
 )
 def test_plans_that_cannot_be_are_refused(options, says):
@@ -181,62 +178,58 @@ def test_plans_that_cannot_be_are_refused(options, says):
 @pytest.mark.parametrize(("sweep", "says"), [({"limit_train": "half"}, "limit_train is"), ({"lrr": 1}, "'lr'")])
 def test_sweeps_that_cannot_be_are_refused(sweep, says):
     with pytest.raises(UserError, match=says):
-        make_sweep(sweep, FIXED)
+        make_grid(sweep, "--sweep")
 
 
 A, B, C = (Point((("lr", lr),)) for lr in (1e-4, 3e-4, 1e-3))
 
 
 def tuned(tune, arms=("dpn",), **options):
-    grid = make_grid(tune, "val" if tune else None)
-    return Settings(FIXED, make_arms(list(arms)), (0, 1), grid=grid, tuning_seeds=(0, 1) if tune else (), **options)
+    return Settings(FIXED, make_arms(list(arms)), (0, 1), tune=tune, tuning_seeds=(0, 1) if tune else (), **options)
 
 
 def test_values_are_read_by_the_type_of_their_field():
-    grid = make_grid(
-        grid_from_text(["lr=1e-4,3e-4", "weight-decay=0", "ema=none,0.99", "randaugment=2:10,none", "optimizer=sgd"]),
-        "val",
-    )
+    grid = make_grid(["lr=1e-4,3e-4", "weight-decay=0", "ema=none,0.99", "randaugment=2:10,none", "optimizer=sgd"])
     values = {"lr": (1e-4, 3e-4), "weight_decay": (0.0,), "ema": (None, 0.99), "optimizer": ("sgd",)}
     assert dict(grid.fields) == {**values, "randaugment": ((2, 10.0), None)}
-    assert make_grid({"lr": 3}, "val").fields == (("lr", (3.0,)),)
-    assert make_grid({"epochs": ["3"], "lr": (0.1, 1)}, "val").fields == (("epochs", (3,)), ("lr", (0.1, 1.0)))
+    assert make_grid({"lr": 3}).fields == (("lr", (3.0,)),)
+    assert make_grid({"epochs": ["3"], "lr": (0.1, 1)}).fields == (("epochs", (3,)), ("lr", (0.1, 1.0)))
 
 
 def test_points_are_the_product_in_the_given_order():
-    grid = make_grid({"lr": (3e-4, 1e-4), "weight_decay": (0, 0.1)}, "val")
+    grid = make_grid({"lr": (3e-4, 1e-4), "weight_decay": (0, 0.1)})
     order = [f"lr={lr},weight_decay={decay}" for lr in (0.0003, 0.0001) for decay in (0, 0.1)]
     assert [str(point) for point in grid.points] == order
-    assert make_grid({}, None).points == (Point(),)
+    assert make_grid({}).points == (Point(),)
     assert Grid.from_dict(grid.to_dict()) == grid
 
 
 @pytest.mark.parametrize(
     ("tune", "on", "says"),
     [
-        ({"lrr": 1}, "val", "no field 'lrr' to tune. Did you mean 'lr'"),
-        ({"lr": ["1e-3", "0.001"]}, "val", "lr=0.001 is to be tried twice"),
-        ({"lr": ()}, "val", "no value of lr"),
-        ({"lr": "fast"}, "val", "'fast' is no value of lr, which is a number"),
-        ({"epochs": 1.5}, "val", "1.5 is no value of epochs, which is a whole number"),
-        ({"epochs": True}, "val", "True is no value of epochs"),
+        ({"lrr": 1}, "val", "the field 'lrr'. Did you mean 'lr'"),
+        ({"lr": ["1e-3", "0.001"]}, "val", "lr=0.001 is listed twice"),
+        ({"lr": ()}, "val", "lr needs at least one value"),
+        ({"lr": "fast"}, "val", "lr is a number, not 'fast'"),
+        ({"epochs": 1.5}, "val", "epochs is a whole number, not 1.5"),
+        ({"epochs": True}, "val", "epochs is a whole number, not True"),
         ({"optimizer": "adam"}, "val", "adamw or sgd"),
         ({"randaugment": "2"}, "val", "with : between them or none"),
         ({"lr": 1e-3}, None, "--tune-on val"),
-        ({"lr": 1e-3}, "test", "chosen on test: the best of several"),
+        ({"lr": 1e-3}, "test", "Nothing can be chosen on .test."),
         ({"lr": 1e-3}, "vla", "only on the validation split"),
-        ({}, "val", "without anything to tune"),
+        ({}, "val", "Nothing is tuned"),
     ],
 )
 def test_bad_grids_are_refused_with_a_remedy(tune, on, says):
     with pytest.raises(UserError, match=says):
-        make_grid(tune, on)
+        StudySettings(tune=tune, tune_on=on)
 
 
 @pytest.mark.parametrize("text", ["lr", "lr=", "=3", "lr=1", "lr=2"])
 def test_what_the_shell_takes(text):
     with pytest.raises(UserError, match="--tune"):
-        grid_from_text([text, "lr=1"])
+        make_grid([text, "lr=1"])
 
 
 def test_an_arm_may_not_set_what_is_tuned_but_anything_else():
@@ -284,7 +277,7 @@ def test_values_may_be_added_but_nothing_may_leave():
 
 
 def test_a_choice_at_the_end_of_what_was_tried_is_reported():
-    grid = make_grid({"lr": (3e-4, 1e-4, 1e-3), "optimizer": ("sgd", "adamw"), "weight_decay": 0.1}, "val")
+    grid = make_grid({"lr": (3e-4, 1e-4, 1e-3), "optimizer": ("sgd", "adamw"), "weight_decay": 0.1})
     assert at_the_edge(grid, Point((("lr", 1e-4), ("optimizer", "sgd"), ("weight_decay", 0.1)))) == ["lr"]
     assert at_the_edge(grid, Point((("lr", 3e-4), ("optimizer", "sgd"), ("weight_decay", 0.1)))) == []
 

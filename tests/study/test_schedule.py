@@ -12,7 +12,7 @@ from vitmods.recipes import Recipe
 from vitmods.study.arms import make_arms
 from vitmods.study.executors import Inline
 from vitmods.study.factors import make_plan
-from vitmods.study.plan import Settings, make_seeds, make_sweep
+from vitmods.study.plan import Settings, make_seeds
 from vitmods.study.progress import Progress
 from vitmods.study.schedule import Budget, Schedule, make_budget
 from vitmods.study.scores import decision_at, looks
@@ -30,7 +30,7 @@ class Played:
 
     def __init__(self, path, means, seeds=16, sd=0.01, until_decided=True, **options):
         arms = make_arms([arm for arm in means if arm != "base"])
-        self.settings = Settings(FIXED, arms, make_seeds(seeds), until_decided, **options)
+        self.settings = Settings(FIXED, arms, make_seeds(seeds), until_decided=until_decided, **options)
         self.folder, self.means, self.sd, self.order, self.broken = StudyFolder(path), means, sd, [], set()
 
     def state(self):
@@ -216,7 +216,7 @@ def test_the_time_to_go_is_on_every_line_and_follows_from_seconds_a_step(tmp_pat
 
 
 def test_every_setting_of_a_sweep_has_its_own_base(tmp_path):
-    sweep = make_sweep({"base": ("mu/4", "Ti/4")}, FIXED)
+    sweep = {"base": ("mu/4", "Ti/4")}
     played = Played(tmp_path, {"base": 0.5, "dpn": 0.5}, seeds=1, until_decided=False, sweep=sweep)
     played.run()
     assert played.order == [

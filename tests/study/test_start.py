@@ -13,7 +13,7 @@ from vitmods.recipes import plain
 from vitmods.study import Study
 from vitmods.study.arms import Arm, arm_from_text, make_arms
 from vitmods.study.checkpoints import Start, open_trial
-from vitmods.study.plan import Settings, Trial
+from vitmods.study.plan import ImageOptions, Settings, Trial
 from vitmods.study.store import Facts, StudyFolder
 from vitmods.study.study import fixed_settings
 from vitmods.study.trial import TrialRunner, base_config, build_model
@@ -33,7 +33,7 @@ def checkpoint(tmp_path_factory):
     """The folder of a trial of one epoch."""
     out = tmp_path_factory.mktemp("checkpoint") / "trial"
     recipe = RECIPE.with_(mean=(0.4,), std=(0.3,))
-    fixed = fixed_settings("mu2/4", "digits", recipe, limit_train=128, unreadable="stop", **IMAGES)
+    fixed = fixed_settings("mu2/4", "digits", recipe, ImageOptions(limit_train=128, **IMAGES))
     runner = TrialRunner(StudyFolder(out), Settings(fixed, (), (0,)), RunOptions("cpu"))
     runner.train(Trial(Arm("base"), 0), out)
     return out
@@ -88,8 +88,8 @@ def test_every_arm_and_seed_begins_with_the_checkpoint(checkpoint):
 
 @pytest.mark.parametrize("positions", ["bicubic", "bilinear"])
 def test_another_size_and_other_classes(checkpoint, positions):
-    start, config = Start.of(str(checkpoint), positions)
-    model = start.build(config.with_(img_size=16, num_classes=4), seed=0)
+    start, trained = Start.of(str(checkpoint), positions)
+    model = start.build(trained.vit_config.with_(img_size=16, num_classes=4), seed=0)
     expected = open_checkpoint(str(checkpoint))
     expected.set_input_size(16, positions=positions)
     assert torch.equal(model.pos_embed, expected.pos_embed)
@@ -145,9 +145,9 @@ def test_what_cannot_be_begun_is_refused(checkpoint, options, words):
 
 
 def test_other_channels_are_refused(checkpoint):
-    start, config = Start.of(str(checkpoint))
+    start, trained = Start.of(str(checkpoint))
     with pytest.raises(UserError, match="reads 1 channels, not 3"):
-        start.build(config.with_(in_chans=3), seed=0)
+        start.build(trained.vit_config.with_(in_chans=3), seed=0)
 
 
 def test_folders_without_a_trial(tmp_path):

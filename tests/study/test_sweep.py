@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from vitmods.data.loading import load
-from vitmods.recipes import Augment, plain
+from vitmods.recipes import Augment, Recipe, plain
 from vitmods.report import render
 from vitmods.study import Answer, Study
-from vitmods.study.plan import make_sweep
+from vitmods.study.plan import Settings, check_plan
 from vitmods.util.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
@@ -141,23 +141,26 @@ def test_a_dry_run_estimates_every_setting(tmp_path, monkeypatch):
     assert whole.trial_s / whole.step_s > 2 * quarter.trial_s / quarter.step_s
 
 
+BASICS = {"task": "classification", "data": "digits", "base": "mu/4", "recipe": Recipe().to_dict()}
+
+
 @pytest.mark.parametrize(
     ("sweep", "fixed", "message"),
     [
         ({"limit_train": "0.25,0"}, {}, "a number of images, or a fraction"),
         ({"limit_train": [1.5]}, {}, "a number of images, or a fraction"),
-        ({"limit_train": [0.5, 0.5]}, {}, "tried twice"),
-        ({"limit_train": [0.5]}, {"limit_train": 9}, "leave one of the two out"),
-        ({"base": ["mu/4", "mu/4"]}, {}, "tried twice"),
-        ({"base": ["mu/4"]}, {"start": {}}, "cannot be swept over"),
-        ({"depth": [1]}, {}, "no field 'depth'"),
+        ({"limit_train": [0.5, 0.5]}, {}, "listed twice"),
+        ({"limit_train": [0.5, 1]}, {"limit_train": 9}, "leave one of the two out"),
+        ({"base": ["mu/4", "mu/4"]}, {}, "listed twice"),
+        ({"base": ["mu/4", "Ti/4"]}, {"start": {}}, "cannot be swept over"),
+        ({"depth": [1]}, {}, "the field 'depth'"),
     ],
 )
 def test_what_cannot_be_swept_over(sweep, fixed, message):
     with pytest.raises(UserError, match=message):
-        make_sweep(sweep, fixed)
+        check_plan(Settings({**BASICS, **fixed}, (), (0,), sweep=sweep))
 
 
 def test_one_setting_is_no_sweep():
-    with pytest.raises(UserError, match=r"two values or more, and there is lr=0.001 alone"):
+    with pytest.raises(UserError, match=r"two values or more, not lr=0.001 alone"):
         make({"lr": [1e-3]})

@@ -227,8 +227,8 @@ def test_the_table_and_the_report_tell_what_was_tried(played, tmp_path):
 @pytest.mark.parametrize(
     ("splits", "says"),
     [
-        (("train", "test"), "no val split to choose on.*--val-fraction"),
-        (("train", "val"), "no test split: what is chosen on val cannot be reported on val"),
+        (("train", "test"), "Without a val split.*--val-fraction"),
+        (("train", "val"), "test split is missing: what is chosen on val cannot be reported on val"),
     ],
 )
 def test_both_splits_are_needed(splits, says, tmp_path, draw_images):

@@ -8,8 +8,7 @@ import shlex
 import sys
 import textwrap
 import warnings
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from vitmods import __version__
@@ -36,8 +35,14 @@ COMMANDS = {
     "export": "write a model for other programs: torch, ONNX, safetensors, or a folder for the Hub",
 }
 
-ELSEWHERE = {"analyse": "vitmods.analysis.command", "paper": "vitmods.papers.command"}
-"""commands whose module is not of this package"""
+ELSEWHERE = {
+    "analyse": "vitmods.analysis.command:main",
+    "decide": "vitmods.cli.report:decide_scores",
+    "diff": "vitmods.cli.changes:show_diff",
+    "paper": "vitmods.papers.command:main",
+    "recipes": "vitmods.cli.recipe:list_recipes",
+}
+"""commands that are not the `main` of a file of this package"""
 
 HELP = """\
 usage: vitmods COMMAND [OPTIONS]
@@ -73,10 +78,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    given, arguments = arguments, [argument for argument in arguments if argument != "--debug"]
-    debug, plugins = "--debug" in given, _take(arguments, "--plugin")
+    typed, arguments = arguments, [argument for argument in arguments if argument != "--debug"]
+    plugins: list[str] = []
+    for place in reversed([i for i, word in enumerate(arguments) if word.split("=")[0] == "--plugin"]):
+        name = arguments.pop(place).partition("=")[2] or (arguments.pop(place) if place < len(arguments) else "")
+        plugins.insert(0, name)
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_help(), end="")
+        rows = []
+        for name, summary in COMMANDS.items():
+            rows += textwrap.wrap(summary, 80, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12)
+        print(HELP.format(commands="\n".join(rows)), end="")
         return 0
     if arguments[0] == "--version":
         print(f"vitmods {__version__}")
@@ -86,54 +97,36 @@ def _run(arguments: list[str]) -> int:
             from vitmods.util.registry import load_plugins
 
             load_plugins(plugins)
-        return _dispatch(arguments)
+        command = find_command(arguments[0])
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code = command(arguments[1:])
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt as stop:
-        if not said(message := f"Stopped. What was done is saved; go on with: {shlex.join(['vitmods', *given])}"):
-            _say(message)
+        message = f"Stopped. What was done is saved; to resume: {shlex.join(['vitmods', *typed])}"
+        if not said(message):
+            _print_error(f"\n{message}")
         return getattr(stop, "exit_code", INTERRUPTED)
     except SystemExit as stop:  # tyro's, after help or an error that it printed
         return int(stop.code or 0)
     except Exception as error:
-        if debug:
+        if "--debug" in typed:
             raise
         message = _explain(error)
         if not said(message, getattr(error, "repeats", False)):  # by another process of the same training
-            _say(message, arguments[0])
+            _print_error(f"vitmods {arguments[0]}: {message}")
         return USAGE
 
 
-def _take(arguments: list[str], option: str) -> list[str]:
-    """The values of an option that every command has; it leaves the arguments."""
-    found: list[str] = []
-    for place in reversed([i for i, word in enumerate(arguments) if word.split("=")[0] == option]):
-        value = arguments.pop(place).partition("=")[2] or (arguments.pop(place) if place < len(arguments) else "")
-        found.insert(0, value)
-    return found
-
-
-def import_command(name: str) -> ModuleType:
-    """The module of a command, whose `main` runs it."""
-    return importlib.import_module(ELSEWHERE.get(name, f"vitmods.cli.{name}"))
-
-
-def _dispatch(arguments: list[str]) -> int:
-    command = arguments[0]
-    if command not in COMMANDS:
-        kind = "option" if command.startswith("-") else "command"
-        raise UserError(f"There is no {kind} {command}. {nearest(command, COMMANDS)} `vitmods --help` says more.")
-    module = import_command(command)
-    with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
-        code: int = module.main(arguments[1:])
-    sys.stdout.flush()
-    return code
-
-
-def _help() -> str:
-    rows = []
-    for name, summary in COMMANDS.items():
-        rows += textwrap.wrap(summary, 80, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12)
-    return HELP.format(commands="\n".join(rows))
+def find_command(name: str) -> Callable[[Sequence[str]], int]:
+    """Import a command: a function of its arguments that returns the exit code. Raises UserError for unknown names."""
+    if name not in COMMANDS:
+        kind = "option" if name.startswith("-") else "command"
+        raise UserError(f"The {kind} {name} does not exist. {nearest(name, COMMANDS)} `vitmods --help` says more.")
+    module, _, function = ELSEWHERE.get(name, f"vitmods.cli.{name}:main").partition(":")
+    command: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
+    return command
 
 
 def _explain(error: Exception) -> str:
@@ -161,10 +154,6 @@ def _show_warning(
     _print_error(f"warning: {message}")
 
 
-def _say(message: str, command: str = "") -> None:
-    _print_error(f"vitmods {command}: {message}" if command else f"\n{message}")
-
-
 def _print_error(text: str) -> None:
-    """Whatever names are in it: their control characters do not reach the terminal."""
+    """Print on stderr, without the control characters of names in the text."""
     print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)

@@ -52,7 +52,10 @@ class Bench:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Bench, arguments, "bench")
-    _check(options)
+    if len(set(options.models)) < len(options.models):
+        raise UserError("--models names a model twice: each can be measured once.")
+    if min(options.batch, default=0) < 1:
+        raise UserError(f"--batch is a number of images from 1 on, got {options.batch}.")
     import shutil
 
     from vitmods.bench import bench, plot, table
@@ -60,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.util.files import make_folder, write_json
 
     size = rows_and_columns(options.img_size)
-    found = bench(
+    timings = bench(
         {name: _open(name, size) for name in options.models},
         size,
         batches=options.batch,
@@ -70,20 +73,13 @@ def main(arguments: Sequence[str]) -> int:
         compiled=options.compile,
         budget_s=options.seconds,
     )
-    print(table(found, shutil.get_terminal_size().columns))
+    print(table(timings, shutil.get_terminal_size().columns))
     if options.out is not None:
         folder = make_folder(options.out)
-        write_json(folder / "bench.json", found)
-        plot(found, folder / "bench.png")
+        write_json(folder / "bench.json", timings)
+        plot(timings, folder / "bench.png")
         print(f"Wrote {folder}/bench.json and bench.png")
     return 0
-
-
-def _check(options: Bench) -> None:
-    if len(set(options.models)) < len(options.models):
-        raise UserError("--models names a model twice: each can be measured once.")
-    if min(options.batch, default=0) < 1:
-        raise UserError(f"--batch is a number of images from 1 on, got {options.batch}.")
 
 
 def _open(name: str, size: tuple[int, int]) -> nn.Module:
@@ -95,5 +91,7 @@ def _open(name: str, size: tuple[int, int]) -> nn.Module:
     if not way:
         return model
     if way == "apart" and getattr(getattr(model, "vit_config", None), "parallel", 1) == 1:
-        raise UserError(f"{name}: this model has no parallel branches to leave apart. Write fast: in front instead.")
+        raise UserError(
+            f"{name}: this model does not have parallel branches to leave apart. Write fast: in front instead."
+        )
     return optimize_for_inference(model, join_branches=way == "fast")

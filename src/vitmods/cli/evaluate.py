@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -51,7 +51,7 @@ class Evaluate:
     data_workers: int = 0
     """threads that prepare images ahead; useful for corruptions"""
     out: Path | None = None
-    """write all results to this file as JSON, and the figures beside it"""
+    """write all results to this file as JSON, and the figures next to it"""
     figures: Path | None = None
     """draw into this folder, as SVG and PNG"""
     json: bool = False
@@ -61,14 +61,16 @@ class Evaluate:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Evaluate, arguments, "evaluate")
-    from vitmods.study.evaluate import evaluate, figure_names, over_seeds
+    from vitmods.report.evaluation import draw_evaluation
+    from vitmods.report.tables import print_evaluation
+    from vitmods.study.evaluate import evaluate, figure_names, over_seeds, summary
     from vitmods.util.files import make_folder, write_json
 
     for folder in (options.figures, options.out and options.out.parent):
         if folder is not None:
             make_folder(folder)
     evaluations = evaluate(
-        [download(evaluation) for evaluation in options.checkpoints],
+        [download(checkpoint) for checkpoint in options.checkpoints],
         options.protocol or None,
         split=options.split,
         data=options.data,
@@ -81,32 +83,15 @@ def main(arguments: Sequence[str]) -> int:
     result = evaluations[0] if len(evaluations) == 1 else over_seeds(evaluations)
     if options.out is not None:
         write_json(options.out, result)
-    _print(result, options.json)
-    prefixes = figure_names(evaluations) if len(evaluations) > 1 else [""]
-    for evaluation, prefix in zip(evaluations, prefixes, strict=True):
-        for path in _draw(evaluation, options, prefix):
+    if options.json or not sys.stdout.isatty():
+        print(json.dumps(result if options.json else summary(result), indent=1))
+    else:
+        print_evaluation(result)
+    # Figures are in the folder of --figures, or next to the JSON with its name as a prefix.
+    folder = options.figures or (options.out.parent if options.out else None)
+    prefix = "" if options.figures or not options.out else f"{options.out.stem}-"
+    names = figure_names(evaluations) if len(evaluations) > 1 else [""]
+    for evaluation, name in zip(evaluations, names, strict=True):
+        for path in draw_evaluation(evaluation, folder, prefix + name) if folder else ():
             note(f"drawn: {path}")
     return 0
-
-
-def _print(result: dict[str, Any], as_json: bool) -> None:
-    from vitmods.study.evaluate import summary
-
-    if as_json or not sys.stdout.isatty():
-        print(json.dumps(result if as_json else summary(result), indent=1))
-        return
-    from vitmods.report.tables import print_evaluation
-
-    print_evaluation(result)
-
-
-def _draw(evaluation: dict[str, Any], options: Evaluate, prefix: str) -> list[Path]:
-    """Draw in the folder of --figures, or beside the JSON with its name as the prefix."""
-    if options.figures is None and options.out is None:
-        return []
-    from vitmods.report.evaluation import draw_evaluation
-
-    if options.figures is not None:
-        return draw_evaluation(evaluation, options.figures, prefix)
-    assert options.out is not None
-    return draw_evaluation(evaluation, options.out.parent, f"{options.out.stem}-{prefix}")

@@ -52,47 +52,38 @@ class Export:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Export, arguments, "export")
-    _check(options)
-    name = download(options.model)
-    if options.to == "hub":
-        return _share(options, name)
-    from vitmods.adapters import open_checkpoint
-    from vitmods.fast import ENDINGS, export, optimize_for_inference
-    from vitmods.train.trial import MODULES
-
-    if options.to != "safetensors" and (Path(name) / MODULES).exists():
-        raise UserError(
-            f"{options.model} has modules beside its ViT, which a graph would lack: write the ViT's weights alone "
-            "(--to safetensors), or use the trial as it is (vitmods predict)."
-        )
-    model = open_checkpoint(name)
-    if options.img_size is not None:
-        model.set_input_size(rows_and_columns(options.img_size))
-    if options.optimize:
-        model = optimize_for_inference(model)
-    out = options.out or Path("model" + ENDINGS[options.to])
-    difference = export(model, out, options.to, options.batch)
-    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB; read back, outputs differ by {difference:.1e} of the largest")
-    return 0
-
-
-def _check(options: Export) -> None:
-    """Raise UserError for options that the format does not use."""
-    hub = options.to == "hub"
+    hub, kind = options.to == "hub", options.to
     unread = {"batch": hub, "img_size": hub, "optimize": hub, "push": not hub, "study": not hub, "license": not hub}
     for name, is_unread in unread.items():
         if is_unread and getattr(options, name) not in (None, False):
             raise UserError(f"--{name.replace('_', '-')} does not apply to --to {options.to}: leave it out.")
     if options.push and options.out:
         raise UserError("--push uploads, --out writes a folder here: give one of the two.")
+    source = download(options.model)
+    if kind == "hub":
+        from vitmods.report.hub import push_to_hub, save_pretrained
 
-
-def _share(options: Export, model: str) -> int:
-    from vitmods.report.hub import push_to_hub, save_pretrained
-
-    if options.push is not None:
-        print(push_to_hub(model, options.push, study=options.study, license=options.license))
+        if options.push is not None:
+            print(push_to_hub(source, options.push, study=options.study, license=options.license))
+            return 0
+        folder = save_pretrained(source, options.out or "model", study=options.study, license=options.license)
+        print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
         return 0
-    folder = save_pretrained(model, options.out or "model", study=options.study, license=options.license)
-    print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+    from vitmods.fast import ENDINGS, export, optimize_for_inference
+    from vitmods.study.checkpoints import Checkpoint
+
+    checkpoint = Checkpoint.open(source)
+    model = checkpoint.vit
+    if options.to != "safetensors" and model is not checkpoint.model:
+        raise UserError(
+            f"{options.model} contains modules of its task besides its ViT, which a graph would lack: write the ViT's "
+            "weights alone (--to safetensors), or use the trial as it is (vitmods predict)."
+        )
+    if options.img_size is not None:
+        model.set_input_size(rows_and_columns(options.img_size))
+    if options.optimize:
+        model = optimize_for_inference(model)
+    out = options.out or Path("model" + ENDINGS[options.to])
+    difference = export(model, out, kind, options.batch)
+    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB; read back, outputs differ by {difference:.1e} of the largest")
     return 0

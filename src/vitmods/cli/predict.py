@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -62,8 +62,10 @@ class Predict:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Predict, arguments, "predict")
+    from vitmods.report.tables import print_predictions, shares
     from vitmods.study.predict import predict
     from vitmods.util.files import make_folder, write_atomically
+    from vitmods.util.text import no_formula
 
     if options.out is not None:
         make_folder(options.out.parent)
@@ -79,40 +81,26 @@ def main(arguments: Sequence[str]) -> int:
         annotations=options.annotations,
         trust=options.trust,
     )
-    predictions = [
-        {name: value for name, value in prediction.items() if not hasattr(value, "dtype")} for prediction in predictions
-    ]  # arrays of pixels are not text
+    # arrays of pixels are not text
+    predictions = [{key: value for key, value in row.items() if not hasattr(value, "dtype")} for row in predictions]
     kind = options.format or ("table" if options.out is None and sys.stdout.isatty() else "csv")
     if kind == "table" and options.out is None:
-        from vitmods.report.tables import print_predictions
-
         print_predictions(predictions)
         return 0
-    text = json.dumps(predictions, indent=1, ensure_ascii=False) + "\n" if kind == "json" else _csv(predictions)
+    if kind == "json":
+        text = json.dumps(predictions, indent=1, ensure_ascii=False) + "\n"
+    else:
+        table = io.StringIO()
+        writer = csv.writer(table, lineterminator="\n")
+        fraction = "fraction" if "pixels" in predictions[0] else "probability"
+        writer.writerow(["image", "rank", "class", fraction, "predicted"])
+        for row in predictions:
+            for rank, (name, p) in enumerate(shares(row).items(), start=1):
+                is_predicted = int(name in row["predicted"])
+                writer.writerow([no_formula(row["image"]), rank, no_formula(name), f"{p:.6g}", is_predicted])
+        text = table.getvalue()
     if options.out is None:
         print(text, end="")
     else:
         write_atomically(options.out, lambda file: file.write(text.encode()))
     return 0
-
-
-def _csv(predictions: Sequence[dict[str, Any]]) -> str:
-    from vitmods.report.tables import shares
-    from vitmods.util.text import no_formula
-
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    fraction = "pixels" in predictions[0]
-    rows.writerow(["image", "rank", "class", "fraction" if fraction else "probability", "predicted"])
-    for prediction in predictions:
-        for rank, (name, p) in enumerate(shares(prediction).items(), start=1):
-            rows.writerow(
-                [
-                    no_formula(prediction["image"]),
-                    rank,
-                    no_formula(name),
-                    f"{p:.6g}",
-                    int(name in prediction["predicted"]),
-                ]
-            )
-    return text.getvalue()

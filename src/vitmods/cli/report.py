@@ -1,16 +1,18 @@
-"""`vitmods report`: results and report from a study's folder."""
+"""`vitmods report`: results and report from a study's folder; `vitmods decide`: verdicts on scores of any training."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from vitmods.cli.options import parse
 from vitmods.util.address import named
+from vitmods.util.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,47 @@ class Report:
     """the arm that all others are compared with"""
 
 
+@dataclass(frozen=True)
+class Decide:
+    """Say which arms are better or worse than base, from a CSV file of scores. Nothing is trained.
+
+    The columns are arm,seed,score: a score for each trial; or arm,seed,image,score: for each test image, and then the
+    intervals hold for other test images too. A score of `diverged` is a trial without one. Train base and every arm
+    with the same seeds.
+
+    examples:
+      vitmods decide scores.csv
+      vitmods decide scores.csv --base plain --margin 0.2 --markdown
+      vitmods decide losses.csv --unit nats --lower-is-better --margin 0.01
+    """
+
+    scores: Annotated[Path, tyro.conf.Positional]
+    """the CSV file"""
+    base: str = "base"
+    """the arm that the others are compared with"""
+    margin: float = 0.5
+    """the difference that does not matter, in points, or in the unit of the scores"""
+    unit: str | None = None
+    """fraction (0.93, shown as 93 points), points (93), or what the scores count; None: fractions up to 1"""
+    lower_is_better: bool = False
+    """losses and errors"""
+    generalize: Literal["images", "seeds"] = "images"
+    """the verdict holds for other test images too, or for these alone"""
+    most_seeds: int | None = None
+    """the maximum, where seeds are added until it is decided; None: their number was fixed before"""
+    chance: float | None = None
+    """the score of the best constant prediction, e.g. the share of the most frequent class: where base is not clearly
+    above it, no verdict is given; None: 0 for fractions of which more is better"""
+    markdown: bool = False
+    """print a Markdown table"""
+    latex: bool = False
+    """print a LaTeX table"""
+    json: bool = False
+    """print JSON, for programs"""
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run `vitmods report`; returns the exit code."""
     options = parse(Report, arguments, "report")
     from vitmods.report import print_answer
     from vitmods.study import Answer
@@ -42,4 +83,35 @@ def main(arguments: Sequence[str]) -> int:
     report = answer.report(options.out)
     print_answer(answer)
     print(f"\nReport: {named(report)}")
+    return 0
+
+
+def decide_scores(arguments: Sequence[str]) -> int:
+    """Run `vitmods decide`; returns the exit code."""
+    options = parse(Decide, arguments, "decide")
+    if options.markdown + options.latex + options.json > 1:
+        raise UserError("Give one of --markdown, --latex and --json.")
+    from vitmods.stats.decide import decide
+    from vitmods.stats.plan import forecast
+
+    decision = decide(
+        options.scores, options.base, options.margin, unit=options.unit, generalize=options.generalize,
+        higher_is_better=not options.lower_is_better, most_seeds=options.most_seeds, chance=options.chance,
+    )  # fmt: skip
+    if not any(effect.n > 1 for effect in decision.effects.values()):
+        raise UserError(
+            f"No arm shares two seeds with {options.base}, so their spread is unknown. Train {options.base} and "
+            "the arms with the same seeds, 3 or more."
+        )
+    if options.json:
+        print(json.dumps(decision.to_dict(), indent=1))
+    elif options.latex:
+        print(decision.to_latex())
+    elif options.markdown:
+        print(decision.to_markdown())
+    else:
+        print(decision)
+        for effect in decision.effects.values():
+            if expected := forecast(effect):
+                print(f"{effect.arm}: {expected}")
     return 0

@@ -397,7 +397,7 @@ class Recipe:
 
     def settings(self) -> dict[str, Any]:
         """Every field by its own name: the inverse of `Recipe().with_(**settings)`."""
-        parts = {"": self} | {name: getattr(self, name) for name in _PARTS}
+        parts = {"": self} | {name: getattr(self, name) for name in PARTS}
         parts |= {name: self.part(kind) for name, kind in TASK_PARTS.items()}
         return {name: getattr(parts[part], leaf) for name, (part, leaf, _) in fields_by_name().items()}
 
@@ -415,7 +415,7 @@ class Recipe:
         try:
             for name, value in values.items():
                 is_part = isinstance(value, Mapping)
-                if is_part and name not in _PARTS and name not in TASK_PARTS:
+                if is_part and name not in PARTS and name not in TASK_PARTS:
                     raise UserError(
                         f"These settings have '{name}', a part of a task that is not loaded: add --plugin MODULE "
                         "(in Python, import the module first)."
@@ -429,7 +429,7 @@ class Recipe:
             raise UserError(f"Invalid settings of a recipe: {error}.") from error
 
 
-_PARTS = {
+PARTS = {
     "augment": Augment,
     "loss": Loss,
     "optimizer": Optimizer,
@@ -449,11 +449,11 @@ def fields_by_name() -> dict[str, tuple[str, str, Any]]:
 
 @cache
 def _fields_by_name(of_tasks: tuple[tuple[str, type], ...]) -> dict[str, tuple[str, str, Any]]:
-    fields = {name: ("", name, kind) for name, kind in _hints(Recipe).items() if name not in (*_PARTS, "task_parts")}
-    for part, kind_of_part in (*_PARTS.items(), *of_tasks):
+    fields = {name: ("", name, kind) for name, kind in _hints(Recipe).items() if name not in (*PARTS, "task_parts")}
+    for part, kind_of_part in (*PARTS.items(), *of_tasks):
         for leaf, kind in _hints(kind_of_part).items():
             name = part if leaf == "name" else leaf
-            if name in fields or (name in _PARTS and leaf != "name"):
+            if name in fields or (name in PARTS and leaf != "name"):
                 raise UserError(f"{kind_of_part.__name__}: a recipe has a field {name!r} already; choose another name.")
             fields[name] = (part, leaf, kind)
     return fields

@@ -13,7 +13,6 @@ from typing import Any
 from torch import nn
 
 from vitmods import __version__
-from vitmods.adapters import open_checkpoint
 from vitmods.adapters.apply import as_vit
 from vitmods.adapters.timm_folder import OURS, write_timm_folder
 from vitmods.changes import Change
@@ -22,7 +21,7 @@ from vitmods.report.templates import templates
 from vitmods.study.answer import Answer
 from vitmods.study.arms import parse_edits
 from vitmods.study.bases import described
-from vitmods.study.checkpoints import open_trial
+from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.retrain import arm_named, estimate_of
 from vitmods.study.store import StudyFolder, read_object
 from vitmods.tasks.base import DEFAULT, TASKS
@@ -152,9 +151,7 @@ def save_pretrained(
         raise UserError(f"{folder} is the trial itself: choose another folder.")
     if trial is not None and (trial / RESULT).is_file():
         config, result = read_object(trial / CONFIG), read_object(trial / RESULT)
-        model = open_trial(trial)
-    else:
-        model = source if isinstance(source, nn.Module) else open_checkpoint(str(source))
+    model = source if isinstance(source, nn.Module) else Checkpoint.open(str(source)).model
     if study is None and trial is not None:
         above = [path for path in trial.resolve().parents[:_UP] if not named(path).endswith("://")]
         study = next((path for path in above if is_there(StudyFolder(path).settings_file)), None)
@@ -236,7 +233,4 @@ def from_pretrained(source: str | Path, *, revision: str | None = None, token: s
             raise UserError(f"Neither a local folder nor a repository on the Hub: {source} ({reason}).") from error
     elif revision is not None:
         raise UserError(f"{source} is a local file or folder, without revisions: drop revision.")
-    if (folder / RESULT).is_file():
-        model: nn.Module = open_trial(folder)
-        return model
-    return open_checkpoint(str(folder))
+    return Checkpoint.open(str(folder)).model

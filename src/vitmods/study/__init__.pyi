@@ -4,5 +4,7 @@ from .arms import Replace as Replace
 from .arms import parse_edits as parse_edits
 from .checkpoints import open_trial as open_trial
 from .executors import StudyOptions as StudyOptions
+from .plan import ImageOptions as ImageOptions
 from .plan import Measure as Measure
+from .plan import StudySettings as StudySettings
 from .study import Study as Study

@@ -1,6 +1,4 @@
-"""Arms: what is compared with base, and how users name it.
-
-What an arm does to base besides changes: other norms in any transformer, or a function of the user's.
+"""Arms: changes, other norms in any transformer, or functions of the user's, and how users name them.
 
 Imports without torch.
 """
@@ -12,7 +10,7 @@ import re
 import site
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from vitmods.finetune.roles import chosen_roles
 from vitmods.study.line_ups import find_line_up, refuse_line_ups
 from vitmods.util.errors import UserError
-from vitmods.util.registry import load_plugins, named_by_user
+from vitmods.util.registry import Registry, load_plugins, named_by_user
 from vitmods.util.shorthand import read_settings, split_form, split_outside
 
 if TYPE_CHECKING:
@@ -31,7 +29,23 @@ if TYPE_CHECKING:
 
 
 PYTHON = "python"
-LIBRARIES = ("timm", "torchvision", "hf", "hf-text", PYTHON)
+
+
+@dataclass(frozen=True)
+class Library:
+    """How base models `LIBRARY:NAME?option=value` are made.
+
+    build:        (base, name, whether weights are trained, options) -> model
+    size_option:  the option that sets the image size (rows, columns), for models that have one
+    reads_tokens: whether its models read tokens, not images
+    """
+
+    build: Callable[[Any, str, bool, dict[str, Any]], nn.Module]
+    size_option: str | None = None
+    reads_tokens: bool = False
+
+
+LIBRARIES: Registry[Library] = Registry("library of base models", "vitmods.study.bases", "vitmods.tasks.*.models")
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,7 @@ class Replace:
         change: what the norms become: `Norm(kind)` or `DynamicTokenNorm(...)`. RMSNorm keeps the weights, not the
             outputs, as `Norm("rms", exact=False)`.
         where: a role of norms, or a pattern of module names; None: as `replace_norms` chooses.
-        heads: of norms by heads, instead of those of the attention beside.
+        heads: of norms by heads, instead of those of the attention next to it.
     """
 
     change: Change
@@ -67,8 +81,8 @@ class Replace:
             raise UserError(f"replace({self.change}): where has a character of , ( ) + in it: {self.where!r}.")
 
     def __str__(self) -> str:
-        chosen = (("where", self.where), ("heads", self.heads))
-        return f"replace({','.join([self.kind, *(f'{name}={value}' for name, value in chosen if value is not None)])})"
+        chosen = [f"{name}={value}" for name in ("where", "heads") if (value := getattr(self, name)) is not None]
+        return f"replace({','.join([self.kind, *chosen])})"
 
     @property
     def kind(self) -> str:
@@ -85,11 +99,11 @@ class Replace:
         return self.change
 
     def describe(self) -> dict[str, str]:
-        """As of a change, for reports."""
-        about = self.change.describe()
+        """Describe the edit for reports, as changes do."""
+        change = self.change.describe()
         chosen = f"those that match '{self.where}'" if self.where else "those that suit this kind"
-        summary = f"The norms of the transformer ({chosen}) become {about['title']}; gains and biases are carried."
-        return {**about, "summary": summary, "preserves": "weights", "cost": ""}
+        summary = f"The norms of the transformer ({chosen}) become {change['title']}; gains and biases are carried."
+        return {**change, "summary": summary, "preserves": "weights", "cost": ""}
 
 
 @dataclass(frozen=True)
@@ -105,13 +119,16 @@ class Function:
 
     @classmethod
     def of(cls, call: Callable[..., nn.Module], otherwise: str) -> Function:
-        """The function by the name under which it can be imported, or `otherwise`. From then on files may name it."""
-        name = _importable(call)
-        named_by_user.update([name] if name else [])
-        return cls(name or otherwise, call)
+        """Name a function `module:name` if other processes can import that very object, and let files name it then;
+        `otherwise` for lambdas, methods and functions of a script itself."""
+        module, name = str(getattr(call, "__module__", "")), str(getattr(call, "__qualname__", ""))
+        if module == "__main__" or module not in sys.modules or vars(sys.modules[module]).get(name) is not call:
+            return cls(otherwise, call)
+        named_by_user.add(f"{module}:{name}")
+        return cls(f"{module}:{name}", call)
 
     def load(self) -> None:
-        """Import its module, for the user names it now. UserError where there is none, or no such function."""
+        """Import its module, for the user names it now. Raises UserError if it does not exist or lacks the function."""
         if self.call is None and self.module is not None:
             load_plugins([self.module])
         self.resolve()
@@ -121,7 +138,7 @@ class Function:
 
     @property
     def module(self) -> str | None:
-        """What a process must import to know it; None where it is known in this one alone."""
+        """The module that defines it; None if only this process knows it."""
         module, colon, _ = self.name.partition(":")
         return module if colon else None
 
@@ -140,22 +157,29 @@ class Function:
                 "alone: run that again. A function of a module that can be imported is known everywhere."
             )
         if self.module.partition(".")[0] in sys.stdlib_module_names:
-            raise UserError(f"{self.name} is a function of Python's own, and makes no model: name one of yours.")
-        path = self.name.partition(":")[2]
-        module = sys.modules.get(self.module)
-        found: Any = vars(module).get(path) if module else None
-        if module is None or not ({self.name, self.module} & named_by_user or _script_imports(module, found)):
+            raise UserError(
+                f"{self.name} is one of Python's own functions, and does not make a model: name one that does."
+            )
+        path, module = self.name.partition(":")[2], sys.modules.get(self.module)
+        function: Any = vars(module).get(path) if module else None
+        is_named = bool({self.name, self.module} & named_by_user)
+        if (
+            module is not None and not is_named and not _is_installed(module)
+        ):  # scripts import packages for other reasons
+            imported = {id(value) for value in vars(sys.modules["__main__"]).values()}
+            is_named = not imported.isdisjoint((id(module), id(function)))
+        if module is None or not is_named:
             raise UserError(
                 f"{self.name} is not called, because you did not name its module: import {self.module} in your script, "
                 f"or add --plugin {self.module} in the shell. Installed packages need --plugin."
             )
-        if not callable(found) or getattr(found, "__module__", None) != self.module:
+        if not callable(function) or getattr(function, "__module__", None) != self.module:
             raise UserError(f"The module {self.module} does not define a function '{path}'.")
-        function: Callable[..., nn.Module] = found
-        return function
+        resolved: Callable[..., nn.Module] = function
+        return resolved
 
     def describe(self) -> dict[str, str]:
-        """As of a change, for reports: its docstring is all that is known."""
+        """Describe the edit for reports, as changes do, by its docstring."""
         try:
             text = " ".join((self.resolve().__doc__ or "").split())
         except UserError:
@@ -185,7 +209,8 @@ def base_function(base: Any) -> Function | None:
 
 def is_foreign(base: Any) -> bool:
     """Whether a base, as settings hold it, is the spec of another library's model or of a function."""
-    return isinstance(base, str) and base.partition(":")[0] in LIBRARIES and ":" in base
+    library, colon, _ = base.partition(":") if isinstance(base, str) else ("", "", "")
+    return bool(colon) and (library == PYTHON or library in LIBRARIES)
 
 
 if TYPE_CHECKING:
@@ -193,69 +218,47 @@ if TYPE_CHECKING:
 
 
 def functions_of(edits: Iterable[Edit]) -> list[Function]:
-    """Those of the edits that are functions."""
+    """Select the edits that are functions."""
     return [edit for edit in edits if isinstance(edit, Function)]
 
 
 def parse_edits(text: str) -> tuple[Edit, ...]:
-    """The edits that a short form names, in order: changes, `replace(...)` and `python(module:function)`.
+    """Parse the edits that a short form names, in order: changes, `replace(...)` and `python(module:function)`.
 
     Raises:
         UserError: as `parse_changes`.
     """
     from vitmods.changes import parse_changes
 
-    found: list[Edit] = []
+    edits: list[Edit] = []
     refuse_line_ups(text)
     for part in split_outside(text, "+"):
-        form = split_form(part)
-        if form and form[0] == "replace":
-            found.append(_replace(form[1]))
-        elif form and form[0] == PYTHON:
-            found.append(Function(form[1].strip()))
+        name, inside = split_form(part) or ("", "")
+        if name == PYTHON:
+            edits.append(Function(inside.strip()))
+        elif name == "replace":
+            norm, *options = split_outside(inside, ",")
+            changes = parse_changes(norm)
+            if len(changes) != 1:
+                raise UserError("replace(...) takes one kind of norm, as in replace(rms) or replace(dtn,where=attn).")
+            kinds = {"where": str, "heads": int}
+            edits.append(Replace(changes[0], **read_settings("replace", "arm", ",".join(options), kinds)))
         else:
-            found += parse_changes(part)
-    return tuple(found)
-
-
-def _replace(inside: str) -> Replace:
-    from vitmods.changes import parse_changes
-
-    first, *rest = split_outside(inside, ",")
-    changes = parse_changes(first)
-    if len(changes) != 1:
-        raise UserError("replace(...) takes one kind of norm, as in replace(rms) or replace(dtn,where=attn).")
-    return Replace(changes[0], **read_settings("replace", "arm", ",".join(rest), {"where": str, "heads": int}))
-
-
-def _importable(call: Any) -> str | None:
-    """`module:name` where that is this very object; None for lambdas, methods, and what a script itself defines."""
-    module, name = getattr(call, "__module__", None), getattr(call, "__qualname__", None)
-    if not module or not name or module == "__main__" or module not in sys.modules:
-        return None
-    return f"{module}:{name}" if vars(sys.modules[module]).get(name) is call else None
-
-
-def _script_imports(module: ModuleType, function: Any) -> bool:
-    """Whether the script or notebook of this process has imported a user's module, or that function of it.
-
-    Scripts import installed packages for other reasons than to name a function of theirs: those do not count.
-    """
-    imported = {id(value) for value in vars(sys.modules["__main__"]).values()}
-    return not _is_installed(module) and not imported.isdisjoint((id(module), id(function)))
+            edits += parse_changes(part)
+    return tuple(edits)
 
 
 def _is_installed(module: ModuleType) -> bool:
     """Whether the file of a module is in a folder of installed packages, of Python's own modules, or of vitmods."""
     if getattr(module, "__file__", None) is None:
         return True
-    known = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    roots = {Path(__file__).parents[1], *map(Path, [*known, *site.getsitepackages(), site.getusersitepackages()])}
+    folders = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    roots = {Path(__file__).parents[1], *map(Path, [*folders, *site.getsitepackages(), site.getusersitepackages()])}
     roots |= {root.resolve() for root in roots}
     file = Path(str(module.__file__)).absolute()
     return any(
-        not roots.isdisjoint(one.parents) or not {"site-packages", "dist-packages"}.isdisjoint(one.parts)
-        for one in (file, file.resolve())
+        not roots.isdisjoint(path.parents) or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+        for path in (file, file.resolve())
     )
 
 
@@ -271,7 +274,7 @@ class Arm:
     changes: tuple[Edit, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
     start: str | None = None
-    """trained weights of its own that it begins with, changes included; None: base's"""
+    """trained weights that it starts from, changes included; None: base's"""
 
     @property
     def short(self) -> str:
@@ -282,23 +285,23 @@ class Arm:
     def text(self) -> str:
         """The changes and the recipe overrides, for people, e.g. `dpn+train(attention)`."""
         overrides = (f"train({value})" if name == "train" else f"{name}={value}" for name, value in self.recipe.items())
-        own = f"from {Path(self.start).name}" if self.start and not self.changes else ""
-        return "+".join(filter(None, (self.short, own, *overrides)))
+        origin = f"from {Path(self.start).name}" if self.start and not self.changes else ""
+        return "+".join(filter(None, (self.short, origin, *overrides)))
 
     def identity(self) -> dict[str, Any]:
-        """What makes it this arm, as JSON gives it back (which has no tuples)."""
+        """Return everything but the name, in JSON's types."""
         begins = {"start": self.start} if self.start else {}
         return {"changes": self.short, "recipe": json.loads(json.dumps(dict(self.recipe))), **begins}
 
     @classmethod
     def from_identity(cls, name: str, values: Mapping[str, Any]) -> Arm:
-        """The inverse of `identity`. KeyError or TypeError where `values` are none."""
+        """The inverse of `identity`. Raises KeyError or TypeError for other values."""
         return cls(name, parse_edits(values["changes"]), values["recipe"], values.get("start"))
 
 
 def arm_from_text(text: str) -> Arm:
     """Read `CHANGES` or `NAME=CHANGES`, e.g. `dpn`, `post=placement(attn=post)`, `replace(dtn)` of any transformer,
-    `python(module:function)`. UserError for an unknown change, or where there is no such function.
+    `python(module:function)`. Raises UserError for an unknown change or function.
 
     Among the changes `train(ROLES)` may say what is trained, e.g. `dpn+train(attention)`; the words `attention`,
     `ffn`, `head` and `full` are short for that.
@@ -313,90 +316,75 @@ def arm_from_text(text: str) -> Arm:
 
 
 def split_training(text: str) -> tuple[str, dict[str, Any]]:
-    """The changes, and the recipe override that `train(...)` among them, or a word for it, is."""
+    """Split a short form into its changes, and the recipe override of `train(...)` among them or of a word for it."""
     text = TRAINING.get(text.strip(), text)
     pattern = r"(?:(?<=\+)|^)\s*train\(([^()]*)\)\s*(?:\+|$)"
-    found = re.findall(pattern, text)
-    if len(found) > 1:
-        raise UserError(f"'{text}' says twice what is trained: join the roles, train({'+'.join(found)}).")
-    if not found:
+    roles = re.findall(pattern, text)
+    if len(roles) > 1:
+        raise UserError(f"'{text}' says twice what is trained: join the roles, train({'+'.join(roles)}).")
+    if not roles:
         return text, {}
-    chosen_roles(found[0])  # an unknown role is reported before anything runs
-    return re.sub(pattern, "", text).rstrip("+ "), {"train": found[0].strip()}
+    chosen_roles(roles[0])  # an unknown role is reported before anything runs
+    return re.sub(pattern, "", text).rstrip("+ "), {"train": roles[0].strip()}
 
 
 def arms_from_text(text: str) -> list[Arm]:
-    """The same, or the arms of a published table, e.g. `paper:dpn-table6`, or `norms`, short for one."""
+    """Read one arm, or the arms of a line-up, e.g. `paper:dpn-table6` or `norms`."""
     line_up = find_line_up(text)
     return [arm_from_text(arm) for arm in line_up.arms] if line_up else [arm_from_text(text)]
 
 
 def make_arms(arms: Mapping[str, Any] | Iterable[Any]) -> tuple[Arm, ...]:
-    """The arms that users name: a mapping name -> changes, functions `model -> model`, or short forms, line-ups and Arm
-    objects. Without `base`.
+    """Make the arms that users name: a mapping name -> changes, functions `model -> model`, or short forms, line-ups
+    and Arm objects. Without `base`.
 
-    Raises UserError when there is no arm, a name is taken twice, two arms are the same changes, or something else than
-    changes is given.
+    Raises UserError without any arm, for a name that is used twice, for two arms of the same changes, or for anything
+    else than changes.
     """
     if isinstance(arms, Mapping):
-        found = [_arm(str(name), given) for name, given in arms.items()]
+        listed = [_make_arm(str(name), content) for name, content in arms.items()]
     else:
-        listed = [arms] if isinstance(arms, str) else arms
-        found = [arm for one in listed for arm in ([one] if isinstance(one, Arm) else arms_from_text(str(one)))]
-    found = [arm for arm in found if arm.name != BASE or arm.changes or arm.recipe]
-    _check_arms(found)
-    return tuple(found)
-
-
-def _arm(name: str, given: Any) -> Arm:
-    """The arm that a user gives under a name: a short form, an Arm, one change or function, or several."""
-    if isinstance(given, str | Arm):
-        return replace(arm_from_text(given) if isinstance(given, str) else given, name=name)
-    listed = tuple(given) if isinstance(given, Iterable) and not isinstance(given, type) else (given,)
-    functions = sum(_is_function(one) for one in listed)
-    return Arm(name, tuple(_edit(name, one, f"{name}{i}" if functions > 1 else name) for i, one in enumerate(listed)))
-
-
-def _edit(arm: str, given: Any, label: str) -> Edit:
-    """A change or another edit; a function that no other process could import is called `label`."""
-    from vitmods.changes import Change
-
-    if isinstance(given, Change | Replace | Function):
-        return given
-    if _is_function(given):
-        return Function.of(given, label)
-    raise UserError(
-        f"Arm {arm}: {given!r} is no change. Give changes as DualPatchNorm(), as text ('dpn+rms'), or a function "
-        "model -> model."
-    )
-
-
-def _is_function(given: Any) -> bool:
-    from vitmods.changes import Change
-
-    return (
-        callable(given)
-        and not isinstance(given, Function)
-        and not (isinstance(given, type) and issubclass(given, Change))
-    )
-
-
-def _check_arms(arms: Sequence[Arm]) -> None:
-    if not arms:
-        raise UserError("A study needs an arm beside base, for example dpn; `vitmods changes` lists what there is.")
-    names: set[str] = set()
+        items = [arms] if isinstance(arms, str) else arms
+        listed = [arm for item in items for arm in ([item] if isinstance(item, Arm) else arms_from_text(str(item)))]
+    made: dict[str, Arm] = {}
     contents: dict[str, str] = {}
-    for arm in arms:
+    for arm in listed:
+        if arm.name == BASE and not arm.changes and not arm.recipe:
+            continue
         if arm.name == BASE:
             raise UserError("The arm named base is the model without changes. Give this arm another name.")
         if not arm.changes and not arm.recipe and arm.start is None:
             raise UserError(f"Arm {arm.name} changes nothing. Base is always part of the study; leave this arm out.")
-        if arm.name in names:
+        if arm.name in made:
             raise UserError(f"Two arms are named {arm.name}. Leave one out, or name it differently: NAME=CHANGES.")
-        content = repr(arm.identity())
-        if content in contents:
+        same = contents.setdefault(repr(arm.identity()), arm.name)
+        if same != arm.name:
+            raise UserError(f"Arms {same} and {arm.name} are the same changes ({arm.text}). Leave one out.")
+        made[arm.name] = arm
+    if not made:
+        raise UserError("A study needs an arm besides base, for example dpn; `vitmods changes` lists all changes.")
+    return tuple(made.values())
+
+
+def _make_arm(name: str, content: Any) -> Arm:
+    """Make an arm of a short form, an Arm, one change or function, or several."""
+    from vitmods.changes import Change
+
+    if isinstance(content, str | Arm):
+        return replace(arm_from_text(content) if isinstance(content, str) else content, name=name)
+    items = tuple(content) if isinstance(content, Iterable) and not isinstance(content, type) else (content,)
+    are_edits = [isinstance(item, Change | Replace | Function) for item in items]
+    are_changes = [isinstance(item, type) and issubclass(item, Change) for item in items]  # classes, not yet called
+    functions = sum(callable(item) for item, is_edit in zip(items, are_edits, strict=True) if not is_edit)
+    edits: list[Edit] = []
+    for i, item in enumerate(items):
+        if are_edits[i]:
+            edits.append(item)
+        elif callable(item) and not are_changes[i]:  # one that other processes cannot import is named after the arm
+            edits.append(Function.of(item, f"{name}{i}" if functions > 1 else name))
+        else:
             raise UserError(
-                f"Arms {contents[content]} and {arm.name} are the same changes ({arm.text}). Leave one out."
+                f"Arm {name}: {item!r} is not a change. Give changes as DualPatchNorm(), as text ('dpn+rms'), or a "
+                "function model -> model."
             )
-        names.add(arm.name)
-        contents[content] = arm.name
+    return Arm(name, tuple(edits))

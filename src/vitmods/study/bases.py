@@ -1,25 +1,17 @@
-"""Base models of other libraries and of users' functions, built for the images of a study.
-
-What an arm makes of any model; and of models that no ViTConfig describes, what is recorded, counted and said.
-
-Hugging Face's models of text as bases on sequences: new ones, from their configuration at a size.
-"""
+"""Base models of other libraries and of functions, and models after an arm's edits: built, recorded and opened."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import json
-import math
 import re
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -35,7 +27,17 @@ from vitmods.changes.compose import edit as edit_config
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs
 from vitmods.model.vit import ViT, vit
-from vitmods.study.arms import PYTHON, Function, Replace, base_function, functions_of, is_foreign, parse_edits
+from vitmods.study.arms import (
+    LIBRARIES,
+    PYTHON,
+    Function,
+    Library,
+    Replace,
+    base_function,
+    functions_of,
+    is_foreign,
+    parse_edits,
+)
 from vitmods.tasks.base import TaskModel, noise
 from vitmods.tasks.features import without_head
 from vitmods.util.errors import UserError, nearest
@@ -46,112 +48,8 @@ if TYPE_CHECKING:
     from vitmods.study.arms import Edit
 
 
-LIBRARY = "hf-text"
 MOST_SIDE = 4 * 1024
-"""pixels of an image's side in a trial that is made again"""
-
-
-def from_text(base: ForeignBase, name: str, trained: bool, options: dict[str, Any]) -> nn.Module:
-    """A model of that type for sequence classification; options are fields of its configuration.
-
-    Its call takes tokens (B, T), 0 being padding. It puts a class token of its own before them, which its head reads,
-    and fills them up to one length, a multiple of the blocks and chunks of its attention: some models choose their
-    attention by the length of the first batch.
-
-    Raises UserError for an unknown type or field, and where trained weights are asked for.
-    """
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as KNOWN
-
-    if trained or "drop_path" in options:
-        raise UserError(f"{base.spec}: models of tokens begin with new weights, and know no drop path.")
-    if name not in KNOWN:
-        raise UserError(f"Hugging Face has no model '{name}' that classifies sequences. {nearest(name, KNOWN)}")
-    config = AutoConfig.for_model(name)
-    for key in options:
-        if not hasattr(config, key):
-            raise UserError(f"{base.spec}: the config has no '{key}'. {nearest(key, config.to_dict())}")
-    if hasattr(config, "axial_pos_embds"):  # axial positions want lengths that are products
-        options = {"axial_pos_embds": False, **options}
-    config = AutoConfig.for_model(name, **options)
-    length = _length(config, base.img_size[1] + 1)
-    config.vocab_size, config.pad_token_id, config.num_labels = base.in_chans + 1, 0, base.num_classes
-    config.max_position_embeddings = length
-    if getattr(config, "attention_type", "") == "block_sparse":
-        _choose_attention(base.spec, config, length)
-    model: nn.Module = AutoModelForSequenceClassification.from_config(config)
-    for part in model.modules():
-        if getattr(part, "pooler", None) is not None and name == "big_bird":  # which its classifier does not read
-            part.pooler = None  # type: ignore[assignment]
-        for method in ("_init_attention_seed", "_init_feed_forward_seed"):
-            if hasattr(part, method):
-                setattr(part, method, MethodType(_SEEDS[method], part))
-    reads = ReadsTokens(base.in_chans, length)
-    model.register_forward_pre_hook(reads.before, with_kwargs=True)
-    model.register_forward_hook(reads.after, always_call=True)
-    return model
-
-
-def _length(config: Any, tokens: int) -> int:
-    """So many tokens or a few more, as attention needs it."""
-    names = ("block_size", "lsh_attn_chunk_length", "local_attn_chunk_length", "attention_window")
-    parts = [value for name in names if isinstance(value := getattr(config, name, 1), int)]
-    multiple = math.lcm(*parts)
-    return -(-tokens // multiple) * multiple
-
-
-def _choose_attention(spec: str, config: Any, length: int) -> None:
-    """Blocks pay, and work, from a length on; the model itself would change over at the first short batch."""
-    least = (5 + 2 * config.num_random_blocks) * config.block_size
-    if length <= least:
-        config.attention_type = "original_full"
-        warnings.warn(
-            f"{spec} attends in blocks to more than {least} tokens; with {length} it attends to all of them. Longer "
-            "sequences, or ?block_size=... and ?num_random_blocks=... below, make blocks.",
-            stacklevel=2,
-        )
-
-
-def _draw(self: Any, name: str) -> None:
-    """A seed from torch's random numbers, which a checkpoint keeps; Reformer's own comes from the operating system."""
-    setattr(self, name, int(torch.randint(2**62, ())))
-    torch.manual_seed(getattr(self, name))
-
-
-_SEEDS = {
-    "_init_attention_seed": lambda self: _draw(self, "attention_seed"),
-    "_init_feed_forward_seed": lambda self: _draw(self, "feed_forward_seed"),
-}
-
-
-class ReadsTokens:
-    """Hooks around a model of text that is called with tokens alone. In evaluation its random numbers (of hashing) are
-    the same at each call, and those outside stay as they were."""
-
-    def __init__(self, class_token: int, length: int):
-        self.class_token, self.length = class_token, length
-        self._open: list[ExitStack] = []
-
-    def before(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """(B, T) -> filled up, with a class token, and with the mask that says where."""
-        stack = ExitStack()
-        self._open.append(stack)
-        tokens: Tensor = args[0] if args else kwargs["input_ids"]
-        if not model.training:
-            cuda = [tokens.device] if tokens.device.type == "cuda" else []
-            stack.enter_context(torch.random.fork_rng(devices=cuda))
-            torch.manual_seed(0)
-        rest = self.length - 1 - tokens.shape[1]
-        if rest < 0:
-            raise UserError(f"A sequence of {tokens.shape[1]} tokens is longer than the model's {self.length - 1}.")
-        first = tokens.new_full((len(tokens), 1), self.class_token)
-        tokens = torch.cat([first, nn.functional.pad(tokens, (0, rest))], dim=1)
-        return (), {**kwargs, "input_ids": tokens, "attention_mask": (tokens != 0).long()}
-
-    def after(self, model: nn.Module, args: Any, output: Any) -> None:
-        """Random numbers as before."""
-        if self._open:
-            self._open.pop().close()
+"""pixels of an image's side in a trial that is opened"""
 
 
 Options = dict[str, Any]
@@ -159,11 +57,11 @@ Options = dict[str, Any]
 
 @dataclass(frozen=True)
 class ForeignBase:
-    """A base model that vitmods has no config of, for images of a size and a number of classes.
+    """A base model without a ViTConfig, for images of a size and a number of classes.
 
-    spec: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER`, `hf-text:TYPE` (of tokens), each with `?option=value&...` if
-        wanted, or `python:module:function`. Options are arguments of the library's own function (fields of the config
-        for Hugging Face); `pretrained=1` loads trained weights and gives them a new head.
+    spec: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER` or a name of another of `LIBRARIES`, each with
+        `?option=value&...` if wanted, or `python:module:function`. Options are arguments of the library's own function
+        (fields of the config for Hugging Face); `pretrained=1` loads trained weights and gives them a new head.
     call: the function, where the spec names one that this process alone knows.
     """
 
@@ -193,46 +91,56 @@ class ForeignBase:
             pretrained: False leaves trained weights out where the spec asks for them: others come in their place.
 
         Raises:
-            UserError: there is no such model, it does not take these options or images, or the settings.
+            UserError: the model does not exist, or does not take these options, images or settings.
         """
-        library, _, rest = self.spec.partition(":")
-        drop_path = _drop_path(self.spec, settings)
+        drop_path = None
+        if settings is not None:
+            for name in ("dropout", "init", "head_bias"):
+                if getattr(settings, name) is not None:
+                    raise _not_set(self.spec, name, getattr(settings, name))
+            if settings.drop_path_shape == "constant":
+                raise _not_set(self.spec, "drop_path_shape", "constant")
+            drop_path = settings.drop_path
+        library, _, name = self.spec.partition(":")
         if library == PYTHON:
             if drop_path is not None:
                 raise _not_set(self.spec, "drop_path", drop_path)
-            return self._call(Function(rest, self.call).resolve())
-        name, _, query = rest.partition("?")
+            model = Function(name, self.call).resolve()(self.num_classes, self.img_size, self.in_chans)
+            if not isinstance(model, nn.Module):
+                raise UserError(f"{self.spec} gave {type(model).__name__}, not an nn.Module: it has to return a model.")
+            return model
+        name, _, query = name.partition("?")
         options = {key: _literal(value) for key, value in parse_qsl(query, keep_blank_values=True)}
         check_numbers(self.spec, options)
         trained = bool(options.pop("pretrained", False)) and pretrained
-        make = {"timm": _from_timm, "torchvision": _from_torchvision, "hf": _from_huggingface, LIBRARY: from_text}[
-            library
-        ]
+        size_option = LIBRARIES[library].size_option
+        # Arguments that some models take, and others work without: each that a model refuses is dropped.
+        optional: Options = {size_option: self.img_size} if size_option else {}
+        optional |= {} if drop_path is None else {"drop_path": drop_path}
         state = torch.get_rng_state()
-
-        def attempt(optional: Options) -> nn.Module:
+        while True:
             torch.set_rng_state(state)
-            with nullcontext() if trained else offline():
-                return make(self, name, trained, {**optional, **options})
-
-        return _with_what_it_takes(self.spec, attempt, self._optional(library), drop_path)
+            try:
+                with nullcontext() if trained else offline():
+                    return LIBRARIES[library].build(self, name, trained, {**optional, **options})
+            except UserError:
+                raise
+            except TypeError as error:
+                refused = next((option for option in optional if f"'{option}'" in str(error)), None)
+                if refused is None:
+                    if drop_path is not None and "drop_path_rate" in str(error):
+                        raise _not_set(self.spec, "drop_path", drop_path) from error
+                    raise UserError(f"{self.spec} cannot be built: {error}") from error
+                del optional[refused]
+            except Exception as error:  # whatever a library raises, of options or of weights that it cannot fetch
+                reason = str(error).partition("\n")[0] or type(error).__name__
+                raise UserError(f"{self.spec} cannot be built: {reason}") from error
 
     @property
     def reads_tokens(self) -> bool:
         """Whether it is given tokens (B, T) of a vocabulary of `in_chans`, up to `img_size[1]`, and no images."""
-        return self.spec.startswith(f"{LIBRARY}:")
-
-    def _optional(self, library: str) -> Options:
-        """Arguments that some models of a library take, and others work without."""
-        side = self.img_size[0] if self.img_size[0] == self.img_size[1] else self.img_size
-        known: dict[str, Options] = {"timm": {"img_size": self.img_size}, "torchvision": {"image_size": side}}
-        return known.get(library, {})
-
-    def _call(self, function: Callable[..., nn.Module]) -> nn.Module:
-        model = function(self.num_classes, self.img_size, self.in_chans)
-        if not isinstance(model, nn.Module):
-            raise UserError(f"{self.spec} gave {type(model).__name__}, not an nn.Module: it has to return the model.")
-        return model
+        library = self.spec.partition(":")[0]
+        return library != PYTHON and LIBRARIES[library].reads_tokens
 
 
 Base = ViTConfig | ForeignBase
@@ -267,6 +175,8 @@ def _from_torchvision(base: ForeignBase, name: str, trained: bool, options: Opti
     from vitmods.adapters.torchvision import check_torchvision
 
     check_torchvision(name)
+    if options.get("image_size") == (base.img_size[0],) * 2:
+        options["image_size"] = base.img_size[0]
     if "drop_path" in options:
         raise _not_set(base.spec, "drop_path", options["drop_path"])
     if base.in_chans != 3:
@@ -308,7 +218,7 @@ def _from_huggingface(base: ForeignBase, name: str, trained: bool, options: Opti
     check_classifier(base.spec, folder, config)
     from transformers import AutoModelForImageClassification
 
-    model, about = AutoModelForImageClassification.from_pretrained(
+    model, loading = AutoModelForImageClassification.from_pretrained(
         folder,
         config=config,
         ignore_mismatched_sizes=True,
@@ -318,8 +228,8 @@ def _from_huggingface(base: ForeignBase, name: str, trained: bool, options: Opti
         output_loading_info=True,
     )
     new = {
-        *about["missing_keys"],
-        *(str(key[0] if isinstance(key, tuple) else key) for key in about["mismatched_keys"]),
+        *loading["missing_keys"],
+        *(str(key[0] if isinstance(key, tuple) else key) for key in loading["mismatched_keys"]),
     }
     if odd := sorted(key for key in new if not key.startswith(("classifier.", "head."))):
         raise UserError(f"{base.spec}: its weights do not fit these images: {', '.join(odd[:5])}.")
@@ -327,38 +237,9 @@ def _from_huggingface(base: ForeignBase, name: str, trained: bool, options: Opti
     return trained_model
 
 
-def _with_what_it_takes(
-    spec: str, attempt: Callable[[Options], nn.Module], optional: Options, drop_path: float | None
-) -> nn.Module:
-    """The model, made with those of the optional arguments that it takes; drop path is none of them."""
-    optional = dict(optional) | ({} if drop_path is None else {"drop_path": drop_path})
-    while True:
-        try:
-            return attempt(optional)
-        except UserError:
-            raise
-        except TypeError as error:
-            refused = next((name for name in optional if f"'{name}'" in str(error)), None)
-            if refused is None:
-                if drop_path is not None and "drop_path_rate" in str(error):
-                    raise _not_set(spec, "drop_path", drop_path) from error
-                raise UserError(f"{spec} cannot be built: {error}") from error
-            del optional[refused]
-        except Exception as error:  # whatever a library raises, of options or of weights that it cannot fetch
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise UserError(f"{spec} cannot be built: {reason}") from error
-
-
-def _drop_path(spec: str, settings: ModelSettings | None) -> float | None:
-    """The rate that a recipe sets. UserError for settings that only vitmods ViTs have."""
-    if settings is None:
-        return None
-    for name in ("dropout", "init", "head_bias"):
-        if getattr(settings, name) is not None:
-            raise _not_set(spec, name, getattr(settings, name))
-    if settings.drop_path_shape == "constant":
-        raise _not_set(spec, "drop_path_shape", "constant")
-    return settings.drop_path
+LIBRARIES.add("timm", Library(_from_timm, size_option="img_size"))
+LIBRARIES.add("torchvision", Library(_from_torchvision, size_option="image_size"))
+LIBRARIES.add("hf", Library(_from_huggingface))
 
 
 def _not_set(spec: str, name: str, value: Any) -> UserError:
@@ -379,35 +260,45 @@ def _literal(text: str) -> Any:
         return text
 
 
-def edited(model: nn.Module, edits: Sequence[Edit], base: Base, head: bool = True) -> nn.Module:
-    """What an arm makes of base's model, ready to be trained on the images that base is for. head: whether its logits
-    are used, and looked at here.
+def edited(model: nn.Module, edits: Sequence[Edit], base: Base, head: bool = True, carry: bool = True) -> nn.Module:
+    """Make an arm's model of base's, ready to be trained on the images that base is for.
+
+    head:  whether its logits are used, and checked here.
+    carry: False makes a model of that shape alone: no weights are carried, no model of vitmods is run.
 
     Raises:
         UserError: an edit cannot be made, or the result does not give the logits of these images.
     """
     if isinstance(model, ViT):  # of several bases, some other libraries', every one has the same arms
         edits = [edit.on_slots if isinstance(edit, Replace) else edit for edit in edits]
-    for kind, group in groupby(edits, key=lambda edit: isinstance(edit, Change)):
-        if kind:
+    for are_changes, group in groupby(edits, key=lambda edit: isinstance(edit, Change)):
+        if are_changes and carry:
             model = apply(model, *(edit for edit in group if isinstance(edit, Change)))
-            continue
-        for edit in group:
-            model = _edited_by(model, edit)
+        elif are_changes:
+            changes = [edit for edit in group if isinstance(edit, Change)]
+            config = edit_config(config_of(model), changes)
+            check_numbers("+".join(map(str, changes)), json.loads(config.to_json()))
+            model = vit(config)
+            model.changes = tuple(changes)
+        else:
+            for edit in group:
+                if isinstance(edit, Replace):
+                    chosen: Any = (edit.change, edit.where, edit.heads)
+                    model = replace_norms(model, *chosen).model if carry else put_norms(model, *chosen)[0].model
+                    continue
+                assert isinstance(edit, Function)
+                changed = edit.resolve()(model)
+                if not isinstance(changed, nn.Module):
+                    kind = type(changed).__name__
+                    raise UserError(f"{edit} gave {kind}, not an nn.Module: it has to return the model.")
+                changed.edited_by_function = True  # type: ignore[assignment]  # its config alone does not describe it
+                model = changed
     if head and (isinstance(base, ForeignBase) or not all(isinstance(edit, Change) for edit in edits)):
-        _check_logits(model, base, "+".join(map(str, edits)))
+        if carry:
+            _check_logits(model, base, "+".join(map(str, edits)))
+        else:
+            model.register_forward_hook(_logits)
     return model
-
-
-def _edited_by(model: nn.Module, edit: Edit) -> nn.Module:
-    if isinstance(edit, Replace):
-        return replace_norms(model, edit.change, edit.where, edit.heads).model  # type: ignore[arg-type]
-    assert isinstance(edit, Function)
-    found = edit.resolve()(model)
-    if not isinstance(found, nn.Module):
-        raise UserError(f"{edit} gave {type(found).__name__}, not an nn.Module: it has to return the model.")
-    found.edited_by_function = True  # type: ignore[assignment]  # so that nothing is said of it by its config alone
-    return found
 
 
 def described(model: nn.Module) -> ViTConfig | None:
@@ -418,20 +309,21 @@ def described(model: nn.Module) -> ViTConfig | None:
 
 
 def _check_logits(model: nn.Module, base: Base, edits: str) -> None:
-    """Two images through the model. Hugging Face's outputs become their logits. UserError where it gives no logits."""
+    """Run two images through the model, and make Hugging Face's outputs their logits. Raises UserError for others."""
     name = " of ".join(filter(None, (edits, base.spec if isinstance(base, ForeignBase) else "base")))
     size = " x ".join(map(str, (base.in_chans, *base.img_size)))
     try:
-        found = _forward(model, _noise(base, 2))
-        if not isinstance(found, Tensor) and hasattr(found, "logits"):
+        logits = _forward(model, _noise(base, 2))
+        if not isinstance(logits, Tensor) and hasattr(logits, "logits"):
             model.register_forward_hook(_logits)
-            found = found.logits
+            logits = logits.logits
     except Exception as error:  # whatever a foreign model raises
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{name} cannot take images of {size}: {reason}") from error
-    if not isinstance(found, Tensor) or found.shape != (2, base.num_classes):
-        what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise UserError(f"{name} gives {what} for two images, and has to give logits of shape {(2, base.num_classes)}.")
+    expected = (2, base.num_classes)
+    if not isinstance(logits, Tensor) or logits.shape != expected:
+        what = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise UserError(f"{name} gives {what} for two images, and has to give logits of shape {expected}.")
 
 
 def _logits(model: nn.Module, args: Any, output: Any) -> Any:
@@ -456,8 +348,8 @@ def _noise(base: Base, count: int) -> Tensor:
 
 
 def record_of(model: nn.Module, base: Base, edits: Sequence[Edit], head: bool = True) -> dict[str, Any] | None:
-    """How the model was made, for config.json, so that it can be made again; None where its ViTConfig says that. head:
-    whether it kept its head."""
+    """Record how the model was made, for config.json, so that `rebuilt` can build it; None where its ViTConfig does.
+    head: whether it kept its head."""
     if described(model) is not None:
         return None
     spec = base.spec if isinstance(base, ForeignBase) else json.loads(base.to_json())
@@ -474,23 +366,25 @@ def record_of(model: nn.Module, base: Base, edits: Sequence[Edit], head: bool = 
 
 
 def _names_and_shapes(model: nn.Module) -> str:
-    """A checksum by which another model than before is noticed where a trial goes on, or is opened again."""
+    """Return a checksum that differs for another model, when a trial resumes or is opened."""
     lines = (f"{name} {tuple(value.shape)} {value.dtype}\n" for name, value in model.state_dict().items())
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
 
 
 def rebuilt(record: Mapping[str, Any], weights: Path) -> nn.Module:
-    """The model that `record_of` recorded, with new weights, in evaluation mode.
+    """Build the model that `record_of` recorded, with new weights, in evaluation mode.
 
     The record may be damaged or hostile, so no model is made that needs much more memory than the file of its weights
     (`most_bytes`), no model is run, and no function is called that the user did not name.
 
     Raises:
-        UserError: what it was made with is not there any more, or makes another model.
+        UserError: what it was made with does not exist any more, or makes another model.
     """
+    from safetensors import SafetensorError, safe_open
+
     try:
         if not isinstance(record["base"], str | dict):
-            raise TypeError("base is no model")
+            raise TypeError("base is not a model")
         name = base_name(record["base"])
         check_numbers(name, [record["base"], record["num_classes"], record["img_size"], record["in_chans"]])
         base = make_base(record["base"], record["num_classes"], record["img_size"], record["in_chans"])
@@ -500,65 +394,36 @@ def rebuilt(record: Mapping[str, Any], weights: Path) -> nn.Module:
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"It does not say how its model was made ({error!r}): copy config.json anew.") from error
+        raise UserError(f"It does not say how its model was made ({error!r}): copy config.json again.") from error
     for function in [*functions_of(edits), *filter(None, [base_function(record["base"])])]:
         function.resolve()
-    size = _size_of_weights(weights)
+    try:
+        check_file(weights, "weights")
+        with safe_open(weights, framework="pt"):  # compares the lengths in its header with the file's, without reading
+            size = weights.stat().st_size
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{weights} cannot be read; it may be damaged: {error}") from error
+
+    def make() -> nn.Module:
+        model = base.build(pretrained=False) if isinstance(base, ForeignBase) else vit(base)
+        model = edited(model, edits, base, head, carry=False)
+        return model if head else without_head(model)
+
     most = most_bytes(size)
     other = UserError(f"{name} is another model than the one that was trained: its tensors differ.")
-    if _is_outlined(base, edits):
+    calls_function = bool(functions_of(edits)) or name.startswith(f"{PYTHON}:")
+    # Users' functions and torchvision's RegNets compute with tensors as they make modules, not on the meta device.
+    if not calls_function and not name.startswith("torchvision:regnet"):
         with outline(name, most):
-            if _names_and_shapes(_made(base, edits, head)) != tensors:
+            if _names_and_shapes(make()) != tensors:
                 raise other
-    elif not functions_of(edits) and not name.startswith(f"{PYTHON}:"):  # memory is taken at once
+    elif not calls_function:  # memory is taken at once
         most = size * 6 // 5 + (16 << 20)
     with bounded(name, most):
-        model = _made(base, edits, head)
+        model = make()
     if _names_and_shapes(model) != tensors:
         raise other
     return model.eval()
-
-
-def _size_of_weights(path: Path) -> int:
-    """Bytes of a safetensors file whose header says as much. Raises UserError."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        check_file(path, "weights")
-        with safe_open(path, framework="pt"):  # compares the lengths in its header with the file's, without reading it
-            return path.stat().st_size
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read; it may be damaged: {error}") from error
-
-
-def _is_outlined(base: Base, edits: Sequence[Edit]) -> bool:
-    """Whether a model can be made on the meta device: not by users' functions and torchvision's RegNets, which compute
-    with tensors as they make modules."""
-    spec = base.spec if isinstance(base, ForeignBase) else ""
-    return not functions_of(edits) and not spec.startswith((f"{PYTHON}:", "torchvision:regnet"))
-
-
-def _made(base: Base, edits: Sequence[Edit], head: bool) -> nn.Module:
-    """What `edited` gives, without carrying weights and without running models."""
-    model = base.build(pretrained=False) if isinstance(base, ForeignBase) else vit(base)
-    if isinstance(model, ViT):
-        edits = [edit.on_slots if isinstance(edit, Replace) else edit for edit in edits]
-    for kind, group in groupby(edits, key=lambda edit: isinstance(edit, Change)):
-        if kind:
-            changes = [edit for edit in group if isinstance(edit, Change)]
-            config = edit_config(config_of(model), changes)
-            check_numbers("+".join(map(str, changes)), json.loads(config.to_json()))
-            model = vit(config)
-            model.changes = tuple(changes)
-            continue
-        for edit in group:
-            if isinstance(edit, Replace):
-                model = put_norms(model, edit.change, edit.where, edit.heads)[0].model  # type: ignore[arg-type]
-            else:
-                model = _edited_by(model, edit)
-    if head and (isinstance(base, ForeignBase) or not all(isinstance(edit, Change) for edit in edits)):
-        model.register_forward_hook(_logits)
-    return model if head else without_head(model)
 
 
 def base_name(base: Any) -> str:
@@ -567,37 +432,34 @@ def base_name(base: Any) -> str:
 
 
 def model_facts(model: nn.Module, base: Base) -> dict[str, Any]:
-    """What a report shows of a model: its ViTConfig, or where none describes it, its class, size and modules."""
+    """Describe a model for the report: its ViTConfig, or without one its class, size and modules."""
     config = described(model)
     if config is not None:
         return dict(json.loads(config.to_json()))
+    modules: dict[str, Counter[str]] = defaultdict(Counter)  # names have * for numbers
+    for name, module in model.named_modules():
+        parameters = [f"{key} {tuple(value.shape)}" for key, value in module.named_parameters(recurse=False)]
+        is_leaf = not any(True for _ in module.children())
+        if (isinstance(module, nn.Identity | nn.Dropout) and is_leaf) or not (is_leaf or parameters):
+            continue
+        inside = module.extra_repr() or ", ".join(parameters)
+        pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", name) or "(model)"
+        modules[pattern][f"{type(module).__name__}({inside})"] += 1
     return {
         "class": type(model).__name__,
         "params": sum(parameter.numel() for parameter in model.parameters()),
         "img_size": list(base.img_size),
-        "modules": _modules(model),
+        "modules": {name: ", ".join(_counted(kinds)) for name, kinds in modules.items()},
     }
 
 
-def _modules(model: nn.Module) -> dict[str, str]:
-    """Name, with * for numbers -> what stands there, and how often."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
-    for name, module in model.named_modules():
-        own = [f"{key} {tuple(value.shape)}" for key, value in module.named_parameters(recurse=False)]
-        leaf = not any(True for _ in module.children())
-        if isinstance(module, nn.Identity) or not (leaf or own) or (leaf and isinstance(module, nn.Dropout)):
-            continue
-        inside = module.extra_repr() or ", ".join(own)
-        found[re.sub(r"(?<![^.])\d+(?![^.])", "*", name) or "(model)"][f"{type(module).__name__}({inside})"] += 1
-    return {
-        name: ", ".join(f"{what} {count}x" if count > 1 else what for what, count in kinds.items())
-        for name, kinds in found.items()
-    }
+def _counted(kinds: Counter[str]) -> list[str]:
+    return [f"{kind} {count}x" if count > 1 else kind for kind, count in kinds.items()]
 
 
 def macs_of(model: nn.Module, base: Base) -> int | None:
-    """Multiply-adds of matrix products for one image: from the config, or counted while the model runs, so with what a
-    task puts beside the backbone. None: not known for this model: PyTorch's counter refuses some operations."""
+    """Count multiply-adds of matrix products for one image, from the config or while the model runs with its task's
+    modules. None if they are not known: PyTorch's counter refuses some operations."""
     config = described(model)
     if config is not None and not isinstance(model, TaskModel):
         return count_macs(config)
@@ -613,7 +475,7 @@ def macs_of(model: nn.Module, base: Base) -> int | None:
 
 
 def activation_bytes(model: nn.Module, base: Base) -> int:
-    """Roughly what an image takes in a training step beside the weights."""
+    """Estimate the memory of an image in a training step, without the weights."""
     config = described(model)
     if config is not None:
         tokens = config.num_patches + config.num_prefix_tokens
@@ -621,10 +483,16 @@ def activation_bytes(model: nn.Module, base: Base) -> int:
     count = 2 if base.reads_tokens else 1
     device, image = next(model.parameters()).device, _noise(base, count)
 
+    def total(outputs: Any) -> Tensor | float:
+        """Sum all numbers with a gradient, also of tensors in lists and mappings."""
+        if isinstance(outputs, Tensor):
+            return outputs.sum() if outputs.requires_grad else 0.0
+        return sum(map(total, outputs.values() if isinstance(outputs, Mapping) else outputs), 0.0)
+
     def step() -> None:
-        found = _sum(model(image.to(device)))
-        if isinstance(found, Tensor):
-            found.backward()
+        loss = total(model(image.to(device)))
+        if isinstance(loss, Tensor):
+            loss.backward()
 
     with evaluating(model), torch.random.fork_rng(devices=[]):
         model.train(base.reads_tokens)  # Reformer makes gradients in training alone
@@ -633,11 +501,3 @@ def activation_bytes(model: nn.Module, base: Base) -> int:
         peak = peak_bytes(step, weights, torch.device("cpu")) - held
     model.zero_grad(set_to_none=True)
     return max(peak, 0) // count
-
-
-def _sum(outputs: Any) -> Tensor | float:
-    """Of all numbers with a gradient in a model's outputs, which may be tensors in lists and mappings."""
-    if isinstance(outputs, Tensor):
-        return outputs.sum() if outputs.requires_grad else 0.0
-    parts = outputs.values() if isinstance(outputs, Mapping) else outputs
-    return sum((_sum(part) for part in parts), 0.0)

@@ -23,12 +23,12 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.vit import Resampling, ViT, vit
 from vitmods.recipes import Recipe
 from vitmods.study.arms import BASE, Arm, split_training
-from vitmods.study.bases import rebuilt
+from vitmods.study.bases import described, rebuilt
 from vitmods.study.plan import MOST_SEEDS, Settings, image_settings
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import StudyFolder, read_object, slug
-from vitmods.tasks.base import TASKS
-from vitmods.train.trial import MODULES
+from vitmods.tasks.base import TASKS, TaskModel
+from vitmods.train.trial import MODULES, WEIGHTS
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights, check_weights_kept
@@ -39,26 +39,30 @@ _FILES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
+def seeds_in(source: str) -> list[str]:
+    """List the checkpoints in a folder of seed0, seed1, ... by seed; the checkpoint itself otherwise."""
+    folder = Path(source)
+    names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    seeds = sorted(int(match[1]) for name in names if (match := re.fullmatch(r"seed(\d+)", name)))
+    return [str(folder / f"seed{seed}") for seed in seeds if seed < MOST_SEEDS] or [source]
+
+
 def checkpoint_of(source: str, seed: int = 0) -> str:
     """Return the checkpoint itself, or that of the seed from a folder of seed0, seed1, ...
 
     Raises UserError if it does not exist.
     """
-    seeds = _seeds(Path(source))
-    if not seeds:
+    folders = seeds_in(source)
+    if folders == [source]:
         return source
-    chosen = seed % MOST_SEEDS  # trials for tuning start from the same weights
-    if chosen not in seeds:
+    chosen = str(Path(source) / f"seed{seed % MOST_SEEDS}")  # trials for tuning start from the same weights
+    if chosen not in folders:
+        names = ", ".join(Path(folder).name for folder in folders)
         raise UserError(
-            f"{source} does not hold seed{chosen}, but {', '.join(f'seed{k}' for k in seeds)}: each seed of this study "
-            "starts from the weights of the same seed. Ask for those seeds, or train the others first."
+            f"{source} does not hold {Path(chosen).name}, but {names}: each seed of this study starts from the weights "
+            "of the same seed. Ask for those seeds, or train the others first."
         )
-    return str(Path(source) / f"seed{chosen}")
-
-
-def seeds_in(source: str) -> list[str]:
-    """List the checkpoints in a folder of seed0, seed1, ...; the checkpoint itself otherwise."""
-    return [str(Path(source) / f"seed{seed}") for seed in _seeds(Path(source))] or [source]
+    return chosen
 
 
 def arms_in(source: str) -> dict[str, Arm]:
@@ -120,21 +124,14 @@ def is_checkpoint(path: Path) -> bool:
     """Whether a path is a file of weights by its ending, or a folder that holds one, or one of seed0, seed1, ..."""
     if path.is_file():
         return path.suffix in _FILES
-    return any((path / name).is_file() for name in _WEIGHTS) or bool(_seeds(path))
-
-
-def _seeds(folder: Path) -> list[int]:
-    if not folder.is_dir():
-        return []
-    named = (re.fullmatch(r"seed(\d+)", path.name) for path in folder.iterdir() if path.is_dir())
-    return sorted(int(match[1]) for match in named if match and int(match[1]) < MOST_SEEDS)
+    return any((path / name).is_file() for name in _WEIGHTS) or seeds_in(str(path)) != [str(path)]
 
 
 def open_trial(folder: Path) -> Any:
     """Return the model of a finished trial in evaluation mode, with its task's modules.
 
     Raises:
-        UserError: there is none, it is damaged, or a user's module that it was made with is not imported.
+        UserError: it does not exist, is damaged, or needs a user's module that is not imported.
     """
     check_weights_kept(folder)
     weights = folder / "model.safetensors"
@@ -182,9 +179,9 @@ class Checkpoint:
     name:     the arm and seed of a trial, as dpn-seed0, else that of the file; can be part of a file's name
     recipe:   how images are prepared (`augment`), and the precision
     settings: `img_size`, `in_chans`, `task`; of a trial also its `data` and how they were split
-    classes:  None if they have no names
+    classes:  None if they are not named
     fingerprint: of a trial's images
-    data:     of a trial, what its config.json says of its data
+    data:     of a trial, the entry of its config.json
     """
 
     source: str
@@ -197,28 +194,50 @@ class Checkpoint:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, source: str) -> Checkpoint:
-        """Open a trial's folder, or what `vitmods.adapters.open_checkpoint` opens; raises UserError as that does."""
-        folder = Path(source)
+    def open(cls, source: str, trust: bool = False) -> Checkpoint:
+        """Open a trial's folder, a folder of one seed, a file that `vitmods.export` wrote (.onnx and .pt2 run on the
+        CPU), or what `vitmods.adapters.open_checkpoint` opens.
+
+        Raises UserError if it does not exist or cannot be read, or if it is a program of torch.export without `trust`:
+        opening such a file can run its author's code.
+        """
+        if Path(source).suffix in GRAPHS:
+            return cls._of_graph(Path(source), trust)
+        seeds = seeds_in(source)
+        trained = [folder for folder in seeds if (Path(folder) / WEIGHTS).is_file()] or seeds[:1]
+        if len(trained) > 1:
+            raise UserError(f"{source} holds several trained models: give one, {' or '.join(trained[:3])}.")
+        (source,), folder = trained, Path(trained[0])
         config = read_object(folder / "config.json") if folder.is_dir() else {}
         if folder.is_dir() and not is_checkpoint(folder):
             open_trial(folder)  # reports what is missing
         if not ("recipe" in config and "images" in config):
             model = open_checkpoint(source)
             shape = model.vit_config
-            return cls.of_model(
+            return cls._of_model(
                 source, model, {**model.pretrained_cfg, "input_size": (shape.in_chans, *shape.img_size)}
             )
         try:
             settings, data = image_settings(config["images"]), config["data"]
             name, recipe = slug(f"{config['arm']}-seed{config['seed']}"), Recipe.from_dict(config["recipe"])
-            classes, mark = tuple(map(printable, data["classes"])), data["fingerprint"]
+            classes, fingerprint = tuple(map(printable, data["classes"])), data["fingerprint"]
         except (AttributeError, KeyError, TypeError) as error:
             raise UserError(f"{folder / 'config.json'} is damaged ({error!r}): copy the folder again.") from error
-        return cls(source, name, open_trial(folder), recipe, settings, classes, mark, data)
+        return cls(source, name, open_trial(folder), recipe, settings, classes, fingerprint, data)
+
+    @property
+    def vit(self) -> ViT:
+        """The vitmods ViT, without a task's modules. Raises UserError for other models."""
+        backbone = self.model.backbone if isinstance(self.model, TaskModel) else self.model
+        if not isinstance(backbone, ViT) or described(backbone) is None:
+            raise UserError(
+                f"{self.source} is a {type(backbone).__name__} without a vitmods config: it cannot be a checkpoint to "
+                "start from. vitmods.study.open_trial(folder) opens it, and `vitmods evaluate` evaluates it."
+            )
+        return backbone
 
     @classmethod
-    def of_model(cls, source: str, model: nn.Module, pretrained: Mapping[str, Any]) -> Checkpoint:
+    def _of_model(cls, source: str, model: nn.Module, pretrained: Mapping[str, Any]) -> Checkpoint:
         """Describe images in the model's size and channels, normalized and cropped as timm's names say."""
         view = {"eval_crop": pretrained.get("crop_pct"), "resample": pretrained.get("interpolation")}
         view |= {name: tuple(pretrained[name]) for name in ("mean", "std") if pretrained.get(name)}
@@ -230,14 +249,9 @@ class Checkpoint:
         return cls(source, slug(Path(source).stem), model, recipe, settings, classes)
 
     @classmethod
-    def of_graph(cls, path: Path, trust: bool = False) -> Checkpoint:
-        """Open a file that `vitmods.export` wrote, which runs on the CPU.
-
-        Raises UserError if it cannot be run here, or if it is a program of torch.export and not to be trusted: opening
-        such a file can run its author's code.
-        """
+    def _of_graph(cls, path: Path, trust: bool) -> Checkpoint:
         if not path.is_file():
-            raise UserError(f"There is no {path}.")
+            raise UserError(f"{path} does not exist.")
         if path.suffix in PROGRAMS and not trust:
             raise UserError(
                 f"{path} is a program: opening it can run code that its author put there. If you trust its origin, "
@@ -251,7 +265,7 @@ class Checkpoint:
             raise UserError(f"{path} cannot be read; it may be damaged: {str(error).splitlines()[0]}") from error
         if "input_size" not in pretrained:
             raise UserError(f"{path} does not say how its images are prepared: write it with `vitmods export`.")
-        return cls.of_model(str(path), graph, pretrained)
+        return cls._of_model(str(path), graph, pretrained)
 
 
 class Graph(nn.Module):
@@ -319,11 +333,11 @@ class Start:
     positions: Resampling = "bicubic"
 
     @classmethod
-    def of(cls, source: str, positions: Resampling = "bicubic") -> tuple[Start, ViTConfig]:
-        """Open the checkpoint; returns it with its config. Raises UserError as `open_checkpoint` does."""
+    def of(cls, source: str, positions: Resampling = "bicubic") -> tuple[Start, ViT]:
+        """Open the checkpoint; returns it with its model. Raises UserError as `Checkpoint.open` does."""
         path = checkpoint_of(source)
-        model = open_checkpoint(path)
-        return cls(source, fingerprint(model) if path == source else None, positions), model.vit_config
+        model = Checkpoint.open(path).vit
+        return cls(source, fingerprint(model) if path == source else None, positions), model
 
     def build(self, config: ViTConfig, seed: int, settings: Mapping[str, Any] | None = None) -> ViT:
         """Build its model for the images and classes of `config`: positions are resampled, the head is drawn anew.
@@ -331,7 +345,7 @@ class Start:
         `settings` are fields of its config that only training reads: dropout, drop path, how the head is initialized.
         Raises UserError if the weights have changed, or it reads another number of channels.
         """
-        model = open_checkpoint(checkpoint_of(self.source, seed))
+        model = Checkpoint.open(checkpoint_of(self.source, seed)).vit
         if self.fingerprint is not None and fingerprint(model) != self.fingerprint:
             raise UserError(f"{self.source} no longer holds the weights that this started from.")
         if config.in_chans != model.vit_config.in_chans:

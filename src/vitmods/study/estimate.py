@@ -37,7 +37,7 @@ from vitmods.study.arms import BASE, Arm, is_foreign
 from vitmods.study.bases import Base, macs_of, make_base
 from vitmods.study.cost import Steps
 from vitmods.study.executors import Keep
-from vitmods.study.plan import AS_IS, MOST_SEEDS, Point, Settings, as_now
+from vitmods.study.plan import AS_IS, MOST_SEEDS, Point, Settings
 from vitmods.study.prepare import PreparedStudy, build_arms, parallel_trials, say, smallest_first
 from vitmods.study.schedule import ENDLESS, Budget
 from vitmods.study.scores import decision_at
@@ -187,7 +187,7 @@ class Estimate:
     @property
     def family(self) -> int:
         """The number of arms whose intervals hold together, later ones included."""
-        return max(self.settings.family, len(self.settings.arms))
+        return self.settings.compared
 
     @property
     def unit(self) -> str:
@@ -377,7 +377,7 @@ def known_spread(path: Path | None, state: StudyState, length: Resolved) -> Spre
             facts = folder.facts()
             if facts is None or path is None or folder.path == path.absolute() or "sweep" in facts.settings:
                 continue
-            recorded = as_now(facts.settings)
+            recorded = facts.settings
             lengths = facts.resolved.get("steps"), facts.resolved.get("images_seen")
             if lengths != (length.steps, length.images_seen):
                 continue

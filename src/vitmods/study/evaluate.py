@@ -57,12 +57,12 @@ def evaluate(
         by the metric's name; and the other results of each protocol in `protocols`.
 
     Raises:
-        UserError: there is no such checkpoint, the images have other classes, or a protocol cannot use them; always
+        UserError: a checkpoint does not exist, the images have other classes, or a protocol cannot use them; always
             before anything is computed.
     """
-    asked = None if protocols is None else [PROTOCOLS[name] for name in protocols]
     sources = [checkpoints] if isinstance(checkpoints, (str, Path)) else checkpoints
-    if not sources or asked == []:
+    names = None if protocols is None else [PROTOCOLS[name].name for name in protocols]
+    if not sources or names == []:
         raise UserError("Name at least one checkpoint, a trial's folder for instance, and one protocol or none.")
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}.")
@@ -75,11 +75,10 @@ def evaluate(
             pairs.append((checkpoint, load_images(settings, recipe, workers)))
     task = pairs[0][0].settings.get("task", DEFAULT)
     usual, options = measure_of(task).metric.protocol, options or Options()
-    chosen = asked or ([PROTOCOLS[usual]] if usual else [])
-    names = [protocol.name for protocol in chosen]
+    names = ([usual] if usual else []) if names is None else names
     for checkpoint, dataset in pairs:
         check_protocols(dataset, names, split=split or dataset.eval_split, options=options)
-        if not chosen or any(protocol.reads_logits for protocol in chosen):
+        if not names or any(PROTOCOLS[name].reads_logits for name in names):
             _check_classes(checkpoint, dataset)
         if data is None and dataset.summary()["fingerprint"] != checkpoint.fingerprint:
             warnings.warn("the images are no longer those that the trial was trained on.", stacklevel=2)
@@ -87,7 +86,7 @@ def evaluate(
     for checkpoint, dataset in pairs:
         placement, where = place(device, checkpoint.recipe.precision), split or dataset.eval_split
         model = checkpoint.model.to(placement.device)
-        if chosen:
+        if names:
             results = run_protocols(
                 model, dataset, names, split=where, batch_size=batch_size, device=placement.device, options=options,
                 autocast=placement.autocast, progress=progress,
@@ -118,7 +117,8 @@ def over_seeds(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     if len({(evaluation["data"], evaluation["split"], evaluation["images"]) for evaluation in evaluations}) > 1:
         raise UserError("The checkpoints were evaluated on different images: name the same with --data and --split.")
-    values = {name: [one["metrics"][name] for one in evaluations] for name in evaluations[0]["metrics"]}
+    metrics = [evaluation["metrics"] for evaluation in evaluations]
+    values = {name: [of_seed[name] for of_seed in metrics] for name in metrics[0]}
     intervals = {name: mean_over_seeds(row) for name, row in values.items()}
     return {
         "checkpoints": list(evaluations),
@@ -162,11 +162,10 @@ def _check_classes(checkpoint: Checkpoint, dataset: ImageDataset) -> None:
     if dataset.class_map is not None:
         if max(dataset.class_map) >= outputs:
             raise UserError(f"{dataset.name} is for models of more classes than {outputs}: give one of those.")
-        return
-    if len(classes) != outputs:
+    elif len(classes) != outputs:
         what = f"the model has {outputs} classes and {dataset.name} has {len(classes)}"
         raise UserError(f"These are other classes: {what}. {remedy}")
-    if checkpoint.classes is None:
+    elif checkpoint.classes is None:
         warnings.warn(
             f"the checkpoint does not name its classes: they are taken to be those of {dataset.name}, in its order.",
             stacklevel=3,

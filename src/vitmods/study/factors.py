@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitmods.stats.design import Design, plan_factorial
-from vitmods.study.arms import BASE, Arm
-
-if TYPE_CHECKING:
-    from vitmods.changes import Change
+from vitmods.study.arms import BASE, Arm, Replace
 
 
 @dataclass(frozen=True)
@@ -35,18 +32,18 @@ class FactorialPlan:
         on = set(names)
         chosen = [factor for factor in self.factors if factor.name in on]
         recipe = {name: value for factor in chosen for name, value in factor.recipe.items()}
-        return Arm("+".join(one.name for one in chosen), sum((one.changes for one in chosen), ()), recipe)
+        return Arm("+".join(arm.name for arm in chosen), sum((arm.changes for arm in chosen), ()), recipe)
 
     def continuing(self, recorded: FactorialPlan) -> FactorialPlan:
         """The recorded runs where they are as many, of the same changes; else these."""
-        mine, theirs = ({one.name: one.identity() for one in plan.factors} for plan in (self, recorded))
-        if mine != theirs or len(self.design.runs) != len(recorded.design.runs):
+        changes, recorded_changes = ({arm.name: arm.identity() for arm in plan.factors} for plan in (self, recorded))
+        if changes != recorded_changes or len(self.design.runs) != len(recorded.design.runs):
             return self
-        own = {factor.name: factor for factor in self.factors}
-        return FactorialPlan(tuple(own[name] for name in recorded.design.changes), recorded.design)
+        by_name = {factor.name: factor for factor in self.factors}
+        return FactorialPlan(tuple(by_name[name] for name in recorded.design.changes), recorded.design)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON gives it back."""
+        """Return the JSON form."""
         design = self.design
         return {
             "kind": "factorial",
@@ -58,8 +55,8 @@ class FactorialPlan:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> FactorialPlan:
-        """The inverse of `to_dict`. KeyError or TypeError where `values` are none."""
-        factors = tuple(Arm.from_identity(name, one) for name, one in values["factors"].items())
+        """The inverse of `to_dict`. Raises KeyError or TypeError for other values."""
+        factors = tuple(Arm.from_identity(name, arm) for name, arm in values["factors"].items())
         design = Design(
             tuple(factor.name for factor in factors),
             tuple(map(frozenset, values["runs"])),
@@ -70,39 +67,25 @@ class FactorialPlan:
 
 
 def make_plan(arms: Sequence[Arm], fixed: Mapping[str, Any], runs: int | None) -> FactorialPlan:
-    """The runs for these arms of a study with `fixed` settings. UserError where there is no such design."""
-    from vitmods.changes.compose import in_order
+    """Choose the runs for these arms of a study with `fixed` settings. Raises UserError if no design exists.
+
+    Two arms cannot be one if their changes exclude each other, if both replace norms or set one field of the recipe,
+    or if one starts from its own weights.
+    """
+    from vitmods.changes import Change
+    from vitmods.changes.compose import conflicts, in_order
     from vitmods.model.config import ViTConfig
     from vitmods.study.bases import make_base
 
     base = make_base(fixed["base"], 2, fixed["img_size"], fixed["in_chans"])
     config = base if isinstance(base, ViTConfig) else None
-    order = in_order({arm.name: _changes(arm) for arm in arms}, config)
-    by_name = {arm.name: arm for arm in arms}
-    design = plan_factorial(order, _conflicts(arms, config), runs)
-    return FactorialPlan(tuple(by_name[name] for name in design.changes), design)
-
-
-def _conflicts(arms: Sequence[Arm], config: Any) -> list[tuple[str, str]]:
-    """Pairs of arms that cannot be one: their changes exclude each other, both replace norms or set one field of the
-    recipe, or one begins with weights of its own."""
-    from vitmods.changes.compose import conflicts
-
-    found = list(conflicts({arm.name: _changes(arm) for arm in arms}, config))
+    changes = {arm.name: [edit for edit in arm.changes if isinstance(edit, Change)] for arm in arms}
+    excluding = list(conflicts(changes, config))
+    replaces = {arm.name for arm in arms if any(isinstance(edit, Replace) for edit in arm.changes)}
     for first, second in combinations(arms, 2):
-        fields = set(first.recipe) & set(second.recipe)
-        if fields or first.start or second.start or (_replaces(first) and _replaces(second)):
-            found.append((first.name, second.name))
-    return found
-
-
-def _changes(arm: Arm) -> list[Change]:
-    from vitmods.changes import Change
-
-    return [edit for edit in arm.changes if isinstance(edit, Change)]
-
-
-def _replaces(arm: Arm) -> bool:
-    from vitmods.study.arms import Replace
-
-    return any(isinstance(edit, Replace) for edit in arm.changes)
+        shared = set(first.recipe) & set(second.recipe) or {first.name, second.name} <= replaces
+        if shared or first.start or second.start:
+            excluding.append((first.name, second.name))
+    by_name = {arm.name: arm for arm in arms}
+    design = plan_factorial(in_order(changes, config), excluding, runs)
+    return FactorialPlan(tuple(by_name[name] for name in design.changes), design)

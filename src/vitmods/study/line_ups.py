@@ -22,7 +22,7 @@ class LineUp:
     title: what it compares, for people.
     arms: each as text, `NAME=CHANGES`.
     bases: models, with patches for images of 224 pixels.
-    sweep: field -> values, beside the bases.
+    sweep: field -> values, besides the bases.
     start: the trained weights that it needs; empty: none.
     """
 
@@ -45,7 +45,7 @@ class LineUp:
         return [base if ":" in base else re.sub(r"/(\d+)$", smaller, base) for base in self.bases]
 
     def settings(self, patch: int = 16) -> dict[str, Any]:
-        """Arguments of `vitmods.Study` beside data, recipe and seeds."""
+        """Arguments of `vitmods.Study` besides data, recipe and seeds."""
         bases = self.scaled(patch)
         sweep = {"base": bases} if len(bases) > 1 else {}
         sweep |= {name: list(values) for name, values in self.sweep.items()}

@@ -4,12 +4,8 @@ A trial depends on its own settings alone (data, base, recipe, its arm's changes
 seeds, arms and points may be added to a study later without touching what is there, while anything that a finished
 trial depends on may not change (`differences`).
 
-Tuning: every arm is trained with every point of one grid, and evaluated by the point that is best on validation.
-
-The grid is part of the comparison: an arm that were tuned more than base would win by that alone. The test split is
-seen once an arm, by the chosen point (as VTAB does, arXiv:1910.04867).
-
-What a study compares: a metric, and the options of the protocol that gives it.
+Tuning: every arm is trained with every point of one grid, since an arm that is tuned more than base would win by that
+alone. The test split is seen once an arm, by the point that is best on val (as VTAB does, arXiv:1910.04867).
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from fractions import Fraction
 from hashlib import sha256
 from itertools import product
@@ -26,16 +22,17 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
+import tyro
+
 from vitmods.data.splits import SplitOptions
 from vitmods.evals.options import Options
-from vitmods.recipes.recipe import tupled
+from vitmods.recipes.recipe import Recipe, fields_by_name, tupled
 from vitmods.study.arms import BASE, Arm
-from vitmods.study.factors import FactorialPlan
+from vitmods.study.factors import FactorialPlan, make_plan
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.text import flatten
 
 if TYPE_CHECKING:
-    from vitmods.recipes import Recipe
     from vitmods.tasks.metrics import Metric
 
 
@@ -50,11 +47,18 @@ class Point:
     values: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        return ",".join(f"{name}={_brief(show_value(value))}" for name, value in self.values)
+        """Write it as on the command line; long options of a model become a short hash."""
+        texts = []
+        for name, value in self.values:
+            model, mark, options = (text := show_value(value)).partition("?")
+            if mark and len(options) > _BRIEF:
+                text = f"{model}?…{sha256(options.encode()).hexdigest()[:4]}"
+            texts.append(f"{name}={text}")
+        return ",".join(texts)
 
     @property
     def spelled(self) -> str:
-        """The same with all options of models, which `str` leaves out."""
+        """The same with all options of models."""
         return ",".join(f"{name}={show_value(value)}" for name, value in self.values)
 
     def __bool__(self) -> bool:
@@ -89,7 +93,7 @@ class Grid:
         return tuple(Point(tuple(zip(names, chosen))) for chosen in product(*(values for _, values in self.fields)))
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """As JSON gives it back."""
+        """Return the JSON form."""
         return {name: [Point(((name, value),)).to_dict()[name] for value in values] for name, values in self.fields}
 
     @classmethod
@@ -100,54 +104,60 @@ class Grid:
 UNTUNED = Grid()
 
 
-def make_grid(tune: Mapping[str, Any], tune_on: str | None) -> Grid:
-    """The grid that users name: field -> value or values, each of the field's type or its text.
+def make_grid(values: GridLike, option: str = "--tune") -> Grid:
+    """Read fields and the values of each: a mapping field -> value or values, or the shell's `FIELD=VALUE,VALUE`.
+
+    A value has the type of its field, or is the text of one. With the option `--sweep`, `base` and `limit_train` (a
+    number of images, or a fraction of them) are fields too.
 
     Raises:
-        UserError: a field that a recipe does not have, a value that is none of it or is given twice, or a split that
-            nothing may be chosen on.
+        UserError: a field that recipes do not have, or a value that is not of the field's type or is listed twice.
     """
-    _check_split(tune_on, bool(tune))
-    return Grid(tuple((name, _values(name, given)) for name, given in tune.items()))
-
-
-def make_sweep(sweep: Mapping[str, Any], fixed: Mapping[str, Any]) -> Grid:
-    """What a study is repeated under: field of the recipe, `base` or `limit_train` -> values. `limit_train` may be a
-    fraction of the training images, below 1. UserError as `make_grid`, or where a checkpoint says what base is."""
-    return Grid(tuple((name, _settings(name, given, fixed)) for name, given in sweep.items()))
-
-
-def _settings(name: str, given: Any, fixed: Mapping[str, Any]) -> tuple[Any, ...]:
-    if name not in ("base", "limit_train"):
-        return _values(name, given)
-    listed = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-    if name == "base":
-        if "start" in fixed:
-            raise UserError("The checkpoint that training starts from says what base is: it cannot be swept over.")
-        return _once(name, tuple(map(str, listed)))
-    if fixed.get("limit_train") is not None:
-        raise UserError(f"limit_train={fixed['limit_train']} is swept over too: leave one of the two out.")
-    try:
-        numbers = tuple(float(Fraction(value)) for value in listed)  # of text, 1/16 too
-    except (TypeError, ValueError, ZeroDivisionError):
-        numbers = (0.0,)
-    if not all(0 < value <= 1 or value == int(value) > 1 for value in numbers):
-        raise UserError(f"limit_train is a number of images, or a fraction of them up to 1, not {show_value(listed)}.")
-    return _once(name, tuple(value if value <= 1 else int(value) for value in numbers))
-
-
-def grid_from_text(texts: Iterable[str], option: str = "--tune") -> dict[str, tuple[str, ...]]:
-    """Read `FIELD=VALUE,VALUE`, e.g. `lr=1e-4,3e-4`. UserError for anything else, naming the option."""
-    found: dict[str, tuple[str, ...]] = {}
-    for text in texts:
-        name, sign, values = text.partition("=")
+    if isinstance(values, Grid):
+        return values
+    if isinstance(values, Mapping):
+        return Grid(tuple((name, _read_values(name, listed, option)) for name, listed in values.items()))
+    texts: dict[str, list[str]] = {}
+    for text in values:
+        name, sign, listed = text.partition("=")
         name = name.strip().replace("-", "_")
-        if not (sign and name and values.strip()):
+        if not (sign and name and listed.strip()):
             raise UserError(f"{option} takes FIELD=VALUE,VALUE,... as lr=1e-4,3e-4,1e-3, not '{text}'.")
-        if name in found:
+        if name in texts:
             raise UserError(f"{option} names {name} twice: list all of its values once, {name}=VALUE,VALUE,...")
-        found[name] = tuple(value.strip() for value in values.split(","))
-    return found
+        texts[name] = [value.strip() for value in listed.split(",")]
+    return make_grid(texts, option)
+
+
+def _read_values(name: str, listed: Any, option: str) -> tuple[Any, ...]:
+    listed = tuple(listed) if isinstance(listed, Iterable) and not isinstance(listed, str) else (listed,)
+    types = {field: kind for field, (_, _, kind) in fields_by_name().items()}
+    if option == "--sweep" and name == "base":
+        values: tuple[Any, ...] = tuple(map(str, listed))
+    elif option == "--sweep" and name == "limit_train":
+        try:
+            numbers = tuple(float(Fraction(value)) for value in listed)  # also the text 1/16
+        except (TypeError, ValueError, ZeroDivisionError):
+            numbers = (0.0,)
+        if not all(0 < value <= 1 or value == int(value) > 1 for value in numbers):
+            raise UserError(
+                f"limit_train is a number of images, or a fraction of them up to 1, not {show_value(listed)}."
+            )
+        values = tuple(value if value <= 1 else int(value) for value in numbers)
+    elif name not in types:
+        raise UserError(f"Recipes do not have the field {name!r}. {nearest(name, types)}")
+    elif not listed:
+        raise UserError(f"{option} {name} needs at least one value.")
+    else:
+        try:
+            values = tuple(_read(types[name], value) for value in listed)
+        except (TypeError, ValueError):
+            text = ", ".join(map(repr, listed))
+            raise UserError(f"{name} is {_called(types[name])}, not {text}.") from None
+    for value in values:
+        if values.count(value) > 1:
+            raise UserError(f"{name}={show_value(value)} is listed twice: list every value once.")
+    return values
 
 
 def choose(scores: Mapping[Point, Mapping[int, float | None]], higher_is_better: bool = True) -> Point:
@@ -169,68 +179,26 @@ def choose(scores: Mapping[Point, Mapping[int, float | None]], higher_is_better:
 
 
 def mean_of(scores: Iterable[float | None]) -> float | None:
-    """Of those that there are; None without any."""
-    known = [score for score in scores if score is not None]
-    return math.fsum(known) / len(known) if known else None
+    """Average the scores that are not None; None without any."""
+    finite = [score for score in scores if score is not None]
+    return math.fsum(finite) / len(finite) if finite else None
 
 
-def _check_split(tune_on: str | None, tuned: bool) -> None:
-    if not tuned and tune_on is not None:
-        raise UserError(f"tune_on={tune_on} without anything to tune: name values too, as --tune lr=1e-4,3e-4,1e-3.")
-    if not tuned or tune_on == VAL:
-        return
-    if tune_on is None:
-        raise UserError('Say what the tuned values are chosen on: --tune-on val (tune_on="val").')
-    if tune_on == "test":
-        raise UserError(
-            "Nothing can be chosen on test: the best of several numbers is too good, and the study would report it. "
-            "Choose on val: --tune-on val."
-        )
-    raise UserError(f"Nothing can be chosen on {tune_on!r}, only on the validation split: --tune-on val.")
-
-
-def _values(name: str, given: Any) -> tuple[Any, ...]:
-    from vitmods.recipes.recipe import fields_by_name
-
-    types = {each: kind for each, (_, _, kind) in fields_by_name().items()}
-    if name not in types:
-        raise UserError(f"A recipe has no field {name!r} to tune. {nearest(name, types)}")
-    listed = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-    values = tuple(_value(name, types[name], value) for value in listed)
-    if not values:
-        raise UserError(f"There is no value of {name} to try: give at least one.")
-    return _once(name, values)
-
-
-def _once(name: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    for value in values:
-        if values.count(value) > 1:
-            raise UserError(f"{name}={show_value(value)} is to be tried twice: list every value once.")
-    return values
-
-
-def _value(name: str, kind: Any, given: Any) -> Any:
-    try:
-        return _read(kind, given)
-    except (TypeError, ValueError):
-        raise UserError(f"{given!r} is no value of {name}, which is {_called(kind)}.") from None
-
-
-def _read(kind: Any, given: Any) -> Any:
-    """`given`, or what its text says, as a `kind`. ValueError or TypeError where it is none."""
+def _read(kind: Any, value: Any) -> Any:
+    """Convert a value, or its text, to a type. Raises ValueError or TypeError."""
     options = get_args(kind)
     if NoneType in options:
         (kind,) = (option for option in options if option is not NoneType)
-        return None if given in (None, "none") else _read(kind, given)
+        return None if value in (None, "none") else _read(kind, value)
     if get_origin(kind) is Literal:
-        return options[options.index(given)]
+        return options[options.index(value)]
     if get_origin(kind) is tuple:
-        parts = given.split(":") if isinstance(given, str) else tuple(given)
+        parts = value.split(":") if isinstance(value, str) else tuple(value)
         kinds = options[:1] * len(parts) if options[-1] is Ellipsis else options
         return tuple(_read(*pair) for pair in zip(kinds, parts, strict=True))
-    if isinstance(given, bool) or (kind is int and isinstance(given, float)):
+    if isinstance(value, bool) or (kind is int and isinstance(value, float)):
         raise TypeError
-    return kind(given)
+    return kind(value)
 
 
 def _called(kind: Any) -> str:
@@ -245,14 +213,8 @@ def _called(kind: Any) -> str:
     return {int: "a whole number", float: "a number"}.get(kind, "a word")
 
 
-def _brief(value: str) -> str:
-    """A model's name without its options, but for a mark that sets it apart from others of that name."""
-    name, asked, options = value.partition("?")
-    return f"{name}?…{sha256(options.encode()).hexdigest()[:4]}" if asked and len(options) > _BRIEF else value
-
-
 def show_value(value: Any) -> str:
-    """As it is written on the command line."""
+    """Write a value as on the command line."""
     if value is None:
         return "none"
     return ":".join(map(show_value, value)) if isinstance(value, tuple | list) else str(value).removesuffix(".0")
@@ -272,87 +234,170 @@ class Measure:
 
     @property
     def metric(self) -> Metric:
-        """Its title, unit, direction and protocol. UserError, naming the nearest, where there is none of that name."""
+        """Its title, unit, direction and protocol. Raises UserError, naming the nearest, for an unknown name."""
         from vitmods.evals.protocols import metric_named
 
         return metric_named(self.name)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON gives it back."""
-        return {"name": self.name, "options": {name: _plain(value) for name, value in asdict(self.options).items()}}
+        """Return the JSON form."""
+        return {"name": self.name, "options": json.loads(json.dumps(asdict(self.options), default=str))}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Measure:
-        """The inverse of `to_dict`; options that are not named have their defaults."""
+        """The inverse of `to_dict`; missing options have their defaults."""
         return cls(values["name"], options_from(values.get("options", {})))
 
 
 def measure_of(task: str) -> Measure:
-    """The metric that trials of a task are compared by, where nothing else is asked. UserError for an unknown task."""
+    """Return the metric that trials of a task are compared by. Raises UserError for an unknown task."""
     from vitmods.tasks.base import TASKS
 
     return Measure(TASKS[task].metrics[0].name)
 
 
-def make_measure(name: str, options: Options | None = None) -> Measure:
-    """What users ask for; of few-shot accuracies the one that is asked for is measured.
+def make_measure(name: str, options: Options = PAPERS) -> Measure:
+    """Check a metric and its options; only the few-shot accuracy in the name is measured.
 
     Raises:
-        UserError: there is no such metric, its protocol does not give it with these options, or has no such option.
+        UserError: the metric does not exist, or does not depend on an option that is set.
     """
     from vitmods.evals.base import PROTOCOLS
     from vitmods.evals.protocols import metric_named, options_for, unread
 
-    given, protocol = options or PAPERS, metric_named(name).protocol
-    asked = options_for(name, given)
-    ignored = unread(given, [PROTOCOLS[protocol]] if protocol else [])
-    if given.shots not in (PAPERS.shots, asked.shots):  # the metric's name says how many
+    protocol, measured = metric_named(name).protocol, options_for(name, options)
+    ignored = unread(options, [PROTOCOLS[protocol]] if protocol else [])
+    if options.shots not in (PAPERS.shots, measured.shots):  # the metric's name says how many
         ignored.append("shots")
     for option in ignored:
-        raise UserError(
-            f"The metric {name} does not depend on {option}={getattr(given, option)}: leave --{option} out."
-        )
-    return Measure(name, asked)
+        value = getattr(options, option)
+        raise UserError(f"The metric {name} does not depend on {option}={value}: leave --{option} out.")
+    return Measure(name, measured)
 
 
 def options_from(values: Mapping[str, Any]) -> Options:
-    """Options of the protocols from JSON."""
-    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    if given.get("textures") is not None:
-        given["textures"] = Path(given["textures"])
-    return Options(**given)
+    """Read options of the protocols from JSON."""
+    options: dict[str, Any] = {name: tupled(value) for name, value in values.items()}
+    if options.get("textures") is not None:
+        options["textures"] = Path(options["textures"])
+    return Options(**options)
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
-
-
-_MAY_DIFFER = (
-    "arms",
-    "seeds",
-    "until_decided",
-    "margin",
-    "metric",
-    "generalize",
-    "family",
-    "tune",
-    "tune_on",
-    "tuning_seeds",
-    "sweep",
-)
 MOST_SEEDS = 10_000  # from this seed on trials are for tuning alone, never part of the answer
+
+if TYPE_CHECKING:  # the shell reads text; Python may also pass what a study resolves it to
+    GridLike = Grid | Mapping[str, Any] | Iterable[str]
+    MetricLike = Measure | str | None
+    DesignLike = FactorialPlan | Literal["factorial"] | None
+    SeedsLike = int | tuple[int, ...]
+    Sides = int | tuple[int, ...] | None
+else:
+    GridLike = tyro.conf.UseAppendAction[tuple[str, ...]]
+    MetricLike = str | None
+    DesignLike = Literal["factorial"] | None
+    SeedsLike = int
+    Sides = tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
 class ImageOptions(SplitOptions):
-    """How a study uses its images; values that are None fit them."""
+    """How a study uses its images."""
 
-    img_size: int | tuple[int, ...] | None = None
-    """image side, or rows and columns, in pixels"""
+    img_size: Sides = None
+    """image side, or rows and columns, in pixels; None: what fits the images"""
     in_chans: int | None = None
-    """channels that the model reads: 3 (RGB) or 1 (gray)"""
+    """channels that the model reads: 3 (RGB) or 1 (gray); None: what fits the images"""
     unreadable: Literal["stop", "skip"] = "stop"
     """images that cannot be read stop the run before training, or are left out and reported"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sides = (self.img_size,) if isinstance(self.img_size, int) else self.img_size
+        if sides is not None and (len(sides) not in (1, 2) or min(sides) < 1):
+            raise UserError(f"img_size is one side or two (rows, columns) in pixels, not {self.img_size}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudySettings:
+    """The comparison, and how it reaches verdicts.
+
+    A new setting is a field here: the shell offers it, `vm.Study` accepts it, and `Settings` has it.
+    """
+
+    until_decided: bool = False
+    """look after 4, 5, 6, 8, ... seeds, and stop each arm once it is decided or futile (docs/verdicts.md)"""
+    metric: MetricLike = None
+    """metric to compare: top1, balanced_accuracy, ece, nll, fewshot10, mean_corruption_error, ... (docs/tuning.md);
+    None: the first of the task, top1 of classes and map of labels"""
+    margin: float | None = None
+    """smallest difference that matters; None: 0.5 points, or 0.01 if the metric is not a fraction"""
+    generalize: Literal["images", "seeds"] = "images"
+    """what verdicts are about: also other images from the same source, or only new trainings on these test images"""
+    family: int | None = None
+    """number of arms the study will have, if some are added later: intervals are simultaneous over this many. None:
+    these arms"""
+    design: DesignLike = None
+    """factorial: arms are switched on and off together, and each effect is an average over the others
+    (docs/factorial.md). None: each arm is compared with base"""
+    runs: int | None = None
+    """combinations that a factorial study trains, including base; None: 8 for 3 and 4 arms, 16 for more"""
+    folds: int | None = None
+    """for images without splits: test seed s of every arm on part s mod FOLDS and train on the others; verdicts then
+    generalize over training sets (docs/verdicts.md)"""
+    tune: GridLike = ()
+    """FIELD=VALUE,VALUE,... of the recipe: train every arm with each value and report its best (docs/tuning.md)"""
+    tune_on: str | None = None
+    """split on which the values are chosen: val"""
+    tuning_seeds: SeedsLike = 1
+    """trials of each value; the chosen one is trained on fresh seeds"""
+    same_seeds: bool = False
+    """reuse the tuning trials in the report: less work, and optimistic scores"""
+    sweep: GridLike = ()
+    """FIELD=VALUE,VALUE,... of the recipe, base or limit_train: train base and every arm with each value; gives one
+    effect for each, and their average (docs/sweeps.md)"""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for settings that no study can have, before any image is listed."""
+        if self.metric is not None:
+            measure = self.metric if isinstance(self.metric, Measure) else Measure(self.metric)
+            object.__setattr__(self, "metric", make_measure(measure.name, measure.options))
+        if self.margin is not None and not self.margin >= 0:
+            raise UserError(f"margin is how much worse an arm may be, 0 or more, not {self.margin}.")
+        if self.runs is not None and self.design is None:
+            raise UserError(
+                'runs belongs to a factorial study: say design="factorial" (--runs needs --design factorial).'
+            )
+        sweep, tuned = make_grid(self.sweep, "--sweep"), bool(make_grid(self.tune))
+        if not tuned and (self.tune_on is not None or self.tuning_seeds not in (1, ()) or self.same_seeds):
+            raise UserError("Nothing is tuned: name values too, as --tune lr=1e-4,3e-4,1e-3.")
+        if isinstance(self.tuning_seeds, int) and self.tuning_seeds < 1:
+            raise UserError(f"tuning_seeds must be at least 1, not {self.tuning_seeds}.")
+        if tuned and self.tune_on is None:
+            raise UserError('Say what the tuned values are chosen on: --tune-on val (tune_on="val").')
+        if tuned and self.tune_on != VAL:
+            raise UserError(
+                f"Nothing can be chosen on {self.tune_on!r}, only on the validation split: --tune-on val. The best of "
+                "several numbers is too good to be reported."
+            )
+        if sweep and len(sweep.points) < 2:
+            raise UserError(f"A sweep needs two values or more, not {sweep.points[0]} alone.")
+        if self.until_decided and (sweep or self.folds):
+            kind = "A sweep has" if sweep else "With folds a study has"
+            raise UserError(f"{kind} a fixed number of seeds: leave --until-decided out, and say --seeds.")
+        if self.design and sweep:
+            raise UserError("A factorial study has one setting: run it again for each value of the sweep.")
+        if self.folds is not None:
+            if self.folds < 2:
+                raise UserError(f"folds must be at least 2, not {self.folds}: each seed is tested on one of the parts.")
+            if sweep or self.design:
+                raise UserError("Folds exclude sweeps and factorial designs: drop --folds, or --sweep and --design.")
+            if tuned:
+                raise UserError(
+                    "With folds nothing can be tuned: the images that values are chosen on are test images of other "
+                    "seeds. Leave --folds or --tune out."
+                )
+            if self.generalize == "seeds":
+                raise UserError("With folds verdicts are about other images too: leave --generalize seeds out.")
 
 
 IMAGE_OPTIONS = tuple(field.name for field in fields(ImageOptions))
@@ -377,9 +422,9 @@ class Trial:
         return ", ".join(filter(None, (str(self.setting), self.arm.name, str(self.point), f"seed {self.seed}")))
 
     def to_dict(self) -> dict[str, Any]:
-        """Its name, for a worker."""
-        places = {"point": self.point.to_dict(), "setting": self.setting.to_dict()}
-        return {"arm": self.arm.name, "seed": self.seed, **places}
+        """Return its name, for a worker."""
+        values = {"point": self.point.to_dict(), "setting": self.setting.to_dict()}
+        return {"arm": self.arm.name, "seed": self.seed, **values}
 
 
 @dataclass(frozen=True)
@@ -393,7 +438,7 @@ class Evaluation:
         return f"{self.trial}, on {self.split}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Its name, for a worker."""
+        """Return its name, for a worker."""
         return {**self.trial.to_dict(), "split": self.split}
 
 
@@ -407,15 +452,11 @@ def trial_of(work: Work) -> Trial:
 
 def make_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
     """A number of seeds (0, 1, ...) or the seeds themselves. UserError for none, a repeated or a too large one."""
-    if isinstance(seeds, int):
-        if seeds < 1:
-            raise UserError(f"A study needs at least one seed, not {seeds}.")
-        if seeds > MOST_SEEDS:
-            raise UserError(f"{seeds} seeds are more than the {MOST_SEEDS} that a study keeps apart.")
-        return tuple(range(seeds))
-    chosen = tuple(int(seed) for seed in seeds)
+    if isinstance(seeds, int) and seeds > MOST_SEEDS:
+        raise UserError(f"{seeds} seeds are more than the {MOST_SEEDS} that a study keeps apart.")
+    chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(map(int, seeds))
     if not chosen:
-        raise UserError("A study needs at least one seed.")
+        raise UserError(f"A study needs at least one seed, not {seeds}.")
     if len(set(chosen)) < len(chosen):
         raise UserError(f"A seed is given twice in {list(chosen)}.")
     if min(chosen) < 0 or max(chosen) >= MOST_SEEDS:
@@ -424,53 +465,68 @@ def make_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Everything that defines a study.
+class Settings(StudySettings):
+    """Everything that defines a study: `StudySettings`, resolved for its images, task and arms.
 
-    fixed:         name -> JSON value, nested where it helps (`recipe.schedule`): of every trial; may never change
-    arms, seeds:   what is compared; may grow
-    until_decided: whether arms stop as soon as they are decided, the seeds being the most that are run
-    margin:        how much worse an arm may be and count as no worse, in the unit of differences
-    grid:          values of recipe fields that every arm is trained with; may get more values
-    tuning_seeds:  with which the points of the grid are compared; the study's own, or others, which is better
-    measure:       the metric that is compared, None: the task's; it and the margin concern the reading alone
-    generalize:    what the verdicts are about: new "images" and new trainings, or new "seeds" on these images
-    family:        how many arms there will be, those that are added later included; 0: those that there are
-    sweep:         settings under each of which base and all arms are trained (bases, fractions of the data, ...)
-    design:        of a factorial study: its changes, of which the arms are the runs; None: arms are compared with base
+    fixed:        name -> JSON value, nested where it helps (`recipe.schedule`): of every trial; may never change
+    arms, seeds:  what is compared; may grow
+    tuning_seeds: the seeds with which the points of the grid are compared; the study's own, or others, which is better
+    design:       the changes of a factorial study, of which the arms are the runs
     """
 
     fixed: Mapping[str, Any]
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
-    until_decided: bool = False
-    margin: float = 0.5
-    grid: Grid = UNTUNED
+    _: KW_ONLY
+    metric: Measure = None  # type: ignore[assignment]
+    margin: float = None  # type: ignore[assignment]
+    tune: Grid = UNTUNED
     tuning_seeds: tuple[int, ...] = ()
-    measure: Measure = None  # type: ignore[assignment]
-    generalize: Literal["images", "seeds"] = "images"
-    family: int = 0
     sweep: Grid = UNTUNED
     design: FactorialPlan | None = None
 
     def __post_init__(self) -> None:
-        if self.measure is None:
-            object.__setattr__(self, "measure", measure_of(self.fixed["task"]))
+        resolved: dict[str, Any] = {"tune": make_grid(self.tune), "sweep": make_grid(self.sweep, "--sweep")}
+        if isinstance(self.design, str):
+            resolved["design"] = make_plan(self.arms, self.fixed, self.runs)
+            resolved["arms"] = resolved["design"].arms
+        if (design := resolved.get("design", self.design)) is not None:
+            resolved["runs"] = len(design.design.runs)
+        resolved["tune_on"] = VAL if resolved["tune"] else self.tune_on
+        if isinstance(count := self.tuning_seeds, int):
+            fresh = tuple(range(MOST_SEEDS, MOST_SEEDS + count))
+            resolved["tuning_seeds"] = (self.seeds if self.same_seeds else fresh) if resolved["tune"] else ()
+        resolved["same_seeds"] = bool(resolved["tune"]) and resolved.get("tuning_seeds", count) == self.seeds
+        for name, value in resolved.items():
+            object.__setattr__(self, name, value)
+        super().__post_init__()
+        if self.metric is None:
+            object.__setattr__(self, "metric", measure_of(self.fixed["task"]))
+        if self.margin is None:
+            object.__setattr__(self, "margin", MARGINS[self.metric.metric.unit])
+
+    @property
+    def measure(self) -> Measure:
+        """The metric that is compared."""
+        return self.metric
+
+    @property
+    def grid(self) -> Grid:
+        """The points that every arm is trained with."""
+        return self.tune
+
+    @property
+    def compared(self) -> int:
+        """Number of arms that intervals are simultaneous over."""
+        return max(self.family or 0, len(self.arms))
 
     @property
     def recipe(self) -> Recipe:
-        from vitmods.recipes import Recipe
-
         return Recipe.from_dict(dict(self.fixed["recipe"]))
 
     def recipe_of(self, arm: Arm, point: Point = AS_IS) -> Recipe:
         overrides = {**arm.recipe, **dict(point.values)}
         return self.recipe.with_(**overrides) if overrides else self.recipe
-
-    @property
-    def folds(self) -> int:
-        """In how many parts the images are tested, seed by seed; 0: all seeds on the same ones."""
-        return int(self.fixed.get("folds", 0))
 
     def at(self, setting: Point, seed: int | None = None) -> Settings:
         """The same without the sweep, under one of its settings; with the fold of the seed, where there are folds."""
@@ -488,12 +544,12 @@ class Settings:
 
     @property
     def factors(self) -> tuple[Arm, ...]:
-        """What is compared: the changes of a factorial study, else the arms."""
+        """The changes of a factorial study, else the arms."""
         return self.design.factors if self.design else self.arms
 
     def continuing(self, recorded: Mapping[str, Any]) -> Settings:
         """The same with the runs of a factorial study as they were recorded (from `to_dict`), where it is of the same
-        changes and as many runs. Another version of vitmods might choose others."""
+        changes and as many runs."""
         if self.design is None or "design" not in recorded:
             return self
         plan = self.design.continuing(FactorialPlan.from_dict(recorded["design"]))
@@ -517,11 +573,6 @@ class Settings:
 
         return factorial.looks(len(self.seeds)) if self.design else sequential.looks(len(self.seeds))
 
-    @property
-    def same_seeds(self) -> bool:
-        """Whether points are chosen on the very trials that are then reported, which makes these too good."""
-        return bool(self.grid) and self.tuning_seeds == self.seeds
-
     def for_tuning(self, trial: Trial) -> bool:
         """Whether the trial is one that points are compared by: it must not see test."""
         return bool(self.grid) and trial.seed in self.tuning_seeds
@@ -534,7 +585,7 @@ class Settings:
         return answered + len(self.tuning_trials())
 
     def tuning_trials(self) -> list[Trial]:
-        """What points are chosen by; none where nothing is tuned."""
+        """The trials by which points are chosen; empty if nothing is tuned."""
         if not self.grid:
             return []
         places = itertools.product(self.sweep.points, self.tuning_seeds, self.every_arm, self.grid.points)
@@ -547,114 +598,110 @@ class Settings:
         return Evaluation(trial, name["split"]) if "split" in name else trial
 
     def to_dict(self) -> dict[str, Any]:
-        tuning = {"tune": self.grid.to_dict(), "tune_on": VAL, "tuning_seeds": list(self.tuning_seeds)}
+        """Return the JSON form, without settings that are not used."""
+        optional = {
+            "family": self.family,
+            "folds": self.folds,
+            "tune": self.tune.to_dict(),
+            "tune_on": self.tune_on,
+            "tuning_seeds": list(self.tuning_seeds),
+            "sweep": self.sweep.to_dict(),
+            "design": self.design.to_dict() if self.design else None,
+        }
         return {
             **self.fixed,
             "arms": {arm.name: arm.identity() for arm in self.arms},
             "seeds": list(self.seeds),
             "until_decided": self.until_decided,
             "margin": self.margin,
-            "metric": self.measure.to_dict(),
+            "metric": self.metric.to_dict(),
             "generalize": self.generalize,
-            **({"family": self.family} if self.family else {}),
-            **(tuning if self.grid else {}),
-            **({"sweep": self.sweep.to_dict()} if self.sweep else {}),
-            **({"design": self.design.to_dict()} if self.design else {}),
+            **{name: value for name, value in optional.items() if value},
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Settings:
-        """The inverse of `to_dict`. UserError where `values` are no settings."""
-        rest = dict(values)
+        """The inverse of `to_dict`. Raises UserError for damaged settings."""
+        fixed = dict(values)
         try:
-            arms = tuple(Arm.from_identity(name, arm) for name, arm in rest.pop("arms").items())
-            own = {name: rest.pop(name) for name in ("until_decided", "margin", "generalize")}
-            own["family"] = rest.pop("family", 0)
-            seeds, tuning_seeds = tuple(rest.pop("seeds")), tuple(rest.pop("tuning_seeds", ()))
-            grid, sweep = (Grid.from_dict(rest.pop(name, {})) for name in ("tune", "sweep"))
-            measure = Measure.from_dict(rest.pop("metric"))
-            design = FactorialPlan.from_dict(rest.pop("design")) if "design" in rest else None
+            arms = tuple(Arm.from_identity(name, arm) for name, arm in fixed.pop("arms").items())
+            settings = {field.name: fixed.pop(field.name) for field in fields(StudySettings) if field.name in fixed}
+            settings |= {name: Grid.from_dict(settings.get(name, {})) for name in ("tune", "sweep")}
+            settings["tuning_seeds"] = tuple(settings.get("tuning_seeds", ()))
+            settings["metric"] = Measure.from_dict(settings["metric"])
+            if "design" in settings:
+                settings["design"] = FactorialPlan.from_dict(settings["design"])
+            return cls(fixed, arms, tuple(fixed.pop("seeds")), **settings)
         except (AttributeError, KeyError, TypeError) as error:
-            raise UserError(f"These are no settings of a study ({error!r}): study.json is damaged.") from error
-        rest.pop("tune_on", None)
-        tuned: dict[str, Any] = {"grid": grid, "tuning_seeds": tuning_seeds}
-        return cls(rest, arms, seeds, measure=measure, sweep=sweep, design=design, **tuned, **own)
+            raise UserError(f"The settings of the study cannot be read ({error!r}): study.json is damaged.") from error
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """The settings in which `new` is another study than `old` (both from `Settings.to_dict`), as `name: old -> new`.
 
-    Added arms, seeds and values to tune or to sweep over, another margin and another metric are no difference: nothing
-    that was trained depends on them.
+    Added arms, seeds and values to tune or to sweep over, another margin and another metric do not count: nothing that
+    was trained depends on them.
     """
     if old.get("design") != new.get("design"):
         return [f"design: {_show_design(old)} -> {_show_design(new)}"]
-    before, after = (flatten({k: v for k, v in one.items() if k not in _MAY_DIFFER}) for one in (as_now(old), new))
-    found = []
+    may_grow = {"arms", "seeds", *(field.name for field in fields(StudySettings))} - {"folds"}
+    before, after = (
+        flatten({name: value for name, value in settings.items() if name not in may_grow}) for settings in (old, new)
+    )
+    changed = []
     for name in dict.fromkeys([*before, *after]):
         was, now = before.get(name, "(not set)"), after.get(name, "(not set)")
         if was != now:
-            found.append(f"{name}: {was} -> {now}")
+            changed.append(f"{name}: {was} -> {now}")
     for name, arm in old["arms"].items():
         if name not in new["arms"]:
-            found.append(f"arm {name}: {arm['changes']} -> (missing)")
+            changed.append(f"arm {name}: {arm['changes']} -> (missing)")
         elif new["arms"][name] != arm:
-            found.append(f"arm {name}: {_show_arm(arm)} -> {_show_arm(new['arms'][name])}")
-    for name in ("tune", "sweep"):
-        found += _grid_differences(name, old.get(name, {}), new.get(name, {}))
+            changed.append(f"arm {name}: {_show_arm(arm)} -> {_show_arm(new['arms'][name])}")
+    for grid in ("tune", "sweep"):
+        was, now = old.get(grid, {}), new.get(grid, {})
+        if set(was) != set(now):  # every trial has a value of each field
+            changed.append(f"{grid}: {' '.join(was) or '(nothing)'} -> {' '.join(now) or '(nothing)'}")
+            continue
+        left_out = [name for name in was if any(value not in now[name] for value in was[name])]
+        changed += [f"{grid} {name}: {was[name]} -> {now[name]}" for name in left_out]
     if not set(old["seeds"]) <= set(new["seeds"]):
-        found.append(f"seeds: {old['seeds']} -> {new['seeds']}")
-    return found
-
-
-def as_now(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings whose recipe is written as this version writes it: fields may have moved."""
-    from vitmods.recipes import Recipe
-
-    recipe = json.loads(json.dumps(Recipe.from_dict(settings["recipe"]).to_dict()))
-    return {**settings, "recipe": recipe}
-
-
-def _grid_differences(grid: str, old: Mapping[str, list[Any]], new: Mapping[str, list[Any]]) -> list[str]:
-    """Fields cannot join or leave, since every trial has a value of each; values can only be added."""
-    if set(old) != set(new):
-        return [f"{grid}: {' '.join(old) or '(nothing)'} -> {' '.join(new) or '(nothing)'}"]
-    left_out = [name for name in old if any(value not in new[name] for value in old[name])]
-    return [f"{grid} {name}: {old[name]} -> {new[name]}" for name in left_out]
+        changed.append(f"seeds: {old['seeds']} -> {new['seeds']}")
+    return changed
 
 
 def _show_design(settings: Mapping[str, Any]) -> str:
     if "design" not in settings:
         return "each arm against base"
     design = settings["design"]
-    factors = ", ".join(one["changes"] for one in design["factors"].values())
+    factors = ", ".join(factor["changes"] for factor in design["factors"].values())
     return f"{design['kind']} of {factors} in {len(design['runs'])} runs"
 
 
 def _show_arm(arm: Mapping[str, Any]) -> str:
     overrides = ", ".join(f"{name}={value}" for name, value in arm["recipe"].items())
-    begins = f" from {arm['start']}" if "start" in arm else ""
-    return f"{arm['changes']}{begins}{f' with {overrides}' if overrides else ''}"
+    start = f" from {arm['start']}" if "start" in arm else ""
+    return f"{arm['changes']}{start}{f' with {overrides}' if overrides else ''}"
 
 
 def check_plan(settings: Settings) -> None:
-    """UserError if an arm sets a field that is tuned or swept over, a point or a setting makes no recipe, for base or
-    an arm, or a study that runs until it is decided cannot be looked at."""
-    if settings.sweep and len(settings.sweep.points) < 2:
-        raise UserError(f"A sweep needs two values or more, and there is {settings.sweep.points[0]} alone.")
-    if settings.folds:
-        _check_folds(settings)
-    if settings.until_decided and settings.sweep:
-        raise UserError("A sweep has a fixed number of seeds: leave --until-decided out, and say --seeds.")
+    """Raise UserError for settings that do not go together with the arms, the seeds, the recipe or the images."""
+    fixed, swept = settings.fixed, {name for name, _ in settings.sweep.fields}
+    if settings.family is not None and settings.family < len(settings.arms):
+        raise UserError(f"family counts all arms of the study, {len(settings.arms)} or more, not {settings.family}.")
+    if settings.folds and fixed.get("fold"):
+        raise UserError("With folds each seed has its own fold: leave --fold out.")
+    if "base" in swept and "start" in fixed:
+        raise UserError("The checkpoint that training starts from says what base is: it cannot be swept over.")
+    if "limit_train" in swept and fixed.get("limit_train") is not None:
+        raise UserError(f"limit_train={fixed['limit_train']} is swept over too: leave one of the two out.")
     _ = settings.looks  # a UserError for too few or too many seeds
-    if settings.design and settings.sweep:
-        raise UserError("A factorial study has one setting: run it again for each value of what would be swept over.")
     if settings.design and len(settings.seeds) < 2:
-        raise UserError("A factorial study needs 2 seeds or more: without them there is no spread to compare with.")
+        raise UserError("A factorial study needs 2 seeds or more: a spread cannot be estimated from one.")
     for grid, what in ((settings.grid, "tuned"), (settings.sweep, "swept over")):
-        fields = {name for name, _ in grid.fields}
+        names = {name for name, _ in grid.fields}
         for arm in settings.arms:
-            for name in sorted(fields.intersection(arm.recipe)):
+            for name in sorted(names.intersection(arm.recipe)):
                 raise UserError(
                     f"Arm {arm.name} sets {name}={arm.recipe[name]}, and {name} is {what} for every arm alike. Leave "
                     f"it out of the arm, or of what is {what}."
@@ -665,23 +712,3 @@ def check_plan(settings: Settings) -> None:
             settings.at(setting).recipe_of(arm, point)
         except UserError as error:
             raise UserError(f"{place}: {error}" if place else str(error)) from error
-
-
-def _check_folds(settings: Settings) -> None:
-    if settings.folds < 2:
-        raise UserError(f"folds must be at least 2, not {settings.folds}: each seed is tested on one of so many parts.")
-    if settings.until_decided:
-        raise UserError("With folds the number of seeds is fixed: leave --until-decided out, and say --seeds.")
-    if settings.sweep or settings.design:
-        raise UserError(
-            "Folds go with neither a sweep nor a factorial design: leave --folds or --sweep or --design out."
-        )
-    if settings.grid:
-        raise UserError(
-            "With folds nothing can be tuned: the images that values are chosen on are test images of other seeds. "
-            "Leave --folds or --tune out."
-        )
-    if settings.generalize == "seeds":
-        raise UserError("With folds verdicts are about other images too: leave --generalize seeds out.")
-    if settings.fixed.get("fold"):
-        raise UserError("folds gives each seed a fold of its own: leave --fold out.")

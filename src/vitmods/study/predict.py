@@ -5,10 +5,11 @@ from __future__ import annotations
 import glob
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,33 +26,14 @@ from vitmods.data.read import Unreadable, decode, reading
 from vitmods.data.records import printable
 from vitmods.data.sources.folder import images_below
 from vitmods.data.threads import in_order
-from vitmods.study.checkpoints import GRAPHS, Checkpoint, Graph, seeds_in
+from vitmods.study.checkpoints import GRAPHS, Checkpoint, Graph
 from vitmods.tasks.base import DEFAULT, TASKS, Predicted, Task
 from vitmods.train.device import place
-from vitmods.train.trial import WEIGHTS
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, make_folder, write_atomically
 from vitmods.util.limits import read_bytes
 
-if TYPE_CHECKING:
-    from vitmods.train.device import Placement
-
-
-def predict_files(
-    trained: Checkpoint, paths: Sequence[Path], task: Task, placement: Placement, top: int, batch_size: int
-) -> list[dict[str, Any]]:
-    """Predict for inputs that are not images, which the task reads."""
-    inputs = task.read_files(paths, trained.data, int(trained.settings["img_size"][-1]))
-    model, predictions = trained.model.to(placement.device), list[dict[str, Any]]()
-    for start in range(0, len(inputs), batch_size):
-        names = list(inputs)[start : start + batch_size]
-        index = torch.arange(len(names))
-        batch = Batch(task.stack([inputs[name] for name in names]), index, index)
-        with torch.inference_mode(), placement.autocast():
-            outputs = task.outputs(model, batch.to(placement.device))
-        rows = task.predictions(outputs.cpu(), trained.classes or (), top)
-        predictions += [{"image": name, **row} for name, row in zip(names, rows, strict=True)]
-    return predictions
+T = TypeVar("T")
 
 
 def predict(
@@ -91,7 +73,7 @@ def predict(
         return.
 
     Raises:
-        UserError: there is no such checkpoint or image, an image cannot be read, or the task draws nothing.
+        UserError: the checkpoint or an image does not exist or cannot be read, or the task does not draw.
     """
     if top < 1 or batch_size < 1:
         raise UserError(f"top and batch_size are numbers from 1 on, not {top} and {batch_size}.")
@@ -99,56 +81,67 @@ def predict(
         raise UserError(f'unreadable must be "stop" or "skip", not "{unreadable}".')
     paths = _files([images] if isinstance(images, str | Path) else images)
     source = str(checkpoint)
-    if Path(source).suffix in GRAPHS:
-        if device not in ("auto", "cpu"):
-            raise UserError(f"{source} runs on the CPU here: leave --device out, or give the weights.")
-        trained = Checkpoint.of_graph(Path(source), trust)
-    else:
-        seeds = seeds_in(source)
-        seeds = [folder for folder in seeds if (Path(folder) / WEIGHTS).is_file()] or seeds[:1]
-        if len(seeds) > 1:
-            raise UserError(f"{source} holds several trained models: give one, {' or '.join(seeds[:3])}.")
-        trained = Checkpoint.open(seeds[0])
-    kind = TASKS[trained.settings.get("task", DEFAULT)]
-    if kind.inputs == "images" and trained.settings["in_chans"] not in (1, 3):
-        raise UserError(f"{source} takes {trained.settings['in_chans']} channels, and images have 3 (RGB) or 1 (gray).")
+    if Path(source).suffix in GRAPHS and device not in ("auto", "cpu"):
+        raise UserError(f"{source} runs on the CPU here: leave --device out, or give the weights.")
+    trained = Checkpoint.open(source, trust)
+    settings, names = trained.settings, trained.classes
+    kind = TASKS[settings.get("task", DEFAULT)]
+    if kind.inputs == "images" and settings["in_chans"] not in (1, 3):
+        raise UserError(f"{source} takes {settings['in_chans']} channels, and images have 3 (RGB) or 1 (gray).")
     task = kind.from_recipe(kind.fitted(trained.recipe))
     if draw is not None and kind.draw is Task.draw:
-        raise UserError(f"The task {kind.name} has nothing to draw: leave the folder for drawings out.")
+        raise UserError(f"The task {kind.name} does not draw predictions: leave the folder for drawings out.")
     if annotations is not None and kind.annotate is Task.annotate:
-        raise UserError(f"The task {kind.name} writes no annotations: leave them out (--annotations).")
+        raise UserError(f"The task {kind.name} does not write annotations: leave them out (--annotations).")
     placement = place("cpu" if isinstance(trained.model, Graph) else device, trained.recipe.precision)
     model = trained.model.to(placement.device)
     if kind.inputs != "images":
         if unreadable == "skip":
             raise UserError("All inputs are read, or an error names the one that cannot be: leave unreadable=skip out.")
-        return predict_files(trained, paths, task, placement, top, batch_size)
-    names, predictions, skipped, images_read = trained.classes, [], [], _read(trained, kind.target, paths, workers)
-    file_names, annotated = _file_names(paths), list[Predicted]()
+        inputs = task.read_files(paths, trained.data, int(settings["img_size"][-1]))
+        predictions = []
+        for keys in batched(inputs, batch_size):
+            index = torch.arange(len(keys))
+            batch = Batch(task.stack([inputs[key] for key in keys]), index, index)
+            with torch.inference_mode(), placement.autocast():
+                outputs = task.outputs(model, batch.to(placement.device))
+            rows = task.predictions(outputs.cpu(), names or (), top)
+            predictions += [{"image": key, **row} for key, row in zip(keys, rows, strict=True)]
+        return predictions
+    predictions, skipped, annotated = [], list[str](), list[Predicted]()
     folder = None if draw is None else make_folder(expand_user(draw))
-    while part := list(islice(images_read, batch_size)):
-        read = [(path, image) for path, image in part if isinstance(image, _Stored)]
-        for path, image in part:
-            if not isinstance(image, _Stored):
-                skipped.append(f"{printable(str(path))}: {image}")
-                if unreadable == "stop":
-                    raise UserError(f"{skipped[0]}. Repair or remove it, or leave it out with --unreadable skip.")
-        if not read:
+    # Files are named after their images; where several share a name, after the folders above too.
+    below = os.path.commonpath([path.absolute().parent for path in paths])
+    are_unique = len({path.stem for path in paths}) == len(paths)
+    file_names = {
+        path: path.stem if are_unique else "-".join((*path.absolute().relative_to(below).parent.parts, path.name))
+        for path in paths
+    }
+    for part in batched(_read(trained, kind.target, paths, workers), batch_size):
+        images_read = [(path, image) for path, image in part if isinstance(image, _Stored)]
+        skipped += [f"{printable(str(path))}: {image}" for path, image in part if not isinstance(image, _Stored)]
+        if skipped and unreadable == "stop":
+            raise UserError(f"{skipped[0]}. Repair or remove it, or leave it out with --unreadable skip.")
+        if not images_read:
             continue
         with torch.inference_mode(), placement.autocast():
-            batch = _batch(trained, task, [image for _, image in read])
+            batch = _batch(trained, task, [image for _, image in images_read])
             outputs = task.outputs(model, batch.to(placement.device))
         if names is None:
             names = tuple(map(str, range(outputs.shape[1])))
             warnings.warn(f"{trained.source} does not name its classes: they are numbers from 0.", stacklevel=2)
         rows = task.predictions(outputs.cpu() if isinstance(outputs, Tensor) else outputs, names, top)
-        for (path, image), row in zip(read, rows, strict=True):
-            drawn = {} if folder is None else {"drawn": str(folder / f"{file_names[path]}.png")}
-            if drawn:
-                _draw(task, path, row, names, Path(drawn["drawn"]))
+        for (path, image), row in zip(images_read, rows, strict=True):
+            prediction = {"image": printable(str(path)), **row}
+            if folder is not None:
+                pixels = middle(decode(read_bytes(path, "image"), 3)).transpose(1, 2, 0)
+                drawing = task.draw(np.ascontiguousarray(pixels), row, names)
+                assert drawing is not None
+                prediction["drawn"] = str(folder / f"{file_names[path]}.png")
+                write_atomically(Path(prediction["drawn"]), partial(Image.fromarray(drawing).save, format="PNG"))
             if annotations is not None:
                 annotated.append(Predicted(file_names[path], path, image.native, row))
-            predictions.append({"image": printable(str(path)), **row, **drawn})
+            predictions.append(prediction)
     if skipped:
         warnings.warn(f"{len(skipped)} of {len(paths)} images were left out: {'; '.join(skipped[:5])}", stacklevel=2)
     if not predictions:
@@ -156,6 +149,13 @@ def predict(
     if annotations is not None:
         task.annotate(expand_user(annotations), annotated, names or ())
     return predictions
+
+
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Split into lists of a size; the last may be shorter."""
+    remaining = iter(items)
+    while part := list(islice(remaining, size)):
+        yield part
 
 
 def _files(images: Sequence[str | Path]) -> list[Path]:
@@ -166,12 +166,12 @@ def _files(images: Sequence[str | Path]) -> list[Path]:
         if path.exists():
             matches = [path]
         elif glob.has_magic(str(path)):
-            matches = [Path(one) for one in sorted(glob.glob(str(path), recursive=True))]
+            matches = list(map(Path, sorted(glob.glob(str(path), recursive=True))))
         else:
-            raise UserError(f"There is no {label}: give images, folders of them, or patterns as 'photos/**/*.jpg'.")
+            raise UserError(f"{label} does not exist: give images, folders of them, or patterns as 'photos/**/*.jpg'.")
         below = [file for match in matches for file in (images_below(match) if match.is_dir() else [match])]
         if not below:
-            raise UserError(f"There are no images in {label}, by the endings of their names.")
+            raise UserError(f"{label} does not contain images, by the endings of their names.")
         files.update(dict.fromkeys(below))
     if not files:
         raise UserError("Name at least one image, or a folder of them.")
@@ -219,20 +219,3 @@ def _batch(trained: Checkpoint, task: Task, images: Sequence[_Stored]) -> Batch:
         views = torch.cat([image.geometry.view(torch.from_numpy(image.pixels.copy())[None]) for image in images])
     inputs = normalize(views, per_channel(augment.mean, channels), per_channel(augment.std, channels))
     return Batch(inputs, targets, torch.arange(len(images)))
-
-
-def _file_names(paths: Sequence[Path]) -> dict[Path, str]:
-    """Name files after their images; where several share a name, after the folders above too."""
-    below = os.path.commonpath([path.absolute().parent for path in paths])
-    unique = len({path.stem for path in paths}) == len(paths)
-    return {
-        path: path.stem if unique else "-".join((*path.absolute().relative_to(below).parent.parts, path.name))
-        for path in paths
-    }
-
-
-def _draw(task: Task, path: Path, row: dict[str, Any], classes: tuple[str, ...], out: Path) -> None:
-    image = middle(decode(read_bytes(path, "image"), 3))
-    drawn = task.draw(np.ascontiguousarray(image.transpose(1, 2, 0)), row, classes)
-    assert drawn is not None
-    write_atomically(out, lambda file: Image.fromarray(drawn).save(file, "PNG"))

@@ -55,23 +55,23 @@ class Retrained:
 
 
 def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: RunOptions) -> Retrained:
-    """What `Study.retrain` does."""
+    """Do what `Study.retrain` documents."""
     from vitmods.study.trial import TrialRunner  # torch, which a report does without
 
     folder = StudyFolder(path)
     path = folder.path
     folder.refresh()
     if folder.facts() is None:
-        raise UserError(f"There is no study in {named(folder.path)} yet: first run the same command without --retrain.")
+        raise UserError(f"{named(folder.path)} is not a study yet: first run the same command without --retrain.")
     facts = folder.known_facts()
-    known = {name: facts.settings[name] for name in ("images", "seeds")}
-    folder.check_same_study({**settings.to_dict(), **known})
+    recorded = {name: facts.settings[name] for name in ("images", "seeds")}
+    folder.check_same_study({**settings.to_dict(), **recorded})
     if settings.sweep or settings.design:
         kind = "A sweep has several settings" if settings.sweep else "A factorial study compares changes, not arms"
         raise UserError(f"{kind}: run an ordinary study of the arm that you want to train on all images.")
-    names = [one.name for one in settings.every_arm]
+    names = [trained.name for trained in settings.every_arm]
     if arm not in (*names, BEST):
-        raise UserError(f"The study has no arm {arm!r}. {nearest(arm, [BEST, *names])}")
+        raise UserError(f"The study does not have an arm {arm!r}. {nearest(arm, [BEST, *names])}")
     with folder.lock():
         answer = Answer.load(path)
         if not answer.complete:
@@ -80,8 +80,7 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: 
             )
         chosen = best_arm(answer) if arm == BEST and BEST not in names else arm_named(answer, arm)
         point = Point.from_dict(chosen.tuning.chosen or {}) if chosen.tuning else AS_IS
-        fixed = {name: value for name, value in settings.at(AS_IS, 0).fixed.items() if name != "folds"}
-        on_all = Settings({**fixed, "train_on_all": True}, settings.arms, make_seeds([seed]))
+        on_all = Settings({**settings.at(AS_IS, 0).fixed, "train_on_all": True}, settings.arms, make_seeds([seed]))
         runner = TrialRunner(folder, on_all, options)
         trial, out = Trial(settings.arm(chosen.name), seed, point), retrained_folder(path, chosen.name)
         if not folder.images.same_contents(runner.dataset(on_all.recipe_of(trial.arm, point)).splits):
@@ -112,9 +111,9 @@ def cost_of(arm: ArmAnswer) -> float:
 
 
 def estimate_of(answer: Answer, arm: ArmAnswer) -> str:
-    """What the study found of an arm that was trained on fewer images."""
+    """Report the study's score of an arm, which was trained on fewer images."""
     if arm.mean is None:
-        return "The study has no finished trial of it."
+        return "The study does not have a finished trial of it."
     metric = answer.metric
     seeds = sum(score is not None for score in arm.scores.values())
     text = f"The study's estimate, of trainings on its training images alone: {metric.shown(arm.mean)} {metric.title}"

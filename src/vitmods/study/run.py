@@ -76,8 +76,7 @@ def python_call(settings: Settings, out: str) -> str:
     elif measure != measure_of(settings.fixed["task"]):
         fields["metric"] = repr(measure.name)
     fields |= {"margin": repr(settings.margin), "generalize": repr(settings.generalize)}
-    if settings.family:
-        fields["family"] = repr(settings.family)
+    fields |= {name: repr(value) for name in ("family", "folds") if (value := getattr(settings, name))}
     if settings.until_decided:
         fields["until_decided"] = "True"
     if settings.design:
@@ -146,7 +145,7 @@ SAMPLES = 12  # images shown in the report
 
 def plan_of(settings: Settings) -> Plan:
     """Return what is recorded of the settings before any score is known."""
-    family = max(settings.family, len(settings.arms))
+    family = settings.compared
     return Plan(len(settings.seeds), settings.until_decided, settings.generalize, settings.measure.name, family)
 
 
@@ -157,7 +156,7 @@ def write_facts(study: PreparedStudy, command: str, plan: Plan) -> Facts:
     many.
     """
     runner, dataset, settings = study.runner, study.dataset, study.settings
-    folds = [runner.dataset(settings.recipe, seed=fold) for fold in range(settings.folds)]
+    folds = [runner.dataset(settings.recipe, seed=fold) for fold in range(settings.folds or 0)]
     folder = runner.folder
     folder.check_same_study(settings.to_dict())
     before, splits = folder.facts(), answer_splits(settings, dataset)

@@ -1,7 +1,4 @@
-"""One trial: the images, the model that an arm makes of base, and the training that belongs to a seed.
-
-Evaluating trained weights: the protocol of the study's metric on a split, beside the trial that it belongs to.
-"""
+"""One trial: the images, the model that an arm makes of base, the training of a seed, and its evaluation."""
 
 from __future__ import annotations
 
@@ -74,7 +71,7 @@ class EvaluatedOnVal:
 
 
 def answer_splits(settings: Settings, dataset: ImageDataset) -> tuple[str, ...]:
-    """The splits that the answer is about: test, or val where there is no test. Where vitmods made both and nothing is
+    """The splits that the answer is about: test, or val without a test split. Where vitmods made both and nothing is
     chosen on val, all images that are held out; with folds test alone, so that each image counts once."""
     made = dataset.summary()["split_origin"].startswith("made") and {VAL, "test"} <= set(dataset.splits)
     return (VAL, "test") if made and not (settings.grid or settings.folds) else (dataset.eval_split,)
@@ -85,13 +82,13 @@ def check_images(settings: Settings, dataset: ImageDataset) -> None:
     splits, split = dataset.splits, dataset.eval_split
     if settings.grid and VAL not in splits:
         raise UserError(
-            "There is no val split to choose on. Make one from train with a val_fraction above 0 (--val-fraction 0.2), "
-            "or give a folder named val."
+            "Without a val split nothing can be chosen. Make one from train with a val_fraction above 0 "
+            "(--val-fraction 0.2), or give a folder named val."
         )
     if settings.grid and split == VAL:
         raise UserError(
-            "There is no test split: what is chosen on val cannot be reported on val, where the chosen number is too "
-            "good. Add a test split (a folder named test); a source with train alone is cut into all three."
+            "The test split is missing: what is chosen on val cannot be reported on val, where the chosen number is "
+            "too good. Add a test split (a folder named test); a source with train alone is cut into all three."
         )
     for arm in settings.every_arm:
         for point in settings.grid.points:
@@ -104,62 +101,46 @@ def check_images(settings: Settings, dataset: ImageDataset) -> None:
 def own_evaluation(
     task: Task, model: nn.Module, dataset: ImageDataset, split: str, batch_size: int, device: torch.device
 ) -> ProtocolResult:
-    """What the task's own evaluation finds of a model in evaluation mode, on `device`: as of a protocol."""
+    """Run the task's own evaluation of a model in evaluation mode, on `device`; returns it as a protocol's."""
     batches = for_device(dataset, device).eval_batches(split, batch_size)
-    found = task.evaluate(model, (batch.to(device) for batch in batches))
+    measured = task.evaluate(model, (batch.to(device) for batch in batches))
     names = {metric.name for metric in task.metrics}
-    means = {name: mean_over_images(found.per_image[name]) for name in found.per_image if name in names}
+    means = {name: mean_over_images(scores) for name, scores in measured.per_image.items() if name in names}
     return ProtocolResult(
-        {name: value for name, value in found.metrics.items() if name in names},
-        {name: dict(zip(dataset.classes, values, strict=True)) for name, values in found.detail.items()},
+        {name: value for name, value in measured.metrics.items() if name in names},
+        {name: dict(zip(dataset.classes, values, strict=True)) for name, values in measured.detail.items()},
         {name: ends for name, ends in means.items() if ends is not None},
-        found.per_image,
+        measured.per_image,
     )
 
 
 def trial_scores(folder: Path, split: str) -> dict[str, NDArray[Any]]:
-    """What is known of each image of a split, (n,) arrays by name beside `ids`: from the training's own evaluation, and
-    from protocols. Empty where the task says nothing of single images. UserError where a file is damaged."""
+    """Read the scores of each image of a split, (n,) arrays by name and `ids`, from the training's own evaluation and
+    from protocols. Empty for tasks without scores of single images. Raises UserError for a damaged file."""
     return read_scores(folder / f"{split}.npz")
 
 
 def evaluate_trial(
     folder: Path, dataset: ImageDataset, task: Task, recipe: Recipe, measure: Measure, split: str, device: str
 ) -> None:
-    """Run the measure's protocol, or the task's own evaluation where it has none, on a finished trial's weights; note
-    what is found in <split>.json, and of each image in <split>.npz.
+    """Run the measure's protocol, or the task's own evaluation without one, on a finished trial's weights.
 
-    Args:
-        folder: the trial's.
-        dataset: its images.
-        task: what it was trained for.
-        recipe: its recipe: precision, and how many images fit in memory.
-        measure: whose protocol is run.
-        split: the split that is looked at.
-        device: see `vitmods.train.train_trial`.
-
-    Raises:
-        UserError: the images or the options do not allow the protocol.
+    Writes the metrics to <split>.json, and those of each image to <split>.npz, in the trial's folder. Raises UserError
+    if the images or the options do not allow the protocol.
     """
     placement = place(device, recipe.precision)
     model, protocol = open_trial(folder).to(placement.device), measure.metric.protocol
     if protocol:
         result = run_protocols(
-            model,
-            dataset,
-            [protocol],
-            split=split,
-            batch_size=recipe.part_size,
-            device=placement.device,
-            options=measure.options,
-            autocast=placement.autocast,
-        )[protocol]
-    else:  # what the task's own evaluation alone gives
+            model, dataset, [protocol], split=split, batch_size=recipe.part_size, device=placement.device,
+            options=measure.options, autocast=placement.autocast,
+        )[protocol]  # fmt: skip
+    else:
         with placement.autocast():
             result = own_evaluation(task, model.eval(), dataset, split, recipe.part_size, placement.device)
     if measure.name not in result.metrics:
         raise UserError(
-            f"The {protocol or task.name} evaluation gives no {measure.name} with these options; compare another "
+            f"The {protocol or task.name} evaluation does not give {measure.name} with these options; compare another "
             "metric."
         )
     if result.per_image:
@@ -200,13 +181,13 @@ def build_model(
 
     Base is initialized from the seed, or has the weights of `start` (the fields of a `Start`) and a head from the seed,
     and is then changed; so every arm starts from base's own weights wherever shapes allow, and parameters that a change
-    adds are drawn from the same seed. An arm with weights of its own has those, changed already. head: whether the
+    adds are drawn from the same seed. An arm that starts from its own weights has those. head: whether the
     model's logits are used.
     """
     settings = recipe.model.to_config() if recipe else {}
     torch.manual_seed(seed)
     if arm.start is not None:
-        assert start is not None, "an arm has weights of its own only where base has"
+        assert start is not None, "an arm starts from its own weights only where base does"
         assert isinstance(config, ViTConfig), "a checkpoint says what base is"
         return Start(arm.start, None, start["positions"]).build(config, seed, settings)
     if isinstance(config, ForeignBase):
@@ -225,7 +206,7 @@ def task_of(settings: Mapping[str, Any], recipe: Recipe) -> Task:
 
 
 def with_modules(backbone: nn.Module, task: Task, classes: int, seed: int) -> Any:
-    """The trained model: without its head if the task has no use for it, and with the task's modules, drawn from the
+    """The trained model: without its head if the task does not use it, and with the task's modules, drawn from the
     seed."""
     torch.manual_seed(seed)
     return task.wrap(backbone if task.uses_head else without_head(backbone), classes)
@@ -258,27 +239,27 @@ class TrialRunner:
         return self._datasets[key]
 
     def __call__(self, work: Work) -> None:
-        """Train, or go on training, and evaluate the weights; or evaluate a finished trial's on another split."""
+        """Train or resume a trial and evaluate its weights; or evaluate a finished trial on another split."""
         if isinstance(work, Evaluation):
-            self._evaluate_trial(work.trial, work.split)
+            self._evaluate(work.trial, work.split)
             return
         self._train(work)
         split = VAL if self.settings.for_tuning(work) else self._of(work)[1].eval_split
         if not read_trial(self.folder, work, (split,), self.settings.measure).ended:
-            self._evaluate_trial(work, split)
+            self._evaluate(work, split)
 
     def _of(self, trial: Trial) -> tuple[Recipe, ImageDataset, Task]:
         settings = self.settings.at(trial.setting)
         recipe = settings.recipe_of(trial.arm, trial.point)
         return recipe, self.dataset(recipe, trial.setting, trial.seed), task_of(settings.fixed, recipe)
 
-    def _evaluate_trial(self, trial: Trial, split: str) -> None:
+    def _evaluate(self, trial: Trial, split: str) -> None:
         recipe, dataset, task = self._of(trial)
         measure = self.settings.measure
         evaluate_trial(self.folder.trial(trial), dataset, task, recipe, measure, split, self.options.device)
 
     def _train(self, trial: Trial) -> None:
-        """Train, or go on training, and keep what was warned of."""
+        """Train or resume; warnings of vitmods are shown, and kept in the trial's folder for the report."""
         out = self.folder.trial(trial)
         caught: list[warnings.WarningMessage] = []
         try:
@@ -287,10 +268,14 @@ class TrialRunner:
                 with already_reported():
                     self.train(trial, out)
         finally:  # outside of the block, where showing a warning no longer records it
-            _keep_warnings(out, caught)
+            for warning in caught:
+                warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
+            package = Path(vitmods.__file__).parent
+            if texts := [str(warning.message) for warning in caught if package in Path(warning.filename).parents]:
+                write_json(out / WARNINGS, [*read_warnings(out), *texts])
 
     def train(self, trial: Trial, out: Path) -> dict[str, Any]:
-        """The same in any folder."""
+        """Train or resume a trial in any folder; returns result.json."""
         recipe, dataset, task = self._of(trial)
         settings = self.settings.at(trial.setting, trial.seed)
         start = settings.fixed.get("start")
@@ -298,9 +283,15 @@ class TrialRunner:
         backbone = build_model(config, trial.arm, trial.seed, start, recipe, task.uses_head)
         model = with_modules(backbone, task, dataset.num_classes, trial.seed)
         record = {"arm": trial.arm.name, "changes": trial.arm.short, "images": image_settings(settings.fixed)}
-        made = record_of(backbone, config, trial.arm.changes, task.uses_head)
-        record |= {"model": made} if made else {}
-        record |= {"start": {**start, "arm": trial.arm.start} if trial.arm.start else start} if start else {}
+        if how_made := record_of(backbone, config, trial.arm.changes, task.uses_head):
+            record["model"] = how_made
+        if start:
+            record["start"] = {**start, "arm": trial.arm.start} if trial.arm.start else start
+        logged = None  # a trial outside of studies describes itself by its folder
+        if self.options.log and (facts := self.folder.facts()):
+            fields = {"seed": trial.seed, **trial.point.to_dict(), **trial.setting.to_dict()}
+            place_in_study = out.relative_to(self.folder.path).as_posix()
+            logged = replace(logged_run(self.folder, facts, trial.arm, place_in_study, fields), name=str(trial))
         return train_trial(
             model,
             task,
@@ -311,25 +302,16 @@ class TrialRunner:
             options=self.options,
             processes=self._processes,
             metadata=record,
-            logged=self._logged(trial, out),
+            logged=logged,
         )
-
-    def _logged(self, trial: Trial, out: Path) -> LoggedRun | None:
-        """Describe a trial of a study to loggers; a trial outside of studies describes itself by its folder."""
-        facts = self.folder.facts() if self.options.log else None
-        if facts is None:
-            return None
-        fields = {"seed": trial.seed, **trial.point.to_dict(), **trial.setting.to_dict()}
-        run = logged_run(self.folder, facts, trial.arm, out.relative_to(self.folder.path).as_posix(), fields)
-        return replace(run, name=str(trial))
 
 
 def logged_run(folder: StudyFolder, facts: Facts, arm: Arm, what: str, fields: Mapping[str, Any]) -> LoggedRun:
-    """A trial or another thing of a study as loggers know it."""
+    """Describe a trial, or another part of a study, to loggers."""
     study, base = folder.path.resolve().name, facts.settings["base"]
-    about = {"study": study, "arm": arm.name, "changes": arm.text, "data": facts.settings["data"]}
-    about |= {"base": base} if isinstance(base, str) else {}
-    return LoggedRun(study, what, key_of(study, facts.created, what), {**about, **fields})
+    of_study = {"study": study, "arm": arm.name, "changes": arm.text, "data": facts.settings["data"]}
+    of_study |= {"base": base} if isinstance(base, str) else {}
+    return LoggedRun(study, what, key_of(study, facts.created, what), {**of_study, **fields})
 
 
 @contextmanager
@@ -339,14 +321,3 @@ def already_reported() -> Iterator[None]:
         warnings.simplefilter("ignore", SmallBatchWarning)
         warnings.simplefilter("ignore", NotFittedWarning)  # trials compute it
         yield
-
-
-def _keep_warnings(out: Path, caught: list[warnings.WarningMessage]) -> None:
-    """Show them, and leave ours in the trial's folder: what a worker prints nobody reads, the report is read."""
-    for warning in caught:
-        warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
-    ours = [
-        str(warning.message) for warning in caught if Path(vitmods.__file__).parent in Path(warning.filename).parents
-    ]
-    if ours:
-        write_json(out / WARNINGS, [*read_warnings(out), *ours])

@@ -120,9 +120,9 @@ def test_drawing_is_refused_where_there_is_nothing_to_draw(tmp_path, capsys):
     assert main(["train", "--base", "mu2/2", "--epochs", "1", "--out", str(out), "--quiet"]) == 0
     Image.new("L", (8, 8)).save(tmp_path / "image.png")
     assert main(["predict", str(out), str(tmp_path / "image.png"), "--draw", str(tmp_path / "drawn")]) == 2
-    assert "classification has nothing to draw" in capsys.readouterr().err
+    assert "classification does not draw predictions" in capsys.readouterr().err
     assert main(["predict", str(out), str(tmp_path / "image.png"), "--annotations", str(tmp_path / "masks")]) == 2
-    assert "classification writes no annotations" in capsys.readouterr().err
+    assert "classification does not write annotations" in capsys.readouterr().err
 
 
 def test_fractions_of_the_images_are_one_study(shapes, tmp_path, capsys):
