@@ -54,13 +54,20 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
         shell_kind = make_dataclass(
             kind.__name__, fields, bases=(kind,), frozen=True, kw_only=True, namespace={"__doc__": kind.__doc__}
         )
-    words = ["--help" if word == HELP_ALL else word for word in arguments]
+    with_help = ["--help" if word == HELP_ALL else word for word in arguments]
     style = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
-    cli = partial(tyro.cli, shell_kind, args=words, prog=f"vitmods {command}", config=style)
+    cli = partial(tyro.cli, shell_kind, args=with_help, prog=f"vitmods {command}", config=style)
     if HELP_ALL in arguments or not (common and {"-h", "--help"} & set(arguments)):
         options = dict(vars(cli()))
         if options_of_recipe is not None:
-            options["training"] = RecipeChoice(options["recipe"], _overrides(options["training"], arguments))
+            training = options["training"]
+            words = {word[2:].partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--")}
+            overrides = {
+                name: getattr(getattr(training, part) if part else training, leaf)
+                for name, (part, leaf, _) in fields_by_name().items()
+                if name in words
+            }
+            options["training"] = RecipeChoice(options["recipe"], overrides)
         return kind(**options)
     # tyro draws boxes where the encoding has them. On wide terminals it puts two in a row: `_shortened` needs one.
     columns = os.environ.get("COLUMNS")
@@ -99,15 +106,6 @@ def _training_options(arguments: Sequence[str]) -> Any:
     shell_recipe = make_dataclass("Recipe", fields, bases=(Recipe,), frozen=True, namespace=namespace)
     plain = {name: value for name, value in vars(recipe).items() if name not in PARTS}
     return shell_recipe(**plain)
-
-
-def _overrides(training: Any, arguments: Sequence[str]) -> dict[str, Any]:
-    """Select the fields of a recipe that the command line sets."""
-    words = {word[2:].partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--")}
-    places = {name: place for name, place in fields_by_name().items() if name in words}
-    return {
-        name: getattr(getattr(training, part) if part else training, leaf) for name, (part, leaf, _) in places.items()
-    }
 
 
 def _shortened(text: str, common: Sequence[str]) -> str:

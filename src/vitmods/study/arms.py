@@ -16,10 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from vitmods.adapters.libraries import LIBRARIES
 from vitmods.finetune.roles import chosen_roles
 from vitmods.study.line_ups import find_line_up, refuse_line_ups
 from vitmods.util.errors import UserError
-from vitmods.util.registry import Registry, load_plugins, named_by_user
+from vitmods.util.registry import load_plugins, named_by_user
 from vitmods.util.shorthand import read_settings, split_form, split_outside
 
 if TYPE_CHECKING:
@@ -29,23 +30,6 @@ if TYPE_CHECKING:
 
 
 PYTHON = "python"
-
-
-@dataclass(frozen=True)
-class Library:
-    """How base models `LIBRARY:NAME?option=value` are made.
-
-    build:        (base, name, whether weights are trained, options) -> model
-    size_option:  the option that sets the image size (rows, columns), for models that have one
-    reads_tokens: whether its models read tokens, not images
-    """
-
-    build: Callable[[Any, str, bool, dict[str, Any]], nn.Module]
-    size_option: str | None = None
-    reads_tokens: bool = False
-
-
-LIBRARIES: Registry[Library] = Registry("library of base models", "vitmods.study.bases", "vitmods.tasks.*.models")
 
 
 @dataclass(frozen=True)

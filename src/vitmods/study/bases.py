@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.adapters.apply import apply, config_of
+from vitmods.adapters.libraries import LIBRARIES, Library
 from vitmods.adapters.replace import put_norms, replace_norms
 from vitmods.adapters.transfer import MOST_CLASSES, MOST_NUMBER, bounded, check_numbers, evaluating, most_bytes, outline
 from vitmods.bench import peak_bytes
@@ -28,10 +29,8 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs
 from vitmods.model.vit import ViT, vit
 from vitmods.study.arms import (
-    LIBRARIES,
     PYTHON,
     Function,
-    Library,
     Replace,
     base_function,
     functions_of,

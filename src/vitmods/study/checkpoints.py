@@ -1,7 +1,4 @@
-"""Trained models: opened from a trial, a file or an exported graph, and as what a study starts from.
-
-A folder of checkpoints is a study: an arm for each, one of them base, for each seed if there are several.
-"""
+"""Trained models: opened from a trial, a file or an exported graph, and as what a study starts from."""
 
 from __future__ import annotations
 

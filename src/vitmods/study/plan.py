@@ -400,12 +400,9 @@ class StudySettings:
                 raise UserError("With folds verdicts are about other images too: leave --generalize seeds out.")
 
 
-IMAGE_OPTIONS = tuple(field.name for field in fields(ImageOptions))
-
-
 def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
     """Select what decides which images a trial sees; config.json keeps it, so that the trial can be evaluated again."""
-    names = ("task", "data", *IMAGE_OPTIONS, "train_on_all")
+    names = ("task", "data", *(field.name for field in fields(ImageOptions)), "train_on_all")
     return {name: fixed[name] for name in names if name in fixed}
 
 

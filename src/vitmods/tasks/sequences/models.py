@@ -4,19 +4,16 @@ import math
 import warnings
 from contextlib import ExitStack
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitmods.study.arms import LIBRARIES, Library
+from vitmods.adapters.libraries import LIBRARIES, Library
 from vitmods.util.errors import UserError, nearest
 
-if TYPE_CHECKING:
-    from vitmods.study.bases import ForeignBase
 
-
-def from_text(base: "ForeignBase", name: str, trained: bool, options: dict[str, Any]) -> nn.Module:
+def from_text(base: Any, name: str, trained: bool, options: dict[str, Any]) -> nn.Module:
     """A model of that type for sequence classification; options are fields of its configuration.
 
     Its call takes tokens (B, T), 0 being padding. It puts a class token before them, which its head reads,
