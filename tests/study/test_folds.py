@@ -151,8 +151,8 @@ def test_the_call_in_the_report_is_the_same_study(settings_of_call):
     [
         ({"folds": 1}, "at least 2"),
         ({"until_decided": True, "seeds": 8}, "leave --until-decided out"),
-        ({"sweep": {"limit_train": [100, 200]}}, "leave --folds or --sweep or --design out"),
-        ({"design": "factorial", "seeds": 3}, "leave --folds or --sweep or --design out"),
+        ({"sweep": {"limit_train": [100, 200]}}, "Folds exclude sweeps and factorial designs"),
+        ({"design": "factorial", "seeds": 3}, "Folds exclude sweeps and factorial designs"),
         ({"tune": {"lr": (1e-4, 1e-3)}, "tune_on": "val"}, "nothing can be tuned"),
         ({"generalize": "seeds"}, "leave --generalize seeds out"),
         ({"fold": (0, 3)}, "leave --fold out"),

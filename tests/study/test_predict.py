@@ -132,11 +132,11 @@ def test_an_image_that_cannot_be_read(trial, images, tmp_path):
 @pytest.mark.parametrize(
     ("checkpoint", "given", "words"),
     [
-        ("trial", "empty", "no images in .*empty"),
-        ("trial", "nothing/*.png", r"no images in nothing/\*\.png"),
-        ("trial", "nothing.png", r"There is no nothing\.png"),
+        ("trial", "empty", "empty does not contain images"),
+        ("trial", "nothing/*.png", r"nothing/\*\.png does not contain images"),
+        ("trial", "nothing.png", r"nothing\.png does not exist"),
         ("empty", "images", "empty does not hold a finished trial"),
-        ("empty/no.onnx", "images", r"There is no .*no\.onnx"),
+        ("empty/no.onnx", "images", r"no\.onnx does not exist"),
         ("bad.onnx", "images", r"bad\.onnx cannot be read"),
         ("bad.pt2", "images", r"bad\.pt2 is a program: .*--trust"),
         ("four.safetensors", "images", r"four\.safetensors takes 4 channels"),

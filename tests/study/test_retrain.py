@@ -1,6 +1,7 @@
 """The chosen arm on all images, once the study has ended."""
 
 import json
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -97,7 +98,7 @@ def test_what_has_no_one_arm_to_take_is_refused(kind, copied, monkeypatch):
 def test_another_study_or_arm_is_refused(copied, tmp_path):
     with pytest.raises(UserError, match=r"epochs.*2 -> 3"):
         make(recipe=RECIPE.with_(epochs=3)).retrain(copied, **HERE)
-    with pytest.raises(UserError, match=r"no arm 'dpm'\. Did you mean 'dpn'"):
+    with pytest.raises(UserError, match=r"not have an arm 'dpm'\. Did you mean 'dpn'"):
         make().retrain(copied, "dpm", **HERE)
     with pytest.raises(UserError, match=r"no study in .*nothing yet: .*without --retrain"):
         make().retrain(tmp_path / "nothing", **HERE)
@@ -260,4 +261,5 @@ def test_the_shell(copied, capsys, tmp_path):
     assert "retrained/base" in (copied / "report.html").read_text()
     for more in (["--dry-run"], ["--pilot"], ["--budget", "2h"]):
         assert main([*command, *more]) == 2
-        assert "drop --dry-run, --pilot and --b" in capsys.readouterr().err
+        error = re.sub("[\u2500-\u257f]| - ", " ", capsys.readouterr().err)
+        assert "drop --dry-run" in " ".join(error.split())
