@@ -226,6 +226,6 @@ def test_what_cannot_be_read_is_named(saved, tmp_path, fix, settings, says):
     ],
 )
 def test_slots_without_counterpart_are_named(tmp_path, overrides, slot):
-    with pytest.raises(UserError, match=f"big_vision has no counterpart for: .*{slot}"):
+    with pytest.raises(UserError, match=f"big_vision does not have: .*{slot}"):
         save(small(**overrides), tmp_path / "model.npz")
     assert not list(tmp_path.iterdir())

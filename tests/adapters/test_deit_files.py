@@ -83,7 +83,7 @@ def test_two_parallel_branches_have_deits_names(scatter, tmp_path, layer_scale):
     again = load(tmp_path / "deit.pth")
     assert again.vit_config.with_(layer_scale=layer_scale) == ours.vit_config
     assert all(torch.equal(value, ours.state_dict()[name]) for name, value in again.state_dict().items())
-    with pytest.raises(UserError, match="DeiT has no counterpart for: parallel=3"):
+    with pytest.raises(UserError, match="DeiT does not have: parallel=3"):
         save(vm.vit(ours.vit_config, parallel=3), tmp_path / "b.pth")
 
 
@@ -142,7 +142,7 @@ def edited(tensors, **changes):
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        ({"dist_token": (1, 1, 192)}, "no slot for a distillation token"),
+        ({"dist_token": (1, 1, 192)}, "distillation token needs a second head"),
         ({"blocks__0__attn1__qkv__weight": (576, 192)}, r"missing: blocks\.\*\.attn1\.proj\.bias"),
         ({"blocks__1__attns__1__attn__qkv__weight": (1,)}, r"without a place here: blocks\.\*\.attns"),
         ({"patch_embed__proj__0__weight": (1,)}, "of stems of several convolutions only hMLP is"),
@@ -178,7 +178,7 @@ def test_two_answers_are_no_answer(small, tmp_path):
     ],
 )
 def test_slots_without_counterpart_are_named(tmp_path, overrides, slot):
-    with pytest.raises(UserError, match=f"DeiT has no counterpart for: {slot}"):
+    with pytest.raises(UserError, match=f"DeiT does not have: {slot}"):
         save(vm.vit(config(**overrides)), tmp_path / "a.pth")
 
 

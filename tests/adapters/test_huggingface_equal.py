@@ -179,7 +179,7 @@ NORM = NormConfig("layer", 1e-3)
     ],
 )
 def test_slots_without_counterpart_are_named(overrides, slot):
-    with pytest.raises(UserError, match=f"Hugging Face's ViT has no counterpart for: .*{slot}"):
+    with pytest.raises(UserError, match=f"Hugging Face's ViT does not have: .*{slot}"):
         to_huggingface(vm.vit("mu/4", img_size=8, **overrides))
 
 

@@ -86,7 +86,7 @@ ODD = [
 
 @pytest.mark.parametrize(("name", "value"), ODD)
 def test_a_config_of_hugging_face_that_cannot_be_followed_is_an_error(name, value, hugging_face_folder, monkeypatch):
-    monkeypatch.setattr(huggingface, "_rows", lambda *_: pytest.fail("a table of all blocks is made"))
+    monkeypatch.setattr(huggingface, "rows_of", lambda *_: pytest.fail("a table of all blocks is made"))
     path = hugging_face_folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
     with pytest.raises(UserError, match=r"cannot be read|limit|fit|whole|has to|Not covered|positive|depth|embed_dim"):

@@ -79,7 +79,7 @@ def test_what_goes_along():
 )
 def test_slots_without_counterpart_are_named(change, slot):
     model = vm.apply(vm.vit("mu/4", img_size=8), *vm.parse_changes(change))
-    with pytest.raises(UserError, match=f"timm's VisionTransformer has no counterpart for: .*{slot}"):
+    with pytest.raises(UserError, match=f"timm's VisionTransformer does not have: .*{slot}"):
         to_timm(model)
 
 

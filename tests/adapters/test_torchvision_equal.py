@@ -126,7 +126,7 @@ def test_what_cannot_be_read_is_named(make, says):
     ],
 )
 def test_slots_without_counterpart_are_named(overrides, slot):
-    with pytest.raises(UserError, match=f"torchvision's VisionTransformer has no counterpart for: {slot}"):
+    with pytest.raises(UserError, match=f"torchvision's VisionTransformer does not have: {slot}"):
         to_torchvision(vm.vit("mu/4", **({"img_size": 8} | overrides)))
 
 

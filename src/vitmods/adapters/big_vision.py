@@ -16,16 +16,17 @@ from vitmods.adapters.tensors import (
     SAME,
     TRANSPOSED,
     Coverage,
+    Kinds,
     Layout,
-    Row,
     Size,
+    Table,
     count_blocks,
     image_size,
     need,
-    read_tensors,
+    rows_of,
     write_tensors,
 )
-from vitmods.adapters.transfer import build, check_readable, fields, refuse_slots
+from vitmods.adapters.transfer import check_readable, fields, read_weights, refuse_slots
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
@@ -52,28 +53,31 @@ def read_big_vision(
     """A ViT from the flat tensors of a big_vision checkpoint, and the account of all tensors.
 
     The config follows from names and shapes; ``img_size`` is needed where the positions are not a square of learned
-    ones. Tensors beside the model's own (``params/`` or ``params/img/`` before the names, or nothing) are left out.
+    ones. Tensors outside the model's own (``params/`` or ``params/img/`` before the names, or nothing) are left out.
     ``settings`` are fields of ViTConfig that are known to be otherwise (``in_chans`` for a Dual PatchNorm stem).
 
     Raises UserError when something is missing, left over or cannot be reported.
     """
-    prefix = _prefix(source, tensors)
-    named_tensors = unstack({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+    prefixes = sorted(name.removesuffix(_ANCHOR) for name in tensors if name.endswith(_ANCHOR))
+    if len(prefixes) != 1:
+        raise UserError(f"{source} cannot be read: {_ANCHOR} is in it {len(prefixes)} times, expected once.")
+    (prefix,) = prefixes
+    inside = unstack({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
     asked = {"num_heads": num_heads, "in_chans": settings.pop("in_chans", None)}
-    config = infer_config(source, named_tensors, img_size, asked["in_chans"] or 3)
+    config = infer_config(source, inside, img_size, asked["in_chans"] or 3, NormConfig("layer", eps))
     for name, value in asked.items():
         if value not in (None, getattr(config, name)):
             raise UserError(f"{source} says {name}={getattr(config, name)}, not {value}: leave it out.")
-    config = _with_norm(config, NormConfig("layer", eps)).with_(**settings)
+    config = config.with_(**settings)
     outside = {n: f"outside the model's {prefix}" for n in tensors if not n.startswith(prefix)}
     assumed = [f"eps of all norms {eps:g}"]
     if "activation" not in settings:
         assumed.append("activation=gelu_tanh")
     if img_size is None:
         assumed.append(f"img_size={config.img_size}")
-    named = named_tensors | {name: tensors[name] for name in outside}
-    weights, coverage = read_tensors(source, rows(config, named_tensors), named, outside, assumed)
-    return build(source, config, weights), coverage
+    named = inside | {name: tensors[name] for name in outside}
+    names = table(config, inside)
+    return read_weights(source, config, lambda ours: rows_of(ours, names), named, outside, assumed)
 
 
 def to_big_vision(model: ViT) -> dict[str, Tensor]:
@@ -83,42 +87,23 @@ def to_big_vision(model: ViT) -> dict[str, Tensor]:
     the slots that big_vision's ViT does not have.
     """
     config, weights = model.vit_config, dict(model.state_dict())
-    refuse_slots("big_vision", config, _counterpart(config))
+    norm = _NORM if config.stem.before is not None or config.stem.after is not None else None
+    nearest = ViTConfig(  # a checkpoint does not contain dropout
+        **fields(config, "img_size patch_size in_chans num_classes embed_dim depth num_heads mlp_dim representation"),
+        **fields(config, "position_on_prefix pos_drop proj_drop attn_drop head_drop drop_path drop_path_shape"),
+        activation="gelu_tanh",
+        stem=StemConfig(before=norm, after=norm),
+        position="sincos2d" if config.position == "sincos2d" else "learn",
+        class_token=config.pool == "token",
+        pool="avg" if config.pool == "none" else config.pool,
+    )
+    refuse_slots("big_vision", config, nearest)
     check_readable("The model", model)
     if config.position == "learn" and config.position_on_prefix and config.class_token:
         weights["cls_token"] = weights["cls_token"] + weights["pos_embed"][:, :1]
         weights["pos_embed"] = weights["pos_embed"][:, 1:]
-    written = write_tensors(rows(config), weights)
+    written = write_tensors(rows_of(weights, table(config)), weights)
     return {f"params/{name}": tensor.detach().cpu() for name, tensor in written.items()}
-
-
-def _counterpart(config: ViTConfig) -> ViTConfig:
-    """The nearest config that big_vision's ViT builds. A checkpoint says nothing of dropout."""
-    dual = config.stem.before is not None or config.stem.after is not None
-    norm = _NORM if dual else None
-    return ViTConfig(
-        **fields(config, "img_size patch_size in_chans num_classes embed_dim depth num_heads mlp_dim representation"),
-        **fields(config, "pos_drop proj_drop attn_drop head_drop drop_path drop_path_shape init head_bias"),
-        activation="gelu_tanh",
-        stem=StemConfig(before=norm, after=norm),
-        position="sincos2d" if config.position == "sincos2d" else "learn",
-        position_on_prefix=config.position_on_prefix,
-        class_token=config.pool == "token",
-        pool="avg" if config.pool == "none" else config.pool,
-    )
-
-
-def _with_norm(config: ViTConfig, norm: NormConfig) -> ViTConfig:
-    dual = norm if config.stem.before else None
-    slots = BranchConfig(before=norm)
-    return config.with_(attn=slots, mlp=slots, final_norm=norm, stem=StemConfig(before=dual, after=dual))
-
-
-def _prefix(source: str, tensors: Iterable[str]) -> str:
-    prefixes = sorted(name.removesuffix(_ANCHOR) for name in tensors if name.endswith(_ANCHOR))
-    if len(prefixes) != 1:
-        raise UserError(f"{source} cannot be read: {_ANCHOR} is in it {len(prefixes)} times, expected once.")
-    return prefixes[0]
 
 
 def unstack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -133,8 +118,10 @@ def unstack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return unstacked
 
 
-def infer_config(source: str, tensors: Mapping[str, Tensor], img_size: Size = None, in_chans: int = 3) -> ViTConfig:
-    """The config that names and shapes tell. Raises UserError when they do not."""
+def infer_config(
+    source: str, tensors: Mapping[str, Tensor], img_size: Size = None, in_chans: int = 3, norm: NormConfig = _NORM
+) -> ViTConfig:
+    """The config that follows from names and shapes. Raises UserError when none does."""
     dual = "dense/kernel" in tensors
     if dual:
         values, width = need(source, tensors, "dense/kernel", 2).shape
@@ -154,7 +141,7 @@ def infer_config(source: str, tensors: Mapping[str, Tensor], img_size: Size = No
     table = next((tensors[name] for name in _POSITIONS if name in tensors), None)
     token = "cls" in tensors
     size, on_prefix = image_size(source, None if table is None else table.shape[1], int(token), patch, img_size)
-    norm = _NORM if dual else None
+    around, slots = norm if dual else None, BranchConfig(before=norm)
     return ViTConfig(
         img_size=size,
         patch_size=patch,
@@ -165,7 +152,10 @@ def infer_config(source: str, tensors: Mapping[str, Tensor], img_size: Size = No
         num_heads=query.shape[1],
         mlp_dim=mlp.shape[1],
         activation="gelu_tanh",
-        stem=StemConfig(before=norm, after=norm),
+        stem=StemConfig(before=around, after=around),
+        attn=slots,
+        mlp=slots,
+        final_norm=norm,
         position="learn" if table is not None else "sincos2d",
         position_on_prefix=on_prefix,
         class_token=token,
@@ -175,108 +165,72 @@ def infer_config(source: str, tensors: Mapping[str, Tensor], img_size: Size = No
     )
 
 
-def rows(config: ViTConfig, tensors: Iterable[str] = ()) -> list[Row]:
-    """Our tensors and big_vision's. Names that had other forms once are taken from ``tensors``."""
-    tensors = set(tensors)
-    dim, heads = config.embed_dim, config.num_heads
+def table(config: ViTConfig, tensors: Iterable[str] = ()) -> Table:
+    """Our names and big_vision's. Names that had other forms once are taken from ``tensors``."""
+    tensors, heads = set(tensors), config.num_heads
     old = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel" in tensors
     attn, second, mlp = ("1", "2", "3") if old else ("0", "1", "0")
-    pairs = [*stem_rows(config), *_norm_rows("norm", "Transformer/encoder_norm")]
-    for i in range(config.depth):
-        ours, theirs = f"blocks.{i}", f"Transformer/encoderblock_{i}"
-        attention = f"{theirs}/MultiHeadDotProductAttention_{attn}"
-        pairs += [
-            *_norm_rows(f"{ours}.norm1", f"{theirs}/LayerNorm_0"),
-            *_heads_rows(f"{ours}.attn.qkv", attention, ("query", "key", "value"), heads),
-            *_out_rows(f"{ours}.attn.proj", f"{attention}/out", heads),
-            *_norm_rows(f"{ours}.norm2", f"{theirs}/LayerNorm_{second}"),
-            *_mlp_rows(f"{ours}.mlp", f"{theirs}/MlpBlock_{mlp}"),
-        ]
-    if config.position == "learn":
-        pairs.append(Row("pos_embed", (next((name for name in _POSITIONS if name in tensors), _POSITIONS[0]),)))
-    if config.class_token:
-        pairs.append(Row("cls_token", ("cls",)))
-    if config.pool == "map":
-        attention = "MAPHead_0/MultiHeadDotProductAttention_0"
-        pairs += [
-            Row("attn_pool.latent", ("MAPHead_0/probe",)),
-            *_heads_rows("attn_pool.q", attention, ("query",), heads),
-            *_heads_rows("attn_pool.kv", attention, ("key", "value"), heads),
-            *_out_rows("attn_pool.proj", f"{attention}/out", heads),
-            *_norm_rows("attn_pool.norm", "MAPHead_0/LayerNorm_0"),
-            *_mlp_rows("attn_pool.mlp", "MAPHead_0/MlpBlock_0"),
-        ]
-    if config.representation:
-        pairs += _linear_rows("pre_logits", "pre_logits")
-    if config.num_classes:
-        pairs += _linear_rows("head", "head")
-    assert dim % heads == 0
-    return pairs
+    norm: Kinds = {"weight": ("/scale", SAME), "bias": ("/bias", SAME)}
+    linear: Kinds = {"weight": ("/kernel", TRANSPOSED), "bias": ("/bias", SAME)}
+    # The map from heads: a kernel (H, D, C) there.
+    out: Kinds = {
+        "weight": ("/kernel", Layout(lambda x: x.flatten(0, 1).T, lambda x: (x.T.reshape(heads, -1, x.shape[0]),))),
+        "bias": ("/bias", SAME),
+    }
+    kernel = Layout(lambda x: x.permute(3, 2, 0, 1), lambda x: (x.permute(2, 3, 1, 0),))
+    stem: Table = {"patch_embed.proj": (("embedding",), {"weight": ("/kernel", kernel), "bias": ("/bias", SAME)})}
+    if config.stem.before is not None or config.stem.after is not None:
+        stem = _dual_patchnorm(*config.patch_size, config.in_chans) | {"patch_embed.norm": (("ln1",), norm)}
+    block, pool = "Transformer/encoderblock_*", "MAPHead_0"
+    attention, pooling = (f"{at}/MultiHeadDotProductAttention_{n}" for at, n in ((block, attn), (pool, "0")))
+    return {
+        **stem,
+        "cls_token": "cls",
+        "pos_embed": next((name for name in _POSITIONS if name in tensors), _POSITIONS[0]),
+        "blocks.*.norm1": ((f"{block}/LayerNorm_0",), norm),
+        "blocks.*.attn.qkv": (tuple(f"{attention}/{part}" for part in ("query", "key", "value")), _to_heads(heads, 3)),
+        "blocks.*.attn.proj": ((f"{attention}/out",), out),
+        "blocks.*.norm2": ((f"{block}/LayerNorm_{second}",), norm),
+        "blocks.*.mlp.fc1": ((f"{block}/MlpBlock_{mlp}/Dense_0",), linear),
+        "blocks.*.mlp.fc2": ((f"{block}/MlpBlock_{mlp}/Dense_1",), linear),
+        "norm": (("Transformer/encoder_norm",), norm),
+        "attn_pool.latent": f"{pool}/probe",
+        "attn_pool.q": ((f"{pooling}/query",), _to_heads(heads, 1)),
+        "attn_pool.kv": ((f"{pooling}/key", f"{pooling}/value"), _to_heads(heads, 2)),
+        "attn_pool.proj": ((f"{pooling}/out",), out),
+        "attn_pool.norm": ((f"{pool}/LayerNorm_0",), norm),
+        "attn_pool.mlp.fc1": ((f"{pool}/MlpBlock_0/Dense_0",), linear),
+        "attn_pool.mlp.fc2": ((f"{pool}/MlpBlock_0/Dense_1",), linear),
+        "pre_logits": (("pre_logits",), linear),
+        "head": (("head",), linear),
+    }
 
 
-def stem_rows(config: ViTConfig) -> list[Row]:
-    """The rows of the stem: a convolution, or Dual PatchNorm's norm, dense layer and norm."""
-    if config.stem.before is None and config.stem.after is None:
-        kernel = Layout(lambda x: x.permute(3, 2, 0, 1), lambda x: (x.permute(2, 3, 1, 0),))
-        weight = Row("patch_embed.proj.weight", ("embedding/kernel",), kernel)
-        return [weight, Row("patch_embed.proj.bias", ("embedding/bias",))]
-    shape = (*config.patch_size, config.in_chans)
-    return [
-        Row("patch_embed.norm_before.weight", ("ln0/scale",), _pixels(shape)),
-        Row("patch_embed.norm_before.bias", ("ln0/bias",), _pixels(shape)),
-        Row("patch_embed.proj.weight", ("dense/kernel",), _dense_kernel(shape)),
-        Row("patch_embed.proj.bias", ("dense/bias",)),
-        *_norm_rows("patch_embed.norm", "ln1"),
-    ]
-
-
-def _pixels(shape: tuple[int, int, int]) -> Layout:
-    """A patch's values: (row, column, channel) there, (channel, row, column) here, both as one axis."""
-    rows, columns, channels = shape
-    return Layout(
+def _dual_patchnorm(rows: int, columns: int, channels: int) -> dict[str, tuple[tuple[str, ...], Kinds]]:
+    """The norm before the projection and the projection, a dense layer. A patch's values are in the order row, column,
+    channel there and channel, row, column here."""
+    pixels = Layout(
         lambda x: x.reshape(rows, columns, channels).permute(2, 0, 1).reshape(-1),
         lambda x: (x.reshape(channels, rows, columns).permute(1, 2, 0).reshape(-1),),
     )
-
-
-def _dense_kernel(shape: tuple[int, int, int]) -> Layout:
-    """(rows * columns * channels, C) there, a convolution's (C, channels, rows, columns) here."""
-    return Layout(
-        lambda x: x.reshape(*shape, -1).permute(3, 2, 0, 1),
+    kernel = Layout(
+        lambda x: x.reshape(rows, columns, channels, -1).permute(3, 2, 0, 1),
         lambda x: (x.permute(2, 3, 1, 0).reshape(-1, x.shape[0]),),
     )
+    return {
+        "patch_embed.norm_before": (("ln0",), {"weight": ("/scale", pixels), "bias": ("/bias", pixels)}),
+        "patch_embed.proj": (("dense",), {"weight": ("/kernel", kernel), "bias": ("/bias", SAME)}),
+    }
 
 
-def _norm_rows(ours: str, theirs: str) -> list[Row]:
-    return [Row(f"{ours}.weight", (f"{theirs}/scale",)), Row(f"{ours}.bias", (f"{theirs}/bias",))]
-
-
-def _linear_rows(ours: str, theirs: str) -> list[Row]:
-    return [Row(f"{ours}.weight", (f"{theirs}/kernel",), TRANSPOSED), Row(f"{ours}.bias", (f"{theirs}/bias",), SAME)]
-
-
-def _mlp_rows(ours: str, theirs: str) -> list[Row]:
-    return _linear_rows(f"{ours}.fc1", f"{theirs}/Dense_0") + _linear_rows(f"{ours}.fc2", f"{theirs}/Dense_1")
-
-
-def _heads_rows(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> list[Row]:
+def _to_heads(heads: int, parts: int) -> Kinds:
     """Maps to heads: kernels (C, H, D) and biases (H, D) there; one map with the parts below each other here."""
-
-    def write_kernels(x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(part.T.reshape(part.shape[1], heads, -1) for part in x.chunk(len(parts)))
-
-    kernels = Layout(lambda *each: torch.cat([kernel.flatten(1).T for kernel in each]), write_kernels)
+    kernels = Layout(
+        lambda *each: torch.cat([kernel.flatten(1).T for kernel in each]),
+        lambda x: tuple(part.T.reshape(part.shape[1], heads, -1) for part in x.chunk(parts)),
+    )
     biases = Layout(
         lambda *each: torch.cat([bias.flatten() for bias in each]),
-        lambda x: tuple(part.reshape(heads, -1) for part in x.chunk(len(parts))),
+        lambda x: tuple(part.reshape(heads, -1) for part in x.chunk(parts)),
     )
-    return [
-        Row(f"{ours}.weight", tuple(f"{theirs}/{part}/kernel" for part in parts), kernels),
-        Row(f"{ours}.bias", tuple(f"{theirs}/{part}/bias" for part in parts), biases),
-    ]
-
-
-def _out_rows(ours: str, theirs: str, heads: int) -> list[Row]:
-    """The map from heads: a kernel (H, D, C) there."""
-    kernel = Layout(lambda x: x.flatten(0, 1).T, lambda x: (x.T.reshape(heads, -1, x.shape[0]),))
-    return [Row(f"{ours}.weight", (f"{theirs}/kernel",), kernel), Row(f"{ours}.bias", (f"{theirs}/bias",))]
+    return {"weight": ("/kernel", kernels), "bias": ("/bias", biases)}

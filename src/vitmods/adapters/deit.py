@@ -8,21 +8,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from vitmods.adapters.tensors import (
-    Coverage,
-    Row,
-    Size,
-    count_blocks,
-    heads_of_width,
-    image_size,
-    need,
-    read_tensors,
-    write_tensors,
-)
-from vitmods.adapters.transfer import build, check_readable, fields, refuse_slots
+from vitmods.adapters.tensors import Coverage, Row, Size, count_blocks, heads_of_width, image_size, need, write_tensors
+from vitmods.adapters.transfer import check_readable, fields, read_weights, refuse_slots
 from vitmods.layers.stems.hmlp import hmlp_layers
 from vitmods.model.branch_names import sequential_name
 from vitmods.model.config import ViTConfig
@@ -30,12 +19,9 @@ from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 
-_REFUSED = {
-    r"dist_token|head_dist": "there is no slot for a distillation token and its head",
-}
-
-
 _BATCH = NormConfig("batch", eps=1e-5)
+_SECOND = re.compile(r"blocks\.\d+\.(attn1|mlp1|norm11|norm21|gamma_\d_1)\b")
+_IN_STEM = re.compile(r"patch_embed\.proj\.(\d+)\.(\w+)")
 
 
 def is_deit(tensors: Iterable[str]) -> bool:
@@ -53,22 +39,26 @@ def read_deit(
 ) -> tuple[ViT, Coverage]:
     """A ViT from a state dict with DeiT's or timm's names, and the account of its tensors.
 
-    What the tensors do not tell is assumed, and listed so in the account: the published number of heads for the width,
-    square images, exact GELU, norms with this eps, and with a class token that the head reads it. ``settings``
-    are fields of ViTConfig that are known to be otherwise.
+    Settings that the tensors leave open are assumed, and listed so in the account: the published number of heads for
+    the width, square images, exact GELU, norms with this eps, and with a class token that the head reads it.
+    ``settings`` are fields of ViTConfig that are known to be otherwise.
 
     Raises UserError for distilled models and stems other than one convolution or hMLP, and when something is missing,
     left over or cannot be reported.
     """
-    for pattern, reason in _REFUSED.items():
-        if any(re.match(pattern, name) for name in tensors):
-            raise UserError(f"{source} is not covered: {reason}.")
+    if any(re.match("dist_token|head_dist", name) for name in tensors):
+        raise UserError(f"{source} is not covered: its distillation token needs a second head.")
     config, assumed = _read_config(source, tensors, num_heads, img_size, eps)
     config = config.with_(**settings)
-    still = [a for a in assumed if a.partition("=")[0] not in settings]
-    counters = {name: "no norm here counts batches" for name in tensors if name.endswith(".num_batches_tracked")}
-    weights, coverage = read_tensors(source, _rows(config, tensors), tensors, counters, assumed=still)
-    return build(source, config, weights), coverage
+    assumed = [setting for setting in assumed if setting.partition("=")[0] not in settings]
+    counters = {name: "norms here do not count batches" for name in tensors if name.endswith(".num_batches_tracked")}
+    has_gammas = any(".gamma_1" in name for name in tensors)
+    has_seconds = any(_SECOND.match(name) for name in tensors)
+
+    def pair(names: Iterable[str]) -> list[Row]:
+        return _rows(names, config, has_gammas, has_seconds)
+
+    return read_weights(source, config, pair, tensors, counters, assumed)
 
 
 def to_deit(model: ViT) -> dict[str, Tensor]:
@@ -77,43 +67,40 @@ def to_deit(model: ViT) -> dict[str, Tensor]:
 
     Raises UserError naming the slots that these classes do not have.
     """
-    config = model.vit_config
-    if config.stem.kind == "hmlp" and config.patch_size != (16, 16):
+    config, weights = model.vit_config, model.state_dict()
+    is_hmlp, is_first = config.stem.kind == "hmlp", config.position_on_prefix
+    if is_hmlp and config.patch_size != (16, 16):
         raise UserError(f"DeiT's hMLP stem makes patches of 16 x 16 pixels, not {config.patch_size}.")
-    refuse_slots("DeiT", config, _counterpart(config))
-    check_readable("The model", model)
-    names = (["gamma_1"] if config.layer_scale else []) + (["attn1"] if config.parallel == 2 else [])
-    rows = _rows(config, [f"blocks.0.{name}" for name in names])
-    return {n: t.detach().cpu().clone() for n, t in write_tensors(rows, model.state_dict()).items()}
-
-
-def _counterpart(config: ViTConfig) -> ViTConfig:
-    """The nearest config that DeiT's or DeiT III's class builds. A state dict says nothing of dropout."""
-    return ViTConfig(
+    nearest = ViTConfig(  # a state dict does not contain dropout
         **fields(config, "img_size patch_size in_chans num_classes embed_dim depth num_heads mlp_dim"),
         **fields(config, "position_on_prefix pos_drop proj_drop attn_drop head_drop drop_path drop_path_shape"),
-        **fields(config, "init head_bias"),
-        layer_scale=None if config.position_on_prefix else config.layer_scale,
-        parallel=1 if config.position_on_prefix or config.parallel != 2 else 2,
-        stem=StemConfig(kind="hmlp", inner=_BATCH, after=_BATCH) if config.stem.kind == "hmlp" else StemConfig(),
+        layer_scale=None if is_first else config.layer_scale,
+        parallel=1 if is_first or config.parallel != 2 else 2,
+        stem=StemConfig(kind="hmlp", inner=_BATCH, after=_BATCH) if is_hmlp else StemConfig(),
     )
+    refuse_slots("DeiT", config, nearest)
+    check_readable("The model", model)
+    rows = _rows(weights, config, bool(config.layer_scale), config.parallel == 2)
+    return {n: t.detach().cpu().clone() for n, t in write_tensors(rows, weights).items()}
 
 
-def _rows(config: ViTConfig, tensors: Iterable[str]) -> list[Row]:
-    """The names are timm's, except for DeiT III's LayerScale and parallel branches, and the hMLP stem."""
-    gammas = any(".gamma_1" in name for name in tensors)
-    seconds = any(_SECOND.match(name) for name in tensors)
-    with torch.device("meta"):
-        names = list(ViT(config).state_dict())
-    theirs = [_second_branch(name) if seconds else name for name in names]
+def _rows(names: Iterable[str], config: ViTConfig, has_gammas: bool, has_seconds: bool) -> list[Row]:
+    """The names are timm's, except for DeiT III's LayerScale (``has_gammas``) and parallel branches (``has_seconds``),
+    and the hMLP stem, one sequence whose convolutions are 0, 3, 6 and so on."""
+    stem = {}
     if config.stem.kind == "hmlp":
         last = 3 * (len(hmlp_layers(config.embed_dim, config.patch_size)) - 1)
-        theirs = [_in_stem(name, last) for name in theirs]
-    theirs = [re.sub(r"ls(\d)(_1)?\.gamma$", r"gamma_\1\2", name) if gammas else name for name in theirs]
-    return [Row(ours, (name,)) for ours, name in zip(names, theirs, strict=True)]
-
-
-_SECOND = re.compile(r"blocks\.\d+\.(attn1|mlp1|norm11|norm21|gamma_\d_1)\b")
+        stem = {"proj": str(last), "norm": str(last + 1)}
+    rows = []
+    for name in names:
+        new = _second_branch(name) if has_seconds else name
+        if has_gammas:
+            new = re.sub(r"ls(\d)(_1)?\.gamma$", r"gamma_\1\2", new)
+        if stem and (match := re.fullmatch(r"patch_embed\.(proj|norm|layers\.\d+)\.(\w+)", name)):
+            number = stem.get(match[1], match[1].removeprefix("layers."))
+            new = f"patch_embed.proj.{number}.{match[2]}"
+        rows.append(Row(name, (new,)))
+    return rows
 
 
 def _second_branch(name: str) -> str:
@@ -126,18 +113,6 @@ def _second_branch(name: str) -> str:
     module = {"norm": f"norm{number}", "ls": f"ls{number}"}.get(module, module)
     second = "" if branch == "0" else "_1" if module.startswith("ls") else "1"
     return f"{block}.{module}{second}.{weight}"
-
-
-_IN_STEM = re.compile(r"patch_embed\.proj\.(\d+)\.(\w+)")
-
-
-def _in_stem(name: str, last: int) -> str:
-    """DeiT III's name of a weight in the hMLP stem: one sequence, whose convolutions are 0, 3, ..., ``last``."""
-    match = re.fullmatch(r"patch_embed\.(proj|norm|layers\.\d+)\.(\w+)", name)
-    if match is None:
-        return name
-    number = {"proj": last, "norm": last + 1}.get(match[1], match[1].removeprefix("layers."))
-    return f"patch_embed.proj.{number}.{match[2]}"
 
 
 def _read_stem(source: str, tensors: Mapping[str, Tensor], eps: float) -> tuple[int, int, tuple[int, int], StemConfig]:
@@ -156,12 +131,6 @@ def _read_stem(source: str, tensors: Mapping[str, Tensor], eps: float) -> tuple[
     return len(tensors[f"patch_embed.proj.{last}.weight"]), in_chans, (side, side), stem
 
 
-def _count_branches(tensors: Iterable[str]) -> int:
-    """From the names of timm's parallel blocks, or DeiT III's, which have two."""
-    numbers = [int(m[1]) for name in tensors if (m := re.match(r"blocks\.0\.attns\.(\d+)\.", name))]
-    return max(numbers, default=0) + 1 if numbers else 2 if any(map(_SECOND.match, tensors)) else 1
-
-
 def _norm(tensors: Mapping[str, Tensor], name: str, eps: float) -> NormConfig | None:
     if f"{name}.weight" not in tensors:
         return None
@@ -173,7 +142,10 @@ def _norm(tensors: Mapping[str, Tensor], name: str, eps: float) -> NormConfig | 
 def _read_config(
     source: str, tensors: Mapping[str, Tensor], num_heads: int | None, img_size: Size, eps: float
 ) -> tuple[ViTConfig, list[str]]:
-    depth, parallel = count_blocks(source, list(tensors), "blocks."), _count_branches(tensors)
+    depth = count_blocks(source, list(tensors), "blocks.")
+    # timm's parallel blocks are numbered; DeiT III's have two branches.
+    numbers = [int(m[1]) for name in tensors if (m := re.match(r"blocks\.0\.attns\.(\d+)\.", name))]
+    parallel = max(numbers) + 1 if numbers else 2 if any(map(_SECOND.match, tensors)) else 1
     tensors = {sequential_name(name, parallel): value for name, value in tensors.items()}
     width, in_chans, patch_size, stem = _read_stem(source, tensors, eps)
     fc1 = need(source, tensors, "blocks.0.mlp.fc1.weight", 2)

@@ -1,6 +1,6 @@
 """Hugging Face's ViTModel and ViTForImageClassification as a vitmods ViT and back, exactly; also their saved files."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.adapters import transfer
-from vitmods.adapters.tensors import STACKED, Coverage, Row, read_tensors, rows_of
+from vitmods.adapters.tensors import STACKED, Coverage, Row, Table, rows_of
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig
 from vitmods.model.vit import ViT
@@ -24,7 +24,15 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_accurate": "gelu_tanh",
 }
-_MASK = {"embeddings.mask_token": "stands for masked patches, of which a plain forward pass has none"}
+_IN_BLOCK = {
+    "norm1": ("layernorm_before", "layernorm_before"),
+    "attn.proj": ("attention.output.dense", "attention.o_proj"),
+    "norm2": ("layernorm_after", "layernorm_after"),
+    "mlp.fc1": ("intermediate.dense", "mlp.fc1"),
+    "mlp.fc2": ("output.dense", "mlp.fc2"),
+}
+"""Names in version 4 and in all saved files, and in models of version 5."""
+_KINDS = {kind: (f".{kind}", STACKED) for kind in ("weight", "bias")}
 
 
 def from_huggingface(model: Any) -> ViT:
@@ -39,7 +47,8 @@ def from_huggingface(model: Any) -> ViT:
 def read(model: Any) -> tuple[ViT, Coverage]:
     """Like ``from_huggingface``, with the account of all tensors."""
     source, config, tensors = f"Hugging Face's {type(model).__name__}", read_config(model), model.state_dict()
-    new, coverage = transfer.import_model(source, model, config, _rows(config, tensors), _look, _left_out(tensors))
+    pair, left_out = _rows_of(tensors)
+    new, coverage = transfer.import_model(source, model, config, pair, _look, left_out)
     new.set_grad_checkpointing(any(getattr(m, "gradient_checkpointing", False) for m in model.modules()))
     return new, coverage
 
@@ -50,30 +59,26 @@ def read_config(model: Any) -> ViTConfig:
 
     source = f"Hugging Face's {type(model).__name__}"
     if type(model) not in (ViTModel, ViTForImageClassification):
-        reason = "there is no slot for its distillation token; " if type(model).__name__.startswith("DeiT") else ""
+        reason = "a distillation token needs a second head; " if type(model).__name__.startswith("DeiT") else ""
         raise UserError(
             f"{source} is not covered: {reason}ViTModel and ViTForImageClassification are. {transfer.OTHERWISE}"
         )
-    tensors, values = model.state_dict(), model.config.to_dict()
-    transfer.refuse(source, _uncovered(values, tensors))
-    return _read_config(values, tensors)
+    return _read_config(source, model.config.to_dict(), model.state_dict())
 
 
 def read_saved(source: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> tuple[ViT, Coverage]:
     """From what ``save_pretrained`` writes: the tensors and the values of config.json. Raises UserError."""
     transfer.check_numbers(source, values)
     try:
-        transfer.refuse(source, _uncovered(values, tensors))
-        config = _read_config(values, tensors)
+        config = _read_config(source, values, tensors)
         names = {str(key): str(name) for key, name in (values.get("id2label") or {}).items()}
     except UserError:
         raise
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
         raise UserError(f"{source}: its config.json cannot be read; it may be damaged: {error}") from error
-    if config.depth > len(tensors):
-        raise UserError(f"{source} does not fit its own config, which has more blocks than the file has tensors.")
-    weights, coverage = read_tensors(source, _rows(config, tensors), tensors, _left_out(tensors))
-    model, keys = transfer.build(source, config, weights), [str(k) for k in range(config.num_classes)]
+    pair, left_out = _rows_of(tensors)
+    model, coverage = transfer.read_weights(source, config, pair, tensors, left_out)
+    keys = [str(k) for k in range(config.num_classes)]
     if names.keys() == set(keys):
         model.pretrained_cfg["label_names"] = tuple(names[key] for key in keys)
     return model, coverage
@@ -82,15 +87,15 @@ def read_saved(source: str, tensors: Mapping[str, Tensor], values: Mapping[str, 
 def read_huggingface_config(source: str, folder: Path) -> Any:
     """The configuration in a folder that `save_pretrained` wrote.
 
-    Raises UserError where there is none, where it is too large for a model, or where it names what Hugging Face would
-    fetch: a model of timm that is not in timm, a trained backbone, attention from the Hub.
+    Raises UserError where it is missing or too large for a model, and where it names what Hugging Face would fetch: a
+    model of timm that is not in timm, a trained backbone, attention from the Hub.
     """
     try:
         from transformers import AutoConfig
     except ImportError as error:
         raise UserError("Models of Hugging Face need transformers: pip install 'vitmods[hf]'.") from error
     if not (folder / "config.json").is_file():
-        raise UserError(f"{source}: there is no {folder / 'config.json'}. Give a folder that save_pretrained wrote.")
+        raise UserError(f"{source}: {folder / 'config.json'} does not exist. Give a folder that save_pretrained wrote.")
     try:
         values = read_json(folder / "config.json")
         check_values(source, values)
@@ -103,8 +108,8 @@ def read_huggingface_config(source: str, folder: Path) -> Any:
 
 
 def build_classifier(source: str, folder: Path, config: Any) -> nn.Module:
-    """A classifier with new weights. UserError for a config that describes none, or one of more bytes than the
-    weights in the folder allow (without weights, `MOST_NEW_BYTES`)."""
+    """A classifier with new weights. UserError for a config without one, or with one of more bytes than the weights in
+    the folder allow (without weights, `MOST_NEW_BYTES`)."""
     from transformers import AutoModelForImageClassification
 
     check_classifier(source, folder, config)
@@ -117,12 +122,9 @@ def check_classifier(source: str, folder: Path, config: Any) -> None:
     """The errors of `build_classifier`, before memory is taken."""
     from transformers import AutoModelForImageClassification
 
-    weights = [file.stat().st_size for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
+    weights = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in (".safetensors", ".bin"))
     try:
-        with (
-            offline(),
-            transfer.outline(source, transfer.most_bytes(sum(weights)) if weights else transfer.MOST_NEW_BYTES),
-        ):
+        with offline(), transfer.outline(source, transfer.most_bytes(weights) if weights else transfer.MOST_NEW_BYTES):
             AutoModelForImageClassification.from_config(config, trust_remote_code=False)
     except UserError:
         raise
@@ -131,17 +133,15 @@ def check_classifier(source: str, folder: Path, config: Any) -> None:
 
 
 def check_values(source: str, values: Any) -> None:
-    """The same of its values, at any depth: parts of a model have configurations of their own."""
+    """Raise UserError for values of a config, at any depth, as ``read_huggingface_config`` does."""
     if isinstance(values, list):
         for value in values:
             check_values(source, value)
     if not isinstance(values, Mapping):
         return
     transfer.check_numbers(source, values)
-    if any(
-        isinstance(count := values.get(name), int) and count > transfer.MOST_CLASSES
-        for name in ("num_labels", "num_classes")
-    ):
+    counts = [values.get("num_labels"), values.get("num_classes")]
+    if any(isinstance(count, int) and count > transfer.MOST_CLASSES for count in counts):
         raise UserError(f"{source}: its config has more than {transfer.MOST_CLASSES:,} classes.")
     if values.get("model_type") == "timm_wrapper":
         from vitmods.adapters.timm import check_timm
@@ -164,26 +164,28 @@ def to_huggingface(model: ViT) -> nn.Module:
     """A ViTForImageClassification, or without classes a ViTModel, with the function, weights, device, type and mode of
     a ViT, checked on random images.
 
-    Raises UserError naming the slots for which Hugging Face has no counterpart, and without transformers.
+    Raises UserError naming the slots that Hugging Face does not have, and without transformers.
     """
     try:
         from transformers import ViTConfig as TheirConfig
         from transformers import ViTForImageClassification, ViTModel
     except ImportError:
         raise UserError('This needs the extra packages: pip install "vitmods[hf]"') from None
-    target, config = "Hugging Face's ViT", model.vit_config
-    transfer.refuse_slots(target, config, _counterpart(config))
-    transfer.check_readable("The model", model)
-    their_config = TheirConfig(
+    config = model.vit_config
+
+    def side_or_pair(size: tuple[int, int]) -> int | list[int]:
+        return size[0] if size[0] == size[1] else list(size)
+
+    values = TheirConfig(
         hidden_size=config.embed_dim,
         num_hidden_layers=config.depth,
-        num_attention_heads=config.num_heads,
+        num_attention_heads=transfer.whole_heads(config),
         intermediate_size=config.mlp_dim,
         hidden_act="gelu" if config.activation == "gelu" else "gelu_pytorch_tanh",
         attention_probs_dropout_prob=config.attn_drop,
         layer_norm_eps=transfer.one_norm(config).eps,
-        image_size=_side_or_pair(config.img_size),
-        patch_size=_side_or_pair(config.patch_size),
+        image_size=side_or_pair(config.img_size),
+        patch_size=side_or_pair(config.patch_size),
         num_channels=config.in_chans,
         qkv_bias=config.qkv_bias,
         num_labels=config.num_classes or 2,
@@ -191,19 +193,18 @@ def to_huggingface(model: ViT) -> nn.Module:
     new: Any
     with torch.random.fork_rng(devices=[]):
         if config.num_classes:
-            new = ViTForImageClassification(their_config)
+            new = ViTForImageClassification(values)
         else:
-            new = ViTModel(their_config, add_pooling_layer=config.representation)
-    transfer.export_model(target, model, new, _rows(config, new.state_dict()), _look)
+            new = ViTModel(values, add_pooling_layer=config.representation)
+    tensors = new.state_dict()
+    transfer.refuse_slots("Hugging Face's ViT", config, _read_config("Hugging Face's ViT", values.to_dict(), tensors))
+    pair, _ = _rows_of(tensors)
+    transfer.export_model("Hugging Face's ViT", model, new, pair(model.state_dict()), _look)
     if model.grad_checkpointing:
         enable = getattr(new, "activation_checkpointing_enable", None)  # its name from version 5 on
         (enable or new.gradient_checkpointing_enable)()
-    made: nn.Module = new
-    return made
-
-
-def _side_or_pair(size: tuple[int, int]) -> int | list[int]:
-    return size[0] if size[0] == size[1] else list(size)
+    filled: nn.Module = new
+    return filled
 
 
 def _look(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,7 +216,9 @@ def _look(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     return tokens, tokens[:, 0] if outputs.pooler_output is None else outputs.pooler_output
 
 
-def _uncovered(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:
+def _read_config(source: str, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ViTConfig:
+    """A setting that config.json leaves out has Hugging Face's default. UserError lists what is not covered."""
+    pooled, classifier = any("pooler.dense" in name for name in tensors), tensors.get("classifier.weight")
     missing = []
     if values.get("model_type", "vit") != "vit":
         missing.append(f"model_type {values['model_type']} (vit is)")
@@ -226,17 +229,11 @@ def _uncovered(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list
             "hidden_dropout_prob above 0, which drops nothing after the MLP's activation as it would here (load the "
             "model with hidden_dropout_prob=0)"
         )
-    pooled = any("pooler.dense" in name for name in tensors)
     if pooled and values.get("pooler_act", "tanh") != "tanh":
         missing.append(f"pooler_act {values['pooler_act']} (tanh is)")
     if pooled and any("classifier" in name for name in tensors):
         missing.append("a pooler and a classifier in one")
-    return missing
-
-
-def _read_config(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ViTConfig:
-    """A setting that config.json leaves out has Hugging Face's default."""
-    classifier = tensors.get("classifier.weight")
+    transfer.refuse(source, missing)
     norm = NormConfig("layer", float(values.get("layer_norm_eps", 1e-12)))
     return ViTConfig(
         img_size=values.get("image_size", 224),
@@ -252,66 +249,28 @@ def _read_config(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Vi
         attn=BranchConfig(before=norm),
         mlp=BranchConfig(before=norm),
         final_norm=norm,
-        representation=any("pooler.dense" in name for name in tensors),
+        representation=pooled,
         attn_drop=float(values.get("attention_probs_dropout_prob", 0.0)),
     )
 
 
-def _counterpart(config: ViTConfig) -> ViTConfig:
-    """The nearest config that Hugging Face's ViT can express."""
-    norm = transfer.one_norm(config)
-    return ViTConfig(
-        **transfer.fields(
-            config, "img_size patch_size in_chans num_classes embed_dim depth num_heads mlp_dim qkv_bias"
-        ),
-        **transfer.fields(config, "activation attn_drop init head_bias"),
-        attn=BranchConfig(before=norm),
-        mlp=BranchConfig(before=norm),
-        final_norm=norm,
-        representation=config.representation and not config.num_classes,
-    )
-
-
-def _prefix(tensors: Iterable[str]) -> str:
-    return "vit." if any(name.startswith("vit.") for name in tensors) else ""
-
-
-def _left_out(tensors: Iterable[str]) -> dict[str, str]:
-    prefix = _prefix(tensors)
-    return {prefix + name: reason for name, reason in _MASK.items() if prefix + name in tensors}
-
-
-# Names inside a block: those of version 5, and those of version 4 and of all saved files.
-_NEW = ("layers", "attention.{}_proj", "attention.o_proj", "mlp.fc1", "mlp.fc2", ("q", "k", "v"))
-_OLD = (
-    "encoder.layer", "attention.attention.{}", "attention.output.dense", "intermediate.dense", "output.dense",
-    ("query", "key", "value"),
-)  # fmt: skip
-
-
-def _rows(config: ViTConfig, tensors: Iterable[str]) -> list[Row]:
-    prefix = _prefix(tensors)
-    old = any(name.startswith(f"{prefix}{_OLD[0]}.") for name in tensors)
-    blocks, part, proj, fc1, fc2, parts = _OLD if old else _NEW
-    rows = [
-        Row("cls_token", (f"{prefix}embeddings.cls_token",)),
-        Row("pos_embed", (f"{prefix}embeddings.position_embeddings",)),
-        *rows_of("patch_embed.proj", f"{prefix}embeddings.patch_embeddings.projection"),
-        *rows_of("norm", f"{prefix}layernorm"),
-    ]
-    for i in range(config.depth):
-        ours, theirs = f"blocks.{i}", f"{prefix}{blocks}.{i}"
-        qkv = [f"{theirs}.{part.format(name)}" for name in parts]
-        rows += [
-            *rows_of(f"{ours}.norm1", f"{theirs}.layernorm_before"),
-            *rows_of(f"{ours}.attn.qkv", *qkv, layout=STACKED, bias=config.qkv_bias),
-            *rows_of(f"{ours}.attn.proj", f"{theirs}.{proj}"),
-            *rows_of(f"{ours}.norm2", f"{theirs}.layernorm_after"),
-            *rows_of(f"{ours}.mlp.fc1", f"{theirs}.{fc1}"),
-            *rows_of(f"{ours}.mlp.fc2", f"{theirs}.{fc2}"),
-        ]
-    if config.representation:
-        rows += rows_of("pre_logits", f"{prefix}pooler.dense")
-    if config.num_classes:
-        rows += rows_of("head", "classifier")
-    return rows
+def _rows_of(tensors: Iterable[str]) -> tuple[Callable[[Iterable[str]], list[Row]], dict[str, str]]:
+    """Pair our tensors with those of such a model or file; and which of its tensors take no part, with the reason."""
+    tensors = set(tensors)
+    prefix = "vit." if any(name.startswith("vit.") for name in tensors) else ""
+    is_old = any(name.startswith(f"{prefix}encoder.layer.") for name in tensors)
+    block = f"{prefix}encoder.layer.*" if is_old else f"{prefix}layers.*"
+    query, kinds = ("attention.attention.{}", "query key value") if is_old else ("attention.{}_proj", "q k v")
+    table: Table = {
+        "cls_token": f"{prefix}embeddings.cls_token",
+        "pos_embed": f"{prefix}embeddings.position_embeddings",
+        "patch_embed.proj": f"{prefix}embeddings.patch_embeddings.projection",
+        **{f"blocks.*.{ours}": f"{block}.{names[0 if is_old else 1]}" for ours, names in _IN_BLOCK.items()},
+        "blocks.*.attn.qkv": (tuple(f"{block}.{query.format(kind)}" for kind in kinds.split()), _KINDS),
+        "norm": f"{prefix}layernorm",
+        "pre_logits": f"{prefix}pooler.dense",
+        "head": "classifier",
+    }
+    mask = f"{prefix}embeddings.mask_token"
+    left_out = {mask: "replaces masked patches, which a plain forward pass does not have"} if mask in tensors else {}
+    return lambda names: rows_of(names, table), left_out

@@ -1,15 +1,15 @@
 """Our own files: weights with the config that they belong to, in safetensors' metadata or a trial's config.json."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from vitmods.adapters.tensors import Coverage, Row, read_tensors
-from vitmods.adapters.transfer import build, shapes_of
+from vitmods.adapters.tensors import Coverage, rows_of
+from vitmods.adapters.transfer import read_weights
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
@@ -39,7 +39,11 @@ def own_description(weights: Path) -> Description | None:
             config, seen = parse_json(metadata[KEY]), parse_json(metadata.get(SEEN, "{}"))
         elif beside.is_file():  # a trial's
             record = read_json(beside)
-            config, seen = record.get("model"), _seen_by_trial(record)
+            augment = record.get("recipe", {}).get("augment", {})
+            names = {"mean": "mean", "std": "std", "crop_pct": "eval_crop", "interpolation": "resample"}
+            seen = {name: augment.get(field) for name, field in names.items()}
+            seen |= {"label_names": record.get("data", {}).get("classes") or None, "task": record.get("task") or None}
+            config = record.get("model")
         else:
             return None
         if isinstance(config, dict) and "base" in config and "edits" in config:
@@ -60,16 +64,14 @@ def own_description(weights: Path) -> Description | None:
 
 
 def is_own(weights: Path) -> bool:
-    """Whether a file of weights is ours by its own metadata, whatever is beside it."""
+    """Whether a file of weights is ours by its own metadata, whatever files are next to it."""
     return weights.suffix == ".safetensors" and KEY in _metadata(weights)
 
 
 def read_own(source: str, tensors: Mapping[str, Tensor], record: Description) -> tuple[ViT, Coverage]:
     """A ViT, and the account of its tensors. Raises UserError when they do not fit the config."""
     config = ViTConfig.from_dict(record.config)
-    names = shapes_of(source, config, at_most=len(tensors))
-    weights, coverage = read_tensors(source, [Row(name, (name,)) for name in names], tensors)
-    model = build(source, config, weights)
+    model, coverage = read_weights(source, config, lambda names: rows_of(names, {}), tensors)
     model.pretrained_cfg.update(record.seen)
     return model, coverage
 
@@ -92,25 +94,17 @@ def write_own(model: ViT, path: Path) -> None:
     write_atomically(path, lambda file: file.write(save(weights, metadata)))
 
 
-def _seen_by_trial(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The same names for what a trial's config.json says."""
-    augment = record.get("recipe", {}).get("augment", {})
-    names = {"mean": "mean", "std": "std", "crop_pct": "eval_crop", "interpolation": "resample"}
-    prepared = {name: augment[theirs] for name, theirs in names.items() if theirs in augment}
-    labels = {"label_names": record.get("data", {}).get("classes"), "task": record.get("task")}
-    return {**prepared, **{name: value for name, value in labels.items() if value}}
-
-
-def read_seen(known: Mapping[str, Any]) -> dict[str, Any]:
+def read_seen(record: Mapping[str, Any]) -> dict[str, Any]:
     """How images are prepared and what outputs are called, of what a file says. Raises ValueError or TypeError."""
-    return {name: _read(name, known[name]) for name in _SEEN if known.get(name) is not None}
 
+    def numbers(values: Any) -> tuple[float, ...]:
+        return tuple(map(float, values))
 
-def _read(name: str, value: Any) -> Any:
-    """Convert a value to its form in ``pretrained_cfg``. Raises ValueError or TypeError for other values."""
-    if name in ("mean", "std"):
-        return tuple(map(float, value))
-    return tuple(map(str, value)) if name == "label_names" else float(value) if name == "crop_pct" else str(value)
+    def words(values: Any) -> tuple[str, ...]:
+        return tuple(map(str, values))
+
+    kinds: dict[str, Callable[[Any], Any]] = {"mean": numbers, "std": numbers, "label_names": words, "crop_pct": float}
+    return {name: kinds.get(name, str)(record[name]) for name in _SEEN if record.get(name) is not None}
 
 
 def _metadata(path: Path) -> dict[str, str]:

@@ -28,8 +28,14 @@ class Layout:
 
 SAME = Layout(lambda x: x, lambda x: (x,))
 TRANSPOSED = Layout(lambda x: x.T, lambda x: (x.T,))
-STACKED = Layout(lambda q, k, v: torch.cat([q, k, v]), lambda x: x.chunk(3))
-"""Query, key and value are tensors of their own there; ours is one with the three below each other."""
+STACKED = Layout(lambda *parts: torch.cat(parts), lambda x: x.chunk(3))
+"""Query, key and value are separate tensors there; ours is one with the three below each other."""
+
+Kinds = Mapping[str, tuple[str, Layout]]
+"""Tensor of a module of ours ("weight", "bias") -> ending of its foreign name, and how it is stored there."""
+Table = Mapping[str, str | tuple[tuple[str, ...], Kinds]]
+"""The names of a library: a tensor or module of ours -> the foreign one, or foreign modules and their tensors. ``*`` is
+the number of a block. Names that are not in it are the same there."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +47,22 @@ class Row:
     layout: Layout = SAME
 
 
-def rows_of(ours: str, *theirs: str, layout: Layout = SAME, bias: bool = True) -> list[Row]:
-    """The rows of a module with a weight and, unless reported otherwise, a bias."""
-    kinds = ("weight", "bias") if bias else ("weight",)
-    return [Row(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in theirs), layout) for kind in kinds]
+def rows_of(names: Iterable[str], table: Table) -> list[Row]:
+    """Pair tensors of ours with the foreign ones that a library's table names."""
+    rows: list[Row] = []
+    for name in names:
+        parts: tuple[str, ...]
+        block = re.match(r"blocks\.(\d+)\.", name)
+        pattern = f"blocks.*.{name[block.end() :]}" if block else name
+        module, _, kind = pattern.rpartition(".")
+        entry = table.get(pattern) or table.get(module, name)
+        if isinstance(entry, str):
+            parts, layout, ending = (entry,), SAME, f".{kind}" if pattern not in table and module in table else ""
+        else:
+            parts, (ending, layout) = entry[0], entry[1][kind]
+        number = block[1] if block else "*"
+        rows.append(Row(name, tuple(part.replace("*", number) + ending for part in parts), layout))
+    return rows
 
 
 def group_blocks(lines: Iterable[str]) -> list[str]:
@@ -82,7 +100,7 @@ def read_tensors(
     """Our tensors from the foreign ones, and the account of all of them.
 
     ``left_out`` names foreign tensors that take no part, with the reason. Raises UserError that lists what is missing
-    and what has no place here.
+    and what is left over.
     """
     rows, left_out = tuple(rows), left_out or {}
     wanted = {name for row in rows for name in row.theirs}

@@ -60,10 +60,10 @@ def timm_words(config: ViTConfig) -> tuple[str, dict[str, Any]] | None:
     """The architecture and the arguments, as JSON has them, by which timm makes the model; None where it cannot."""
     import timm
 
-    from vitmods.adapters.timm import read_config, timm_counterpart
+    from vitmods.adapters.timm import read_config, timm_arguments
 
     try:
-        arguments = timm_counterpart(config)
+        arguments = timm_arguments(config)
         norm, stem = _norm_word(config.attn.before or NormConfig()), config.stem.after
         arguments |= {"norm_layer": norm, "embed_norm_layer": _norm_word(stem) if stem else None}
     except UserError:

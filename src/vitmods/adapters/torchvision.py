@@ -1,5 +1,6 @@
 """torchvision's VisionTransformer (vit_b_16 and its sisters) as a vitmods ViT and back, exactly."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,22 @@ from vitmods.model.slots import BranchConfig, NormConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError, nearest
 
-# What torchvision's published weights were trained with.
+_NAMES = {
+    "patch_embed.proj": "conv_proj",
+    "cls_token": "class_token",
+    "pos_embed": "encoder.pos_embedding",
+    "blocks.*.norm1": "encoder.layers.encoder_layer_*.ln_1",
+    "blocks.*.attn.qkv.weight": "encoder.layers.encoder_layer_*.self_attention.in_proj_weight",
+    "blocks.*.attn.qkv.bias": "encoder.layers.encoder_layer_*.self_attention.in_proj_bias",
+    "blocks.*.attn.proj": "encoder.layers.encoder_layer_*.self_attention.out_proj",
+    "blocks.*.norm2": "encoder.layers.encoder_layer_*.ln_2",
+    "blocks.*.mlp.fc1": "encoder.layers.encoder_layer_*.mlp.0",
+    "blocks.*.mlp.fc2": "encoder.layers.encoder_layer_*.mlp.3",
+    "norm": "encoder.ln",
+    "pre_logits": "heads.pre_logits",
+    "head": "heads.head",
+}
+# torchvision's published weights were trained with these.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -28,7 +44,7 @@ def from_torchvision(model: Any) -> ViT:
 def read(model: Any) -> tuple[ViT, Coverage]:
     """Like ``from_torchvision``, with the account of all tensors."""
     source, config = f"torchvision's {type(model).__name__}", read_config(model)
-    new, coverage = transfer.import_model(source, model, config, _rows(config), _look)
+    new, coverage = transfer.import_model(source, model, config, _rows, _look)
     new.pretrained_cfg = new.default_cfg = {**new.pretrained_cfg, "mean": _MEAN, "std": _STD}
     return new, coverage
 
@@ -41,23 +57,21 @@ def check_torchvision(name: str) -> None:
     others = (models.detection, models.segmentation, models.optical_flow, models.quantization, models.video)
     classifiers = sorted({*models.list_models()}.difference(*(models.list_models(module=kind) for kind in others)))
     if name not in classifiers:
-        raise UserError(f"torchvision has no classifier '{name}'. {nearest(name, classifiers)}")
+        raise UserError(f"torchvision does not have a classifier '{name}'. {nearest(name, classifiers)}")
 
 
 def to_torchvision(model: ViT) -> nn.Module:
     """torchvision's VisionTransformer with the function, weights, device, type and mode of a ViT, checked on random
-    images. Raises UserError naming the slots for which torchvision has no counterpart."""
+    images. Raises UserError naming the slots that torchvision does not have."""
     from torchvision.models.vision_transformer import VisionTransformer
 
-    target, config = "torchvision's VisionTransformer", model.vit_config
-    transfer.refuse_slots(target, config, _counterpart(config))
-    transfer.check_readable("The model", model)
+    config = model.vit_config
     with torch.random.fork_rng(devices=[]):
         new: Any = VisionTransformer(
             config.img_size[0],
             config.patch_size[0],
             config.depth,
-            config.num_heads,
+            transfer.whole_heads(config),
             config.embed_dim,
             config.mlp_dim,
             dropout=config.proj_drop,
@@ -68,9 +82,14 @@ def to_torchvision(model: ViT) -> nn.Module:
         )
     if not config.num_classes:
         new.heads.head = nn.Identity()
-    transfer.export_model(target, model, new, _rows(config), _look)
+    transfer.refuse_slots("torchvision's VisionTransformer", config, read_config(new))
+    transfer.export_model("torchvision's VisionTransformer", model, new, _rows(model.state_dict()), _look)
     filled: nn.Module = new
     return filled
+
+
+def _rows(names: Iterable[str]) -> list[Row]:
+    return rows_of(names, _NAMES)
 
 
 def _look(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,43 +146,3 @@ def read_config(model: Any) -> ViTConfig:
         proj_drop=drop,
         attn_drop=block.self_attention.dropout,
     )
-
-
-def _counterpart(config: ViTConfig) -> ViTConfig:
-    """The nearest config that torchvision's VisionTransformer can express."""
-    norm = transfer.one_norm(config)
-    return ViTConfig(
-        **transfer.fields(config, "num_classes embed_dim depth num_heads mlp_dim representation proj_drop attn_drop"),
-        **transfer.fields(config, "init head_bias"),
-        img_size=(config.img_size[0], config.img_size[0]),
-        patch_size=(config.patch_size[0], config.patch_size[0]),
-        attn=BranchConfig(before=norm),
-        mlp=BranchConfig(before=norm),
-        final_norm=norm,
-        pos_drop=config.proj_drop,
-    )
-
-
-def _rows(config: ViTConfig) -> list[Row]:
-    rows = [
-        *rows_of("patch_embed.proj", "conv_proj"),
-        Row("cls_token", ("class_token",)),
-        Row("pos_embed", ("encoder.pos_embedding",)),
-        *rows_of("norm", "encoder.ln"),
-    ]
-    for i in range(config.depth):
-        ours, theirs = f"blocks.{i}", f"encoder.layers.encoder_layer_{i}"
-        rows += [
-            *rows_of(f"{ours}.norm1", f"{theirs}.ln_1"),
-            Row(f"{ours}.attn.qkv.weight", (f"{theirs}.self_attention.in_proj_weight",)),
-            Row(f"{ours}.attn.qkv.bias", (f"{theirs}.self_attention.in_proj_bias",)),
-            *rows_of(f"{ours}.attn.proj", f"{theirs}.self_attention.out_proj"),
-            *rows_of(f"{ours}.norm2", f"{theirs}.ln_2"),
-            *rows_of(f"{ours}.mlp.fc1", f"{theirs}.mlp.0"),
-            *rows_of(f"{ours}.mlp.fc2", f"{theirs}.mlp.3"),
-        ]
-    if config.representation:
-        rows += rows_of("pre_logits", "heads.pre_logits")
-    if config.num_classes:
-        rows += rows_of("head", "heads.head")
-    return rows

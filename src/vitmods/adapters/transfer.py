@@ -2,7 +2,7 @@
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -20,23 +20,51 @@ Look = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
 """(model, images (B, channels, height, width)) -> (all tokens after the last block and its norm, the output)"""
 
 
+def read_weights(
+    source: str,
+    config: ViTConfig,
+    pair: Callable[[Iterable[str]], Sequence[Row]],
+    tensors: Mapping[str, Tensor],
+    left_out: Mapping[str, str] | None = None,
+    assumed: Iterable[str] = (),
+) -> tuple[ViT, Coverage]:
+    """A ViT of a foreign model's tensors, in their type, and the account of all of them.
+
+    ``pair`` makes the rows from the names of our tensors. Raises UserError when tensors are missing or left over, or
+    their shapes do not fit the config.
+    """
+    shapes = shapes_of(source, config, at_most=len(tensors))  # before memory is taken for what a file may say
+    weights, coverage = read_tensors(source, pair(shapes), tensors, left_out, assumed)
+    misfits = [
+        f"{name} is {tuple(value.shape)}, needed {tuple(shapes[name])}"
+        for name, value in weights.items()
+        if value.shape != shapes[name]
+    ]
+    if misfits:
+        raise UserError(f"{source}: shapes do not fit a ViT with one width: {'; '.join(misfits[:5])}.")
+    with torch.random.fork_rng(devices=[]):  # its initial weights are not used
+        new = ViT(config)
+    new.to(next(iter(weights.values())).dtype)
+    new.load_state_dict(weights)
+    return new, coverage
+
+
 def import_model(
     source: str,
     model: nn.Module,
     config: ViTConfig,
-    rows: Sequence[Row],
+    pair: Callable[[Iterable[str]], Sequence[Row]],
     look: Look,
     left_out: Mapping[str, str] | None = None,
 ) -> tuple[ViT, Coverage]:
     """A ViT with the model's weights, device, type, mode and frozen parameters, compared on random images.
 
-    Raises UserError when tensors are missing or left over, do not fit the config, or the outputs differ.
+    Raises UserError as ``read_weights``, and when the outputs differ.
     """
     check_readable(source, model)
-    weights, coverage = read_tensors(source, rows, model.state_dict(), left_out)
-    new = build(source, config, weights)
+    new, coverage = read_weights(source, config, pair, model.state_dict(), left_out)
     new.to(next(model.parameters()).device)
-    _freeze(source, new, [(row.ours, row.theirs) for row in rows], model)
+    _freeze(source, new, [(row.ours, row.theirs) for row in coverage.rows], model)
     new.train(model.training)
     check_same(source, (model, look), (new, look_at_vit))
     return new, coverage
@@ -45,12 +73,12 @@ def import_model(
 def export_model(target: str, model: ViT, foreign: nn.Module, rows: Sequence[Row], look: Look) -> None:
     """Fill a fresh foreign model with a ViT's weights, device, type, mode and frozen parameters, and compare.
 
-    Raises UserError when the outputs differ on random images.
+    Raises UserError when the weights cannot be read, or the outputs differ on random images.
     """
-    tensors = write_tensors(rows, model.state_dict())
+    check_readable("The model", model)
     reference = next(model.parameters())
     foreign.to(device=reference.device, dtype=reference.dtype)
-    foreign.load_state_dict(tensors)
+    foreign.load_state_dict(write_tensors(rows, model.state_dict()))
     _freeze(target, foreign, [(name, (row.ours,)) for row in rows for name in row.theirs], model)
     foreign.train(model.training)
     check_same(target, (model, look_at_vit), (foreign, look))
@@ -60,7 +88,7 @@ MOST_MODULES = 5_000
 """of a model that a file describes; timm's deepest have some 2,000"""
 UNLIMITED = 1 << 60
 MOST_NEW_BYTES = 2 << 30
-"""of a model whose config has no weights beside it"""
+"""of a model whose config comes without weights"""
 MOST_CLASSES = 1 << 17
 """of a head, each of which Hugging Face gives a name; ImageNet-21k has 21,843"""
 MOST_NUMBER = 1 << 20
@@ -74,10 +102,10 @@ def most_bytes(weights: int) -> int:
 
 
 class _Limit(threading.local):
-    """The limits of a thread: whose model it builds (None: no limit), and how many modules and bytes remain."""
-
     source: str | None = None
-    modules, left = 0, 0
+    """whose model this thread builds; None: no limit"""
+    modules, remaining = 0, 0
+    """modules and bytes that it may still make"""
 
 
 _LIMIT = _Limit()
@@ -85,10 +113,10 @@ _LIMIT = _Limit()
 
 @contextmanager
 def bounded(source: str, most_bytes: int) -> Iterator[None]:
-    """A model is made as a file says, which may be damaged or hostile: UserError as soon as this thread makes more than
-    `MOST_MODULES` modules, or parameters and buffers of more bytes."""
+    """Bound a model made as a file says, which may be damaged or hostile: UserError as soon as this thread makes more
+    than `MOST_MODULES` modules, or parameters and buffers of more bytes."""
     _watch_modules()
-    _LIMIT.source, _LIMIT.modules, _LIMIT.left = source, MOST_MODULES, most_bytes
+    _LIMIT.source, _LIMIT.modules, _LIMIT.remaining = source, MOST_MODULES, most_bytes
     try:
         with torch.random.fork_rng(devices=[]):
             yield
@@ -113,8 +141,8 @@ def _watch_modules() -> None:
 
     def watch_tensor(parent: nn.Module, name: str, tensor: Tensor | None) -> None:
         if _LIMIT.source is not None and tensor is not None:
-            _LIMIT.left -= tensor.nbytes
-            if _LIMIT.left < 0:
+            _LIMIT.remaining -= tensor.nbytes
+            if _LIMIT.remaining < 0:
                 raise UserError(f"{_LIMIT.source}: its config describes a much larger model than its weights allow.")
 
     hooks = nn.modules.module
@@ -155,30 +183,12 @@ def shapes_of(source: str, config: ViTConfig, at_most: int) -> dict[str, torch.S
         raise UserError(f"{source} cannot be read: its config contains invalid ViT settings ({reason}).") from error
 
 
-def build(source: str, config: ViTConfig, weights: Mapping[str, Tensor]) -> ViT:
-    """A ViT of these weights and their type. Raises UserError listing the shapes that do not fit the config."""
-    shapes = shapes_of(source, config, at_most=len(weights))  # before memory is taken for what a file may say
-    assert shapes.keys() == weights.keys(), sorted(shapes.keys() ^ weights.keys())
-    misfits = [
-        f"{name} is {tuple(value.shape)}, needed {tuple(shapes[name])}"
-        for name, value in weights.items()
-        if value.shape != shapes[name]
-    ]
-    if misfits:
-        raise UserError(f"{source}: shapes do not fit a ViT with one width: {'; '.join(misfits[:5])}.")
-    with torch.random.fork_rng(devices=[]):  # its initial weights are not used
-        new = ViT(config)
-    new.to(next(iter(weights.values())).dtype)
-    new.load_state_dict(weights)
-    return new
-
-
 def check_readable(source: str, model: nn.Module) -> None:
     """Raises UserError for a model whose weights or outputs could not be compared: on the meta device, spread over
     devices, in half precision, or with parameters that two places share."""
     parameters = list(model.parameters())
     if any(p.is_meta for p in parameters):
-        raise UserError(f"{source} is on the meta device and has no weights: load them first.")
+        raise UserError(f"{source} is on the meta device, without weights: load them first.")
     if len({p.device for p in parameters}) != 1:
         raise UserError(f"{source} is spread over several devices: move it to one, model.to('cpu').")
     types = {p.dtype for p in parameters}
@@ -200,39 +210,42 @@ OTHERWISE = (
 
 
 def refuse(source: str, problems: Sequence[str]) -> None:
-    """Raises UserError naming every part that has no counterpart here, if there is one."""
+    """Raises UserError naming every part without a counterpart here, if there is one."""
     if problems:
         raise UserError(f"{source} cannot be read exactly. Not covered: {'; '.join(problems)}. {OTHERWISE}")
 
 
-def refuse_slots(target: str, config: ViTConfig, counterpart: ViTConfig) -> None:
-    """Raises UserError naming the slots in which a config differs from the nearest that the target can express."""
-    different = list(_differences(config, counterpart))
+def refuse_slots(target: str, config: ViTConfig, nearest: ViTConfig) -> None:
+    """Raises UserError naming the slots in which a config differs from the nearest that the target can express. How
+    weights start is not compared."""
+    different = list(_differences(config, nearest.with_(init=config.init, head_bias=config.head_bias)))
     if different:
-        raise UserError(f"{target} has no counterpart for: {'; '.join(different)}.")
+        raise UserError(f"{target} does not have: {'; '.join(different)}.")
 
 
 def _differences(ours: Any, theirs: Any, prefix: str = "") -> Iterator[str]:
+    def describe(value: Any) -> str:
+        if not isinstance(value, NormConfig):
+            return str(value)
+        return f"{value.kind} norm, eps {value.eps:g}" + ("" if value.affine else ", not affine")
+
     for field in dataclasses.fields(ours):
         a, b = getattr(ours, field.name), getattr(theirs, field.name)
-        if a == b:
-            continue
-        if isinstance(a, BranchConfig | StemConfig):
+        if a != b and isinstance(a, BranchConfig | StemConfig):
             yield from _differences(a, b, f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}={_say(a)} (there: {_say(b)})"
-
-
-def _say(value: Any) -> str:
-    if not isinstance(value, NormConfig):
-        return str(value)
-    return f"{value.kind} norm, eps {value.eps:g}" + ("" if value.affine else ", not affine")
+        elif a != b:
+            yield f"{prefix}{field.name}={describe(a)} (there: {describe(b)})"
 
 
 def one_norm(config: ViTConfig) -> NormConfig:
-    """The LayerNorm that a library with one setting for all norms would use: the eps of the first that there is."""
+    """The LayerNorm of a library with one setting for all norms: the eps of the config's first."""
     norm = config.attn.before or config.final_norm or NormConfig()
     return NormConfig("layer", norm.eps)
+
+
+def whole_heads(config: ViTConfig) -> int:
+    """The number of heads, or 1 where they do not divide the width, which libraries cannot build."""
+    return 1 if config.embed_dim % config.num_heads else config.num_heads
 
 
 def fields(config: ViTConfig, names: str) -> dict[str, Any]:
