@@ -53,7 +53,7 @@ def test_no_weights_and_half_precision(make):
     convert = from_timm if make is small else to_timm
     with torch.device("meta"):
         empty = make()
-    with pytest.raises(UserError, match="on the meta device.* load them first"):
+    with pytest.raises(UserError, match=r"on the meta device.* load them first"):
         convert(empty)
     for dtype in (torch.float16, torch.bfloat16):
         with pytest.raises(UserError, match=f"in {str(dtype)[6:]}, .*in float32 \\(model.float\\(\\)\\)"):

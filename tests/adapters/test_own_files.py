@@ -41,7 +41,7 @@ def test_pixels_that_are_none(tmp_path, pixels):
         ({"embed_dim": 10**13, "mlp_dim": 10**13}, "embed_dim of a ViTConfig is a whole number below"),
         ({"depth": 2.5}, "depth of a ViTConfig is a whole number"),
         ({"embed_dim": "a"}, "embed_dim of a ViTConfig is a whole number"),
-        ({"attn": None}, "A BranchConfig is described by its settings"),
+        ({"attn": None}, "attn of a ViTConfig is BranchConfig"),
         ({"stem": {"kind": "hmlp", "inner": 5}}, "inner of a StemConfig is NormConfig or None"),
         ({"stem": {"kind": "evil"}}, "There is no stem 'evil'"),
         ({"bogus": 1}, "no setting 'bogus'"),

@@ -200,7 +200,7 @@ def test_a_gain_and_a_shift_that_fold_are_its_last_step(kind):
 
 @kinds
 def test_unknown_options_are_refused_by_name(kind):
-    with pytest.raises(UserError, match=f"norm '{kind.name}' has no option 'whatever'"):
+    with pytest.raises(UserError, match=f"norm '{kind.name}' does not have an option 'whatever'"):
         kind.check(True, {"whatever": 1})
     for name, hint in kind.options.items():
         if typing.get_origin(hint) is typing.Literal:

@@ -266,10 +266,10 @@ def test_a_regnet_is_made_up_to_the_size_of_its_weights(weights):
 
 
 FETCHED = {
-    "torchvision:fasterrcnn_resnet50_fpn": "no classifier",
-    "torchvision:fcn_resnet50": "no classifier",
-    "timm:hf-hub:someone/model": "no model",
-    "timm:local-dir:/tmp": "no model",
+    "torchvision:fasterrcnn_resnet50_fpn": "not have a classifier",
+    "torchvision:fcn_resnet50": "not have a classifier",
+    "timm:hf-hub:someone/model": "not have a model",
+    "timm:local-dir:/tmp": "not have a model",
     "timm:resnet18?pretrained=1": "another model",
 }
 

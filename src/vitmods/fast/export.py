@@ -44,9 +44,12 @@ def export(model: nn.Module, path: str | Path, to: Format | None = None, batch: 
     or what was written differs by more than 1e-4. Nothing is overwritten then.
     """
     path = Path(path)
-    kind = to or _by_ending(path)
+    kind: str | None = to or next((kind for kind, ending in ENDINGS.items() if path.suffix == ending), None)
+    if kind is None:
+        endings = ", ".join(ENDINGS.values())
+        raise UserError(f"{path.name}: say the format ({', '.join(ENDINGS)}), or end the name in {endings}.")
     if kind not in ENDINGS:
-        raise UserError(f"There is no format '{kind}'. {nearest(kind, ENDINGS)}")
+        raise UserError(f"The format '{kind}' is unknown. {nearest(kind, ENDINGS)}")
     if batch is not None and batch < 1:
         raise UserError(f"batch is a number of images from 1 on, or None for any, got {batch}.")
     vit = as_vit(model)
@@ -60,7 +63,8 @@ def export(model: nn.Module, path: str | Path, to: Format | None = None, batch: 
     try:
         with disk_errors(path):
             difference = write(vit, temporary, batch)
-            if not difference <= _tolerance(vit):
+            exact = next(vit.parameters()).dtype in (torch.float32, torch.float64)
+            if not difference <= (TOLERANCE if exact else 5e-2):
                 raise UserError(f"What {kind} computes differs by {difference:.1e} of the largest output: not written.")
             os.replace(temporary, path)
     finally:
@@ -76,26 +80,9 @@ def metadata(model: ViT) -> dict[str, Any]:
     return {"input_size": (config.in_chans, *config.img_size), **preparation(model)}
 
 
-def _tolerance(model: ViT) -> float:
-    return TOLERANCE if next(model.parameters()).dtype in (torch.float32, torch.float64) else 5e-2
-
-
-def _by_ending(path: Path) -> str:
-    for kind, ending in ENDINGS.items():
-        if path.suffix == ending:
-            return kind
-    endings = ", ".join(ENDINGS.values())
-    raise UserError(f"{path.name}: say the format ({', '.join(ENDINGS)}), or end the name in {endings}.")
-
-
 def _images(model: ViT, count: int) -> Tensor:
     p, images = next(model.parameters()), model.patch_embed.example(count, torch.Generator().manual_seed(0))
     return images.to(p.device, p.dtype if images.is_floating_point() else None)
-
-
-def _sizes(batch: int | None) -> tuple[int, ...]:
-    """Batches to compare with."""
-    return (1, DYNAMIC + 2) if batch is None else (batch,)
 
 
 def _shapes(batch: int | None) -> Any:
@@ -105,7 +92,7 @@ def _shapes(batch: int | None) -> Any:
 @torch.no_grad()
 def _difference(model: ViT, run: Any, batch: int | None) -> float:
     worst = 0.0
-    for count in _sizes(batch):
+    for count in (1, DYNAMIC + 2) if batch is None else (batch,):
         images = _images(model, count)
         expected = model(images).double().cpu()
         moved = (run(images).double().cpu() - expected).abs().max()

@@ -1,4 +1,4 @@
-"""The same function with fewer operations: what is linear beside a linear map becomes part of it.
+"""The same function with fewer operations: what is linear next to a linear map becomes part of it.
 
 - A norm that a map V reads: ``V (g n + b) + c = (V g) n + (c + V b)``, g and b its gain and bias. V is the map of
   queries, keys and values, the first of the MLP, for norms inside the branches the last, and for Dual PatchNorm the
@@ -12,7 +12,6 @@ The final norm stays, so that features are the same as well as logits. The arith
 """
 
 import dataclasses
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ import torch
 
 from vitmods.model.config import ViTConfig
 from vitmods.model.rms_conversion import mlp_readers
-from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
+from vitmods.model.slots import BranchConfig, NormConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,8 +32,18 @@ WHOLLY_AFFINE = ("batch", "scale_shift")
 
 def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
     """Config and weights of a model with the same outputs in evaluation. The tensors given stay as they are."""
-    new, scales_fold, readers = dict(weights), _scales_fold(config), mlp_readers(config)
-    _fold_stem(new, config)
+    new, readers, stem = dict(weights), mlp_readers(config), config.stem
+    slots = [branch for i in range(config.depth) for branch in config.branches(i)]
+    # Each LayerScale follows a map, or a norm with a gain for each channel.
+    on_branch = [branch.branch for branch in slots if branch.branch and _keeps_slot(branch.branch)]
+    scales_fold = all(norm.affine and dict(norm.options).get("gain") != "scalar" for norm in on_branch)
+    _fold_into_reader(new, stem.before, "patch_embed.norm_before", "patch_embed.proj")
+    _fold_into_writer(new, stem.after, "patch_embed.norm", "patch_embed.proj")
+    # The convolutions of a stem of several, before its last; each has its norm as the next layer.
+    layers = [n.removesuffix(".weight") for n, w in new.items() if n.startswith("patch_embed.layers.") and w.ndim == 4]
+    for layer in layers:
+        prefix, _, number = layer.rpartition(".")
+        _fold_into_writer(new, stem.inner, f"{prefix}.{int(number) + 1}", layer)
     for i in range(config.depth):
         attn, mlp = config.branches(i)
         for branch, n, first, part, last in ((attn, 1, ("qkv",), "attn", "proj"), (mlp, 2, readers, "mlp", "fc2")):
@@ -46,15 +55,26 @@ def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
                 scaled = f"{block}.norm{n}_branch" if _keeps_slot(branch.branch) else writer
                 _scale(new, scaled, new.pop(f"{block}.ls{n}.gamma"))
         if config.head_scale and not _keeps_slot(attn.inner):
-            _fold_head_scale(new, f"blocks.{i}.attn")
-    edited = _edit(config, scales_fold)
-    if edited.stem.bias:
-        for name in ("patch_embed.proj", *_stem_layers(new)):
-            new.setdefault(f"{name}.bias", new[f"{name}.weight"].new_zeros(len(new[f"{name}.weight"])))
-    if edited.qkv_bias:
-        for i in range(config.depth):
-            rows = new[f"blocks.{i}.attn.qkv.weight"]
-            new.setdefault(f"blocks.{i}.attn.qkv.bias", rows.new_zeros(len(rows)))
+            factors, matrix = new.pop(f"blocks.{i}.attn.head_scale").double(), new[f"blocks.{i}.attn.proj.weight"]
+            columns = factors.repeat_interleave(matrix.shape[1] // len(factors))
+            new[f"blocks.{i}.attn.proj.weight"] = (matrix.double() * columns).to(matrix)
+    edited = config.with_slots(_edit_branch, _edit_branch).with_(
+        stem=replace(
+            stem,
+            before=_folded(stem.before),
+            inner=stem.inner if _keeps_slot(stem.inner) else None,
+            after=stem.after if _keeps_slot(stem.after) else None,
+            bias=stem.bias or _shifts(stem.before) or any(n and not _keeps_slot(n) for n in (stem.inner, stem.after)),
+        ),
+        qkv_bias=config.qkv_bias or any(_shifts(b.before) for b in slots[::2]),
+        head_scale=config.head_scale and any(_keeps_slot(b.inner) for b in slots[::2]),
+        layer_scale=None if scales_fold else config.layer_scale,
+    )
+    biased = ["patch_embed.proj", *layers] if edited.stem.bias else []
+    biased += [f"blocks.{i}.attn.qkv" for i in range(config.depth)] if edited.qkv_bias else []
+    for name in biased:
+        rows = new[f"{name}.weight"]
+        new.setdefault(f"{name}.bias", rows.new_zeros(len(rows)))
     return edited, new
 
 
@@ -62,8 +82,10 @@ def merge_branches(config: ViTConfig, weights: "Weights", branches: int) -> "tup
     """Merge every ``branches`` blocks of a folded sequential model, the parallel branches of a model, into one
     block: their norms are alike without gains, so that their heads are those of one attention and their hidden layers
     one. None where something else is between (or may be: unknown settings)."""
-    alone = all(branch.inner is branch.branch is branch.after is None for branch in _branches(config))
-    alike = all(branch.before is None or _bare(branch.before) for branch in _branches(config))
+    slots = [branch for i in range(config.depth) for branch in config.branches(i)]
+    alone = all(branch.inner is branch.branch is branch.after is None for branch in slots)
+    kinds = ("layer", "rms", "scale", "instance", "group")
+    alike = all(n is None or (not n.affine and n.kind in kinds) for n in (branch.before for branch in slots))
     others = {f.name for f in dataclasses.fields(config)} - _WIDENED
     default = ViTConfig()
     if not (alone and alike) or config.pool == "map" or any(getattr(config, n) != getattr(default, n) for n in others):
@@ -95,30 +117,6 @@ _WIDENED = {
 """Settings that wide blocks may have."""
 
 
-def _branches(config: ViTConfig) -> list[BranchConfig]:
-    return [branch for i in range(config.depth) for branch in config.branches(i)]
-
-
-def _bare(norm: NormConfig) -> bool:
-    return not norm.affine and norm.kind in ("layer", "rms", "scale", "instance", "group")
-
-
-def _edit(config: ViTConfig, scales_fold: bool) -> ViTConfig:
-    readers = [config.branches(i)[0].before for i in range(config.depth)]
-    return config.with_slots(_edit_branch, _edit_branch).with_(
-        stem=_edit_stem(config.stem),
-        qkv_bias=config.qkv_bias or any(map(_shifts, readers)),
-        head_scale=config.head_scale and any(_keeps_slot(config.branches(i)[0].inner) for i in range(config.depth)),
-        layer_scale=None if scales_fold else config.layer_scale,
-    )
-
-
-def _edit_stem(stem: StemConfig) -> StemConfig:
-    inner, after = (norm if _keeps_slot(norm) else None for norm in (stem.inner, stem.after))
-    shifted = _shifts(stem.before) or any(norm and not _keeps_slot(norm) for norm in (stem.inner, stem.after))
-    return replace(stem, before=_folded(stem.before), bias=stem.bias or shifted, inner=inner, after=after)
-
-
 def _edit_branch(branch: BranchConfig) -> BranchConfig:
     on_branch = None if not _keeps_slot(branch.branch) else branch.branch
     return replace(branch, before=_folded(branch.before), inner=_folded(branch.inner), branch=on_branch)
@@ -142,27 +140,6 @@ def _keeps_slot(norm: NormConfig | None) -> bool:
 def _shifts(norm: NormConfig | None) -> bool:
     """Whether folding the norm adds to the bias of the map that reads it."""
     return norm is not None and _folds(norm) and (norm.kind == "batch" or (norm.affine and norm.facts.biased))
-
-
-def _scales_fold(config: ViTConfig) -> bool:
-    """Whether each LayerScale follows a map, or a norm with a gain for each channel."""
-    norms = [branch.branch for branch in _branches(config)]
-    return all(not _keeps_slot(n) or (n.affine and dict(n.options).get("gain") != "scalar") for n in norms if n)
-
-
-def _stem_layers(weights: "Weights") -> list[str]:
-    """The convolutions of a stem of several, in front of its last; each has its norm as the next layer."""
-    pattern = re.compile(r"(patch_embed\.layers\.\d+)\.weight")
-    return [m[1] for name, w in weights.items() if w.ndim == 4 and (m := pattern.fullmatch(name))]
-
-
-def _fold_stem(weights: "Weights", config: ViTConfig) -> None:
-    stem = config.stem
-    _fold_into_reader(weights, stem.before, "patch_embed.norm_before", "patch_embed.proj")
-    _fold_into_writer(weights, stem.after, "patch_embed.norm", "patch_embed.proj")
-    for layer in _stem_layers(weights):
-        prefix, _, number = layer.rpartition(".")
-        _fold_into_writer(weights, stem.inner, f"{prefix}.{int(number) + 1}", layer)
 
 
 def _fold_into_reader(weights: "Weights", norm: NormConfig | None, name: str, *readers: str) -> None:
@@ -195,12 +172,6 @@ def _scale(weights: "Weights", name: str, gain: "Tensor") -> None:
         if key in weights:
             old = weights[key]
             weights[key] = (old.double() * gain.double().view(-1, *[1] * (old.ndim - 1))).to(old)
-
-
-def _fold_head_scale(weights: "Weights", attn: str) -> None:
-    factors, matrix = weights.pop(f"{attn}.head_scale").double(), weights[f"{attn}.proj.weight"]
-    columns = factors.repeat_interleave(matrix.shape[1] // len(factors))
-    weights[f"{attn}.proj.weight"] = (matrix.double() * columns).to(matrix)
 
 
 def _take_affine(weights: "Weights", norm: NormConfig, name: str, dim: int) -> "tuple[Tensor, Tensor]":

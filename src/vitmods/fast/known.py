@@ -52,9 +52,9 @@ _PER_IMAGE = (DynamicTokenNorm, InstanceNorm, GroupNorm)
 
 
 def exact(module: Any, *kinds: type[nn.Module]) -> bool:
-    """Whether it is of one of these very kinds (of any known one without), with no attribute, part or parameter beside
-    those that the kind has, nothing in place of its forward, no tensors of other types, and no hooks.
-    Of an old torch.compile, which cannot know, none is."""
+    """Whether it is of one of these very kinds (of any known one without), with the kind's attributes, parts and
+    parameters alone, its own forward, plain tensors, and without hooks. Under an old torch.compile, which cannot know,
+    none is."""
     kind = type(module)
     if kind not in (kinds or _KNOWN):
         return False
@@ -79,8 +79,8 @@ def image_wise(*modules: nn.Module) -> bool:
 
 
 def reads_heads(attn: Any) -> bool:
-    """Whether it is our attention with known parts, each of which treats each token by itself, and no mask of its own
-    now: one may compute some of its queries alone."""
+    """Whether it is our attention with known parts, each of which treats each token by itself, and without a mask now:
+    one may compute some of its queries alone."""
     return (
         exact(attn, Attention)
         and exact(attn.qkv, nn.Linear, PackedLinear)
@@ -108,16 +108,14 @@ def _declared(module: nn.Module) -> bool:
 
 def random(module: nn.Module) -> bool:
     """Whether a dropout in it is active."""
-    return module.training and any(getattr(m, "attn_drop", 0) or _drops(m) for m in module.modules())
-
-
-def _drops(module: nn.Module) -> bool:
-    return isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.AlphaDropout) and module.p > 0
+    dropouts = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.AlphaDropout
+    parts = module.modules() if module.training else ()
+    return any(getattr(m, "attn_drop", 0) or (isinstance(m, dropouts) and m.p > 0) for m in parts)
 
 
 def eager(x: Any) -> bool:
-    """Whether operations on x are just done here and now: x is a plain tensor (or a fake one, which stands for a plain
-    one where memory is estimated), and nothing traces, compiles or transforms them."""
+    """Whether operations on x are just done here and now: x is a plain tensor (or a fake one, which replaces it
+    where memory is estimated), and nothing traces, compiles or transforms them."""
     if type(x) not in (Tensor, nn.Parameter, FakeTensor) or torch.compiler.is_compiling() or transformed():
         return False
     return not torch._C._is_tracing() and x.device.type != "meta"

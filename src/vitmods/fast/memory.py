@@ -65,7 +65,7 @@ def checkpoint(model: nn.Module, enable: bool = True) -> None:
     elif hasattr(model, "gradient_checkpointing_enable"):
         getattr(model, f"gradient_checkpointing_{'enable' if enable else 'disable'}")()
     else:
-        raise UserError(f"{type(model).__name__} has no gradient checkpointing: leave it out.")
+        raise UserError(f"{type(model).__name__} does not have gradient checkpointing: leave it out.")
 
 
 def _vits(model: nn.Module) -> list[ViT]:
@@ -77,12 +77,15 @@ def _vits(model: nn.Module) -> list[ViT]:
 
 def _branches(model: ViT) -> list[tuple[nn.Module, nn.Module]]:
     """The norm before each branch, and the branch."""
-    blocks: list[Any] = list(model.blocks)
-    sequential = [b for b in blocks if not isinstance(b, ParallelBlock)]
-    parallel = [b for b in blocks if isinstance(b, ParallelBlock)]
-    pairs = [pair for b in sequential for pair in ((b.norm1, b.attn), (b.norm2, b.mlp))]
-    pairs += [(branch.norm, branch.attn) for b in parallel for branch in b.attns]
-    return pairs + [(branch.norm, branch.mlp) for b in parallel for branch in b.ffns]
+    pairs: list[tuple[nn.Module, nn.Module]] = []
+    block: Any
+    for block in model.blocks:
+        if isinstance(block, ParallelBlock):
+            branches: list[Any] = [*block.attns, *block.ffns]
+            pairs += [(branch.norm, branch.attn if hasattr(branch, "attn") else branch.mlp) for branch in branches]
+        else:
+            pairs += [(block.norm1, block.attn), (block.norm2, block.mlp)]
+    return pairs
 
 
 def supports(norm: nn.Module) -> bool:
@@ -149,7 +152,17 @@ def _made_again(value: Tensor, make: Callable[[Tensor], Tensor], source: Tensor)
     """
     place, size, kind = _place(value), value.numel(), value.device.type
     autocast = partial(torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-    keep, give = torch._C._autograd._top_saved_tensors_default_hooks(False) or (_keep, _give)
+
+    def keep_tensor(tensor: Tensor) -> tuple[Tensor, int]:
+        return tensor.detach(), tensor._version
+
+    def give_tensor(kept: tuple[Tensor, int]) -> Tensor:
+        tensor, version = kept
+        if tensor._version != version:
+            raise RuntimeError("A tensor that is needed for backward was written to meanwhile: leave it as it is.")
+        return tensor
+
+    keep, give = torch._C._autograd._top_saved_tensors_default_hooks(False) or (keep_tensor, give_tensor)
     again: list[Any] = []  # the source, kept once
 
     def pack(kept: Tensor) -> Any:
@@ -171,16 +184,5 @@ def _made_again(value: Tensor, make: Callable[[Tensor], Tensor], source: Tensor)
 
 
 def _place(tensor: Tensor) -> tuple[int, int]:
-    """Where a tensor begins, of those that are alive: a fake one has no address."""
+    """Where a tensor begins, of those that are alive; fake ones do not have an address."""
     return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
-
-
-def _keep(tensor: Tensor) -> tuple[Tensor, int]:
-    return tensor.detach(), tensor._version
-
-
-def _give(kept: tuple[Tensor, int]) -> Tensor:
-    tensor, version = kept
-    if tensor._version != version:
-        raise RuntimeError("A tensor that is needed for backward was written to in the meantime: leave it as it is.")
-    return tensor

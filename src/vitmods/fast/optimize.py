@@ -16,7 +16,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None, join_branches: bool = True) -> ViT:
     """A new model in evaluation mode with the same outputs and fewer, faster operations; the old one is untouched.
 
-    Gains, biases and LayerScale are folded into the linear maps beside them, BatchNorm altogether. Linear maps have
+    Gains, biases and LayerScale are folded into the linear maps next to them, BatchNorm altogether. Linear maps have
     their weights laid out for the CPU's product and their GELU fused with it (twice the memory of those weights).
     Parallel branches become one block with the heads and hidden layers of all, where no norm inside or behind them, of
     queries and keys, or of another kind is between. Of the last block only what the head reads is
@@ -46,27 +46,22 @@ def optimize_for_inference(model: nn.Module, dtype: torch.dtype | None = None, j
     difference = verify(old, new)
     assert difference <= TOLERANCE.get(reference.dtype, 5e-2), f"folding moved the outputs by {difference:.1e}"
     if reference.device.type == "cpu":
-        _fill_norms(new)
         _pack(new)
     return new if dtype is None else new.to(dtype)
 
 
-def _fill_norms(model: ViT) -> None:
-    """PyTorch's LayerNorm on a CPU is slower without gain and bias than with ones and zeros, which no file holds."""
-    for module in model.modules():
-        if type(module) is LayerNorm and module.weight is None:
-            like = next(model.parameters())
-            del module.weight, module.bias
-            module.register_buffer("weight", like.new_ones(module.normalized_shape), persistent=False)
-            module.register_buffer("bias", like.new_zeros(module.normalized_shape), persistent=False)
-
-
 def _pack(model: ViT) -> None:
-    modules = list(model.modules())
+    """Give linear maps and norms the forms that are fastest on a CPU."""
+    modules, like = list(model.modules()), next(model.parameters())
     for module in modules:
         if isinstance(module, Mlp) and isinstance(module.act, nn.GELU):
             module.fc1 = PackedLinear.of(module.fc1, gelu=module.act.approximate)
             module.act = nn.Identity()
+        elif type(module) is LayerNorm and module.weight is None:
+            # PyTorch's is slower without gain and bias than with ones and zeros, which no file holds.
+            del module.weight, module.bias
+            module.register_buffer("weight", like.new_ones(module.normalized_shape), persistent=False)
+            module.register_buffer("bias", like.new_zeros(module.normalized_shape), persistent=False)
     for module in modules:
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:

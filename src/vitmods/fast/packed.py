@@ -13,7 +13,7 @@ SMALL = 1 << 22
 class PackedLinear(nn.Linear):
     """A linear map (..., in) -> (..., out) for inference on a CPU, optionally with the GELU that follows it.
 
-    oneDNN, which PyTorch ships, wants the weights in blocks: they are laid out so once and kept beside the weights
+    oneDNN, which PyTorch ships, wants the weights in blocks: they are laid out so once and kept next to the weights
     themselves, and made anew when those change (writes through ``.data`` leave no trace and are not seen). Without
     gradients, in float32 or bfloat16, the product then runs on that copy; in all other cases, and while compiling or
     exporting, this is ``F.linear`` with ``F.gelu``.
@@ -36,16 +36,12 @@ class PackedLinear(nn.Linear):
         if not _fits(input, self.weight):
             plain = F.linear(input, self.weight, self.bias)
             return plain if self.gelu is None else F.gelu(plain, approximate=self.gelu)
-        name = "none" if self.gelu is None else "gelu"
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(input, self._packed(), self.bias, name, [], self.gelu or "")
-        return y
-
-    def _packed(self) -> Tensor:
-        weight = self.weight
+        weight, name = self.weight, "none" if self.gelu is None else "gelu"
         key = (weight.data_ptr(), None if weight.is_inference() else weight._version, weight.dtype)
         if self._blocks is None or self._blocks[0] != key:
             self._blocks = key, torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        return self._blocks[1]
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(input, self._blocks[1], self.bias, name, [], self.gelu or "")
+        return y
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_blocks": None}

@@ -16,7 +16,7 @@ _INSIDE = {
     "norm2_branch": "ffns.{}.norm_branch",
     "ls2": "ffns.{}.ls",
 }
-_SEQUENTIAL = {tuple(theirs.split(".{}.")): ours for ours, theirs in _INSIDE.items()}
+_SEQUENTIAL = {tuple(name.split(".{}.")): sequential for sequential, name in _INSIDE.items()}
 
 
 def sequential_name(name: str, parallel: int) -> str:

@@ -39,13 +39,6 @@ def norm_factory(config: NormConfig | None, **model: Any) -> Any:
     return NORMS[config.kind].factory(config.eps, config.affine, dict(config.options), **model)
 
 
-def _branch_norms(branch: BranchConfig, config: ViTConfig, index: int) -> BranchNorms:
-    prefix = config.prefix_tokens(index)
-    model = {"num_heads": config.num_heads, "grid_size": config.grid, "prefix_tokens": prefix}
-    slots = (branch.before, branch.inner, branch.branch, branch.after)
-    return BranchNorms(*(norm_factory(norm, **model) for norm in slots))
-
-
 def make_norm(config: NormConfig | None, dim: int, **model: Any) -> nn.Module:
     """The module of a norm slot over ``dim`` channels; the identity where the slot is empty."""
     factory = norm_factory(config, **model)
@@ -79,13 +72,25 @@ def make_block(config: ViTConfig, index: int) -> Block | ParallelBlock:
 def block_config(config: ViTConfig, index: int) -> BlockConfig:
     """Return the parts of the block of that index: one attention and one MLP branch."""
     attn, mlp = config.branches(index)
+    kind = MLPS[config.mlp_kind]
+    act = {"act": _activation(config)} if "act" in signature(kind).parameters else {}
+    positional, prefix = config.positional, config.prefix_tokens(index)
+    model = {"num_heads": config.num_heads, "grid_size": config.grid, "prefix_tokens": prefix}
+
+    def norms(branch: BranchConfig) -> BranchNorms:
+        slots = (branch.before, branch.inner, branch.branch, branch.after)
+        return BranchNorms(*(norm_factory(norm, **model) for norm in slots))
+
     fraction = index / max(config.depth - 1, 1) if config.drop_path_shape == "linear" else 1.0
 
     def make_attn(dim: int, num_heads: int, norm: nn.Module) -> Attention:
+        positions = None
+        if positional is not None and index < positional.count:
+            positions = GatedPositions(num_heads, config.grid, prefix, init=positional.init, gate=positional.gate)
         slots = AttentionSlots(
             qk_norm=norm_factory(config.qk_norm),
             mask=DropKey(config.key_drop_at(index)) if config.key_drop else None,
-            positions=_positions(config, index),
+            positions=positions,
             head_scale=config.head_scale,
         )
         return Attention(
@@ -104,28 +109,13 @@ def block_config(config: ViTConfig, index: int) -> BlockConfig:
         config.num_heads,
         config.mlp_dim,
         attn=make_attn,
-        mlp=_mlp(config),
-        attn_norms=_branch_norms(attn, config, index),
-        mlp_norms=_branch_norms(mlp, config, index),
+        mlp=partial(kind, drop=config.proj_drop, **act),
+        attn_norms=norms(attn),
+        mlp_norms=norms(mlp),
         layer_scale=config.layer_scale,
         residual_scale=config.residual_scale,
         drop_path=config.drop_path * fraction,
     )
-
-
-def _mlp(config: ViTConfig) -> Any:
-    kind = MLPS[config.mlp_kind]
-    act = {"act": _activation(config)} if "act" in signature(kind).parameters else {}
-    return partial(kind, drop=config.proj_drop, **act)
-
-
-def _positions(config: ViTConfig, index: int) -> nn.Module | None:
-    """Return the module that mixes positions into the attention of the block of that index."""
-    positional = config.positional
-    if positional is None or index >= positional.count:
-        return None
-    prefix = config.prefix_tokens(index)
-    return GatedPositions(config.num_heads, config.grid, prefix, init=positional.init, gate=positional.gate)
 
 
 def _activation(config: ViTConfig) -> nn.Module:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitmods.model.names import MODELS, SIZES, parse_name
-from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig, check_types
+from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig, check_types, parse
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.limits import parse_json
 
@@ -78,7 +78,12 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         for name in ("img_size", "patch_size"):
-            object.__setattr__(self, name, _pair(name, getattr(self, name)))
+            value = getattr(self, name)
+            sides = tuple(value) if isinstance(value, list | tuple) else (value, value)
+            if len(sides) != 2 or not all(isinstance(side, int) and 0 < side < 2**31 for side in sides):
+                got = str(value)[:60]
+                raise UserError(f"{name} must be one or two positive whole numbers (rows, columns), got {got}.")
+            object.__setattr__(self, name, sides)
         check_types(self)
         _check(self)
 
@@ -154,7 +159,7 @@ class ViTConfig:
         names = [f.name for f in dataclasses.fields(self)]
         for name in overrides:
             if name not in names:
-                raise UserError(f"A ViT has no setting '{name}'. {nearest(name, names)}")
+                raise UserError(f"A ViT does not have a setting '{name}'. {nearest(name, names)}")
         return dataclasses.replace(self, **overrides)
 
     def to_json(self) -> str:
@@ -168,28 +173,12 @@ class ViTConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ViTConfig":
         try:
-            return cls().with_(**cls._parts(values))
+            config: ViTConfig = parse(cls, dict(values))
         except UserError:
             raise
         except (TypeError, AttributeError, ValueError) as error:  # a word where a number belongs, no pairs of options
             raise UserError(f"Invalid ViT settings: {error}.") from error
-
-    @staticmethod
-    def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
-        parts = dict(values)
-        for name in ("qk_norm", "position_norm", "final_norm", "pool_norm"):
-            if name in parts:
-                parts[name] = _build(NormConfig, parts[name])
-        if "positional" in parts:
-            parts["positional"] = _build(PositionalConfig, parts["positional"])
-        if isinstance(parts.get("first_blocks"), Mapping):
-            first = dict(parts["first_blocks"])
-            slots = {key: _build_slots(BranchConfig, first[key]) for key in ("attn", "mlp") if key in first}
-            parts["first_blocks"] = _build(FirstBlocks, {**first, **slots})
-        for name, kind in (("stem", StemConfig), ("attn", BranchConfig), ("mlp", BranchConfig)):
-            if name in parts:
-                parts[name] = _build_slots(kind, parts[name])
-        return parts
+        return config
 
     @classmethod
     def from_name(cls, name: str, **overrides: Any) -> "ViTConfig":
@@ -216,31 +205,6 @@ class ViTConfig:
         return cls().with_(**(shape | overrides))
 
 
-def _pair(name: str, value: Any) -> tuple[int, int]:
-    sides = tuple(value) if isinstance(value, list | tuple) else (value, value)
-    if len(sides) != 2 or not all(isinstance(side, int) and 0 < side < 2**31 for side in sides):
-        raise UserError(f"{name} must be one or two positive whole numbers (rows, columns), got {str(value)[:60]}.")
-    return sides
-
-
-def _build(kind: type, value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    names = {f.name for f in dataclasses.fields(kind)}
-    for name in value:
-        if name not in names:
-            raise UserError(f"{kind.__name__} has no setting '{name}'. {nearest(name, names)}")
-    return kind(**value)
-
-
-def _build_slots(kind: type, value: Any) -> Any:
-    if isinstance(value, kind):
-        return value
-    if not isinstance(value, Mapping):
-        raise UserError(f"A {kind.__name__} is described by its settings, got {value!r}.")
-    return _build(kind, {key: _build(NormConfig, v) for key, v in value.items()})
-
-
 def _check(config: ViTConfig) -> None:
     for axis, side, patch in zip(("height", "width"), config.img_size, config.patch_size, strict=True):
         if side % patch:
@@ -248,38 +212,24 @@ def _check(config: ViTConfig) -> None:
             if side < patch:
                 nearby = f"{patch} or more, or a model with smaller patches"
             raise UserError(f"The image's {axis} {side} is not a multiple of the patch side {patch}; use {nearby}.")
-    for name in ("in_chans", "embed_dim", "depth", "parallel", "num_heads", "mlp_dim"):
-        if getattr(config, name) < 1:
-            raise UserError(f"{name} must be at least 1, got {getattr(config, name)}.")
+    least = dict.fromkeys(("in_chans", "embed_dim", "depth", "parallel", "num_heads", "mlp_dim", "head_dim"), 1)
+    for name, number in {**least, "num_classes": 0, "reg_tokens": 0}.items():
+        value = getattr(config, name)
+        if value is not None and value < number:
+            raise UserError(f"{name} must be at least {number}, got {value}.")
     if config.stem.kind != "linear":
         config.stem.facts.check(config.embed_dim, config.patch_size)
     if config.layer_scale == 0:
         raise UserError("layer_scale=0 would cut every branch off: use None for none, or a small number as 1e-4.")
-    for name in ("num_classes", "reg_tokens"):
-        if getattr(config, name) < 0:
-            raise UserError(f"{name} cannot be negative, got {getattr(config, name)}.")
-    if config.head_dim is not None and config.head_dim < 1:
-        raise UserError(f"head_dim must be at least 1, got {config.head_dim}.")
     if config.head_dim is None and config.embed_dim % config.num_heads:
         raise UserError(f"embed_dim {config.embed_dim} is not a multiple of num_heads {config.num_heads}.")
     for name in ("pos_drop", "proj_drop", "attn_drop", "key_drop", "patch_drop", "head_drop", "drop_path"):
         if not 0 <= getattr(config, name) < 1:
             raise UserError(f"{name} is a probability below 1, got {getattr(config, name)}.")
-    choices = {
-        "activation": ("gelu", "gelu_tanh"),
-        "position": ("learn", "sincos2d", "sincos2d_centered", "sincos1d", "none"),
-        "pool": ("token", "avg", "map", "none"),
-        "drop_path_shape": ("linear", "constant"),
-        "key_drop_shape": ("decreasing", "constant"),
-        "init": ("timm", "big_vision"),
-    }
-    for name, known in choices.items():
-        if getattr(config, name) not in known:
-            raise UserError(f"{name} cannot be '{getattr(config, name)}'. {nearest(str(getattr(config, name)), known)}")
     if config.pool == "token" and not config.class_token:
         raise UserError("pool='token' needs a class token: set class_token=True, or pool='avg' or 'map'.")
     if config.norm_after_pool and config.pool == "map":
-        raise UserError("pool='map' has a norm of its own after pooling: set norm_after_pool=False.")
+        raise UserError("pool='map' has its own norm after pooling: set norm_after_pool=False.")
     if config.pool_norm and config.pool != "map":
         raise UserError("pool_norm is the norm inside map pooling: set pool='map', or leave it out.")
     if config.pool_mlp_dim is not None and (config.pool != "map" or config.pool_mlp_dim < 1):
@@ -310,12 +260,12 @@ def _check(config: ViTConfig) -> None:
         )
     if config.parallel > 1 and any(b.after for i in (0, config.depth - 1) for b in config.branches(i)):
         raise UserError(
-            "Parallel branches share one residual sum, and a norm after it (post-norm) has no published form there: "
+            "Parallel branches share one residual sum, and a norm after it (post-norm) is not published there: "
             "put the norm on the branches (placement with reading=branch), or before them."
         )
     if config.parallel > 1 and config.residual_scale:
         raise UserError(
-            "Parallel branches share one residual sum, and a scale of it for each has no published form: set "
+            "Parallel branches share one residual sum, and a scale of it for each is not published: set "
             "residual_scale=False."
         )
     for part in (config.first_blocks, config.positional):
@@ -323,7 +273,8 @@ def _check(config: ViTConfig) -> None:
             raise UserError(f"The first {part.count} blocks are more than the model's depth {config.depth}.")
     if fixed and config.position_on_prefix and config.num_prefix_tokens:
         raise UserError(
-            f"position='{config.position}' has no entries for class or register tokens: set position_on_prefix=False."
+            f"position='{config.position}' does not have entries for class or register tokens: set "
+            "position_on_prefix=False."
         )
 
 

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from vitmods.layers.norms import NormKind
@@ -20,10 +20,14 @@ _LARGEST = 2**31  # of sizes and counts, so that products of some fit
 
 
 def check_types(config: Any) -> None:
-    """Raise UserError for a field of a description whose value is of another type than its own. Types other than
-    numbers, booleans, strings and parts are not checked."""
-    for name, (kinds, words) in _types(config.__class__).items():
+    """Raise UserError for a field of a description whose value is of another type than its own, or outside its choices.
+    Types other than numbers, booleans, strings, choices and parts are not checked."""
+    for name, (kinds, words, choices) in _types(config.__class__).items():
         value = getattr(config, name)
+        if choices:
+            if value not in choices:
+                raise UserError(f"{name} cannot be '{value}'. {nearest(str(value), choices)}")
+            continue
         number = isinstance(value, Real) and not isinstance(value, bool)
         fits = isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)
         if not fits or (number and not abs(value) < _LARGEST):
@@ -32,15 +36,33 @@ def check_types(config: Any) -> None:
 
 
 @cache
-def _types(config: Any) -> dict[str, tuple[tuple[type, ...], str]]:
-    types = {}
+def _types(config: Any) -> dict[str, tuple[tuple[type, ...], str, tuple[str, ...]]]:
+    types: dict[str, tuple[tuple[type, ...], str, tuple[str, ...]]] = {}
     for field in fields(config):
+        if get_origin(field.type) is Literal:
+            types[field.name] = ((), "", get_args(field.type))
+            continue
         options = [kind for kind in get_args(field.type) or (field.type,) if isinstance(kind, type)]
         if options and field.name not in ("img_size", "patch_size", "options"):
             kinds, words = zip(*(_KINDS.get(kind, (kind, kind.__name__)) for kind in options if kind is not NoneType))
             none = (NoneType,) if NoneType in options else ()
-            types[field.name] = ((*kinds, *none), " or ".join([*words, *("None" for _ in none)]))
+            types[field.name] = ((*kinds, *none), " or ".join([*words, *("None" for _ in none)]), ())
     return types
+
+
+def parse(kind: Any, values: Any) -> Any:
+    """The inverse of ``dataclasses.asdict`` for a part of a description. Values that are parts already, and None, stay.
+    Raises UserError on fields that this version does not know."""
+    if not isinstance(values, Mapping):
+        return values
+    types = {field.name: field.type for field in fields(kind)}
+    for name in values:
+        if name not in types:
+            raise UserError(f"{kind.__name__} does not have a setting '{name}'. {nearest(name, types)}")
+    parts = {
+        name: [option for option in (get_args(hint) or (hint,)) if is_dataclass(option)] for name, hint in types.items()
+    }
+    return kind(**{name: parse(parts[name][0], value) if parts[name] else value for name, value in values.items()})
 
 
 class Slot(StrEnum):
@@ -83,7 +105,7 @@ class Slot(StrEnum):
 
 @dataclass(frozen=True)
 class NormConfig:
-    """What fills a norm slot: a kind of ``vitmods.layers.norms``. ``affine`` False leaves the learned gain and bias
+    """The content of a norm slot: a kind of ``vitmods.layers.norms``. ``affine`` False leaves the learned gain and bias
     out; ``options`` are further keywords of the norm's class, as pairs (a mapping is taken too)."""
 
     kind: str = "layer"
@@ -132,7 +154,7 @@ class StemConfig:
             part = "A norm on the pixels of a patch" if self.before else "A GELU at the end"
             raise UserError(f"{part} belongs to the linear stem; the stem here is '{self.kind}'.")
         if self.inner and not facts.inner:
-            raise UserError(f"The stem '{self.kind}' has no layers to put a norm between: leave inner out.")
+            raise UserError(f"The stem '{self.kind}' does not have layers to put a norm between: leave inner out.")
 
     @property
     def facts(self) -> "type[Stem]":
@@ -183,7 +205,5 @@ class PositionalConfig:
         check_types(self)
         if self.count < 1:
             raise UserError(f"The number of blocks with positions must be at least 1, got {self.count}.")
-        if self.init not in ("local", "noise"):
-            raise UserError(f"Kernels start as 'local' or 'noise', not '{self.init}'.")
         if not math.isfinite(self.gate):
             raise UserError(f"The gate of positions is a number, got {self.gate}.")

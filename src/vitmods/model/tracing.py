@@ -13,18 +13,15 @@ from vitmods.util.errors import UserError
 
 def given(*arguments: Any) -> tuple[Any, ...]:
     """The arguments; None for one that torch.fx traces the model without, as it does where None or False is the
-    default: the graph then has no such argument, so that none is ignored."""
-    return tuple(None if _is_default(argument) else argument for argument in arguments)
-
-
-def _is_default(argument: Any) -> bool:
-    if not isinstance(argument, Proxy):
-        return False
-    node = argument.node
-    if node.op != "placeholder" or node.args not in ((None,), (False,)):
-        return False
-    node.graph.erase_node(node)
-    return True
+    default: the graph then takes no such argument, so that none is ignored."""
+    values = []
+    for argument in arguments:
+        node = argument.node if isinstance(argument, Proxy) else None
+        is_default = node is not None and node.op == "placeholder" and node.args in ((None,), (False,))
+        if is_default and node is not None:
+            node.graph.erase_node(node)
+        values.append(None if is_default else argument)
+    return tuple(values)
 
 
 def keep_whole(images: Tensor) -> None:

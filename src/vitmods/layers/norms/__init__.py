@@ -4,13 +4,11 @@ output in the input's type, explicit eps. Each registers in ``NORMS`` with its f
 from vitmods.layers.norms.batch import BatchNorm
 from vitmods.layers.norms.contract import NORMS, NormKind, norm_kind
 from vitmods.layers.norms.dynamic_token import DynamicTokenNorm
-from vitmods.layers.norms.group import GroupNorm
-from vitmods.layers.norms.instance import InstanceNorm
-from vitmods.layers.norms.layer import CenteredLayerNorm, LayerNorm
+from vitmods.layers.norms.group import GroupNorm, InstanceNorm
+from vitmods.layers.norms.layer import CenteredLayerNorm, LayerNorm, ScaleShift
 from vitmods.layers.norms.power import PowerNorm
 from vitmods.layers.norms.rms import RMSNorm
 from vitmods.layers.norms.scale import ScaleNorm
-from vitmods.layers.norms.scale_shift import ScaleShift
 from vitmods.layers.norms.squashing import DynamicErf, DynamicTanh
 from vitmods.layers.norms.switchable import SwitchableNorm
 from vitmods.layers.norms.whitening import Whitening

@@ -1,13 +1,11 @@
 """Batch normalization of tokens (Ioffe & Szegedy, 2015)."""
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitmods.layers.norms.contract import RunningNorm, dtn_table, norm_kind, running_dtype
+from vitmods.layers.norms.contract import Device, Dtype, RunningNorm, batch_moments, dtn_table, norm_kind, processes
 from vitmods.ops.context import upcast
 from vitmods.ops.padding import padding_of
-from vitmods.ops.processes import batch_moments, processes
 
 
 @norm_kind(
@@ -45,13 +43,13 @@ class BatchNorm(RunningNorm):
         eps: float = 1e-5,
         affine: bool = True,
         momentum: float = 0.1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__(dim, eps, affine, device, dtype)
         self.momentum = momentum
-        self.register_buffer("running_mean", torch.zeros(dim, device=device, dtype=running_dtype(dtype)))
-        self.register_buffer("running_var", torch.ones(dim, device=device, dtype=running_dtype(dtype)))
+        self.run("running_mean", 0.0, device, dtype)
+        self.run("running_var", 1.0, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         flat = self.tokens(x)

@@ -1,4 +1,4 @@
-"""Shared code of norms: the facts of each kind, checks, types, and running statistics."""
+"""Shared code of norms: the facts of each kind, checks, types, and statistics of the batch, over all processes."""
 
 import functools
 import inspect
@@ -9,7 +9,9 @@ from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import _functional_collectives as collectives
 
 from vitmods.ops.context import upcast
 from vitmods.ops.padding import padding_of
@@ -18,6 +20,8 @@ from vitmods.util.registry import Registry
 
 N = typing.TypeVar("N", bound=type[nn.Module])
 
+Device = torch.device | str | None
+Dtype = torch.dtype | None
 SMALL_BATCH = 8
 _OF_THE_SLOT = ("self", "dim", "eps", "affine", "device", "dtype")
 """Arguments of a norm that are not options of its kind; those that it takes from the model are not either."""
@@ -39,7 +43,7 @@ class NormKind:
     paper: str
     url: str
     how: str
-    """how it normalizes, in half a sentence"""
+    """it normalizes, in half a sentence"""
     published: str
     """the gain that a paper reports"""
     shorts: tuple[str, ...] = ()
@@ -65,7 +69,7 @@ class NormKind:
 
     @property
     def biased(self) -> bool:
-        """Whether it learns a shift ``bias`` beside the gain."""
+        """Whether it learns a shift ``bias`` as well as the gain."""
         with torch.device("meta"):
             norm = self.factory(1.0, True, {}, num_heads=1, grid_size=(1, 4), prefix_tokens=0)(4)
         return "bias" in dict(norm.named_parameters())
@@ -75,19 +79,20 @@ class NormKind:
         return dict(inspect.signature(self.module.__init__).parameters)
 
     @functools.cached_property
+    def _hints(self) -> dict[str, Any]:
+        """Argument that neither the slot nor the model sets -> its type; a dataclass holds options that belong
+        together."""
+        hints = typing.get_type_hints(self.module.__init__)
+        names = [name for name in self.arguments if name not in (*_OF_THE_SLOT, *self.takes)]
+        return {name: hints.get(name, Any) for name in names}
+
+    @functools.cached_property
     def options(self) -> dict[str, Any]:
-        """Name -> type of what its class takes beside what a slot and the model say."""
+        """Name -> type of each option."""
         types: dict[str, Any] = {}
         for name, hint in self._hints.items():
             types |= typing.get_type_hints(hint) if is_dataclass(hint) else {name: hint}
         return types
-
-    @functools.cached_property
-    def _hints(self) -> dict[str, Any]:
-        """Argument -> its type; a dataclass stands for options that belong together."""
-        hints = typing.get_type_hints(self.module.__init__)
-        names = [name for name in self.arguments if name not in (*_OF_THE_SLOT, *self.takes)]
-        return {name: hints.get(name, Any) for name in names}
 
     def check(self, affine: bool, options: Mapping[str, Any]) -> None:
         """Raises UserError for an unknown option, a value outside its choices, and a gain that cannot be left out."""
@@ -96,28 +101,23 @@ class NormKind:
             raise UserError(f"The norm '{self.name}' always has learned weights: leave affine=False out.")
         for name, value in options.items():
             if name not in allowed:
-                hint = nearest(name, allowed) if allowed else "It has none."
-                raise UserError(f"The norm '{self.name}' has no option '{name}'. {hint}")
-            is_choice = typing.get_origin(allowed[name]) is typing.Literal
-            choices = typing.get_args(allowed[name]) if is_choice else (value,)
+                hint = nearest(name, allowed) if allowed else "It does not have any."
+                raise UserError(f"The norm '{self.name}' does not have an option '{name}'. {hint}")
+            choices = typing.get_args(allowed[name]) if typing.get_origin(allowed[name]) is typing.Literal else (value,)
             if value not in choices:
-                raise UserError(
-                    f"The norm '{self.name}' cannot have {name}='{value}'. {nearest(str(value), map(str, choices))}"
-                )
+                hint = nearest(str(value), map(str, choices))
+                raise UserError(f"The norm '{self.name}' cannot have {name}='{value}'. {hint}")
 
     def factory(self, eps: float, affine: bool, options: Mapping[str, Any], **model: Any) -> Callable[..., nn.Module]:
         """Makes the norm from a number of channels; of ``model`` it gets what it takes."""
-        slot = {"eps": eps, "affine": affine}
-        arguments: dict[str, Any] = {name: value for name, value in slot.items() if name in self.arguments}
-        arguments |= {name: model[name] for name in self.takes if name in model}
-        remaining = dict(options)
+        available = {"eps": eps, "affine": affine, **{name: model[name] for name in self.takes if name in model}}
+        arguments = {name: value for name, value in available.items() if name in self.arguments} | dict(options)
         for name, hint in self._hints.items():
             if is_dataclass(hint):
                 together: Any = hint
-                arguments[name] = together(
-                    **{key: remaining.pop(key) for key in typing.get_type_hints(hint) if key in remaining}
-                )
-        return functools.partial(self.module, **(arguments | remaining))
+                values = {key: arguments.pop(key) for key in typing.get_type_hints(hint) if key in arguments}
+                arguments[name] = together(**values)
+        return functools.partial(self.module, **arguments)
 
 
 def dtn_table(small: float, star: float) -> str:
@@ -150,9 +150,41 @@ def check(name: str, eps: float) -> None:
         raise ValueError(f"{name}: eps must be positive, got {eps}.")
 
 
-def running_dtype(dtype: torch.dtype | None) -> torch.dtype:
-    """The type of running statistics beside parameters of this type."""
-    return torch.float64 if (dtype or torch.get_default_dtype()) == torch.float64 else torch.float32
+def processes() -> int:
+    """How many processes train together; 1 without torch.distributed."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """The sum over processes; its gradient is the sum of their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        assert dist.group.WORLD is not None
+        total: Tensor = collectives.wait_tensor(collectives.all_reduce(x.contiguous(), "sum", dist.group.WORLD))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return sum_over_processes(grad)
+
+
+def sum_over_processes(x: Tensor) -> Tensor:
+    """The sum of a tensor over all processes, with its gradient; the tensor itself where there is one."""
+    out: Tensor = _SumOverProcesses.apply(x) if processes() > 1 else x
+    return out
+
+
+def batch_moments(mean: Tensor, var: Tensor, length: Tensor | int) -> tuple[Tensor, Tensor, Tensor]:
+    """Moments over the tokens of all processes from those of each image, (B, 1, C) -> (1, 1, C), and the number of
+    those tokens (1,). ``length`` is how many an image has, or each of them (B, 1, 1); processes may have batches of
+    different size."""
+    if not (isinstance(length, Tensor) and length.ndim):  # torch.jit.trace makes a tensor of every length
+        length = torch.ones_like(mean[..., :1]) * length
+    tokens = sum_over_processes(length.sum().view(1)).clamp_min(1)
+    center = sum_over_processes((length * mean).sum(0, keepdim=True)) / tokens
+    spread = (length * (var + (mean - center).square())).sum(0, keepdim=True)
+    return center, sum_over_processes(spread) / tokens, tokens
 
 
 def unbiased(var: Tensor, length: Tensor | int) -> Tensor:
@@ -174,12 +206,7 @@ class AffineNorm(nn.Module):
     """of channels"""
 
     def __init__(
-        self,
-        dim: int,
-        eps: float = 1e-5,
-        affine: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, dim: int, eps: float = 1e-5, affine: bool = True, device: Device = None, dtype: Dtype = None
     ) -> None:
         super().__init__()
         check(type(self).__name__, eps)
@@ -256,6 +283,11 @@ class RunningNorm(AffineNorm):
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self._warned = False
+
+    def run(self, name: str, start: float, device: Device, dtype: Dtype) -> None:
+        """Register a running statistic for each channel."""
+        kind = torch.float64 if (dtype or torch.get_default_dtype()) == torch.float64 else torch.float32
+        self.register_buffer(name, torch.full((self.dim,), start, device=device, dtype=kind))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RunningNorm":
         """Half types are too coarse to gather small steps in: the statistics follow to the device alone."""

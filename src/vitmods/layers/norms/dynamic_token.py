@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitmods.layers.norms.contract import check, dtn_table, norm_kind
+from vitmods.layers.norms.contract import Device, Dtype, check, dtn_table, norm_kind
 from vitmods.ops.context import transformed, upcast, without_autocast
 from vitmods.ops.padding import padding_of
 from vitmods.ops.separable import Grid, Layout, axis_kernels, separable_norm
@@ -81,8 +81,8 @@ class DynamicTokenNorm(nn.Module):
         affine: bool = True,
         prefix_tokens: int = 0,
         mixing: TokenMixing = PAPER,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:

@@ -1,10 +1,10 @@
-"""Layer normalization over the channels of each token (Ba, Kiros & Hinton, 2016)."""
+"""Layer normalization over the channels of each token (Ba, Kiros & Hinton, 2016), and its learnable half alone."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitmods.layers.norms.contract import check, dtn_table, norm_kind
+from vitmods.layers.norms.contract import Device, Dtype, check, dtn_table, norm_kind
 from vitmods.ops.context import upcast
 
 
@@ -31,12 +31,7 @@ class LayerNorm(nn.LayerNorm):
     token_wise = image_wise = True
 
     def __init__(
-        self,
-        dim: int,
-        eps: float = 1e-6,
-        affine: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, dim: int, eps: float = 1e-6, affine: bool = True, device: Device = None, dtype: Dtype = None
     ) -> None:
         check("LayerNorm", eps)
         super().__init__(dim, eps=eps, elementwise_affine=affine, device=device, dtype=dtype)
@@ -67,3 +62,35 @@ class CenteredLayerNorm(LayerNorm):
     def forward(self, input: Tensor) -> Tensor:
         normalized = upcast(super().forward(input))
         return (normalized - normalized.mean(-1, keepdim=True)).to(input.dtype)
+
+
+@norm_kind(
+    "scale_shift",
+    title="scale + shift",
+    paper="Kumar, Dehghani & Houlsby: Dual PatchNorm. TMLR 2023, Table 6",
+    url="https://openreview.net/forum?id=jgMqve6Qhw",
+    how="nothing is normalized: a gain and a shift for each channel",
+    published="as both norms of Dual PatchNorm: its ablation without statistics (Table 6)",
+    replaces=False,
+)
+class ScaleShift(nn.Module):
+    r"""A gain and a shift for each channel (Kumar et al., Dual PatchNorm, 2023, Table 6).
+
+    .. math:: y = \gamma x + \beta
+
+    Shapes: (..., C) in and out; the output has the input's type. Nothing is normalized, so there is no eps.
+    """
+
+    token_wise = image_wise = True
+
+    def __init__(self, dim: int, device: Device = None, dtype: Dtype = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(dim, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addcmul(self.bias, x, self.weight).to(x.dtype)
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)

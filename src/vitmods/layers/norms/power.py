@@ -5,10 +5,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmods.layers.norms.contract import RunningNorm, dtn_table, norm_kind, running_dtype
+from vitmods.layers.norms.contract import (
+    Device,
+    Dtype,
+    RunningNorm,
+    dtn_table,
+    norm_kind,
+    processes,
+    sum_over_processes,
+)
 from vitmods.ops.context import differentiates_again, upcast
 from vitmods.ops.padding import padding_of
-from vitmods.ops.processes import processes, sum_over_processes
 from vitmods.ops.rms import rms_norm
 from vitmods.util.errors import UserError
 
@@ -91,16 +98,16 @@ class PowerNorm(RunningNorm):
         warmup: int = 3000,
         groups: int | None = None,
         num_heads: int = 1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__(dim, eps, affine, device, dtype)
         self.group(num_heads if groups is None else groups)
         if warmup < 0:
             raise UserError(f"PowerNorm(warmup=...) is a number of training batches, got {warmup}.")
         self.warmup = warmup
-        self.register_buffer("running_phi", torch.ones(dim, device=device, dtype=running_dtype(dtype)))
-        self.register_buffer("ema_gz", torch.zeros(dim, device=device, dtype=running_dtype(dtype)))
+        self.run("running_phi", 1.0, device, dtype)
+        self.run("ema_gz", 0.0, device, dtype)
         self.register_buffer("iters", torch.zeros((), dtype=torch.long, device=device))
         self._before: tuple[Tensor, Tensor] | None = None  # phi and batch number of the last forward, to run it again
 
@@ -120,19 +127,15 @@ class PowerNorm(RunningNorm):
                 "PowerNorm's gradient in training is the rule of its paper, which torch.func cannot take: call eval()."
             )
         with torch.no_grad():
-            batch = self._quadratic_means(rows, padding)
+            squares = rows.square()
+            over_all = over_kept = sum_over_processes(squares.mean(0)) / processes()
+            if padding is not None:
+                kept = (~padding).flatten().to(squares.dtype)
+                over_kept = sum_over_processes(kept @ squares) / sum_over_processes(kept.sum())
+            batch = torch.stack([over_kept, over_all])
             phi = self._step(batch[0])
         y: Tensor = _PowerNorm.apply(rows, weight, bias, phi, batch, self.ema_gz, self.eps)
         return y.to(x.dtype).view_as(x)
-
-    def _quadratic_means(self, rows: Tensor, padding: Tensor | None) -> Tensor:
-        """Means of rows^2 for each channel (2, C): over the tokens that are not padding, and over all."""
-        squares = rows.square()
-        mean = sum_over_processes(squares.mean(0)) / processes()
-        if padding is None:
-            return torch.stack([mean, mean])
-        kept = (~padding).flatten().to(squares.dtype)
-        return torch.stack([sum_over_processes(kept @ squares) / sum_over_processes(kept.sum()), mean])
 
     def _step(self, batch: Tensor) -> Tensor:
         """The phi to divide by, after counting this batch."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from vitmods.layers.norms.contract import check, norm_kind
+from vitmods.layers.norms.contract import Device, Dtype, check, norm_kind
 from vitmods.ops.rms import rms_norm
 
 
@@ -30,12 +30,7 @@ class RMSNorm(nn.Module):
     token_wise = image_wise = True
 
     def __init__(
-        self,
-        dim: int,
-        eps: float = 1e-6,
-        affine: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, dim: int, eps: float = 1e-6, affine: bool = True, device: Device = None, dtype: Dtype = None
     ) -> None:
         super().__init__()
         check("RMSNorm", eps)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitmods.layers.norms.contract import check, dtn_table, norm_kind
+from vitmods.layers.norms.contract import Device, Dtype, check, dtn_table, norm_kind
 from vitmods.ops.context import upcast
 
 
@@ -42,8 +42,8 @@ class ScaleNorm(nn.Module):
         eps: float = 1e-5,
         affine: bool = True,
         gain: Literal["channel", "scalar"] = "channel",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         check("ScaleNorm", eps)

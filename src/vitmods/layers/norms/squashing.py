@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from vitmods.layers.norms.contract import AffineNorm, norm_kind
+from vitmods.layers.norms.contract import AffineNorm, Device, Dtype, norm_kind
 from vitmods.ops.context import upcast
 
 
@@ -22,8 +22,8 @@ class Squashing(AffineNorm):
         self,
         dim: int,
         affine: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        device: Device,
+        dtype: Dtype,
         **start: float,
     ) -> None:
         super().__init__(dim, affine=affine, device=device, dtype=dtype)
@@ -63,12 +63,7 @@ class DynamicTanh(Squashing):
     """``y = gamma tanh(alpha x) + beta``; gamma 1 and beta 0 at first. See ``Squashing``."""
 
     def __init__(
-        self,
-        dim: int,
-        affine: bool = True,
-        alpha: float = 0.5,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, dim: int, affine: bool = True, alpha: float = 0.5, device: Device = None, dtype: Dtype = None
     ) -> None:
         super().__init__(dim, affine, device, dtype, alpha=alpha)
 
@@ -97,8 +92,8 @@ class DynamicErf(Squashing):
         affine: bool = True,
         alpha: float = 0.5,
         shift: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__(dim, affine, device, dtype, alpha=alpha, shift=shift)
 

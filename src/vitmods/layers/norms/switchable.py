@@ -3,8 +3,16 @@
 import torch
 from torch import Tensor, nn
 
-from vitmods.layers.norms.contract import RunningNorm, dtn_table, norm_kind, running_dtype, unbiased
-from vitmods.ops.processes import batch_moments, processes
+from vitmods.layers.norms.contract import (
+    Device,
+    Dtype,
+    RunningNorm,
+    batch_moments,
+    dtn_table,
+    norm_kind,
+    processes,
+    unbiased,
+)
 
 
 @norm_kind(
@@ -52,16 +60,18 @@ class SwitchableNorm(RunningNorm):
         affine: bool = True,
         batch: bool = True,
         momentum: float = 0.1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__(dim, eps, affine, device, dtype)
         self.momentum, self.image_wise = momentum, not batch
         self.mean_weight = nn.Parameter(torch.ones(2 + batch, device=device, dtype=dtype))
         self.var_weight = nn.Parameter(torch.ones(2 + batch, device=device, dtype=dtype))
-        start = torch.zeros(dim, device=device, dtype=running_dtype(dtype)) if batch else None
-        self.register_buffer("running_mean", start)
-        self.register_buffer("running_var", None if start is None else torch.ones_like(start))
+        for name, start in (("running_mean", 0.0), ("running_var", 1.0)):
+            if batch:
+                self.run(name, start, device, dtype)
+            else:
+                self.register_buffer(name, None)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitmods.layers.norms.contract import check, norm_kind
+from vitmods.layers.norms.contract import Device, Dtype, check, norm_kind
 from vitmods.ops.context import upcast, without_autocast
 
 
@@ -50,8 +50,8 @@ class Whitening(nn.Module):
         eps: float = 1e-6,
         norm: bool = False,
         floor: float = 1e-3,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         check("Whitening", eps)
