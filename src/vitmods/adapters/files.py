@@ -4,11 +4,14 @@ import argparse
 import pickle
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vitmods.adapters import big_vision, deit, huggingface, own
@@ -22,7 +25,7 @@ from vitmods.util.limits import check_zip, read_json, read_npz
 from vitmods.util.text import printable
 
 LIBRARIES = ("timm", "hf", "torchvision")
-_TORCH = (".pth", ".pt", ".bin", ".ckpt")
+_ENDINGS = (".npz", ".safetensors", ".pth", ".pt", ".bin", ".ckpt")
 
 
 def load(path: str | Path, **settings: Any) -> ViT:
@@ -32,7 +35,7 @@ def load(path: str | Path, **settings: Any) -> ViT:
         path: a .safetensors that ``save`` wrote, or a trial's folder; a .npz of big_vision; a .pth of DeiT, or a
             .safetensors, with DeiT's or timm's names; a folder that Hugging Face's ``save_pretrained`` or timm's
             ``save_for_hf`` wrote, or the weights in it. The format follows from the tensors' names and the config
-            beside them, mean and std of the pixels from the other files of the folder.
+            next to them, mean and std of the pixels from the other files of the folder.
         settings: what the tensors leave open (not where a config goes with them): ``img_size`` in
             pixels, when it is not the square that the positions form; ``num_heads``, when it is not the published one
             for the width; ``eps`` of all norms, 1e-6; other fields of ViTConfig. ``coverage(path, ...)`` lists what
@@ -61,7 +64,7 @@ def save(model: ViT, path: str | Path) -> None:
     """Write a ViT to a file: .safetensors for our own, any ViT; .npz for big_vision, .pth for DeiT.
 
     Raises UserError for other endings, for errors of the disk (an existing file stays as it was), and naming the slots
-    for which that library has no counterpart.
+    that the other library does not have.
     """
     path = Path(path)
     if path.suffix == ".safetensors":
@@ -93,8 +96,29 @@ def open_model(source: str, img_size: int | tuple[int, int] | None = None, **fie
     Raises UserError when the file or name does not exist, or the library is not installed.
     """
     library, mark, name = source.partition(":")
-    if mark and library in LIBRARIES:
-        return _open_from_library(library, name, img_size)
+    if mark and library == "timm":
+        import timm
+
+        from vitmods.adapters.timm import check_timm
+
+        check_timm(source, name, {})
+        size_argument: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
+        foreign: nn.Module = timm.create_model(name, **size_argument)
+        return foreign
+    if mark and library == "torchvision":
+        from torchvision.models import get_model
+
+        from vitmods.adapters.torchvision import check_torchvision
+
+        check_torchvision(name)
+        side = img_size[0] if isinstance(img_size, tuple) else img_size  # its images are square
+        classifier: nn.Module = get_model(name, **({} if side is None else {"image_size": side}))
+        return classifier
+    if mark and library == "hf":
+        config = huggingface.read_huggingface_config(source, Path(name))
+        if img_size is not None:
+            config.image_size = img_size
+        return huggingface.build_classifier(source, Path(name), config)
     if Path(source).exists():
         model = load(source)
         if img_size is not None:
@@ -102,36 +126,9 @@ def open_model(source: str, img_size: int | tuple[int, int] | None = None, **fie
         return model
     size, _, changes = source.partition("+")
     if Path(source).suffix in (".safetensors", ".pth", ".npz") or source.startswith((".", "/", "~")):
-        raise UserError(f"There is no {source}.")
+        raise UserError(f"{source} does not exist.")
     model = vit(size, **fields, **({} if img_size is None else {"img_size": img_size}))
     return apply(model, *parse_changes(changes)) if changes else model
-
-
-def _open_from_library(library: str, name: str, img_size: int | tuple[int, int] | None) -> nn.Module:
-    """A library's own module with new weights."""
-    model: nn.Module
-    if library == "timm":
-        import timm
-
-        from vitmods.adapters.timm import check_timm
-
-        check_timm(f"timm:{name}", name, {})
-        arguments: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
-        model = timm.create_model(name, **arguments)
-    elif library == "torchvision":
-        from torchvision.models import get_model
-
-        from vitmods.adapters.torchvision import check_torchvision
-
-        check_torchvision(name)
-        side = img_size[0] if isinstance(img_size, tuple) else img_size  # its images are square
-        model = get_model(name, **({} if side is None else {"image_size": side}))
-    else:
-        config = huggingface.read_huggingface_config(f"hf:{name}", Path(name))
-        if img_size is not None:
-            config.image_size = img_size
-        model = huggingface.build_classifier(f"hf:{name}", Path(name), config)
-    return model
 
 
 def open_checkpoint(source: str) -> ViT:
@@ -173,18 +170,13 @@ def _read(path: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
 
 
 def _read_weights(path: Path, weights: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
-    tensors = _read_tensors(weights)
-    record, beside = None, weights.with_name("config.json")
-    if beside.is_file():
-        try:
-            record = read_json(beside)
-        except (OSError, ValueError):
-            record = None  # the reader that needs the file says what is wrong with it
-    description = None
+    tensors, record = _read_tensors(weights), None
+    with suppress(OSError, ValueError):  # the reader that needs the file says what is wrong with it
+        record = read_json(weights.with_name("config.json"))
     is_timms = isinstance(record, dict) and isinstance(record.get("architecture"), str) and not own.is_own(weights)
-    if not is_timms:
-        description = own.own_description(weights)
-    is_huggingface = description is None and not big_vision.is_big_vision(tensors) and huggingface.is_saved(tensors)
+    description = None if is_timms else own.own_description(weights)
+    is_big_vision = big_vision.is_big_vision(tensors)
+    is_huggingface = description is None and not is_big_vision and huggingface.is_saved(tensors)
     if settings and (is_timms or description is not None or is_huggingface):
         raise UserError(f"The config of {path.name} is complete: leave {', '.join(settings)} out.")
     if is_timms:
@@ -195,24 +187,23 @@ def _read_weights(path: Path, weights: Path, settings: dict[str, Any]) -> tuple[
         return own.read_own(path.name, tensors, description)
     if is_huggingface:
         if record is None:
-            raise UserError(f"{weights.name} needs a readable config.json beside it, as save_pretrained writes it.")
+            raise UserError(f"{weights.name} needs a readable config.json next to it, as save_pretrained writes it.")
         return huggingface.read_saved(path.name, tensors, record)
-    if big_vision.is_big_vision(tensors):
+    if is_big_vision:
         return big_vision.read_big_vision(path.name, tensors, **settings)
     if deit.is_deit(tensors):
         return deit.read_deit(path.name, tensors, **settings)
     if "conv_proj.weight" in tensors:
         raise UserError(f"{path.name} has torchvision's names: load it into torchvision's model and give that.")
-    first = ", ".join(list(tensors)[:3])
     raise UserError(
         f"{path.name} does not contain a ViT with the names of big_vision, DeiT, timm or Hugging Face; its first are "
-        f"{first}."
+        f"{', '.join(list(tensors)[:3])}."
     )
 
 
 def _find_weights(path: Path) -> Path:
     if not path.exists():
-        raise UserError(f"There is no {path}.")
+        raise UserError(f"{path} does not exist.")
     if path.is_file():
         return path
     for name in ("model.safetensors", "pytorch_model.bin"):
@@ -233,15 +224,25 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     Raises UserError for a file that is damaged or holds anything but plain tensors with all of their elements: a file
     can repeat one number a million times without a byte more, until a copy takes the memory.
     """
-    readers = {".npz": _from_npz, ".safetensors": _from_safetensors, **dict.fromkeys(_TORCH, _from_torch)}
-    if path.suffix not in readers:
-        raise UserError(f"{path.name}: files that can be read end in {', '.join(readers)}.")
+    if path.suffix not in _ENDINGS:
+        raise UserError(f"{path.name}: files that can be read end in {', '.join(_ENDINGS)}.")
     errors = (OSError, ValueError, TypeError, RuntimeError, LookupError, EOFError, MemoryError, zipfile.BadZipFile)
+    tensors: dict[str, Any]
     try:
-        tensors = readers[path.suffix](path)
+        if path.suffix == ".npz":
+            arrays = read_npz(path, small=0)  # numpy does not know bfloat16
+            tensors = {}
+            for name, array in arrays.items():
+                tensor = torch.from_numpy(array.view(np.int16) if array.dtype == np.dtype("V2") else array)
+                tensors[name] = tensor.view(torch.bfloat16) if array.dtype == np.dtype("V2") else tensor
+        elif path.suffix == ".safetensors":
+            check_weights(path)
+            tensors = load_file(path)
+        else:
+            tensors = _from_torch(path)
     except UserError:
         raise
-    except errors as error:
+    except (*errors, SafetensorError) as error:
         raise UserError(f"{path.name} cannot be read; it may be damaged: {error}") from error
     others = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
     if others or not tensors:
@@ -250,32 +251,10 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
         if not plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            shown = printable(str(name)[:80])
-            raise UserError(f"The tensor {shown} is not a plain one with all of its elements: save it again.")
-    half = (torch.float16, torch.bfloat16)
-    return {name: tensor.float() if tensor.dtype in half else tensor for name, tensor in tensors.items()}
-
-
-def _from_npz(path: Path) -> dict[str, Tensor]:
-    arrays = read_npz(path, small=0)
-    return {
-        # numpy does not know bfloat16
-        name: torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        if array.dtype == np.dtype("V2")
-        else torch.from_numpy(array)
-        for name, array in arrays.items()
-    }
-
-
-def _from_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    check_weights(path)
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise UserError(f"{path.name} cannot be read; it may be damaged: {error}") from error
+            label = printable(str(name)[:80])
+            raise UserError(f"The tensor {label} is not a plain one with all of its elements: save it again.")
+    half_types = (torch.float16, torch.bfloat16)
+    return {name: tensor.float() if tensor.dtype in half_types else tensor for name, tensor in tensors.items()}
 
 
 def _from_torch(path: Path) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
-"""Hooks that tell norms in foreign models about their tokens: the rows and columns, and which are padding."""
+"""Hooks by which norms in foreign models learn about their tokens: the rows and columns, and which are padding."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
@@ -55,7 +55,10 @@ class CallGrid:
             first = 1 if tokens.shape[-1] == self.dim else 2  # (B, rows, columns, C) or (B, C, rows, columns)
             return (tokens.shape[first], tokens.shape[first + 1]), 0
         count = tokens.shape[1]
-        for rows, columns in (*_pairs(values), self.fixed, self.stem.size):
+        # Two numbers in one argument, or two numbers one after the other.
+        pairs = [v for v in values if isinstance(v, tuple | list) and len(v) == 2 and all(map(_is_number, v))]
+        pairs += [pair for pair in pairwise(values) if all(map(_is_number, pair))]
+        for rows, columns in (*pairs, self.fixed, self.stem.size):
             prefix = count - rows * columns
             if 0 <= prefix < rows * columns:
                 return (rows, columns), prefix
@@ -63,16 +66,6 @@ class CallGrid:
             f"{self.name} got {count} tokens, and neither its arguments nor the model's stem say how many rows and "
             f"columns these are: leave {' and '.join(self.norms)} out with where=..., or use a norm without a grid."
         )
-
-
-def _pairs(values: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Two numbers in one argument, or two numbers one after the other."""
-    for value in values:
-        if isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_number, value)):
-            yield value[0], value[1]
-    for first, second in pairwise(values):
-        if _is_number(first) and _is_number(second):
-            yield first, second
 
 
 def _is_number(value: Any) -> bool:
@@ -96,7 +89,7 @@ class ReadsMask:
 
     @classmethod
     def put_on(cls, model: nn.Module) -> bool:
-        """Whether the model takes a mask, and now tells it."""
+        """Whether the model takes a mask, and now reports it."""
         if not {*_MASKS} & {*inspect.signature(model.forward).parameters}:
             return False
         reads = cls()

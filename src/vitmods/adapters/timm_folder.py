@@ -62,12 +62,15 @@ def timm_words(config: ViTConfig) -> tuple[str, dict[str, Any]] | None:
 
     from vitmods.adapters.timm import read_config, timm_arguments
 
+    norms = [norm for norm in (config.attn.before or NormConfig(), config.stem.after) if norm]
+    if any(norm.eps != 1e-6 or not norm.affine or norm.kind not in _NORMS for norm in norms):
+        return None
     try:
         arguments = timm_arguments(config)
-        norm, stem = _norm_word(config.attn.before or NormConfig()), config.stem.after
-        arguments |= {"norm_layer": norm, "embed_norm_layer": _norm_word(stem) if stem else None}
     except UserError:
         return None
+    words = [_NORMS[norm.kind] for norm in norms]
+    arguments |= {"norm_layer": words[0], "embed_norm_layer": words[1] if config.stem.after else None}
     if config.parallel != 1 or "mlp_layer" in arguments:
         return None  # timm takes its kinds of blocks and MLPs as classes
     arguments["act_layer"] = config.activation
@@ -85,12 +88,6 @@ def timm_words(config: ViTConfig) -> tuple[str, dict[str, Any]] | None:
         return None
     same = read.with_(init=config.init, head_bias=config.head_bias, drop_path_shape=config.drop_path_shape)
     return (architecture, arguments) if same == config else None
-
-
-def _norm_word(norm: NormConfig) -> str:
-    if norm.eps != 1e-6 or not norm.affine or norm.kind not in _NORMS:
-        raise UserError("timm has no word for this norm.")
-    return _NORMS[norm.kind]
 
 
 @torch.no_grad()
