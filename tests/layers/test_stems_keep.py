@@ -178,7 +178,7 @@ def test_what_cannot_keep_says_why():
         TokensToTokenStem(StemSize(16, 16, 2, 8)).double()(random_images(1)[..., :16], keep)
     stem = make("linear")
     stem.output_fmt = "NHWC"
-    with pytest.raises(UserError, match="form no grid"):
+    with pytest.raises(UserError, match="do not form a grid"):
         stem(random_images(1), keep)
     with pytest.raises(ValueError, match=r"24x16 pixels.*set_input_size"):
         make("hmlp, LN")(random_images(1).mT, keep)

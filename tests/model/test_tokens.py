@@ -123,7 +123,7 @@ def test_positions_are_those_of_its_code():
     [
         ({"pool": "avg", "class_token": False}, "would count the padding"),
         ({"patch_size": (1, 2)}, "Sequences are images of one row"),
-        ({"stem": {"kind": "tokens"}}, "has no bias"),
+        ({"stem": {"kind": "tokens"}}, "does not have a bias"),
         ({"head_hidden": 0}, "head_hidden is the width"),
         ({"embed_dim": 63, "num_heads": 1}, "multiple of 2"),
         ({"patch_drop": 0.5}, "makes patches one by one"),

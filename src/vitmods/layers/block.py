@@ -80,7 +80,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """(B, N, C) -> (B, N, C); ``attn_mask`` goes to attention. Raises ValueError for ``is_causal`` (timm's)."""
         if is_causal:
-            raise ValueError("This block has no causal attention: give the mask as attn_mask.")
+            raise ValueError("This block does not have causal attention: give the mask as attn_mask.")
         h = self.norm1_branch(self.attn(self.norm1(x), attn_mask=attn_mask))
         x = self.norm1_after(x + self.drop_path1(self.ls1(h)))
         h = self.norm2_branch(self.mlp(self.norm2(x)))

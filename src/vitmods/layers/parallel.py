@@ -21,7 +21,7 @@ class ParallelBlock(nn.Module):
         super().__init__()
         shared = [slot for b in blocks for slot in (b.norm1_after, b.residual_scale, b.norm2_after)]
         if not all(isinstance(slot, nn.Identity) for slot in shared):
-            raise ValueError("Parallel branches share one residual sum: a norm after it or a scale has no counterpart.")
+            raise ValueError("Parallel branches share one residual sum: leave out norms after it and its scale.")
         self.attns = nn.ModuleList(
             _branch(norm=b.norm1, attn=b.attn, norm_branch=b.norm1_branch, ls=b.ls1, drop_path=b.drop_path1)
             for b in blocks
@@ -34,7 +34,7 @@ class ParallelBlock(nn.Module):
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """(B, N, C) -> (B, N, C), as ``Block.forward``."""
         if is_causal:
-            raise ValueError("This block has no causal attention: give the mask as attn_mask.")
+            raise ValueError("This block does not have causal attention: give the mask as attn_mask.")
         attns: list[Any] = list(self.attns)
         ffns: list[Any] = list(self.ffns)
         x = x + _sum(b.drop_path(b.ls(b.norm_branch(b.attn(b.norm(x), attn_mask=attn_mask)))) for b in attns)

@@ -19,7 +19,7 @@ class GatedPositions(nn.Module):
     softmaxes come before the mixture, so ``P v`` is taken by itself: exact at T (rows + columns) C multiply-adds, and
     any fast attention serves for the other half. Any grid works with the same parameters: set ``grid_size``.
 
-    Prefix tokens have no place: they read by content, and P reads none of them.
+    Prefix tokens are not on the grid: they read by content, and P reads none of them.
 
     Args:
         num_heads: heads H.
@@ -60,7 +60,9 @@ class GatedPositions(nn.Module):
         self._check(v.shape[2])
         if queries <= prefix:
             return read
-        around = self._around(v[:, :, prefix:])[:, :, : queries - prefix]
+        px, py = (kernel.to(v.dtype) for kernel in self.kernels(self.grid_size))
+        x = v[:, :, prefix:].unflatten(2, self.grid_size).permute(1, 3, 2, 0, 4).contiguous()
+        around = rows(py, columns(px, x)).permute(3, 0, 2, 1, 4).flatten(2, 3)[:, :, : queries - prefix]  # P v
         patches = torch.lerp(read[:, :, prefix:], around.to(read.dtype), self._fraction(read))
         return torch.cat([read[:, :, :prefix], patches], dim=2) if prefix else patches
 
@@ -78,12 +80,6 @@ class GatedPositions(nn.Module):
     def kernels(self, grid: Grid) -> tuple[Tensor, Tensor]:
         """P as its factors over columns and rows, (H, columns, columns) and (H, rows, rows), in float32 at least."""
         return axis_kernels(self.a.to(torch.promote_types(self.a.dtype, torch.float32)), grid)
-
-    def _around(self, v: Tensor) -> Tensor:
-        """P v, (B, H, T, D) in and out."""
-        px, py = (kernel.to(v.dtype) for kernel in self.kernels(self.grid_size))
-        x = v.unflatten(2, self.grid_size).permute(1, 3, 2, 0, 4).contiguous()
-        return rows(py, columns(px, x)).permute(3, 0, 2, 1, 4).flatten(2, 3)
 
     def _fraction(self, like: Tensor) -> Tensor:
         return torch.sigmoid(self.gate).to(like.dtype).view(-1, 1, 1)

@@ -20,12 +20,6 @@ PAPER = TokenMixing()
 LONG = 256  # tokens
 
 
-def _macs(grid: Grid, width: int, dense: bool) -> int:
-    """Two moments of every channel, by the kernels of both axes or by T x T ones."""
-    tokens = grid[0] * grid[1]
-    return 2 * tokens * (tokens if dense else sum(grid)) * width
-
-
 @norm_kind(
     "dynamic_token",
     title="Dynamic Token",
@@ -35,7 +29,8 @@ def _macs(grid: Grid, width: int, dense: bool) -> int:
     published=dtn_table(80.6, 81.7),
     replaces=False,
     folds=True,
-    macs=_macs,
+    # two moments of every channel, by the kernels of both axes or by T x T ones
+    macs=lambda grid, width, dense: 2 * math.prod(grid) * (math.prod(grid) if dense else sum(grid)) * width,
 )
 class DynamicTokenNorm(nn.Module):
     r"""Normalizes a token by its own statistics and those of the tokens around it, for each head (equations 4 to 7).
@@ -60,7 +55,7 @@ class DynamicTokenNorm(nn.Module):
     Args:
         dim: channels C, a multiple of num_heads.
         num_heads: heads H, each with its own kernel and trade-off.
-        grid_size: (rows, columns), or a sequence's length; None for inputs with a grid of their own, or sequences.
+        grid_size: (rows, columns), or a sequence's length; None for inputs (B, rows, columns, C), or sequences.
         eps: added to the variance; the paper's code has 1e-5.
         affine: learn gamma and beta.
         prefix_tokens: class and register tokens in front of the grid.
@@ -139,10 +134,18 @@ class DynamicTokenNorm(nn.Module):
         """
         assert self.mixing.band is None
         if self.a is None:
-            width = self.mixing.window or 2 * max(grid)
-            columns, rows = (_box_kernel(length, width, like).expand(self.num_heads, -1, -1) for length in grid[::-1])
-            return columns, rows
-        if torch.is_grad_enabled() or not _readable(self.a):
+            width, kernels = self.mixing.window or 2 * max(grid), []
+            dtype = torch.float32 if like is None else like.dtype
+            for length in grid[::-1]:  # equal weights for the ``width`` places around each
+                place = torch.arange(length, device=None if like is None else like.device)
+                inside = ((place - place[:, None]).abs() <= width // 2).to(
+                    torch.float32 if like is None else like.dtype
+                )
+                kernels.append((inside / inside.sum(-1, keepdim=True)).expand(self.num_heads, -1, -1))
+            return kernels[0], kernels[1]
+        # Numbers at hand: a device would have to be waited for, and a tracer does not have any.
+        traced = torch.compiler.is_compiling() or transformed() or torch._C._len_torch_dispatch_stack() > 0
+        if torch.is_grad_enabled() or self.a.device.type != "cpu" or traced:
             return axis_kernels(upcast(self.a), grid)
         # The numbers themselves, since averages of weights are written through .data, which leaves no other trace.
         key = (self.a.flatten().tolist(), self.a.dtype, grid)
@@ -191,7 +194,9 @@ class DynamicTokenNorm(nn.Module):
         lm, lv = (t if isinstance(t, Tensor) else wide.new_full((self.num_heads,), t) for t in self.lambdas())
         if m.band is not None or max(m.pools) > 1:
             return (self._averaged(wide, lm, lv, layout) * weight + bias).to(x.dtype)
-        if self.a is not None and (padding is not None or _is_long(grid)):
+        # A whole kernel of a long sequence takes more time than the window that is seen of it.
+        is_long = grid[0] == 1 and grid[1] > LONG and not torch.compiler.is_compiling() and not transformed()
+        if self.a is not None and (padding is not None or is_long):
             a = upcast(self.a)
             return sequence_norm(wide, a, lm, lv, weight, bias, layout, padding).to(x.dtype)
         return separable_norm(wide, *self.kernels(grid, wide), lm, lv, weight, bias, layout).to(x.dtype)
@@ -208,36 +213,30 @@ class DynamicTokenNorm(nn.Module):
 
     def _averaged(self, x: Tensor, mix_mean: Tensor, mix_var: Tensor, layout: Layout) -> Tensor:
         """The norm without gain and shift where the statistics across tokens are of a band or of pooled tokens."""
+        (rows, columns), (pool,), band = layout.grid, self.mixing.pools, self.mixing.band
+
+        def around(values: Tensor) -> Tensor:
+            """The mean over the band around each token, or P's over pooled tokens, (B, T, C) out."""
+            if band is not None:
+                side = min(band, 2 * values.shape[1] - 1)
+                return F.avg_pool1d(values.mT, side, 1, side // 2, count_include_pad=False).mT
+            px, py = self.kernels((values.shape[2], values.shape[3]), values)
+            small = torch.unflatten(values, 1, (self.num_heads, -1))
+            mixed = torch.einsum("hrs,hcw,bhdsw->bhdrc", py, px, small).flatten(1, 2)
+            return mixed.repeat_interleave(pool, 2).repeat_interleave(pool, 3).flatten(2).mT
+
         center = x.mean(1, keepdim=True)
-        pooled = max(self.mixing.pools) > 1
-        around = self._pool(x - center, layout.grid) if pooled else x - center
-        m, q = (self._around_pools(t) if pooled else self._in_band(t) for t in (around, around.square()))
+        values = x - center
+        if band is None:
+            if rows % pool or columns % pool:
+                raise ValueError(f"A grid of {rows} x {columns} tokens cannot be pooled by {pool}: choose a divisor.")
+            values = F.avg_pool2d(torch.unflatten(values.mT, 2, layout.grid), pool)
+        m, q = around(values), around(values.square())
         v = (q - m.square()).clamp_min(0)
         heads, m, v = (self._heads(t) for t in (x, m + center, v))
         lm, lv = mix_mean[:, None], mix_var[:, None]
         mean, var = x.mean(-1)[..., None, None], x.var(-1, unbiased=layout.unbiased)[..., None, None]
         return ((heads - lm * mean - (1 - lm) * m) * (lv * var + (1 - lv) * v + self.eps).rsqrt()).flatten(-2)
-
-    def _in_band(self, x: Tensor) -> Tensor:
-        """The mean over the tokens of the band around each, (B, T, C) in and out."""
-        assert self.mixing.band is not None
-        side = min(self.mixing.band, 2 * x.shape[1] - 1)
-        return F.avg_pool1d(x.mT, side, 1, side // 2, count_include_pad=False).mT
-
-    def _pool(self, x: Tensor, grid: Grid) -> Tensor:
-        """Averages of pool x pool tokens: (B, T, C) -> (B, C, rows / pool, columns / pool)."""
-        (rows, columns), (pool,) = grid, self.mixing.pools
-        if rows % pool or columns % pool:
-            raise ValueError(f"A grid of {rows} x {columns} tokens cannot be pooled by {pool}: choose a divisor.")
-        return F.avg_pool2d(torch.unflatten(x.mT, 2, grid), pool)
-
-    def _around_pools(self, small: Tensor) -> Tensor:
-        """P's mean over pooled tokens, which the tokens of a pool share: (B, C, rows, columns) -> (B, T, C)."""
-        px, py = self.kernels((small.shape[2], small.shape[3]), small)
-        small = torch.unflatten(small, 1, (self.num_heads, -1))
-        mixed = torch.einsum("hrs,hcw,bhdsw->bhdrc", py, px, small).flatten(1, 2)
-        (pool,) = self.mixing.pools
-        return mixed.repeat_interleave(pool, 2).repeat_interleave(pool, 3).flatten(2).mT
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_cached": None}  # type: ignore[no-untyped-call]
@@ -267,21 +266,3 @@ def local_offsets(num_heads: int, sequence: bool = False, whole: bool = False) -
     if sequence:
         return torch.stack([place, torch.zeros_like(place)], dim=1)
     return torch.stack([place.repeat_interleave(side), place.repeat(side)], dim=1)
-
-
-def _is_long(grid: Grid) -> bool:
-    """Whether it is a sequence for which a whole kernel takes more time than the window that is seen of it."""
-    return grid[0] == 1 and grid[1] > LONG and not torch.compiler.is_compiling() and not transformed()
-
-
-def _box_kernel(length: int, width: int, like: Tensor | None) -> Tensor:
-    """Equal weights for the ``width`` places around each, (length, length)."""
-    place = torch.arange(length, device=None if like is None else like.device)
-    inside = ((place - place[:, None]).abs() <= width // 2).to(torch.float32 if like is None else like.dtype)
-    return inside / inside.sum(-1, keepdim=True)
-
-
-def _readable(x: Tensor) -> bool:
-    """Whether its numbers are at hand: a device would have to be waited for, and a tracer has none."""
-    traced = torch.compiler.is_compiling() or transformed() or torch._C._len_torch_dispatch_stack() > 0
-    return x.device.type == "cpu" and not traced

@@ -51,11 +51,11 @@ class DualPatchNormStem(LinearStem):
     def project_patches(self, patches: Tensor) -> Tensor:
         return super().project_patches(self.norm_before(patches))
 
-    def _resize_patch(self, new: tuple[int, int]) -> None:
+    def resize_patch(self, new: tuple[int, int]) -> None:
         old = self.patch_size
         if isinstance(self.norm_before, Whitening):
             raise UserError("The whitening is of patches of one size: keep the patch size, or begin anew with another.")
-        super()._resize_patch(new)
+        super().resize_patch(new)
         for name, values in list(self.norm_before.named_parameters()):
             resized = nn.Parameter(resize_pixels(values, self.in_chans, old, new), values.requires_grad)
             setattr(self.norm_before, name, resized)

@@ -5,8 +5,7 @@ from itertools import pairwise
 from torch import nn
 
 from vitmods.layers.norms import BatchNorm
-from vitmods.layers.stems.base import STEMS, NormFactory, StemSize, square_side
-from vitmods.layers.stems.convolutions import ConvolutionStem
+from vitmods.layers.stems.base import STEMS, ConvolutionStem, NormFactory, StemSize, square_side
 from vitmods.util.errors import UserError
 
 
@@ -62,7 +61,7 @@ class HMLPStem(ConvolutionStem):
         sides, widths = zip(*hmlp_layers(size.embed_dim, size.patch_size), strict=True)
         channels = pairwise((size.in_chans, *widths))
         convolutions = [nn.Conv2d(a, b, side, side, bias=bias) for side, (a, b) in zip(sides, channels, strict=True)]
-        self._fill(convolutions, inner_norm, norm_layer)
+        self.fill(convolutions, inner_norm, norm_layer)
 
 
 def _maps(size: StemSize) -> list[tuple[int, int, int]]:

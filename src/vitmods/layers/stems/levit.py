@@ -5,8 +5,7 @@ from itertools import pairwise
 from torch import nn
 
 from vitmods.layers.norms import BatchNorm
-from vitmods.layers.stems.base import STEMS, NormFactory, StemSize, square_side
-from vitmods.layers.stems.convolutions import ConvolutionStem
+from vitmods.layers.stems.base import STEMS, ConvolutionStem, NormFactory, StemSize, square_side
 from vitmods.util.errors import UserError
 
 
@@ -62,7 +61,7 @@ class LeViTStem(ConvolutionStem):
     ) -> None:
         super().__init__(size)
         channels = pairwise((size.in_chans, *levit_widths(size.embed_dim, size.patch_size)))
-        self._fill([nn.Conv2d(a, b, 3, 2, 1, bias=bias) for a, b in channels], inner_norm, norm_layer)
+        self.fill([nn.Conv2d(a, b, 3, 2, 1, bias=bias) for a, b in channels], inner_norm, norm_layer)
 
 
 def _places(size: StemSize) -> list[int]:

@@ -36,12 +36,12 @@ class LinearStem(Stem):
         return tokens
 
     def project_patches(self, patches: Tensor) -> Tensor:
-        return self._map(patches, self._row(patches))
+        return self._map(patches)
 
-    def _map(self, patches: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def _map(self, patches: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
         """``proj`` of each patch, (B, K, values) -> (B, K, C), as one product: differentiating a convolution with
         respect to patches takes three times as long. A ``proj`` that is hooked, wrapped or replaced is called, on the
-        patches laid out as images of that shape."""
+        patches laid out as images of that shape, or side by side."""
         proj = self.proj
         if (
             type(proj) is nn.Conv2d
@@ -57,7 +57,7 @@ class LinearStem(Stem):
         out: Tensor = self.act(self.norm(tokens))
         return out
 
-    def _resize_patch(self, new: tuple[int, int]) -> None:
+    def resize_patch(self, new: tuple[int, int]) -> None:
         old = self.proj
         proj = nn.Conv2d(self.in_chans, old.out_channels, new, new, bias=old.bias is not None)
         proj.to(device=old.weight.device, dtype=old.weight.dtype)
@@ -70,23 +70,17 @@ class LinearStem(Stem):
         self.proj, self.patch_size = proj, new
 
 
-def _resize_matrix(old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """(new pixels, old pixels): bilinear resizing of a patch, as a linear map."""
-    basis = torch.eye(old[0] * old[1], dtype=torch.float64).reshape(-1, 1, *old)
-    resized: Tensor = F.interpolate(basis, size=new, mode="bilinear", antialias=True)
-    return resized.flatten(1).T
-
-
 def resize_projection(weight: Tensor, new: tuple[int, int]) -> Tensor:
     """A kernel (C, in, rows, columns) for patches of ``new`` pixels (Beyer et al., 2023, FlexiViT, equation 4).
 
     The pseudo-inverse of the resizing of patches: for enlarged patches the resized kernel gives on resized patches
     what the old one gave on the old patches, exactly.
     """
-    matrix = _resize_matrix((weight.shape[-2], weight.shape[-1]), new).to(weight.device)
-    resized = weight.double().flatten(2) @ torch.linalg.pinv(matrix)
-    found: Tensor = resized.reshape(*weight.shape[:2], *new).to(weight.dtype)
-    return found
+    rows, columns = weight.shape[-2:]
+    basis = torch.eye(rows * columns, dtype=torch.float64).reshape(-1, 1, rows, columns)
+    matrix = F.interpolate(basis, size=new, mode="bilinear", antialias=True).flatten(1).T  # (new pixels, old pixels)
+    kernel: Tensor = weight.double().flatten(2) @ torch.linalg.pinv(matrix.to(weight.device))
+    return kernel.reshape(*weight.shape[:2], *new).to(weight.dtype)
 
 
 def resize_pixels(values: Tensor, channels: int, old: tuple[int, int], new: tuple[int, int]) -> Tensor:

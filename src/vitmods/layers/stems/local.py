@@ -28,7 +28,7 @@ def local_width(embed_dim: int, patch_size: tuple[int, int]) -> int:
 
 @STEMS.register("local")
 class LocalTransformerStem(Stem):
-    """A patch is cut into 4 x 4 cells, which are the tokens of a pre-norm transformer of its own; their outputs side by
+    """A patch is cut into 4 x 4 cells, which are the tokens of a small pre-norm transformer; their outputs side by
     side are projected to the token of the patch.
 
     ``proj([LN(transformer(embed(cells) + position))])``; the cells of different patches never meet. Touvron et al.,

@@ -23,7 +23,7 @@ class TokenStem(Stem):
     def __init__(self, size: StemSize, bias: bool = False, norm_layer: NormFactory | None = None) -> None:
         super().__init__(size)
         if bias:
-            raise UserError("A table of tokens has no bias: set bias=False in the stem.")
+            raise UserError("A table of tokens does not have a bias: set bias=False in the stem.")
         if size.img_size[0] != 1 or size.patch_size != (1, 1):
             raise UserError(
                 f"Sequences are images of one row, img_size (1, length) and patch_size 1; got {size.img_size} and "

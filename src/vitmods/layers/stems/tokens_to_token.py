@@ -58,10 +58,10 @@ class TokensToTokenStem(LinearStem):
         rows, columns = images.shape[-2] // 4, images.shape[-1] // 4
         x = self.first(_soft_split(images, *FIRST)).mT.unflatten(2, (rows, columns))
         x = self.second(_soft_split(x, *NEXT)).mT.unflatten(2, (rows // 2, columns // 2))
-        found: Tensor = self.proj(x).flatten(2).mT
-        return found
+        tokens: Tensor = self.proj(x).flatten(2).mT
+        return tokens
 
-    def _resize_patch(self, new: tuple[int, int]) -> None:
+    def resize_patch(self, new: tuple[int, int]) -> None:
         raise ValueError(f"The stages make patches of 16 pixels, not {new}.")
 
 
