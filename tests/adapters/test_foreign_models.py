@@ -53,7 +53,7 @@ def test_no_weights_and_half_precision(make):
     convert = from_timm if make is small else to_timm
     with torch.device("meta"):
         empty = make()
-    with pytest.raises(UserError, match=r"on the meta device.* load them first"):
+    with pytest.raises(UserError, match="on the meta device and has no weights: load them first"):
         convert(empty)
     for dtype in (torch.float16, torch.bfloat16):
         with pytest.raises(UserError, match=f"in {str(dtype)[6:]}, .*in float32 \\(model.float\\(\\)\\)"):
@@ -129,7 +129,7 @@ def test_damaged_and_empty_files(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "write", "message"),
     [
-        ("a.pth", lambda path: None, "There is no"),
+        ("a.pth", lambda path: None, "does not exist"),
         ("a.zip", lambda path: path.write_bytes(b""), r"files that can be read end in \.npz"),
         ("", lambda path: None, r"contains neither model\.safetensors"),
         (

@@ -188,7 +188,7 @@ def check_readable(source: str, model: nn.Module) -> None:
     devices, in half precision, or with parameters that two places share."""
     parameters = list(model.parameters())
     if any(p.is_meta for p in parameters):
-        raise UserError(f"{source} is on the meta device, without weights: load them first.")
+        raise UserError(f"{source} is on the meta device and has no weights: load them first.")
     if len({p.device for p in parameters}) != 1:
         raise UserError(f"{source} is spread over several devices: move it to one, model.to('cpu').")
     types = {p.dtype for p in parameters}

@@ -159,7 +159,7 @@ class ViTConfig:
         names = [f.name for f in dataclasses.fields(self)]
         for name in overrides:
             if name not in names:
-                raise UserError(f"A ViT does not have a setting '{name}'. {nearest(name, names)}")
+                raise UserError(f"A ViT has no setting '{name}'. {nearest(name, names)}")
         return dataclasses.replace(self, **overrides)
 
     def to_json(self) -> str:

@@ -138,9 +138,7 @@ class DynamicTokenNorm(nn.Module):
             dtype = torch.float32 if like is None else like.dtype
             for length in grid[::-1]:  # equal weights for the ``width`` places around each
                 place = torch.arange(length, device=None if like is None else like.device)
-                inside = ((place - place[:, None]).abs() <= width // 2).to(
-                    torch.float32 if like is None else like.dtype
-                )
+                inside = ((place - place[:, None]).abs() <= width // 2).to(dtype)
                 kernels.append((inside / inside.sum(-1, keepdim=True)).expand(self.num_heads, -1, -1))
             return kernels[0], kernels[1]
         # Numbers at hand: a device would have to be waited for, and a tracer does not have any.

@@ -135,9 +135,9 @@ class Stem(nn.Module):
         whose values are not looked at where the model has ``drawn`` them itself."""
         self._check(images)
         if keep is None:
-            tokens = self.finish(self.project(images))
+            tokens: Tensor = self.finish(self.project(images))
             if self.output_fmt == "NHWC":
-                return tokens.unflatten(1, self.dynamic_feat_size((images.shape[-2], images.shape[-1])))
+                tokens = tokens.unflatten(1, self.dynamic_feat_size((images.shape[-2], images.shape[-1])))
             return tokens
         if not self.patch_wise:
             raise UserError(
