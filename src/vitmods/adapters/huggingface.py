@@ -265,7 +265,7 @@ def _rows_of(tensors: Iterable[str]) -> tuple[Callable[[Iterable[str]], list[Row
         "cls_token": f"{prefix}embeddings.cls_token",
         "pos_embed": f"{prefix}embeddings.position_embeddings",
         "patch_embed.proj": f"{prefix}embeddings.patch_embeddings.projection",
-        **{f"blocks.*.{ours}": f"{block}.{names[0 if is_old else 1]}" for ours, names in _IN_BLOCK.items()},
+        **{f"blocks.*.{part}": f"{block}.{names[0 if is_old else 1]}" for part, names in _IN_BLOCK.items()},
         "blocks.*.attn.qkv": (tuple(f"{block}.{query.format(kind)}" for kind in kinds.split()), _KINDS),
         "norm": f"{prefix}layernorm",
         "pre_logits": f"{prefix}pooler.dense",

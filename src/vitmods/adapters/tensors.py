@@ -32,9 +32,9 @@ STACKED = Layout(lambda *parts: torch.cat(parts), lambda x: x.chunk(3))
 """Query, key and value are separate tensors there; ours is one with the three below each other."""
 
 Kinds = Mapping[str, tuple[str, Layout]]
-"""Tensor of a module of ours ("weight", "bias") -> ending of its foreign name, and how it is stored there."""
+"""Tensor of our module ("weight", "bias") -> ending of its foreign name, and how it is stored there."""
 Table = Mapping[str, str | tuple[tuple[str, ...], Kinds]]
-"""The names of a library: a tensor or module of ours -> the foreign one, or foreign modules and their tensors. ``*`` is
+"""The names of a library: our tensor or module -> the foreign one, or foreign modules and their tensors. ``*`` is
 the number of a block. Names that are not in it are the same there."""
 
 
@@ -48,7 +48,7 @@ class Row:
 
 
 def rows_of(names: Iterable[str], table: Table) -> list[Row]:
-    """Pair tensors of ours with the foreign ones that a library's table names."""
+    """Pair our tensors with the foreign ones that a library's table names."""
     rows: list[Row] = []
     for name in names:
         parts: tuple[str, ...]

@@ -92,7 +92,7 @@ def read_saved(weights: Path, tensors: Mapping[str, Tensor]) -> tuple[ViT, Cover
 
 
 def check_timm(source: str, name: Any, arguments: Mapping[str, Any]) -> None:
-    """Raise UserError unless timm itself has a model of this name, and the arguments name no file and no address."""
+    """Raise UserError unless timm itself has a model of this name, and its arguments name neither file nor address."""
     if not isinstance(name, str) or not timm.is_model(name):
         hint = nearest(printable(str(name)), timm.list_models())
         raise UserError(f"{source}: timm does not have a model '{printable(str(name)[:80])}'. {hint}")

@@ -70,7 +70,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         """(B, N, C) -> (B, N, C); ``attn_mask`` as scaled_dot_product_attention takes it. Raises ValueError for a mask
-        beside positions, which read the whole grid."""
+        together with positions, which read the whole grid."""
         q, k, v = self._heads(x)
         if self.positions is not None and attn_mask is not None:
             raise ValueError("Positions in attention read the whole grid and take no mask: leave attn_mask out.")

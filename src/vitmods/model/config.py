@@ -18,7 +18,7 @@ __all__ = ["BranchConfig", "FirstBlocks", "NormConfig", "PositionalConfig", "Ste
 class ViTConfig:
     """Everything that defines a Vision Transformer's function.
 
-    Sizes are in pixels, ``img_size`` and ``patch_size`` as (rows, columns); one number stands for both. Defaults are
+    Sizes are in pixels, ``img_size`` and ``patch_size`` as (rows, columns); one number is for both. Defaults are
     ViT-S/16 as in timm. Raises UserError when the parts do not fit.
     """
 

@@ -15,7 +15,7 @@ nothing left for LayerNorm to center.
 - Another LayerNorm that writes to the stream (Dual PatchNorm's, NormFormer's) has zero mean where its gain is the same
   for all channels, as a new one's is; its bias becomes P b. Other gains are refused, and so is a residual scale
   (NormFormer's) that is not the same for all channels.
-- RMSNorm has no bias. What reads the norm is a linear map, and V (y + beta) + c = V y + (c + V beta).
+- RMSNorm does not have a bias. What reads the norm is a linear map, and V (y + beta) + c = V y + (c + V beta).
 - A final norm that no linear map reads (in a model without head) stays a LayerNorm.
 
 The arithmetic is in float64 and rounded once. Dropout of single channels leaves a mean again, so the functions are

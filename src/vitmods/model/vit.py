@@ -82,7 +82,7 @@ class ViT(nn.Module):
     Both take masks. ``attn_mask`` is for attention, True or 0 where a token may look, and ``is_causal`` lets it look at
     no later token. One of two is for masked pre-training: ``keep`` (B, K) names the visible patches of each image; the
     others are not computed, and the patch tokens are K, in its order (He et al., 2022, MAE). ``mask`` (B, T) is True
-    where the learned mask token stands in for a patch (Bao et al., 2022, BEiT; the config's ``mask_token`` makes one).
+    where the learned mask token replaces a patch (Bao et al., 2022, BEiT; the config's ``mask_token`` makes one).
     UserError says what does not fit. Training with the config's ``patch_drop`` draws a ``keep`` where none of
     them is given (``forward_intermediates`` does not).
 

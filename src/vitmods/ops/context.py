@@ -41,8 +41,8 @@ _TENSORS = (nn.Parameter, Tensor, FakeTensor, type(None))  # fake ones while a g
 
 
 def is_as_written(module: nn.Module, names: frozenset[str]) -> bool:
-    """Whether a module has no attribute, part or parameter but those ``names``, no forward of its own, no buffers, no
-    tensors of other types, and no hooks. Never inside an old torch.compile, which cannot know."""
+    """Whether a module has the attributes, parts and parameters ``names`` alone, the forward of its class and plain
+    tensors, without buffers and hooks. Never inside an old torch.compile, which cannot know."""
     if OLD_COMPILER and torch.compiler.is_dynamo_compiling():
         return False
     attributes = vars(module)

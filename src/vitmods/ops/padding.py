@@ -42,7 +42,7 @@ class Padding(NamedTuple):
 
 class _Here(threading.local):
     padding: Padding | None = None
-    said = False  # whether a context is open
+    is_open = False  # whether a context is open
 
 
 _here = _Here()
@@ -52,12 +52,12 @@ _here = _Here()
 def padded(mask: Tensor | None, behind: bool = False, full: bool = False) -> Iterator[None]:
     """Says inside it which tokens are filling, in this thread: mask (B, T), True for those; None for none. ``behind``
     and ``full`` are those of Padding."""
-    before = _here.padding, _here.said
-    _here.padding, _here.said = None if mask is None else Padding(mask, behind, full), True
+    before = _here.padding, _here.is_open
+    _here.padding, _here.is_open = None if mask is None else Padding(mask, behind, full), True
     try:
         yield
     finally:
-        _here.padding, _here.said = before
+        _here.padding, _here.is_open = before
 
 
 def padding_of(norm: nn.Module, x: Tensor) -> Tensor | None:
@@ -69,7 +69,7 @@ def padding_of(norm: nn.Module, x: Tensor) -> Tensor | None:
     padding = _here.padding
     if not torch.compiler.is_compiling():
         again = torch._C._current_graph_task_id() != -1
-        if again and not _here.said:
+        if again and not _here.is_open:
             padding = getattr(norm, "_padding_before", None)
         elif not again and (padding is not None or getattr(norm, "_padding_before", None) is not None):
             norm._padding_before = padding  # type: ignore[assignment]

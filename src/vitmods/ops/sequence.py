@@ -7,7 +7,7 @@ a bell (a >= 0, or as wide as the sequence) are summed over all columns, a block
 memory that grows as T. Logits are taken relative to the row's largest one in a form that does not cancel,
 ``(d - dm) (a (d + dm) + b)``, so that nothing overflows for any a and b.
 
-Padding has weight 0: ``(P w x) / (P w)``. A token whose kernel lies all but wholly on padding gets its weights anew,
+Padding has weight 0: ``(P w x) / (P w)``. A token whose kernel is almost all on padding gets its weights anew,
 from the tokens that are none.
 """
 
@@ -90,26 +90,23 @@ def composed(
 def moments(a: Tensor, x: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
     """P x and P x^2 of x (B, T, H, D) for each head, kept (B, T, 1) being 0 for padding."""
     both = torch.cat([x, x * x], dim=-1)
-    if torch.compiler.is_compiling() or transformed() or _on_device(x, kept):
+    images, length, heads, _ = x.shape
+    # An accelerator would wait while the host reads how far a kernel reaches: it takes whole matrices that fit.
+    fits_device = x.device.type != "cpu" and heads * length**2 * (1 if kept is None else images) <= ON_DEVICE
+    if torch.compiler.is_compiling() or transformed() or fits_device:
         m, q = _whole(a, both, kept).chunk(2, -1)
         return m, q
     weighed = both if kept is None else torch.cat([both * kept[..., None], kept[..., None].expand_as(x[..., :1])], -1)
-    found = []
+    moments_of_heads = []
     for head, (quadratic, linear) in enumerate(a[:, :2].detach().tolist()):
         window = _window(quadratic, linear, x.shape[1])
         z = weighed[:, :, head].transpose(0, 1)  # (T, B, 2 D or 2 D + 1)
         out = torch.unflatten(_means(a[head, :2], z.flatten(1), window), 1, z.shape[1:])
         if kept is not None:
             out = _divided(a[head, :2], out, both[:, :, head], kept)
-        found.append(out.transpose(0, 1))
-    m, q = torch.stack(found, dim=2).chunk(2, -1)
+        moments_of_heads.append(out.transpose(0, 1))
+    m, q = torch.stack(moments_of_heads, dim=2).chunk(2, -1)
     return m, q
-
-
-def _on_device(x: Tensor, kept: Tensor | None) -> bool:
-    """Whether an accelerator takes whole matrices: it would wait while the host reads how far a kernel reaches."""
-    images, length, heads, _ = x.shape
-    return x.device.type != "cpu" and heads * length**2 * (1 if kept is None else images) <= ON_DEVICE
 
 
 def _window(quadratic: float, linear: float, length: int) -> tuple[int, int] | None:

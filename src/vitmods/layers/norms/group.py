@@ -24,7 +24,7 @@ class GroupNorm(AffineNorm):
     Shapes: (B, N, C) or (B, rows, columns, C) in and out. Groups are the attention heads unless ``groups`` is given
     (as in the code of Dynamic Token Normalization); they must divide the channels, else ValueError. Prefix tokens are
     counted as any other token. Statistics are in float32 whatever the input type; the output has the input's type.
-    Nothing is shared between images, so there is no state and nothing to synchronize.
+    Images share nothing: without state, nothing is synchronized.
     """
 
     takes = ("num_heads",)
@@ -67,8 +67,8 @@ class InstanceNorm(AffineNorm):
 
     Shapes: (B, N, C) or (B, rows, columns, C) in and out, N at least 2 (else ValueError). The variance is unbiased
     (divided by N - 1), as in the code that Dynamic Token Normalization compares with. Prefix tokens are counted as any
-    other token. Statistics are in float32 whatever the input type; the output has the input's type. Nothing is shared
-    between images, so there is no state and nothing to synchronize.
+    other token. Statistics are in float32 whatever the input type; the output has the input's type. It is
+    stateless: nothing is synchronized.
     """
 
     least = 2

@@ -50,7 +50,7 @@ class LayerNorm(nn.LayerNorm):
     paper="Ba, Kiros & Hinton: Layer Normalization. 2016",
     url="https://arxiv.org/abs/1607.06450",
     how="LayerNorm, whose output has zero mean over the channels of a token whatever its gain",
-    published="none: it stands before the blocks of models that `norm(kind=rms)` converts exactly",
+    published="none: it is placed before the blocks of models that `norm(kind=rms)` converts exactly",
     replaces=False,
 )
 class CenteredLayerNorm(LayerNorm):
@@ -78,7 +78,7 @@ class ScaleShift(nn.Module):
 
     .. math:: y = \gamma x + \beta
 
-    Shapes: (..., C) in and out; the output has the input's type. Nothing is normalized, so there is no eps.
+    Shapes: (..., C) in and out; the output has the input's type. Nothing is normalized, so an eps is not needed.
     """
 
     token_wise = image_wise = True

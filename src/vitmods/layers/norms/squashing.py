@@ -9,7 +9,7 @@ from vitmods.ops.context import upcast
 
 class Squashing(AffineNorm):
     """``gamma f(x) + beta`` with f of each number by itself, and learned numbers of f, one of each a layer, which start
-    at ``start``. There is no eps.
+    at ``start``. It does not take an eps.
 
     Shapes: (..., C) in and out. No statistics, no state. It is computed in float32 whatever the input type; the output
     has the input's type.

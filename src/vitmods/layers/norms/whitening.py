@@ -30,7 +30,7 @@ class Whitening(nn.Module):
 
     This is ZCA whitening: of all matrices that decorrelate, the one that changes x least, so that a whitened patch
     still looks like one. Mean and matrix are buffers, zero and the identity until ``fit`` computes them; they are not
-    trained. The appendix gives no formula: kind and ``floor`` are ours.
+    trained. The appendix does not give a formula: kind and ``floor`` are ours.
 
     Shapes: (..., C) in and out, in the input's type; the product is in float32 at least.
 

@@ -30,7 +30,7 @@ _PLAIN = (Tensor, Parameter)  # of which other subclasses may have no numbers in
 
 @cache
 def library(name: str) -> ctypes.CDLL | None:
-    """``NAME.cpp`` as a library; None if it is switched off, if there is no compiler, or if it cannot be built.
+    """``NAME.cpp`` as a library; None if it is switched off, without a compiler, or if it cannot be built.
 
     A build takes a second or two, once for a machine: the library is kept in the user's cache. One that fails is
     warned of once, with what the compiler said.
@@ -43,15 +43,13 @@ def usable(name: str, *tensors: Tensor) -> bool:
     for t in tensors:
         if not (t.is_cpu and t.dtype == torch.float32 and type(t) in _PLAIN):
             return False
-    return not _looked_into() and _built(name)
-
-
-def _looked_into() -> bool:
-    """An exported graph has to run elsewhere too, torch.func has its own rules of differentiation, a traced size is no
-    number, and a dispatch mode, such as torch's counter of FLOPs, watches single operations."""
+    # An exported graph has to run elsewhere too, torch.func has its own rules of differentiation, a traced size is not
+    # a number, and a dispatch mode, such as torch's counter of FLOPs, watches single operations.
     if torch.compiler.is_compiling():
-        return torch.compiler.is_exporting()
-    return transformed() or torch._C._len_torch_dispatch_stack() > 0
+        is_watched = torch.compiler.is_exporting()
+    else:
+        is_watched = transformed() or torch._C._len_torch_dispatch_stack() > 0
+    return not is_watched and _built(name)
 
 
 def _built(name: str) -> bool:
@@ -65,7 +63,7 @@ _built._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def operator(name: str, outputs: Callable[..., Any], fill: Callable[..., None]) -> Callable[..., Any]:
     """A function that is the operator ``vitmods::name``, which compiled graphs contain. ``outputs`` makes a tensor or a
     tuple of them, empty, from the arguments, and its annotations are the signature; ``fill`` gets the arguments and
-    then the outputs. It has no derivative: it is called inside an autograd function."""
+    then the outputs. It does not have a derivative: it is called inside an autograd function."""
 
     def run(*arguments: Any) -> Any:
         made = outputs(*arguments)
@@ -88,11 +86,11 @@ def operator(name: str, outputs: Callable[..., Any], fill: Callable[..., None]) 
 def function(source: str, name: str, types: str) -> Callable[..., None]:
     """A C function of ``source.cpp`` by the types of its arguments: p a tensor's numbers, in the order of its
     dimensions whatever that of its memory, i int64_t, f float."""
-    found = getattr(library(source), name)
-    found.argtypes, found.restype = [TYPES[t] for t in types], None
+    compiled = getattr(library(source), name)
+    compiled.argtypes, compiled.restype = [TYPES[t] for t in types], None
 
     def call(*arguments: Any) -> None:
         dense = [a.contiguous() if isinstance(a, Tensor) else a for a in arguments]  # alive until the call is over
-        found(*[a.data_ptr() if isinstance(a, Tensor) else a for a in dense])
+        compiled(*[a.data_ptr() if isinstance(a, Tensor) else a for a in dense])
 
     return call

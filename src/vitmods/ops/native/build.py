@@ -39,7 +39,7 @@ class BuildError(Exception):
 def load(name: str) -> CDLL | None:
     """``NAME.cpp`` of this folder as a library, from the cache or built now; None without a compiler.
 
-    None with a warning if $CXX names no program, or if the build fails.
+    None with a warning if $CXX does not name a program, or if the build fails.
     """
     try:
         compiler = find_compiler()
@@ -75,17 +75,13 @@ def build(source: Path, compiler: list[str]) -> CDLL:
         if (kept := _kept(folder, stem)) is not None:
             return kept
         if _is_fit(folder):
-            return _build_in(folder, stem, source, compiler)
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".") as name:
+                made, library = _compile(source, compiler, Path(name))
+                with suppress(OSError):
+                    made.chmod(0o600)
+                    made.replace(folder / f"{stem}-{_digest(made.read_bytes())}.so")
+                return library  # which stays mapped under any name, or none
     raise BuildError("there is no folder to keep it in and load it from. Set XDG_CACHE_HOME to one.")
-
-
-def _build_in(folder: Path, stem: str, source: Path, compiler: list[str]) -> CDLL:
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as name:
-        made, library = _compile(source, compiler, Path(name))
-        with suppress(OSError):
-            made.chmod(0o600)
-            made.replace(folder / f"{stem}-{_digest(made.read_bytes())}.so")
-        return library  # which stays mapped under any name, or none
 
 
 def _digest(*parts: bytes) -> str:
@@ -100,10 +96,10 @@ def _folders() -> Iterator[Path]:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if folder.stat().st_uid == os.getuid() and not _is_own(folder):
                 folder.chmod(0o700)
-            own = _is_own(folder)
+            is_own = _is_own(folder)
         except (UserError, OSError):
             continue
-        if own:
+        if is_own:
             yield folder
 
 
@@ -153,13 +149,13 @@ def _run(command: list[str]) -> bytes:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(str(error)) from error
     if done.returncode:
-        said = (done.stderr or done.stdout).decode(errors="replace").strip()
-        raise BuildError(f"{shlex.join(command)} ended with {done.returncode}: {said[-2000:]}")
+        output = (done.stderr or done.stdout).decode(errors="replace").strip()
+        raise BuildError(f"{shlex.join(command)} ended with {done.returncode}: {output[-2000:]}")
     return done.stdout
 
 
 def _processor() -> bytes:
-    """What -march=native depends on: a cache may be shared by machines."""
+    """Describe what -march=native depends on: a cache may be shared by machines."""
     described = f"{platform.system()} {platform.machine()} {platform.processor()}"
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
