@@ -58,7 +58,7 @@ def parse(kind: Any, values: Any) -> Any:
     types = {field.name: field.type for field in fields(kind)}
     for name in values:
         if name not in types:
-            raise UserError(f"{kind.__name__} does not have a setting '{name}'. {nearest(name, types)}")
+            raise UserError(f"{kind.__name__} has no setting '{name}'. {nearest(name, types)}")
     parts = {
         name: [option for option in (get_args(hint) or (hint,)) if is_dataclass(option)] for name, hint in types.items()
     }
