@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vitmods.adapters import big_vision, deit, huggingface, own
@@ -226,6 +224,9 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     """
     if path.suffix not in _ENDINGS:
         raise UserError(f"{path.name}: files that can be read end in {', '.join(_ENDINGS)}.")
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     errors = (OSError, ValueError, TypeError, RuntimeError, LookupError, EOFError, MemoryError, zipfile.BadZipFile)
     tensors: dict[str, Any]
     try:

@@ -272,5 +272,5 @@ def _rows_of(tensors: Iterable[str]) -> tuple[Callable[[Iterable[str]], list[Row
         "head": "classifier",
     }
     mask = f"{prefix}embeddings.mask_token"
-    left_out = {mask: "replaces masked patches, which a plain forward pass does not have"} if mask in tensors else {}
+    left_out = {mask: "stands for masked patches, which a plain forward pass does not have"} if mask in tensors else {}
     return lambda names: rows_of(names, table), left_out
