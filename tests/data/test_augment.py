@@ -12,10 +12,7 @@ from torchvision.transforms.v2 import functional as F
 from vitmods.data import augment
 from vitmods.data.augment import (
     Mixing,
-    _beta,
-    blend,
     crop_boxes,
-    cutmix_box,
     draw_mixing,
     erase_boxes,
     flip,
@@ -23,7 +20,7 @@ from vitmods.data.augment import (
     mix_targets,
     normalize,
     pad_crop,
-    resized_crop,
+    resized_crops,
 )
 from vitmods.data.batch import DeferredTransforms, erasing
 from vitmods.data.geometry import Geometry, resize
@@ -66,7 +63,7 @@ def test_normalize_is_torchvisions_to_the_bit(in_cache, monkeypatch):
 def test_resized_crop_is_torchvisions():
     image = images(1, 3, 40, 50)[0]
     for top, left, height, width in [(0, 0, 40, 50), (3, 4, 20, 31), (39, 49, 1, 1), (5, 5, 16, 16)]:
-        actual = resized_crop(image, np.array([top, left, height, width]), (16, 16))
+        actual = resized_crops([image], np.array([[top, left, height, width]]), (16, 16), "bicubic")
         reference = F.resized_crop(
             torch.from_numpy(image), top, left, height, width, [16, 16], F.InterpolationMode.BICUBIC, antialias=True
         )
@@ -179,18 +176,16 @@ def test_the_corner_coordinates_are_independent():
 def test_boxes_of_known_places():
     boxes = crop_boxes(0, 0, np.arange(2), np.array([[10, 1000], [1000, 10]]), (1.0, 1.0), RATIO)
     assert boxes.tolist() == [[0, 493, 10, 13], [493, 0, 13, 10]]
-    assert cutmix_box((32, 32), 0.75, (0.5, 0.5)) == (8, 8, 16, 16)
-    assert cutmix_box((32, 32), 0.75, (0.0, 0.0)) == (0, 0, 8, 8)
+    assert Mixing.pasted((32, 32), 0.75, (0.5, 0.5)) == Mixing(0.75, (slice(8, 24), slice(8, 24)))
+    assert Mixing.pasted((32, 32), 0.75, (0.0, 0.0)) == Mixing(1 - 1 / 16, (slice(0, 8), slice(0, 8)))
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.floats(0, 1), st.floats(0, 0.999), st.floats(0, 0.999))
 def test_cutmix_boxes_lie_inside_and_take_at_most_their_area(height, width, kept, down, right):
-    top, left, box_h, box_w = cutmix_box((height, width), kept, (down, right))
-    assert top >= 0
-    assert left >= 0
-    assert top + box_h <= height
-    assert left + box_w <= width
-    assert box_h * box_w <= (1 - kept) * height * width + 1e-9
+    rows, columns = Mixing.pasted((height, width), kept, (down, right)).box
+    assert 0 <= rows.start <= rows.stop <= height
+    assert 0 <= columns.start <= columns.stop <= width
+    assert (rows.stop - rows.start) * (columns.stop - columns.start) <= (1 - kept) * height * width + 1e-9
 
 
 # Means and deviations of top, left, height and width in 4,000 draws of tf.image.sample_distorted_bounding_box.
@@ -271,9 +266,8 @@ def test_blend_is_torchvisions_mixup(kept):
     images, labels = batch()
     reference = v2.MixUp(num_classes=5)
     params = {"labels": labels, "batch_size": 6, "lam": kept}
-    torch.testing.assert_close(blend(images, images.roll(1, 0), kept), reference.transform(images, params))
-    targets = torch.nn.functional.one_hot(labels, 5).float()
-    torch.testing.assert_close(blend(targets, targets.roll(1, 0), kept), reference.transform(labels, params))
+    torch.testing.assert_close(Mixing(kept).images(images, images.roll(1, 0)), reference.transform(images, params))
+    torch.testing.assert_close(mix_targets(Mixing(kept), labels, 5), reference.transform(labels, params))
 
 
 def test_pasting_is_torchvisions_cutmix():
@@ -289,10 +283,10 @@ def test_pasting_is_torchvisions_cutmix():
 
 
 def test_amounts_follow_beta_and_both_take_half_of_the_batches():
-    quantiles = (np.arange(4000) + 0.5) / 4000
     for alpha in (0.2, 1.0):
-        drawn = [_beta(alpha, q) for q in quantiles]
-        assert stats.kstest(drawn, stats.beta(alpha, alpha).cdf).pvalue > 0.9
+        drawn = [draw_mixing((8, 8), mixup=alpha, cutmix=0, seed=0, epoch=0, batch=b).kept for b in range(4000)]
+        assert min(drawn) >= 0.5  # the larger share
+        assert stats.kstest(drawn, lambda kept, alpha=alpha: 2 * stats.beta(alpha, alpha).cdf(kept) - 1).pvalue > 1e-3
     images, labels = batch()
     cut = 0
     for number in range(200):
@@ -305,7 +299,7 @@ def test_mixup_keeps_the_larger_share_of_each_image_as_big_vision_does():
     images, labels = batch()
     fractions = []
     for number in range(50):
-        drawn = _beta(0.4, float(uniform(7, Stream.MIX_LAMBDA, 3, number)))
+        drawn = stats.beta(0.4, 0.4).ppf(float(uniform(7, Stream.MIX_LAMBDA, 3, number)))
         kept = max(drawn, 1 - drawn)
         mixed, targets = mix(images, labels, mixup=0.4, cutmix=0.0, seed=7, epoch=3, batch=number)
         torch.testing.assert_close(mixed, kept * images + (1 - kept) * images.roll(1, 0))

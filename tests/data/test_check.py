@@ -39,9 +39,9 @@ def test_check_tells_problems_instead_of_raising(make_folder):
     checked = data.check(root, val_fraction=0.2)
     assert not checked.fit
     assert checked.summary["problems"] == [
-        'There is one class only, "cat <b>": comparing needs at least two, each in a folder of its own.'
+        'All images have one class, "cat <b>": comparing needs two or more, a folder for each.'
     ]
-    assert "Problem: There is one class only" in checked.text
+    assert "Problem: All images have one class" in checked.text
     assert "1 image cannot be used:\n  cat <b>/bad.jpg: not an image" in checked.text
     assert "Warning: 1 images that cannot be used" in checked.text
 

@@ -84,7 +84,7 @@ for name, says, plant in (
     ("link_to_nowhere", "No such file", lambda root: (classes(root) / "cat/9.png").symlink_to(root / "nowhere.png")),
     ("float_pixels_out_of_range", "outside 0 to 1",
      lambda root: Image.fromarray(np.full(SIZE, 7.5, np.float32)).save(classes(root) / "cat/0.tif")),
-    ("one_class", "There is one class only", lambda root: classes(root, [("cat", 9)])),
+    ("one_class", "All images have one class", lambda root: classes(root, [("cat", 9)])),
     ("images_and_masks_as_classes", "look like images and their masks",
      lambda root: classes(root, [("images", 4), ("masks", 4)])),
     ("splits_without_class_folders", "no class of each image, not a class",
@@ -100,11 +100,11 @@ for name, says, plant in (
      lambda root: classes(split_classes(root), [("val/cow", 2)])),
     ("class_without_images", "do not hold images and are not classes: cow",
      lambda root: (classes(root) / "cow").mkdir()),
-    ("train_without_images", "no readable training images",
+    ("train_without_images", "No training image is readable",
      lambda root: (in_both(root, PETS, ("test",)) / "train/cat").mkdir(parents=True)),
-    ("split_without_images", "There are no images in test",
+    ("split_without_images", "Images in test are missing",
      lambda root: (split_classes(root) / "test/cat").mkdir(parents=True)),
-    ("copies_of_one_image", "no images to evaluate on", copies_of_one_image),
+    ("copies_of_one_image", "Images to evaluate on are missing", copies_of_one_image),
     ("one_image_in_two_classes", "have other labels than the first (dog/copy.png = cat/0.png)",
      lambda root: (classes(root) / "dog/copy.png").write_bytes((root / "cat/0.png").read_bytes())),
     ("one_class_spelled_in_two_ways", "'Cat' = 'cat'",
@@ -119,7 +119,7 @@ for name, says, plant in (
     FAULTS[name] = plant, says, "class", {}
 
 
-@fault("There is one class only", unreadable="skip")
+@fault("All images have one class", unreadable="skip")
 def classes_of_which_one_can_be_read(root):
     classes(root)
     for path in (root / "dog").iterdir():
@@ -139,18 +139,18 @@ def labels(root, rows, header="file,labels,split", listed=()):
 
 GOOD = ("0.png,cat,train", "1.png,dog,train", "2.png,cat;dog,train", "3.png,cat,val", "4.png,dog,val")
 for name, says, rows, options in (
-    ("names_a_file_that_is_missing", "line 7: 9.png is not there", [*GOOD, "9.png,cat,val"], {}),
+    ("names_a_file_that_is_missing", "line 7: 9.png is missing", [*GOOD, "9.png,cat,val"], {}),
     ("names_a_file_twice", "line 7: 0.png is named a second time", [*GOOD, "0.png,dog,val"], {}),
     ("with_an_unknown_split", "has the split holdout", [*GOOD, "5.png,cat,holdout"], {}),
-    ("with_labels_between_commas", "has more columns than the first line",
+    ("with_labels_between_commas", "has more columns than its first line",
      ["0.png,cat,dog,indoor,train", *GOOD[1:]], {}),
     ("with_a_misspelled_label", "has the label cta. Did you mean 'cat'?", [*GOOD, "5.png,cta,train"], {"listed": PETS}),
     ("with_a_label_in_two_cases", "'Cat' = 'cat'", [*GOOD, "5.png,Cat,train"], {}),
-    ("in_which_all_images_have_the_same_labels", "No label tells training images apart",
+    ("in_which_all_images_have_the_same_labels", "training images have the same labels",
      [f"{i}.png,cat,{'train' if i < 4 else 'val'}" for i in range(6)], {}),
     ("with_a_label_of_every_image", "Labels of every training image, from which nothing is learned: animal",
      [row.replace(",cat", ",animal;cat").replace(",dog", ",animal;dog") for row in GOOD], {}),
-    ("of_a_spreadsheet_with_semicolons", "has the columns file;labels", ["0.png;cat"], {"header": "file;labels"}),
+    ("of_a_spreadsheet_with_semicolons", 'first line is "file;labels"', ["0.png;cat"], {"header": "file;labels"}),
 ):  # fmt: skip
     FAULTS[f"table_{name}"] = (lambda root, rows=rows, o=options: labels(root, rows, **o)), says, "labels", {}
 
@@ -182,7 +182,7 @@ for name, says, options in (
     ("of_colors_without_a_palette", "its mask has colors",
      {"change": lambda split, i, mask: np.stack([mask] * 3, axis=2)}),
     ("of_another_size", "its mask is 23 x 32, the image 24 x 32", {"change": lambda split, i, mask: mask[i > 1 :]}),
-    ("missing", "has no mask in", {"change": lambda split, i, mask: mask if i else None}),
+    ("missing", "lacks a mask in", {"change": lambda split, i, mask: mask if i else None}),
     ("that_ignore_all", "no pixel of its mask has a class",
      {"change": lambda split, i, mask: mask if i else np.full_like(mask, 255)}),
     ("with_a_class_in_val_alone", "Classes in val without any training image: road",
@@ -298,11 +298,11 @@ def yolo(root, line="0 0.5 0.5 0.25 0.25", yaml="names: [cat, dog]\n"):
 
 for name, says, options in (
     ("pixels", "is outside of its image", {"line": "0 16 12 8 6"}),
-    ("class_that_is_not_named", "is of class 2, and there are 2", {"line": "2 0.5 0.5 0.25 0.25"}),
+    ("class_that_is_not_named", "is of class 2, and the classes are 2", {"line": "2 0.5 0.5 0.25 0.25"}),
     ("confidence", "neither four numbers nor a polygon", {"line": "0 0.5 0.5 0.25 0.25 0.9"}),
     ("fewer_names_than_classes", "nc is 3, and there are 2 names", {"yaml": "nc: 3\nnames: [cat, dog]\n"}),
     ("name_twice", "does not name its classes, each once", {"yaml": "names: [cat, cat]\n"}),
-    ("split_that_is_missing", "names images/test, which is not there", {"yaml": "test: images/test\nnames: [cat]\n"}),
+    ("split_that_is_missing", "names images/test, which is missing", {"yaml": "test: images/test\nnames: [cat]\n"}),
     ("nan", "is empty", {"line": "0 nan 0.5 0.25 0.25"}),
 ):
     FAULTS[f"yolo_{name}"] = lambda root, options=options: yolo(root, **options), says, "boxes", {}
@@ -315,7 +315,7 @@ def yolo_labels_in_another_folder(root):
     return spec
 
 
-@fault("has no image", "boxes")
+@fault("lacks an image", "boxes")
 def yolo_labels_without_an_image(root):
     spec = yolo(root)
     (root / "images/train/0.png").unlink()
@@ -339,7 +339,7 @@ def voc(root, corners=(3, 3, 12, 12), size=SIZE, hard=0):
 
 for name, says, options in (
     ("corners_in_wrong_order", "is empty", {"corners": (12, 12, 3, 3)}),
-    ("no_size", "is said to have 0 x 0 pixels", {"size": (0, 0)}),
+    ("no_size", "its size cannot be 0 x 0 pixels", {"size": (0, 0)}),
     ("sides_that_changed_places", "its boxes are for 24 x 32", {"size": SIZE[::-1]}),
     ("difficult_objects_alone", "No image of train has an object", {"hard": 1}),
 ):
@@ -353,7 +353,7 @@ def voc_image_of_two_splits(root):
     return spec
 
 
-@fault("has no XML file", "boxes")
+@fault("lacks an XML file", "boxes")
 def voc_image_without_annotation(root):
     spec = voc(root)
     (root / "Annotations/0.xml").unlink()
@@ -459,12 +459,12 @@ for name, says, rows in (
         "groups of val are also",
         ["image,split,group", *(f"{row},{row[4]}" for row in listed(dog0="val"))],
     ),
-    ("has_no_column_split", "has no column split", ["image,part", *listed()]),
+    ("has_no_column_split", "does not have the column split", ["image,part", *listed()]),
 ):
     FAULTS[f"split_file_{name}"] = classes, says, "class", {"split_file": split_file(rows)}
 for name, says, options in (
     ("that_leave_images_out", "images belong to no group, such as", {"group_by": "(cat)"}),
-    ("that_are_one", "no images to evaluate on", {"group_by": "png"}),
+    ("that_are_one", "Images to evaluate on are missing", {"group_by": "png"}),
     ("that_are_no_expression", "is not a valid regular expression", {"group_by": "("}),
     ("fewer_than_folds", "too few images, or groups", {"group_by": "^[a-z]+", "fold": (0, 9)}),
 ):  # fmt: skip

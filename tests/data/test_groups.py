@@ -259,11 +259,11 @@ def test_impossible_options_cost_no_scan(option, monkeypatch):
     [
         ("x*", "2 of 2 images belong to no group"),
         ("nowhere.csv", "cannot be read"),
-        ("{tmp}/columns.csv", 'columns.csv has no column group: its first line is "image,patient"'),
+        ("{tmp}/columns.csv", 'columns.csv does not have the column group: its first line is "image,patient"'),
         ("{tmp}/twice.csv", "names cat/a.png 2 times"),
         ("{tmp}/part.csv", "1 of 2 images belong to no group, such as dog/b.png"),
         ("{tmp}/wide.csv", "Line 2 of .* has more columns"),
-        ("{tmp}/empty.csv", "has no column image and no column group"),
+        ("{tmp}/empty.csv", "does not have the column image and group"),
     ],
 )
 def test_what_cannot_be_grouped_by(group_by, message, tmp_path):

@@ -232,7 +232,7 @@ def test_evaluation_shows_every_image_in_order_unaugmented():
         assert torch.cat([b.inputs for b in batches]).shape[1:] == (3, 8, 8)
         again = replace(dataset, workers=2, augment=PLAIN).eval_batches(split, 64)
         assert all_same(batches, list(again))
-    with pytest.raises(UserError, match='no split "dev"; this set has train, val, test'):
+    with pytest.raises(UserError, match='does not have a split "dev", only train, val, test'):
         list(dataset.eval_batches("dev", 8))
 
 

@@ -129,7 +129,7 @@ def test_what_can_be_allowed(make_folder):
     assert "Classes in test without any training image: fox." in allowed.summary()["warnings"]
     assert allowed.num_classes == 3
     root = make_folder({"a?allow=b": 9, "c": 9}, under="others")
-    with pytest.raises(UserError, match=r'nothing called "overlaps" to allow\. Did you mean'):
+    with pytest.raises(UserError, match=r'unknown value "overlaps" of allow\. Did you mean'):
         load(f"{root}?allow=overlaps")
     both = load(f"{root}?allow=overlap,missing").summary()
     assert both["classes"] == ["a?allow=b", "c"]
@@ -143,7 +143,7 @@ def test_eval_and_val_split(make_folder):
         root = make_folder({f"{split}/a": 4, f"{split}/b": 4}, under="found", seed=seed)
     two = load(root)
     assert (two.eval_split, two.val_split) == ("val", "val")
-    assert "There is no test split: results are of the val split." in two.summary()["warnings"]
+    assert "Without a test split results are of the val split." in two.summary()["warnings"]
     no_val = load(make_folder({"a": 20, "b": 20}), val_fraction=0.0)
     assert (no_val.eval_split, no_val.val_split) == ("test", "test")
 

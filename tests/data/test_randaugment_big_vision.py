@@ -6,8 +6,10 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from vitmods.data.randaugment_big_vision import OPERATIONS, SIGNED, change
+from vitmods.data.randaugment import SPACES
 from vitmods.data.rng import Stream
+
+OPERATIONS, SIGNED, change = SPACES["big_vision"]
 
 MAGNITUDES = (0, 2, 5, 10, 15, 20, 28)
 HEIGHT, WIDTH = 13, 17

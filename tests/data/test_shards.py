@@ -12,8 +12,8 @@ from PIL import Image
 
 from vitmods import data
 from vitmods.data.pack import pack
-from vitmods.data.shards import MANIFEST_FORMAT
 from vitmods.data.sources import open_source, wds
+from vitmods.data.sources.wds import MANIFEST_FORMAT
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
@@ -86,14 +86,14 @@ def damage(path, offset):
     path.write_bytes(content)
 
 
-def test_an_image_that_is_not_what_was_packed(pets, tmp_path):
+def test_an_image_that_is_not_what_was_packed(pets, tmp_path, packed_images):
     out = tmp_path / "out"
     pack(pets, out, shard_mb=0.02)
-    row = json.loads((out / "train-000001.json").read_text())["images"][2]
-    damage(out / "train-000001.tar", row[3] + row[4] // 2)
+    name, _, offset, size = packed_images(out, "train-000001.tar")[2]
+    damage(out / "train-000001.tar", offset + size // 2)
     with pytest.raises(UserError, match=r"1 image cannot be used:\n") as caught:
         load(out)
-    assert f"{row[0]}: damaged in the shard train-000001.tar at byte {row[3]:,}: the checksum differs" in str(
+    assert f"{name}: damaged in the shard train-000001.tar at byte {offset:,}: the checksum differs" in str(
         caught.value
     )
     assert load(out, unreadable="skip").summary()["left_out"] == 1
@@ -105,11 +105,11 @@ def test_an_image_that_is_not_what_was_packed(pets, tmp_path):
     assert any("train-000001.tar is not what was packed" in problem for problem in checked.summary["problems"])
 
 
-def test_check_finds_a_label_that_is_not_what_was_packed(pets, tmp_path):
+def test_check_finds_a_label_that_is_not_what_was_packed(pets, tmp_path, packed_images):
     pack(pets, tmp_path / "out")
     assert data.check(tmp_path / "out").fit
-    row = json.loads((tmp_path / "out" / "train-000000.json").read_text())["images"][0]
-    damage(tmp_path / "out" / "train-000000.tar", row[3] + -(-row[4] // 512) * 512 + 512)
+    _, _, offset, size = packed_images(tmp_path / "out", "train-000000.tar")[0]
+    damage(tmp_path / "out" / "train-000000.tar", offset + -(-size // 512) * 512 + 512)
     assert data.check(tmp_path / "out").summary["problems"] == [
         "The shard train-000000.tar is not what was packed: its checksum differs. Copy it again, or write it again "
         "with vitmods data pack."
@@ -125,9 +125,9 @@ def list_in_manifest(out, **listed):
     ("spoil", "message"),
     [
         (lambda out: (out / "train-000001.tar").unlink(), r"train-000001\.tar cannot be read: No such file"),
-        (lambda out: (out / "train-000001.json").unlink(), r"train-000001\.json cannot be read: No such file"),
+        (lambda out: (out / "index.npz").unlink(), r"index\.npz cannot be read: No such file"),
         (lambda out: (out / "train-000001.tar").write_bytes(b"x"), r"train-000001\.tar has 1 bytes, not "),
-        (lambda out: damage(out / "train-000001.json", 300), r"train-000001\.json is not what was packed"),
+        (lambda out: damage(out / "index.npz", 300), r"index\.npz is not what was packed"),
         (lambda out: (out / "manifest.json").write_text("{"), r"manifest\.json cannot be read"),
         (lambda out: (out / "manifest.json").write_text('{"format": "x"}'), r"of the format 'x'"),
         (lambda out: (out / "manifest.json").write_text("[" * 100_000), r"manifest\.json cannot be read"),
@@ -184,7 +184,7 @@ def test_patterns(tmp_path):
     source = open_source(f"wds:{tmp_path}/set/part-{{00..01}}.tar")
     assert {name: len(part) for name, part in source.splits.items()} == {"train": 40}
     assert wds.expand("{0..1}/x-{08..10}") == ["0/x-08", "0/x-09", "0/x-10", "1/x-08", "1/x-09", "1/x-10"]
-    with pytest.raises(UserError, match=r"There is no shard .*part-03\.tar \(and 1 more\)"):
+    with pytest.raises(UserError, match=r"The shard .*part-03\.tar \(and 1 more\) does not exist"):
         open_source(f"wds:{tmp_path}/set/part-{{02..04}}.tar")
 
 
@@ -218,11 +218,11 @@ def spoil_header(name, members, path):
 
 GOOD = samples(0, 20)
 BROKEN = {
-    "no label": ([*GOOD, ("9.png", png(9))], "9.png", "it has no label: KEY.cls, or KEY.json"),
-    "no image": ([*GOOD, ("9.cls", b"0")], "9", "there is a label, but no image"),
+    "no label": ([*GOOD, ("9.png", png(9))], "9.png", "its label is missing: KEY.cls, or KEY.json"),
+    "no image": ([*GOOD, ("9.cls", b"0")], "9", "it is a label without an image"),
     "no number": ([*GOOD, ("9.png", png(9)), ("9.cls", b"cat")], "9.png", "its label 'cat' is not a number"),
-    "binary label": ([*GOOD, ("9.png", png(9)), ("9.cls", b"\xff\xfe")], "9.png", "9.cls holds no label"),
-    "json without label": ([*GOOD, ("9.png", png(9)), ("9.json", b"[]")], "9.png", "9.json holds no label"),
+    "binary label": ([*GOOD, ("9.png", png(9)), ("9.cls", b"\xff\xfe")], "9.png", "9.cls does not hold a label"),
+    "json without label": ([*GOOD, ("9.png", png(9)), ("9.json", b"[]")], "9.png", "9.json does not hold a label"),
     "negative": ([*GOOD, ("9.png", png(9)), ("9.cls", b"-1")], "9.png", "its label -1 is below 0"),
     "two images": ([*GOOD, ("9.png", png(9)), ("9.jpg", b""), ("9.cls", b"0")], "9.png", "two images share"),
     "twice": ([*GOOD, ("x.png", png(1)), *GOOD[:2]], "0000.png", "its key comes twice"),
@@ -292,7 +292,7 @@ CLASSES = {"a/0.png": b"", "b/0.png": b""}
 @pytest.mark.parametrize(
     ("files", "spec", "message"),
     [
-        ({"a.txt": b""}, "wds:{root}", "There are no shards"),
+        ({"a.txt": b""}, "wds:{root}", "does not hold shards"),
         ({"a.tar.gz": b""}, "wds:{root}", "unpacked with gunzip"),
         ({"a.tar": b"no tar file" * 99}, "wds:{root}", "is not a plain tar file"),
         ({"val-0.tar": b"\0" * 1024}, "wds:{root}", "shards of val, but none of train"),
@@ -300,7 +300,7 @@ CLASSES = {"a/0.png": b"", "b/0.png": b""}
         ({}, "wds:{root}/{{0..999}}/{{0..999}}.tar", "more than 100,000"),
         ({}, "wds:{root}/{{00..9.tar", "is not closed"),
         *((CLASSES, f"{{root}}?{query}", "stream") for query in ("stream=2", "buffer=0", "buffer=x", "color=red")),
-        ({}, "{root}?strem=1", r'no option "strem"\. Did you mean \'stream\''),
+        ({}, "{root}?strem=1", r'unknown option "strem" of folder\. Did you mean \'stream\''),
     ],
 )
 def test_specs_without_shards_that_can_be_read(tmp_path, files, spec, message):
@@ -319,7 +319,7 @@ def test_a_folder_may_have_a_question_mark(pets, tmp_path):
 
 def test_shards_from_elsewhere_are_packed_anew(tmp_path):
     write_tar(tmp_path / "set" / "part-0.tar", [*samples(0, 20), ("no.png", png(20))])
-    with pytest.raises(UserError, match=r"part-0\.tar: no\.png: it has no label"):
+    with pytest.raises(UserError, match=r"part-0\.tar: no\.png: its label is missing"):
         pack(f"wds:{tmp_path / 'set'}", tmp_path / "out")
     packed = pack(f"wds:{tmp_path / 'set'}", tmp_path / "out", unreadable="skip")
     assert [item["path"] for item in packed.manifest["unreadable"]] == ["part-0.tar: no.png"]

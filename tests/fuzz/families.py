@@ -24,9 +24,8 @@ import vitmods as vm
 from vitmods.adapters import load, open_model
 from vitmods.changes import REGISTRY, parse_changes
 from vitmods.data.read import Unreadable, decode
-from vitmods.data.shards import open_tar
 from vitmods.data.sources import open_source
-from vitmods.data.sources.wds import expand
+from vitmods.data.sources.wds import expand, open_tar
 from vitmods.data.splits import group_keys
 from vitmods.finetune import load_delta, save_delta
 from vitmods.model.config import ViTConfig
@@ -296,8 +295,10 @@ READERS = {
         lambda f: _look(f"wds:{f}"),
     ),
     "manifest": (
-        {"manifest.json": {"format": "vitmods shards 1", "name": "x", "classes": ["a"], "unreadable": [],
-                           "splits": {"train": {"shards": [{"file": "a.tar", "bytes": 1, "index_sha256": "", "sha256": ""}]}}}},
+        {"index.npz": b"", "manifest.json": {
+            "format": "vitmods shards 2", "name": "x", "classes": ["a"], "unreadable": [],
+            "index_sha256": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+            "splits": {"train": {"shards": [{"file": "a.tar", "bytes": 1, "sha256": ""}]}}}},
         "manifest.json",
         lambda f: _look(str(f)),
     ),

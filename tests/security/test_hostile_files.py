@@ -26,9 +26,8 @@ from safetensors.torch import save_file
 import vitmods as vm
 from vitmods.adapters import load, open_model, save
 from vitmods.data.read import Unreadable, decode
-from vitmods.data.shards import open_tar
 from vitmods.data.sources import open_source
-from vitmods.data.sources.wds import expand, scan
+from vitmods.data.sources.wds import expand, open_tar, scan
 from vitmods.data.splits import group_keys
 from vitmods.model.config import ViTConfig
 from vitmods.papers.sources.imagenet import from_archive
@@ -522,7 +521,7 @@ def test_entities_of_xml_are_not_expanded(tmp_path):
         ("names: [[a, b], c]\ntrain: images\n", "does not name its classes"),
         ("names: {0: a, b: c}\ntrain: images\n", "numbered from 0"),
         ("names: [a]\ntrain: [1]\n", "folders, in words"),
-        ("names: [a]\ntrain: \"a\\0b\"\n", "which is not there"),
+        ("names: [a]\ntrain: \"a\\0b\"\n", "which is missing"),
         ("names: !!python/object/apply:os.system [x]", "cannot be read as YAML"),
     ],
 )  # fmt: skip
@@ -580,7 +579,7 @@ def test_a_label_in_a_shard_is_short(tmp_path):
             member.size = size
             tar.addfile(member, io.BytesIO(bytes(size)))
     ((_, reason),) = scan(tmp_path / "t.tar").broken
-    assert "holds no label" in reason
+    assert "does not hold a label" in reason
 
 
 def test_a_devkit_that_unpacks_without_end_is_refused(tmp_path, monkeypatch):
@@ -619,7 +618,7 @@ def test_numbers_of_coco_that_no_image_has_are_reported(changed, tmp_path):
 
 
 def test_a_manifest_whose_classes_are_no_words_is_refused(tmp_path):
-    about = {"format": "vitmods shards 1", "name": "x", "classes": [["a"]], "unreadable": []}
+    about = {"format": "vitmods shards 2", "name": "x", "classes": [["a"]], "unreadable": []}
     (tmp_path / "manifest.json").write_text(json.dumps({**about, "splits": {"train": {"shards": []}}}))
     with pytest.raises(UserError, match="are not words"):
         open_source(str(tmp_path))

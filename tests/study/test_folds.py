@@ -166,6 +166,6 @@ def test_what_does_not_go_together_is_refused(options, says):
 def test_images_with_splits_of_their_own_are_refused(tmp_path, draw_images):
     images = draw_images(tmp_path / "set", ("train", "test"), count=8, size=(8, 8))
     study = Study("mu/4", ["dpn"], images, RECIPE, folds=2, img_size=8, in_chans=1)
-    with pytest.raises(UserError, match="come with splits of their own"):
+    with pytest.raises(UserError, match="these images have given splits"):
         run(study, tmp_path / "out")
     assert not (tmp_path / "out" / "study.json").exists()

@@ -103,7 +103,7 @@ def test_one_label_alone_has_its_average_precision_and_none_is_an_error():
     batch = Batch(logits, targets, torch.arange(4))
     expected = average_precision_score(targets, logits)
     assert MultiLabel().evaluate(lambda x: x, [batch]).metrics["map"] == pytest.approx(expected, abs=1e-6)
-    with pytest.raises(UserError, match="no images"):
+    with pytest.raises(UserError, match="is empty"):
         MultiLabel().evaluate(lambda x: x, [])
     with pytest.raises(UserError, match="has a label"):
         MultiLabel().evaluate(lambda x: x, [Batch(torch.zeros(2, 3), torch.zeros(2, 3), torch.arange(2))])
@@ -142,7 +142,7 @@ def test_labels_become_targets_in_every_split(folder):
     counts = outcome.summary()["splits"]
     assert sum(split["count"] for split in counts.values()) == 100
     assert all(number > 0 for split in counts.values() for number in split["per_class"].values())
-    assert any("have no label" in text for text in outcome.summary()["warnings"])
+    assert any("are without labels" in text for text in outcome.summary()["warnings"])
     assert all(name == "no label" or set(name.split(" + ")) <= set(LABELS) for name, _ in outcome.samples(12))
     mixed = load(folder, augment=Augment(crop="none", mixup=0.5))
     batch = next(mixed.train_batches(seed=0, epoch=0, batch_size=16))
@@ -184,8 +184,8 @@ def test_class_folders_are_labels_joined_by_plus(tmp_path):
     [
         ([("file", "labels")], "does not name any image"),
         ([("file", "labels"), ("0.png", "")], "does not label any image"),
-        ([("file", "labels"), ("0.png", "a"), ("9.png", "b"), ("", "b")], r"2 lines\):\n.*line 3: 9.png is not there"),
-        ([("file", "labels", "split"), ("0.png", "a", "val"), ("1.png", "b", "test")], "no images with split train"),
+        ([("file", "labels"), ("0.png", "a"), ("9.png", "b"), ("", "b")], r"2 lines\):\n.*line 3: 9.png is missing"),
+        ([("file", "labels", "split"), ("0.png", "a", "val"), ("1.png", "b", "test")], "lacks images with split train"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_clear_error(tmp_path, rows, message):

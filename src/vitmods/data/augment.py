@@ -1,8 +1,5 @@
-"""What augmentation does to a batch, once its numbers are drawn, and mixing. Images are (B, C, H, W).
-
-Random boxes for cropping, erasing and CutMix, drawn for a whole batch at once.
-
-A box is (top, left, height, width) in pixels; boxes are int64 (B, 4).
+"""Augmentation of a batch (B, C, H, W), mixing, and random boxes for cropping, erasing and CutMix, drawn for a whole
+batch at once. A box is (top, left, height, width) in pixels; boxes are int64 (B, 4).
 """
 
 from collections.abc import Sequence
@@ -42,7 +39,11 @@ def crop_boxes(
     fits = _all(shapes > 0) & _all(shapes <= sizes[:, None])
     box = shapes[np.arange(len(index)), fits.argmax(axis=1)]
     unfit = ~fits.any(axis=1)
-    box[unfit] = _nearest_shape(sizes[unfit], ratio)
+    if unfit.any():  # the largest box whose width / height is in `ratio`
+        high, wide = sizes[unfit].T
+        tall = np.where(wide / high < ratio[0], np.rint(wide / ratio[0]), high)
+        broad = np.where(wide / high > ratio[1], np.rint(high * ratio[1]), wide)
+        box[unfit] = np.stack([np.clip(tall, 1, high), np.clip(broad, 1, wide)], axis=1).astype(np.int64)
     top = _place(uniform(seed, Stream.CROP_TOP, epoch, index), sizes[:, 0] - box[:, 0])
     left = _place(uniform(seed, Stream.CROP_LEFT, epoch, index), sizes[:, 1] - box[:, 1])
     corner = np.stack([top, left], axis=1)
@@ -118,15 +119,6 @@ def erase_boxes(seed: int, epoch: int, index: Ints, size: tuple[int, int], proba
     return chosen[fit], np.concatenate([top[:, None], left[:, None], box], axis=1)
 
 
-def cutmix_box(size: tuple[int, int], kept: float, at: tuple[float, float]) -> tuple[int, int, int, int]:
-    """CutMix's box (Yun et al., ICCV 2019): 1 - kept of the area around the point `at` (0..1), cut at edges."""
-    half = 0.5 * (1.0 - kept) ** 0.5
-    center = [int(at[0] * size[0]), int(at[1] * size[1])]
-    low = [max(0, c - int(half * s)) for c, s in zip(center, size, strict=True)]
-    high = [min(s, c + int(half * s)) for c, s in zip(center, size, strict=True)]
-    return low[0], low[1], high[0] - low[0], high[1] - low[1]
-
-
 def _between(bounds: "tuple[float, float] | Floats", draw: Floats) -> Floats:
     return bounds[0] + draw * (bounds[1] - bounds[0])
 
@@ -141,14 +133,6 @@ def _place(draw: Floats, room: Ints) -> Ints:
     return (draw * (room + 1)).astype(np.int64)
 
 
-def _nearest_shape(sizes: Ints, ratio: tuple[float, float]) -> Ints:
-    """The largest box (height, width) of each image whose width / height lies in `ratio`."""
-    height, width = sizes[:, 0], sizes[:, 1]
-    box_h = np.where(width / height < ratio[0], np.rint(width / ratio[0]), height)
-    box_w = np.where(width / height > ratio[1], np.rint(height * ratio[1]), width)
-    return np.stack([np.clip(box_h, 1, height), np.clip(box_w, 1, width)], axis=1).astype(np.int64)
-
-
 IN_CACHE = 1 << 18  # values that stay in a core's cache from one step of arithmetic to the next
 
 
@@ -161,18 +145,12 @@ def pad_crop(pixels: NDArray[np.uint8], top: Ints, left: Ints, pad: tuple[int, i
     return torch.from_numpy(windows.transpose(0, 2, 3, 1, 4, 5)[np.arange(batch), top, left])
 
 
-def resized_crop(image: NDArray[np.uint8], box: Ints, size: tuple[int, int], method: Method = "bicubic") -> Tensor:
-    """Cut the box (top, left, height, width) out of one image (C, H', W') and resize it to (1, C, H, W)."""
-    top, left, height, width = box.tolist()
-    cut = torch.from_numpy(image[:, top : top + height, left : left + width].copy())[None]
-    return cut if (height, width) == size else resize(cut, size, method)
-
-
 def resized_crops(pixels: Sequence[NDArray[np.uint8]], boxes: Ints, size: tuple[int, int], method: Method) -> Tensor:
-    """resized_crop of each image with its box (B, 4): (B, C, H, W)."""
+    """Cut the box (top, left, height, width) (B, 4) out of each image (C, H', W') and resize it: (B, C, H, W)."""
     crops = np.empty((len(pixels), len(pixels[0]), *size), dtype=np.uint8)
-    for crop, image, box in zip(crops, pixels, boxes, strict=True):
-        crop[...] = resized_crop(image, box, size, method)[0].numpy()
+    for crop, image, (top, left, height, width) in zip(crops, pixels, boxes.tolist(), strict=True):
+        part = torch.from_numpy(image[:, top : top + height, left : left + width].copy())[None]
+        crop[...] = (part if (height, width) == size else resize(part, size, method))[0].numpy()
     return torch.from_numpy(crops)
 
 
@@ -211,33 +189,38 @@ class Mixing:
 
     @classmethod
     def pasted(cls, size: tuple[int, int], kept: float, at: tuple[float, float]) -> Self:
-        """With a box of about 1 - kept of the area of images of `size`; `kept` becomes the area that stays."""
-        top, left, height, width = cutmix_box(size, kept, at)
-        box = (slice(top, top + height), slice(left, left + width))
-        return cls(1.0 - height * width / (size[0] * size[1]), box)
+        """With CutMix's box (Yun et al., ICCV 2019) in images of `size`: 1 - kept of the area around the point `at`
+        (0..1), cut at edges; `kept` becomes the area that stays."""
+        half = 0.5 * (1.0 - kept) ** 0.5
+        centers = [(int(point * side), int(half * side), side) for point, side in zip(at, size, strict=True)]
+        rows, columns = (slice(max(0, c - reach), min(side, c + reach)) for c, reach, side in centers)
+        pasted = (rows.stop - rows.start) * (columns.stop - columns.start)
+        return cls(1.0 - pasted / (size[0] * size[1]), (rows, columns))
 
     def images(self, images: Tensor, before: Tensor) -> Tensor:
         """Mix images with those before them, (B, C, H, W) each."""
         if self.box is None:
-            return blend(images, before, self.kept)
+            return torch.lerp(before, images, self.kept)
         mixed, box = images.clone(), (..., *self.box)
         mixed[box] = before[box]
         return mixed
 
 
 def draw_mixing(size: tuple[int, int], *, mixup: float, cutmix: float, seed: int, epoch: int, batch: int) -> Mixing:
-    """Draw how the batch of that number is mixed: each image of `size` with its predecessor, as the order is random.
+    """Draw the mixing of the batch of this number: each image of `size` with its predecessor, as the order is random.
 
-    mixup and cutmix are the alphas of the Beta(alpha, alpha) that says how much of each image stays; 0 is off; with
-    both on, each batch takes one or the other with equal chance. Mixup: Zhang et al., ICLR 2018. CutMix: Yun et al.,
-    ICCV 2019.
+    mixup and cutmix are the alphas of the Beta(alpha, alpha) distribution of the part of each image that stays; 0 is
+    off; with both on, each batch takes one with equal chance. Mixup: Zhang et al., ICLR 2018.
     """
+    from scipy.special import betaincinv
 
     def draw(stream: Stream) -> float:
         return float(uniform(seed, stream, epoch, batch))
 
     use_cutmix = cutmix > 0 and (mixup == 0 or draw(Stream.MIX_KIND) < 0.5)
-    kept = _beta(cutmix if use_cutmix else mixup, draw(Stream.MIX_LAMBDA))
+    # The quantile of Beta(alpha, alpha): a pure function, where a sampler would need a state.
+    alpha = cutmix if use_cutmix else mixup
+    kept = float(betaincinv(alpha, alpha, draw(Stream.MIX_LAMBDA)))
     if use_cutmix:
         return Mixing.pasted(size, kept, (draw(Stream.MIX_TOP), draw(Stream.MIX_LEFT)))
     # As in big_vision the larger share is the image's own. The order of a batch is random, and exchanging the shares
@@ -250,23 +233,18 @@ def mix_targets(mixing: Mixing, labels: Tensor, classes: int, predecessors: bool
     are those of the images and, behind them, of their predecessors."""
     targets = labels if labels.is_floating_point() else one_hot(labels, classes).float()
     first, before = targets.chunk(2) if predecessors else (targets, targets.roll(1, 0))
-    return blend(first, before, mixing.kept)
+    return torch.lerp(before, first, mixing.kept)
 
 
-def blend(values: Tensor, before: Tensor, kept: float) -> Tensor:
-    """kept * value + (1 - kept) * predecessor's value, along the batch."""
-    return torch.lerp(before, values, kept)
-
-
-def _beta(alpha: float, draw: float) -> float:
-    """The Beta(alpha, alpha) number at this quantile: a pure function, where a sampler would need a state."""
-    from scipy.special import betaincinv
-
-    return float(betaincinv(alpha, alpha, draw))
-
-
-def mean_color(augment: Augment, channels: int) -> NDArray[np.uint8]:
-    """What becomes about 0 when it is normalized, (C, 1, 1)."""
+def padded(images: Sequence[Tensor], augment: Augment, size: tuple[int, int] | None = None) -> Tensor:
+    """Images (C, h, w) in the upper left of `size`, by default the largest height and width. The rest has the mean
+    color, which normalization brings to about 0."""
+    channels = images[0].shape[0]
     mean = augment.mean if len(augment.mean) == channels else (float(np.mean(augment.mean)),) * channels
-    color: NDArray[np.uint8] = np.rint(255 * np.array(mean)).astype(np.uint8)[:, None, None]
-    return color
+    color = torch.from_numpy(np.rint(255 * np.array(mean)).astype(np.uint8)[:, None, None])
+    height, width = size or (max(image.shape[side] for image in images) for side in (-2, -1))
+    canvas = torch.empty(len(images), channels, height, width, dtype=torch.uint8)
+    for place, image in zip(canvas, images, strict=True):
+        place[...] = color
+        place[:, : image.shape[1], : image.shape[2]] = image
+    return canvas

@@ -1,7 +1,6 @@
-"""One batch, as the data makes it, the loop moves it and a task reads it.
+"""One batch: made by the data, moved by the loop, read by a task.
 
-Images may reach a device as uint8, a quarter of the bytes. What is left to do there is, in this order: normalize,
-erase, mix.
+Images may reach a device as uint8, a quarter of the bytes. There they are normalized, erased and mixed, in this order.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ Erased = tuple[tuple[int, int, int, int, int] | None, ...]
 
 @dataclass(frozen=True)
 class DeferredTransforms:
-    """What is still to be done to images uint8 (B, C, H, W).
+    """The remaining steps for images uint8 (B, C, H, W).
 
     mean, std: (C, 1, 1). noise: float32 (n,), of all boxes in a row. mixing: with the images `before`, uint8 as well
     and themselves erased; where those are None, with each one's predecessor in the batch.
@@ -40,7 +39,7 @@ class DeferredTransforms:
         return replace(self, **tensors)
 
     def with_before(self, pixels: Tensor) -> Self:
-        """The same with the predecessors of these images, so that parts of the batch can be mixed by themselves."""
+        """Keep the predecessors of these images, so that parts of the batch can be mixed separately."""
         if self.mixing is None or self.before is not None:
             return self
         return replace(self, before=pixels.roll(1, 0), before_erased=self.erased[-1:] + self.erased[:-1])
@@ -92,12 +91,12 @@ Data = TypeVar("Data")
 
 @dataclass(frozen=True)
 class Batch:
-    """What belongs together of B images, or of B sequences.
+    """B images, or B sequences, with their targets.
 
-    inputs: images float32 (B, C, H, W), normalized; or tokens int64 (B, T), 0 for padding. targets: what the task asks
-    the data for: a tensor whose first axis counts images (classes int64 (B,), fractions of classes or labels float32
+    inputs: images float32 (B, C, H, W), normalized; or tokens int64 (B, T), 0 for padding. targets: as the task asks
+    for: a tensor whose first axis counts images (classes int64 (B,), fractions of classes or labels float32
     (B, K), masks int64 (B, H, W)), a list with an entry an image (boxes), or a dict or tuple of those. index: int64
-    (B,), positions in the split. views: further views of the same images, each (B, C, h, w) in a size of its own.
+    (B,), positions in the split. views: further views of the same images, each (B, C, h, w) in its size.
     deferred: what `to` applies to images and views that are still uint8; tasks never see such a batch.
     """
 

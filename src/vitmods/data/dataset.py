@@ -1,8 +1,8 @@
 """ImageDataset: images ready for training and evaluation.
 
-Images of a set that is too large to keep decoded are read and decoded whenever they are needed. Batches are
-bit-identical to those of a set that is kept, except for the order of training images in shards: shards are read one
-after the other in a random order, and images change places only with others nearby (a shuffle buffer).
+Images of a set that is too large to keep decoded are read and decoded when they are needed. Batches are bit-identical
+to those of a kept set, except for the order of training images in shards: shards follow each other in a random order,
+and images change places only with others nearby (a shuffle buffer).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,8 +47,8 @@ Change = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Draw:
-    """All that the random numbers of a training batch may depend on: seed, epoch, and the views (B,) as `data.sampler`
-    numbers them; `index`: the positions of their images in the split."""
+    """The inputs of the random numbers of a training batch: seed, epoch, and the views (B,) as `data.sampler` numbers
+    them; `index`: the positions of their images in the split."""
 
     seed: int
     epoch: int
@@ -60,16 +60,15 @@ class Draw:
 
 @dataclass(frozen=True)
 class Annotated:
-    """An image's annotation (None: unknown, to be predicted) and the image's size (height, width), both as in its file:
-    it may be stored smaller."""
+    """An image's annotation (None: to be predicted) and its size (height, width), both as in its file."""
 
     annotation: Any
     native: tuple[int, int]
 
 
 Joint = Callable[[Sequence[NDArray[np.uint8]], Any, Draw], tuple[tuple[Tensor, ...], Any]]
-"""Augments images and targets together: images as stored, uint8 (C, H, W) each, and the targets of a batch (of masks
-and boxes a list of Annotated) -> one or several views of all images, uint8 (B, C, H, W) each, and their targets."""
+"""Augments images and targets together: images as stored, uint8 (C, H, W) each, and the targets of a batch (a list of
+Annotated where they are annotations) -> views of all images, uint8 (B, C, H, W) each, and their targets."""
 
 JointView = Callable[[Sequence[NDArray[np.uint8]], Any, tuple[int, int], Augment], tuple[Tensor, Any]]
 """Prepares images and targets for evaluation: images as stored, targets, img_size and augmentation -> images uint8
@@ -79,44 +78,33 @@ JointView = Callable[[Sequence[NDArray[np.uint8]], Any, tuple[int, int], Augment
 _BOXES = {"random_resized": crop_boxes, "inception": inception_boxes}
 
 
-class AnySplit:
-    """What splits of images, and of other inputs, have in common; see `Split`."""
+@dataclass(frozen=True)
+class Split:
+    """The images (or other inputs) of one split, those that could be read; ids and labels (n,) are in the same order.
+
+    label_sets: in the same order all right classes of an image, where that may be several; a prediction is correct if
+    it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL). Where the set's target is
+    "labels", they are the labels of each image, and `labels` has the rarest of them.
+
+    groups: in the same order, which images belong together (see `vitmods.data.splits`); None: each is alone.
+    annotations: in the same order, where the target has facts beyond classes. geometry: a Geometry;
+    None for other inputs."""
 
     name: str
     ids: tuple[str, ...]
     labels: NDArray[np.int64]
     store: Any
-    groups: tuple[str, ...] | None
-    label_sets: tuple[tuple[int, ...], ...] | None
-    annotations: tuple[Any, ...] | None
+    geometry: Any = None
+    label_sets: tuple[tuple[int, ...], ...] | None = None
+    groups: tuple[str, ...] | None = None
+    annotations: tuple[Any, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
-@dataclass(frozen=True)
-class Split(AnySplit):
-    """The images of one split, those that could be read; ids and labels (n,) are in the same order.
-
-    label_sets: in the same order all classes that are right for an image, where that may be several; a prediction is
-    correct if it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL). Where the
-    set's target is "labels", they are the labels of each image, and `labels` has the rarest of them.
-
-    groups: in the same order, what images belong together (see `vitmods.data.splits`); None: each is alone.
-    annotations: in the same order, where the set's target is "mask" or "boxes"."""
-
-    name: str
-    ids: tuple[str, ...]
-    labels: NDArray[np.int64]
-    store: Store
-    geometry: Geometry
-    label_sets: tuple[tuple[int, ...], ...] | None = None
-    groups: tuple[str, ...] | None = None
-    annotations: tuple[Any, ...] | None = None
-
-
 def independent(splits: Iterable[Any]) -> tuple[int, bool]:
-    """How many images of splits are independent, and whether these are groups, each of images that belong together."""
+    """The number of independent images of splits, and whether these are groups of images that belong together."""
     splits = list(splits)
     return sum(len(set(split.groups or split.ids)) for split in splits), any(split.groups for split in splits)
 
@@ -131,14 +119,20 @@ class SplitDataset:
     def num_classes(self) -> int:
         return len(self.classes)
 
+    def split(self, name: str) -> Any:
+        """The split of this name. Raises UserError for others."""
+        if name not in self.splits:
+            raise UserError(f'This set does not have a split "{name}", only {", ".join(self.splits)}.')
+        return self.splits[name]
+
     @property
     def eval_split(self) -> str:
-        """The split whose numbers are reported: test, or val where there is no test."""
+        """The split whose numbers are reported: test, or val without a test split."""
         return "test" if "test" in self.splits else "val"
 
     @property
     def val_split(self) -> str:
-        """The split to choose by: val, or test where there is no val."""
+        """The split to choose by: val, or test without a val split."""
         return "val" if "val" in self.splits else "test"
 
 
@@ -147,12 +141,11 @@ class ImageDataset(SplitDataset):
     """A data set at one image size, with one augmentation.
 
     Order, augmentation and mixing are pure functions of (seed, epoch, sample or batch number): workers, prefetching and
-    resuming change nothing. class_map: positions of `classes` among those of the model that the set is meant to
-    evaluate, where they are some of a larger set's; None where they are the model's own. A set without a train split is
-    for evaluation only. target: what batches give of each image: "class", "labels", of which it may have any number,
-    "mask" or "boxes". joint: how a task augments images and targets together; None: images alone, as `augment` says.
-    joint_view: how it prepares them for evaluation; None: images alone, resized and cropped in the center. buffer: of
-    images that are decoded when they are needed and come from shards, how many places each may move.
+    resuming change nothing. A set without a train split is for evaluation only. class_map: positions of `classes` among
+    those of the evaluated model, where they are some of a larger set's; None: they are the model's. target: the fact
+    that batches have of each image, such as "class" or "labels". joint: augments images and targets together; None:
+    images alone, by `augment`. joint_view: prepares them for evaluation; None: images alone, resized and cropped in the
+    center. buffer: the number of places that a streamed image of shards may move.
     """
 
     name: str
@@ -188,8 +181,7 @@ class ImageDataset(SplitDataset):
         return self.facts
 
     def samples(self, n: int) -> list[tuple[str, NDArray[np.uint8]]]:
-        """n training images (of an evaluation set, test images) with their class names, one class after the other in
-        turn; uint8 (H, W, 3)."""
+        """n training images (or test images) with their class names, taking classes in turn; uint8 (H, W, 3)."""
         train = self.splits["train" if "train" in self.splits else self.eval_split]
         rank = np.zeros(len(train), dtype=np.int64)
         for label in range(self.num_classes + 1):  # the last: images without any label
@@ -206,11 +198,8 @@ class ImageDataset(SplitDataset):
         return [(name, np.ascontiguousarray(p)) for name, p in zip(names, pixels, strict=True)]
 
     def for_process(self, rank: int, world_size: int) -> Self:
-        """The data set of process `rank` of `world_size`: each batch is dealt out, so that all see together what one
-        process would.
-
-        batch_size stays that of all processes together. Raises UserError for a rank outside 0..world_size - 1.
-        """
+        """The data set of process `rank` of `world_size`: each batch of batch_size images is dealt out to all. Raises
+        UserError for a rank outside 0..world_size - 1."""
         if not 0 <= rank < world_size:
             raise UserError(f"rank must be between 0 and world_size - 1, not {rank} of {world_size}.")
         return replace(self, rank=rank, world_size=world_size)
@@ -220,10 +209,14 @@ class ImageDataset(SplitDataset):
         return max(1, len(self.train) // batch_size)
 
     def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
-        """The epoch's batches from number `start` on. Images that do not fill a last batch are dropped (others in each
-        epoch); a set smaller than a batch gives one batch of all. With repeats, there are as many batches, of
-        so many times fewer images."""
-        views = repeated(self._order(seed, epoch), self.augment.repeats)
+        """The epoch's batches from number `start` on. An incomplete last batch is dropped; a set smaller than a batch
+        gives one batch of all. With repeats, the same number of batches has correspondingly fewer images."""
+        store, n = self.train.store, len(self.train)
+        if isinstance(store, LazyStore) and store.records.shards is not None:
+            order = shard_order(seed, epoch, store.records.shards, store.records.keys, self.buffer)
+        else:
+            order = permutation(seed, epoch, n)
+        views = repeated(order, self.augment.repeats)
         if (largest := min(batch_size, len(views))) < self.world_size:
             raise UserError(f"A batch of {largest} images is too small for {self.world_size} processes.")
 
@@ -234,38 +227,28 @@ class ImageDataset(SplitDataset):
         return in_order(make, range(start, self.steps_per_epoch(batch_size)), self.workers)
 
     def eval_batches(self, split: str, batch_size: int, change: Change | None = None) -> Iterator[Batch]:
-        """All images of a split in order, as evaluation sees them: resized, center cropped, not augmented.
-
-        change, a corruption for instance, is applied to the view before it is normalized.
-        """
-        if split not in self.splits:
-            raise UserError(f'There is no split "{split}"; this set has {", ".join(self.splits)}.')
+        """All images of a split in order: resized, center cropped, not augmented. change: applied to the view, such as
+        a corruption, before normalization."""
+        images = self.split(split)
+        n = len(images)
 
         def make(start: int) -> Batch:
-            index = self._own(np.arange(start, min(start + batch_size, len(self.splits[split]))))
-            pixels, targets = self._views(self.splits[split], index)
+            index = self._own(np.arange(start, min(start + batch_size, n)))
+            pixels, targets = self._views(images, index)
             if change is not None:
                 pixels = change(pixels, torch.from_numpy(index))
             return self._made(pixels, targets, torch.from_numpy(index))
 
-        n = len(self.splits[split])
         starts = [start for start in range(0, n, batch_size) if self.rank < min(batch_size, n - start)]
         return in_order(make, starts, self.workers)
 
     def plain_images(self, split: str, most: int, batch_size: int) -> Iterator[Tensor]:
-        """Up to `most` images of a split, evenly spread over it, as evaluation sees them: float32 (B, C, H, W), all of
-        them in every process."""
+        """Up to `most` evaluation views of a split, evenly spread: float32 (B, C, H, W), all in every process."""
         count = len(self.splits[split])
         chosen = np.linspace(0, count - 1, min(most, count)).round().astype(np.int64)
         for start in range(0, len(chosen), batch_size):
             pixels, _ = self._views(self.splits[split], chosen[start : start + batch_size])
             yield normalize(pixels, *self._mean_and_std)
-
-    def _order(self, seed: int, epoch: int) -> Ints:
-        """The order (n,) in which an epoch visits the training images."""
-        if isinstance(store := self.train.store, LazyStore) and store.records.shards is not None:
-            return shard_order(seed, epoch, store.records.shards, store.records.keys, self.buffer)
-        return permutation(seed, epoch, len(self.train))
 
     def _own(self, index: Ints) -> Ints:
         """The part of a batch that belongs to this process."""
@@ -274,9 +257,14 @@ class ImageDataset(SplitDataset):
     def _train_batch(self, views: Ints, seed: int, epoch: int, number: int) -> Batch:
         augment = self.augment
         if self.joint is not None:
-            return self._joint_batch(self.joint, self._own(views), seed, epoch)
-        mixes, others = augment.mixup > 0 or augment.cutmix > 0, self.world_size > 1
-        if others:  # images are mixed with their predecessors, which another process has
+            views = self._own(views)
+            index = positions(views)
+            stored = [self.train.store.image(i) for i in index.tolist()]
+            draw = Draw(seed, epoch, views, index, self.augment, self.img_size)
+            (first, *others), targets = self.joint(stored, self._targets("train", index), draw)
+            return self._made(first, targets, torch.from_numpy(index), tuple(others))
+        mixes, is_part = augment.mixup > 0 or augment.cutmix > 0, self.world_size > 1
+        if is_part:  # images are mixed with their predecessors, which another process has
             views = np.concatenate([self._own(views), self._own(np.roll(views, 1))]) if mixes else self._own(views)
         pixels = self._cropped(views, seed, epoch)
         if augment.flip > 0:
@@ -291,23 +279,18 @@ class ImageDataset(SplitDataset):
             erased, noise = erasing(len(pixels), self.in_chans, chosen, boxes, seeds)
             deferred = replace(deferred, erased=erased, noise=noise)
         if mixes:
-            draw = {"seed": seed, "epoch": epoch, "batch": number}
-            mixing = draw_mixing(self.img_size, mixup=augment.mixup, cutmix=augment.cutmix, **draw)
-            targets, deferred = mix_targets(mixing, targets, self.num_classes, others), replace(deferred, mixing=mixing)
-            if others:  # the second half are the predecessors
+            counters = {"seed": seed, "epoch": epoch, "batch": number}
+            mixing = draw_mixing(self.img_size, mixup=augment.mixup, cutmix=augment.cutmix, **counters)
+            targets, deferred = (
+                mix_targets(mixing, targets, self.num_classes, is_part),
+                replace(deferred, mixing=mixing),
+            )
+            if is_part:  # the second half are the predecessors
                 n, erased = len(pixels) // 2, deferred.erased
                 deferred = replace(deferred, before=pixels[n:], before_erased=erased[n:], erased=erased[:n])
                 pixels, index = pixels[:n], index[:n]
         batch = Batch(pixels, targets, torch.from_numpy(index), deferred=deferred)
         return batch if self.uint8 else batch.transformed()
-
-    def _joint_batch(self, joint: Joint, views: Ints, seed: int, epoch: int) -> Batch:
-        index = positions(views)
-        stored = [self.train.store.image(i) for i in index.tolist()]
-        draw = Draw(seed, epoch, views, index, self.augment, self.img_size)
-        pixels, targets = joint(stored, self._targets("train", index), draw)
-        first, *others = pixels
-        return self._made(first, targets, torch.from_numpy(index), tuple(others))
 
     def _cropped(self, views: Ints, seed: int, epoch: int) -> Tensor:
         """Training views, uint8 (B, C, H, W), which the caller may change."""
@@ -338,10 +321,11 @@ class ImageDataset(SplitDataset):
 
     def _centre_views(self, split: Split, index: Ints) -> Tensor:
         """Copies, uint8 (B, C, H, W)."""
+        geometry: Geometry = split.geometry
         if (stack := split.store.batch(index)) is not None:
-            return split.geometry.view(torch.from_numpy(stack)).contiguous()
+            return geometry.view(torch.from_numpy(stack)).contiguous()
         pixels = (torch.from_numpy(split.store.image(i).copy())[None] for i in index.tolist())
-        return torch.cat([split.geometry.view(image) for image in pixels])
+        return torch.cat([geometry.view(image) for image in pixels])
 
     def _made(self, pixels: Tensor, targets: Any, index: Tensor, views: tuple[Tensor, ...] = ()) -> Batch:
         """The batch of images that are only normalized, now or on the device."""
@@ -353,8 +337,7 @@ class ImageDataset(SplitDataset):
         return per_channel(self.augment.mean, self.in_chans), per_channel(self.augment.std, self.in_chans)
 
     def _targets(self, split: str, index: Ints) -> Any:
-        """Classes int64 (B,), 0 where none is asked for; labels float32 (B, K), 1 for each that an image has; or a list
-        of Annotated."""
+        """Classes int64 (B,); labels float32 (B, K), 1 for each label of an image; or a list of Annotated."""
         images = self.splits[split]
         if self.target in ("class", "nothing"):
             return torch.from_numpy(images.labels[index])
@@ -371,7 +354,7 @@ class ImageDataset(SplitDataset):
 
 @dataclass(frozen=True)
 class LazyStore(Store):
-    """The readable images of one split, without their pixels. index.shapes are those before resizing."""
+    """The readable images of one split, without their pixels; index.shapes are those before resizing."""
 
     records: Records
     geometry: Geometry
@@ -392,8 +375,8 @@ class LazyStore(Store):
 
 
 def open_lazily(records: Records, geometry: Geometry, channels: int, cache_dir: Path | None) -> LazyStore:
-    """The records' images, to be decoded when they are needed. Which can be read is known from the source, or found
-    out now by decoding each once."""
+    """The records' images, decoded when they are needed. Unless the source knows which can be read, each is decoded now
+    once."""
     n = len(records)
     if records.native is None or records.digests is None:
         index = open_store(records, None, 3, cache_dir).index

@@ -52,7 +52,7 @@ class Geometry:
         return "area" if self.resample == "big_vision" else self.resample
 
     def store(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """What to keep of an image (C, H', W'): shrunk, never enlarged, and cut to the view unless it is kept whole.
+        """The part of an image (C, H', W') to keep: shrunk, never enlarged, and cut to the view unless kept whole.
 
         A kept image of exactly the view's size is the finished view; any other is finished by `view`.
         """
@@ -121,7 +121,8 @@ def resize(images: Tensor, size: tuple[int, int], method: Method = "bicubic") ->
     if method == "tf_bilinear":
         return torch.from_numpy(_bilinear(images.numpy(), size))
     if method == "area":
-        return torch.from_numpy(_area(images.numpy(), size))
+        down = _means(images.numpy(), size[0], axis=2)
+        return torch.from_numpy((_means(down, size[1], axis=3) + _ROUNDING).astype(np.uint8))
     return torch.nn.functional.interpolate(images, size, mode=method, antialias=True, align_corners=False)
 
 
@@ -146,19 +147,14 @@ def _towards(start: NDArray[Any], end: NDArray[Any], part: NDArray[np.float32]) 
 
 
 def _between(n: int, out: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """For each of `out` pixels the two of n that it lies between, with pixel centers at halves, and how far along."""
+    """For each of `out` pixels its two neighbors among n, with centers at halves, and its fraction between them."""
     at = (np.arange(out, dtype=np.float32) + np.float32(0.5)) * (np.float32(n) / np.float32(out)) - np.float32(0.5)
     low = np.floor(at)
     return np.maximum(low, 0).astype(np.int64), np.minimum(np.ceil(at), n - 1).astype(np.int64), at - low
 
 
-def _area(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    down = _means(pixels, size[0], axis=2)
-    return (_means(down, size[1], axis=3) + _ROUNDING).astype(np.uint8)
-
-
 def _means(values: NDArray[Any], out: int, axis: int) -> NDArray[np.float64]:
-    """Means over `out` equal parts of an axis, a pixel that lies in two parts counting in both by its fraction."""
+    """Means over `out` equal parts of an axis, a pixel in two parts counts in both by its fraction."""
     n = values.shape[axis]
     if n == out:
         return values.astype(np.float64)

@@ -1,4 +1,4 @@
-"""load: from a spec to images that are ready to train on. check: the same look without training, for `vitmods data`."""
+"""load: from a spec to images that are ready to train on. check: the same checks, for `vitmods data`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,15 +40,13 @@ def load(
     """Find a data set, split it, read every image once and return it ready to train on.
 
     spec: "digits", a folder, a known set ("imagenet:FOLDER"), "torchvision:NAME?root=FOLDER", "hf:NAME" or
-    "wds:SHARDS". With "?stream=1" behind the last or a folder, and unasked where a split would fill more than 64 GiB,
-    images are decoded when they are needed. img_size: (H, W) in pixels. in_chans: 3 (RGB) or 1 (gray). unreadable
-    "stop" refuses a set with images that cannot be read, "skip" leaves them out and says so. cache_dir keeps decoded
-    images for later runs and other processes. workers: threads that prepare batches ahead (0: none; of streamed images:
-    one a core). target: what is asked of each image, such as "class" or "labels"; joint and joint_view: see
-    ImageDataset (a task names all three).
-    train_on_all: join all splits to train. split: fields of `SplitOptions`; splits that the source lacks are made,
-    stratified, and images that are equal byte for byte come into one of them. Raises UserError with all that is wrong
-    with the set at once.
+    "wds:SHARDS". With "?stream=1" after the last or a folder, and by default where a split would fill more than 64 GiB,
+    images are decoded when they are needed. img_size: (H, W) in pixels. in_chans: 3 (RGB) or 1 (gray). unreadable:
+    "stop" refuses a set with images that cannot be read, "skip" leaves them out and counts them. cache_dir keeps
+    decoded images for later runs and other processes. workers: threads that prepare batches ahead (0: none; for
+    streamed images: one a core). target, joint and joint_view: from the task; see ImageDataset. train_on_all: join all
+    splits to train. split: fields of `SplitOptions`; missing splits are made, stratified, and equal images (byte for
+    byte) are in one of them. Raises UserError with everything that is wrong with the set at once.
     """
     size, options = parse_size(img_size), SplitOptions(**split)
     if unreadable not in ("stop", "skip"):
@@ -103,8 +101,8 @@ def parse_size(img_size: int | Sequence[int]) -> tuple[int, int]:
 
 
 def geometry_of(split: str, size: tuple[int, int], augment: Augment, target: str) -> Geometry:
-    """Random resized crops are cut from whole images; padded crops move the whole view; all else is centered. Images
-    with targets that have places are kept whole, their short side at most twice the view's."""
+    """Random resized crops are cut from whole images; padded crops move the whole view; other views are centered.
+    Images with localized targets are kept whole, their short side at most twice the view's."""
     if target_named(target).located:
         return Geometry(size, 0.5, whole=True, resample=augment.resample)
     if split == "train" and augment.crop in ("random_resized", "inception"):
@@ -146,8 +144,8 @@ class Checked(NamedTuple):
 
 
 def check(spec: str | Path, **split: Any) -> Checked:
-    """Read every image of a set and say what is there. split: fields of `SplitOptions`. Raises UserError only where
-    nothing can be opened, or the options cannot be used."""
+    """Read every image of a set and describe it. split: fields of `SplitOptions`. Raises UserError only for an invalid
+    spec or option."""
     options, source = SplitOptions(**split), open_source(spec)
     source = with_target(source, "class") if source.target == "nothing" else source
     if source.inputs is not None:

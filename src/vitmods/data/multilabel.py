@@ -1,4 +1,4 @@
-"""Images with any number of labels: what a task asks of a source, and what there is to say of such a set."""
+"""The target that a task asks of a source, and images with any number of labels."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from vitmods.data.dataset import AnySplit
+from vitmods.data.dataset import Split
 from vitmods.data.records import Records, Source, printable
 from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry
@@ -17,7 +17,7 @@ Sets = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Target:
-    """What a task asks of each image: a class, a mask.
+    """The fact that a task asks of each image: a class, a mask.
 
     title: in words, for messages. remedy: how images with it can be used otherwise. conversions: the target that a
     source has -> the function that makes a source of this one. located: whether it has places in the image, which is
@@ -28,17 +28,17 @@ class Target:
     remedy: str = "Choose another task or data set."
     conversions: Mapping[str, Callable[[Source], Source]] = field(default_factory=dict)
     located: bool = True
-    check: Callable[[Mapping[str, AnySplit]], list[str]] | None = None
+    check: Callable[[Mapping[str, Split]], list[str]] | None = None
 
 
 TARGETS: Registry[Target] = Registry("target", "vitmods.tasks.*.sources")
-TARGETS.add("nothing", Target("no class", "Put the images of each class into a folder of its own.", located=False))
+TARGETS.add("nothing", Target("no class", "Put the images of each class into a folder.", located=False))
 TARGETS.add("class", Target("a class", located=False))
 TARGETS.add("labels", Target("labels", "Train it with --task multilabel.", located=False))
 
 
 def target_named(name: str) -> Target:
-    """What is known of a target; one that nobody registered is called by its name."""
+    """The target of this name; an unregistered one is called by its name."""
     return TARGETS.get(name) or Target(name)
 
 
@@ -46,7 +46,7 @@ def with_target(source: Source, target: str) -> Source:
     """The source with what a task asks of it; "labels" are given by classes, masks and boxes too, "instances" by boxes
     whose objects have outlines, and "nothing" by all images.
 
-    Classes called as several joined by + are several labels. Raises UserError where it has not what is asked.
+    Classes called as several joined by + are several labels. Raises UserError if it lacks them.
     """
     if source.target == target:
         return source
@@ -68,12 +68,12 @@ def with_target(source: Source, target: str) -> Source:
         )
     if source.class_map is not None:
         raise UserError(f"{printable(source.spec)} evaluates models of other classes; it is without training labels.")
-    parts = [frozenset(part.strip() for part in name.split("+") if part.strip()) for name in source.classes]
-    labels = sorted(frozenset[str]().union(*parts)) if any(len(part) > 1 for part in parts) else list(source.classes)
+    parts = [{part.strip() for part in name.split("+") if part.strip()} for name in source.classes]
+    if not any(len(part) > 1 for part in parts):
+        parts = [{name} for name in source.classes]
+    labels = sorted(set().union(*parts)) if any(len(part) > 1 for part in parts) else list(source.classes)
     number = {label: i for i, label in enumerate(labels)}
     of_class = [tuple(sorted(number[label] for label in part)) for part in parts]
-    if labels == list(source.classes):
-        of_class = [(i,) for i in range(len(labels))]
     splits = {
         name: replace(part, label_sets=part.label_sets or tuple(of_class[int(label)] for label in part.labels))
         for name, part in source.splits.items()
@@ -88,14 +88,12 @@ def label_counts(sets: Iterable[tuple[int, ...]], labels: int) -> list[int]:
 
 
 def label_problems(sets: Sets, labels: tuple[str, ...]) -> list[str]:
-    """What makes training images unfit to learn labels from."""
+    """Say why labels cannot be learned from these training images."""
     counts = label_counts(sets, len(labels))
     if any(0 < count < len(sets) for count in counts):
         return []
-    return [
-        f"No label tells training images apart: all {len(sets)} have the same ({', '.join(labels[:_SHOWN])}). Give "
-        "some that other images lack; an image may also have none."
-    ]
+    shown = ", ".join(labels[:_SHOWN])
+    return [f"All {len(sets)} training images have the same labels ({shown}). Give some that other images lack."]
 
 
 def with_rarest(source: Source) -> Source:

@@ -1,12 +1,8 @@
 """pack: from a folder of images to shards (tar files in WebDataset's layout) that hold the same bytes.
 
-What is written is a pure function of the images, their names and classes and the size of a shard, so packing again
-resumes where it was stopped: a shard that is whole and equal stays, all else is written. A file gets its name only when
-it is whole; the index of a shard, with its checksum, comes before the shard, and the manifest comes last. So a shard
-without an index is not ours, and a folder without a manifest is not finished.
-
-Kept by hand since no library keeps all of this: parquet and arrow files of `datasets` depend on the version that wrote
-them, and webdataset's writers neither resume nor keep the images' names.
+The output is a pure function of the images, their names and classes and the size of a shard, so packing again resumes:
+a shard that is whole and equal stays, all else is written. A file gets its name only when it is whole, and the manifest
+comes last; until then the folder has a file called UNFINISHED.
 """
 
 import fcntl
@@ -14,12 +10,13 @@ import io
 import os
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -28,37 +25,35 @@ from vitmods.data.multilabel import with_target
 from vitmods.data.read import Unreadable, digest, shown_size
 from vitmods.data.records import ENDINGS, Records, printable
 from vitmods.data.rng import text_order
-from vitmods.data.shards import (
+from vitmods.data.sources import open_source
+from vitmods.data.sources.wds import (
+    INDEX,
     MANIFEST,
     MANIFEST_FORMAT,
-    Row,
-    ShardIndex,
+    ROW,
     file_sha256,
-    index_path,
     is_packed,
     read_manifest,
+    write_index,
 )
-from vitmods.data.sources import open_source
 from vitmods.data.summary import record, unreadable_text
 from vitmods.data.threads import AHEAD, cores, in_order
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import expand_user, make_folder, tracked, write_atomically, write_json
-from vitmods.util.limits import read_bytes
 
 MEGABYTE = 1_000_000
+UNFINISHED = "unfinished"
 _END = bytes(2 * tarfile.BLOCKSIZE)  # of a tar file
-_REMEDY = (
-    "Repair or remove them and pack again, which resumes from here; or leave them out with "
-    'unreadable="skip" (--unreadable skip).'
-)
 _SHOWN = 20  # equal images
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What was done. manifest: as in manifest.json; kept: how many shards were there already; equal: the images that
-    are equal byte for byte, those of one kind in one line; leaking: how many of the lines are in train and in another
-    split."""
+    """The result of `pack`.
+
+    manifest: as in manifest.json; kept: number of shards that were there already; equal: the images that are equal byte
+    for byte, those of one kind in one line; leaking: number of these lines in train and in another split.
+    """
 
     folder: Path
     manifest: dict[str, Any]
@@ -68,7 +63,7 @@ class Packed:
 
     @property
     def shards(self) -> int:
-        """How many there are."""
+        """Number of shards."""
         return sum(len(facts["shards"]) for facts in self.manifest["splits"].values())
 
     def __str__(self) -> str:
@@ -86,8 +81,8 @@ class Packed:
                 f"Warning: {self.leaking} of these lines are in train and in val or test, and studies refuse the pack: "
                 "remove the images from one and pack again, or write ?allow=overlap behind it to use them as they are."
             )
-        there = f" ({self.kept} of {self.shards} were there, and were compared)" if self.kept else ""
-        lines.append(f"Packed in {printable(str(self.folder))}{there}. Use it as --data {printable(str(self.folder))}")
+        kept = f" ({self.kept} of {self.shards} were there, and were compared)" if self.kept else ""
+        lines.append(f"Packed in {printable(str(self.folder))}{kept}. Use it as --data {printable(str(self.folder))}")
         return "\n".join(lines)
 
 
@@ -123,63 +118,105 @@ def pack(
     source = open_source(spec)
     source = with_target(source, "class") if source.target == "nothing" else source
     if unknown := [split for split in splits if split not in source.splits]:
-        raise UserError(f'{printable(source.spec)} has no split "{unknown[0]}". {nearest(unknown[0], source.splits)}')
-    chosen = {split: records for split, records in source.splits.items() if not splits or split in splits}
+        raise UserError(
+            f'{printable(source.spec)} does not have a split "{unknown[0]}". {nearest(unknown[0], source.splits)}'
+        )
     if source.class_map is not None or any(part.label_sets is not None for part in source.splits.values()):
         raise UserError(
             f"{printable(source.spec)} maps its classes or has several labels an image: shards have neither."
         )
+    chosen = {split: records for split, records in source.splits.items() if not splits or split in splits}
     folder = make_folder(expand_user(out))
+    others = UserError(
+        f"{printable(str(folder))} holds shards of other images or settings. Choose another folder, or remove it to "
+        "pack them again."
+    )
     with alone_in(folder):
-        _refuse_foreign(folder)
-        finished = is_packed(folder)
+        finished = read_manifest(folder) if is_packed(folder) else None
+        if finished is None and not (folder / UNFINISHED).exists():
+            for path in sorted(folder.glob("*.tar")):
+                raise UserError(
+                    f"{printable(str(path))} was not written by vitmods data pack and could be overwritten: choose "
+                    "another folder."
+                )
+            write_atomically(folder / UNFINISHED, lambda file: None)
         kept, bad = 0, [record(item) for item in source.broken if item.split in chosen]
         contents: dict[str, Any] = {}
-        written: list[tuple[str, str, bytes]] = []  # of each image its split, name and digest
+        written: list[tuple[str, str, bytes]] = []  # split, name and digest of each image
+        parts: list[Any] = []  # rows of each shard
         for split, records in chosen.items():
-            shards, counts = [], [0] * len(source.classes)
+            shards, counts = [], Counter[int]()
             images = _readable(records, split, bad, workers or cores(), progress)
             for number, group in enumerate(_groups(images, int(shard_mb * MEGABYTE))):
-                facts, was_there = _write_shard(folder / f"{split}-{number:06d}.tar", group, finished)
-                shards.append(facts)
-                kept += was_there
-                for row, _ in group:
-                    counts[int(row.label)] += 1
-                    written.append((split, row.id, bytes.fromhex(row.digest)))
+                content, rows = _shard(group, len(parts))
+                path, checksum = folder / f"{split}-{number:06d}.tar", sha256(content).hexdigest()
+                shards.append({"file": path.name, "bytes": len(content), "images": len(group), "sha256": checksum})
+                if finished is not None and shards[-1] not in finished["splits"].get(split, {"shards": []})["shards"]:
+                    raise others
+                if path.is_file() and file_sha256(path) == checksum:
+                    kept += 1
+                else:
+                    write_atomically(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
+                parts.append(rows)
+                counts.update(image.label for image in group)
+                written += [(split, image.name, image.digest) for image in group]
             contents[split] = {
-                "images": sum(counts),
+                "images": counts.total(),
                 "bytes": sum(shard["bytes"] for shard in shards),
-                "per_class": dict(zip(source.classes, counts, strict=True)),
+                "per_class": {name: counts[label] for label, name in enumerate(source.classes)},
                 "shards": shards,
             }
         if bad and unreadable == "stop":
-            raise UserError(f"{unreadable_text(bad)}\n{_REMEDY}")
+            raise UserError(
+                f"{unreadable_text(bad)}\nRepair or remove them and pack again, which resumes from here; or leave them "
+                'out with unreadable="skip" (--unreadable skip).'
+            )
+        index = io.BytesIO()
+        write_index(index, [name for _, name, _ in written], np.concatenate([np.zeros(0, ROW), *parts]))
         manifest = {
             "format": MANIFEST_FORMAT,
             "name": source.name,
             "classes": list(source.classes),
             "splits": contents,
             "unreadable": bad,
+            "index_sha256": sha256(index.getbuffer()).hexdigest(),
         }
-        if finished and read_manifest(folder) != manifest:
-            raise _other_shards(folder)
-        files = {shard["file"] for facts in contents.values() for shard in facts["shards"]}
-        for path in folder.iterdir():  # shards of an unfinished call with other settings; programs would read them too
-            shard = re.fullmatch(r"((?:train|val|test)-\d{6})\.(?:tar|json)(?:\.tmp)?", path.name)
-            if shard and f"{shard[1]}.tar" not in files:
-                path.unlink()
-        write_json(folder / MANIFEST, manifest)
-        return Packed(folder, manifest, kept, *_equal(written))
+        if finished is not None and finished != manifest:
+            raise others
+        write_atomically(folder / INDEX, lambda file: file.write(index.getbuffer()))
+        if finished is None:
+            # Shards of an unfinished call with other settings: other programs would read them too.
+            files = {shard["file"] for facts in contents.values() for shard in facts["shards"]}
+            for path in folder.iterdir():
+                if re.fullmatch(r"(train|val|test)-\d{6}\.tar(\.tmp)?", path.name) and path.name not in files:
+                    path.unlink()
+            write_json(folder / MANIFEST, manifest)
+        (folder / UNFINISHED).unlink(missing_ok=True)
+    kinds: dict[bytes, list[tuple[str, str]]] = {}
+    for split, name, image_digest in written:
+        kinds.setdefault(image_digest, []).append((split, name))
+    equal = [images for images in kinds.values() if len(images) > 1]
+    lines = sorted(" = ".join(sorted(printable(name) for _, name in images)) for images in equal)
+    return Packed(folder, manifest, kept, tuple(lines), sum({"train"} < {split for split, _ in im} for im in equal))
+
+
+class _Image(NamedTuple):
+    name: str
+    label: int
+    member: str
+    raw: bytes
+    native: tuple[int, int]
+    digest: bytes
 
 
 def _readable(
     records: Records, split: str, bad: list[dict[str, str]], workers: int, progress: bool
-) -> Iterator[tuple[Row, bytes]]:
-    """Images that can be read, each with its row (the offset still open); the others are added to `bad`. The order is
-    drawn from the names, so that a shard has some of every class."""
+) -> Iterator[_Image]:
+    """Images that can be read; the others are added to `bad`. The order is drawn from the names, so that a shard has
+    some of every class."""
     order = text_order(0, "pack", records.ids).tolist()
 
-    def read(number: int) -> tuple[Row, bytes] | Unreadable:
+    def read(number: int) -> _Image | Unreadable:
         name, key = records.ids[order[number]], int(records.keys[order[number]])
         try:
             raw = records.fetch(key)
@@ -192,10 +229,9 @@ def _readable(
         if ending not in ENDINGS:  # not a file of its own
             with Image.open(io.BytesIO(raw)) as image:
                 ending = f".{(image.format or 'img').lower()}"
-        label = int(records.labels[order[number]])
-        return Row(name, label, f"{number:09d}{ending}", 0, len(raw), *size, digest(raw).hex()), raw
+        return _Image(name, int(records.labels[order[number]]), f"{number:09d}{ending}", raw, size, digest(raw))
 
-    images: Iterable[tuple[Row, bytes] | Unreadable] = in_order(read, range(len(order)), workers, ahead=AHEAD)
+    images: Iterable[_Image | Unreadable] = in_order(read, range(len(order)), workers, ahead=AHEAD)
     for number, image in enumerate(tracked(images, len(order), f"Packing {split}") if progress else images):
         if isinstance(image, Unreadable):
             path = printable(records.ids[order[number]])
@@ -204,60 +240,35 @@ def _readable(
             yield image
 
 
-def _groups(images: Iterable[tuple[Row, bytes]], limit: int) -> Iterator[list[tuple[Row, bytes]]]:
+def _groups(images: Iterable[_Image], limit: int) -> Iterator[list[_Image]]:
     """The images of one shard of at most `limit` bytes after the other."""
-    group: list[tuple[Row, bytes]] = []
+    group: list[_Image] = []
     length = len(_END)
-    for row, raw in images:
-        needed = -(-len(raw) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE + 3 * tarfile.BLOCKSIZE  # label and two headers
-        if group and length + needed > limit:
+    for image in images:
+        blocks = -(-len(image.raw) // tarfile.BLOCKSIZE) + 3  # label and two headers
+        if group and length + blocks * tarfile.BLOCKSIZE > limit:
             yield group
             group, length = [], len(_END)
-        group.append((row, raw))
-        length += needed
+        group.append(image)
+        length += blocks * tarfile.BLOCKSIZE
     if group:
         yield group
 
 
-def _write_shard(path: Path, images: list[tuple[Row, bytes]], finished: bool) -> tuple[dict[str, Any], bool]:
-    """Write a shard and its index unless they are there and whole: the shard's part of the manifest, and whether it was
-    there. finished: an earlier call came to its end, so what it wrote is never replaced by something else."""
-    buffer, rows = io.BytesIO(), []
+def _shard(images: list[_Image], number: int) -> tuple[bytes, Any]:
+    """The bytes of a shard, and the rows (n,) of its images in the index."""
+    buffer, rows = io.BytesIO(), np.zeros(len(images), ROW)
     tar = tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115, closing would pad it
-    for row, raw in images:
-        rows.append(row._replace(offset=buffer.tell() + tarfile.BLOCKSIZE))
-        label = PurePosixPath(row.member).with_suffix(".cls").name
-        for name, content in ((row.member, raw), (label, str(row.label).encode())):
+    for i, image in enumerate(images):
+        offset = buffer.tell() + tarfile.BLOCKSIZE
+        rows[i] = (number, image.label, offset, len(image.raw), image.native, np.frombuffer(image.digest, np.uint8))
+        label = PurePosixPath(image.member).with_suffix(".cls").name
+        for name, content in ((image.member, image.raw), (label, str(image.label).encode())):
             member = tarfile.TarInfo(name)  # without times and owners: the same images give the same bytes
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     buffer.write(_END)
-    checksum = sha256(buffer.getbuffer()).hexdigest()
-    facts = {"file": path.name, "bytes": buffer.tell(), "images": len(rows), "sha256": checksum}
-    index = ShardIndex(tuple(rows)).to_bytes(**facts)
-    facts["index_sha256"] = sha256(index).hexdigest()
-    try:
-        is_same = read_bytes(index_path(path), "JSON") == index
-        if is_same and file_sha256(path) == checksum:
-            return facts, True
-    except (OSError, ValueError):
-        is_same = False
-    if finished and not is_same:
-        raise _other_shards(path.parent)
-    write_atomically(index_path(path), lambda file: file.write(index))
-    write_atomically(path, lambda file: file.write(buffer.getbuffer()))
-    return facts, False
-
-
-def _equal(images: list[tuple[str, str, bytes]]) -> tuple[tuple[str, ...], int]:
-    """Names of the images that are equal, a line for each kind, and how many kinds are in train and another split."""
-    digests = np.array([digest for _, _, digest in images], dtype="S16")
-    _, kind, count = np.unique(digests, return_inverse=True, return_counts=True)
-    kinds: dict[int, list[int]] = {}
-    for i in np.flatnonzero(count[kind] > 1).tolist():
-        kinds.setdefault(int(kind[i]), []).append(i)
-    lines = sorted(" = ".join(sorted(printable(images[i][1]) for i in same)) for same in kinds.values())
-    return tuple(lines), sum({"train"} < {images[i][0] for i in same} for same in kinds.values())
+    return buffer.getvalue(), rows
 
 
 @contextmanager
@@ -274,21 +285,3 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _refuse_foreign(folder: Path) -> None:
-    for path in sorted(folder.glob("*.tar")):
-        try:
-            ShardIndex.from_bytes(read_bytes(index_path(path), "JSON"))
-        except (OSError, ValueError, KeyError, TypeError):
-            raise UserError(
-                f"{printable(str(path))} was not written by vitmods data pack and could be overwritten: choose another "
-                "folder."
-            ) from None
-
-
-def _other_shards(folder: Path) -> UserError:
-    return UserError(
-        f"{printable(str(folder))} holds shards of other images or settings. Choose another folder, or remove it to "
-        "pack them again."
-    )

@@ -49,10 +49,19 @@ def decode(raw: "bytes | Image.Image | NDArray[np.generic]", channels: int) -> N
 
 def opened(raw: "bytes | Image.Image | NDArray[np.generic]") -> Image.Image:
     """The image, decoded and upright, in its own mode. Raises whatever PIL does; call it within `reading`."""
-    image = _open(raw)
-    _refuse_bomb(image)
+    image, limit = _open(raw), Image.MAX_IMAGE_PIXELS
+    # PIL only warns up to twice its limit; an image of 90 megapixels or more is refused here at once.
+    if limit is not None and image.width * image.height > limit:
+        raise Unreadable(
+            f"looks like a decompression bomb: {image.width} x {image.height} pixels, more than "
+            f"PIL.Image.MAX_IMAGE_PIXELS = {limit:,}"
+        )
     image.load()
-    return _upright(image)
+    try:
+        # exif_transpose would copy an upright image
+        return image if image.getexif().get(_ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
+    except Exception:  # a broken EXIF block says nothing about the orientation; the pixels are fine
+        return image
 
 
 def size_in_header(raw: bytes) -> tuple[int, int]:
@@ -77,7 +86,7 @@ def shown_size(raw: bytes) -> tuple[int, int]:
 
 
 def digest(raw: "bytes | Image.Image | NDArray[np.generic]") -> bytes:
-    """16 bytes that tell the source's bytes of an image from all others."""
+    """A hash of an image's bytes in its source: 16 bytes."""
     content = raw if isinstance(raw, bytes) else np.ascontiguousarray(np.asarray(raw)).tobytes()
     return blake2b(content, digest_size=16).digest()
 
@@ -93,42 +102,19 @@ def _open(raw: "bytes | Image.Image | NDArray[np.generic]") -> Image.Image:
     return Image.open(io.BytesIO(raw), formats=[name for name in FORMATS if name in Image.OPEN])
 
 
-def _refuse_bomb(image: Image.Image) -> None:
-    # PIL only warns up to twice its limit; an image of 90 megapixels or more is refused here at once.
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit is not None and image.width * image.height > limit:
-        raise Unreadable(
-            f"looks like a decompression bomb: {image.width} x {image.height} pixels, more than "
-            f"PIL.Image.MAX_IMAGE_PIXELS = {limit:,}"
-        )
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        if image.getexif().get(_ORIENTATION, 1) == 1:
-            return image  # of which exif_transpose would make a copy
-        return ImageOps.exif_transpose(image)
-    except Exception:  # a broken EXIF block says nothing about the orientation; the pixels are fine
-        return image
-
-
 def _pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:
     if image.width == 0 or image.height == 0:
-        raise Unreadable("the image has no pixels")
-    if image.mode in (*_WIDE_MODES, "I", "F"):
-        image = Image.fromarray(_to_8_bits(np.asarray(image)))
+        raise Unreadable("the image is without pixels")
+    if image.mode in (*_WIDE_MODES, "I", "F"):  # full range to full range: 16-bit 0..65535, float 0..1
+        values = np.asarray(image, dtype=np.float64)
+        top, low, high = 1.0 if image.mode == "F" else 65535.0, float(np.min(values)), float(np.max(values))
+        if not (low >= 0 and high <= top):
+            outside = f"pixel values run from {low:g} to {high:g}, outside 0 to {top:g}"
+            raise Unreadable(f"{outside}: save it with 8 or 16 bits")
+        image = Image.fromarray(np.rint(values * (255 / top)).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     mode = "RGB" if channels == 3 else "L"
     pixels = np.asarray(image if image.mode == mode else image.convert(mode))
     return np.ascontiguousarray(pixels.transpose(2, 0, 1)) if channels == 3 else pixels[None].copy()
-
-
-def _to_8_bits(values: NDArray[np.generic]) -> NDArray[np.uint8]:
-    """Full range to full range: 16-bit 0..65535 and float 0..1 become 0..255, rounded."""
-    top = 1.0 if values.dtype.kind == "f" else 65535.0
-    low, high = float(np.min(values)), float(np.max(values))
-    if not (low >= 0 and high <= top):
-        raise Unreadable(f"pixel values run from {low:g} to {high:g}, outside 0 to {top:g}: save it with 8 or 16 bits")
-    return np.rint(np.asarray(values, dtype=np.float64) * (255 / top)).astype(np.uint8)

@@ -41,7 +41,7 @@ class Annotation(Protocol):
 
     @property
     def stamp(self) -> str:
-        """Changes whenever what it says may have; part of the data set's fingerprint, so not a path or a time."""
+        """Changes with the facts; part of the data set's fingerprint, so not a path or a time."""
         ...
 
 
@@ -49,15 +49,15 @@ class Annotation(Protocol):
 class Records:
     """The images of one split, in an order that does not depend on the order of files on the disk.
 
-    ids name images for people and for splitting; fetch(keys[i]) returns image i and raises if it cannot. Labels are
-    (n,) positions in the classes. stamps: of all images of the part of the source that these were taken from, one
-    each, which changes whenever that image may have changed; they key the cache. rows (n,): where among them each is.
-    label_sets: where several classes are right for an image, or it has several labels, all of them, for each image.
-    annotations: of each image, where the source's target is "mask" or "boxes"; label_sets then has the classes in it.
+    ids name images for people and for splitting; fetch(keys[i]) returns image i or raises. labels (n,): positions in
+    the classes. stamps: one for each image of the part of the source that these were taken from, which changes
+    whenever the image may have; they key the cache. rows (n,): the place of each among them. label_sets: all labels of
+    each image, where there may be several. annotations: of each image, where the target has facts beyond classes;
+    label_sets then has the classes in it.
 
-    Where a source knows more without reading an image: shards (n,), the number of the file that each lies in, one
-    after the other by their keys; native (n, 2), heights and widths, 0 where they are not known; digests (n, 16), as in
-    Index. sequential: to fetch an image, those before it in its file have to be read too.
+    If a source knows more without reading an image: shards (n,), the number of the file of each, one after the other by
+    their keys; native (n, 2), heights and widths, 0 if unknown; digests (n, 16), as in Index. sequential: to fetch an
+    image, those before it in its file have to be read too.
     """
 
     ids: tuple[str, ...]
@@ -98,7 +98,7 @@ class Records:
         )
 
     def some(self, count: int) -> "Records":
-        """About `count` of them: spread evenly, or the first of the first file where the others are costly to reach."""
+        """About `count` of them: spread evenly, or the first of the first file if they are sequential."""
         if self.sequential:
             return self.take(np.argsort(self.keys, kind="stable")[:count])
         return self.take(np.arange(0, len(self), max(1, len(self) // count)))
@@ -114,8 +114,8 @@ class Broken(NamedTuple):
 
 @dataclass(frozen=True)
 class Streaming:
-    """How the images are to be read. asked: True, decoded whenever one is needed; False, decoded once and kept; None,
-    by size. buffer: how many places an image may be moved from where reading file by file would bring it."""
+    """How images are read. asked: True, decoded when needed; False, decoded once and kept; None, by size. buffer: the
+    number of places that an image may move from the order of files."""
 
     asked: bool | None = None
     buffer: int = 10_000
@@ -142,7 +142,7 @@ def joined(*parts: Records) -> Records:
 
 
 class Inputs(ABC):
-    """What a source has in the place of images, such as sequences of tokens."""
+    """Inputs of another kind than images, such as sequences of tokens."""
 
     title: ClassVar[str]
     """in the plural, for messages"""
@@ -151,7 +151,7 @@ class Inputs(ABC):
 
     @abstractmethod
     def recommend(self, source: "Source") -> tuple[str, tuple[int, int], str, int]:
-        """Base model, img_size, recipe and in_chans where the user names none."""
+        """Default base model, img_size, recipe and in_chans."""
 
     @abstractmethod
     def summarize(self, source: "Source", options: Any) -> dict[str, Any]:
@@ -160,15 +160,13 @@ class Inputs(ABC):
 
 @dataclass
 class Source:
-    """A data set as found: its splits among train, val and test (train alone where there are none; none of train where
-    the set is for evaluation only), and what was passed over.
+    """A data set as found: its splits among train, val and test (without train: for evaluation only).
 
     class_map: where its classes are some of a larger set's that models are trained on (200 of ImageNet's 1,000), their
-    positions there, in the order of `classes`. target: what it knows of each image: "class"; "labels", which its
-    label_sets then are; "mask" or "boxes", which its annotations are, and label_sets the classes that occur. allow:
-    which of ALLOWED is no more than a warning. broken: what has no place among the records. unseen: the listed classes
-    that no mask shows, in a sentence. verify: compares the files with their checksums and returns what is wrong. spec:
-    set by `open_source`. inputs: what `fetch` gives in the place of images; None: images.
+    positions there, in the order of `classes`. target: the fact that it has of each image, such as "class" or "labels".
+    allow: which of ALLOWED is no more than a warning. broken: entries that are not records. unseen: the listed classes
+    that no mask shows, in a sentence. verify: compares the files with their checksums and returns the problems. spec:
+    set by `open_source`. inputs: the inputs that `fetch` gives; None: images.
     """
 
     name: str

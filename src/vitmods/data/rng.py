@@ -19,7 +19,7 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133
 
 
 class Stream(IntEnum):
-    """What a draw is used for. The numbers are part of every result: never reuse or renumber one."""
+    """The purpose of a draw. The numbers are part of every result: never reuse or renumber one."""
 
     ORDER = 1
     CROP_SIZE = 2
@@ -55,7 +55,8 @@ def bits(seed: int, stream: Stream, *counters: Counter) -> NDArray[np.uint64]:
         if isinstance(state, int) and isinstance(counter, int):
             state = _mix_int(state + counter & _MASK)
         else:
-            state = _mix(np.asarray(state, dtype=np.uint64) + _unsigned(counter))
+            unsigned = np.asarray(counter & _MASK if isinstance(counter, int) else counter).astype(np.uint64)
+            state = _mix(np.asarray(state, dtype=np.uint64) + unsigned)
     return np.asarray(state, dtype=np.uint64)
 
 
@@ -79,12 +80,6 @@ def text_bits(seed: int, purpose: str, texts: Iterable[str]) -> NDArray[np.uint6
 def text_order(seed: int, purpose: str, texts: Iterable[str]) -> NDArray[np.int64]:
     """Return the order (n,) that the bits of the names draw; equal names keep theirs."""
     return np.argsort(text_bits(seed, purpose, texts), kind="stable")
-
-
-def _unsigned(counter: Counter) -> NDArray[np.uint64]:
-    if isinstance(counter, int):
-        return np.asarray(counter & _MASK, dtype=np.uint64)
-    return np.asarray(counter).astype(np.uint64)
 
 
 def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:

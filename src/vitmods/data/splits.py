@@ -1,22 +1,20 @@
 """Train, val and test where a source does not bring them: stratified, and a function of the split seed and the names.
 
-An image's place depends on its own name and on how many images its class has, never on the order of files. Images of
+An image's place depends on its name and on the number of images of its class, never on the order of files. Images of
 one group stay together: the group goes where its first image in the drawn order would, in that image's class.
 
-split.csv: each image with its split, label and group; written with every study, and read to split as it did.
-
 Images that belong together: of one patient, of one video, or equal byte for byte. A split that is made keeps them in
-one part, and statistics count them as one.
+one part, and statistics count them as one. `group_by` is a regular expression, whose first group (or whole match) in an
+image's path names its group; or a CSV file with the columns image and group. Paths are those that `vitmods data` shows.
 
-`group_by` says by what: a regular expression, whose first group (or whole match) in an image's path names its group; or
-a CSV file with the columns image and group. Paths are those that `vitmods data` shows, below the folder of the set.
+split.csv: each image with its split, label and group; written with every study, and read to reproduce its split.
 """
 
 import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, takewhile
@@ -30,7 +28,7 @@ from vitmods.data.records import SPLITS, Records, Source, joined, printable
 from vitmods.data.rng import text_order
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, write_atomically
-from vitmods.util.limits import open_table, table
+from vitmods.util.limits import read_table
 
 if TYPE_CHECKING:
     from vitmods.data.dataset import ImageDataset, Split
@@ -41,7 +39,7 @@ SUGGESTED = (
     r"(?i)(?<![a-z0-9])((?:patient|subject|case|person|pat|subj|pid|p|video|vid|clip|scene|slide)[-_]?\d+)(?![a-z0-9])",
     r"^([^/]+/.+)/[^/]+$",
 )
-"""What often names a group: the name before a frame's number, a patient's or a video's number, a folder in a class."""
+"""Usual names of groups: the name before a frame's number, a patient's or a video's number, a folder in a class."""
 
 
 def group_keys(group_by: str | Path, ids: Sequence[str]) -> tuple[str, ...]:
@@ -107,10 +105,10 @@ def hashes(digests: NDArray[np.uint8]) -> NDArray[np.bytes_]:
 
 
 def suggest_grouping(ids: Sequence[str], classes: int) -> tuple[str, int] | None:
-    """An expression by which images seem to belong together, and how many groups it finds; None: there is none.
+    """An expression by which images seem to belong together, and the number of its groups; or None.
 
-    It finds a group for every image; there are several for each class; most images share theirs with one of the same
-    folder, and no group has more than a fifth of them.
+    It finds a group for every image and several for each class; most images share theirs with one of the same folder,
+    and a group has at most a fifth of them.
     """
     for pattern in SUGGESTED:
         # A lazy iterator: most patterns fail at the first of a million names.
@@ -126,30 +124,14 @@ def suggest_grouping(ids: Sequence[str], classes: int) -> tuple[str, int] | None
     return None
 
 
-def read_columns(path: str | Path, columns: Iterable[str]) -> list[dict[str, str]]:
+def read_columns(path: str | Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """The rows of a CSV file that has these columns, and maybe others. UserError if it does not, or is not a table."""
-    name = printable(str(path))
-    try:
-        with open_table(expand_user(path), errors="surrogateescape") as file:
-            reader = table(file, restval="", strict=True)
-            reader.fieldnames = [column.strip().lower() for column in reader.fieldnames or ()]
-            if missing := [column for column in columns if column not in reader.fieldnames]:
-                raise UserError(
-                    f"{name} has no column {' and no column '.join(missing)}: its first line is "
-                    f'"{printable(",".join(reader.fieldnames))}".'
-                )
-            rows = []
-            for row in reader:
-                if None in row:
-                    raise UserError(f"Line {reader.line_num} of {name} has more columns than its first line.")
-                rows.append(row)
-    except UserError:
-        raise
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"{name} cannot be read as a CSV file: {error}.") from error
-    counts = Counter(row.get("image", "") for row in rows)
-    if twice := [image for image, count in counts.items() if count > 1 and "image" in columns]:
-        raise UserError(f"{name} names {printable(twice[0])} {counts[twice[0]]} times: leave one.")
+    rows = [row for _, row in read_table(expand_user(path), columns, errors="surrogateescape", strict=True)]
+    counts = Counter(row["image"] for row in rows) if "image" in columns else {}
+    if repeated := [image for image, count in counts.items() if count > 1]:
+        raise UserError(
+            f"{printable(str(path))} names {printable(repeated[0])} {counts[repeated[0]]} times: leave one."
+        )
     return rows
 
 
@@ -162,8 +144,8 @@ SPLIT_FILE = "split.csv"
 
 
 def write_split(path: Path, dataset: "ImageDataset", folds: "Sequence[ImageDataset]" = ()) -> None:
-    """Write which images are in which split; several labels of an image are joined by ; and an image in no group has
-    one of its own name. With folds, a column more has the number of the one that tests an image, if one does."""
+    """Write the split of each image. Several labels are joined by ;, the group of an image without others is its name.
+    With folds, a column more has the number of the fold that tests the image."""
     fold_of = {name: str(fold) for fold, part in enumerate(folds) for name in part.splits["test"].ids}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -177,8 +159,8 @@ def write_split(path: Path, dataset: "ImageDataset", folds: "Sequence[ImageDatas
 
 
 def read_split(path: str | Path, source: Source) -> dict[str, Records]:
-    """The source's images, in the splits that the file names. Images that it does not name are left out, which the
-    source's warnings count. UserError where it names others, other labels, or no training images."""
+    """The source's images in the splits of the file. The source's warnings count images that it leaves out. UserError
+    where it names unknown images, other labels, or no training images."""
     file = printable(str(path))
     rows = {row["image"]: row for row in read_columns(path, ("image", "split"))}
     parts: dict[str, list[Records]] = {name: [] for name in SPLITS}
@@ -231,9 +213,8 @@ VAL_FRACTION, TEST_FRACTION = 0.1, 0.2
 
 
 def _check_limit(count: float | None) -> None:
-    if count is None or (isinstance(count, float) and 0 < count <= 1):
-        return
-    if not count >= 1 or count % 1:
+    is_fraction = isinstance(count, float) and 0 < count <= 1
+    if count is not None and not is_fraction and (not count >= 1 or count % 1):
         raise UserError(f"limit_train must be at least 1, or a fraction (0.25) of the images, not {count}.")
 
 
@@ -282,7 +263,7 @@ class SplitOptions:
             _compile(self.group_by)
         for path in (self.split_file, self.group_by):
             if str(path).lower().endswith(".csv") and not expand_user(str(path)).exists():
-                raise UserError(f"{printable(str(path))} cannot be read as a CSV file: there is no such file.")
+                raise UserError(f"{printable(str(path))} cannot be read as a CSV file: it does not exist.")
 
     def refuse(self, reason: str, *names: str) -> None:
         """Raise UserError for the first of these options that is set."""
@@ -299,12 +280,12 @@ def make_splits(
     train_on_all: bool = False,
     cache_dir: Path | None = None,
 ) -> tuple[dict[str, Records], str]:
-    """The splits to use and where each comes from, in words.
+    """The splits to use, and their origin in words.
 
-    A source with train alone is cut into train, val and test. One that lacks val gives a part of train to it. One that
-    lacks test beside its own val is evaluated on val, so that numbers stay comparable with others on that split. A
-    source without train is for evaluation only. What there is to know of groups is added to the source's warnings.
-    train_on_all: join all splits to train, for a model whose worth is known already.
+    A source with train alone is cut into train, val and test. Without val, a part of train becomes val. With val and
+    without test it is evaluated on val, so that numbers stay comparable with others on that split. A source without
+    train is for evaluation only. Warnings about groups are added to the source's.
+    train_on_all: join all splits to train, for a model that was evaluated before.
     """
     splits, origin = dict(source.splits), "found"
     seed, fold, limit_val = options.split_seed, options.fold, options.limit_val
@@ -334,8 +315,8 @@ def make_splits(
 
 
 def _fractions(source: Source, options: SplitOptions) -> dict[str, float]:
-    """Fractions of the parts to be made, but for a val of `limit_val` images. UserError for what cannot apply."""
-    reason = f"these images come with splits of their own ({', '.join(source.splits)})"
+    """Fractions of the parts to be made, except a val of `limit_val` images. UserError for inapplicable options."""
+    reason = f"these images have given splits ({', '.join(source.splits)})"
     alone = list(source.splits) == ["train"]
     if not alone:
         options.refuse(reason, "test_fraction", "fold")
@@ -353,7 +334,7 @@ def _fractions(source: Source, options: SplitOptions) -> dict[str, float]:
 
 
 def _train_groups(source: Source, group_by: str | Path | None, cache_dir: Path | None) -> Groups:
-    """Groups of train's images; what a user should know of them is added to the source's warnings."""
+    """Groups of train's images; adds to the source's warnings."""
     from vitmods.data.store import digests_of  # torch, which the shell's help does without
 
     train = source.splits["train"]
@@ -384,7 +365,7 @@ def cut(
     classes = _by_class(records, seed, "split", groups)
     folds = [] if fold is None else _deal(classes, fold[1])
     for number, units in enumerate(classes):
-        total = _count(units)
+        total = sum(map(len, units))
         for name, fraction in fractions.items():
             if fold is not None and name == "test":
                 pairs = list(zip(units, folds[number], strict=True))
@@ -392,7 +373,7 @@ def cut(
                 units = [unit for unit, place in pairs if place != fold[0]]
             else:
                 least = 1 if fraction > 0 and len(units) >= 3 else 0
-                count = min(max(int(total * fraction + 0.5), least), _count(units) - 1)
+                count = min(max(int(total * fraction + 0.5), least), sum(map(len, units)) - 1)
                 taken, units = _nearest(units, count, at_least_one=count > 0)
                 units = units or [taken.pop()] if taken else units
             parts[name] += chain.from_iterable(taken)
@@ -445,7 +426,7 @@ def take_out(records: Records, count: int, seed: int, groups: Groups = None) -> 
 def _drawn(records: Records, count: int, seed: int, purpose: str, spare: int, groups: Groups = None) -> Indices:
     """Sorted positions of `count` images, leaving `spare` of every class."""
     classes = [units for units in _by_class(records, seed, purpose, groups) if units]
-    counts = _quotas(np.array([_count(units) for units in classes]), count, spare)
+    counts = _quotas(np.array([sum(map(len, units)) for units in classes]), count, spare)
     chosen = [_nearest(units, int(n), over=0)[0] for units, n in zip(classes, counts, strict=True)]
     return np.array(sorted(i for units in chosen for unit in units for i in unit), dtype=np.int64)
 
@@ -468,22 +449,17 @@ def _quotas(sizes: Indices, count: int, spare: int) -> Indices:
 
 
 Unit = list[int]
-"""Positions of images that stay together; one where there are no groups."""
+"""Positions of images that stay together; one position without groups."""
 
 
 def _by_class(records: Records, seed: int, purpose: str, groups: Groups) -> list[list[Unit]]:
     """Each class's units, in an order drawn from the seed and the names; a unit is of the class of its first image."""
-    order = text_order(seed, purpose, records.ids).tolist()
-    if groups is None:
-        units: Iterable[Unit] = ([i] for i in order)
-    else:
-        together: dict[str, Unit] = {}
-        for i in order:
-            together.setdefault(groups[i], []).append(i)
-        units = together.values()
+    units: dict[str | int, Unit] = {}
+    for i in text_order(seed, purpose, records.ids).tolist():
+        units.setdefault(i if groups is None else groups[i], []).append(i)
     labels = records.labels.tolist()
     members: dict[int, list[Unit]] = {label: [] for label in sorted(set(labels))}
-    for unit in units:
+    for unit in units.values():
         members[labels[unit[0]]].append(unit)
     return list(members.values())
 
@@ -503,7 +479,3 @@ def _nearest(
     if at_least_one and not taken and len(others) > 1:
         taken.append(others.pop(others.index(min(others, key=len))))
     return taken, others
-
-
-def _count(units: list[Unit]) -> int:
-    return sum(map(len, units))

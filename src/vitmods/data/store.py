@@ -5,8 +5,8 @@ that are made of the part, its folds and limits share it. What it lacks is decod
 appended, and the table of what it has is replaced when the pixels are on the disk. So readers, which need no lock, see
 whole images only, and a process that is killed loses no more than it has appended.
 
-What takes long to find out of files, kept in the user's cache: hashes of all images' bytes, so that equal ones are
-known before the images are split, and lists of what lies in a file.
+Also kept in the user's cache: hashes of all images' bytes, by which equal ones are known before the images are split,
+and lists of the members of large files.
 """
 
 import io
@@ -17,7 +17,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -65,7 +65,7 @@ _ROW = np.dtype(
 
 @dataclass(frozen=True)
 class Index:
-    """Where the m readable images of n records lie, and what they are.
+    """The places and facts of the m readable images of n records.
 
     kept (m,): positions in the records; shapes (m, 3): C, H, W as stored; offsets (m,): bytes; native (m, 2): height
     and width before resizing; crc (m,): checksum of the stored pixels; digests (m, 16): hash of the source's bytes;
@@ -83,19 +83,19 @@ class Index:
 
 @dataclass
 class _Table:
-    """What is known of each image of a part: a _ROW each, and by position why some are unreadable. end: bytes."""
+    """The known images of a part: a _ROW each, and by position why some are unreadable. end: bytes."""
 
     rows: NDArray[Any]
     reasons: dict[int, str]
     end: int = 0
 
     def lacks(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these (n,) are not known."""
+        """Which of these (n,) are unknown."""
         unknown: NDArray[np.bool_] = self.rows["state"][rows] == _UNKNOWN
         return unknown
 
     def index(self, rows: NDArray[np.int64]) -> Index:
-        """Of the images in these rows (n,)."""
+        """Index of the images in these rows (n,)."""
         chosen = self.rows[rows]
         kept = np.flatnonzero(chosen["state"] == _READABLE)
         shape, offset, native, crc, digests = (
@@ -105,7 +105,7 @@ class _Table:
         return Index(kept, shape, offset, native, crc, digests, tuple((i, self.reasons[int(rows[i])]) for i in bad))
 
     def add(self, records: Records, geometry: Geometry | None, channels: int, out: BinaryIO) -> None:
-        """Decode those of the records that are not known, and append them to `out`."""
+        """Decode those of the records that are unknown, and append them to `out`."""
         lacking = records.take(np.flatnonzero(self.lacks(records.rows)))
         for row, image in zip(lacking.rows.tolist(), _decoded(lacking, geometry, channels), strict=True):
             if isinstance(image, str):
@@ -179,12 +179,11 @@ class Store:
 
 
 def open_store(records: Records, geometry: Geometry | None, channels: int, cache_dir: Path | None) -> Store:
-    """The records' images, read now or taken from a cache. Without geometry they are looked through, and what they are
-    is kept, not their pixels.
+    """The records' images, read now or taken from a cache. Without geometry only their facts are kept, not the pixels.
 
     With cache_dir they are kept there for later runs and other processes. Without, they go to the user's cache folder,
-    from which caches not used for UNUSED_AFTER are removed. Those of at most SMALL bytes stay in memory, and those of
-    at most MEMORY_LIMIT if that folder cannot be written. Raises UserError if a cache cannot be written.
+    from which caches unused for UNUSED_AFTER are removed; those of at most SMALL bytes stay in memory, and those of at
+    most MEMORY_LIMIT if that folder cannot be written. Raises UserError if a cache cannot be written.
     """
     size = estimate(records, geometry, channels) if geometry is not None and cache_dir is None else 0
     if cache_dir is None and (size <= SMALL if geometry is not None else len(records) <= FEW):
@@ -215,7 +214,7 @@ def cache_key(records: Records, geometry: Geometry | None, channels: int) -> str
 
 
 def read_cache(folder: Path, records: Records) -> Store | None:
-    """The records' images from the cache in this folder, or None where it has not all of them, or is damaged."""
+    """The records' images from the cache in this folder, or None where some are missing or damaged."""
     table = _read_table(folder)
     if table is None or table.lacks(records.rows).any():
         return None
@@ -226,8 +225,14 @@ def read_cache(folder: Path, records: Records) -> Store | None:
     store = Store(pixels, table.index(records.rows))
     # Two sources may have the same stamps: are the bytes of some images what they were?
     rows, digests = records.rows[store.index.kept], store.index.digests
-    fetched = [(digest(raw), place) for row, raw in _some(records) for place in np.flatnonzero(rows == row)]
-    if any(value != digests[place].tobytes() for value, place in fetched) or (table.end and not _intact(store)):
+    for row, raw in _some(records):
+        if any(digest(raw) != digests[place].tobytes() for place in np.flatnonzero(rows == row)):
+            return None
+    sizes = store.index.shapes.prod(axis=1)
+    step = 1 + int(sizes.sum()) // VERIFIED_BYTES
+    checks = zip(*(a[::step].tolist() for a in (store.index.offsets, sizes, store.index.crc)), strict=True)
+    content = pixels.data  # slices of a memoryview cost a tenth of an array's
+    if table.end and any(zlib.crc32(content[start : start + size]) != crc for start, size, crc in checks):
         return None
     with suppress(OSError):  # when it was used last
         os.utime(folder)
@@ -255,7 +260,7 @@ def _some(records: Records) -> Iterator[tuple[int, Raw]]:
 
 
 def _read_table(folder: Path) -> _Table | None:
-    """None where there is none, or it or its pixels are cut off."""
+    """The table of a cache; None where it is missing, or it or its pixels are cut off."""
     try:
         arrays = read_npz(folder / "index.npz", ["rows", "reasons", "end"])
         reasons = {int(row): reason for row, reason in parse_json(arrays["reasons"].tobytes()).items()}
@@ -266,18 +271,16 @@ def _read_table(folder: Path) -> _Table | None:
     return table if complete else None
 
 
-def _intact(store: Store) -> bool:
-    sizes = store.index.shapes.prod(axis=1)
-    step = 1 + int(sizes.sum()) // VERIFIED_BYTES
-    checks = zip(*(a[::step].tolist() for a in (store.index.offsets, sizes, store.index.crc)), strict=True)
-    pixels = store.pixels.data  # slices of a memoryview cost a tenth of an array's
-    return all(zlib.crc32(pixels[start : start + size]) == crc for start, size, crc in checks)
-
-
 def _completed(folder: Path, records: Records, geometry: Geometry | None, channels: int, clean_up: bool) -> Store:
-    """The records' images once the cache has all of them. clean_up: remove caches beside it that are not used."""
+    """The records' images once the cache has all of them. clean_up: remove unused caches of the same folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(timeout=_NOTICE_S)
+    except Timeout:
+        progress_console().print("Another process is reading these images: waiting for it.")
+        lock.acquire()
+    try:
         for other in folder.parent.iterdir() if clean_up else ():
             with suppress(OSError):
                 if time.time() - other.stat().st_mtime > UNUSED_AFTER and other != folder:
@@ -291,6 +294,8 @@ def _completed(folder: Path, records: Records, geometry: Geometry | None, channe
                 for name in ("index.npz", "pixels.bin"):  # a new file: other processes may have mapped the old one
                     (folder / name).unlink(missing_ok=True)
             _append(folder, table, records, geometry, channels)
+    finally:
+        lock.release()
     raise UserError(f"what is written to {printable(str(folder))} is not what is read there: check the disk")
 
 
@@ -298,7 +303,7 @@ def _append(folder: Path, table: _Table, records: Records, geometry: Geometry | 
     end = table.end
     try:
         with open(folder / "pixels.bin", "ab") as pixels:
-            pixels.truncate(end)  # what a killed process has left
+            pixels.truncate(end)  # the remains of a killed process
             table.add(records, geometry, channels, pixels)
             pixels.flush()
             os.fsync(pixels.fileno())
@@ -311,22 +316,7 @@ def _append(folder: Path, table: _Table, records: Records, geometry: Geometry | 
         raise
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    lock = FileLock(folder / "lock")
-    try:
-        lock.acquire(timeout=_NOTICE_S)
-    except Timeout:
-        progress_console().print("Another process is reading these images: waiting for it.")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-REMEMBERED = 2000  # images; of fewer the hashes are made in no time and not kept
-UNKNOWN = bytes(16)
+REMEMBERED = 2000  # images; hashes of fewer are made in no time and not kept
 T = TypeVar("T")
 
 
@@ -337,13 +327,13 @@ def remembered(
     make: Callable[[], T],
     write: Callable[[IO[bytes], T], Any],
 ) -> T:
-    """Return what the file of that name holds; make and write it first if it is missing or not whole.
+    """Read the file of that name; make and write it first if it is missing or damaged.
 
-    What cannot be kept is made each time. folder: None: the user's cache.
+    Values that cannot be kept are made each time. folder: None: the user's cache.
     """
     try:
         kept = (folder or user_cache()) / name
-    except UserError:  # there is no place for caches
+    except UserError:  # without a place for caches
         return make()
     with suppress(OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile):
         return read(kept)
@@ -355,7 +345,7 @@ def remembered(
 
 
 def file_key(path: Path, status: stat_result, kind: str = "") -> str:
-    """A name for what is remembered of a file; another one once the file changes."""
+    """A name for facts remembered of a file; another one once the file changes."""
     text = f"{kind}{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
     return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
@@ -369,12 +359,11 @@ def digests_of(records: Records, cache_dir: Path | None = None) -> NDArray[np.ui
         return records.digests
 
     def digest_of(position: int) -> bytes:
-        try:
-            with reading(), busy_with(printable(records.ids[position])):
-                raw = records.fetch(int(records.keys[position]))
-                return digest(raw) if not isinstance(raw, bytes) or raw else UNKNOWN
-        except Unreadable:
-            return UNKNOWN
+        with suppress(Unreadable), reading(), busy_with(printable(records.ids[position])):
+            raw = records.fetch(int(records.keys[position]))
+            if not isinstance(raw, bytes) or raw:
+                return digest(raw)
+        return bytes(16)
 
     def make() -> NDArray[np.uint8]:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What a set holds and what is wrong with it, as plain types for JSON and as text."""
+"""The content and the problems of a data set, as plain types for JSON and as text."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmods.data.dataset import AnySplit, Split
+from vitmods.data.dataset import Split
 from vitmods.data.geometry import LONGEST
 from vitmods.data.multilabel import label_counts, label_problems, target_named
 from vitmods.data.records import SPLITS, Broken, Records, Source, printable
 from vitmods.data.splits import group_keys, hashes
 from vitmods.util.text import plural
 
-Splits = Mapping[str, AnySplit]
+Splits = Mapping[str, Split]
 _LISTED = 20  # unreadable images named in an error; the summary has all
 _LOOKED_AT, _DARK = 16, 20  # images, and the largest value of nearly black ones
 _SHARED = 5  # images that are named one by one, although they have one reason
@@ -57,46 +57,57 @@ def facts(source: Source, records: dict[str, Records], splits: Splits, origin: s
 def problems(
     source: Source, splits: Splits, group_by: str | Path | None = None, train_on_all: bool = False
 ) -> list[str]:
-    """What makes a set unfit to train on (or to evaluate on, where it is for that only), apart from unreadable
-    images. group_by: what images belong together. train_on_all: whether none are kept to evaluate on."""
+    """Name everything that makes a set unfit to train on (or to evaluate on, if it is for that only), apart from
+    unreadable images. group_by: by what images belong together. train_on_all: no images are kept to evaluate on."""
     if not any(map(len, splits.values())):
-        return ["There are no readable images."]
+        return ["No image is readable."]
     if "train" not in splits:
         return []
     texts = []
+    others = {name: split for name, split in splits.items() if name != "train"}
     trained = set(_present(source, splits["train"]))
+
+    def allowing(what: str) -> str:
+        return f'"{printable(source.spec)}{"&" if "?" in source.spec else "?"}allow={what}"'
+
     if not len(splits["train"]):
-        texts.append("There are no readable training images.")
+        texts.append("No training image is readable.")
     elif source.target == "labels":
         texts += label_problems(splits["train"].label_sets or (), source.classes)
     elif source.target == "class" and len(trained) == 1:
         only = source.classes[trained.pop()]
-        texts.append(f'There is one class only, "{only}": comparing needs at least two, each in a folder of its own.')
+        texts.append(f'All images have one class, "{only}": comparing needs two or more, a folder for each.')
     if source.unseen and "missing" not in source.allow:
         texts.append(
             f"{source.unseen} Correct the list of classes (in classes.txt, cell,255 gives the class cell the value "
-            f"255), or write {_allowing(source, 'missing')} to keep classes without pixels."
+            f"255), or write {allowing('missing')} to keep classes without pixels."
         )
     if check := target_named(source.target).check:
         texts += check(splits)
     if train_on_all:
         return texts
-    if len(splits) == 1 or not any(len(split) for name, split in splits.items() if name != "train"):
-        texts.append("There are no images to evaluate on: add a val or test split, or images to make one from.")
+    if not any(map(len, others.values())):
+        texts.append("Images to evaluate on are missing: add a val or test split, or images to make one from.")
     else:
-        empty = [name for name, split in splits.items() if name != "train" and not len(split)]
-        texts += [f"There are no images in {name}: add some, or leave {name} out." for name in empty]
+        empty = [name for name, split in others.items() if not len(split)]
+        texts += [f"Images in {name} are missing: add some, or leave {name} out." for name in empty]
     if "missing" not in source.allow and (len(trained) > 1 or source.target != "class"):
         texts += [
             f"Classes in {name} without any training image: {names}. Add some, remove them there, or write "
-            f"{_allowing(source, 'missing')} to keep them."
+            f"{allowing('missing')} to keep them."
             for name, names in _untrained(source, splits).items()
         ]
     if "overlap" not in source.allow:
+        shared = _repeats(splits)
+        groups = set(group_keys(group_by, splits["train"].ids)) if group_by else set()
+        for name, split in others.items() if group_by else ():
+            if keys := groups & set(group_keys(str(group_by), split.ids)):
+                examples = _list(sorted(map(printable, keys)), 3)
+                shared.append(f"{len(keys)} groups of {name} are also in train ({examples})")
         texts += [
-            f"{text}: its numbers would flatter. Remove them from one of the two, or write "
-            f"{_allowing(source, 'overlap')} to use them as they are."
-            for text in [*_repeats(splits), *(_leaking_groups(splits, group_by) if group_by else [])]
+            f"{text}: its numbers would flatter. Remove them from one of the two, or write {allowing('overlap')} to "
+            "use them as they are."
+            for text in shared
         ]
     return texts
 
@@ -135,7 +146,7 @@ def _fingerprint(source: Source, splits: Splits) -> str:
 
 def _native_sizes(splits: Splits) -> dict[str, Any]:
     """Sizes (H, W) before resizing: smallest and largest short side's image, and the most common size."""
-    native = [split.store.index.native for split in splits.values() if isinstance(split, Split)]
+    native = [split.store.index.native for split in splits.values() if split.geometry is not None]
     if not sum(map(len, native)):
         return {}
     sizes = np.concatenate(native)
@@ -150,14 +161,14 @@ def _native_sizes(splits: Splits) -> dict[str, Any]:
     }
 
 
-def _per_class(source: Source, split: AnySplit) -> NDArray[np.int64]:
+def _per_class(source: Source, split: Split) -> NDArray[np.int64]:
     """How many images each class has; with several labels an image counts for each."""
     if source.target != "class" and split.label_sets is not None:
         return np.array(label_counts(split.label_sets, len(source.classes)), dtype=np.int64)
     return np.bincount(split.labels, minlength=len(source.classes))
 
 
-def _present(source: Source, split: AnySplit) -> list[int]:
+def _present(source: Source, split: Split) -> list[int]:
     """Classes that have an image."""
     return np.flatnonzero(_per_class(source, split)).tolist()
 
@@ -170,30 +181,52 @@ def _warnings(source: Source, splits: Splits) -> list[str]:
     if similar := [" = ".join(map(repr, names)) for key, names in spellings.items() if key and len(names) > 1]:
         text = "Classes whose names differ in case, spaces or signs alone"
         warnings.append(f"{text}: {_list(similar)}. Are they one?")
-    warnings += [*_empty_classes(source, splits), *_conflicts(source, splits)]
+    for name, split in splits.items():
+        counts = _per_class(source, split)
+        bare = sum(not labels for labels in split.label_sets or ()) if source.target != "class" else 0
+        groups = {f"Classes without an image in {name}": counts == 0}
+        if name == "train" and source.target == "labels" and len(split) > 1:
+            groups["Labels of every training image, from which nothing is learned"] = counts == len(split)
+        if name == "train":
+            groups["Classes with one training image"] = counts == 1
+        for text, chosen in groups.items():
+            if chosen.any():
+                warnings.append(f"{text}: {', '.join(source.classes[i] for i in np.flatnonzero(chosen))}.")
+        if bare:
+            warnings.append(f"{bare:,} of {len(split):,} images in {name} are without labels: none applies to them.")
+    warnings += _conflicts(source, splits)
     if "overlap" in source.allow:
         warnings += [f"{text}: its numbers flatter." for text in _repeats(splits)]
     if "train" not in splits:
-        return [*warnings, "There is no train split: this set is for evaluation only."]
+        return [*warnings, "Without a train split this set is for evaluation only."]
     if "missing" in source.allow:
         untrained = _untrained(source, splits).items()
         warnings += [f"Classes in {name} without any training image: {names}." for name, names in untrained]
     if "test" not in splits and "val" in splits:
-        warnings.append("There is no test split: results are of the val split.")
+        warnings.append("Without a test split results are of the val split.")
     if "val" not in splits and "test" in splits:
-        warnings.append("There is no val split: what is chosen by looking at test makes its results too good.")
-    images = {name: split for name, split in splits.items() if isinstance(split, Split)}
-    native = {name: split.store.index.native for name, split in images.items()}
+        warnings.append("Without a val split, choices are made on test, which makes its results too good.")
+    native = {name: split.store.index.native for name, split in splits.items() if split.geometry is not None}
+    if not native:
+        return warnings
     if long := sum(int((sizes.max(1) > LONGEST * sizes.min(1)).sum()) for sizes in native.values()):
         warnings.append(f"{long} images are longer than {LONGEST}:1; only their middle is used.")
-    if not images:
-        return warnings
-    size = images["train"].geometry.size
+    train = splits["train"]
+    size = train.geometry.size
     small = {name: int((sizes < size).any(1).sum()) for name, sizes in native.items()}
     if any(small.values()):
-        counts = ", ".join(f"{count:,} of {len(splits[name]):,} in {name}" for name, count in small.items() if count)
-        warnings.append(f"Images smaller than {size[0]} x {size[1]}, which are enlarged: {counts}.")
-    return [*warnings, *_dark(images["train"])]
+        texts = ", ".join(f"{count:,} of {len(splits[name]):,} in {name}" for name, count in small.items() if count)
+        warnings.append(f"Images smaller than {size[0]} x {size[1]}, which are enlarged: {texts}.")
+    # 10 or 12 bits in 16-bit files, which are scaled by the full range of 16 bits
+    count = min(_LOOKED_AT, len(train)) if train.store.pixels.size else 0
+    sample = np.linspace(0, len(train) - 1, count).astype(int).tolist()
+    largest = max((int(train.store.image(i).max()) for i in sample), default=255)
+    if largest <= _DARK:
+        warnings.append(
+            f"All of {count} training images that were looked at are nearly black: the largest value is {largest} of "
+            "255. If 16-bit files hold values of 10 or 12 bits, scale these up to 16 bits first."
+        )
+    return warnings
 
 
 def _conflicts(source: Source, splits: Splits) -> list[str]:
@@ -214,39 +247,6 @@ def _conflicts(source: Source, splits: Splits) -> list[str]:
     examples = _list([f"{printable(ids[i])} = {printable(ids[j])}" for i, j in pairs], 3)
     copies = plural(len(pairs), "copy", "copies")
     return [f"{copies} of images, byte for byte, have other labels than the first ({examples}): correct the labels."]
-
-
-def _dark(split: Split) -> list[str]:
-    """A sign of 10 or 12 bits in 16-bit files, which are scaled by the full range of 16 bits."""
-    count = min(_LOOKED_AT, len(split)) if split.store.pixels.size else 0
-    sample = np.linspace(0, len(split) - 1, count).astype(int).tolist()
-    largest = max((int(split.store.image(i).max()) for i in sample), default=255)
-    if largest > _DARK:
-        return []
-    return [
-        f"All of {count} training images that were looked at are nearly black: the largest value is {largest} of 255. "
-        "If 16-bit files hold values of 10 or 12 bits, scale these up to 16 bits first."
-    ]
-
-
-def _empty_classes(source: Source, splits: Splits) -> list[str]:
-    warnings = []
-    for name, split in splits.items():
-        counts = _per_class(source, split)
-
-        def named(which: NDArray[np.bool_]) -> str:
-            return ", ".join(source.classes[i] for i in np.flatnonzero(which))
-
-        if names := named(counts == 0):
-            warnings.append(f"Classes without an image in {name}: {names}.")
-        if name == "train" and source.target == "labels" and len(split) > 1 and (names := named(counts == len(split))):
-            warnings.append(f"Labels of every training image, from which nothing is learned: {names}.")
-        if name == "train" and (names := named(counts == 1)):
-            warnings.append(f"Classes with one training image: {names}.")
-        bare = sum(not labels for labels in split.label_sets or ()) if source.target != "class" else 0
-        if bare:
-            warnings.append(f"{bare:,} of {len(split):,} images in {name} have no label: each is one without any.")
-    return warnings
 
 
 def _untrained(source: Source, splits: Splits) -> dict[str, str]:
@@ -271,21 +271,6 @@ def _repeats(splits: Splits) -> list[str]:
     return texts
 
 
-def _leaking_groups(splits: Splits, group_by: str | Path) -> list[str]:
-    """How many groups of val and test are also trained on."""
-    trained, texts = set(group_keys(group_by, splits["train"].ids)), []
-    for name, split in splits.items():
-        if name != "train" and (keys := trained & set(group_keys(group_by, split.ids))):
-            examples = _list(sorted(map(printable, keys)), 3)
-            texts.append(f"{len(keys)} groups of {name} are also in train ({examples})")
-    return texts
-
-
 def _list(names: list[str], most: int = _LISTED) -> str:
     more = [f"and {len(names) - most} more"] if len(names) > most else []
     return ", ".join([*names[:most], *more])
-
-
-def _allowing(source: Source, what: str) -> str:
-    """The spec that allows it."""
-    return f'"{printable(source.spec)}{"&" if "?" in source.spec else "?"}allow={what}"'

@@ -60,8 +60,7 @@ def in_order(
     the consumer stops are dropped. ahead: None: one more than there are workers.
 
     Raises:
-        UserError: an item was not there in time; names what its threads read. (What is read in this thread, without
-            workers, has no time-out.)
+        UserError: an item was not ready in time; names what its threads read. Without workers nothing times out.
     """
     if workers <= 0:
         yield from map(make, numbers)
@@ -90,8 +89,17 @@ def in_order(
             except TimeoutError:
                 if line[0].done():  # it is the item's own
                     raise
-                end_s = 0.0
-                raise _late(threads, limit or 0.0) from None
+                end_s, now = 0.0, time.monotonic()
+                at = sorted(
+                    (_reading[t.ident][1], t.name, _reading[t.ident][0]) for t in threads if t.ident in _reading
+                )
+                reading = "; ".join(
+                    f"{name} has been at {item} for {now - since:.0f} s" for since, name, item in at[:3]
+                )
+                raise UserError(
+                    f"No images for {limit:g} s: {reading or 'their threads do not come to an end'}. Check that the "
+                    f"disk or the network answers; {PATIENCE_SETTING} sets how many seconds to wait, 0 for ever."
+                ) from None
             line.popleft()
             add(1)
             yield item
@@ -128,13 +136,3 @@ def _work(make: Callable[[int], Any], tasks: "SimpleQueue[tuple[Future[Any], int
             future.set_result(make(number))
         except BaseException as error:
             future.set_exception(error)
-
-
-def _late(threads: Iterable[threading.Thread], limit: float) -> UserError:
-    now = time.monotonic()
-    busy = sorted((_reading[t.ident][1], t.name, _reading[t.ident][0]) for t in threads if t.ident in _reading)
-    reading = "; ".join(f"{name} has been at {what} for {now - since:.0f} s" for since, name, what in busy[:3])
-    return UserError(
-        f"No images for {limit:g} s: {reading or 'their threads do not come to an end'}. Check that the disk or the "
-        f"network answers; {PATIENCE_SETTING} sets how many seconds to wait, 0 for ever."
-    )

@@ -439,3 +439,98 @@ def _momentum(steps: int, batch_size: int, lr: float, warmup_steps: int) -> Reci
 def jft(steps: int = 220_000, *, batch_size: int = 4096, warmup_steps: int = WARMUP_STEPS) -> Recipe:
     """Very many images, from scratch, for 220,000 or 1.1M steps: no RandAugment, no mixup, no dropout."""
     return augreg_21k("none", steps=steps, batch_size=batch_size, warmup_steps=warmup_steps)
+
+
+# Other tasks.
+
+
+@from_paper
+def ade20k(epochs: int = 128) -> Recipe:
+    """The whole ViT fine-tuned on ADE20K with a linear decoder: AdamW 3e-5, decay 0.01, batches of 16, 128 epochs.
+
+    The rate falls as the power 0.9 of the steps that are left, to 0, without warm-up; drop path 0.1; no clipping.
+    Images are resized by 0.5 to 2, cut to 512 px with at most three quarters of one class, mirrored, and their colors
+    distorted. The decay of 0.01 is multiplied by the rate, and positions do not decay here.
+    """
+    return Recipe().with_(
+        epochs=epochs,
+        batch_size=16,
+        lr=3e-5,
+        weight_decay=0.01,
+        clip_norm=None,
+        schedule="poly",
+        poly_power=0.9,
+        warmup_epochs=0.0,
+        drop_path=0.1,
+        resize_range=(0.5, 2.0),
+        most_of_class=0.75,
+        photometric=1.0,
+        resample="bilinear",
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+        final_norm=False,
+        window_stride=341,
+    )
+
+
+@from_paper
+def coco_1x(epochs: int = 12, *, masks: bool = False) -> Recipe:
+    """A detector on COCO in 12 epochs: AdamW, batches of 16, the rate a tenth from epoch 8 and a hundredth from 11 on.
+
+    The warm-up takes 500 steps, from a thousandth of the rate. Weight decay is 1e-4, drop path 0.1, maps have 256
+    channels, and images are flipped.
+
+    Args:
+        epochs: of training; the rate falls after 2/3 and 11/12 of it.
+        masks: the rate of Mask R-CNN, 2e-4; without it that of RetinaNet, 1e-4.
+    """
+    lr = 2e-4 if masks else 1e-4
+    return Recipe().with_(
+        epochs=epochs,
+        batch_size=16,
+        lr=lr,
+        weight_decay=1e-4,
+        clip_norm=None,
+        schedule="step",
+        step_at=(2 / 3, 11 / 12),
+        warmup_steps=500,
+        warmup_lr=lr / 1000,
+        drop_path=0.1,
+        fpn_channels=256,
+        detector_norm="none",
+        resample="bilinear",
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    )
+
+
+@from_paper
+def listops(steps: int = 5_000, *, batch_size: int = 32, lr: float | None = None) -> Recipe:
+    """Long ListOps as in Long Range Arena's code: Adam, decay of all parameters, rate as 1 / sqrt(step).
+
+    The rate is 0.05 min(1, t / w) / sqrt(max(t, w)) at step t, w = 1,000 being a fifth of the steps.
+
+    Args:
+        steps: of training; the warm-up is a fifth of them.
+        batch_size: sequences per step; the learning rate stays.
+        lr: highest learning rate; None: 0.05 / sqrt(1,000) = 1.58e-3.
+    """
+    warmup = max(1, steps // 5)
+    return Recipe().with_(
+        steps=steps,
+        batch_size=batch_size,
+        lr=0.05 / 1000**0.5 if lr is None else lr,
+        schedule="rsqrt",
+        warmup_steps=warmup,
+        rsqrt_timescale=warmup,
+        beta1=0.9,
+        beta2=0.98,
+        adam_eps=1e-9,
+        weight_decay=0.1,
+        decay_all=True,
+        clip_norm=None,
+        dropout=0.1,
+        crop="none",
+        flip=0.0,
+        eval_crop=1.0,
+    )

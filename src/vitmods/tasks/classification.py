@@ -18,15 +18,10 @@ from vitmods.util.errors import UserError
 
 
 def softmax_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """-sum_k t_k log softmax(logits)_k for each image.
+    """-sum_k t_k log softmax(logits)_k for each image, (B,).
 
-    Args:
-        logits: (B, K).
-        targets: class numbers, int64 (B,), or fractions of the classes, float (B, K).
-        smoothing: t becomes (1 - smoothing) t + smoothing / K (Szegedy et al., arXiv:1512.00567).
-
-    Returns:
-        (B,).
+    logits: (B, K); targets: class numbers, int64 (B,), or fractions of the classes, float (B, K); smoothing: t becomes
+    (1 - smoothing) t + smoothing / K (Szegedy et al., arXiv:1512.00567).
     """
     return F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
 
@@ -81,8 +76,8 @@ class Classification(Task):
 
     @classmethod
     def constant_scores(cls, splits: Splits, classes: int) -> dict[str, float]:
-        """Of accuracies by naming the most frequent class, of probabilities by giving each class its share. Of images
-        with several right classes they are not known."""
+        """For accuracies by naming the most frequent class, for probabilities by giving each class its share. Unknown
+        for images with several right classes."""
         if not splits or any(split.label_sets is not None for split in splits):
             return {}
         counts = np.bincount(np.concatenate([split.labels for split in splits]), minlength=classes)
@@ -111,16 +106,9 @@ class Classification(Task):
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Measured:
         """Fractions of images whose class is the model's first, or among its first five, and the mean loss.
 
-        Every image counts the same, however the batches are cut. With fewer than five classes `top5` is 1. Of each
-        image: the predicted class, top1, top5 (bool), rank of its class (1: first), its probability p, its negative
-        log-likelihood nll and Brier score, all by the softmax.
-
-        Args:
-            model: images (B, C, H, W) to logits (B, K), in evaluation mode and on the device of the batches.
-            batches: all images of the split, each once; targets int64 (B,).
-
-        Raises:
-            UserError: there are no images.
+        Per image: the predicted class, top1, top5 (bool; True with fewer than five classes), rank of its class (1:
+        first), its probability p, negative log-likelihood nll and Brier score, all by the softmax. model: images (B, C,
+        H, W) to logits (B, K), in evaluation mode; targets of the batches: int64 (B,). Raises UserError without images.
         """
         images = 0
         # Left on the device until the end: reading a number waits for the device.
@@ -135,7 +123,7 @@ class Classification(Task):
                 columns.setdefault(name, []).append(column)
             images += len(batch.targets)
         if images == 0:
-            raise UserError("There are no images in the split that is to be evaluated.")
+            raise UserError("The split that is to be evaluated is empty.")
         sums: list[list[Any]] = torch.stack(totals).T.tolist()
         first, five, total_loss = (math.fsum(column) / images for column in sums)
         return Measured({"top1": first, "top5": five, "loss": total_loss}, on_cpu(columns))

@@ -1,13 +1,59 @@
-"""Feature maps of a backbone, for the modules that a task puts on them; and backbones without their heads."""
+"""Feature maps of a backbone, for the modules that a task puts on them; and backbones without their heads.
+
+The forward of Hugging Face's Pyramid Vision Transformer (Wang et al., ICCV 2021, arXiv:2102.12122) resamples positions
+wrongly for images of other sizes, and gives sequences. Its modules are run here in its order instead, with positions
+resampled bilinearly.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from vitmods.tasks.huggingface_pvt import pvt_encoder, pvt_info, pvt_maps
 from vitmods.util.errors import UserError
+
+
+def pvt_encoder(backbone: nn.Module) -> Any:
+    """The encoder of a PvtModel, or of a model with one; None of any other."""
+    model = getattr(backbone, "pvt", backbone)
+    return getattr(model, "encoder", None) if type(model).__name__ == "PvtModel" else None
+
+
+def pvt_maps(encoder: Any, images: Tensor) -> list[Tensor]:
+    """(B, C, rows, columns) of each stage, the last after the final norm and without its class token."""
+    levels: list[Tensor] = []
+    maps = images
+    for stem, blocks in zip(encoder.patch_embeddings, encoder.block, strict=True):
+        patches = stem.projection(maps)
+        rows, columns = patches.shape[-2:]
+        tokens = stem.layer_norm(patches.flatten(2).transpose(1, 2)) + _positions(stem, rows, columns)
+        if stem.cls_token is not None:
+            first = stem.cls_token + stem.position_embeddings[:, :1]
+            tokens = torch.cat([first.expand(len(tokens), -1, -1), tokens], dim=1)
+        tokens = stem.dropout(tokens)
+        for block in blocks:
+            tokens = block(tokens, rows, columns, False)[0]
+        if len(levels) == len(encoder.block) - 1:
+            tokens = encoder.layer_norm(tokens)
+        patch_tokens = tokens if stem.cls_token is None else tokens[:, 1:]
+        maps = patch_tokens.transpose(1, 2).unflatten(2, (rows, columns)).contiguous()
+        levels.append(maps)
+    return levels
+
+
+def _positions(stem: Any, rows: int, columns: int) -> Tensor:
+    """The positions of patch tokens, (1, rows * columns, C)."""
+    embeddings = stem.position_embeddings if stem.cls_token is None else stem.position_embeddings[:, 1:]
+    height, width = (side // patch for side, patch in zip(stem.image_size, stem.patch_size, strict=True))
+    if (height, width) == (rows, columns):
+        return embeddings  # type: ignore[no-any-return]
+    grid = embeddings.transpose(1, 2).unflatten(2, (height, width))
+    resampled = F.interpolate(grid, size=(rows, columns), mode="bilinear", align_corners=False)
+    return resampled.flatten(2).transpose(1, 2)
+
 
 _FOR_A_HEAD = ("attn_pool", "fc_norm", "pre_logits")
 
@@ -22,7 +68,7 @@ def feature_maps(backbone: nn.Module, images: Tensor, norm: bool = True) -> list
         norm: whether a model's final norm is applied to the last map, as far as it has one.
 
     Raises:
-        UserError: the model has no feature maps.
+        UserError: the model does not have feature maps.
     """
     if (encoder := pvt_encoder(backbone)) is not None:
         return pvt_maps(encoder, images)
@@ -35,12 +81,12 @@ def feature_maps(backbone: nn.Module, images: Tensor, norm: bool = True) -> list
 
 def feature_channels(backbone: nn.Module) -> list[int]:
     """Channels of each map of `feature_maps`. UserError as that."""
-    return _of_maps(backbone, "num_chs")
+    return [int(stage["num_chs"]) for stage in _stages(backbone)]
 
 
 def feature_strides(backbone: nn.Module) -> list[int]:
-    """Pixels of the image a side that a position of each map stands for. UserError as `feature_maps`."""
-    return _of_maps(backbone, "reduction")
+    """Stride of each map in pixels. UserError as `feature_maps`."""
+    return [int(stage["reduction"]) for stage in _stages(backbone)]
 
 
 def is_pyramid(backbone: nn.Module) -> bool:
@@ -49,26 +95,29 @@ def is_pyramid(backbone: nn.Module) -> bool:
 
 
 def feature_info(backbone: nn.Module) -> list[dict[str, Any]]:
-    """timm's list of what a model's stages or blocks give: `num_chs` and `reduction` (the stride) of each."""
+    """timm's list of a model's stages or blocks: `num_chs` and `reduction` (the stride) of each."""
     if (encoder := pvt_encoder(backbone)) is not None:
-        return pvt_info(encoder)
+        levels, stride = [], 1
+        for stem in encoder.patch_embeddings:
+            stride *= stem.projection.stride[0]
+            levels.append({"num_chs": stem.projection.out_channels, "reduction": stride})
+        return levels
     info: Any = getattr(backbone, "feature_info", None)
     if info is None or not hasattr(backbone, "forward_intermediates"):
         raise UserError(
-            f"{type(backbone).__name__} shows no feature maps, which this task is built on: use a vitmods ViT, or a "
+            f"{type(backbone).__name__} does not give feature maps, which this task needs: use a vitmods ViT, or a "
             "timm model with `forward_intermediates` (vit_*, deit3_*, swin_*, pvt_v2_*, ...), or Hugging Face's PVT."
         )
     return list(info.info if hasattr(info, "info") else info)
 
 
-def _of_maps(backbone: nn.Module, name: str) -> list[int]:
-    info = feature_info(backbone)
-    return [int(stage[name]) for stage in (info if is_pyramid(backbone) else info[-1:])]
+def _stages(backbone: nn.Module) -> list[dict[str, Any]]:
+    return feature_info(backbone) if is_pyramid(backbone) else feature_info(backbone)[-1:]
 
 
 def without_head(backbone: nn.Module) -> nn.Module:
-    """The same model, changed in place, that ends in features; what only a head would read is frozen. UserError for a
-    model whose head is not known."""
+    """Remove the head of a model in place; modules that only a head would read are frozen. UserError for a model with
+    an unknown head."""
     for name in _FOR_A_HEAD:
         if isinstance(module := getattr(backbone, name, None), nn.Module):
             module.requires_grad_(False)
@@ -80,6 +129,6 @@ def without_head(backbone: nn.Module) -> nn.Module:
             setattr(backbone, name, nn.Identity())
             return backbone
     raise UserError(
-        f"{type(backbone).__name__} has a head that is not known, which this task does without: use a model with "
+        f"{type(backbone).__name__} has an unknown head, which this task removes: use a model with "
         "`reset_classifier`, as timm's and vitmods' have."
     )

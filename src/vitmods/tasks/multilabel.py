@@ -58,8 +58,8 @@ class MultiLabel(Task):
 
     @classmethod
     def constant_scores(cls, splits: Splits, classes: int) -> dict[str, float]:
-        """Of mean average precision by images in random order: little above the labels' frequencies, most so where
-        labels are rare. Of the others by the frequencies as probabilities, and by the most frequent set of labels."""
+        """For mean average precision by images in random order: slightly above the labels' frequencies. For the others
+        by the frequencies as probabilities, and by the most frequent set of labels."""
         sets = [labels for split in splits for labels in split.label_sets or ()]
         if not any(sets):
             return {}
@@ -87,15 +87,11 @@ class MultiLabel(Task):
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Measured:
-        """The metrics and the mean loss. Of each image: ranking_precision, exact_match (bool), and over its labels the
-        sum of their negative log-likelihoods, nll, and of their squared errors, brier.
+        """The metrics and the mean loss. Per image: ranking_precision, exact_match (bool), and the sums over its labels
+        of the negative log-likelihoods, nll, and of the squared errors, brier.
 
-        Args:
-            model: images (B, C, H, W) to logits (B, K), in evaluation mode and on the device of the batches.
-            batches: all images of the split, each once; targets float (B, K) of 0 and 1.
-
-        Raises:
-            UserError: there are no images, or none has a label.
+        model: images (B, C, H, W) to logits (B, K), in evaluation mode; targets of the batches: float (B, K) of 0 and
+        1. Raises UserError without images or labels.
         """
         logits, targets, losses = [], [], []
         for batch in batches:
@@ -103,7 +99,7 @@ class MultiLabel(Task):
             targets.append(batch.targets)
             losses.append(LOSSES[self.loss_name](logits[-1], batch.targets, 0.0))
         if not logits:
-            raise UserError("There are no images in the split that is to be evaluated.")
+            raise UserError("The split that is to be evaluated is empty.")
         metrics, per_image = measured(torch.cat(logits).cpu(), torch.cat(targets).cpu())
         return Measured({**metrics, "loss": torch.cat(losses).double().mean().item()}, on_cpu(per_image))
 
@@ -123,11 +119,8 @@ class MultiLabel(Task):
 
 
 def measured(logits: Tensor, targets: Tensor) -> tuple[dict[str, float], dict[str, list[Tensor]]]:
-    """The metrics, and of each image what `MultiLabel.evaluate` says; logits and targets (n, K) on the CPU.
-
-    Raises:
-        UserError: no image has a label.
-    """
+    """The metrics and the columns of `MultiLabel.evaluate`; logits and targets (n, K) on the CPU. UserError without
+    labels."""
     exact = ((logits >= 0) == (targets > 0)).all(dim=1)
     ranking = ranking_precision(logits, targets)
     nll = LOSSES["sigmoid"](logits, targets, 0.0)
@@ -143,18 +136,15 @@ def measured(logits: Tensor, targets: Tensor) -> tuple[dict[str, float], dict[st
 
 
 def average_precisions(logits: Tensor, targets: Tensor) -> dict[int, float]:
-    """Label -> average precision, of those labels that any image has. Logits and targets (n, K).
-
-    Raises:
-        UserError: no image has a label, or torchmetrics is not installed.
-    """
+    """Label -> average precision, for labels with an image. Logits and targets (n, K). UserError without any label, or
+    without torchmetrics."""
     try:
         from torchmetrics.functional.classification import multilabel_average_precision
     except ImportError as error:
         raise UserError(f"Average precision needs torchmetrics ({error}): pip install 'vitmods[tasks]'.") from error
     present = targets.sum(dim=0) > 0
     if not present.any():
-        raise UserError("No image of the split that is to be evaluated has a label: average precision needs some.")
+        raise UserError("The split that is to be evaluated lacks labels: average precision needs some.")
     scores, wanted = logits.double().sigmoid()[:, present], targets[:, present].long()
     if scores.shape[1] == 1:  # torchmetrics asks for two
         scores, wanted = scores.repeat(1, 2), wanted.repeat(1, 2)
@@ -163,9 +153,9 @@ def average_precisions(logits: Tensor, targets: Tensor) -> dict[int, float]:
 
 
 def ranking_precision(logits: Tensor, targets: Tensor) -> Tensor:
-    """Of each image the mean, over its labels, of the fraction of right ones among all that score as high: (n,).
+    """The mean over the labels of an image of the fraction of right ones among all that score as high, (n,).
 
-    1 where an image has no label or all of them (Tsoumakas et al., 2010, "Mining Multi-label Data", ranking metrics).
+    1 for an image without labels, or with all of them (Tsoumakas et al., 2010, "Mining Multi-label Data").
     """
     means = []
     size = max(1, _PAIRS // logits.shape[1] ** 2)

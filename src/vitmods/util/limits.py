@@ -11,7 +11,7 @@ import stat
 import sys
 import threading
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -117,6 +117,43 @@ def open_table(path: Path, errors: str = "strict") -> Iterator[IO[str]]:
     check_file(path, "text")
     with open(path, newline="", encoding="utf-8-sig", errors=errors) as file:
         yield file
+
+
+def read_table(
+    path: Path,
+    columns: Iterable[str],
+    layout: str = "",
+    *,
+    same: Mapping[str, str] = {},
+    errors: str = "strict",
+    **options: Any,
+) -> list[tuple[int, dict[str, str]]]:
+    """Read a table that has at least these columns: the number of each line, and its values by column in lower case.
+
+    layout: a sentence for the errors; same: other names of columns; options: as of csv.DictReader. Raises UserError.
+    """
+    file_name, layout = printable(str(path)), f" {layout}" if layout else ""
+    rows = []
+    try:
+        with open_table(path, errors) as file:
+            reader = table(file, restval="", **options)
+            reader.fieldnames = names = [
+                same.get(name := column.strip().lower(), name) for column in reader.fieldnames or ()
+            ]
+            if missing := [column for column in columns if column not in names]:
+                wanted, first = " and ".join(missing), printable(",".join(names))
+                raise UserError(f'{file_name} does not have the column {wanted}: its first line is "{first}".{layout}')
+            for row in reader:
+                if any(row.pop(None, ())):
+                    raise UserError(
+                        f"Line {reader.line_num} of {file_name} has more columns than its first line.{layout}"
+                    )
+                rows.append((reader.line_num, row))
+    except UserError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:
+        raise UserError(f"{file_name} cannot be read as a CSV file in UTF-8: {error}.{layout}") from error
+    return rows
 
 
 def check_zip(path: Path, small: int = SMALL) -> None:

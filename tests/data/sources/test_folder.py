@@ -139,7 +139,7 @@ def test_a_name_that_is_not_text_can_be_printed(make_folder):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere", r"There is no folder .*nowhere.*digits"),
+        ("nowhere", r"The folder .*nowhere does not exist.*digits"),
         ("x" * 5000, "is too long for this system"),
         ("list.txt", "is a file"),
     ],
@@ -188,7 +188,7 @@ ABOVE = "is above the folders of the classes. Give .*"
         ("ILSVRC/Data/CLS/train/cat ILSVRC/Data/CLS/train/dog", f"{ABOVE}ILSVRC/Data/CLS"),
         ("pets/big/cat pets/big/dog pets/small/cat pets/small/dog", f"{ABOVE}big or .*small"),
         ("pets/train/cat pets/train/dog cars/train/bus cars/train/van", f"{ABOVE}cars or .*pets"),
-        ("val/a val/b test/a test/b", "holds test and val with class folders, but no train folder"),
+        ("val/a val/b test/a test/b", "holds test and val with class folders, but not a train folder"),
         ("train/a val/a valid/a", r"val and valid .* keep one"),
         ("", r"No images in class folders under .*Expected FOLDER/class/image.jpg"),
     ],
@@ -217,7 +217,7 @@ def test_images_without_class_folders_have_no_class(make_folder):
     assert {name: len(part) for name, part in source.splits.items()} == {"train": 3, "val": 2}
     augment = vm.Recipe().augment
     for path in (root / "train", make_folder({"cat": 5}, under="one")):
-        with pytest.raises(UserError, match=r"no class of each image, not a class.*folder|There is one class only"):
+        with pytest.raises(UserError, match=r"no class of each image, not a class.*folder|All images have one class"):
             data.load(path, img_size=8, augment=augment)
         dataset = data.load(path, img_size=8, augment=augment, target="nothing", test_fraction=0.2, val_fraction=0.2)
         batch = next(dataset.train_batches(seed=0, epoch=0, batch_size=2))

@@ -160,7 +160,7 @@ def test_options_that_are_refused(tmp_path):
         open_source("hf:some/set?streaming=yes")
     with pytest.raises(UserError, match="buffer is for streaming=1 alone"):
         open_source("hf:some/set?buffer=5")
-    with pytest.raises(UserError, match='hf has no option "color"'):
+    with pytest.raises(UserError, match='unknown option "color" of hf'):
         open_source("hf:some/set?color=red")
     pytest.importorskip("datasets", reason="needs the hf extra (Hugging Face datasets)")
     with pytest.raises(UserError, match="cannot be loaded"):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from vitmods import data
-from vitmods.data import shards as tars
 from vitmods.data.records import Records, Source
 from vitmods.data.sources import open_source
+from vitmods.data.sources import wds as tars
 from vitmods.papers.sources import imagenet as module
 from vitmods.papers.sources.imagenet import titles, wnids
 from vitmods.recipes import Augment
@@ -274,7 +274,7 @@ def test_val_alone_is_an_evaluation_set(tmp_path, train, val, write_files):
     dataset = data.load(f"imagenet:{tmp_path}", img_size=8, augment=AUGMENT)
     assert (list(dataset.splits), dataset.eval_split) == (["val"], "val")
     assert len(dataset.samples(2)) == 2
-    assert "There is no train split: this set is for evaluation only." in dataset.summary()["warnings"]
+    assert "Without a train split this set is for evaluation only." in dataset.summary()["warnings"]
     with pytest.raises(UserError, match="ImageNet-1k is an evaluation set"):
         dataset.steps_per_epoch(2)
     with pytest.raises(UserError, match="ImageNet-1k is an evaluation set"):
@@ -308,7 +308,7 @@ def test_what_is_missing_is_reported_with_all_layouts(tmp_path, write_files, fil
     ("files", "message"),
     [
         ({f"val/{val_name(1)}": b"", "val/n01484850/b.JPEG": b""}, "two layouts are mixed"),
-        ({"val/n01484850/b.JPEG": b"", "val/cats/b.JPEG": b""}, "this set has no class for: cats"),
+        ({"val/n01484850/b.JPEG": b"", "val/cats/b.JPEG": b""}, "are not classes of this set: cats"),
         ({"val/n01484850/readme": b""}, "No images in class folders under"),
         ({f"val/{val_name(1)}": b"", "val.txt": b"1\n"}, "Numbers alone do not suffice"),
         ({f"val/{val_name(1)}": b"", "val.txt": b"a.jpg 7\n"}, "without an image and class of ImageNet: 'a.jpg 7'"),

@@ -50,15 +50,15 @@ def test_the_page_has_the_tasks_of_vtab(name):
 def test_every_set_says_what_it_lacks(name, tmp_path):
     where = str(tmp_path / "none")
     spec = SOURCES[name].usage.replace("FOLDER", where).replace("TASK", "dtd")
-    with pytest.raises(UserError, match="there is no such folder") as caught:
+    with pytest.raises(UserError, match="the folder does not exist") as caught:
         open_source(spec)
     assert SOURCES[name].layout[-1] in str(caught.value)
 
 
 def test_a_name_that_is_nearly_known():
-    with pytest.raises(UserError, match=r'nor a set called "imagnet"\. Did you mean \'imagenet\''):
+    with pytest.raises(UserError, match=r'nor a set called "imagnet" exists\. Did you mean \'imagenet\''):
         open_source("imagnet:/data")
-    with pytest.raises(UserError, match="There is no folder zzz:name"):
+    with pytest.raises(UserError, match="The folder zzz:name does not exist"):
         open_source("zzz:name")
 
 

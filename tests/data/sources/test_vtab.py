@@ -141,7 +141,7 @@ def test_eurosat_has_no_test_of_its_own_and_dmlab_too_few_images(tmp_path, write
         ("vtab:svhn", r"write vtab:TASK\?root=FOLDER"),
         ("vtab:dmlab?root={root}", "dmlab/train800.txt and a folder of the task are missing, and torchvision lacks it"),
         ("vtab:svhn?root={root}", "torchvision's SVHN cannot be read"),
-        ("vtab:svhn?root={root}&rooot=x", 'vtab has no option "rooot"'),
+        ("vtab:svhn?root={root}&rooot=x", 'unknown option "rooot" of vtab'),
     ],
 )
 def test_specs_of_what_is_not_there(tmp_path, spec, message):

@@ -11,9 +11,7 @@ from vitmods.recipes import small_detection
 from vitmods.tasks.detection.objects import (
     Objects,
     evaluation_views,
-    evaluation_views_with_masks,
     training_views,
-    training_views_with_masks,
     view_size,
 )
 
@@ -61,7 +59,7 @@ def test_pixels_boxes_and_masks_move_together(native, flip, data):
     left, top = data.draw(st.integers(0, width - 9)), data.draw(st.integers(0, height - 9))
     right, bottom = data.draw(st.integers(left + 8, width)), data.draw(st.integers(top + 8, height))
     image, annotated = example(native, (left, top, right, bottom))
-    views, (target,) = training_views_with_masks([image], [annotated], draw([3], flip=float(flip)))
+    views, (target,) = training_views([image], [annotated], draw([3], flip=float(flip)), masks=True)
     size = view_size(native, (40, 40))
     assert (target["size"], target["native"]) == (size, native)
     assert target["labels"].tolist() == [1]  # the crowd is no target
@@ -94,7 +92,7 @@ def test_a_view_is_a_function_of_seed_epoch_and_image_alone():
 def test_a_batch_is_padded_by_the_mean_color_and_evaluation_never_flips():
     images = [example((30, 50), (5, 5, 20, 20)), example((50, 30), (5, 5, 20, 20))]
     stored, annotated = zip(*images, strict=True)
-    views, targets = evaluation_views_with_masks(stored, annotated, (40, 40), AUGMENT)
+    views, targets = evaluation_views(stored, annotated, (40, 40), AUGMENT, masks=True)
     assert views.shape == (2, 3, 40, 40)
     assert [target["size"] for target in targets] == [(24, 40), (40, 24)]
     assert (views[0, :, 24:] == 128).all()
@@ -112,5 +110,5 @@ def test_images_that_are_stored_smaller_and_what_is_to_be_predicted():
     assert full.shape == small.shape
     assert torch.equal(target["boxes"], other["boxes"])
     image, annotated = example((30, 50), (5, 5, 20, 20))
-    _, (target,) = evaluation_views_with_masks([image], [Annotated(None, annotated.native)], (40, 40), AUGMENT)
+    _, (target,) = evaluation_views([image], [Annotated(None, annotated.native)], (40, 40), AUGMENT, masks=True)
     assert target == {"size": (24, 40), "native": (30, 50)}

@@ -183,8 +183,8 @@ def test_what_cannot_be_used_is_listed_before_training_or_left_out(tmp_path):
         "train/2.jpg: its mask has colors",
         "train/3.jpg: no pixel of its mask has a class",
         "train/4.jpg: its mask cannot be read: not an image",
-        "train/5.jpg: has no mask in ",
-        "train/6.png: has no image in ",
+        "train/5.jpg: lacks a mask in ",
+        "train/6.png: lacks an image in ",
         "train/7.jpg: there are other images of that name",
         "--unreadable skip",
     ):
@@ -205,7 +205,7 @@ def test_the_fingerprint_is_of_masks_too_but_not_of_paths(tmp_path):
 
 
 def test_folders_that_are_none(tmp_path):
-    with pytest.raises(UserError, match="There is no folder"):
+    with pytest.raises(UserError, match="does not exist"):
         open_source(f"masks:{tmp_path / 'nowhere'}")
     with pytest.raises(UserError, match=r"neither classes.txt nor palette.csv"):
         open_source(f"masks:{tmp_path}")
@@ -216,13 +216,13 @@ def test_folders_that_are_none(tmp_path):
     with pytest.raises(UserError, match="names 1 classes"):
         open_source(f"masks:{tmp_path}")
     (tmp_path / "classes.txt").write_text("sky\ntree\n")
-    with pytest.raises(UserError, match=r"There is no folder .*images"):
+    with pytest.raises(UserError, match=r"The folder .*images does not exist"):
         open_source(f"masks:{tmp_path}")
-    with pytest.raises(UserError, match='no class "tres" to ignore'):
+    with pytest.raises(UserError, match='Unknown class "tres" to ignore'):
         open_source(f"masks:{tmp_path}?ignore=tres")
     for name in ("images", "masks"):
         (tmp_path / name).mkdir()
-    with pytest.raises(UserError, match="There are no images"):
+    with pytest.raises(UserError, match="lack images"):
         open_source(f"masks:{tmp_path}")
     (tmp_path / "classes.txt").unlink()
     (tmp_path / "palette.csv").write_text("name,r,g,b\nsky,1,2,300\n")

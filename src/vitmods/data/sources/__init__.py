@@ -25,13 +25,13 @@ class SourceKind:
 
     usage: the spec, as "imagenet:FOLDER" or "digits". title: a description in one line. options: those that may follow
     the question mark; None: its reader checks them. needs: packages beyond vitmods' own. claims: whether it reads a
-    path that is given without a name; a path that no source claims is a folder of class folders. looks_like: whether
-    such a folder may be meant for this source, which an error then suggests.
+    path without a name; an unclaimed path is a folder of class folders. looks_like: whether such a folder may be meant
+    for this source, which an error then suggests.
 
-    A published set in a folder also has: layout: the names of its files below the folder, one way a line. origin: who
-    distributes them. classes; counts: images of each split as published. used_in: tables of the papers. terms: stated
-    conditions of use. Its splits are published, so what is odd in them (see ALLOWED) is a warning. arrange: changes the
-    splits once they were compared with the published counts.
+    A published set in a folder also has: layout: the names of its files below the folder, one alternative a line.
+    origin: who distributes them. classes; counts: images of each split as published. used_in: tables of the papers.
+    terms: stated conditions of use. Its splits are published, so oddities (see ALLOWED) are warnings. arrange: changes
+    the splits after the comparison with the published counts.
     """
 
     name: str
@@ -64,15 +64,6 @@ class SourceKind:
             f"{self.title} was not found in {where}: {reason.rstrip('.')}.\nPut there {one_of}:\n{ways}\n"
             f"The files come from {self.origin}. Nothing is downloaded unless asked for."
         )
-
-    def count_warnings(self, source: Source) -> list[str]:
-        """Say where there are not as many images as were published."""
-        counts = {name: len(records) for name, records in source.splits.items()}
-        return [
-            f"{name} has {counts[name]:,} images; {self.title} as published has {count:,}."
-            for name, count in self.counts.items()
-            if name in counts and counts[name] != count
-        ]
 
 
 SOURCES: Registry[SourceKind] = Registry(
@@ -109,7 +100,7 @@ class Spec:
 def data_source(
     name: str, usage: str, title: str, **facts: Any
 ) -> Callable[[Callable[[Spec], Source]], Callable[[Spec], Source]]:
-    """Register the function that opens a source; facts are those of SourceKind.
+    """Register the function that opens a source; facts: fields of SourceKind.
 
         @data_source("mine", "mine:FOLDER", "our own archive")
         def mine(spec: Spec) -> Source: ...
@@ -133,18 +124,24 @@ def open_source(spec: str | Path) -> Source:
     parsed = _parse(bare)
     kind = parsed.kind
     if kind.layout and not parsed.folder.is_dir():
-        raise kind.missing(parsed.folder, "there is no such folder")
+        raise kind.missing(parsed.folder, "the folder does not exist")
     with naming_the_source(bare):
         source = kind.open(parsed)
     last = len(source.classes) - 1
     for name, part in source.splits.items() if source.target == "class" else ():
         if len(strange := np.flatnonzero((part.labels < 0) | (part.labels > last))):
             raise UserError(
-                f"{len(strange)} images of {name} in {parsed} have no class, such as {printable(part.ids[strange[0]])} "
+                f"{len(strange)} images of {name} in {parsed} lack a class, such as {printable(part.ids[strange[0]])} "
                 f"with the label {part.labels[strange[0]]} (classes are 0 to {last}). Leave them out."
             )
     if kind.layout:
-        source = replace(source, warnings=[*source.warnings, *kind.count_warnings(source)], allow=frozenset(ALLOWED))
+        counts = {name: len(records) for name, records in source.splits.items()}
+        differing = [
+            f"{name} has {counts[name]:,} images; {kind.title} as published has {count:,}."
+            for name, count in kind.counts.items()
+            if counts.get(name, count) != count
+        ]
+        source = replace(source, warnings=[*source.warnings, *differing], allow=frozenset(ALLOWED))
     source = kind.arrange(parsed, source) if kind.arrange else source
     classes = tuple(map(printable, source.classes))
     return replace(source, spec=text, allow=source.allow | allow, classes=classes)
@@ -166,7 +163,7 @@ def naming_the_source(spec: str | Path) -> Iterator[None]:
 
 
 def known_specs() -> str:
-    """What may be given instead of a folder, in a line."""
+    """All specs that may replace a folder, in a line."""
     published = [name for name, kind in SOURCES.items() if kind.layout and "root=" not in kind.usage]
     others = [kind.usage for name, kind in SOURCES.items() if not kind.layout and name != "folder"]
     return f"{', '.join(others)}, or NAME:FOLDER for a known set ({', '.join(published)})"
@@ -175,29 +172,29 @@ def known_specs() -> str:
 def _parse(text: str) -> Spec:
     if text in SOURCES and SOURCES[text].usage == text:
         return Spec(text, SOURCES[text], "", {})
-    name, colon, rest = text.partition(":")
+    name, colon, path = text.partition(":")
     kind = SOURCES.get(name) if colon else None
     if kind is None or not kind.usage.startswith(f"{name}:"):
-        rest, options = _folder_and_options(text)
-        path = expand_user(rest)
+        path, options = _folder_and_options(text)
+        folder = expand_user(path)
         # By name: a folder that two sources can read is opened as the same one, wherever they are defined.
         ordered = sorted(SOURCES, key=lambda source: (SOURCES.is_from_outside(source), source))
-        claims = [SOURCES[source] for source in ordered if (claim := SOURCES[source].claims) and claim(path)]
+        claims = [SOURCES[source] for source in ordered if (claim := SOURCES[source].claims) and claim(folder)]
         kind = claims[0] if claims else SOURCES["folder"]
         prefixes = [other for other in SOURCES if SOURCES[other].usage.startswith(f"{other}:")]
         if colon and not os.path.exists(text) and (hint := nearest(name, prefixes)).startswith("Did you"):
-            raise UserError(f'There is neither a folder "{printable(text)}" nor a set called "{name}". {hint}')
+            raise UserError(f'Neither a folder "{printable(text)}" nor a set called "{name}" exists. {hint}')
     else:
-        rest, _, query = rest.partition("?")
+        path, _, query = path.partition("?")
         options = dict(parse_qsl(query, keep_blank_values=True))
     for option in options if kind.options is not None else ():
         if option not in (kind.options or ()) and f"?{option}=" not in kind.usage:
             advice = nearest(option, kind.options) if kind.options else "It takes none."
-            raise UserError(f'"{printable(text)}": {kind.name} has no option "{option}". {advice}')
-    usage = kind.usage.replace("NAME", rest or "NAME")
-    if not rest or ("?root=" in kind.usage and not options.get("root")):
+            raise UserError(f'"{printable(text)}": unknown option "{option}" of {kind.name}. {advice}')
+    usage = kind.usage.replace("NAME", path or "NAME")
+    if not path or ("?root=" in kind.usage and not options.get("root")):
         raise UserError(f'"{printable(text)}" does not say where the images are: write {usage}.')
-    return Spec(text, kind, rest, options)
+    return Spec(text, kind, path, options)
 
 
 def _folder_and_options(text: str) -> tuple[str, dict[str, str]]:
@@ -209,15 +206,13 @@ def _folder_and_options(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _allowance(spec: str) -> tuple[str, frozenset[str]]:
-    """The spec without its option "allow", and what that allows. A question mark in a folder's name is left alone."""
+    """The spec without its options "allow", and their values. A question mark in a folder's name is left alone."""
     head, mark, query = spec.rpartition("?")
     options = query.split("&") if mark else []
-    allowing = [option for option in options if option.startswith("allow=")]
-    if not allowing:
+    allowed = [name for o in options if o.startswith("allow=") for name in o.removeprefix("allow=").split(",")]
+    if unknown := [name for name in allowed if name not in ALLOWED]:
+        raise UserError(f'"{spec}": unknown value "{unknown[0]}" of allow. {nearest(unknown[0], ALLOWED)}')
+    if not allowed:
         return spec, frozenset()
-    names = [name for option in allowing for name in option.removeprefix("allow=").split(",")]
-    for name in names:
-        if name not in ALLOWED:
-            raise UserError(f'"{spec}": there is nothing called "{name}" to allow. {nearest(name, ALLOWED)}')
-    others = "&".join(option for option in options if option not in allowing)
-    return f"{head}?{others}" if others else head, frozenset(names)
+    others = "&".join(option for option in options if not option.startswith("allow="))
+    return f"{head}?{others}" if others else head, frozenset(allowed)

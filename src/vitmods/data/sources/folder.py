@@ -24,7 +24,7 @@ from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, similar_folder
 from vitmods.util.limits import lines_of, read_bytes
 
-LAYOUT = "Expected FOLDER/class/image.jpg, or FOLDER/train/class/image.jpg with val and test beside train."
+LAYOUT = "Expected FOLDER/class/image.jpg, or FOLDER/train/class/image.jpg with val and test next to train."
 _IMAGES = {"image", "images", "img", "imgs", "jpegimages"}
 _MASKS = {"annotation", "annotations", "gt", "labels", "mask", "masks", "segmentation", "segmentationclass", "trimaps"}
 
@@ -56,19 +56,19 @@ def open_folder(spec: Spec) -> Source:
 
 
 def folder(path: str | Path) -> Source:
-    """List the images of a folder. Those without any class folder have no class (target "nothing"). Raises UserError
-    if it is missing, not a folder, or holds no images."""
+    """List the images of a folder. Without any class folder its target is "nothing". Raises UserError if it is missing,
+    not a folder, or without images."""
     where, root = printable(str(path)), expand_user(path)
     if not os.path.exists(root):  # unlike Path.exists, False for a name that is too long for the system
         hint = similar_folder(root) or f"Give a folder of images, or one of: {known_specs()}."
-        raise UserError(f"There is no folder {where}. {hint}")
+        raise UserError(f"The folder {where} does not exist. {hint}")
     if not root.is_dir():
         raise UserError(f"{where} is a file. Give the folder that holds the class folders. {LAYOUT}")
     with _listing():
         entries = list(root.iterdir())
         if any(entry.suffix == ".tar" for entry in entries) and not any(entry.is_dir() for entry in entries):
             raise UserError(
-                f"{where} holds tar files and no manifest.json. If `vitmods data pack` was stopped before its "
+                f"{where} holds tar files without a manifest.json. If `vitmods data pack` was stopped before its "
                 f"end, run it again; shards from elsewhere are read as wds:{where}."
             )
         of_splits = _split_folders(root)
@@ -77,7 +77,11 @@ def folder(path: str | Path) -> Source:
         warnings, folders = [text] if unused else [], of_splits or {"train": root}
         name = printable(root.resolve().name)
         if not any(map(_directories, folders.values())) and any(map(loose_images, folders.values())):
-            splits = {split: _without_class(root, path) for split, path in folders.items()}
+            splits = {}
+            for split, path in folders.items():
+                paths = [path / image for image in loose_images(path)]
+                ids = tuple(normalize("NFC", image.relative_to(root).as_posix()) for image in paths)
+                splits[split] = file_records(ids, np.zeros(len(ids), dtype=np.int64), paths)
             return Source(name, ("image",), splits, warnings, target="nothing")
     classes, splits, more = class_folders(root, folders)
     nested = not of_splits and any(image.count("/") > 1 for image in splits["train"].ids)
@@ -87,16 +91,10 @@ def folder(path: str | Path) -> Source:
     if images and masks:
         raise UserError(
             f"{where} holds {printable(images[0])} and {printable(masks[0])}, which look like images and their masks "
-            f"instead of two classes. For segmentation write masks:{where} (with classes.txt beside them); if they are "
-            "classes, rename one."
+            f"instead of two classes. For segmentation write masks:{where} (with classes.txt next to them); if they "
+            "are classes, rename one."
         )
     return Source(name, tuple(map(printable, classes)), splits, warnings + more)
-
-
-def _without_class(root: Path, folder: Path) -> Records:
-    paths = [folder / name for name in loose_images(folder)]
-    ids = tuple(normalize("NFC", path.relative_to(root).as_posix()) for path in paths)
-    return file_records(ids, np.zeros(len(ids), dtype=np.int64), paths)
 
 
 def _deeper(root: Path, classes: Sequence[str]) -> list[str]:
@@ -122,8 +120,8 @@ def class_folders(
 ) -> tuple[tuple[str, ...], dict[str, Records], list[str]]:
     """Class names, records and warnings of split folders at or below root that hold one folder per class.
 
-    order: all classes that there may be, in their order; otherwise the folders' names in theirs. Raises UserError where
-    there are no images, and for folders that are not in `order`.
+    order: all possible classes, in their order; otherwise the folders' names, sorted. Raises UserError without images,
+    and for folders that are not in `order`.
     """
     with _listing():
         listed = {split: _list(path) for split, path in folders.items()}
@@ -136,9 +134,17 @@ def class_folders(
         raise UserError(" ".join([f"No images in class folders under {where}. {LAYOUT}", *warnings]))
     if strange := [name for name in names if order is not None and name not in order]:
         examples = ", ".join(map(printable, strange[:5]))
-        raise UserError(f"Folders under {printable(str(root))} that this set has no class for: {examples}. Move them.")
-    classes = tuple(order or names)
-    return classes, {split: _records(root, files, classes) for split, files in listed.items()}, warnings
+        raise UserError(
+            f"Folders under {printable(str(root))} that are not classes of this set: {examples}. Move them."
+        )
+    classes, splits, start = tuple(order or names), {}, len(os.path.join(root, ""))
+    number = {name: i for i, name in enumerate(classes)}
+    for split, files in listed.items():
+        ids = [normalize("NFC", path[start:].replace(os.sep, "/")) for path in files.paths]
+        images = sorted(zip(ids, files.paths, files.labels, strict=True))
+        labels = np.array([number[label] for *_, label in images], dtype=np.int64)
+        splits[split] = file_records(tuple(name for name, *_ in images), labels, [path for _, path, _ in images])
+    return classes, splits, warnings
 
 
 @contextmanager
@@ -171,7 +177,7 @@ def _split_folders(root: Path) -> dict[str, Path]:
         return folders
     if folders and "train" not in folders and all(map(_directories, folders.values())):
         names = " and ".join(path.name for path in folders.values())
-        raise UserError(f"{printable(str(root))} holds {names} with class folders, but no train folder. {LAYOUT}")
+        raise UserError(f"{printable(str(root))} holds {names} with class folders, but not a train folder. {LAYOUT}")
     return {}
 
 
@@ -208,7 +214,7 @@ def loose_images(folder: Path) -> list[str]:
 
 
 def _ending(name: str) -> str:
-    """Return ".jpg" of a file's name that does not begin with a dot; os.path.splitext takes four times as long."""
+    """Return ".jpg" of a file's name that starts without a dot; os.path.splitext takes four times as long."""
     dot = name.rfind(".")
     return name[dot:].lower() if dot > 0 else ""
 
@@ -249,16 +255,6 @@ def _identity(path: Path | str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _records(root: Path, files: _Files, classes: tuple[str, ...]) -> Records:
-    start = len(os.path.join(root, ""))
-    ids = [normalize("NFC", path[start:].replace(os.sep, "/")) for path in files.paths]
-    order = sorted(range(len(ids)), key=lambda i: (ids[i], files.paths[i]))
-    paths = [files.paths[i] for i in order]
-    number = {name: i for i, name in enumerate(classes)}
-    labels = np.array([number[files.labels[i]] for i in order], dtype=np.int64)
-    return file_records(tuple(ids[i] for i in order), labels, paths)
-
-
 def file_records(ids: tuple[str, ...], labels: NDArray[np.int64], paths: Sequence[Path | str]) -> Records:
     """Return the records of images that are a file each."""
     absolute = functools.cache(os.path.abspath)  # of a folder, not of a million files in it
@@ -272,40 +268,36 @@ def file_records(ids: tuple[str, ...], labels: NDArray[np.int64], paths: Sequenc
         return f"{absolute(folder)}/{name}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
 
     stamps = tuple(stamp(os.fspath(path)) for path in paths)
-    return Records(ids, labels, stamps, lambda key: _bytes(paths[key]), np.arange(len(paths)))
 
+    def fetch(key: int) -> bytes:
+        with reading():
+            if not stat.S_ISREG(os.stat(paths[key]).st_mode):
+                raise Unreadable("not a regular file")
+            return read_bytes(Path(paths[key]), "image")
 
-def _bytes(path: Path | str) -> bytes:
-    with reading():
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise Unreadable("not a regular file")
-        return read_bytes(Path(path), "image")
+    return Records(ids, labels, stamps, fetch, np.arange(len(paths)))
 
 
 def _file_warnings(where: str, files: _Files) -> list[str]:
-    warnings = []
-    if files.loose:
-        warnings.append(f"{files.loose} images directly in {where} have no class folder and were not used.")
-    if files.empty:
-        warnings.append(f"These folders of {where} do not hold images and are not classes: {', '.join(files.empty)}.")
-    if len(files.inner_splits) > 1:
-        inner = ", ".join(map(printable, sorted(files.inner_splits)))
-        warnings.append(
-            f"Folders inside of class folders are not splits: {inner}. Put the classes inside of them instead."
-        )
-    if files.repeated:
-        warnings.append(f"Linked folders already read once were not read again: {', '.join(files.repeated)}.")
-    if files.other_endings:
-        endings = ", ".join(f"{count} {ending}" for ending, count in files.other_endings.most_common())
-        warnings.append(f"Files in {where} that are not images by their ending were not used: {printable(endings)}.")
-    return warnings
+    inner = ", ".join(map(printable, sorted(files.inner_splits)))
+    endings = printable(", ".join(f"{count} {ending}" for ending, count in files.other_endings.most_common()))
+    warnings = {
+        f"{files.loose} images directly in {where}, outside of class folders, were not used.": files.loose,
+        f"These folders of {where} do not hold images and are not classes: {', '.join(files.empty)}.": files.empty,
+        f"Folders inside of class folders are not splits: {inner}. Put the classes inside of them instead.": (
+            len(files.inner_splits) > 1
+        ),
+        f"Linked folders already read once were not read again: {', '.join(files.repeated)}.": files.repeated,
+        f"Files in {where} that are not images by their ending were not used: {endings}.": files.other_endings,
+    }
+    return [text for text, applies in warnings.items() if applies]
 
 
 CLASSES = "classes.txt"
 
 
 def class_names(path: Path) -> list[str]:
-    """The lines of the file that are not empty, in their order; none where there is no such file.
+    """The lines of the file that are not empty, in their order; none without the file.
 
     Raises:
         UserError: it is not text in UTF-8, or names a class twice.

@@ -48,27 +48,23 @@ def hf(spec: Spec) -> Source:
 def hf_set(name: str, options: Mapping[str, str], streaming: Streaming = KEPT) -> Source:
     """A set of the hub or of the disk. options: config, revision, image, label.
 
-    Labels are read once, by themselves, so that classes, lengths and splits are known. Rows of a streamed set are read
-    from the hub, or from files on the disk, as they are needed. Rows of one file (datasets calls it a shard) can only
-    be read from its beginning; those that were read last wait in memory until their turn comes.
+    Labels are read once, so that classes, lengths and splits are known. Rows of a streamed set are read as they are
+    needed. Rows of one file (a shard) can only be read from its beginning; those read last wait in memory.
     """
     short = printable(name.rstrip("/").split("/")[-1])
     tables, warnings = _by_split(_load(name, options, bool(streaming.asked)))
     image, label = _columns(next(iter(tables.values())), options, short)
-    shards: dict[str, _Shards] = {}
     labels: dict[str, list[Any]] = {}
     sizes: dict[str, list[int]] = {}
     for split, table in tables.items():
-        if streaming.asked:
-            shards[split] = _Shards(table, image, label)
-            labels[split], sizes[split] = shards[split].labels()
-        else:
-            labels[split] = list(table[label])
-        if all(value in (None, -1) for value in labels[split]):
+        parts = list(_labels_of_shards(table, label)) if streaming.asked else [list(table[label])]
+        values = [value for part in parts for value in part]
+        if all(value in (None, -1) for value in values):
             warnings.append(f"The labels of {split} are not public; it was not used.")
-            del labels[split]
+        else:
+            labels[split], sizes[split] = values, [len(part) for part in parts]
     if "train" not in labels:
-        raise UserError(f'"{short}" has no labels in train.')
+        raise UserError(f'"{short}" lacks labels in train.')
     feature = tables["train"].features[label]
     if any(tables[split].features[label] != feature for split in labels):
         raise UserError(
@@ -77,15 +73,13 @@ def hf_set(name: str, options: Mapping[str, str], streaming: Streaming = KEPT) -
     names = list(getattr(feature, "names", None) or [])
     number: dict[Any, int] = {i: i for i in range(len(names))}
     if not names:  # numbers or words
-        values = sorted({value for part in labels.values() for value in part if value is not None}, key=str)
-        names, number = list(map(str, values)), {value: i for i, value in enumerate(values)}
+        distinct = sorted({value for part in labels.values() for value in part if value is not None}, key=str)
+        names, number = list(map(str, distinct)), {value: i for i, value in enumerate(distinct)}
     splits = {}
     for split, part in labels.items():
         numbers = np.array([number.get(value, -1) for value in part], dtype=np.int64)  # -1 is refused afterwards
-        if streaming.asked:
-            splits[split] = _streamed_records(split, short, numbers, sizes[split], shards[split], streaming.buffer)
-        else:
-            splits[split] = _records(split, tables[split], image, numbers)
+        buffer = streaming.buffer if streaming.asked else None
+        splits[split] = _records(split, short, tables[split], image, numbers, sizes[split], buffer)
     if streaming.asked:
         first = splits["train"].some(_LOOKED_AT)
         for i, key in enumerate(first.keys.tolist()):
@@ -149,58 +143,57 @@ def _columns(table: Any, options: Mapping[str, str], name: str) -> tuple[str, st
     return chosen[0], chosen[1]
 
 
-def _records(split: str, table: Any, image: str, labels: Ints) -> Records:
+def _stored_bytes(img: dict[str, Any]) -> bytes:
+    """The bytes of an image that datasets has not decoded."""
+    return img["bytes"] if img["bytes"] is not None else read_bytes(Path(img["path"]), "image")
+
+
+def _labels_of_shards(table: Any, label: str) -> Iterator[list[Any]]:
+    """The labels of each file that a streamed table is made of."""
+    labels = table.select_columns([label])
+    for shard in range(table.num_shards):
+        part = labels.shard(num_shards=table.num_shards, index=shard).with_format("arrow")
+        yield [value for rows in part.iter(batch_size=_LABELS_AT_A_TIME) for value in rows[label].to_pylist()]
+
+
+def _records(
+    split: str, name: str, table: Any, image: str, labels: Ints, sizes: list[int], buffer: int | None
+) -> Records:
+    """The rows of a table; a streamed one has `sizes` rows in each shard, and a shuffle buffer."""
     from datasets import Image
 
     images = table.select_columns([image]).cast_column(image, Image(decode=False))
+    ids = tuple(f"{split}[{row}]" for row in range(len(labels)))
 
     def fetch(key: int) -> bytes:
         with reading():
             return _stored_bytes(images[key][image])
 
-    ids = tuple(f"{split}[{i}]" for i in range(len(table)))
-    return Records(ids, labels, tuple(f"{table._fingerprint}:{i}" for i in ids), fetch, np.arange(len(ids)))
+    def read_shard(shard: int) -> Iterator[bytes]:
+        return (_stored_bytes(row[image]) for row in images.shard(num_shards=len(sizes), index=shard))
 
-
-def _stored_bytes(img: dict[str, Any]) -> bytes:
-    """Of an image that datasets has not decoded."""
-    return img["bytes"] if img["bytes"] is not None else read_bytes(Path(img["path"]), "image")
-
-
-class _Shards:
-    """The files that a table is made of."""
-
-    def __init__(self, table: Any, image: str, label: str):
-        from datasets import Image
-
-        self._images = table.select_columns([image]).cast_column(image, Image(decode=False))
-        self._labels = table.select_columns([label])
-        self._image, self._label, self._count = image, label, table.num_shards
-
-    def labels(self) -> tuple[list[Any], list[int]]:
-        """All labels in order, and the number of rows of each shard."""
-        labels: list[Any] = []
-        sizes = []
-        for shard in range(self._count):
-            before = len(labels)
-            part = self._labels.shard(num_shards=self._count, index=shard).with_format("arrow")
-            for rows in part.iter(batch_size=_LABELS_AT_A_TIME):
-                labels += rows[self._label].to_pylist()
-            sizes.append(len(labels) - before)
-        return labels, sizes
-
-    def images(self, shard: int) -> Iterator[bytes]:
-        """The bytes of each image of a shard, from its beginning on."""
-        for row in self._images.shard(num_shards=self._count, index=shard):
-            yield _stored_bytes(row[self._image])
+    if buffer is None:
+        stamps = tuple(f"{table._fingerprint}:{row}" for row in ids)
+        return Records(ids, labels, stamps, fetch, np.arange(len(ids)))
+    digests = (blake2b(f"{name}\0{row}".encode(), digest_size=16).digest() for row in ids)
+    return Records(
+        ids=ids,
+        labels=labels,
+        stamps=ids,
+        fetch=Forward(read_shard, sizes, limit=4 * buffer),
+        keys=np.arange(len(ids)),
+        shards=np.repeat(np.arange(len(sizes)), sizes),
+        native=np.zeros((len(ids), 2), dtype=np.int64),
+        digests=np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16),
+        sequential=True,
+    )
 
 
 class Forward:
-    """Random access to shards that can be read forwards only.
+    """Random access to shards that can only be read forwards.
 
-    The rows that were read last are held, `limit` of them; for a row that is no longer held its shard is read again
-    from the beginning. In an order whose rows moved by fewer than b places, 4 b are enough to read every shard once: a
-    row is asked for before 4 b others are read. Threads take turns.
+    The last `limit` rows are held; for an older row its shard is read again from the beginning. In an order whose rows
+    moved by fewer than b places, 4 b are enough to read every shard once. Threads take turns.
     """
 
     def __init__(self, read: Callable[[int], Iterator[bytes]], sizes: list[int], limit: int):
@@ -214,35 +207,18 @@ class Forward:
     def __call__(self, row: int) -> bytes:
         """The bytes of a row, counted through all shards. Raises Unreadable."""
         with self._lock, reading():
-            return self._held[row] if row in self._held else self._reach(row)
-
-    def _reach(self, row: int) -> bytes:
-        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
-        rows, position = self._open.pop(shard, (None, 0))
-        if rows is None or position > row:
-            rows, position = self._read(shard), int(self._starts[shard])
-        for passed in range(position, row + 1):
-            if (read := next(rows, None)) is None:
-                raise Unreadable("the stream ends before this row")
-            self._held[passed] = raw = read
-            if len(self._held) > self._limit:
-                self._held.popitem(last=False)
-        if row + 1 < self._starts[shard + 1]:
-            self._open[shard] = rows, row + 1
-        return raw
-
-
-def _streamed_records(split: str, name: str, labels: Ints, sizes: list[int], shards: _Shards, buffer: int) -> Records:
-    ids = tuple(f"{split}[{row}]" for row in range(len(labels)))
-    digests = (blake2b(f"{name}\0{row}".encode(), digest_size=16).digest() for row in ids)
-    return Records(
-        ids=ids,
-        labels=labels,
-        stamps=ids,
-        fetch=Forward(shards.images, sizes, limit=4 * buffer),
-        keys=np.arange(len(ids)),
-        shards=np.repeat(np.arange(len(sizes)), sizes),
-        native=np.zeros((len(ids), 2), dtype=np.int64),
-        digests=np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16),
-        sequential=True,
-    )
+            if row in self._held:
+                return self._held[row]
+            shard = int(np.searchsorted(self._starts, row, side="right")) - 1
+            rows, position = self._open.pop(shard, (None, 0))
+            if rows is None or position > row:
+                rows, position = self._read(shard), int(self._starts[shard])
+            for passed in range(position, row + 1):
+                if (raw := next(rows, None)) is None:
+                    raise Unreadable("the stream ends before this row")
+                self._held[passed] = raw
+                if len(self._held) > self._limit:
+                    self._held.popitem(last=False)
+            if row + 1 < self._starts[shard + 1]:
+                self._open[shard] = rows, row + 1
+            return self._held[row]

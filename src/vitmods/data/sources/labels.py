@@ -1,14 +1,13 @@
-"""Images with any number of labels: a CSV file beside them, or class folders whose names are joined by +.
+"""Images with any number of labels: a CSV file next to them, or class folders whose names are joined by +.
 
     file,labels[,split]
     cats/1.jpg,cat;indoor,train
     2.jpg,,                       an image with none of the labels
 
-Files are named from the folder of the CSV on; labels are separated by ; or |. classes.txt beside it, one label a line,
-says in which order they come and that there are no others.
+Files are named from the folder of the CSV on; labels are separated by ; or |. classes.txt next to it, one label a line,
+sets their order and refuses others.
 """
 
-import csv
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from vitmods.data.records import Source, printable, split_named
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.folder import CLASSES, class_names, file_records
 from vitmods.util.errors import UserError, nearest
-from vitmods.util.limits import open_table, table
+from vitmods.util.limits import read_table
 
 CSV = "labels.csv"
 LAYOUT = 'Its first line is "file,labels" or "file,labels,split", with labels separated by ; or |.'
@@ -61,40 +60,27 @@ def _read(path: Path, listed: list[str]) -> tuple[dict[str, tuple[str, set[str]]
     """Split and labels of each image, by its path below the CSV's folder; what is wrong with others, by line."""
     images: dict[str, tuple[str, set[str]]] = {}
     wrong = []
-    try:
-        with open_table(path) as file:
-            reader = table(file, skipinitialspace=True)
-            columns = [name.strip().lower() for name in reader.fieldnames or ()]
-            if not {"file", "labels"} <= set(columns):
-                raise UserError(f"{printable(str(path))} has the columns {', '.join(columns) or '(none)'}. {LAYOUT}")
-            reader.fieldnames = columns
-            for row in reader:
-                name = normalize("NFC", (row["file"] or "").strip())
-                labels = {label.strip() for label in (row["labels"] or "").replace("|", ";").split(";")} - {""}
-                split = split_named((row.get("split") or "train").strip())
-                strange = sorted(labels.difference(listed)) if listed else []
-                reason = ""
-                if None in row:
-                    reason = "has more columns than the first line; labels are separated by ; and not by a comma"
-                elif split is None:
-                    reason = f"has the split {printable(str(row['split']))}, which is not train, val or test"
-                elif not name or not os.path.isfile(path.parent / name):
-                    reason = "is not there"
-                elif name in images:
-                    reason = "is named a second time"
-                elif strange:
-                    reason = f"has the label {printable(strange[0])}. {nearest(strange[0], listed)} ({CLASSES})"
-                if reason:
-                    wrong.append(f"line {reader.line_num}: {printable(name) or '(no file)'} {reason}")
-                elif split:
-                    images[name] = split, labels
-    except UserError:
-        raise
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"{printable(str(path))} cannot be read as a CSV file in UTF-8: {error}.") from error
+    for line, row in read_table(path, ("file", "labels"), LAYOUT, skipinitialspace=True):
+        name = normalize("NFC", row["file"].strip())
+        labels = {label.strip() for label in row["labels"].replace("|", ";").split(";")} - {""}
+        split = split_named(row.get("split", "").strip() or "train")
+        strange = sorted(labels.difference(listed)) if listed else []
+        reason = ""
+        if split is None:
+            reason = f"has the split {printable(row['split'])}, which is not train, val or test"
+        elif not name or not os.path.isfile(path.parent / name):
+            reason = "is missing"
+        elif name in images:
+            reason = "is named a second time"
+        elif strange:
+            reason = f"has the label {printable(strange[0])}. {nearest(strange[0], listed)} ({CLASSES})"
+        else:
+            images[name] = split, labels
+        if reason:
+            wrong.append(f"line {line}: {printable(name) or '(no file)'} {reason}")
     splits = {split for split, _ in images.values()}
     if not images and not wrong:
         raise UserError(f"{printable(str(path))} does not name any image. {LAYOUT}")
     if len(splits) > 1 and "train" not in splits:
-        raise UserError(f"{printable(str(path))} has no images with split train: name some, or leave the column out.")
+        raise UserError(f"{printable(str(path))} lacks images with split train: name some, or leave the column out.")
     return images, wrong

@@ -19,7 +19,7 @@ from vitmods.data.records import Records, Source, printable
 from vitmods.data.sources import Spec, data_source
 from vitmods.util.errors import UserError, nearest
 
-# How torchvision's sets are asked for a split: train=True, or split="trainval" and the like.
+# The arguments of torchvision's sets for a split: train=True, or split="trainval" and the like.
 _TRAIN_FLAG = (("train", True), ("test", False))
 _SPLIT_NAMES = (
     ("train", "train"),
@@ -52,9 +52,12 @@ def torchvision_set(name: str, root: Path, options: Mapping[str, str]) -> Source
     from torchvision import datasets
 
     if name not in datasets.__all__:
-        raise UserError(f'torchvision has no data set "{name}". {nearest(name, datasets.__all__)}')
+        raise UserError(f'torchvision does not have a data set "{name}". {nearest(name, datasets.__all__)}')
     make: Callable[..., Any] = getattr(datasets, name)
-    arguments = {key: _typed(value) for key, value in options.items()}
+    typed = {"true": True, "false": False}
+    arguments: dict[str, Any] = {
+        key: int(value) if value.isdecimal() else typed.get(value.lower(), value) for key, value in options.items()
+    }
     download = bool(arguments.pop("download", False))
     kinds: tuple[type, ...] = getattr(make, "__mro__", ())[:-1]  # base classes take what the constructor hands on
     parameters = {parameter for kind in kinds for parameter in inspect.signature(kind).parameters}
@@ -80,12 +83,6 @@ def torchvision_set(name: str, root: Path, options: Mapping[str, str]) -> Source
     count = max([len(names), *(int(records.labels.max(initial=-1)) + 1 for records in source.splits.values())])
     source.classes = (*names, *(str(i) for i in range(len(names), count)))
     return source
-
-
-def _typed(value: str) -> bool | int | str:
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    return int(value) if value.isdecimal() else value
 
 
 def _open(make: Callable[..., Any], root: Path, arguments: dict[str, Any], choice: str | None) -> dict[str, Any]:
@@ -118,8 +115,11 @@ def _labels(dataset: Any, name: str) -> NDArray[np.int64] | None:
     columns = [getattr(dataset, attribute) for attribute in _LABELS if hasattr(dataset, attribute)]
     pairs = [getattr(dataset, attribute) for attribute in _PAIRS if hasattr(dataset, attribute)]
     columns += [[pair[1] for pair in column] for column in pairs if len(column) and len(column[0]) == 2]
-    values = next((c for c in columns if len(c) == len(dataset) and _agrees(c, dataset)), None)
-    if values is None:
+    ends = {0, len(dataset) - 1} if len(dataset) else set()
+    for values in columns:
+        if len(values) == len(dataset) and all(np.array_equal(values[i], dataset[i][1]) for i in ends):
+            break
+    else:
         values = [dataset[i][1] for i in range(len(dataset))]
     if len(values) and all(value is None for value in values):
         return None
@@ -129,11 +129,6 @@ def _labels(dataset: Any, name: str) -> NDArray[np.int64] | None:
         raise UserError(
             f"torchvision's {name} is not a classification set: its targets are not class numbers."
         ) from None
-
-
-def _agrees(column: Any, dataset: Any) -> bool:
-    """Whether the column has the label that the first and the last item come with."""
-    return all(np.array_equal(column[i], dataset[i][1]) for i in {0, len(dataset) - 1} if len(dataset))
 
 
 def _records(name: str, dataset: Any, labels: NDArray[np.int64], files: str) -> Records:

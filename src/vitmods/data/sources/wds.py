@@ -1,26 +1,288 @@
-"""WebDataset shards: which tar files there are, what split each belongs to, what lies where, and what the classes are.
+"""WebDataset shards: images in uncompressed tar files, each read at its place in its file.
 
-Those from elsewhere have no index beside them: it is made by one pass over the members' headers.
+Members that share a name up to the first dot belong together: KEY.jpg (or another image) and KEY.cls, the number of its
+class. `vitmods data pack` adds one index of all images and a manifest, which give the same source as the packed folder:
+same names, order, splits and fingerprint. Each read compares the checksum. Shards from elsewhere are without an index:
+one pass over the headers of their members makes it.
+
+The package webdataset reads a shard from front to back, unpickles members called .pkl, and takes a damaged header for
+the end; arrow and parquet files of `datasets` depend on the version that wrote them. So tar files are read here.
 """
 
+import hashlib
+import json
+import os
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO, NamedTuple
 
+import numpy as np
 from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined]
+from numpy.typing import NDArray
 
+from vitmods.data.read import Unreadable, digest, reading
 from vitmods.data.records import ENDINGS, Broken, Records, Source, printable, split_named
-from vitmods.data.shards import FORMAT, Damaged, Member, Row, ShardIndex, is_packed, members, packed, records_of
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.store import file_key, remembered
+from vitmods.data.threads import cores
 from vitmods.util.errors import UserError
-from vitmods.util.limits import MOST_NAMES, check_bytes, parse_json, read_bytes, read_text
+from vitmods.util.limits import MOST_NAMES, check_bytes, parse_json, read_json, read_npz, read_text
+
+MANIFEST, MANIFEST_FORMAT = "manifest.json", "vitmods shards 2"
+INDEX = "index.npz"
+ROW = np.dtype(
+    [
+        ("shard", "<i4"),
+        ("label", "<i8"),
+        ("offset", "<i8"),
+        ("size", "<i8"),
+        ("native", "<i8", (2,)),
+        ("digest", "u1", (16,)),
+    ]
+)
+"""An image: number of its shard, number of its class, place and length of its bytes there, height and width,
+`read.digest`; the last two are 0 where they are unknown."""
+_REMEMBERED = 1 << 28  # bytes: listing a larger file takes so long that the list is kept
+_AGAIN = "Copy it again, or write it again with vitmods data pack."
+
+
+class Member(NamedTuple):
+    """A file in a tar file, and where its bytes are."""
+
+    name: str
+    offset: int
+    size: int
+
+
+class Damaged(tarfile.ReadError):
+    """A tar file ends or breaks off at `where`."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}")
+        self.where, self.reason = where, reason
+
+
+def members(file: BinaryIO, start: int = 0, end: int | None = None, needs_end_mark: bool = True) -> Iterator[Member]:
+    """The files in the tar at start:end of a file, from their headers alone.
+
+    Raises Damaged after the last that is whole, and tarfile.TarError if the file is not a tar.
+    """
+    end, last = os.fstat(file.fileno()).st_size if end is None else end, ""
+    file.seek(start)
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        before = start - 1
+        while True:
+            where = f"after {printable(last)}" if last else "at its start"
+            try:
+                member = tar.next()
+            except (OSError, tarfile.TarError):
+                raise
+            except Exception as error:  # ValueError, OverflowError, RecursionError of headers that follow headers, ...
+                raise Damaged(where, f"a header is damaged: {error}") from error
+            if member is None or member.offset >= end:
+                break
+            if member.size < 0 or member.offset <= before:  # tarfile would read the same headers for ever
+                raise Damaged(printable(last), f"a header behind it, at byte {member.offset:,}, is damaged")
+            last, before = member.name, member.offset
+            if member.offset_data + member.size > end:
+                raise Damaged(printable(last), "the tar file is cut off within it; what follows is lost")
+            if member.isfile():
+                yield Member(last.removeprefix("./"), member.offset_data, member.size)
+        # tarfile takes a damaged header for the end of the file.
+        file.seek(tar.offset)
+        after = file.read(tarfile.BLOCKSIZE) if tar.offset < end else b""
+        if member is not None or after == bytes(tarfile.BLOCKSIZE):
+            return
+    if after:
+        raise Damaged(where, f"the header at byte {tar.offset:,} is damaged; what follows is lost")
+    if needs_end_mark:
+        raise Damaged(where, "the tar file lacks the end mark: it is cut off")
+
+
+def _read_at(path: Path, offset: int, size: int) -> bytes:
+    """So many bytes of a file from an offset on. Raises Unreadable."""
+    with reading():
+        with open(path, "rb", buffering=0) as file:
+            file.seek(offset)
+            raw = file.read(size)
+        if len(raw) < size:
+            raise Unreadable(f"{printable(path.name)} is cut off within it")
+        return raw
+
+
+def _join(names: Sequence[str]) -> NDArray[np.uint8]:
+    return np.frombuffer("\0".join(names).encode("utf-8", "surrogateescape"), dtype=np.uint8)
+
+
+def _split(names: NDArray[np.uint8]) -> tuple[str, ...]:
+    return tuple(names.tobytes().decode("utf-8", "surrogateescape").split("\0"))
+
+
+@dataclass(frozen=True)
+class Tar:
+    """A file and where its members are: names "inner/member" for tars within it, offsets and sizes in bytes."""
+
+    path: Path
+    names: tuple[str, ...]
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+    def read(self, member: int) -> bytes:
+        """The member's bytes. Raises Unreadable."""
+        return _read_at(self.path, int(self.offsets[member]), int(self.sizes[member]))
+
+
+def open_tar(path: Path) -> Tar:
+    """List the members of a tar. Raises UserError where it is cut short, damaged, compressed or cannot be read.
+
+    The list of a large file is kept in the user's cache folder, since making it reads every header.
+    """
+
+    def read(kept: Path) -> Tar:
+        arrays = read_npz(kept, ["names", "offsets", "sizes"])
+        return Tar(path, _split(arrays["names"]), arrays["offsets"], arrays["sizes"])
+
+    def write(file: IO[bytes], tar: Tar) -> None:
+        np.savez(file, names=_join(tar.names), offsets=tar.offsets, sizes=tar.sizes)
+
+    status = path.stat()
+    if status.st_size < _REMEMBERED:
+        return _scanned(path)
+    return remembered(None, f"tars/{file_key(path, status)}.npz", read, lambda: _scanned(path), write)
+
+
+def _scanned(path: Path) -> Tar:
+    rows: list[Member] = []
+    try:
+        with open(path, "rb", buffering=0) as outer, open(path, "rb", buffering=0) as inner:
+            for name, start, size in members(outer, needs_end_mark=False):
+                if name.endswith(".tar"):
+                    parts = members(inner, start, start + size, needs_end_mark=False)
+                    rows.extend(part._replace(name=f"{name.removesuffix('.tar')}/{part.name}") for part in parts)
+                else:
+                    rows.append(Member(name, start, size))
+    except tarfile.TarError as error:
+        raise UserError(
+            f"The tar file {printable(str(path))} cannot be used: {error}, after {len(rows):,} members. It is cut "
+            "short, damaged or compressed: fetch it again, and do not compress it."
+        ) from error
+    except OSError as error:
+        raise UserError(f"The tar file {printable(str(path))} cannot be read: {error.strerror}.") from error
+    names, offsets, sizes = zip(*rows, strict=True) if rows else ((), (), ())
+    return Tar(path, names, np.array(offsets, dtype=np.int64), np.array(sizes, dtype=np.int64))
+
+
+def write_index(file: IO[bytes], names: Sequence[str], rows: NDArray[Any]) -> None:
+    """Write names (n,) and rows (n,) of all packed images; the same give the same bytes."""
+    np.savez(file, names=_join(names), rows=rows)
+
+
+def is_packed(path: Path) -> bool:
+    """Whether `vitmods data pack` wrote this folder to its end."""
+    return (path / MANIFEST).is_file()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read the manifest of a packed folder. Raises UserError if it cannot be read."""
+    path = printable(str(folder / MANIFEST))
+    try:
+        manifest: dict[str, Any] = read_json(folder / MANIFEST, "JSON")
+        version = manifest["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({error}). {_AGAIN}") from error
+    if version != MANIFEST_FORMAT:
+        raise UserError(
+            f"{path} is of the format {version!r}; this version reads {MANIFEST_FORMAT!r}. Pack the images again, into "
+            "another folder: vitmods data pack IMAGES FOLDER"
+        )
+    return manifest
+
+
+def packed(folder: Path) -> Source:
+    """The source in a folder that `vitmods data pack` wrote. Raises UserError where a file is missing or altered."""
+    manifest, splits, index = read_manifest(folder), {}, folder / INDEX
+    try:
+        name, classes, left_out = manifest["name"], tuple(manifest["classes"]), len(manifest["unreadable"])
+        if not all(isinstance(word, str) for word in (name, *classes)):
+            raise TypeError("its name and classes are not words")
+        shards = {folder / s["file"]: s for facts in manifest["splits"].values() for s in facts["shards"]}
+        if file_sha256(index) != manifest["index_sha256"]:
+            raise UserError(f"{printable(str(index))} is not what was packed: its checksum differs. {_AGAIN}")
+        columns = read_npz(index, ["names", "rows"])
+        names, rows = _split(columns["names"]), columns["rows"].astype(ROW)
+        for path, facts in shards.items():
+            if (length := path.stat().st_size) != facts["bytes"]:
+                text = f"has {length:,} bytes, not {facts['bytes']:,}"
+                raise UserError(f"The shard {printable(str(path))} {text}. {_AGAIN}")
+        first = 0
+        for split, facts in manifest["splits"].items():
+            files = [folder / shard["file"] for shard in facts["shards"]]
+            chosen = np.flatnonzero((rows["shard"] >= first) & (rows["shard"] < first + len(files)))
+            numbered = rows[chosen]
+            numbered["shard"] -= first
+            splits[split] = shard_records(files, [names[i] for i in chosen], numbered)
+            first += len(files)
+    except OSError as error:
+        raise UserError(f"{printable(str(error.filename))} cannot be read: {error.strerror}. {_AGAIN}") from error
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        path = printable(str(folder / MANIFEST))
+        raise UserError(f"{path} does not list what was packed ({error!r}). {_AGAIN}") from error
+
+    def verify() -> list[str]:
+        with ThreadPoolExecutor(cores()) as pool:
+            sums = pool.map(file_sha256, shards)
+            damaged = [path for path, checksum in zip(shards, sums, strict=True) if checksum != shards[path]["sha256"]]
+        text = "is not what was packed: its checksum differs."
+        return [f"The shard {printable(path.name)} {text} {_AGAIN}" for path in damaged]
+
+    warnings = [f"{left_out} images that cannot be used were left out when it was packed."] if left_out else []
+    return Source(name, classes, splits, warnings, verify=verify)
+
+
+def file_sha256(path: Path) -> str:
+    """The checksum of the whole file, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def shard_records(files: Sequence[Path], names: Sequence[str], rows: NDArray[Any]) -> Records:
+    """Records sorted by name, of the images called `names` (n,), with a ROW each; keys run through the shards."""
+    order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64)
+    stamps = [file_key(file, file.stat(), "shard")[:16] for file in files]
+    has_digests = bool(rows["digest"].any(axis=1).all())
+
+    def fetch(key: int) -> bytes:
+        row = rows[key]
+        path, offset = files[row["shard"]], int(row["offset"])
+        raw = _read_at(path, offset, int(row["size"]))
+        if has_digests and digest(raw) != row["digest"].tobytes():
+            raise Unreadable(f"damaged in the shard {printable(path.name)} at byte {offset:,}: the checksum differs")
+        return raw
+
+    ordered = rows[order]
+    places = zip(ordered["shard"].tolist(), ordered["offset"].tolist(), strict=True)
+    return Records(
+        ids=tuple(names[i] for i in order),
+        labels=ordered["label"],
+        stamps=tuple(f"{stamps[shard]}:{offset}" for shard, offset in places),
+        fetch=fetch,
+        keys=order,
+        shards=ordered["shard"].astype(np.int64),
+        native=ordered["native"] if has_digests else None,
+        digests=ordered["digest"] if has_digests else None,
+    )
+
 
 CLASS_FILES = ("classes.json", "classes.txt")
-_LABELS = ("cls", "json")
+_FORMAT = "vitmods scan 1"  # of the lists in the user's cache
+_MOST_CLASSES = 1_000_000  # without a list of them
 _MOST_BRACES, _LONGEST = 20, 1000  # of a pattern
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?\}")
 
@@ -35,53 +297,60 @@ _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?\}")
 def shards(spec: Spec) -> Source:
     """The source in a folder of shards, or in the tar files of a pattern such as train-{0000..0009}.tar.
 
-    Raises UserError where there is no shard, or one is missing or not a tar file.
+    Raises UserError where shards are missing or are not tar files.
     """
-    source = packed(spec.folder) if is_packed(spec.folder) else _foreign(spec.folder)
+    source = packed(spec.folder) if is_packed(spec.folder) else _from_elsewhere(spec.folder)
     source.streaming = spec.streaming()
     return source
 
 
-def _foreign(path: Path) -> Source:
-    """Shards from elsewhere; what is broken in them is kept apart."""
-    root, files = _find(path)
-    by_split, unused = _by_split(root, files)
-    names = _class_names(root)
+def _from_elsewhere(path: Path) -> Source:
+    if path.is_dir():
+        root, files = path, sorted(file for file in path.rglob("*.tar") if not file.name.startswith("."))
+        if not files:
+            compressed = any(path.rglob("*.tar.gz")) or any(path.rglob("*.tgz"))
+            hint = " Compressed ones (.tar.gz) have to be unpacked with gunzip first." if compressed else ""
+            raise UserError(f"{printable(str(path))} does not hold shards (.tar files).{hint}")
+    else:
+        files = [Path(name) for name in expand(str(path))]
+        root = files[0].parent
+        if missing := [file for file in files if not file.is_file()]:
+            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+            raise UserError(
+                f"The shard {printable(str(missing[0]))}{more} does not exist. Give wds:FOLDER, or the files as in "
+                "wds:FOLDER/train-{0000..0009}.tar"
+            )
+    names, by_split, unused = _class_names(root), dict[str, list[Path]](), []
+    for file in files:  # a word of its path names the split
+        words = re.split(r"[^a-z]+", file.relative_to(root).as_posix().lower())
+        if split := next(filter(None, map(split_named, reversed(words))), None):
+            by_split.setdefault(split, []).append(file)
+        else:
+            unused.append(printable(file.name))
+    if not by_split:
+        by_split, unused = {"train": files}, []
+    if "train" not in by_split:
+        raise UserError(f"{printable(str(root))} has shards of {' and '.join(by_split)}, but none of train.")
+    numbers = {name: number for number, name in enumerate(names)}
     splits: dict[str, Records] = {}
     broken: list[Broken] = []
     for split, paths in by_split.items():
-        rows = []
-        for file in paths:
-            index = index_of(file)
-            kept, refused = _numbered(index.rows, names)
-            rows.append(kept)
-            name = printable(file.relative_to(root).as_posix())
-            broken += [Broken(split, f"{name}: {member}", reason) for member, reason in (*index.broken, *refused)]
-        splits[split] = records_of(paths, rows, root)
+        ids, rows = [], []
+        for number, file in enumerate(paths):
+            shard, scanned = file.relative_to(root).as_posix(), index_of(file)
+            wrong = list(scanned.broken)
+            for name, label, offset, size in scanned.rows:
+                try:
+                    rows.append((number, _class_number(label, numbers), offset, size, 0, 0))
+                    ids.append(f"{shard}: {name}")
+                except ValueError as error:
+                    wrong.append((name, str(error)))
+            broken += [Broken(split, f"{printable(shard)}: {member}", reason) for member, reason in wrong]
+        splits[split] = shard_records(paths, ids, np.array(rows, ROW))
     highest = max((int(part.labels.max(initial=-1)) for part in splits.values()), default=-1)
     classes = names or tuple(str(number) for number in range(highest + 1))
     warnings = [f"These shards do not name a split and were not used: {', '.join(unused)}."] if unused else []
     return Source(printable(root.resolve().name), classes, splits, warnings, broken)
-
-
-def _find(path: Path) -> tuple[Path, list[Path]]:
-    """The folder and the tar files that a folder or a pattern means. Raises UserError where there are none."""
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*.tar") if not file.name.startswith("."))
-        if files:
-            return path, files
-        compressed = any(path.rglob("*.tar.gz")) or any(path.rglob("*.tgz"))
-        hint = " Compressed ones (.tar.gz) have to be unpacked with gunzip first." if compressed else ""
-        raise UserError(f"There are no shards (.tar files) in {printable(str(path))}.{hint}")
-    files = [Path(name) for name in expand(str(path))]
-    missing = [file for file in files if not file.is_file()]
-    if missing:
-        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        raise UserError(
-            f"There is no shard {printable(str(missing[0]))}{more}. Give wds:FOLDER, or the files as in "
-            "wds:FOLDER/train-{0000..0009}.tar"
-        )
-    return files[0].parent, files
 
 
 def expand(pattern: str) -> list[str]:
@@ -107,25 +376,8 @@ def expand(pattern: str) -> list[str]:
     return names
 
 
-def _by_split(root: Path, files: list[Path]) -> tuple[dict[str, list[Path]], list[str]]:
-    """Shards by the split that a word of their path names (all are train if none does), and the names of the others."""
-    by_split: dict[str, list[Path]] = {}
-    unused = []
-    for file in files:
-        words = re.split(r"[^a-z]+", file.relative_to(root).as_posix().lower())
-        if split := next(filter(None, map(split_named, reversed(words))), None):
-            by_split.setdefault(split, []).append(file)
-        else:
-            unused.append(printable(file.name))
-    if not by_split:
-        return {"train": files}, []
-    if "train" not in by_split:
-        raise UserError(f"{printable(str(root))} has shards of {' and '.join(by_split)}, but none of train.")
-    return by_split, unused
-
-
 def _class_names(root: Path) -> tuple[str, ...]:
-    """From classes.json (a list, or names by number) or classes.txt (a name on each line); () if there is neither."""
+    """From classes.json (a list, or names by number) or classes.txt (a name on each line); () without these files."""
     path = next((root / name for name in CLASS_FILES if (root / name).is_file()), None)
     if path is None:
         return ()
@@ -144,50 +396,68 @@ def _class_names(root: Path) -> tuple[str, ...]:
     return names
 
 
-def _numbered(rows: Sequence[Row], names: tuple[str, ...]) -> tuple[list[Row], list[tuple[str, str]]]:
-    """Rows with the numbers of their classes, and (member, reason) of those with an invalid label."""
-    number = {name: i for i, name in enumerate(names)}
-    kept, refused = [], []
-    for row in rows:
-        label = number.get(row.label, row.label) if isinstance(row.label, str) else row.label
-        if isinstance(label, str):
-            hint = "" if names else f", and there is no {' or '.join(CLASS_FILES)} to name the classes"
-            refused.append((row.id, f"its label {printable(label)!r} is not a number{hint}"))
-        elif label < 0:
-            refused.append((row.id, f"its label {label} is below 0"))
-        elif names and label >= len(names):
-            refused.append((row.id, f"its label {label} is not one of the {len(names)} classes, which count from 0"))
-        else:
-            kept.append(row._replace(label=label))
-    return kept, refused
+def _class_number(label: int | str, numbers: dict[str, int]) -> int:
+    """The number of the class. Raises ValueError for an invalid label."""
+    label = numbers.get(label, label) if isinstance(label, str) else label
+    if isinstance(label, str):
+        hint = "" if numbers else f", and {' or '.join(CLASS_FILES)}, which would name the classes, is missing"
+        raise ValueError(f"its label {printable(label)!r} is not a number{hint}")
+    if label < 0:
+        raise ValueError(f"its label {label} is below 0")
+    if label >= (most := len(numbers) or _MOST_CLASSES):
+        raise ValueError(f"its label {label} is not one of the {most:,} classes, which count from 0")
+    return label
 
 
-def index_of(shard: Path) -> ShardIndex:
-    """The index of a shard that has none beside it: from the user's cache, or made now. Raises UserError."""
+class Scanned(NamedTuple):
+    """Images with a label, each its name, label, place and length in the shard; and (member, reason) of the others."""
+
+    rows: list[tuple[str, int | str, int, int]]
+    broken: list[tuple[str, str]]
+
+
+def index_of(shard: Path) -> Scanned:
+    """The images of a shard: from the user's cache, or listed now. Raises UserError."""
+
+    def read(kept: Path) -> Scanned:
+        rows, broken = read_json(kept, "JSON")
+        return Scanned([tuple(row) for row in rows], [tuple(item) for item in broken])
+
+    def write(file: Any, scanned: Scanned) -> None:
+        file.write(json.dumps(scanned).encode())
+
     try:
-        status = shard.stat()
+        key = file_key(shard, shard.stat(), _FORMAT)
     except OSError as error:
         raise UserError(f"The shard {printable(str(shard))} cannot be read: {error.strerror}.") from error
-    return remembered(
-        None,
-        f"shards/{file_key(shard, status, FORMAT)}.json",
-        lambda kept: ShardIndex.from_bytes(read_bytes(kept, "JSON")),
-        lambda: scan(shard),
-        lambda file, index: file.write(index.to_bytes()),
-    )
+    return remembered(None, f"shards/{key}.json", read, lambda: scan(shard), write)
 
 
-def scan(shard: Path) -> ShardIndex:
+def scan(shard: Path) -> Scanned:
     """Read the headers of a tar file and the labels; images are not opened. Raises UserError for other files."""
-    files: list[Member] = []
-    damage: list[tuple[str, str]] = []
+    files, damage, scanned = list[Member](), list[tuple[str, str]](), Scanned([], [])
+    seen: set[str] = set()
     try:
         with open(shard, "rb") as file:
             try:
                 files.extend(members(file))
             except Damaged as error:
                 damage.append((error.where, error.reason))
-            rows, broken = _samples(files, file)
+            for key, parts in _by_key(files):
+                images = [ending for ending in parts if f".{ending}" in ENDINGS]
+                if not images and "cls" not in parts and "json" not in parts:
+                    continue  # neither an image nor a label, such as a list of files
+                name = printable(parts[images[0]].name if images else key)
+                try:
+                    if len(images) != 1:
+                        raise ValueError("two images share this key" if images else "it is a label without an image")
+                    if key in seen:
+                        raise ValueError("its key comes twice in this shard")
+                    seen.add(key)
+                    image = parts[images[0]]
+                    scanned.rows.append((name, _label(parts, file), image.offset, image.size))
+                except ValueError as error:
+                    scanned.broken.append((name, str(error)))
     except tarfile.TarError as error:
         raise UserError(
             f"{printable(str(shard))} is not a plain tar file ({error}). Shards are read at random places, so "
@@ -195,30 +465,7 @@ def scan(shard: Path) -> ShardIndex:
         ) from error
     except OSError as error:
         raise UserError(f"The shard {printable(str(shard))} cannot be read: {error.strerror}.") from error
-    return ShardIndex(tuple(rows), (*broken, *damage))
-
-
-def _samples(files: list[Member], file: BinaryIO) -> tuple[list[Row], list[tuple[str, str]]]:
-    """Images with a label, and (member, reason) of the others."""
-    rows: list[Row] = []
-    broken: list[tuple[str, str]] = []
-    seen: set[str] = set()
-    for key, parts in _by_key(files):
-        images = [ending for ending in parts if f".{ending}" in ENDINGS]
-        if not images and not any(ending in parts for ending in _LABELS):
-            continue  # neither an image nor a label, such as a list of files
-        name = printable(parts[images[0]].name if images else key)
-        try:
-            if len(images) != 1:
-                raise ValueError("two images share this key" if images else "there is a label, but no image")
-            if key in seen:
-                raise ValueError("its key comes twice in this shard")
-            seen.add(key)
-            image = parts[images[0]]
-            rows.append(Row(name, _label(parts, file), image.name, image.offset, image.size))
-        except ValueError as error:
-            broken.append((name, str(error)))
-    return rows, broken
+    return scanned._replace(broken=[*scanned.broken, *damage])
 
 
 def _by_key(files: list[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
@@ -229,11 +476,11 @@ def _by_key(files: list[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
         stem, _, ending = path.name.partition(".")
         if not stem:
             continue
-        its_key = str(path.parent / stem)
-        if parts and (its_key != key or ending.lower() in parts):
+        member_key = str(path.parent / stem)
+        if parts and (member_key != key or ending.lower() in parts):
             yield key, parts
             parts = {}
-        key = its_key
+        key = member_key
         parts[ending.lower()] = member
     if parts:
         yield key, parts
@@ -241,16 +488,16 @@ def _by_key(files: list[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
 
 def _label(parts: dict[str, Member], file: BinaryIO) -> int | str:
     """A class's number, or the text that should be one or a class's name. Raises ValueError."""
-    kind = next((kind for kind in _LABELS if kind in parts), None)
-    if kind is None:
-        raise ValueError('it has no label: KEY.cls, or KEY.json with "label", is missing')
+    kind = "cls" if "cls" in parts else "json"
+    if kind not in parts:
+        raise ValueError('its label is missing: KEY.cls, or KEY.json with "label"')
     file.seek(parts[kind].offset)
     try:
         check_bytes(parts[kind].size, "label")
         content = file.read(parts[kind].size)
         label = content.decode().strip() if kind == "cls" else parse_json(content)["label"]
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{printable(parts[kind].name)} holds no label") from None
+        raise ValueError(f"{printable(parts[kind].name)} does not hold a label") from None
     try:
         return int(label)
     except (ValueError, TypeError):

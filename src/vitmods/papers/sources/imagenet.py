@@ -20,10 +20,10 @@ import numpy as np
 
 from vitmods.data.records import ENDINGS, Records, Source, printable
 from vitmods.data.rng import text_order
-from vitmods.data.shards import Tar, open_tar
 from vitmods.data.sources import SOURCES, Spec
 from vitmods.data.sources.folder import class_folders, file_records, loose_images
 from vitmods.data.sources.hf import hf_set
+from vitmods.data.sources.wds import Tar, open_tar
 from vitmods.papers.sources import published_set
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import expand_user

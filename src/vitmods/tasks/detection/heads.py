@@ -57,26 +57,22 @@ class Neck(nn.Module):
                 "pyramid with these (swin_*, pvt_v2_*), or a plain ViT."
             )
         self.first = 1 if levels == "retinanet" else 0  # the finest map is left out
-        wanted = STRIDES[self.first :]
+        wanted, width = STRIDES[self.first :], channels if self.plain else widths[-1]
+        more: ExtraFPNBlock = LastLevelP6P7(width, channels) if levels == "retinanet" else LastLevelMaxPool()
         if self.plain:
             self.maps: nn.Module = SimplePyramid(widths[-1], strides[-1], wanted, channels)
-            self.more: ExtraFPNBlock = _more(levels, channels, channels)
+            self.more = more
         else:
-            more = _more(levels, widths[-1], channels)
             self.maps = FeaturePyramidNetwork(widths[self.first :], channels, extra_blocks=more, norm_layer=norm)
 
     def forward(self, maps: list[Tensor]) -> "OrderedDict[str, Tensor]":
         if not self.plain:
             named = OrderedDict((str(i), level) for i, level in enumerate(maps[self.first :]))
-            found: OrderedDict[str, Tensor] = self.maps(named)
-            return found
-        made: list[Tensor] = self.maps(maps[-1])
-        every, names = self.more(made, made, [str(i) for i in range(len(made))])
+            pyramid: OrderedDict[str, Tensor] = self.maps(named)
+            return pyramid
+        levels: list[Tensor] = self.maps(maps[-1])
+        every, names = self.more(levels, levels, [str(i) for i in range(len(levels))])
         return OrderedDict(zip(names, every, strict=True))
-
-
-def _more(levels: str, width: int, channels: int) -> ExtraFPNBlock:
-    return LastLevelP6P7(width, channels) if levels == "retinanet" else LastLevelMaxPool()
 
 
 def padded_maps(backbone: nn.Module, images: Tensor) -> list[Tensor]:
@@ -98,8 +94,8 @@ class SimplePyramid(nn.Module):
         super().__init__()
         self.levels = nn.ModuleList(_level(dim, round(math.log2(stride / wanted)), channels) for wanted in strides)
 
-    def forward(self, found: Tensor) -> list[Tensor]:
-        return [level(found) for level in self.levels]
+    def forward(self, features: Tensor) -> list[Tensor]:
+        return [level(features) for level in self.levels]
 
 
 def _level(dim: int, doublings: int, channels: int) -> nn.Sequential:
@@ -143,8 +139,8 @@ class Detector(TaskModel):
         """The losses by name; without targets the detections, as if nothing were padded."""
         if targets is not None:
             return self.losses(self.maps(images), _listed(images, targets), targets)
-        whole = [(images.shape[-2], images.shape[-1])] * len(images)
-        return self.detections(self.maps(images), ImageList(images, whole), whole)
+        sizes = [(images.shape[-2], images.shape[-1])] * len(images)
+        return self.detections(self.maps(images), ImageList(images, sizes), sizes)
 
     def measure(self, images: Tensor, targets: Targets) -> tuple[Losses, Found]:
         """Losses as in training, and detections in pixels of `native`, each target's height and width in its file; from
@@ -161,7 +157,7 @@ class Detector(TaskModel):
         return self.detections(self.maps(images), _listed(images, targets), [target["native"] for target in targets])
 
     def maps(self, images: Tensor) -> "OrderedDict[str, Tensor]":
-        """What the heads read, in float32."""
+        """The inputs of the heads, in float32."""
         levels = self.neck(padded_maps(self.backbone, images))
         return OrderedDict((name, level.float()) for name, level in levels.items())
 
@@ -186,10 +182,10 @@ class RetinaNetDetector(Detector):
 
     def losses(self, maps: "OrderedDict[str, Tensor]", images: ImageList, targets: Targets) -> Losses:
         features = list(maps.values())
-        found = self.detector.compute_loss(
+        losses = self.detector.compute_loss(
             targets, self.detector.head(features), self.detector.anchor_generator(images, features)
         )
-        return {"loss_class": found["classification"], "loss_box": found["bbox_regression"]}
+        return {"loss_class": losses["classification"], "loss_box": losses["bbox_regression"]}
 
     def detections(self, maps: "OrderedDict[str, Tensor]", images: ImageList, native: Sequence[Size]) -> Found:
         features = list(maps.values())
@@ -242,9 +238,9 @@ class MaskRCNNDetector(Detector):
 
     def detections(self, maps: "OrderedDict[str, Tensor]", images: ImageList, native: Sequence[Size]) -> Found:
         proposals, _ = self.detector.rpn(images, maps, None)
-        found, _ = self.detector.roi_heads(maps, proposals, images.image_sizes, None)
-        whole = _native(self.detector, found, images, native)
-        return [{**one, "labels": one["labels"] - 1, "masks": one["masks"][:, 0] > 0.5} for one in whole]
+        detections, _ = self.detector.roi_heads(maps, proposals, images.image_sizes, None)
+        moved = _native(self.detector, detections, images, native)
+        return [{**image, "labels": image["labels"] - 1, "masks": image["masks"][:, 0] > 0.5} for image in moved]
 
 
 class _Maps(nn.Module):

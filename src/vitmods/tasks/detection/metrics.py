@@ -28,7 +28,7 @@ class AveragePrecision:
     """COCO's average precision of boxes, and of masks, by torchmetrics: the mean over classes and, for `ap`, over ten
     overlaps from 0.5 to 0.95.
 
-    Crowds are not counted. A size that no object has gives no number. Without any object all are 0.
+    Crowds are not counted. A size without objects is left out. Without any object all are 0.
     """
 
     def __init__(self, masks: bool) -> None:
@@ -81,7 +81,7 @@ class AveragePrecision:
 
     @cached_property
     def _values(self) -> dict[str, Any]:
-        """What torchmetrics computes, once all images are there."""
+        """The results of torchmetrics, once all images are added."""
         return self._metric.compute() if self._objects else {}
 
     @property
@@ -112,12 +112,19 @@ def image_ap50(predicted: dict[str, Tensor], truth: Objects) -> float:
 
 
 def _right(boxes: Tensor, labels: NDArray[np.int64], truth: Objects) -> NDArray[np.int8]:
-    """Of each detection, the likeliest first: 1 right, -1 wrong, 0 not counted."""
+    """Rate each detection, the likeliest first: 1 right, -1 wrong, 0 not counted."""
     from torchvision.ops import box_iou  # seconds
 
     objects = torch.from_numpy(truth.boxes)
-    overlap = box_iou(boxes, objects).numpy() * (labels[:, None] == truth.labels[None])
-    inside = _inside(boxes, objects).numpy() * (labels[:, None] == truth.labels[None])
+    same_class = labels[:, None] == truth.labels[None]
+    overlap = box_iou(boxes, objects).numpy() * same_class
+    # The fraction of each box that lies in each object.
+    corner, end = (
+        torch.max(boxes[:, None, :2], objects[None, :, :2]),
+        torch.min(boxes[:, None, 2:], objects[None, :, 2:]),
+    )
+    area = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1).clamp(min=1e-9)
+    inside = ((end - corner).clamp(min=0).prod(dim=2) / area[:, None]).numpy() * same_class
     free = ~truth.crowd
     right = np.full(len(labels), -1, dtype=np.int8)
     for i in range(len(labels)):
@@ -127,12 +134,3 @@ def _right(boxes: Tensor, labels: NDArray[np.int64], truth: Objects) -> NDArray[
         elif (inside[i][truth.crowd] >= 0.5).any():
             right[i] = 0
     return right
-
-
-def _inside(boxes: Tensor, others: Tensor) -> Tensor:
-    """The fraction of each of n boxes that lies in each of m others, (n, m)."""
-    corner = torch.max(boxes[:, None, :2], others[None, :, :2])
-    end = torch.min(boxes[:, None, 2:], others[None, :, 2:])
-    sides = boxes[:, 2:] - boxes[:, :2]
-    fraction: Tensor = (end - corner).clamp(min=0).prod(dim=2) / sides.prod(dim=1).clamp(min=1e-9)[:, None]
-    return fraction

@@ -1,7 +1,5 @@
-"""Objects in an image: boxes, classes and, where they are known, masks. What a source of boxes says of each image.
-
-Images with boxes and masks as detectors see them: resized whole, flipped, padded to one size.
-"""
+"""Objects in an image (boxes, classes and perhaps masks), and images with them as detectors see them: resized whole,
+flipped, padded to one size."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.data.augment import mean_color
+from vitmods.data.augment import padded
 from vitmods.data.dataset import Annotated, Draw
 from vitmods.data.geometry import Geometry, resize
 from vitmods.data.records import Broken, Source, printable
@@ -32,9 +30,9 @@ class Objects:
     """The n objects of one image, in pixels of the image as it is in its file.
 
     boxes: (n, 4), left, top, right, bottom, the right and lower ends excluded. labels: (n,), positions in the classes.
-    crowd: (n,), whether a box holds many objects that nobody counted. area: (n,), by which COCO tells small objects
-    from large ones: of the mask where there is one, else of the box. size: height and width that the source says;
-    None: boxes are fractions of them. segments: the outlines; None: not known.
+    crowd: (n,), whether a box holds many objects that nobody counted. area: (n,), by which COCO sorts objects
+    by size: of the mask if known, else of the box. size: height and width in the source; None: boxes are fractions of
+    them. segments: the outlines; None: unknown.
     """
 
     boxes: Floats
@@ -49,7 +47,7 @@ class Objects:
 
     @cached_property
     def stamp(self) -> str:
-        """A hash of all that it says."""
+        """A hash of all columns."""
         digest = blake2b(digest_size=16)
         for column in (self.boxes, self.labels, self.crowd, self.area):
             digest.update(column.tobytes())
@@ -61,25 +59,20 @@ class Objects:
         if self.size is not None:
             return self
         height, width = native
-        boxes = self.boxes * np.array([width, height, width, height], dtype=np.float32)
-        segments = None if self.segments is None else tuple(_scaled(segment, native) for segment in self.segments)
-        return Objects(boxes, self.labels, self.crowd, self.area * height * width, native, segments)
+        sides = np.array([width, height, width, height], dtype=np.float32)
+        segments = self.segments and tuple(
+            [[value * native[1 - i % 2] for i, value in enumerate(polygon)] for polygon in segment]
+            for segment in self.segments
+            if not isinstance(segment, Mapping)
+        )
+        return Objects(self.boxes * sides, self.labels, self.crowd, self.area * height * width, native, segments)
 
     def masks(self) -> NDArray[np.bool_]:
-        """(n, height, width). UserError where outlines are not known, or what draws them is not installed."""
+        """(n, height, width). UserError without outlines, or without the package that draws them."""
         if self.segments is None or self.size is None:
-            raise UserError("These objects have boxes and no masks: train them with --task detection.")
-        masks = np.zeros((len(self), *self.size), dtype=np.bool_)
-        for mask, segment in zip(masks, self.segments, strict=True):
-            mask[...] = drawn(segment, self.size)
-        return masks
-
-
-def _scaled(segment: Segment, native: tuple[int, int]) -> Segment:
-    """Polygons of fractions as polygons of pixels."""
-    assert not isinstance(segment, Mapping)
-    sides = native[::-1]
-    return [[value * sides[i % 2] for i, value in enumerate(polygon)] for polygon in segment]
+            raise UserError("These objects have boxes without masks: train them with --task detection.")
+        nothing = np.zeros((0, *self.size), dtype=np.bool_)
+        return np.stack([drawn(segment, self.size) for segment in self.segments]) if len(self) else nothing
 
 
 def drawn(segment: Segment, size: tuple[int, int]) -> NDArray[np.bool_]:
@@ -89,7 +82,7 @@ def drawn(segment: Segment, size: tuple[int, int]) -> NDArray[np.bool_]:
 
 
 def outline_area(segment: Segment, size: tuple[int, int] | None) -> float:
-    """Of its mask, in pixels; where no size is known, of its polygons, as a fraction of the image."""
+    """The area of its mask in pixels; without a size, of its polygons, as a fraction of the image."""
     if size is not None:
         return float(coco_masks().area(_runs(segment, size)))
     assert not isinstance(segment, Mapping)
@@ -125,7 +118,7 @@ def with_instances(source: Source) -> Source:
         splits[split] = records.take(np.flatnonzero(fit))
     outlines = [objects for part in splits.values() for objects in part.annotations or () if len(objects)]  # type: ignore[arg-type]
     if not outlines:
-        raise UserError(f"{printable(source.spec)} has boxes and no masks: train it with --task detection.")
+        raise UserError(f"{printable(source.spec)} has boxes without masks: train it with --task detection.")
     return replace(source, splits=splits, broken=broken, target="instances")
 
 
@@ -150,52 +143,55 @@ def view_size(native: tuple[int, int], img_size: tuple[int, int]) -> tuple[int, 
     return height, width
 
 
-def training_views(stored: Stored, annotated: Sequence[Annotated], draw: Draw) -> tuple[tuple[Tensor, ...], Any]:
-    """A `Joint` for boxes: views uint8 (B, C, H, W), and of each image what `Detector` trains on."""
-    flips = uniform(draw.seed, Stream.FLIP, draw.epoch, draw.views) < draw.augment.flip
-    both = [
-        view(image, objects, draw.img_size, draw.augment, bool(flip))
-        for image, objects, flip in zip(stored, annotated, flips, strict=True)
-    ]
-    return (padded([image for image, _ in both], draw.augment),), [target for _, target in both]
-
-
-def training_views_with_masks(
-    stored: Stored, annotated: Sequence[Annotated], draw: Draw
+def training_views(
+    stored: Stored, annotated: Sequence[Annotated], draw: Draw, masks: bool = False
 ) -> tuple[tuple[Tensor, ...], Any]:
-    """The same with the masks of all objects, padded as the images are."""
-    views, targets = training_views(stored, annotated, draw)
+    """A `Joint` for boxes: views uint8 (B, C, H, W), and for each image the targets of `Detector`; masks: those of all
+    objects too, padded as the images are."""
     flips = uniform(draw.seed, Stream.FLIP, draw.epoch, draw.views) < draw.augment.flip
-    rows = zip(targets, annotated, flips, strict=True)
-    return views, [{**target, "masks": _masks(target, objects, bool(flip), views[0])} for target, objects, flip in rows]
+    views, targets = _views(stored, annotated, draw.img_size, draw.augment, flips.tolist(), masks)
+    return (views,), targets
 
 
 def evaluation_views(
-    stored: Stored, annotated: Sequence[Annotated], img_size: tuple[int, int], augment: Augment
+    stored: Stored, annotated: Sequence[Annotated], img_size: tuple[int, int], augment: Augment, masks: bool = False
 ) -> tuple[Tensor, Any]:
-    """A `JointView` for boxes: what training sees, not flipped. Targets have the annotation too, as `truth`."""
-    both = [view(image, objects, img_size, augment, False) for image, objects in zip(stored, annotated, strict=True)]
-    return padded([image for image, _ in both], augment), [target for _, target in both]
+    """A `JointView` for boxes: the views of training, not flipped. Targets have the annotation too, as `truth`."""
+    return _views(stored, annotated, img_size, augment, [False] * len(stored), masks)
 
 
-def evaluation_views_with_masks(
-    stored: Stored, annotated: Sequence[Annotated], img_size: tuple[int, int], augment: Augment
+def _views(
+    stored: Stored,
+    annotated: Sequence[Annotated],
+    img_size: tuple[int, int],
+    augment: Augment,
+    flips: Sequence[bool],
+    masks: bool,
 ) -> tuple[Tensor, Any]:
-    """The same with the masks of all objects."""
-    views, targets = evaluation_views(stored, annotated, img_size, augment)
-    rows = zip(targets, annotated, strict=True)
-    return views, [
-        target if objects.annotation is None else {**target, "masks": _masks(target, objects, False, views)}
-        for target, objects in rows
-    ]
+    from torchvision.transforms.v2 import InterpolationMode
+    from torchvision.transforms.v2 import functional as F
+
+    images = zip(stored, annotated, flips, strict=True)
+    both = [view(image, objects, img_size, augment, flip) for image, objects, flip in images]
+    views, targets = padded([image for image, _ in both], augment), [target for _, target in both]
+    for target, flip in zip(targets, flips, strict=True) if masks else ():
+        if (truth := target.get("truth")) is None:
+            continue
+        outlines = torch.from_numpy(truth.masks()[~truth.crowd]).to(torch.uint8)
+        height, width = target["size"]
+        target["masks"] = torch.zeros(len(outlines), *views.shape[-2:], dtype=torch.uint8)
+        if len(outlines):
+            moved = F.resize_mask(outlines, [height, width], InterpolationMode.NEAREST_EXACT)
+            target["masks"][:, :height, :width] = F.horizontal_flip(moved) if flip else moved
+    return views, targets
 
 
 def view(
     image: NDArray[np.uint8], annotated: Annotated, img_size: tuple[int, int], augment: Augment, flip: bool
 ) -> tuple[Tensor, dict[str, Any]]:
-    """One image uint8 (C, H, W), and its target: `size` of the view, `native`, and if there is an annotation boxes
-    float32 (n, 4) in pixels of the view and labels int64 (n,) of all objects but crowds, and the annotation itself,
-    `truth`, in pixels of the image in its file."""
+    """One image uint8 (C, H, W), and its target: `size` of the view and `native`. With an annotation also boxes float32
+    (n, 4) in pixels of the view and labels int64 (n,) of all objects but crowds, and the annotation itself, `truth`, in
+    pixels of the image in its file."""
     from torchvision import tv_tensors
     from torchvision.transforms.v2 import functional as F
 
@@ -207,34 +203,9 @@ def view(
     if annotated.annotation is None:
         return seen, target
     truth: Objects = annotated.annotation.at(annotated.native)
-    boxes = tv_tensors.BoundingBoxes(
-        torch.from_numpy(truth.boxes[~truth.crowd]), format="XYXY", canvas_size=annotated.native
-    )
+    kept = ~truth.crowd
+    boxes = tv_tensors.BoundingBoxes(torch.from_numpy(truth.boxes[kept]), format="XYXY", canvas_size=annotated.native)
     boxes = F.resize(boxes, list(size))
     boxes = F.horizontal_flip(boxes) if flip else boxes
-    labels = torch.from_numpy(truth.labels[~truth.crowd])
+    labels = torch.from_numpy(truth.labels[kept])
     return seen, {**target, "boxes": boxes.as_subclass(Tensor).float(), "labels": labels, "truth": truth}
-
-
-def _masks(target: dict[str, Any], annotated: Annotated, flip: bool, views: Tensor) -> Tensor:
-    """Masks uint8 (n, H, W) of the objects but crowds, moved as the view was and padded to the size of `views`."""
-    from torchvision.transforms.v2 import InterpolationMode
-    from torchvision.transforms.v2 import functional as F
-
-    truth: Objects = target["truth"]
-    masks = torch.from_numpy(truth.masks()[~truth.crowd]).to(torch.uint8)
-    (height, width), placed = target["size"], torch.zeros(len(masks), *views.shape[-2:], dtype=torch.uint8)
-    if len(masks):
-        moved = F.resize_mask(masks, [height, width], InterpolationMode.NEAREST_EXACT)
-        placed[:, :height, :width] = F.horizontal_flip(moved) if flip else moved
-    return placed
-
-
-def padded(images: Sequence[Tensor], augment: Augment) -> Tensor:
-    """Images (C, h, w) on the upper left of the largest height and width among them, and the mean color beside."""
-    height, width = (max(image.shape[side] for image in images) for side in (-2, -1))
-    canvas = torch.empty(len(images), images[0].shape[0], height, width, dtype=torch.uint8)
-    canvas[...] = torch.from_numpy(mean_color(augment, images[0].shape[0]))
-    for place, image in zip(canvas, images, strict=True):
-        place[:, : image.shape[1], : image.shape[2]] = image
-    return canvas

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -24,9 +25,7 @@ from vitmods.tasks.detection.objects import (
     coco_masks,
     drawn,
     evaluation_views,
-    evaluation_views_with_masks,
     training_views,
-    training_views_with_masks,
 )
 from vitmods.tasks.detection.recipes import DetectionPart
 from vitmods.tasks.drawing import legend, palette, pixels_of
@@ -72,7 +71,7 @@ OF_IMAGES = Metric("image_ap50", "AP50 of single images", "")
 
 
 def group_norm(channels: int) -> nn.Module:
-    """Of 32 groups, or fewer with at least four channels each (Wu and He, ECCV 2018, arXiv:1803.08494)."""
+    """GroupNorm of 32 groups, or fewer with at least four channels each (Wu and He, arXiv:1803.08494)."""
     return nn.GroupNorm(math.gcd(32, max(1, channels // 4)), channels)
 
 
@@ -109,17 +108,16 @@ class Detection(Task):
     @property
     def joint(self) -> Joint:
         """Images with their boxes, and masks, flipped alike."""
-        return training_views_with_masks if self.masks else training_views
+        return partial(training_views, masks=self.masks)
 
     @property
     def joint_view(self) -> JointView:
         """The same, not flipped."""
-        return evaluation_views_with_masks if self.masks else evaluation_views
+        return partial(evaluation_views, masks=self.masks)
 
     @classmethod
     def constant_scores(cls, splits: Splits, classes: int) -> dict[str, float]:
-        """0 of average precisions: the same boxes everywhere find nothing. Of single images the share of those without
-        an object, in which nothing is right."""
+        """0 for average precisions, as constant boxes find nothing; for single images the share without an object."""
         objects = [not annotated.crowd.all() for split in splits for annotated in split.annotations or ()]
         bare = {"image_ap50": 1 - sum(objects) / len(objects)} if objects else {}
         return {**{metric.name: 0.0 for metric in cls.metrics}, **bare}
@@ -140,18 +138,12 @@ class Detection(Task):
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Measured:
-        """Average precisions and the mean loss, in pixels of the images in their files. Of each image: image_ap50 and
-        the numbers of its objects and of its detections with a score of 0.3 or more.
+        """Average precisions and the mean loss, in pixels of the images in their files. Per image: image_ap50 and the
+        numbers of its objects and of its detections with a score of 0.3 or more.
 
-        Sizes (`ap_small`, ...) that no object has are left out; without any object in all images `ap`, `ap50` and
-        `ap75` are 0. In detail `ap` of each class, and `mask_ap`.
-
-        Args:
-            model: a `Detector` in evaluation mode, on the device of the batches.
-            batches: all images of the split, each once.
-
-        Raises:
-            UserError: there are no images, or what computes the metrics is not installed.
+        Sizes (`ap_small`, ...) without objects are left out; without any object `ap`, `ap50` and `ap75` are 0. In
+        detail `ap` of each class, and `mask_ap`. model: a `Detector` in evaluation mode, on the device of the batches.
+        Raises UserError without images, or without torchmetrics.
         """
         from vitmods.tasks.detection.heads import Detector
 
@@ -171,7 +163,7 @@ class Detection(Task):
                 if len(examples) < SHOWN:
                     examples.append(self._example(int(batch.index[i]), batch.inputs[i].cpu(), detected, target))
         if not losses:
-            raise UserError("There are no images in the split that is to be evaluated.")
+            raise UserError("The split that is to be evaluated is empty.")
         per_image = {name: np.array(column) for name, column in columns.items()}
         images = sum(weights)
         metrics = {**precision.result(), "image_ap50": math.fsum(columns["image_ap50"]) / images}
@@ -180,7 +172,7 @@ class Detection(Task):
         return Measured({**metrics, "loss": loss}, per_image, tuple(examples), detail)
 
     def _example(self, index: int, image: Tensor, detected: dict[str, Tensor], target: dict[str, Any]) -> Example:
-        """As the model sees it: boxes are moved from the file's pixels to the view's."""
+        """The view of the model: boxes are moved from the file's pixels to the view's."""
         height, width = target["size"]
         view = pixels_of(image[:, :height, :width], self.augment.mean, self.augment.std)
         scale = np.array([width, height, width, height]) / np.array([*target["native"][::-1], *target["native"][::-1]])
@@ -219,10 +211,27 @@ class Detection(Task):
         return _on_cpu(model.detect(batch.inputs, batch.targets))
 
     def predictions(self, outputs: Found, classes: tuple[str, ...], top: int = 5) -> list[dict[str, Any]]:
-        """Of each image `predicted`, the classes of its detections with a score of 0.3 or more, each once, the surest
+        """Return for each image `predicted`, the classes of its detections with a score of 0.3 or more, the surest
         first; `probabilities`, the highest score of each of the `top` classes; and `objects`: class, score, box (left,
         top, right, bottom in pixels) and perhaps mask (COCO's run lengths), of all detections."""
-        return [_said(detected, classes, top) for detected in outputs]
+        rows = []
+        for detected in outputs:
+            scores, order = detected["scores"].sort(descending=True, stable=True)
+            objects: list[dict[str, Any]] = []
+            best: dict[str, float] = {}
+            for i, score in zip(order.tolist(), scores.tolist(), strict=True):
+                box = [round(value, 2) for value in detected["boxes"][i].tolist()]
+                objects.append({"class": classes[int(detected["labels"][i])], "score": score, "box": box})
+                best.setdefault(objects[-1]["class"], score)
+                if "masks" in detected:
+                    runs = coco_masks().encode(np.asfortranarray(detected["masks"][i].numpy().astype(np.uint8)))
+                    counts = runs["counts"]
+                    counts = counts.decode() if isinstance(counts, bytes) else counts
+                    objects[-1]["mask"] = {"size": list(runs["size"]), "counts": counts}
+            predicted = [name for name, score in best.items() if score >= SURE]
+            row = {"predicted": predicted, "probabilities": dict(list(best.items())[:top]), "objects": objects}
+            rows.append(row)
+        return rows
 
     def annotate(self, out: Path, images: Sequence[Predicted], classes: tuple[str, ...]) -> None:
         """Write a JSON file in COCO's format, whose annotations have a `score`: COCO's results are this list. Images
@@ -233,13 +242,18 @@ class Detection(Task):
         annotations: list[dict[str, Any]] = []
         for number, image in zip(numbers, images, strict=True):
             for detection in image.prediction["objects"]:
-                left, top, right, bottom = detection["box"]
-                width, height = round(right - left, 2), round(bottom - top, 2)
-                annotation = {"id": len(annotations) + 1, "image_id": number, "score": detection["score"]}
-                annotation |= {"category_id": classes.index(detection["class"]) + 1, "bbox": [left, top, width, height]}
-                annotation |= {"area": width * height, "iscrowd": 0}
-                annotation |= {"segmentation": detection["mask"]} if "mask" in detection else {}
-                annotations.append(annotation)
+                x, y, xmax, ymax = detection["box"]
+                width, height = round(xmax - x, 2), round(ymax - y, 2)
+                annotation = {
+                    "id": len(annotations) + 1,
+                    "image_id": number,
+                    "score": detection["score"],
+                    "category_id": classes.index(detection["class"]) + 1,
+                    "bbox": [x, y, width, height],
+                    "area": width * height,
+                    "iscrowd": 0,
+                }
+                annotations.append(annotation | ({"segmentation": detection["mask"]} if "mask" in detection else {}))
         listed = [
             {"id": number, "file_name": image.path.name, "height": image.size[0], "width": image.size[1]}
             for number, image in zip(numbers, images, strict=True)
@@ -262,11 +276,10 @@ class Detection(Task):
         sure = [detected for detected in shown["objects"] if detected["score"] >= SURE]
         labels = np.array([classes.index(detected["class"]) for detected in sure], dtype=np.int64)
         boxes = np.array([detected["box"] for detected in sure], dtype=np.float32).reshape(-1, 4)
+        names = [f"{detected['class']} {detected['score']:.2f}" for detected in sure]
         runs = [detected["mask"] for detected in sure] if self.masks else []
         masks = np.stack([drawn(run, tuple(run["size"])) for run in runs]) if runs else None
-        return with_objects(
-            image, boxes, labels, [f"{detected['class']} {detected['score']:.2f}" for detected in sure], masks
-        )
+        return with_objects(image, boxes, labels, names, masks)
 
 
 @TASKS.register("instance_segmentation")
@@ -284,24 +297,3 @@ class InstanceSegmentation(Detection):
 
 def _on_cpu(detections: Found) -> Found:
     return [{name: value.cpu() for name, value in detected.items()} for detected in detections]
-
-
-def _said(detected: dict[str, Tensor], classes: tuple[str, ...], top: int) -> dict[str, Any]:
-    scores, order = detected["scores"].sort(descending=True, stable=True)
-    objects: list[dict[str, Any]] = []
-    for i, score in zip(order.tolist(), scores.tolist(), strict=True):
-        box = [round(value, 2) for value in detected["boxes"][i].tolist()]
-        objects.append({"class": classes[int(detected["labels"][i])], "score": score, "box": box})
-        if "masks" in detected:
-            objects[-1]["mask"] = _runs(detected["masks"][i])
-    best: dict[str, float] = {}
-    for listed in objects:
-        best.setdefault(listed["class"], listed["score"])
-    predicted = [name for name, score in best.items() if score >= SURE]
-    return {"predicted": predicted, "probabilities": dict(list(best.items())[:top]), "objects": objects}
-
-
-def _runs(mask: Tensor) -> dict[str, Any]:
-    code = coco_masks().encode(np.asfortranarray(mask.numpy().astype(np.uint8)))
-    counts = code["counts"]
-    return {"size": list(code["size"]), "counts": counts.decode() if isinstance(counts, bytes) else counts}

@@ -5,32 +5,32 @@ Images and their masks as training and evaluation see them. Both are cut alike, 
 
 import json
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmods.data.augment import mean_color
+from vitmods.data.augment import padded
 from vitmods.data.dataset import Annotated, Draw
 from vitmods.data.geometry import LONGEST, Geometry, Method, middle, resize
 from vitmods.data.read import Unreadable, digest, opened, reading, size_in_header
 from vitmods.data.records import Broken, Records, printable
 from vitmods.data.rng import Stream, uniform
 from vitmods.data.sources.folder import file_records
+from vitmods.data.store import remembered
 from vitmods.data.threads import AHEAD, busy_with, cores, in_order
 from vitmods.recipes import Augment
 from vitmods.tasks.segmentation.recipes import SegmentationPart
-from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
-from vitmods.util.files import write_atomically
 from vitmods.util.limits import read_bytes, read_json
 
 IGNORE = 255
@@ -41,9 +41,9 @@ _FORMAT = "vitmods masks 3"
 
 @dataclass(frozen=True)
 class Coding:
-    """What the values of a mask's pixels mean: (value, class or IGNORE) in the order of values.
+    """The meaning of the values of a mask's pixels: (value, class or IGNORE) in the order of values.
 
-    A value is a number, or where the masks are colored 0xRRGGBB. source: what gives the meanings, for messages.
+    A value is a number, or where the masks are colored 0xRRGGBB. source: the file of the meanings, for messages.
     """
 
     meanings: tuple[tuple[int, int], ...]
@@ -54,13 +54,9 @@ class Coding:
     def _values(self) -> NDArray[np.int64]:
         return np.array([value for value, _ in self.meanings], dtype=np.int64)
 
-    @cached_property
-    def _classes(self) -> NDArray[np.uint8]:
-        return np.array([label for _, label in self.meanings], dtype=np.uint8)
-
     def read(self, raw: bytes) -> NDArray[np.uint8]:
         """Classes (H, W) of a mask file. Raises Unreadable where it is not a mask, or holds an unknown value."""
-        return self._classes[self.places(raw)]
+        return np.array([label for _, label in self.meanings], dtype=np.uint8)[self.places(raw)]
 
     def places(self, raw: bytes) -> NDArray[np.int64]:
         """Positions (H, W) of the pixels' values in `meanings`. Raises Unreadable as `read` does."""
@@ -111,7 +107,7 @@ class MaskFile:
 
 
 class Pair(NamedTuple):
-    """An image and its mask. id: what the image is called."""
+    """An image, by its name, and its mask."""
 
     id: str
     image: Path
@@ -119,8 +115,8 @@ class Pair(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What a look at a mask gave: why it cannot be used ("": it can), its stamp, the positions of its values in the
-    coding's meanings, and their pixels."""
+    """A checked mask: why it cannot be used ("": it can), its stamp, the positions of its values in the coding's
+    meanings, and their pixels."""
 
     reason: str
     stamp: str
@@ -129,57 +125,45 @@ class _Seen(NamedTuple):
 
 
 def masked_records(split: str, pairs: Sequence[Pair], coding: Coding) -> tuple[Records, list[Broken], set[int]]:
-    """The images with their masks, those whose masks cannot be used, and the values that the masks hold. Every mask is
-    read; the outcome of many is kept in the user's cache folder until a file changes."""
+    """The images with their masks, those with unusable masks, and the values that the masks hold. Every mask is read;
+    the outcome of many is kept in the user's cache folder until a file changes."""
     ids, none = tuple(pair.id for pair in pairs), np.zeros(len(pairs), np.int64)
     images = file_records(ids, none, [pair.image for pair in pairs])
     masks = file_records(ids, none, [pair.mask for pair in pairs])
     seen = _remembered(images, masks, coding)
     good = np.array([i for i, mask in enumerate(seen) if not mask.reason], dtype=np.int64)
-    records, per_class = images.take(good), [_shown(seen[i], coding) for i in good]
+    annotations = []
+    for i in good.tolist():
+        counts = Counter[int]()
+        for place, pixels in zip(seen[i].places, seen[i].pixels, strict=True):
+            counts[coding.meanings[place][1]] += pixels
+        classes = tuple(sorted(counts.keys() - {IGNORE}))
+        pixels_of_classes = tuple(counts[label] for label in classes)
+        annotations.append(MaskFile(pairs[i].mask, coding, seen[i].stamp, classes, pixels_of_classes))
     records = replace(
-        records,
-        label_sets=tuple(classes for classes, _ in per_class),
-        annotations=tuple(MaskFile(pairs[i].mask, coding, seen[i].stamp, *per_class[k]) for k, i in enumerate(good)),
+        images.take(good), label_sets=tuple(a.classes for a in annotations), annotations=tuple(annotations)
     )
     values = {coding.meanings[place][0] for look in seen for place in look.places}
     return records, [Broken(split, ids[i], mask.reason) for i, mask in enumerate(seen) if mask.reason], values
 
 
-def _shown(seen: _Seen, coding: Coding) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The classes of a mask, in order, and their pixels."""
-    counts: dict[int, int] = {}
-    for place, pixels in zip(seen.places, seen.pixels, strict=True):
-        label = coding.meanings[place][1]
-        counts[label] = counts.get(label, 0) + pixels
-    classes = tuple(sorted(counts.keys() - {IGNORE}))
-    return classes, tuple(counts[label] for label in classes)
-
-
 def _remembered(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
-    if len(images) < _REMEMBERED:
-        return _look(images, masks, coding)
-    content = "\0".join([_FORMAT, repr(coding), *images.stamps, *masks.stamps])
-    try:
-        kept = user_cache() / "masks" / f"{sha256(content.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.json"
-    except UserError:  # there is no place for caches
-        return _look(images, masks, coding)
-    with suppress(OSError, ValueError, TypeError):
+    def read(kept: Path) -> list[_Seen]:
         rows = read_json(kept, "JSON")
         return [_Seen(reason, stamp, tuple(places), tuple(pixels)) for reason, stamp, places, pixels in rows]
-    looks = _look(images, masks, coding)
-    with suppress(OSError, UserError):  # what cannot be kept is made again
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(kept, lambda file: file.write(json.dumps(looks).encode()))
-    return looks
+
+    def write(file: IO[bytes], looks: list[_Seen]) -> None:
+        file.write(json.dumps(looks).encode())
+
+    if len(images) < _REMEMBERED:
+        return _look(images, masks, coding)
+    content = "\0".join([_FORMAT, repr(coding), *images.stamps, *masks.stamps]).encode("utf-8", "surrogateescape")
+    name = f"masks/{sha256(content).hexdigest()[:32]}.json"
+    return remembered(None, name, read, lambda: _look(images, masks, coding), write)
 
 
 def _look(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
-    def one(position: int) -> _Seen:
-        with busy_with(printable(images.ids[position])):
-            return seen(position)
-
-    def seen(position: int) -> _Seen:
+    def look(position: int) -> _Seen:
         try:
             raw = masks.fetch(position)
             assert isinstance(raw, bytes)
@@ -189,7 +173,7 @@ def _look(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
         except Unreadable as error:
             reason = str(error)
             return _Seen(reason if reason.startswith("its mask") else f"its mask cannot be read: {reason}", "", (), ())
-        with suppress(Unreadable):  # of the image itself the store says so
+        with suppress(Unreadable):  # the store reports an unreadable image
             image = images.fetch(position)
             assert isinstance(image, bytes)
             if (expected := size_in_header(image)) != size:
@@ -199,12 +183,15 @@ def _look(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
         held = tuple(places.tolist()), tuple(counts[places].tolist())
         if all(coding.meanings[place][1] == IGNORE for place in held[0]):
             return _Seen("no pixel of its mask has a class", "", *held)
-        meanings = repr(coding.meanings).encode()
-        return _Seen("", sha256(digest(raw) + meanings).hexdigest()[:32], *held)
+        return _Seen("", sha256(digest(raw) + repr(coding.meanings).encode()).hexdigest()[:32], *held)
+
+    def named(position: int) -> _Seen:
+        with busy_with(printable(images.ids[position])):
+            return look(position)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return list(in_order(one, range(len(images)), cores(), ahead=AHEAD))
+        return list(in_order(named, range(len(images)), cores(), ahead=AHEAD))
 
 
 _TRIES = 10  # crops that are drawn before one with too much of a class is taken
@@ -216,23 +203,21 @@ Stored = Sequence[NDArray[np.uint8]]
 def training_views(
     part: SegmentationPart, stored: Stored, annotated: Sequence[Annotated], draw: Draw
 ) -> tuple[tuple[Tensor], tuple[Tensor, Tensor]]:
-    """Views uint8 (B, C, H, W) of images as stored (C, h, w), and their masks int64 (B, H, W), with the number of
-    labelled pixels of an image of this batch on average, float32 (B,): what a loss over a part of it is divided by.
+    """Views uint8 (B, C, H, W) of images as stored (C, h, w), their masks int64 (B, H, W), and the mean number of
+    labelled pixels of an image of this batch, float32 (B,): the divisor of a loss over a part of the batch.
 
-    Each image is resized to a random size (`resize_range`), a crop is cut out of it (drawn anew, ten times at most,
-    while more than `most_of_class` of its labelled pixels are of one class), mirrored, and its colors are distorted.
-    What it lacks of (H, W) is added on the right and below, in the mean color, with masks of IGNORE: the steps of
-    mmsegmentation for ADE20K. All is a function of (seed, epoch, view) alone.
+    The steps of mmsegmentation for ADE20K: each image is resized to a random size (`resize_range`), cropped (drawn
+    anew, up to ten times, while more than `most_of_class` of the labelled pixels are of one class), mirrored, its
+    colors are distorted, and it is padded on the right and below, in the mean color with masks of IGNORE. All is a
+    function of (seed, epoch, view) alone.
     """
     height, width = draw.img_size
-    views = np.empty((len(stored), len(stored[0]), height, width), dtype=np.uint8)
-    views[...] = mean_color(draw.augment, len(stored[0]))
-    masks = torch.full((len(stored), height, width), IGNORE, dtype=torch.int64)
+    views, masks = [], torch.full((len(stored), height, width), IGNORE, dtype=torch.int64)
     for i, (image, record) in enumerate(zip(stored, annotated, strict=True)):
         view, mask = _drawn(part, image, record.annotation.read(), draw, int(draw.views[i]))
-        views[i, :, : view.shape[1], : view.shape[2]] = view.numpy()
+        views.append(view)
         masks[i, : mask.shape[0], : mask.shape[1]] = mask
-    return (torch.from_numpy(views),), (masks, labelled_pixels(masks))
+    return (padded(views, draw.augment, draw.img_size),), (masks, labelled_pixels(masks))
 
 
 def labelled_pixels(masks: Tensor) -> Tensor:
@@ -243,30 +228,27 @@ def labelled_pixels(masks: Tensor) -> Tensor:
 def evaluation_views(
     stored: Stored, annotated: Sequence[Annotated], img_size: tuple[int, int], augment: Augment
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Whole images, resized so that they just cover img_size, padded on the right and below to one size:
-    uint8 (B, C, H, W).
+    """Whole images, resized to just cover img_size, padded on the right and below to one size: uint8 (B, C, H, W).
 
-    The targets are sizes int64 (B, 2): `size` of each image without its padding, `native` in its file, `window` for
-    img_size; and `mask`, a list of uint8 (native height, native width), or None where it is not known.
+    Targets: sizes int64 (B, 2), `size` of each image without its padding, `native` in its file, `window` for img_size;
+    and `mask`, a list of uint8 (native height, native width) or None.
     """
     geometry = Geometry(img_size, resample=augment.resample)
     images = [_resized(image, geometry.covering(*image.shape[1:]), geometry.view_method) for image in stored]
     sizes = torch.tensor([image.shape[1:] for image in images])
-    height, width = sizes.amax(dim=0).tolist()
-    views = np.empty((len(images), len(images[0]), height, width), dtype=np.uint8)
-    views[...] = mean_color(augment, len(images[0]))
-    for view, image in zip(views, images, strict=True):
-        view[:, : image.shape[1], : image.shape[2]] = image.numpy()
     native = [(min(h, LONGEST * w), min(w, LONGEST * h)) for h, w in (record.native for record in annotated)]
     masks = [None if record.annotation is None else torch.from_numpy(record.annotation.read()) for record in annotated]
     window = torch.tensor(img_size).expand(len(images), 2)
-    return torch.from_numpy(views), {"size": sizes, "native": torch.tensor(native), "window": window, "mask": masks}
+    return padded(images, augment), {"size": sizes, "native": torch.tensor(native), "window": window, "mask": masks}
 
 
 def _drawn(
     part: SegmentationPart, image: NDArray[np.uint8], mask: NDArray[np.uint8], draw: Draw, view: int
 ) -> tuple[Tensor, Tensor]:
     """The crop of an image and of its mask, not yet padded."""
+    from torchvision.transforms.v2 import InterpolationMode
+    from torchvision.transforms.v2 import functional as F
+
     augment, size = draw.augment, draw.img_size
 
     def number(stream: Stream, counter: int = 0) -> float:
@@ -276,14 +258,15 @@ def _drawn(
     scale = low + number(Stream.MASK_SIZE) * (high - low)
     covering = max(side / full for side, full in zip(size, mask.shape, strict=True))
     resized = tuple(max(1, round(side * covering * scale)) for side in mask.shape)
-    labels = _resized_mask(mask, resized)
+    nearest = InterpolationMode.NEAREST_EXACT
+    labels: Tensor = F.resize_image(torch.from_numpy(mask)[None], list(resized), nearest)[0].long()
     room = [max(0, full - side) for full, side in zip(resized, size, strict=True)]
     for attempt in range(_TRIES):
-        top, left = (
+        y, x = (
             int(number(stream, attempt) * (free + 1))
             for stream, free in zip((Stream.CROP_TOP, Stream.CROP_LEFT), room, strict=True)
         )
-        box = slice(top, top + size[0]), slice(left, left + size[1])
+        box = slice(y, y + size[0]), slice(x, x + size[1])
         counts = torch.bincount(labels[box].flatten(), minlength=IGNORE)[:IGNORE]
         if not counts.any() or counts.max() <= part.most_of_class * counts.sum():
             break
@@ -297,16 +280,6 @@ def _drawn(
 def _resized(image: NDArray[np.uint8], size: tuple[int, ...], method: Method) -> Tensor:
     pixels = torch.from_numpy(image.copy())
     return pixels if image.shape[1:] == size else resize(pixels[None], (size[0], size[1]), method)[0]
-
-
-def _resized_mask(mask: NDArray[np.uint8], size: tuple[int, ...]) -> Tensor:
-    """To (H, W), each pixel that of the nearest center."""
-    from torchvision.transforms.v2 import InterpolationMode
-    from torchvision.transforms.v2 import functional as F
-
-    labels = torch.from_numpy(mask)[None]
-    resized: Tensor = F.resize_image(labels, list(size), InterpolationMode.NEAREST_EXACT)[0].long()
-    return resized
 
 
 def _distorted(pixels: Tensor, strength: float, number: Any) -> Tensor:

@@ -1,13 +1,9 @@
 """Semantic segmentation: the class of every pixel, by a linear decoder on patch tokens.
 
-Strudel et al., "Segmenter: Transformer for Semantic Segmentation", ICCV 2021, arXiv:2105.05633 (Seg-*/Linear); what
-Dual PatchNorm (arXiv:2302.01327, section 6.3) trains on ADE20K.
-
-Segmentation of whole images by windows, at several sizes: the inference of Segmenter.
-
-Strudel et al., "Segmenter: Transformer for Semantic Segmentation", ICCV 2021, arXiv:2105.05633, and its code: logits of
-windows are averaged where they overlap, resized to the image's own size by bilinear interpolation, mirrored back and
-put through a softmax; probabilities are averaged over sizes and mirror images.
+Strudel et al., "Segmenter: Transformer for Semantic Segmentation", ICCV 2021, arXiv:2105.05633 (Seg-*/Linear); Dual
+PatchNorm (arXiv:2302.01327, section 6.3) trains it on ADE20K. Inference is that of Segmenter's code: logits of windows
+are averaged where they overlap, resized to the image's own size by bilinear interpolation, mirrored back and put
+through a softmax; probabilities are averaged over sizes and mirror images.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,8 +37,8 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Windows:
-    """How images are cut for a model: size and stride (rows, columns) of the windows, sizes of the image (parts of the
-    one that is given), and whether mirror images are averaged over too."""
+    """How images are cut for a model: size and stride (rows, columns) of the windows, sizes of the image relative to
+    the input, and whether mirror images are averaged over too."""
 
     size: Size
     stride: Size
@@ -52,74 +48,69 @@ class Windows:
     def probabilities(
         self, model: Callable[[Tensor], Tensor], images: Sequence[Tensor], sizes: Sequence[Size], at_once: int
     ) -> list[Tensor]:
-        """Of each image (C, h, w) the classes' probabilities (K, *size).
+        """Return for each image (C, h, w) the probabilities of the classes (K, *size).
 
         Args:
             model: windows (B, C, H, W) to logits (B, K, H, W).
-            images: normalized, of any size; what is smaller than a window is enlarged.
+            images: normalized, of any size; an image smaller than a window is enlarged.
             sizes: height and width of each result.
-            at_once: windows that the model sees at a time.
+            at_once: windows in a batch of the model.
         """
         totals = [torch.zeros(())] * len(images)
         variants = [(scale, flip) for scale in self.scales for flip in ((False, True) if self.flip else (False,))]
         for scale, flip in variants:
-            inputs = [self._variant(image, scale, flip) for image in images]
+            inputs = []
+            for image in images:
+                if scale != 1:
+                    image = _bilinear(image, [max(1, int(side * scale + 0.5)) for side in image.shape[-2:]])
+                sides = list(zip(self.size, image.shape[-2:], strict=True))
+                if (missing := max(window / side for window, side in sides)) > 1:
+                    image = _bilinear(image, [max(window, int(side * missing + 1e-6)) for window, side in sides])
+                inputs.append(image.flip(-1) if flip else image)
             for i, logits in enumerate(self._logits(model, inputs, at_once)):
-                resized = _resized_to(logits, sizes[i])
+                resized = _bilinear(logits, sizes[i])
                 totals[i] = totals[i].to(resized) + (resized.flip(-1) if flip else resized).softmax(dim=0)
         return [total / len(variants) for total in totals]
 
-    def _variant(self, image: Tensor, scale: float, flip: bool) -> Tensor:
-        """The image at another size, never smaller than a window."""
-        if scale != 1:
-            image = _resized_to(image, tuple(max(1, int(side * scale + 0.5)) for side in image.shape[-2:]))
-        missing = max(window / side for window, side in zip(self.size, image.shape[-2:], strict=True))
-        if missing > 1:
-            sides = zip(self.size, image.shape[-2:], strict=True)
-            image = _resized_to(image, tuple(max(window, int(side * missing + 1e-6)) for window, side in sides))
-        return image.flip(-1) if flip else image
-
     def _logits(self, model: Callable[[Tensor], Tensor], images: Sequence[Tensor], at_once: int) -> Iterator[Tensor]:
-        """Of each image (C, h, w) the logits (K, h, w), averaged over windows."""
-        boxes = [
-            (i, top, left)
-            for i, image in enumerate(images)
-            for top in _corners(image.shape[-2], self.size[0], self.stride[0])
-            for left in _corners(image.shape[-1], self.size[1], self.stride[1])
-        ]
-        height, width = self.size
-        cut = [images[i][:, top : top + height, left : left + width] for i, top, left in boxes]
+        """Yield for each image (C, h, w) the logits (K, h, w), averaged over windows."""
+        boxes = []
+        for i, image in enumerate(images):
+            tops, lefts = (
+                [*range(0, max(length - window, 0), stride), length - window]  # the last window is at the end
+                for length, window, stride in zip(image.shape[-2:], self.size, self.stride, strict=True)
+            )
+            boxes += [(i, (..., slice(y, y + self.size[0]), slice(x, x + self.size[1]))) for y in tops for x in lefts]
+        cut = [images[i][box] for i, box in boxes]
         parts = [model(torch.stack(cut[start : start + at_once])).float() for start in range(0, len(cut), at_once)]
         windows = torch.cat(parts)
         for i, image in enumerate(images):
             total = windows.new_zeros(windows.shape[1], *image.shape[-2:])
             count = windows.new_zeros(image.shape[-2:])
-            for (owner, top, left), window in zip(boxes, windows, strict=True):
+            for (owner, box), window in zip(boxes, windows, strict=True):
                 if owner == i:
-                    total[:, top : top + height, left : left + width] += window
-                    count[top : top + height, left : left + width] += 1
+                    total[box] += window
+                    count[box] += 1
             yield total / count
 
 
-def _resized_to(image: Tensor, size: tuple[int, ...]) -> Tensor:
-    return F.interpolate(image[None], size, mode="bilinear", align_corners=False)[0]
-
-
-def _corners(length: int, window: int, stride: int) -> list[int]:
-    """Where windows begin along a side: one every `stride`, and the last at the end."""
-    return [*range(0, max(length - window, 0), stride), length - window]
+def _bilinear(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Maps (C, h, w) or (B, C, h, w) resized to `size`, corners not aligned."""
+    batch = maps if maps.ndim == 4 else maps[None]
+    resized = F.interpolate(batch, tuple(size), mode="bilinear", align_corners=False)
+    return resized if maps.ndim == 4 else resized[0]
 
 
 EXAMPLES = 4  # evaluated images that are drawn, evenly spread
-OPAQUE = 0.6  # of the colors over an image
+OPAQUE = 0.6  # opacity of the colors over an image
 
 
 class LinearDecoder(nn.Module):
     """Feature maps (B, C_i, h_i, w_i), fine to coarse -> logits (B, K, h_1, w_1): one linear layer on all channels of a
-    position, of coarser maps those that bilinear interpolation gives there.
+    position; coarser maps are interpolated.
 
-    Of a plain ViT that is Segmenter's DecoderLinear: one layer on each patch token. Of a pyramid each map goes through
-    its part of the layer first, which gives the same and is interpolated in K channels.
+    For a plain ViT it is Segmenter's DecoderLinear: one layer on each patch token. Each map of a pyramid goes through
+    its part of the layer first, which gives the same, and K channels are interpolated.
     """
 
     def __init__(self, channels: list[int], classes: int) -> None:
@@ -145,8 +136,8 @@ class Segmenter(TaskModel):
     interpolated to the padded image (bilinear, corners not aligned), and what was padded is cut off. Class and register
     tokens are not decoded. A vitmods ViT takes images of any size: its positions are resampled.
 
-    final_norm: whether patch tokens go through a plain ViT's final norm, as in Segmenter's code. What nothing reads is
-    frozen: that norm without, and whatever pools for a head.
+    final_norm: whether patch tokens go through a plain ViT's final norm, as in Segmenter's code. Unused modules are
+    frozen: that norm without it, and modules that pool for a head.
     """
 
     def __init__(self, backbone: nn.Module, classes: int, final_norm: bool = True) -> None:
@@ -164,10 +155,6 @@ class Segmenter(TaskModel):
         padded = F.pad(images, (0, -width % self.stride, 0, -height % self.stride))
         logits = self.decoder(feature_maps(self.backbone, padded, self.final_norm))
         return _bilinear(logits, padded.shape[-2:])[..., :height, :width]
-
-
-def _bilinear(logits: Tensor, size: tuple[int, ...]) -> Tensor:
-    return F.interpolate(logits, size, mode="bilinear", align_corners=False)
 
 
 @TASKS.register("segmentation")
@@ -259,22 +246,18 @@ class Segmentation(Task):
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Measured:
-        """The metrics over all labelled pixels, in masks as they are in their files.
+        """The metrics over all labelled pixels, at the size of the masks in their files.
 
-        `miou`: of each class the pixels that are of it and were predicted so, over those of which one holds, summed
-        over all images; the mean over classes that occur or were predicted. `image_miou`: the same of each image over
-        the classes that it has, mean over images. `loss`: mean over pixels of the negative log-probability.
+        `miou`: intersection over union of each class over all images; the mean over classes that occur or were
+        predicted. `image_miou`: the same in each image over its classes, mean over images. `loss`: mean over pixels of
+        the negative log-probability.
 
-        Of each image: its only predicted class (-1: there are several), `image_miou`, and `pixel_accuracy` in the
-        linear form of a ratio, A + (right - A pixels) / (mean pixels): its mean over images is the accuracy A over
-        pixels. In `detail` the IoU of each class.
+        Per image: its only predicted class (-1: several), `image_miou`, and `pixel_accuracy` in the linear form of a
+        ratio, A + (right - A pixels) / (mean pixels): its mean over images is the accuracy A over pixels. In `detail`
+        the IoU of each class.
 
-        Args:
-            model: a Segmenter in evaluation mode, on the device of the batches.
-            batches: all images of the split, each once, as `evaluation_views` gives them.
-
-        Raises:
-            UserError: there are no images.
+        model: a Segmenter in evaluation mode, on the device of the batches of `evaluation_views`. Raises UserError
+        without images.
         """
         counts: list[Tensor] = []
         examples: list[Example] = []
@@ -292,7 +275,7 @@ class Segmentation(Task):
                 if len(examples) == 2 * EXAMPLES:
                     examples, apart = examples[::2], 2 * apart
         if not counts:
-            raise UserError("There are no images in the split that is to be evaluated.")
+            raise UserError("The split that is to be evaluated is empty.")
         chosen = sorted({round(i) for i in np.linspace(0, len(examples) - 1, EXAMPLES)})
         return measured(torch.stack(counts).cpu(), loss / max(pixels, 1), tuple(examples[i] for i in chosen))
 
@@ -302,7 +285,7 @@ class Segmentation(Task):
         return Batch(noise(count, shape), masks, torch.arange(count))
 
     def outputs(self, model: nn.Module, batch: Batch) -> list[Tensor]:
-        """Of each image its classes, uint8 (native height, native width)."""
+        """The classes of each image, uint8 (native height, native width)."""
         return [p.max(dim=0).indices.to(torch.uint8).cpu() for p in self._probabilities(model, batch)]
 
     def predictions(self, outputs: list[Tensor], classes: tuple[str, ...], top: int = 5) -> list[dict[str, Any]]:
@@ -337,7 +320,7 @@ class Segmentation(Task):
         return legend(classes)
 
     def _probabilities(self, model: nn.Module, batch: Batch) -> Iterator[Tensor]:
-        """Of each image (K, native height, native width)."""
+        """Yield for each image (K, native height, native width)."""
         sizes = batch.targets["size"].tolist()
         images = [image[:, :height, :width] for image, (height, width) in zip(batch.inputs, sizes, strict=True)]
         native = [(int(height), int(width)) for height, width in batch.targets["native"].tolist()]
@@ -359,13 +342,13 @@ class Segmentation(Task):
 
 
 def counted(predicted: Tensor, wanted: Tensor, classes: int) -> Tensor:
-    """Of each class the pixels (n,) that are of it and predicted so, predicted so, and of it: int64 (3, K)."""
+    """Count for each class the pixels (n,) that are right, predicted, and of the class: int64 (3, K)."""
     right = wanted[predicted == wanted]
     return torch.stack([part.bincount(minlength=classes) for part in (right, predicted, wanted)])
 
 
 def measured(counts: Tensor, loss: float, examples: tuple[Example, ...] = ()) -> Measured:
-    """What `Segmentation.evaluate` gives, from the counts of each image, int64 (n, 3, K), and the mean loss."""
+    """The result of `Segmentation.evaluate` from the counts of each image, int64 (n, 3, K), and the mean loss."""
     right, predicted, wanted = counts.double().unbind(dim=1)
     iou = right.sum(dim=0) / (predicted + wanted - right).sum(dim=0)  # nan: neither there nor predicted
     has = wanted > 0
@@ -376,7 +359,7 @@ def measured(counts: Tensor, loss: float, examples: tuple[Example, ...] = ()) ->
     metrics = {
         "miou": iou.nanmean().item(),
         "image_miou": of_image.mean().item(),
-        "pixel_accuracy": (right.sum() / wanted.sum()).item(),
+        "pixel_accuracy": overall.item(),
         "loss": loss,
     }
     single = torch.where((predicted > 0).sum(dim=1) == 1, predicted.argmax(dim=1), -1)

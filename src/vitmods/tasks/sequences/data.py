@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vitmods.data.augment import Ints
 from vitmods.data.batch import Batch
-from vitmods.data.dataset import AnySplit, SplitDataset
+from vitmods.data.dataset import Split, SplitDataset
 from vitmods.data.loading import parse_size, stop_on_problems
 from vitmods.data.multilabel import with_target
 from vitmods.data.read import digest
@@ -30,61 +30,36 @@ PADDING = 0
 
 @dataclass(frozen=True)
 class TokenStore:
-    """All sequences of a split, one behind the other; `index` as of stored images."""
+    """The sequences of a split; `index` as of stored images."""
 
-    tokens: NDArray[np.int16]
-    ends: NDArray[np.int64]
+    sequences: list[NDArray[np.int16]]
     index: Index
-
-    @classmethod
-    def of(cls, records: Records) -> "TokenStore":
-        sequences = [np.asarray(records.fetch(int(key)), dtype=np.int16) for key in records.keys]
-        lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-        ends, n = np.cumsum(lengths), len(sequences)
-        digests = np.frombuffer(b"".join(map(digest, sequences)), dtype=np.uint8).reshape(-1, 16)
-        shapes = np.stack([np.ones_like(lengths), np.ones_like(lengths), lengths], axis=1)
-        zeros = np.zeros(n, np.int64)
-        index = Index(np.arange(n), shapes, ends - lengths, np.zeros((n, 2), np.int64), zeros, digests, ())
-        return cls(np.concatenate([np.zeros(0, np.int16), *sequences]), ends, index)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        return np.diff(self.ends, prepend=0)
-
-    def sequence(self, i: int) -> NDArray[np.int16]:
-        start = int(self.ends[i - 1]) if i else 0
-        return self.tokens[start : int(self.ends[i])]
+        return np.array([len(sequence) for sequence in self.sequences], dtype=np.int64)
 
 
-@dataclass(frozen=True)
-class SequenceSplit(AnySplit):
-    """The sequences of one split; ids and labels (n,) are in the same order, as are groups (see `data.dataset.Split`).
-    Several right classes, and annotations, they do not have."""
-
-    name: str
-    ids: tuple[str, ...]
-    labels: NDArray[np.int64]
-    store: TokenStore
-    groups: tuple[str, ...] | None = None
-    label_sets: None = field(default=None, init=False)
-    annotations: None = field(default=None, init=False)
-
-    @classmethod
-    def of(cls, name: str, records: Records) -> "SequenceSplit":
-        return cls(name, records.ids, records.labels, TokenStore.of(records))
+def _split(name: str, records: Records) -> Split:
+    sequences = [np.asarray(records.fetch(int(key)), dtype=np.int16) for key in records.keys]
+    n = len(sequences)
+    digests = np.frombuffer(b"".join(map(digest, sequences)), dtype=np.uint8).reshape(-1, 16)
+    zeros, pairs, shapes = np.zeros(n, np.int64), np.zeros((n, 2), np.int64), np.zeros((n, 3), np.int64)
+    store = TokenStore(sequences, Index(np.arange(n), shapes, zeros, pairs, zeros, digests, ()))
+    return Split(name, records.ids, records.labels, store)
 
 
 @dataclass(frozen=True)
 class SequenceDataset(SplitDataset):
     """A data set of sequences, of which the model reads the first `longest` tokens.
 
-    A batch has its sequences filled up with PADDING to the longest of them. Their order is a function of seed and epoch
-    alone, and nothing else is random.
+    Shorter sequences of a batch are filled up with PADDING. Their order is a function of seed and epoch alone, and
+    nothing else is random.
     """
 
     name: str
     classes: tuple[str, ...]
-    splits: dict[str, SequenceSplit]
+    splits: dict[str, Split]
     longest: int
     vocabulary: tuple[str, ...]
     facts: dict[str, Any]
@@ -95,21 +70,21 @@ class SequenceDataset(SplitDataset):
     target: str = field(default="class", init=False)
 
     def summary(self) -> dict[str, Any]:
-        """What was found, in plain types for JSON."""
+        """The facts of the set, in plain types for JSON."""
         return self.facts
 
     def samples(self, n: int) -> list[tuple[str, NDArray[np.uint8]]]:
-        """There is nothing to look at."""
+        """Sequences are not drawn."""
         return []
 
     def for_process(self, rank: int, world_size: int) -> Self:
-        """What process `rank` of `world_size` trains on: each batch is dealt out."""
+        """The data set of process `rank` of `world_size`: each batch is dealt out."""
         return replace(self, rank=rank, world_size=world_size)
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Whole batches of the training sequences. UserError where there are none to train on."""
+        """Whole batches of the training sequences. UserError without a train split."""
         if "train" not in self.splits:
-            raise UserError(f"{self.name} has no sequences to train on.")
+            raise UserError(f"{self.name} lacks sequences to train on.")
         return len(self.splits["train"]) // batch_size
 
     def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
@@ -125,9 +100,7 @@ class SequenceDataset(SplitDataset):
 
     def eval_batches(self, split: str, batch_size: int) -> Iterator[Batch]:
         """All sequences of a split in order."""
-        if split not in self.splits:
-            raise UserError(f'There is no split "{split}"; this set has {", ".join(self.splits)}.')
-        n = len(self.splits[split])
+        n = len(self.split(split))
 
         def make(start: int) -> Batch:
             return self._batch(split, np.arange(start, min(start + batch_size, n)))
@@ -136,7 +109,7 @@ class SequenceDataset(SplitDataset):
 
     def _batch(self, split: str, index: Ints) -> Batch:
         part = self.splits[split]
-        tokens = padded_together([part.store.sequence(i)[: self.longest] for i in index.tolist()])
+        tokens = padded_together([part.store.sequences[i][: self.longest] for i in index.tolist()])
         return Batch(tokens, torch.from_numpy(part.labels[index]), torch.from_numpy(index))
 
 
@@ -146,20 +119,6 @@ def padded_together(sequences: list[NDArray[Any]]) -> torch.Tensor:
     for row, sequence in zip(tokens, sequences, strict=True):
         row[: len(sequence)] = torch.from_numpy(sequence.astype(np.int64))
     return tokens
-
-
-def cut_warnings(splits: dict[str, SequenceSplit], longest: int) -> list[str]:
-    """How many sequences are cut."""
-    counts = {name: int((split.store.lengths > longest).sum()) for name, split in splits.items()}
-    cut = ", ".join(f"{count:,} of {len(splits[name]):,} in {name}" for name, count in counts.items() if count)
-    return [f"Sequences longer than {longest:,} tokens, of which the rest is not read: {cut}."] if cut else []
-
-
-def lengths_of(splits: dict[str, SequenceSplit]) -> dict[str, int]:
-    """Shortest, median and longest sequence."""
-    lengths = np.concatenate([split.store.lengths for split in splits.values()])
-    ends = {"shortest": lengths.min(), "median": np.median(lengths), "longest": lengths.max()} if len(lengths) else {}
-    return {name: int(value) for name, value in ends.items()}
 
 
 @dataclass(frozen=True)
@@ -176,7 +135,7 @@ class Tokens(Inputs):
     task = "sequence_classification"
 
     def recommend(self, source: Source) -> tuple[str, tuple[int, int], str, int]:
-        """As many tokens as the longest sequence has."""
+        """Read whole sequences."""
         return self.base, (1, longest_of(source)), self.recipe, len(self.vocabulary) + 1
 
     def summarize(self, source: Source, options: SplitOptions) -> dict[str, Any]:
@@ -196,13 +155,12 @@ def load_sequences(
 ) -> SequenceDataset:
     """Find a data set of sequences of tokens and return it ready to train on.
 
-    img_size: (1, T), T being how many tokens of a sequence are read. in_chans: the tokens that the model knows, which
-    are those of the vocabulary and padding. target: "class". The others are those of `vitmods.data.load`. Raises
-    UserError as that.
+    img_size: (1, T) to read T tokens of a sequence. in_chans: the tokens of the model, those of the vocabulary and
+    padding. target: "class". Other arguments and errors are those of `vitmods.data.load`.
     """
     options, source = SplitOptions(**split), with_target(open_source(spec), target)
     if not isinstance(source.inputs, Tokens):
-        raise UserError(f"{printable(source.spec)} does not have sequences of tokens, which this task reads.")
+        raise UserError(f"{printable(source.spec)} does not hold sequences of tokens, which this task reads.")
     (rows, longest), tokens = parse_size(img_size), len(source.inputs.vocabulary) + 1
     if rows != 1:
         raise UserError(f"img_size of sequences is 1 and how many tokens are read, not {rows} and {longest}.")
@@ -217,20 +175,26 @@ def load_sequences(
 
 def read_splits(
     source: Source, longest: int, options: SplitOptions, train_on_all: bool = False
-) -> tuple[dict[str, SequenceSplit], dict[str, Any]]:
+) -> tuple[dict[str, Split], dict[str, Any]]:
     """The splits and their summary, with its problems."""
     assert isinstance(source.inputs, Tokens)
     records, origin = make_splits(source, options, train_on_all=train_on_all)
-    splits = {name: SequenceSplit.of(name, part) for name, part in records.items()}
+    splits = {name: _split(name, part) for name, part in records.items()}
     summary = facts(source, records, splits, origin)
-    summary["warnings"] += cut_warnings(splits, longest)
-    unfit = problems(source, splits, options.group_by, train_on_all)
-    more = {"vocabulary": list(source.inputs.vocabulary), "lengths": lengths_of(splits), "problems": unfit}
-    return splits, summary | more
+    counts = {name: int((split.store.lengths > longest).sum()) for name, split in splits.items()}
+    if cut := ", ".join(f"{count:,} of {len(splits[name]):,} in {name}" for name, count in counts.items() if count):
+        summary["warnings"].append(f"Sequences longer than {longest:,} tokens, of which the rest is not read: {cut}.")
+    lengths = np.concatenate([split.store.lengths for split in splits.values()])
+    ends = {"shortest": lengths.min(), "median": np.median(lengths), "longest": lengths.max()} if len(lengths) else {}
+    return splits, summary | {
+        "vocabulary": list(source.inputs.vocabulary),
+        "lengths": {name: int(value) for name, value in ends.items()},
+        "problems": problems(source, splits, options.group_by, train_on_all),
+    }
 
 
 def longest_of(source: Source) -> int:
-    """How many tokens the longest sequence of a source has."""
+    """The number of tokens in the longest sequence of a source."""
     return max(len(part.fetch(int(key))) for part in source.splits.values() for key in part.keys)  # type: ignore[arg-type]
 
 
@@ -246,5 +210,5 @@ def encode(text: str, vocabulary: tuple[str, ...], where: str) -> NDArray[np.int
         if word not in numbers:
             raise UserError(f"{where}: {printable(word)!r} is not a token. Tokens are {' '.join(vocabulary)}.")
     if not words:
-        raise UserError(f"{where}: there are no tokens.")
+        raise UserError(f"{where}: tokens are missing.")
     return np.array([numbers[word] for word in words], dtype=np.int64)

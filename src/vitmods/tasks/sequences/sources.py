@@ -4,7 +4,6 @@ An expression is a digit, or an operation on 2 to 10 expressions: MIN, MAX, MED 
 SM (the sum modulo 10). Its value, a digit, is the class.
 """
 
-import csv
 import json
 import random
 from collections.abc import Callable
@@ -12,17 +11,18 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 from statistics import median
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitmods.data.records import Records, Source, printable
 from vitmods.data.sources import Spec, data_source
+from vitmods.data.store import remembered
 from vitmods.tasks.sequences.data import Tokens, encode
-from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
-from vitmods.util.files import expand_user, write_atomically
-from vitmods.util.limits import open_table, read_npz, table
+from vitmods.util.files import expand_user
+from vitmods.util.limits import read_npz, read_table
 
 OPERATIONS = ("[MIN", "[MAX", "[MED", "[SM")
 VOCABULARY = (*"0123456789", *OPERATIONS, "]")
@@ -44,7 +44,7 @@ def expression(rng: random.Random, longest: float = float("inf")) -> tuple[list[
     share, bits = rng.random, rng.getrandbits
 
     def below(n: int, k: int) -> int:
-        """As rng.randrange(n), n having k bits, in a third of the time."""
+        """rng.randrange(n), where n has k bits, in a third of the time."""
         drawn = bits(k)
         while drawn >= n:
             drawn = bits(k)
@@ -81,7 +81,7 @@ _APPLIED: dict[str, Callable[[list[int]], int]] = {
 
 @dataclass(frozen=True)
 class ListOpsOptions:
-    """What is generated: expressions of more than min_length and fewer than max_length tokens, no two the same."""
+    """Random expressions of more than min_length and fewer than max_length tokens, no two the same."""
 
     min_length: int = 50
     max_length: int = 200
@@ -131,7 +131,7 @@ def _options_of(spec: Spec) -> ListOpsOptions:
             raise UserError(f'"{spec}": {name} is a whole number, not "{printable(value)}".')
     options = ListOpsOptions(**{name: int(value) for name, value in spec.options.items()})
     if options.max_length - options.min_length < 2:
-        raise UserError(f'"{spec}": no length lies between min_length and max_length.')
+        raise UserError(f'"{spec}": max_length must exceed min_length by 2 or more.')
     if min(options.train, options.val, options.test) < 1:
         raise UserError(f'"{spec}": train, val and test are numbers of sequences, at least 1 each.')
     return options
@@ -139,27 +139,25 @@ def _options_of(spec: Spec) -> ListOpsOptions:
 
 def _generated(options: ListOpsOptions) -> dict[str, Sequences]:
     """Kept in the user's cache folder: the published set takes minutes."""
+
+    def make() -> list[NDArray[Any]]:
+        sequences, values = _draw(options)
+        return [np.concatenate(sequences), np.array([len(sequence) for sequence in sequences]), values]
+
+    def read(kept: Path) -> list[NDArray[Any]]:
+        return list(read_npz(kept, ["tokens", "lengths", "values"]).values())
+
+    def write(file: IO[bytes], arrays: list[NDArray[Any]]) -> None:
+        np.savez_compressed(file, **dict(zip(("tokens", "lengths", "values"), arrays, strict=True)))  # type: ignore[arg-type]
+
     key = blake2b(json.dumps([_FORMAT, asdict(options)]).encode(), digest_size=8).hexdigest()
-    try:
-        kept = user_cache() / f"listops-{key}.npz"
-        tokens, lengths, values = read_npz(kept, ["tokens", "lengths", "values"]).values()
-    except Exception:  # none is kept, or a damaged one
-        every, values = _draw(options)
-        lengths, tokens = np.array([len(sequence) for sequence in every]), np.concatenate(every)
-        _keep(key, tokens=tokens, lengths=lengths, values=values)
-    cut = np.split(tokens, np.cumsum(lengths)[:-1])
-    ends = np.cumsum([options.train, options.val, options.test])
-    bounds = {"train": (0, ends[0]), "val": (ends[0], ends[1]), "test": (ends[1], ends[2])}
-    return {name: (cut[start:end], values[start:end]) for name, (start, end) in bounds.items()}
-
-
-def _keep(key: str, **arrays: NDArray[np.generic]) -> None:
-    try:
-        path = user_cache() / f"listops-{key}.npz"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
-    except (OSError, UserError):  # it is made again
-        return
+    tokens, lengths, values = remembered(None, f"listops-{key}.npz", read, make, write)
+    sequences, start, splits = np.split(tokens, np.cumsum(lengths)[:-1]), 0, {}
+    for name in ("train", "val", "test"):
+        end = start + getattr(options, name)
+        splits[name] = sequences[start:end], values[start:end]
+        start = end
+    return splits
 
 
 def _draw(options: ListOpsOptions) -> tuple[list[NDArray[np.int16]], NDArray[np.int64]]:
@@ -183,26 +181,18 @@ def _draw(options: ListOpsOptions) -> tuple[list[NDArray[np.int16]], NDArray[np.
 
 
 def _read(path: Path, wrong: list[str]) -> Sequences:
-    """A file with the columns Source and Target. What its lines lack is added to `wrong`."""
-    try:
-        with open_table(path) as file:
-            reader = table(file, delimiter="\t")
-            rows = [(reader.line_num, row) for row in reader]
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(
-            f"{printable(str(path))} cannot be read as a table in UTF-8 ({error}). Give the folder with "
-            "basic_train.tsv, as Long Range Arena writes it."
-        ) from error
+    """A file with the columns Source and Target. Its invalid lines are added to `wrong`."""
     tokens: list[NDArray[np.int16]] = []
     values: list[int] = []
-    for number, row in rows:
-        text, value, where = row.get("Source"), row.get("Target"), f"{printable(path.name)}, line {number}"
-        if not text or value not in tuple("0123456789"):
+    layout = "Give the folder with basic_train.tsv, as Long Range Arena writes it."
+    for number, row in read_table(path, ("source", "target"), layout, delimiter="\t"):
+        where = f"{printable(path.name)}, line {number}"
+        if not row["source"] or row["target"] not in tuple("0123456789"):
             wrong.append(f"{where}: it needs an expression in the column Source and a digit in Target")
             continue
         try:
-            tokens.append(encode(text, VOCABULARY, where).astype(np.int16))
-            values.append(int(value))
+            tokens.append(encode(row["source"], VOCABULARY, where).astype(np.int16))
+            values.append(int(row["target"]))
         except UserError as error:
             wrong.append(str(error))
     return tokens, np.array(values, np.int64)

@@ -77,7 +77,7 @@ class SequenceClassification(Classification):
                     name = f"{printable(str(path))}:{number}"
                     sequences[name] = torch.from_numpy(encode(line, tuple(data["vocabulary"]), name))
         if not sequences:
-            raise UserError("There is no sequence: give text files with one a line.")
+            raise UserError("The files are without sequences: give text files with one a line.")
         if long := [name for name, tokens in sequences.items() if len(tokens) > longest]:
             warnings.warn(f"{len(long)} sequences are cut to {longest} tokens: {', '.join(long[:5])}", stacklevel=3)
         return {name: tokens[:longest] for name, tokens in sequences.items()}
