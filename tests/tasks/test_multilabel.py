@@ -105,7 +105,7 @@ def test_one_label_alone_has_its_average_precision_and_none_is_an_error():
     assert MultiLabel().evaluate(lambda x: x, [batch]).metrics["map"] == pytest.approx(expected, abs=1e-6)
     with pytest.raises(UserError, match="is empty"):
         MultiLabel().evaluate(lambda x: x, [])
-    with pytest.raises(UserError, match="has a label"):
+    with pytest.raises(UserError, match="lacks labels"):
         MultiLabel().evaluate(lambda x: x, [Batch(torch.zeros(2, 3), torch.zeros(2, 3), torch.arange(2))])
 
 

@@ -206,7 +206,7 @@ def test_positions_of_hugging_faces_pvt_are_resampled_not_reshaped():
 
 
 def _row_positions(model, size):
-    from vitmods.tasks.huggingface_pvt import _positions
+    from vitmods.tasks.features import _positions
 
     stem = model.pvt.encoder.patch_embeddings[0]
     rows, columns = size[0] // 4, size[1] // 4

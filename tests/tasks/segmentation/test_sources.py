@@ -185,7 +185,7 @@ def test_what_cannot_be_used_is_listed_before_training_or_left_out(tmp_path):
         "train/4.jpg: its mask cannot be read: not an image",
         "train/5.jpg: lacks a mask in ",
         "train/6.png: lacks an image in ",
-        "train/7.jpg: there are other images of that name",
+        "train/7.jpg: other images have that name",
         "--unreadable skip",
     ):
         assert line in str(error.value)

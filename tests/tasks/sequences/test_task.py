@@ -73,7 +73,7 @@ def test_an_expression_that_grows_too_long_is_given_up():
 def test_generated_sequences():
     dataset = load()
     assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 96, "val": 24, "test": 40}
-    texts = [text_of(split.store.sequence(i)) for split in dataset.splits.values() for i in range(len(split))]
+    texts = [text_of(split.store.sequences[i]) for split in dataset.splits.values() for i in range(len(split))]
     assert len(set(texts)) == len(texts)
     assert all(5 < len(text.split()) < 30 for text in texts)
     labels = [int(label) for split in dataset.splits.values() for label in split.labels]
@@ -132,7 +132,7 @@ def folder(tmp_path):
 def test_a_folder_of_long_range_arenas_files(folder):
     dataset = load(f"listops:{folder}", 4)
     assert [len(split) for split in dataset.splits.values()] == [60, 15, 15]
-    assert text_of(dataset.splits["train"].store.sequence(0)) == "[MAX 0 1 ]"
+    assert text_of(dataset.splits["train"].store.sequences[0]) == "[MAX 0 1 ]"
     assert dataset.splits["train"].labels[0] == 1
 
 
@@ -168,12 +168,12 @@ def test_files_that_are_no_table_are_named(folder, content):
         ("listops:generated?max_length=51", {}, "max_length must exceed min_length"),
         ("listops:generated?train=many", {}, "train is a whole number"),
         ("listops:generated?train=0", {}, "at least 1 each"),
-        ("listops:generated?length=3", {}, "no option"),
+        ("listops:generated?length=3", {}, "unknown option"),
         ("listops:nowhere", {}, "cannot be read"),
         ("listops:nowhere?seed=1", {}, "of listops:generated alone"),
         (SPEC, {"img_size": (2, 9)}, "img_size of sequences"),
         (SPEC, {"in_chans": 3}, "has 16 tokens with padding"),
-        ("digits", {}, "does not have sequences of tokens"),
+        ("digits", {}, "does not hold sequences of tokens"),
     ],
 )
 def test_what_cannot_be_is_refused(spec, options, words):
