@@ -105,7 +105,7 @@ def test_orders_differ_by_seed_and_epoch_and_shards_keep_it(root):
     assert indices(streamed.train_batches(**arguments)) == indices(kept.train_batches(**arguments))
     dataset = load(f"wds:{root / 'shards'}?stream=1&buffer=3")
     assert dataset.buffer == 3
-    order = dataset._order(0, 0)
+    order = dataset.order(0, 0)
     records = dataset.splits["train"].store.records
     assert np.array_equal(order, shard_order(0, 0, records.shards, records.keys, 3))
 

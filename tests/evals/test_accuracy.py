@@ -41,7 +41,7 @@ def test_low_precision_logits_are_summed_in_float32():
 
 
 def test_no_images_is_an_error():
-    with pytest.raises(ValueError, match="no images"):
+    with pytest.raises(ValueError, match="is empty"):
         Classification().evaluate(lambda images: images, [])
 
 

@@ -211,12 +211,7 @@ class ImageDataset(SplitDataset):
     def train_batches(self, *, seed: int, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
         """The epoch's batches from number `start` on. An incomplete last batch is dropped; a set smaller than a batch
         gives one batch of all. With repeats, the same number of batches has correspondingly fewer images."""
-        store, n = self.train.store, len(self.train)
-        if isinstance(store, LazyStore) and store.records.shards is not None:
-            order = shard_order(seed, epoch, store.records.shards, store.records.keys, self.buffer)
-        else:
-            order = permutation(seed, epoch, n)
-        views = repeated(order, self.augment.repeats)
+        views = repeated(self.order(seed, epoch), self.augment.repeats)
         if (largest := min(batch_size, len(views))) < self.world_size:
             raise UserError(f"A batch of {largest} images is too small for {self.world_size} processes.")
 
@@ -249,6 +244,13 @@ class ImageDataset(SplitDataset):
         for start in range(0, len(chosen), batch_size):
             pixels, _ = self._views(self.splits[split], chosen[start : start + batch_size])
             yield normalize(pixels, *self._mean_and_std)
+
+    def order(self, seed: int, epoch: int) -> Ints:
+        """The order (n,) in which an epoch visits the training images."""
+        store = self.train.store
+        if isinstance(store, LazyStore) and store.records.shards is not None:
+            return shard_order(seed, epoch, store.records.shards, store.records.keys, self.buffer)
+        return permutation(seed, epoch, len(self.train))
 
     def _own(self, index: Ints) -> Ints:
         """The part of a batch that belongs to this process."""

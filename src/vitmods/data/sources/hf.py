@@ -214,11 +214,11 @@ class Forward:
             if rows is None or position > row:
                 rows, position = self._read(shard), int(self._starts[shard])
             for passed in range(position, row + 1):
-                if (raw := next(rows, None)) is None:
+                if (read := next(rows, None)) is None:
                     raise Unreadable("the stream ends before this row")
-                self._held[passed] = raw
+                self._held[passed] = raw = read
                 if len(self._held) > self._limit:
                     self._held.popitem(last=False)
             if row + 1 < self._starts[shard + 1]:
                 self._open[shard] = rows, row + 1
-            return self._held[row]
+            return raw
