@@ -37,4 +37,5 @@ def test_each_operation_is_torchvisions(name, magnitude):
             reference = REFERENCE._apply_image_or_video_transform(
                 batch[i], name, sign * level, REFERENCE.interpolation, REFERENCE._fill
             )
-            assert torch.equal(actual[i], reference)
+            # The reference has its strengths in single precision.
+            torch.testing.assert_close(actual[i], reference, atol=1, rtol=0)
