@@ -96,7 +96,7 @@ def test_the_answer_is_of_the_changes(finished):
     assert record == answer.to_dict() == Answer.load(out).to_dict()
     assert record["factorial"]["effects"]["rms"]["effect"] == answer["rms"].effect
     assert record["settings"]["design"]["factors"]["dpn"]["changes"] == "dpn"
-    with pytest.raises(UserError, match="no arm 'dpn\\+rms'"):
+    with pytest.raises(UserError, match="have an arm 'dpn\\+rms'"):
         answer["dpn+rms"]
     with pytest.raises(UserError, match="leave the reference out"):
         Answer.load(out, reference="dpn")
