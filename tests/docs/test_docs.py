@@ -134,7 +134,7 @@ def _registered_by_a_page():
     """What a page adds is forgotten after it: later studies of this process do without."""
     yield
     for known in registry._registries:
-        for name in [name for name, module in known._modules.items() if module == "a_page"]:
+        for name in [name for name, entry in known._entries.items() if entry.module == "a_page"]:
             known.remove(name)
 
 

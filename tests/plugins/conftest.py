@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 def _forget():
     files = {path.stem for path in HERE.glob("*.py")}
     for known in registry._registries:
-        for name in [name for name, module in known._modules.items() if module in files]:
+        for name in [name for name, entry in known._entries.items() if entry.module in files]:
             known.remove(name)
     for name in files:
         sys.modules.pop(name, None)
