@@ -12,8 +12,7 @@ import vitmods as vm
 from vitmods import data
 from vitmods.cli import main
 from vitmods.recipes import Recipe
-from vitmods.study.cost import Steps
-from vitmods.study.memory import memory_of
+from vitmods.study.cost import Steps, memory_of
 from vitmods.tasks import Classification
 from vitmods.train import Processes, RunOptions, train_trial
 from vitmods.train.distributed import local
@@ -102,11 +101,11 @@ def test_ways_to_save_memory_and_more_devices_save_it():
     plain = memory_of(CONFIG, RECIPE)
     assert memory_of(CONFIG, RECIPE, options=RunOptions("cpu", recompute=True)).activations < 0.9 * plain.activations
     two = memory_of(CONFIG, RECIPE, devices=2)
-    assert (two.part, two.weights, two.whole) == (4, plain.weights, 0)
+    assert (two.part, two.weights, two.gathered) == (4, plain.weights, 0)
     assert two.activations == pytest.approx(plain.activations / 2, rel=0.1)
     divided = memory_of(CONFIG, RECIPE, devices=4, options=SHARD)
     assert divided.optimizer == pytest.approx(plain.optimizer / 4, rel=0.01)
-    assert divided.whole > divided.weights
+    assert divided.gathered > divided.weights
 
 
 def test_a_huge_model_is_told_without_making_it():

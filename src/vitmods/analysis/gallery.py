@@ -15,7 +15,7 @@ from vitmods.analysis import FIGURES, Examined, FigureKind, NotHere
 from vitmods.analysis.examine import arms_of
 from vitmods.analysis.figure import Arrays
 from vitmods.report.figures import Inliner, fixed_settings, standalone
-from vitmods.report.sections import SECTIONS, Section
+from vitmods.report.page import SECTIONS, Section
 from vitmods.report.templates import templates
 from vitmods.study.answer import Answer
 from vitmods.util.files import make_folder, write_atomically

@@ -103,7 +103,7 @@ def _dry_run(settings: Settings, options: Train) -> int:
     from vitmods.util.text import duration, plural
 
     if options.devices > 1 or options.options.shard:
-        from vitmods.study.memory import trial_memory
+        from vitmods.study.cost import trial_memory
 
         for name, memory in trial_memory(settings, options.options, options.devices).items():
             print(f"On each of {plural(options.devices, 'device')}, {name}: {memory}.")

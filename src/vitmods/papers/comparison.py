@@ -16,7 +16,7 @@ from rich.text import Text
 
 from vitmods.papers.table import TABLES, Published, Table, published
 from vitmods.report.figures import Inliner
-from vitmods.report.sections import SECTIONS, Section
+from vitmods.report.page import SECTIONS, Section
 from vitmods.report.templates import templates
 from vitmods.stats.tables import interval, signed
 from vitmods.stats.verdict import Verdict

@@ -1,17 +1,19 @@
 """The report of a study: everything the template shows, as text and images.
 
 `summary` writes the answer as one small image for a README, a wiki or slides: the headline and the interval plot.
+
+Sections that other packages add to the report of a study.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from markupsafe import Markup
 
@@ -19,7 +21,6 @@ from vitmods.report import text
 from vitmods.report.advice import next_steps
 from vitmods.report.drawing import draw
 from vitmods.report.figures import Inliner, axes_of, clipped, curve_panel, forest, sweep_panel, tuning_panel
-from vitmods.report.sections import SECTIONS
 from vitmods.report.templates import ExampleTable, differences, example_table, templates
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect
@@ -29,8 +30,27 @@ from vitmods.study.store import slug
 from vitmods.tasks.metrics import Metric
 from vitmods.util.address import place
 from vitmods.util.files import disk_errors, write_atomically
+from vitmods.util.registry import Registry
 from vitmods.util.remote import upload
 from vitmods.util.text import plural
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the report, empty if it does not apply to a study.
+
+    after: position on the page: after the verdicts, or after the models.
+    html: returns markup for the page; the Inliner inlines its figures.
+    text: returns renderables of rich for a terminal.
+    """
+
+    after: Literal["verdicts", "models"]
+    html: Callable[[Answer, Inliner], str]
+    text: Callable[[Answer], list[Any]] = lambda answer: []
+
+
+SECTIONS: Registry[Section] = Registry("report section", "vitmods.papers.comparison", "vitmods.analysis.gallery")
+
 
 WIDTH, MARGIN, LETTERS = 900, 20, 66  # SVG units; letters of the headline that a line holds
 

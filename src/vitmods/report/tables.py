@@ -14,7 +14,7 @@ from vitmods.evals.base import PROTOCOLS
 from vitmods.evals.protocols import metric_named
 from vitmods.report import text as words
 from vitmods.report.advice import next_steps
-from vitmods.report.sections import SECTIONS
+from vitmods.report.page import SECTIONS
 from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import VIEWS, Answer, ArmCost
 from vitmods.util.errors import UserError

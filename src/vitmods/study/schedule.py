@@ -232,14 +232,14 @@ class Schedule:
         for trial, record in state.answered.items() if state.settings.until_decided else ():
             if record.status in ("failed", "damaged") and trial in self._given and trial.arm.name != BASE:
                 lost.add(trial.arm.name)
-        for trial in sorted(state.answered, key=self._order):
+        for trial in sorted(state.answered, key=self._priority):
             if state.answered[trial].ended or trial.setting in decided or trial.arm.name in stopped[trial.setting]:
                 continue
             if trial.arm.name in lost:
                 continue
             yield evaluations.get(trial, trial)
 
-    def _order(self, trial: Trial) -> tuple[int, int, float]:
+    def _priority(self, trial: Trial) -> tuple[int, int, float]:
         """Seed by seed, in a seed base first and then the widest interval; settings stay in their order."""
         taken = self._looks[trial.setting]
         effect = taken[-1].decision.effects.get(trial.arm.name) if taken else None
