@@ -99,13 +99,10 @@ def _confusion(evaluation: Mapping[str, Any], colors: Colors) -> Any:
     width, height = max(margin + side + 24, 330), top + side + margin
     with figure(width, height) as drawn:
         axes = drawn.add_axes((margin / width, margin / height, side / width, side / height))
-        axes.imshow(fractions, cmap=_shades(colors["paper"], colors["arm"]), vmin=0, vmax=1, interpolation="nearest")
-        _frame(axes, colors, names, names)
+        _draw_matrix(axes, fractions, "arm", colors, names, names, numbers=count <= _COUNTED_CLASSES)
         for spine in axes.spines.values():
             spine.set(visible=True, color=colors["line"])
         axes.tick_params(axis="x", rotation=90 if named and max(map(len, names)) > 3 else 0)
-        if count <= _COUNTED_CLASSES:
-            _write_fractions(axes, fractions, colors)
         axes.set_xlabel("predicted class", color=colors["muted"], fontsize=12)
         axes.set_ylabel("true class", color=colors["muted"], fontsize=12)
         text = f"{detail['images']:,} images; percent of each true class"
@@ -126,10 +123,8 @@ def _corruptions(evaluation: Mapping[str, Any], colors: Colors) -> Any:
     with figure(width, height) as drawn:
         box = (start / width, foot / height, column * table.shape[1] / width, row * len(names) / height)
         axes = drawn.add_axes(box)
-        axes.imshow(table, cmap=_shades(colors["paper"], colors["hurts"]), vmin=0, vmax=1, aspect="auto")
-        _frame(axes, colors, [*severities, "mean"], labels)
+        _draw_matrix(axes, table, "hurts", colors, [*severities, "mean"], labels, numbers=True)
         axes.axvline(len(severities) - 0.5, color=colors["paper"], lw=4)
-        _write_fractions(axes, table, colors)
         axes.set_xlabel("severity", color=colors["muted"], fontsize=12)
         text = (
             f"percent of {detail['images']:,} images; without corruption {100 * detail['clean_error']:.1f} %, "
@@ -169,13 +164,14 @@ def _fewshot(evaluation: Mapping[str, Any], colors: Colors) -> Any:
         return drawn
 
 
-def _shades(light_end: str, dark_end: str) -> Any:
+def _draw_matrix(
+    axes: Any, fractions: np.ndarray, shade: str, colors: Colors, columns: list[str], rows: list[str], numbers: bool
+) -> None:
+    """Fill each cell, darker for more, and write its percentage if `numbers`."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("shades", [light_end, dark_end])
-
-
-def _frame(axes: Any, colors: Colors, columns: list[str], rows: list[str]) -> None:
+    shades = LinearSegmentedColormap.from_list("shades", [colors["paper"], colors[shade]])
+    axes.imshow(fractions, cmap=shades, vmin=0, vmax=1, interpolation="nearest", aspect="auto")
     style(axes, colors, grid=False)
     axes.spines["bottom"].set_visible(False)
     axes.set_xticks(range(len(columns)), labels=columns)
@@ -183,10 +179,7 @@ def _frame(axes: Any, colors: Colors, columns: list[str], rows: list[str]) -> No
     axes.tick_params(labelsize=11, colors=colors["ink"])
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         label.set_parse_math(False)  # users choose the names: no mathematics between dollar signs
-
-
-def _write_fractions(axes: Any, fractions: np.ndarray, colors: Colors) -> None:
-    for (row, column), fraction in np.ndenumerate(fractions):
+    for (row, column), fraction in np.ndenumerate(fractions) if numbers else ():
         if fraction >= 0.005:
             color = colors["paper"] if fraction > 0.7 else colors["ink"]
             axes.text(column, row, f"{100 * fraction:.0f}", ha="center", va="center_baseline", fontsize=11, color=color)
@@ -194,6 +187,6 @@ def _write_fractions(axes: Any, fractions: np.ndarray, colors: Colors) -> None:
 
 def _title(drawn: Any, title: str, text: str, colors: Colors) -> None:
     """Two lines at the top left, in units of the figure."""
-    height = 72 * drawn.get_figheight()
-    drawn.text(12 / (72 * drawn.get_figwidth()), 1 - 22 / height, title, fontsize=14, color=colors["ink"])
-    drawn.text(12 / (72 * drawn.get_figwidth()), 1 - 42 / height, text, fontsize=11, color=colors["muted"])
+    width, height = 72 * drawn.get_size_inches()
+    drawn.text(12 / width, 1 - 22 / height, title, fontsize=14, color=colors["ink"])
+    drawn.text(12 / width, 1 - 42 / height, text, fontsize=11, color=colors["muted"])

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from vitmods.report.text import GLYPHS, numbers, of_metric, point_text, scale_of, score, tone, verdict_text
+from vitmods.report.text import WORDS, numbers, of_metric, point_text, scale_of, score, tone, verdict_text
 from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.answer import Tuning
 from vitmods.study.plan import show_value
@@ -194,7 +194,7 @@ def _draw_effect(axes: Any, y: float, effect: Effect) -> None:
 def _label_effect(axes: Any, y: float, effect: Effect, verdict_at: float | None) -> None:
     """Write name, numbers and verdict: at `verdict_at`, right of the interval, or all above it if None."""
     color = COLOUR[tone(effect)]
-    above = f"{GLYPHS[effect.verdict]} {numbers(effect)}"
+    above = f"{WORDS[effect.verdict].glyph} {numbers(effect)}"
     texts: list[tuple[float, float, str, str, str]] = (
         [(0, y - 0.2, clipped(effect.arm, 18), "left", COLOUR["ink"]), (1, y - 0.2, above, "right", color)]
         if verdict_at is None

@@ -18,26 +18,27 @@ from vitmods.study.state import TrialRecord
 from vitmods.tasks.metrics import Metric
 from vitmods.util.text import grouped, listing, plural
 
-GLYPHS = {
-    Verdict.HELPS: "▲", Verdict.NO_WORSE: "≥", Verdict.EQUIVALENT: "=", Verdict.OPEN: "?", Verdict.NO_GAIN: "≤",
-    Verdict.UNSTABLE: "!", Verdict.HURTS: "▼", Verdict.WITHHELD: "–",
-}  # fmt: skip
-"""The verdicts, best first, and their signs."""
-TONES = {
-    Verdict.HELPS: "helps", Verdict.NO_WORSE: "same", Verdict.EQUIVALENT: "same", Verdict.OPEN: "open",
-    Verdict.NO_GAIN: "open", Verdict.UNSTABLE: "hurts", Verdict.HURTS: "hurts", Verdict.WITHHELD: "open",
-}  # fmt: skip
-"""The color of each, by its name in the style sheet."""
-_VERBS = {
-    Verdict.HELPS: ("helps", "help"),
-    Verdict.NO_WORSE: ("is no worse than {base}", "are no worse than {base}"),
-    Verdict.EQUIVALENT: ("makes no difference that matters", "make no difference that matters"),
-    Verdict.OPEN: ("is open", "are open"),
-    Verdict.NO_GAIN: ("brings no gain that matters", "bring no gain that matters"),
-    Verdict.UNSTABLE: ("is unstable", "are unstable"),
-    Verdict.HURTS: ("hurts", "hurt"),
-    Verdict.WITHHELD: ("has no verdict", "have no verdict"),
+
+class Words(NamedTuple):
+    """The sign of a verdict, its color by its name in the style sheet, and its verb for one and for several arms."""
+
+    glyph: str
+    color: str
+    singular: str
+    plural: str
+
+
+WORDS = {
+    Verdict.HELPS: Words("▲", "helps", "helps", "help"),
+    Verdict.NO_WORSE: Words("≥", "same", "is no worse than {base}", "are no worse than {base}"),
+    Verdict.EQUIVALENT: Words("=", "same", "makes no difference that matters", "make no difference that matters"),
+    Verdict.OPEN: Words("?", "open", "is open", "are open"),
+    Verdict.NO_GAIN: Words("≤", "open", "brings no gain that matters", "bring no gain that matters"),
+    Verdict.UNSTABLE: Words("!", "hurts", "is unstable", "are unstable"),
+    Verdict.HURTS: Words("▼", "hurts", "hurts", "hurt"),
+    Verdict.WITHHELD: Words("–", "open", "has no verdict", "have no verdict"),
 }
+"""The verdicts, best first."""
 PRESERVES = {
     "function": "function-preserving",
     "weights": "reuses base's weights",
@@ -63,7 +64,7 @@ def plotted_effects(answer: Answer) -> list[Effect]:
 
 
 def _rank(effect: Effect) -> tuple[int, float]:
-    return (list(GLYPHS).index(effect.verdict), -effect.gain) if effect.n else (len(GLYPHS), 0.0)
+    return (list(WORDS).index(effect.verdict), -effect.gain) if effect.n else (len(WORDS), 0.0)
 
 
 def headline(answer: Answer) -> str:
@@ -90,7 +91,8 @@ def headline(answer: Answer) -> str:
         parts = []
         for verdict, names in by_verdict.items():
             subject = listing(names) if len(names) <= NAMED else f"{len(names)} {what}"
-            parts.append(f"{subject} {_VERBS[verdict][len(names) > 1].format(base=base)}")
+            verb = WORDS[verdict].singular if len(names) == 1 else WORDS[verdict].plural
+            parts.append(f"{subject} {verb.format(base=base)}")
         scope = ["on these test images"] * (answer.decision.generalize == "seeds")
         scope += ["on average over the other changes on and off"] * bool(answer.factorial)
         scope += [f"on average over {plural(len(answer.sweep), 'setting')}"] * bool(answer.sweep)
@@ -112,7 +114,7 @@ def not_learned(answer: Answer) -> str:
 
 def confirmed_text(effect: Effect, base: str) -> str:
     """`On 4 fresh seeds dpn+rms helps: +0.42 [+0.11, +0.73]`."""
-    verb = _VERBS[effect.verdict][0].format(base=base)
+    verb = WORDS[effect.verdict].singular.format(base=base)
     return f"On {effect.n} fresh seeds {effect.arm} {verb}: {numbers(effect)}"
 
 
@@ -167,12 +169,12 @@ def on_new_images(answer: Answer) -> bool:
 def verdict_text(effect: Effect) -> str:
     """`▲ helps`, with the direction of an open arm and a mark on provisional verdicts."""
     leans = f", {effect.leans}" if effect.verdict == Verdict.OPEN and effect.leans else ""
-    return f"{GLYPHS[effect.verdict]} {effect.verdict}{leans}{so_far(effect)}"
+    return f"{WORDS[effect.verdict].glyph} {effect.verdict}{leans}{so_far(effect)}"
 
 
 def tone(effect: Effect) -> str:
     """Return the color of a verdict; provisional verdicts look open."""
-    return "open" if effect.provisional else TONES[effect.verdict]
+    return "open" if effect.provisional else WORDS[effect.verdict].color
 
 
 def numbers(effect: Effect) -> str:
