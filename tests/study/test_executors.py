@@ -102,7 +102,7 @@ def pool(tmp_path, monkeypatch):
     record = tmp_path / "record"
 
     def make(workers=2, **task):
-        monkeypatch.setattr(Processes, "_task", lambda executor, index: {"record": str(record), **task})
+        monkeypatch.setattr(Processes, "task", lambda executor, index: {"record": str(record), **task})
         return Processes(StudyFolder(tmp_path), workers, threads=3)
 
     make.record_file = record

@@ -335,11 +335,6 @@ def _forward(model: nn.Module, images: Tensor) -> Any:
         return model(images)
 
 
-def take_images(model: nn.Module, base: Base) -> None:
-    """Run a model on two images of noise, on its device."""
-    _forward(model, _noise(base, 2).to(next(model.parameters()).device))
-
-
 def _noise(base: Base, count: int) -> Tensor:
     if base.reads_tokens:
         return torch.randint(1, base.in_chans, (count, base.img_size[1]), generator=torch.Generator().manual_seed(0))
