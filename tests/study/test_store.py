@@ -30,7 +30,7 @@ def test_slugs_are_safe_and_different():
 
 def test_a_folder_without_a_study_says_so(tmp_path):
     assert StudyFolder(tmp_path).facts() is None
-    with pytest.raises(UserError, match="no study in"):
+    with pytest.raises(UserError, match="is not a study: "):
         StudyFolder(tmp_path).known_facts()
 
 
@@ -133,7 +133,7 @@ def test_samples_that_are_no_images_are_damaged(tmp_path):
     folder = StudyFolder(tmp_path)
     for image in (np.zeros((0, 8, 3), np.uint8), np.zeros(8, np.uint8), np.full((8, 8), "x")):
         folder.write_samples([("a", image)])
-        with pytest.warns(UserWarning, match="no image"):
+        with pytest.warns(UserWarning, match="is damaged"):
             assert folder.samples() == []
 
 
