@@ -30,31 +30,35 @@ def slow_distance(weights, grid, spacing=(1, 1)):
 
 def test_released_code(golden):
     """The released figure code sums over queries where the paper has their mean; its places are float32."""
+    golden = golden("mean_attention_distance")
     side, attention = int(golden["hp.grid"]), Attention(16, 4, qkv_bias=False).double()
     attention.load_state_dict({"qkv.weight": golden["param.to_qkv.weight"]}, strict=False)
     weights = attention.weights(golden["in.x"])
     torch.testing.assert_close(weights.detach(), golden["in.attn_bhij"], atol=1e-12, rtol=0)
-    found = mean_distance(weights.detach(), (side, side)).mean(0)
-    torch.testing.assert_close(found, golden["out.mean_distance"], atol=1e-6, rtol=0)
-    torch.testing.assert_close(found * side**2, golden["out.dist_sum_over_queries"], atol=1e-5, rtol=0)
+    distances = mean_distance(weights.detach(), (side, side)).mean(0)
+    torch.testing.assert_close(distances, golden["out.mean_distance"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(distances * side**2, golden["out.dist_sum_over_queries"], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("spacing", [(1.0, 1.0), (16.0, 8.0)])
 def test_definition_on_an_oblong_grid(spacing):
     weights = torch.rand(2, 15, 15, dtype=torch.float64).softmax(-1)
-    found = mean_distance(weights, (3, 5), spacing)
-    assert found.tolist() == pytest.approx([slow_distance(w, (3, 5), spacing) for w in weights])
+    distances = mean_distance(weights, (3, 5), spacing)
+    assert distances.tolist() == pytest.approx([slow_distance(w, (3, 5), spacing) for w in weights])
 
 
-def test_known_weights():
+def test_known_weights_pixels_and_pools():
     assert float(mean_distance(torch.eye(12), (3, 4))) == 0
     step = torch.eye(4).roll(1, 1)  # each token reads the next, the last one the first
     assert float(mean_distance(step, (1, 4), (1, 10))) == pytest.approx((3 * 10 + 30) / 4)
-
-
-def test_grid_that_does_not_fit():
-    with pytest.raises(UserError, match="3 x 4"):
-        mean_distance(torch.eye(11), (3, 4))
+    model = build()
+    patches, pixels = (attention_distance(model, images(), unit) for unit in ("patches", "pixels"))
+    for name, values in patches.items():
+        torch.testing.assert_close(pixels[name], 4 * values)
+    full = build("dtn(blocks=2)", img_size=(24, 24))
+    pooled = build("dtn(blocks=2,pool=2)", img_size=(48, 48))
+    for values, others in zip(kernel_distance(full).values(), kernel_distance(pooled).values(), strict=True):
+        torch.testing.assert_close(others[0], 2 * values[0])  # the first head is local, the other one noise
 
 
 @pytest.mark.parametrize("changes", ["", "gpsa(blocks=2)", "dtn(blocks=1)+layerscale", "rms"])
@@ -62,24 +66,17 @@ def test_grid_that_does_not_fit():
 def test_every_layer_of_a_model(changes, reg_tokens):
     """Against the weights that each block's attention would use, read off its input by hand."""
     model, inputs = build(changes, reg_tokens=reg_tokens), []
-    found = attention_distance(model, images())
+    distances = attention_distance(model, images())
     for block in model.blocks:
         block.register_forward_hook(lambda block, args, _: inputs.append(block.norm1(args[0])))
     with torch.no_grad():
         model.eval().forward_features(images())
-    assert list(found) == [f"blocks.{i}.attn" for i in range(3)]
-    for name, tokens in zip(found, inputs, strict=True):
+    assert list(distances) == [f"blocks.{i}.attn" for i in range(3)]
+    for name, tokens in zip(distances, inputs, strict=True):
         weights = model.get_submodule(name).weights(tokens)[..., -15:, -15:]
         weights = weights / weights.sum(-1, keepdim=True)
         expected = [[slow_distance(w, (3, 5)) for w in heads] for heads in weights]
-        torch.testing.assert_close(found[name], torch.tensor(expected).mean(0), atol=1e-4, rtol=0)
-
-
-def test_pixels():
-    model = build()
-    patches, pixels = (attention_distance(model, images(), unit) for unit in ("patches", "pixels"))
-    for name, values in patches.items():
-        torch.testing.assert_close(pixels[name], 4 * values)
+        torch.testing.assert_close(distances[name], torch.tensor(expected).mean(0), atol=1e-4, rtol=0)
 
 
 def test_the_model_is_left_as_it_was():
@@ -93,14 +90,11 @@ def test_the_model_is_left_as_it_was():
     assert not any(m._forward_pre_hooks for m in model.modules())
 
 
-def test_a_model_of_timm():
-    theirs = timm.create_model("vit_tiny_patch16_224", img_size=48, depth=2)
-    found = attention_distance(theirs, torch.randn(2, 3, 48, 48))
-    assert [values.shape for values in found.values()] == [(3,)] * 2
-    assert all(0 < float(v) < math.dist((0, 0), (2, 2)) for values in found.values() for v in values)
-
-
-def test_an_attention_that_does_not_run():
+def test_models_of_timm_and_attention_that_does_not_run():
+    reference = timm.create_model("vit_tiny_patch16_224", img_size=48, depth=2)
+    distances = attention_distance(reference, torch.randn(2, 3, 48, 48))
+    assert [values.shape for values in distances.values()] == [(3,)] * 2
+    assert all(0 < float(v) < math.dist((0, 0), (2, 2)) for values in distances.values() for v in values)
     model = build()
     model.blocks[1].forward = lambda x: x
     with pytest.raises(UserError, match=r"blocks\.1\.attn does not run"):
@@ -110,35 +104,12 @@ def test_an_attention_that_does_not_run():
 @pytest.mark.parametrize("changes", ["dtn(blocks=2)", "gpsa(blocks=2)", "dtn(blocks=2)+gpsa(blocks=2)"])
 def test_kernels(changes):
     model = build(changes)
-    found = kernel_distance(model)
-    assert len(found) == 2 * len(changes.split("+"))
-    for name, values in found.items():
+    distances = kernel_distance(model)
+    assert len(distances) == 2 * len(changes.split("+"))
+    for name, values in distances.items():
         px, py = model.get_submodule(name).kernels((3, 5))
         p = torch.einsum("hrs,hcw->hrcsw", py, px).reshape(-1, 15, 15)
-        assert values.tolist() == pytest.approx([slow_distance(one, (3, 5)) for one in p], abs=1e-5)
-
-
-def test_pooled_kernels_are_measured_in_patches():
-    whole = build("dtn(blocks=2)", img_size=(24, 24))
-    pooled = build("dtn(blocks=2,pool=2)", img_size=(48, 48))
-    for values, others in zip(kernel_distance(whole).values(), kernel_distance(pooled).values(), strict=True):
-        torch.testing.assert_close(others[0], 2 * values[0])  # the first head is local, the other one noise
-
-
-@pytest.mark.parametrize("changes", ["", "dtn(blocks=2,trade_off=1.0)"])
-def test_no_kernels(changes):
-    with pytest.raises(UserError, match="apply dtn or gpsa"):
-        kernel_distance(build(changes))
-
-
-def test_an_unknown_unit():
-    with pytest.raises(UserError, match="not 'miles'"):
-        attention_distance(build(), images(), "miles")
-
-
-def test_no_images():
-    with pytest.raises(UserError, match="at least one"):
-        attention_distance(build(), images()[:0])
+        assert values.tolist() == pytest.approx([slow_distance(weights, (3, 5)) for weights in p], abs=1e-5)
 
 
 def test_figure(tmp_path):
@@ -160,8 +131,23 @@ def test_figure(tmp_path):
 
 def test_parallel_branches_are_one_layer():
     """Three branches side by side are no three layers: a mean at the one block, with a dot for every head of each."""
-    found = attention_distance(build("parallel(branches=3)"), images())
-    line, *dots = draw_distances({"parallel": found}).axes[0].lines
+    distances = attention_distance(build("parallel(branches=3)"), images())
+    line, *dots = draw_distances({"parallel": distances}).axes[0].lines
     assert line.get_xdata().tolist() == [1]
-    assert line.get_ydata()[0] == pytest.approx(float(torch.stack(list(found.values())).mean()))
-    assert [len(one.get_xdata()) for one in dots] == [6]
+    assert line.get_ydata()[0] == pytest.approx(float(torch.stack(list(distances.values())).mean()))
+    assert [len(weights.get_xdata()) for weights in dots] == [6]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mean_distance(torch.eye(11), (3, 4)), "3 x 4"),
+        (lambda: kernel_distance(build()), "apply dtn or gpsa"),
+        (lambda: kernel_distance(build("dtn(blocks=2,trade_off=1.0)")), "apply dtn or gpsa"),
+        (lambda: attention_distance(build(), images(), "miles"), "not 'miles'"),
+        (lambda: attention_distance(build(), images()[:0]), "at least one"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(call, message):
+    with pytest.raises(UserError, match=message):
+        call()

@@ -47,22 +47,22 @@ def images(count=3):
 
 def rows(changed=1.0):
     """Of a log: 20 steps in rows of 5, with gradients of known means, and lambdas at two evaluations."""
-    found = []
+    log = []
     for k in range(4):
         norms = {"stem": 10.0 - k, "blocks.0": changed, "blocks.1": 2 * changed, "head": 0.5}
         norms = {f"gradient/{name}": value for name, value in norms.items()}
-        found.append({"step": 5 * (k + 1), "epoch": float(k + 1), "split": "train", "loss": 1.0, **norms})
+        log.append({"step": 5 * (k + 1), "epoch": float(k + 1), "split": "train", "loss": 1.0, **norms})
         if k % 2:
             heads = {f"{what} blocks.0.norm1": [0.1 * k, 0.9] for what in ("mean", "variance")}
-            found.append({"step": 5 * (k + 1), "epoch": float(k + 1), "split": "record", "lambda": heads})
-    return found
+            log.append({"step": 5 * (k + 1), "epoch": float(k + 1), "split": "record", "lambda": heads})
+    return log
 
 
 def examined(name="base", changes="", **facts):
     model = build(changes)
     config = vm_config(model)
-    known = {"start": build(changes), "images": images(), "record": rows(), "score": 80.0}
-    return Examined(name, model, config=config, seconds=0.1, **(known | facts))
+    inputs = {"start": build(changes), "images": images(), "record": rows(), "score": 80.0}
+    return Examined(name, model, config=config, seconds=0.1, **(inputs | facts))
 
 
 def vm_config(model):
@@ -75,9 +75,14 @@ def vm_config(model):
 
 
 def test_gradients_are_means_over_the_last_steps():
-    found = gradients_by_depth(rows(), last=10)
-    assert list(found) == ["stem", "blocks.0", "blocks.1", "head"]
-    assert {name: float(v) for name, v in found.items()} == {"stem": 7.5, "blocks.0": 1.0, "blocks.1": 2.0, "head": 0.5}
+    values = gradients_by_depth(rows(), last=10)
+    assert list(values) == ["stem", "blocks.0", "blocks.1", "head"]
+    assert {name: float(v) for name, v in values.items()} == {
+        "stem": 7.5,
+        "blocks.0": 1.0,
+        "blocks.1": 2.0,
+        "head": 0.5,
+    }
     assert float(gradients_by_depth(rows(), last=7)["stem"]) == pytest.approx((5 * 7 + 2 * 8) / 7)
     assert float(gradients_by_depth(rows())["stem"]) == 7  # the last tenth lies in the last row
 
@@ -88,8 +93,8 @@ def test_gradients_of_models_of_different_depth_share_no_layer():
     def norms(*blocks):
         return {name: torch.tensor(1.0) for name in ("stem", *(f"blocks.{k}" for k in blocks), "head")}
 
-    def drawn(**found):
-        (axes,) = FIGURES["gradients"].draw(found).axes
+    def drawn(**values):
+        (axes,) = FIGURES["gradients"].draw(values).axes
         return [line.get_xdata() for line in axes.lines], [label.get_text() for label in axes.get_xticklabels()]
 
     lines, labels = drawn(deep=norms(0, 1, 2, 3), flat=norms(0, 1))
@@ -110,23 +115,20 @@ def test_blocks_that_are_not_trained_keep_their_place():
         )
 
     kind = FIGURES["gradients"]
-    found, why = kind.of(one("full", 0, 1, 2, 3), one("first two", 0, 1), one("head"))
+    values, why = kind.of(one("full", 0, 1, 2, 3), one("first two", 0, 1), one("head"))
     assert not why
-    (axes,) = kind.draw(found).axes
+    (axes,) = kind.draw(values).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["stem", "1", "2", "3", "4", "head"]
     for line in axes.lines:
         assert list(line.get_xdata()) == [0, 1, 2, 3, 4, 5]
     assert torch.tensor(axes.lines[1].get_ydata()).isnan().tolist() == [False] * 3 + [True, True] + [False]
-    assert "nan" not in alternative(kind, found)
+    assert "nan" not in alternative(kind, values)
 
 
-def test_the_stems_gradient_over_steps():
-    found = stem_gradient(rows())
-    assert found["stem"].tolist() == [10, 9, 8, 7]
-    assert found["step"].tolist() == [5, 10, 15, 20]
-
-
-def test_what_was_not_recorded_is_said():
+def test_gradients_over_steps_and_what_was_not_recorded():
+    values = stem_gradient(rows())
+    assert values["stem"].tolist() == [10, 9, 8, 7]
+    assert values["step"].tolist() == [5, 10, 15, 20]
     with pytest.raises(NotHere, match="--record gradients"):
         gradients_by_depth([{"step": 1, "loss": 1.0}])
     with pytest.raises(NotHere, match="--record lambdas"):
@@ -153,12 +155,6 @@ def test_planted_scales_are_the_image(patch, channels):
     assert out.flatten().argmax() == (channels - 1) * patch[0] * patch[1] + patch[1]
 
 
-def test_no_first_norm():
-    for changes in ("", "dpn(before=false)", "dpn(norm=no_learnable)"):
-        with pytest.raises(NotHere, match="apply dpn"):
-            first_norm_scales(build(changes))
-
-
 # ---- tokens
 
 
@@ -174,11 +170,11 @@ def test_magnitudes_of_planted_tokens():
     model = build(num_heads=2)
     tokens = torch.zeros(15, 32)
     tokens[:, :16] = torch.randn(15, 16, generator=torch.Generator().manual_seed(2)) * torch.arange(1.0, 16)[:, None]
-    found = token_magnitudes(planted_tokens(model, tokens), images())
-    torch.testing.assert_close(found["before"][0], tokens[:, :16].norm(dim=-1).reshape(GRID))
-    assert not found["before"][1].any()
-    whole = found["after"].square().sum(0).sqrt()
-    torch.testing.assert_close(whole, torch.full(GRID, math.sqrt(32)), rtol=1e-4, atol=0)
+    values = token_magnitudes(planted_tokens(model, tokens), images())
+    torch.testing.assert_close(values["before"][0], tokens[:, :16].norm(dim=-1).reshape(GRID))
+    assert not values["before"][1].any()
+    complete = values["after"].square().sum(0).sqrt()
+    torch.testing.assert_close(complete, torch.full(GRID, math.sqrt(32)), rtol=1e-4, atol=0)
 
 
 def test_another_block_and_a_model_without_norms():
@@ -196,18 +192,21 @@ def test_components_are_those_of_a_known_plane():
         [3.0, 1.0]
     )
     basis = torch.linalg.qr(torch.randn(5, 2, dtype=torch.float64)).Q
-    found = principal_components(flat @ basis.T + 7)
-    torch.testing.assert_close(torch.cdist(found, found), torch.cdist(flat, flat))
-    assert found[:, 0].var() > 4 * found[:, 1].var()
-    assert (found.gather(0, found.abs().argmax(0, keepdim=True)) > 0).all()
+    values = principal_components(flat @ basis.T + 7)
+    torch.testing.assert_close(torch.cdist(values, values), torch.cdist(flat, flat))
+    assert values[:, 0].var() > 4 * values[:, 1].var()
+    assert (values.gather(0, values.abs().argmax(0, keepdim=True)) > 0).all()
     with pytest.raises(NotHere, match="two tokens"):
         principal_components(flat[:1])
 
 
-def test_components_of_a_model_are_by_head_and_centered():
-    found = token_components(build("dtn(blocks=1)"), images())
-    assert found["before"].shape == found["after"].shape == (2, 15, 2)
-    assert found["after"].mean(1).abs().max() < 1e-6
+def test_components_are_by_head_and_there_may_be_no_first_norm():
+    values = token_components(build("dtn(blocks=1)"), images())
+    assert values["before"].shape == values["after"].shape == (2, 15, 2)
+    assert values["after"].mean(1).abs().max() < 1e-6
+    for changes in ("", "dpn(before=false)", "dpn(norm=no_learnable)"):
+        with pytest.raises(NotHere, match="apply dpn"):
+            first_norm_scales(build(changes))
 
 
 @pytest.mark.parametrize("kind", ["layer", "instance", "batch", "group", "switchable", "dynamic_token"])
@@ -232,10 +231,10 @@ def test_a_norm_takes_this_mean_away(kind):
 def test_variation_of_known_values():
     """Tokens of two values a and b under LayerNorm: |(x - mean) / x| is known of each."""
     model = planted_tokens(build(), torch.tensor([1.0, 3.0]).repeat(15, 16))
-    found = variation_coefficient(model, images())
-    assert found["quantile"].tolist() == [0.25, 0.5, 0.75]
-    assert found["blocks.0.norm1"].tolist() == pytest.approx([1 / 3, 1.0, 1.0])
-    assert [name for name in found if name != "quantile"] == [f"blocks.{i}.norm1" for i in range(3)]
+    values = variation_coefficient(model, images())
+    assert values["quantile"].tolist() == [0.25, 0.5, 0.75]
+    assert values["blocks.0.norm1"].tolist() == pytest.approx([1 / 3, 1.0, 1.0])
+    assert [name for name in values if name != "quantile"] == [f"blocks.{i}.norm1" for i in range(3)]
     with pytest.raises(NotHere, match="does not subtract a mean"):
         variation_coefficient(build("rms"), images())
 
@@ -246,10 +245,10 @@ def test_variation_of_known_values():
 def test_a_planted_kernel_is_seen_where_it_looks():
     model = build("dtn(blocks=1)")
     model.blocks[0].norm1.a.data = torch.tensor([[-50.0, 100.0, 0.0], [0.0, 0.0, 0.0]])
-    found = kernel_images(model)["blocks.0.norm1"]
+    values = kernel_images(model)["blocks.0.norm1"]
     peaked = torch.zeros(GRID)
     peaked[1, 3] = 1  # one column right of the middle, row 1 and column 2
-    torch.testing.assert_close(found, torch.stack([peaked, torch.full(GRID, 1 / 15)]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(values, torch.stack([peaked, torch.full(GRID, 1 / 15)]), atol=1e-6, rtol=0)
     assert list(kernel_images(build("gpsa(blocks=2)"))) == ["blocks.0.attn.positions", "blocks.1.attn.positions"]
     with pytest.raises(NotHere, match="apply dtn or gpsa"):
         kernel_images(build())
@@ -258,8 +257,8 @@ def test_a_planted_kernel_is_seen_where_it_looks():
 def test_lambdas_of_weights_and_over_training():
     model = build("dtn(blocks=1)")
     model.blocks[0].norm1.omega_mean.data = torch.tensor([0.0, math.log(3)])
-    found = trade_offs(model)
-    assert found["mean blocks.0.norm1"].tolist() == pytest.approx([0.5, 0.75])
+    values = trade_offs(model)
+    assert values["mean blocks.0.norm1"].tolist() == pytest.approx([0.5, 0.75])
     over = trade_offs_over_training(rows())
     assert over["epoch"].tolist() == [2, 4]
     np.testing.assert_allclose(over["variance blocks.0.norm1"], [[0.1, 0.9], [0.3, 0.9]], rtol=1e-6)
@@ -273,7 +272,7 @@ def test_lambdas_of_weights_and_over_training():
     alone, _ = FIGURES["lambdas"].of(examined(changes="dtn(blocks=1)", record=(), start=None))
     axes = FIGURES["lambdas"].draw(alone).axes
     assert [line.get_xdata().tolist() for line in axes[0].lines] == [[0], [1]], "equal heads hide no other"
-    assert not [tick for one in axes for tick in one.get_xticks()]
+    assert not [tick for item in axes for tick in item.get_xticks()]
     with pytest.raises(NotHere, match="apply dtn"):
         trade_offs(build())
 
@@ -287,9 +286,9 @@ def arm(name, changes, score, **facts):
 
 def test_branches_are_counted_at_fixed_blocks():
     kind = FIGURES["branches"]
-    found, why = kind.of(arm("base", "", 80.0), arm("parallel", "parallel(branches=3)", 81.0), arm("rms", "rms", 70.0))
-    assert {name: int(v["branches"]) for name, v in found.items()} == {"base": 1, "parallel": 3}
-    assert {int(v["blocks"]) for v in found.values()} == {3}
+    values, why = kind.of(arm("base", "", 80.0), arm("parallel", "parallel(branches=3)", 81.0), arm("rms", "rms", 70.0))
+    assert {name: int(v["branches"]) for name, v in values.items()} == {"base": 1, "parallel": 3}
+    assert {int(v["blocks"]) for v in values.values()} == {3}
     assert "more than size and branches" in why["rms"]
     _, why = kind.of(arm("base", "", 80.0))
     assert "parallel" in why["base"]
@@ -300,20 +299,20 @@ def test_stems_by_their_multiply_adds():
         FIGURES["stems"],
         [arm("base", "", 80.0), arm("dpn", "dpn", 81.0), arm("gelu", "stem(kind=linear,gelu=true)", 79.0)],
     )
-    found, _ = kind.of(*arms, arm("rms", "rms", 1.0))
-    assert list(found) == ["base", "dpn", "gelu"]
-    assert int(found["base"]["macs"]) == count_macs(build().vit_config)
+    values, _ = kind.of(*arms, arm("rms", "rms", 1.0))
+    assert list(values) == ["base", "dpn", "gelu"]
+    assert int(values["base"]["macs"]) == count_macs(build().vit_config)
     _, why = kind.of(arms[0])
     assert "one stem" in why["base"]
 
 
 def test_costs_of_training_a_part(short_timing):
     model = build()
-    found = training_costs(model, images(4), budget_s=0.05)
+    values = training_costs(model, images(4), budget_s=0.05)
     parts = [vm.finetune.train_only(model, part).trained for part in ("all", "attention", "ffn")]
-    assert found["parameters"].tolist() == parts
-    assert found["memory"][0] > found["memory"][1] > 0
-    assert (found["step"] > 0).all()
+    assert values["parameters"].tolist() == parts
+    assert values["memory"][0] > values["memory"][1] > 0
+    assert (values["step"] > 0).all()
 
 
 # ---- every figure
@@ -322,15 +321,15 @@ def test_costs_of_training_a_part(short_timing):
 @pytest.fixture(scope="module")
 def together():
     """Four models that have between them everything."""
-    found = [
+    values = [
         examined(),
         examined("dtn+dpn $x$", "dtn(blocks=2)+dpn", record=rows(0.3), score=82.0),
         examined("parallel", "parallel(branches=3)", score=81.0),
         examined("dpn", "dpn", score=81.5),
     ]
-    for one in (found[1], found[3]):
-        one.model.patch_embed.norm_before.weight.data = torch.rand(48)
-    return found
+    for item in (values[1], values[3]):
+        item.model.patch_embed.norm_before.weight.data = torch.rand(48)
+    return values
 
 
 @pytest.fixture
@@ -352,12 +351,12 @@ def pixels(drawn):
 
 def ink(drawn):
     """Of each panel, the fraction of its pixels that its data are drawn in: what changes where these are hidden."""
-    whole = pixels(drawn).astype(int)
+    full = pixels(drawn).astype(int)
     drawn.set_layout_engine("none")
     data = [a for axes in drawn.axes for a in (*axes.lines, *axes.patches, *axes.images, *axes.collections)]
     for artist in data:
         artist.set_visible(False)
-    changed = np.abs(whole - pixels(drawn)).max(-1) > 8
+    changed = np.abs(full - pixels(drawn)).max(-1) > 8
     for artist in data:
         artist.set_visible(True)
     boxes = [axes.get_window_extent() for axes in drawn.axes if axes.get_visible()]
@@ -378,19 +377,19 @@ def test_an_empty_panel_has_no_ink():
 def test_a_figure_shows_its_data(name, together, short_timing):
     """No panel is empty, every model is named, and every value is a row of the file."""
     kind = FIGURES[name]
-    found, why = kind.of(*together)
-    assert found
-    assert set(found) | set(why) == {one.name for one in together}
+    values, why = kind.of(*together)
+    assert values
+    assert set(values) | set(why) == {item.name for item in together}
     assert all(reason.endswith((".", "?")) for reason in why.values())
-    drawn = kind.draw(found)
+    drawn = kind.draw(values)
     assert min(ink(drawn)) > 0.001, "an empty panel"
     texts = " ".join(text.get_text() for text in drawn.findobj(lambda artist: hasattr(artist, "get_text")))
-    assert all(model in texts for model in found) or name == "branches" or len(found) == 1
-    table = list(csv.DictReader(io.StringIO(kind.csv(found))))
-    sizes = [v.numel() for arrays in found.values() for part, v in arrays.items() if part not in kind.columns]
+    assert all(model in texts for model in values) or name == "branches" or len(values) == 1
+    table = list(csv.DictReader(io.StringIO(kind.csv(values))))
+    sizes = [v.numel() for arrays in values.values() for part, v in arrays.items() if part not in kind.columns]
     assert len(table) == sum(sizes) > 0
-    known = [math.isfinite(float(row[kind.columns[-1]])) for row in table]
-    assert any(known) if name == "gradients" else all(known)  # blocks that are not trained have none
+    inputs = [math.isfinite(float(row[kind.columns[-1]])) for row in table]
+    assert any(inputs) if name == "gradients" else all(inputs)  # blocks that are not trained have none
     assert {"title", "source", "see"} <= {key for key, value in vars(kind).items() if value}
 
 
@@ -398,16 +397,16 @@ def test_a_figure_shows_its_data(name, together, short_timing):
 def test_a_legend_has_room_whatever_the_names(count):
     """Long names stay within the figure, and many take nothing from the panel."""
 
-    def panel(found):
-        drawn = FIGURES["stem_gradient"].draw(found)
-        whole = pixels(drawn).shape
-        box, legends = drawn.axes[0].get_window_extent(), [one.get_window_extent() for one in drawn.legends]
-        assert all(one.x0 >= 0 and one.x1 <= whole[1] and one.y1 <= box.y0 for one in legends)
+    def panel(values):
+        drawn = FIGURES["stem_gradient"].draw(values)
+        full = pixels(drawn).shape
+        box, legends = drawn.axes[0].get_window_extent(), [item.get_window_extent() for item in drawn.legends]
+        assert all(item.x0 >= 0 and item.x1 <= full[1] and item.y1 <= box.y0 for item in legends)
         return box.height
 
-    one = stem_gradient(rows())
-    high = panel({"base": one, "dpn": one})
-    assert panel({f"an arm with a very long name, which has no end {k}": one for k in range(count)}) > 0.95 * high
+    item = stem_gradient(rows())
+    high = panel({"base": item, "dpn": item})
+    assert panel({f"an arm with a very long name, which has no end {k}": item for k in range(count)}) > 0.95 * high
 
 
 def test_coordinates_are_in_the_file(together):
@@ -419,13 +418,13 @@ def test_coordinates_are_in_the_file(together):
 
 def test_models_of_other_libraries():
     """timm's ViT is read as ours; other models are refused with a reason."""
-    theirs = timm.create_model("vit_tiny_patch16_224", img_size=48, depth=2).eval()
-    known = Examined("timm", theirs, images=torch.randn(2, 3, 48, 48))
-    assert FIGURES["token_magnitude"].of(known)[0]["timm"]["before"].shape == (3, 3, 3)
+    reference = timm.create_model("vit_tiny_patch16_224", img_size=48, depth=2).eval()
+    inputs = Examined("timm", reference, images=torch.randn(2, 3, 48, 48))
+    assert FIGURES["token_magnitude"].of(inputs)[0]["timm"]["before"].shape == (3, 3, 3)
     other = Examined("other", nn.Sequential(nn.Conv2d(3, 4, 3)), images=images())
     for name in ("token_magnitude", "kernels", "first_norm", "attention_distance"):
-        found, why = FIGURES[name].of(other)
-        assert not found
+        values, why = FIGURES[name].of(other)
+        assert not values
         assert "not a plain ViT" in why["other"]
-    assert "--data" in FIGURES["variation"].of(Examined("timm", theirs))[1]["timm"]
+    assert "--data" in FIGURES["variation"].of(Examined("timm", reference))[1]["timm"]
     assert "weights" in FIGURES["kernels"].of(Examined("gone"))[1]["gone"]

@@ -1,8 +1,6 @@
 """Files of models: every change, read back by other programs, and refusals that leave what is there alone."""
 
 import io
-import json
-import pickle
 import sys
 
 import numpy as np
@@ -35,7 +33,7 @@ def shallow(monkeypatch):
     monkeypatch.setattr("vitmods.layers.stems.local.LOCAL_DEPTH", 1)
 
 
-def small(arm: str = "") -> vm.ViT:
+def small(arm=""):
     torch.manual_seed(0)
     fields = MODELS.get(arm, {"depth": 2 if "blocks" in arm else 1})
     base = vm.vit("mu1/4", img_size=8, num_classes=5, **fields)
@@ -92,28 +90,14 @@ def test_torch_program(arm, tmp_path):
         torch.testing.assert_close(torch.export.load(tmp_path / "m.pt2").module()(images), model(images))
 
 
-def test_safetensors_are_read_back_with_their_config(tmp_path):
-    model = small("dtn(blocks=1)+dpn")
+@every_model
+def test_every_change_goes_through_safetensors(arm, tmp_path):
+    model = small(arm)
     assert vm.export(model, tmp_path / "m.safetensors") == 0
     again = adapters.load(tmp_path / "m.safetensors")
     assert again.vit_config == model.vit_config
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.state_dict().items())
     assert "none missing" in str(adapters.coverage(tmp_path / "m.safetensors"))
-
-
-@every_model
-def test_every_change_goes_through_safetensors(arm, tmp_path):
-    assert vm.export(small(arm), tmp_path / "m.safetensors") == 0
-
-
-def test_a_trial_folder_is_read(tmp_path):
-    model = small("dpn")
-    safetensors.torch.save_file(model.state_dict(), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"model": json.loads(model.vit_config.to_json())}))
-    assert adapters.load(tmp_path).vit_config == model.vit_config
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"config\.json"):
-        adapters.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -151,13 +135,8 @@ def without_head(data):
 
 @pytest.mark.parametrize(
     ("damage", "message"),
-    [
-        (lambda data: data[: len(data) // 2], "damaged"),
-        (lambda data: b"\xff" * 8 + data[8:], "damaged"),
-        (lambda data: pickle.dumps({"weight": torch.ones(1)}), "damaged"),
-        (without_head, r"head\.weight"),
-    ],
-    ids=["truncated", "hostile header", "pickle", "missing tensor"],
+    [(lambda data: b"\xff" * 8 + data[8:], "damaged"), (without_head, r"head\.weight")],
+    ids=["hostile header", "missing tensor"],
 )
 def test_damaged_safetensors_are_refused(damage, message, tmp_path):
     path = tmp_path / "m.safetensors"

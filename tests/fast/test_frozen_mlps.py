@@ -129,12 +129,16 @@ def test_recomputing_needs_a_frozen_mlp_that_can_be_run_again():
         fast.recompute_frozen_mlps(build("attention", "norm(kind=scale)"))
 
 
-def test_what_is_trained_again_is_no_longer_recomputed():
+def test_the_setting_follows_what_is_trained():
     model, images = build("attention"), torch.randn(2, 3, 16, 16)
     fast.recompute_frozen_mlps(model)
     vm.train_only(model, "all")
     model(images).square().sum().backward()
     assert all(p.grad is not None for p in model.parameters())
+    model = build("attention")
+    fast.recompute_frozen_mlps(model, keep_last=1)
+    changed = vm.apply(model, vm.DualPatchNorm())
+    assert (changed.forms.recompute_frozen_mlps, changed.forms.keep_last) == (True, 1)
 
 
 def test_the_last_blocks_may_keep_theirs():
@@ -146,13 +150,6 @@ def test_the_last_blocks_may_keep_theirs():
     assert kept[0] <= kept[1] < kept[2]  # the very last block reads the mean of its hidden layer in any case
     with pytest.raises(UserError, match="from 0 to 2, not 3"):
         fast.recompute_frozen_mlps(model, keep_last=3)
-
-
-def test_the_setting_survives_changes():
-    model = build("attention")
-    fast.recompute_frozen_mlps(model, keep_last=1)
-    changed = vm.apply(model, vm.DualPatchNorm())
-    assert (changed.forms.recompute_frozen_mlps, changed.forms.keep_last) == (True, 1)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +171,8 @@ def test_floats_that_a_block_keeps_for_each_channel_and_token(what, settings, ch
         for setting in settings:
             getattr(fast, setting)(model)
         kept.append(step_bytes(model, torch.randn(2, 3, 32, 32)))
-    each = (kept[1] - kept[0]) / (4 * 2 * 65 * 96)
-    assert channels <= each < channels + 0.11
+    per_token = (kept[1] - kept[0]) / (4 * 2 * 65 * 96)
+    assert channels <= per_token < channels + 0.11
 
 
 def test_parallel_branches():

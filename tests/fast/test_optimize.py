@@ -41,7 +41,7 @@ def packed_products(monkeypatch):
 
 
 @torch.no_grad()
-def trained(model: nn.Module) -> nn.Module:
+def trained(model):
     """Weights, and statistics of norms, as after training: nothing is 0 or 1."""
     torch.manual_seed(3)
     for name, p in model.named_parameters():
@@ -53,18 +53,18 @@ def trained(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def small(arm: str = "", **fields: object) -> vm.ViT:
+def small(arm="", **fields):
     base = vm.vit("mu3/4", **{"img_size": 16, "num_classes": 5, **fields})
     return trained(vm.apply(base, *vm.parse_changes(arm)) if arm else base)
 
 
-def random_images(model: vm.ViT, count: int = 3) -> torch.Tensor:
+def random_images(model, count=3):
     p = next(model.parameters())
     return torch.randn(count, 3, *model.vit_config.img_size, generator=torch.Generator().manual_seed(1)).to(p)
 
 
 @torch.no_grad()
-def moved(old: nn.Module, new: nn.Module) -> float:
+def moved(old, new):
     x = random_images(old)
     a, b = old(x).double(), new(x).double()
     return float((a - b).abs().max() / a.abs().max())
@@ -155,11 +155,6 @@ def test_parallel_branches_become_wide_blocks(arm, wide, tmp_path):
         vm.export(new, tmp_path / "wide.safetensors")
 
 
-def test_the_reader_of_a_map_has_its_heads():
-    model = small("parallel", depth=4, pool="map", class_token=False)
-    assert moved(model, vm.optimize_for_inference(model)) <= 1e-5
-
-
 class Calls(TorchDispatchMode):
     """Counts operations that are no views."""
 
@@ -186,29 +181,35 @@ def test_half_the_calls_of_the_sequential_model():
     size = {"img_size": 8, "embed_dim": 8, "num_heads": 2, "mlp_dim": 32, "num_classes": 0, "layer_scale": 0.1}
     images = torch.zeros(1, 3, 8, 8)
     names = ("mu36/4", "mu18x2/4", "mu12x3/4", "mu1/4")
-    *found, one = [calls(vm.optimize_for_inference(vm.vit(name, **size)), images) for name in names]
-    each = (found[0] - one) / 35
-    assert [found[0] - count for count in found[1:]] == [18 * each, 24 * each]
-    theirs = timm.create_model(
+    *counts, single = [calls(vm.optimize_for_inference(vm.vit(name, **size)), images) for name in names]
+    per_block = (counts[0] - single) / 35
+    assert [counts[0] - count for count in counts[1:]] == [18 * per_block, 24 * per_block]
+    reference = timm.create_model(
         "vit_small_patch16_18x2_224", img_size=8, patch_size=4, embed_dim=8, num_heads=2, num_classes=0
     )
-    assert calls(theirs.eval(), images) > 1.9 * found[1]
+    assert calls(reference.eval(), images) > 1.9 * counts[1]
 
 
-def test_the_model_that_is_given_stays():
+def test_the_model_that_is_given_stays_and_meta_models_are_refused():
     model = small("dpn+layerscale").train()
     before = copy.deepcopy(model.state_dict())
     vm.optimize_for_inference(model)
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with torch.device("meta"):
+        model = vm.vit("mu2/4", img_size=8)
+    with pytest.raises(UserError, match="meta"):
+        vm.optimize_for_inference(model)
 
 
-def test_takes_a_timm_model():
-    theirs = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, init_values=0.1, num_classes=7).eval()
-    new = vm.optimize_for_inference(theirs)
+def test_models_of_timm_and_readers_of_maps():
+    reference = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, init_values=0.1, num_classes=7).eval()
+    new = vm.optimize_for_inference(reference)
     x = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
-        torch.testing.assert_close(new(x), theirs(x), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(new(x), reference(x), rtol=1e-5, atol=1e-5)
+    model = small("parallel", depth=4, pool="map", class_token=False)
+    assert moved(model, vm.optimize_for_inference(model)) <= 1e-5
 
 
 def test_bfloat16_stays_close():
@@ -218,13 +219,6 @@ def test_bfloat16_stays_close():
     with torch.inference_mode():
         out = half(random_images(half)).float()
     assert (out - model(random_images(model))).abs().max() < 0.1 * model(random_images(model)).abs().max()
-
-
-def test_meta_models_are_refused():
-    with torch.device("meta"):
-        model = vm.vit("mu2/4", img_size=8)
-    with pytest.raises(UserError, match="meta"):
-        vm.optimize_for_inference(model)
 
 
 def test_works_compiled_pickled_copied_and_with_autograd():
@@ -264,7 +258,7 @@ def test_packed_linear(gelu, dtype):
     packed = PackedLinear.of(linear, gelu)
     x = torch.randn(2, 5, 24, dtype=dtype)
 
-    def expected() -> torch.Tensor:
+    def expected():
         y = linear(x)
         return y if gelu is None else nn.functional.gelu(y, approximate=gelu)
 

@@ -50,17 +50,14 @@ def test_gradients_are_bitwise_equal_and_fewer_bytes_are_kept(changes, pool):
     assert recompute_bytes < plain_bytes
 
 
-def test_a_plain_vit_keeps_at_most_0_65_of_its_bytes():
+def test_bytes_and_numbers():
     model = build("", depth=6, pool="avg")
     images = torch.randn(2, 3, 16, 16)
     assert step(model, images, recompute=True)[1] <= 0.65 * step(model, images, recompute=False)[1]
-
-
-def test_stochastic_depth_and_dropout_go_with_it():
-    model = build("", drop_path=0.5, proj_drop=0.2)
-    images = torch.randn(4, 3, 16, 16)
-    plain, recompute = (step(model, images, recompute=recompute)[0] for recompute in (False, True))
-    assert all(torch.equal(a, b) for a, b in zip(plain, recompute, strict=True))
+    torch.manual_seed(0)
+    block = Block(BlockConfig(4, 2, 8)).double()
+    x = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(partial(Forms().run_block, block, recomputes=True), (x,))
 
 
 @pytest.mark.parametrize("changes", ["", "rms"])
@@ -74,16 +71,13 @@ def test_autocast(changes):
         torch.testing.assert_close(a, b, atol=0.02 * float(a.abs().max()), rtol=0)
 
 
-def test_evaluation_without_gradients_is_the_plain_one():
+def test_evaluation_is_the_plain_one_and_the_setting_survives_changes():
     model = build("")
     images = torch.randn(2, 3, 16, 16)
     with torch.no_grad():
         plain = model(images)
         fast.recompute(model)
         assert torch.equal(model(images), plain)
-
-
-def test_the_setting_survives_changes():
     model = build("")
     fast.recompute(model)
     assert vm.apply(model, vm.DualPatchNorm()).forms.recompute
@@ -115,26 +109,3 @@ def test_recompute_gradients_are_the_plain_ones_bit_for_bit(norm, bias, approxim
         y = forward(x)
         results.append([y, *torch.autograd.grad(y.square().sum(), [x, *block.parameters()])])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-def test_recompute_parts_pass_gradcheck():
-    torch.manual_seed(0)
-    block = Block(BlockConfig(4, 2, 8)).double()
-    x = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(partial(Forms().run_block, block, recomputes=True), (x,))
-
-
-def test_recompute_works_where_only_some_parameters_are_trained():
-    """Frozen weights get no gradient, and what is trained gets the plain one."""
-    torch.manual_seed(0)
-    block = Block(BlockConfig(16, 2, 64))
-    block.mlp.requires_grad_(False)
-    block.norm1.requires_grad_(False)
-    x = torch.randn(2, 3, 16)
-    results = []
-    for forward in (block, partial(Forms().run_block, block, recomputes=True)):
-        block.zero_grad()
-        forward(x).square().sum().backward()
-        results.append({n: p.grad.clone() for n, p in block.named_parameters() if p.grad is not None})
-    assert results[0].keys() == results[1].keys() == {n for n, p in block.named_parameters() if p.requires_grad}
-    assert all(torch.equal(results[0][n], results[1][n]) for n in results[0])

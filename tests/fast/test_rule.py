@@ -109,7 +109,7 @@ def listen(model):
     for name, module in model.named_modules():
 
         def hear(what, name=name):
-            return lambda _, *given: heard.append((name, what, [_shapes(g) for g in given]))
+            return lambda _, *values: heard.append((name, what, [_shapes(g) for g in values]))
 
         module.register_forward_pre_hook(hear("before"))
         module.register_forward_hook(hear("forward"))
@@ -118,10 +118,10 @@ def listen(model):
     return heard
 
 
-def _shapes(given):
-    if isinstance(given, tuple):
-        return [_shapes(part) for part in given]
-    return tuple(given.shape) if isinstance(given, torch.Tensor) else given
+def _shapes(values):
+    if isinstance(values, tuple):
+        return [_shapes(part) for part in values]
+    return tuple(values.shape) if isinstance(values, torch.Tensor) else values
 
 
 @every_form
@@ -143,8 +143,8 @@ def test_one_hook_anywhere_hears_the_same_and_may_change_what_it_hears(kind):
     """One module after another: a form that stands aside for some modules must do so for each."""
     model, heard = build(kind), []
 
-    def hear(_, given, out):
-        heard.append(_shapes(given))
+    def hear(_, values, out):
+        heard.append(_shapes(values))
         return out * 1.5 + out.flip(1)  # of other tokens too
 
     for name, module in model.named_modules():
@@ -162,7 +162,9 @@ def test_one_hook_anywhere_hears_the_same_and_may_change_what_it_hears(kind):
 @every_model
 def test_hooks_for_all_modules(kind, forms):
     model, heard = build(kind), []
-    handle = nn.modules.module.register_module_forward_hook(lambda m, given, out: heard.append((type(m), _shapes(out))))
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda m, values, out: heard.append((type(m), _shapes(out)))
+    )
     try:
         step(model, None)
         plain = heard.copy()
@@ -403,21 +405,21 @@ def test_dropout_draws_the_same(kind, fields):
     assert_plain(build(kind, **fields))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        "rms",
-        "subln",
-        "normformer(head_scale=true,residual_scale=true)",
-        "postnorm",
-        "batchnorm",
-        "dtn",
-        "gpsa",
-        "swiglu",
-        "dropkey",
-        "qknorm",
-    ],
-)
+CHANGES = [
+    "rms",
+    "subln",
+    "normformer(head_scale=true,residual_scale=true)",
+    "postnorm",
+    "batchnorm",
+    "dtn",
+    "gpsa",
+    "swiglu",
+    "dropkey",
+    "qknorm",
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES)
 def test_changes(changes):
     assert_plain(vm.apply(build("mean"), *vm.parse_changes(changes)))
 
@@ -458,11 +460,11 @@ def test_it_can_be_switched_off():
 def test_adapters_as_on_timms_model(recompute):
     """The same adapters in timm's model and in ours made of it: the same outputs, and gradients in every block."""
     torch.manual_seed(0)
-    theirs = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=3, num_classes=5).double()
-    ours = vm.apply(theirs)
-    ours.forms = Forms(recompute=recompute)
+    reference = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=3, num_classes=5).double()
+    actual = vm.apply(reference)
+    actual.forms = Forms(recompute=recompute)
     outputs, grads = [], []
-    for model in (theirs, ours):
+    for model in (reference, actual):
         config = LoraConfig(r=2, target_modules=["qkv", "proj", "fc1", "fc2"])
         model = inject_adapter_in_model(config, model)
         for name, parameter in sorted(model.named_parameters()):
@@ -480,13 +482,9 @@ def test_adapters_as_on_timms_model(recompute):
 
 def test_hooks_on_the_stems_projection_are_heard():
     model, heard = vm.apply(build("class token"), vm.DualPatchNorm()), []
-    model.patch_embed.proj.register_forward_hook(lambda m, given, out: heard.append(out.shape))
+    model.patch_embed.proj.register_forward_hook(lambda m, values, out: heard.append(out.shape))
     model(images())
     assert heard == [(5, 32, 2, 3)]
-
-
-def test_new_models_have_the_forms():
-    assert vm.vit("mu/4", img_size=8).forms == Forms() == vm.apply(vm.vit("mu/4", img_size=8), vm.LayerScale()).forms
 
 
 MADE = """
@@ -512,3 +510,4 @@ for make in {MADE.split(chr(10))[1:-1]}:
 """
     done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
     assert done.stdout == "vitmods.fast.forms True\n" * 5
+    assert vm.vit("mu/4", img_size=8).forms == Forms() == vm.apply(vm.vit("mu/4", img_size=8), vm.LayerScale()).forms
