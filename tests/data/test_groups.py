@@ -189,7 +189,7 @@ def test_a_group_and_equal_bytes_join(tmp_path):
     assert groups_of((), None, np.zeros((0, 16), np.uint8)) is None
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 25), min_size=24, max_size=40), st.integers(0, 9), st.sampled_from([None, (1, 3)]))
 def test_equal_bytes_never_cross_splits_whatever_the_order(contents, seed, fold):
     def split(order):

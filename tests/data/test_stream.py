@@ -80,7 +80,7 @@ def test_streamed_images_are_those_of_a_set_that_is_kept(root, crop, channels, w
 counts = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(counts, st.integers(1, 200), st.integers(-3, 2**64), st.integers(0, 9), st.randoms(use_true_random=False))
 def test_an_order_visits_all_once_near_to_their_shards(sizes, buffer, seed, epoch, random):
     shards, keys = np.repeat(np.arange(len(sizes)), sizes), np.arange(sum(sizes))
@@ -110,7 +110,7 @@ def test_orders_differ_by_seed_and_epoch_and_shards_keep_it(root):
     assert np.array_equal(order, shard_order(0, 0, records.shards, records.keys, 3))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(st.data())
 def test_processes_workers_and_resuming_never_repeat_or_drop(root, data):
     dataset = numbers_set(data.draw(counts), data.draw(st.integers(1, 100)))

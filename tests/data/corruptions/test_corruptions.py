@@ -63,7 +63,7 @@ def test_severities_have_noise_of_their_own(made):
     assert abs(np.corrcoef(weak.flatten(), two.flatten())[0, 1]) < 0.05
 
 
-@pytest.mark.parametrize("side", [32, 64, 224])
+@pytest.mark.parametrize("side", [32, 64, pytest.param(224, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ALL)
 def test_statistics_are_those_stored(made, textures, name, side):
     """Mean, standard deviation and mean squared error of every severity, within 1 % and 0.2 levels."""
