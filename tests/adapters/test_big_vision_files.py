@@ -11,17 +11,13 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.adapters import coverage, load, save
-from vitmods.model.slots import BranchConfig, NormConfig
+from vitmods.model.slots import NormConfig
 from vitmods.util.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "mlp_dim": 48, "num_classes": 5}
 BIG_VISION = {"activation": "gelu_tanh", "position_on_prefix": False, "init": "big_vision"}
-POOLS = {
-    "token": {},
-    "gap": {"pool": "avg", "class_token": False},
-    "map": {"pool": "map", "class_token": False},
-}
+POOLS = {"token": {}, "gap": {"pool": "avg", "class_token": False}, "map": {"pool": "map", "class_token": False}}
 
 
 def small(**overrides):
@@ -90,27 +86,24 @@ def test_dual_patchnorm_there_and_back(scatter, same_function, tmp_path, in_chan
     model.patch_embed.norm_before.weight.data.normal_()
     save(model, tmp_path / "dpn.npz")
     same_function(model, load(tmp_path / "dpn.npz", in_chans=in_chans), (in_chans, 32, 32))
-
-
-def test_channels_of_a_dual_patchnorm_stem_are_asked_for(tmp_path):
-    save(vm.apply(small(in_chans=1), vm.DualPatchNorm()), tmp_path / "dpn.npz")
-    with pytest.raises(UserError, match="not a square patch with 3 channels: give in_chans"):
-        load(tmp_path / "dpn.npz")
+    if in_chans == 1:
+        with pytest.raises(UserError, match="not a square patch with 3 channels: give in_chans"):
+            load(tmp_path / "dpn.npz")
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_timms_reader_agrees(saved, same_function, pool):
     """timm reads these files too, by code of its own."""
     model, path = saved(**POOLS[pool])
-    theirs = VisionTransformer(
+    reference = VisionTransformer(
         **{k: v for k, v in SMALL.items() if k != "mlp_dim"}, mlp_ratio=1.5, no_embed_class=True, fc_norm=False,
         class_token=pool == "token", global_pool={"gap": "avg"}.get(pool, pool),
         act_layer=partial(nn.GELU, approximate="tanh"),
     ).eval()  # fmt: skip
     with torch.no_grad():
-        theirs.load_pretrained(str(path))
-    same_function(model, theirs)
-    same_function(load(path), theirs)
+        reference.load_pretrained(str(path))
+    same_function(model, reference)
+    same_function(load(path), reference)
 
 
 OLD = {
@@ -132,13 +125,13 @@ def test_first_names_with_the_class_tokens_position_first(saved, same_function, 
     old = write(tmp_path / "old.npz", arrays)
     model = load(old)
     assert model.vit_config.position_on_prefix
-    theirs = VisionTransformer(
+    reference = VisionTransformer(
         **{k: v for k, v in SMALL.items() if k != "mlp_dim"}, mlp_ratio=1.5,
         act_layer=partial(nn.GELU, approximate="tanh"),
     ).eval()  # fmt: skip
     with torch.no_grad():
-        theirs.load_pretrained(str(old))
-    same_function(model, theirs)
+        reference.load_pretrained(str(old))
+    same_function(model, reference)
     save(model, tmp_path / "new.npz")
     current = load(tmp_path / "new.npz")
     assert not current.vit_config.position_on_prefix
@@ -211,21 +204,3 @@ def test_what_cannot_be_read_is_named(saved, tmp_path, fix, settings, says):
     _, path = saved()
     with pytest.raises(UserError, match=says):
         load(write(tmp_path / "bad.npz", fix(arrays_of(path))), **settings)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "slot"),
-    [
-        ({"activation": "gelu"}, r"activation=gelu \(there: gelu_tanh\)"),
-        ({"pool": "avg"}, "class_token=True"),
-        ({"pool": "avg", "class_token": False, "norm_after_pool": True}, "norm_after_pool=True"),
-        ({"pool": "none"}, "pool=none"),
-        ({"mlp": BranchConfig(NormConfig("layer", 1e-5))}, "mlp.before=layer norm, eps 1e-05"),
-        ({"layer_scale": 0.1}, "layer_scale=0.1"),
-        ({"position": "none"}, "position=none"),
-    ],
-)
-def test_slots_without_counterpart_are_named(tmp_path, overrides, slot):
-    with pytest.raises(UserError, match=f"big_vision does not have: .*{slot}"):
-        save(small(**overrides), tmp_path / "model.npz")
-    assert not list(tmp_path.iterdir())

@@ -41,21 +41,21 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("form", ["pth", "safetensors"])
 def test_every_option_that_tensors_tell(small, same_function, tmp_path, options, form):
-    theirs, path = small(**options), tmp_path / f"model.{form}"
+    reference, path = small(**options), tmp_path / f"model.{form}"
     if form == "pth":
-        torch.save({"model": theirs.state_dict()}, path)
+        torch.save({"model": reference.state_dict()}, path)
     else:
-        save_file(theirs.state_dict(), path)
-    ours = load(path)
-    size = (ours.vit_config.in_chans, 32, 32)
-    assert ours.vit_config.with_(layer_scale=None) == from_timm(theirs).vit_config.with_(layer_scale=None)
-    same_function(theirs, ours, size)
+        save_file(reference.state_dict(), path)
+    converted = load(path)
+    size = (converted.vit_config.in_chans, 32, 32)
+    assert converted.vit_config.with_(layer_scale=None) == from_timm(reference).vit_config.with_(layer_scale=None)
+    same_function(reference, converted, size)
 
 
 @pytest.mark.parametrize("wrap", ["plain", "state_dict", "distributed", "half", "with arguments"])
 def test_forms_of_the_file(small, tmp_path, wrap):
-    theirs = small().bfloat16().float()
-    tensors = theirs.state_dict()
+    reference = small().bfloat16().float()
+    tensors = reference.state_dict()
     contents = {
         "plain": tensors,
         "state_dict": {"state_dict": tensors, "epoch": 3},
@@ -74,32 +74,32 @@ CONFIGS = [{}, {"position_on_prefix": False}, {"position_on_prefix": False, "lay
 
 @pytest.mark.parametrize("layer_scale", [None, 0.1])
 def test_two_parallel_branches_have_deits_names(scatter, tmp_path, layer_scale):
-    ours = scatter(vm.vit(config(parallel=2, position_on_prefix=False, layer_scale=layer_scale)))
-    save(ours, tmp_path / "deit.pth")
+    converted = scatter(vm.vit(config(parallel=2, position_on_prefix=False, layer_scale=layer_scale)))
+    save(converted, tmp_path / "deit.pth")
     tensors = torch.load(tmp_path / "deit.pth", weights_only=True)["model"]
     parts = {name.split(".")[2] for name in tensors if name.startswith("blocks.1.")}
     gammas = {f"gamma_{n}" for n in ("1", "1_1", "2", "2_1")} if layer_scale else set()
     assert parts == {"norm1", "norm11", "attn", "attn1", "norm2", "norm21", "mlp", "mlp1"} | gammas
     again = load(tmp_path / "deit.pth")
-    assert again.vit_config.with_(layer_scale=layer_scale) == ours.vit_config
-    assert all(torch.equal(value, ours.state_dict()[name]) for name, value in again.state_dict().items())
+    assert again.vit_config.with_(layer_scale=layer_scale) == converted.vit_config
+    assert all(torch.equal(value, converted.state_dict()[name]) for name, value in again.state_dict().items())
     with pytest.raises(UserError, match="DeiT does not have: parallel=3"):
-        save(vm.vit(ours.vit_config, parallel=3), tmp_path / "b.pth")
+        save(vm.vit(converted.vit_config, parallel=3), tmp_path / "b.pth")
 
 
 @pytest.mark.parametrize("overrides", CONFIGS, ids=str)
 def test_there_and_back(scatter, same_function, tmp_path, overrides):
-    ours = scatter(vm.vit(config(**overrides)))
-    save(ours, tmp_path / "deit.pth")
+    converted = scatter(vm.vit(config(**overrides)))
+    save(converted, tmp_path / "deit.pth")
     tensors = torch.load(tmp_path / "deit.pth", weights_only=True)["model"]
     assert ("blocks.1.gamma_2" in tensors) == ("layer_scale" in overrides)
     again = load(tmp_path / "deit.pth")
-    assert again.vit_config.with_(layer_scale=None) == ours.vit_config.with_(layer_scale=None)
-    same_function(ours, again)
+    assert again.vit_config.with_(layer_scale=None) == converted.vit_config.with_(layer_scale=None)
+    same_function(converted, again)
     if "layer_scale" in overrides:  # timm reads DeiT III's names too
-        theirs = timm.create_model("deit3_small_patch16_224", **SMALL)
-        theirs.load_state_dict(timm.models.vision_transformer.checkpoint_filter_fn(tensors, theirs, True))
-        same_function(ours, theirs.eval())
+        reference = timm.create_model("deit3_small_patch16_224", **SMALL)
+        reference.load_state_dict(timm.models.vision_transformer.checkpoint_filter_fn(tensors, reference, True))
+        same_function(converted, reference.eval())
 
 
 def config(**overrides):
@@ -124,15 +124,21 @@ def test_heads_of_published_widths(width):
 
     names = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}
     with torch.device("meta"):
-        theirs = timm.create_model(f"vit_{names[width]}_patch{14 if width == 1280 else 16}_224", depth=1)
-    assert heads_of_width("", width) == theirs.blocks[0].attn.num_heads
+        reference = timm.create_model(f"vit_{names[width]}_patch{14 if width == 1280 else 16}_224", depth=1)
+    assert heads_of_width("", width) == reference.blocks[0].attn.num_heads
 
 
-def test_an_unpublished_width_needs_the_heads(small, tmp_path):
+def test_widths_and_positions_that_leave_a_choice(small, tmp_path):
     torch.save(small(embed_dim=64, num_heads=2).state_dict(), tmp_path / "a.pth")
     with pytest.raises(UserError, match="no published ViT is 64 wide: give num_heads"):
         load(tmp_path / "a.pth")
     assert load(tmp_path / "a.pth", num_heads=2).vit_config.num_heads == 2
+    tensors = edited(small(reg_tokens=4).state_dict(), pos_embed=(1, 9, 192))
+    torch.save(tensors, tmp_path / "a.pth")
+    with pytest.raises(UserError, match="more than one square of patches with 5 tokens before them: give img_size"):
+        load(tmp_path / "a.pth")
+    assert load(tmp_path / "a.pth", img_size=16).vit_config.position_on_prefix
+    assert not load(tmp_path / "a.pth", img_size=24).vit_config.position_on_prefix
 
 
 def edited(tensors, **changes):
@@ -158,39 +164,15 @@ def test_what_cannot_be_read_is_named(small, tmp_path, edit, says):
         load(tmp_path / "a.pth")
 
 
-def test_two_answers_are_no_answer(small, tmp_path):
-    """5 tokens before 4 patches have as many positions as 9 patches."""
-    tensors = edited(small(reg_tokens=4).state_dict(), pos_embed=(1, 9, 192))
-    torch.save(tensors, tmp_path / "a.pth")
-    with pytest.raises(UserError, match="more than one square of patches with 5 tokens before them: give img_size"):
-        load(tmp_path / "a.pth")
-    assert load(tmp_path / "a.pth", img_size=16).vit_config.position_on_prefix
-    assert not load(tmp_path / "a.pth", img_size=24).vit_config.position_on_prefix
-
-
-@pytest.mark.parametrize(
-    ("overrides", "slot"),
-    [
-        ({"layer_scale": 0.1}, "layer_scale=0.1"),
-        ({"activation": "gelu_tanh"}, "activation=gelu_tanh"),
-        ({"pool": "avg"}, "pool=avg"),
-        ({"reg_tokens": 1}, "reg_tokens=1"),
-    ],
-)
-def test_slots_without_counterpart_are_named(tmp_path, overrides, slot):
-    with pytest.raises(UserError, match=f"DeiT does not have: {slot}"):
-        save(vm.vit(config(**overrides)), tmp_path / "a.pth")
-
-
 def test_the_hmlp_stem_has_deits_names(scatter, same_function, tmp_path):
-    ours = scatter(vm.apply(vm.vit("Ti2/16", img_size=32, num_classes=5), vm.Stem("hmlp")))
-    save(ours, tmp_path / "deit.pth")
+    converted = scatter(vm.apply(vm.vit("Ti2/16", img_size=32, num_classes=5), vm.Stem("hmlp")))
+    save(converted, tmp_path / "deit.pth")
     tensors = torch.load(tmp_path / "deit.pth", weights_only=True)["model"]
     assert {name.split(".")[2] for name in tensors if name.startswith("patch_embed.proj.")} == set("013467")
     assert not [name for name in tensors if name.startswith(("patch_embed.layers", "patch_embed.norm"))]
     again = load(tmp_path / "deit.pth")
-    assert again.vit_config == ours.vit_config
-    same_function(ours, again)
+    assert again.vit_config == converted.vit_config
+    same_function(converted, again)
     with pytest.raises(UserError, match=r"stem\.inner=layer norm"):
         save(vm.apply(vm.vit("Ti2/16", img_size=32), vm.Stem("hmlp", norm="layer")), tmp_path / "b.pth")
     with pytest.raises(UserError, match="makes patches of 16 x 16 pixels"):

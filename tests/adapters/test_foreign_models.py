@@ -91,11 +91,13 @@ def test_the_comparison_leaves_modes_and_random_state_alone():
     assert not model.blocks[1].mlp.training
 
 
-def test_the_account_of_a_model_object():
+def test_the_account_of_a_model_and_other_endings_of_files(tmp_path):
     account = coverage(small())
     assert [row.theirs for row in account.rows] == [(name,) for name in small().state_dict()]
     with pytest.raises(UserError, match="leave num_heads out"):
         coverage(small(), num_heads=2)
+    with pytest.raises(UserError, match="to_timm, to_torchvision, to_huggingface"):
+        save(vm.vit("mu/4", img_size=8), tmp_path / "model.bin")
 
 
 class Code:
@@ -148,11 +150,6 @@ def test_other_files(tmp_path, name, write, message):
     write(tmp_path / name)
     with pytest.raises(UserError, match=message):
         load(tmp_path / name)
-
-
-def test_save_says_how_to_write_other_forms(tmp_path):
-    with pytest.raises(UserError, match="to_timm, to_torchvision, to_huggingface"):
-        save(vm.vit("mu/4", img_size=8), tmp_path / "model.bin")
 
 
 def test_importing_the_adapters_imports_no_library():

@@ -42,30 +42,23 @@ def accuracy(prediction):
 
 def make(model, folder, steps, **options):
     arguments = hf.TrainingArguments(
-        str(folder), max_steps=steps, per_device_train_batch_size=8, learning_rate=5e-3, report_to=[], save_steps=60,
+        str(folder), max_steps=steps, per_device_train_batch_size=8, learning_rate=5e-3, report_to=[], save_steps=32,
         use_cpu=True, logging_steps=5, disable_tqdm=True, seed=0, **options,
     )  # fmt: skip
     return hf.Trainer(model, arguments, train_dataset=Images(), eval_dataset=Images(), compute_metrics=accuracy)
 
 
-@pytest.mark.parametrize("changes", ["", "dpn+rms", "dtn"])
-def test_it_trains_evaluates_saves_and_resumes(with_loss, tmp_path, changes):
+def test_it_trains_evaluates_saves_and_resumes(with_loss, tmp_path):
     torch.manual_seed(0)
-    vit = vm.apply(vm.vit("mu/8", img_size=16, depth=2, num_classes=2), *vm.parse_changes(changes))
-    trainer = make(with_loss(vit), tmp_path, 60)
+    vit = vm.apply(vm.vit("mu/8", img_size=16, depth=2, num_classes=2), *vm.parse_changes("dpn+dtn"))
+    trainer = make(with_loss(vit), tmp_path, 32)
     trainer.train()
     assert trainer.evaluate()["eval_accuracy"] == 1
-    saved = load_file(tmp_path / "checkpoint-60" / "model.safetensors")
+    saved = load_file(tmp_path / "checkpoint-32" / "model.safetensors")
     assert all(torch.equal(saved[f"vit.{name}"], value) for name, value in vit.state_dict().items())
-    again = make(with_loss(vm.ViT(vit.vit_config)), tmp_path, 70)
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-60"))
-    assert again.state.global_step == 70
-
-
-def test_gradient_checkpointing_of_ours_is_used(with_loss, tmp_path):
-    vit = vm.vit("mu/8", img_size=16, depth=2, num_classes=2)
-    vit.set_grad_checkpointing()
-    make(with_loss(vit), tmp_path, 1).train()
+    again = make(with_loss(vm.ViT(vit.vit_config)), tmp_path, 36)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-32"))
+    assert again.state.global_step == 36
 
 
 def test_a_vit_itself_has_no_config_that_trainer_would_write_to(tmp_path):

@@ -8,7 +8,6 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.adapters import coverage, from_huggingface, load, to_huggingface
-from vitmods.model.slots import BranchConfig, NormConfig
 from vitmods.util.errors import UserError
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra: pip install 'vitmods[hf]'")
@@ -38,6 +37,7 @@ MODELS = {
     "no pooler": {"kind": "ViTModel", "more": {"add_pooling_layer": False}},
     "eps": {"layer_norm_eps": 1e-3},
     "no qkv bias": {"qkv_bias": False},
+    "dropout": {"attention_probs_dropout_prob": 0.2},
     "not square": {"image_size": [32, 48], "patch_size": [8, 16], "num_channels": 1},
     "eager attention": {"attn_implementation": "eager"},
     **{
@@ -49,38 +49,37 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_there_and_back(scatter, same_function, name):
-    theirs = scatter(small(**MODELS[name]))
-    ours = from_huggingface(theirs)
-    size = (ours.vit_config.in_chans, *ours.vit_config.img_size)
-    same_function(output(theirs), ours, size)
-    back = to_huggingface(ours)
-    assert type(back) is type(theirs)
-    same_function(output(theirs), output(back), size)
-    assert back.state_dict().keys() == theirs.state_dict().keys()
-    assert from_huggingface(back).vit_config == ours.vit_config
-
-
-def test_dropout_of_attention_goes_along():
-    ours = from_huggingface(small(attention_probs_dropout_prob=0.2))
-    assert ours.vit_config.attn_drop == ours.blocks[1].attn.attn_drop == 0.2
-    assert to_huggingface(ours).config.attention_probs_dropout_prob == 0.2
+    reference = scatter(small(**MODELS[name]))
+    converted = from_huggingface(reference)
+    size = (converted.vit_config.in_chans, *converted.vit_config.img_size)
+    same_function(output(reference), converted, size)
+    back = to_huggingface(converted)
+    assert type(back) is type(reference)
+    same_function(output(reference), output(back), size)
+    assert back.state_dict().keys() == reference.state_dict().keys()
+    assert from_huggingface(back).vit_config == converted.vit_config
+    assert (
+        converted.vit_config.attn_drop
+        == converted.blocks[1].attn.attn_drop
+        == reference.config.attention_probs_dropout_prob
+    )
 
 
 @pytest.mark.parametrize("name", ["classification", "pooler", "no pooler", "eps", "not square", "gelu_fast"])
 @pytest.mark.parametrize("form", ["folder", "file"])
 def test_saved_folders(scatter, same_function, tmp_path, name, form):
-    theirs = scatter(small(**MODELS[name]))
-    theirs.save_pretrained(tmp_path)
-    ours = load(tmp_path if form == "folder" else tmp_path / "model.safetensors")
-    assert not ours.training
-    same_function(output(theirs), ours, (ours.vit_config.in_chans, *ours.vit_config.img_size))
+    reference = scatter(small(**MODELS[name]))
+    reference.save_pretrained(tmp_path)
+    converted = load(tmp_path if form == "folder" else tmp_path / "model.safetensors")
+    assert not converted.training
+    same_function(output(reference), converted, (converted.vit_config.in_chans, *converted.vit_config.img_size))
 
 
 def test_names_of_version_4(scatter, same_function):
     """Saved files and models of version 4 have other names inside a block than models of version 5."""
     from vitmods.adapters.huggingface import read_saved
 
-    theirs = scatter(small())
+    reference = scatter(small())
     names = {
         "layers.": "encoder.layer.", "attention.q_proj": "attention.attention.query",
         "attention.k_proj": "attention.attention.key", "attention.v_proj": "attention.attention.value",
@@ -92,37 +91,37 @@ def test_names_of_version_4(scatter, same_function):
             name = name if before in name else name.replace(new, before)
         return name
 
-    tensors = {old(name): value for name, value in theirs.state_dict().items()}
+    tensors = {old(name): value for name, value in reference.state_dict().items()}
     assert "vit.encoder.layer.0.attention.attention.query.weight" in tensors
-    ours, account = read_saved("old", tensors, theirs.config.to_dict())
-    same_function(output(theirs), ours.eval())
-    assert len(account.rows) == len(ours.state_dict())
+    converted, account = read_saved("old", tensors, reference.config.to_dict())
+    same_function(output(reference), converted.eval())
+    assert len(account.rows) == len(converted.state_dict())
 
 
 def test_changes_apply(scatter, same_function):
-    theirs = scatter(small())
-    theirs.train()
-    theirs.vit.embeddings.requires_grad_(False)
-    theirs.gradient_checkpointing_enable()
-    ours = vm.apply(theirs, vm.LayerScale(1.0))
-    assert ours.training
-    assert ours.grad_checkpointing
-    assert not ours.patch_embed.proj.weight.requires_grad
-    assert not ours.cls_token.requires_grad
-    assert ours.blocks[0].attn.qkv.weight.requires_grad
-    same_function(output(theirs.eval()), ours.eval())
-    assert "patch_embed.norm_before" in vm.diff(theirs, vm.apply(theirs, vm.DualPatchNorm())).added
-    back = to_huggingface(from_huggingface(theirs))
+    reference = scatter(small())
+    reference.train()
+    reference.vit.embeddings.requires_grad_(False)
+    reference.gradient_checkpointing_enable()
+    converted = vm.apply(reference, vm.LayerScale(1.0))
+    assert converted.training
+    assert converted.grad_checkpointing
+    assert not converted.patch_embed.proj.weight.requires_grad
+    assert not converted.cls_token.requires_grad
+    assert converted.blocks[0].attn.qkv.weight.requires_grad
+    same_function(output(reference.eval()), converted.eval())
+    assert "patch_embed.norm_before" in vm.diff(reference, vm.apply(reference, vm.DualPatchNorm())).added
+    back = to_huggingface(from_huggingface(reference))
     assert {n for n, p in back.named_parameters() if not p.requires_grad} == {
         n for n in back.state_dict() if n.startswith("vit.embeddings")
     }
 
 
 def test_what_is_not_used_is_listed(scatter):
-    theirs = scatter(small("ViTModel", {"use_mask_token": True}))
-    account = coverage(theirs)
+    reference = scatter(small("ViTModel", {"use_mask_token": True}))
+    account = coverage(reference)
     assert [name for name, _ in account.left_out] == ["embeddings.mask_token"]
-    assert {n for row in account.rows for n in row.theirs} | {"embeddings.mask_token"} == set(theirs.state_dict())
+    assert {n for row in account.rows for n in row.theirs} | {"embeddings.mask_token"} == set(reference.state_dict())
     assert "left out: embeddings.mask_token (stands for masked patches" in str(account)
 
 
@@ -149,10 +148,7 @@ def changed(act):
         (lambda: transformers.BertModel(transformers.BertConfig(num_hidden_layers=1)), "BertModel is not covered"),
         (lambda: changed(lambda m: m.add_module("more", nn.Linear(2, 2))), "without a place here: more.bias"),
         (lambda: small(dtype=torch.bfloat16).bfloat16(), r"in bfloat16.*model.float\(\)"),
-        (
-            lambda: changed(lambda m: m.vit.layernorm.register_forward_hook(lambda *args: args[-1] * 2)),
-            "tokens differ",
-        ),
+        (lambda: changed(lambda m: m.vit.layernorm.register_forward_hook(lambda *args: args[-1] * 2)), "tokens differ"),
         (
             lambda: changed(lambda m: [p.requires_grad_(False) for n, p in m.named_parameters() if is_query(n)]),
             "a part of blocks.*.attn.qkv.weight .* is frozen",
@@ -162,25 +158,6 @@ def changed(act):
 def test_what_cannot_be_read_is_named(make, says):
     with pytest.raises(UserError, match=says):
         from_huggingface(make())
-
-
-NORM = NormConfig("layer", 1e-3)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "slot"),
-    [
-        ({"pool": "avg"}, "pool=avg"),
-        ({"reg_tokens": 2}, "reg_tokens=2"),
-        ({"representation": True}, "representation=True"),
-        ({"proj_drop": 0.1}, "proj_drop=0.1"),
-        ({"mlp": BranchConfig(NORM)}, "mlp.before=layer norm, eps 0.001"),
-        ({"position_on_prefix": False}, "position_on_prefix=False"),
-    ],
-)
-def test_slots_without_counterpart_are_named(overrides, slot):
-    with pytest.raises(UserError, match=f"Hugging Face's ViT does not have: .*{slot}"):
-        to_huggingface(vm.vit("mu/4", img_size=8, **overrides))
 
 
 def test_saved_folders_that_cannot_be_read(tmp_path):

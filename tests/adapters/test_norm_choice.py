@@ -45,9 +45,10 @@ def giga(model):
 
 
 SMALL = ("swin_t", "pvt_tiny", "pvt_v2_b0", "levit_128s")
+LARGE = ("swin_s", "pvt_v2_b1", "pvt_v2_b2")
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n in LARGE)) for n in PUBLISHED])
 def test_published_models(name):
     """On the meta device: all blocks are found, and the costs are the paper's and, of each family's smallest, the
     separable form's."""
@@ -124,17 +125,11 @@ def test_where_alone_decides(where, names):
     assert vm.replace_norms(model, DTN, where).model(torch.randn(1, 3, 56, 56)).isfinite().all()
 
 
-def test_blocks_counts_from_the_first():
-    assert replaced(tiny_swin(), vm.DynamicTokenNorm(blocks=1)) == ["layers.0.blocks.0.norm1"]
-
-
-def test_a_vit_of_one_stage_keeps_its_last_blocks():
-    model = timm.create_model("vit_tiny_patch16_224", depth=12, img_size=32)
-    assert replaced(model, DTN) == [f"blocks.{i}.norm1" for i in range(10)]
-
-
-def test_kinds_by_token_take_the_final_norm_too():
+def test_the_change_decides_without_where():
     model = tiny_swin()
+    assert replaced(model, vm.DynamicTokenNorm(blocks=1)) == ["layers.0.blocks.0.norm1"]
+    one_stage = timm.create_model("vit_tiny_patch16_224", depth=12, img_size=32)
+    assert replaced(one_stage, DTN) == [f"blocks.{i}.norm1" for i in range(10)]
     assert "norm" in replaced(model, vm.Norm("scale"))
     assert "norm" not in replaced(model, vm.Norm("instance"))
     assert replaced(model, vm.Norm("instance")) == replaced(model, BOTH)
@@ -149,14 +144,6 @@ def test_heads_may_be_given():
         vm.replace_norms(model, DTN, heads=3)
     with pytest.raises(UserError, match=r"'norm\(kind=instance\)' has no heads|'instancenorm' has no heads"):
         vm.replace_norms(model, vm.Norm("instance"), heads=2)
-
-
-def test_images_and_sequences_start_differently():
-    """Heads of an image start at a square of offsets, heads of a sequence in a row."""
-    swin = vm.replace_norms(tiny_swin(), DTN).model.layers[1].blocks[0].norm1
-    text = vm.replace_norms(encoder(), DTN).model.layers[0].norm1
-    torch.testing.assert_close(swin.a[:, 2].abs(), torch.ones(4))
-    assert not text.a[:, 2].any()
 
 
 class Parts(nn.Module):
@@ -180,6 +167,10 @@ def test_structure_tells_not_names():
     assert [(site.name, site.role, site.heads) for site in norm_sites(nn.Sequential(Parts(), Parts()))] == [
         ("0.one", "attn", 2), ("0.three", "mlp", 2), ("1.one", "attn", 2), ("1.three", "mlp", 2),
     ]  # fmt: skip
+    swin = vm.replace_norms(tiny_swin(), DTN).model.layers[1].blocks[0].norm1
+    text = vm.replace_norms(encoder(), DTN).model.layers[0].norm1
+    torch.testing.assert_close(swin.a[:, 2].abs(), torch.ones(4))
+    assert not text.a[:, 2].any()
 
 
 def test_frozen_norms_stay_frozen():
@@ -226,12 +217,18 @@ def test_gains_of_scale_norm_are_in_its_unit():
     assert {row.why for row in rows} == {"bias dropped"}
 
 
-def test_without_gain_and_bias():
+def test_models_without_gain_or_that_ran_with_gradients():
     model = nn.Sequential(Parts(first=nn.LayerNorm(16, elementwise_affine=False), second=nn.LayerNorm(16, bias=False)))
     new = vm.replace_norms(model, BOTH).model
     assert new[0].one.weight is None
     assert new[0].one.a.requires_grad
     assert not new[0].three.bias.any()
+    from timm.models.levit import Levit
+
+    model = Levit(img_size=64, embed_dim=(16, 32), key_dim=8, num_heads=(2, 4), depth=(1, 1)).eval()
+    images = torch.randn(2, 3, 64, 64)
+    model(images)
+    assert vm.replace_norms(model, DTN, heads=2).model(images).isfinite().all()
 
 
 def encoder(**fields):
@@ -261,15 +258,6 @@ def test_a_second_change_adds_to_the_first():
     second(torch.randn(1, 3, 56, 56))
     assert second.layers[0].blocks[0].norm1.grid_size == (14, 14)
     assert isinstance(second.layers[1].blocks[0].norm2, norms.InstanceNorm)
-
-
-def test_a_model_that_ran_with_gradients_can_be_copied():
-    from timm.models.levit import Levit
-
-    model = Levit(img_size=64, embed_dim=(16, 32), key_dim=8, num_heads=(2, 4), depth=(1, 1)).eval()
-    images = torch.randn(2, 3, 64, 64)
-    model(images)
-    assert vm.replace_norms(model, DTN, heads=2).model(images).isfinite().all()
 
 
 def text(**fields):
@@ -314,13 +302,7 @@ class Blind(nn.Module):
         return self.block(nn.functional.avg_pool2d(self.stem(x), 2).flatten(2).mT)
 
 
-def test_an_unknown_grid_is_an_error_that_names_the_block():
-    with pytest.raises(UserError, match=r"block got 16 tokens.*block\.one"):
-        vm.replace_norms(Blind(), DTN, example=torch.randn(1, 3, 32, 32))
-    vm.replace_norms(Blind(), vm.Norm("instance")).model(torch.randn(1, 3, 32, 32))
-
-
-def test_what_cannot_be_done_says_so():
+def test_what_cannot_be_done_or_known_is_an_error():
     model = nn.Sequential(Parts())
     cases = [
         ((nn.Linear(2, 2), DTN), UserError, "A Linear without LayerNorm or RMSNorm has nothing to replace"),
@@ -337,6 +319,9 @@ def test_what_cannot_be_done_says_so():
     for arguments, kind, message in cases:
         with pytest.raises(kind, match=message):
             vm.replace_norms(*arguments)
+    with pytest.raises(UserError, match=r"block got 16 tokens.*block\.one"):
+        vm.replace_norms(Blind(), DTN, example=torch.randn(1, 3, 32, 32))
+    vm.replace_norms(Blind(), vm.Norm("instance")).model(torch.randn(1, 3, 32, 32))
 
 
 WORDS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
@@ -377,14 +362,6 @@ def test_rms_norms_are_replaced(name):
         assert len(norm_sites(RMS_MODELS[name]())) == len(norm_sites(model))
 
 
-def test_a_norm_that_only_has_the_name_of_rms_norm_stays():
-    class MyRMSNorm(nn.RMSNorm):
-        def forward(self, x):
-            return super().forward(x).tanh()
-
-    assert norm_sites(nn.Sequential(MyRMSNorm(16))) == ()
-
-
 @pytest.mark.parametrize(
     ("make", "roles"),
     [
@@ -402,16 +379,21 @@ def test_pooling_is_no_block_and_heads_may_be_in_the_config(make, roles):
     assert [row.site.role for row in done.rows if row.now] == [role for role in roles if role in ("attn", "mlp")]
 
 
-def test_other_layer_norms_stay():
-    """Over channels of (B, C, rows, columns), or over several axes at once."""
+def test_other_norms_stay():
+    """Over channels of (B, C, rows, columns), over several axes at once, and what has but the name of an RMSNorm."""
 
     class LayerNorm2d(nn.LayerNorm):
         pass
+
+    class MyRMSNorm(nn.RMSNorm):
+        def forward(self, x):
+            return super().forward(x).tanh()
 
     model = nn.Sequential(LayerNorm2d(16), nn.LayerNorm((9, 16)), Parts())
     rows = vm.replace_norms(model, vm.Norm("scale"), "*").rows
     assert [row.why for row in rows[:2]] == ["not over the channels of tokens"] * 2
     assert all(row.now for row in rows[2:])
+    assert norm_sites(nn.Sequential(MyRMSNorm(16))) == ()
 
 
 def test_a_norm_that_is_no_member_of_a_branch():
@@ -425,10 +407,7 @@ def test_a_norm_that_is_no_member_of_a_branch():
 
 
 GPT2 = hf.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32)
-NEOX = hf.GPTNeoXConfig(
-    vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-    max_position_embeddings=32,
-)  # fmt: skip
+NEOX = hf.GPTNeoXConfig(**WORDS | {"num_hidden_layers": 1}, max_position_embeddings=32)
 
 
 @pytest.mark.parametrize("kind", ["batch", "instance", "group", "power", "switchable"])
@@ -442,7 +421,7 @@ def test_models_without_a_recognized_block_may_be_causal(kind):
     asked = vm.replace_norms(model, vm.Norm(kind), where="block", heads=heads).model
     one_by_one = vm.replace_norms(model, vm.Norm("rms")).model.eval()
     words = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[1, 2, 3, 9]])
-    outputs = [one_by_one(each).last_hidden_state[:, :-1] for each in words]
+    outputs = [one_by_one(sentence).last_hidden_state[:, :-1] for sentence in words]
     torch.testing.assert_close(*outputs)
     assert asked is not model
 

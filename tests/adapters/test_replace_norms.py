@@ -16,36 +16,16 @@ import vitmods as vm
 from vitmods.layers import norms
 
 TEXT = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "vocab_size": 50,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "sep_token_id": 3,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50,
+    "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 3,
+    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
 REFORMER = {
-    "attn_layers": ["local", "lsh"],
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "attention_head_size": 8,
-    "feed_forward_size": 32,
-    "axial_pos_shape": (4, 8),
-    "axial_pos_embds_dim": (8, 8),
-    "vocab_size": 50,
-    "num_buckets": 4,
-    "lsh_attn_chunk_length": 8,
-    "local_attn_chunk_length": 8,
-    "is_decoder": False,
-    "hash_seed": 0,
-    "local_attention_probs_dropout_prob": 0.0,
-    "hidden_dropout_prob": 0.0,
-}
+    "attn_layers": ["local", "lsh"], "hidden_size": 16, "num_attention_heads": 2, "attention_head_size": 8,
+    "feed_forward_size": 32, "axial_pos_shape": (4, 8), "axial_pos_embds_dim": (8, 8), "vocab_size": 50,
+    "num_buckets": 4, "lsh_attn_chunk_length": 8, "local_attn_chunk_length": 8, "is_decoder": False, "hash_seed": 0,
+    "local_attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,70 +41,70 @@ class Family:
     fullgraph: bool = True
     repeats: bool = True
 
-    def model(self) -> nn.Module:
+    def model(self):
         torch.manual_seed(0)
         model = self.make()
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.2)
         return model.eval()
 
-    def inputs(self) -> torch.Tensor:
+    def inputs(self):
         torch.manual_seed(1)
         return torch.randn(self.shape) if len(self.shape) == 4 else torch.randint(4, 50, self.shape)
 
 
-def read(output: Any) -> torch.Tensor:
+def read(output):
     return output if isinstance(output, torch.Tensor) else output[0]
 
 
-def swin() -> nn.Module:
-    sizes: dict[str, Any] = {"embed_dim": 16, "depths": (1, 1), "num_heads": (2, 4)}
+def swin():
+    sizes = {"embed_dim": 16, "depths": (1, 1), "num_heads": (2, 4)}
     return timm.create_model("swin_tiny_patch4_window7_224", img_size=56, num_classes=5, **sizes)
 
 
-def pvt_v2() -> nn.Module:
+def pvt_v2():
     from timm.models.pvt_v2 import PyramidVisionTransformerV2
 
-    sizes: dict[str, Any] = {"embed_dims": (16, 32), "num_heads": (1, 2), "sr_ratios": (2, 1), "mlp_ratios": (2, 2)}
+    sizes = {"embed_dims": (16, 32), "num_heads": (1, 2), "sr_ratios": (2, 1), "mlp_ratios": (2, 2)}
     return PyramidVisionTransformerV2(depths=(1, 1), num_classes=5, **sizes)
 
 
-def levit() -> nn.Module:
+def levit():
     from timm.models.levit import Levit
 
-    sizes: dict[str, Any] = {"embed_dim": (16, 32), "key_dim": 8, "num_heads": (2, 4), "depth": (1, 1)}
+    sizes = {"embed_dim": (16, 32), "key_dim": 8, "num_heads": (2, 4), "depth": (1, 1)}
     return Levit(img_size=64, num_classes=5, **sizes)
 
 
-def vit() -> nn.Module:
+def vit():
     return timm.create_model("deit_tiny_patch16_224", img_size=(32, 48), embed_dim=16, depth=2, num_heads=2)
 
 
-def hf_vit() -> nn.Module:
+def hf_vit():
     sizes = {name: TEXT[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
     config = hf.ViTConfig(image_size=32, patch_size=8, intermediate_size=32, **sizes)
     return hf.ViTModel(config, add_pooling_layer=False)
 
 
-def hf_pvt() -> nn.Module:
-    sizes: dict[str, Any] = {"hidden_sizes": [8, 16], "depths": [2, 1], "num_attention_heads": [1, 2]}
+def hf_pvt():
+    sizes = {"hidden_sizes": [8, 16], "depths": [2, 1], "num_attention_heads": [1, 2]}
     ratios = {"mlp_ratios": [2, 2], "patch_sizes": [4, 2], "strides": [4, 2], "sequence_reduction_ratios": [2, 1]}
     config = hf.PvtConfig(image_size=64, num_encoder_blocks=2, num_labels=5, **sizes, **ratios)
     return hf.PvtForImageClassification(config)
 
 
-def bert() -> nn.Module:
+def bert():
     return hf.BertModel(hf.BertConfig(**TEXT | {"num_hidden_layers": 1}), add_pooling_layer=False)
 
 
-def big_bird() -> nn.Module:
+def big_bird():
     config = hf.BigBirdConfig(
         attention_type="block_sparse", block_size=4, num_random_blocks=1, **TEXT | {"num_hidden_layers": 1}
     )
     return hf.BigBirdModel(config, add_pooling_layer=False)
 
 
-def reformer() -> nn.Module:
+def reformer():
     return hf.ReformerForSequenceClassification(hf.ReformerConfig(**REFORMER))
 
 
@@ -145,16 +125,16 @@ IMAGES = pytest.mark.parametrize("name", [name for name, family in FAMILIES.item
 KINDS = ("rms", "scale", "batch", "instance", "group", "power", "switchable")
 
 
-def dtn_norms(model: nn.Module) -> dict[str, norms.DynamicTokenNorm]:
+def dtn_norms(model):
     return {name: m for name, m in model.named_modules() if isinstance(m, norms.DynamicTokenNorm)}
 
 
-def with_dtn(family: Family, model: nn.Module | None = None, **fields: Any) -> nn.Module:
+def with_dtn(family, model=None, **fields):
     change = vm.DynamicTokenNorm(norms="both", **fields)
     return vm.replace_norms(model or family.model(), change, heads=family.heads).model
 
 
-def gradients(model: nn.Module, run: Callable[..., Any], inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+def gradients(model, run, inputs):
     model.zero_grad()
     torch.manual_seed(2)  # BigBird and Reformer draw at random
     read(run(inputs)).square().sum().backward()
@@ -165,9 +145,9 @@ def gradients(model: nn.Module, run: Callable[..., Any], inputs: torch.Tensor) -
 def test_norms_of_an_image_learn_their_grid(family):
     new = with_dtn(family)
     read(new(family.inputs()))
-    found = dtn_norms(new).values()
-    assert tuple(dict.fromkeys(norm.grid_size for norm in found)) == family.grids
-    assert {norm.prefix_tokens for norm in found} == {family.prefix}
+    new_norms = dtn_norms(new).values()
+    assert tuple(dict.fromkeys(norm.grid_size for norm in new_norms)) == family.grids
+    assert {norm.prefix_tokens for norm in new_norms} == {family.prefix}
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "levit"])
@@ -204,15 +184,15 @@ def test_levit_with_batch_norm_is_levit():
 @EACH
 def test_a_step_trains_every_parameter(family):
     model = with_dtn(family).train()
-    found = gradients(model, model, family.inputs())
+    grads = gradients(model, model, family.inputs())
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0).step()
     for name, parameter in model.named_parameters():
-        assert name in found
-        assert found[name].isfinite().all()
-        assert found[name].any(), name
+        assert name in grads
+        assert grads[name].isfinite().all()
+        assert grads[name].any(), name
         assert not torch.equal(parameter, before[name]), name
-    assert {"a", "omega_mean", "omega_var"} <= {name.rpartition(".")[2] for name in found}
+    assert {"a", "omega_mean", "omega_var"} <= {name.rpartition(".")[2] for name in grads}
 
 
 COMPILED = [  # the norms of these two stand where BERT's do
@@ -239,23 +219,24 @@ def test_every_kind_of_norm_trains(family):
         heads = family.heads if kind in ("group", "power") else None
         done = vm.replace_norms(family.model(), change, heads=heads)
         model = done.model.train()
-        found = gradients(model, model, inputs)
+        grads = gradients(model, model, inputs)
         for row in done.rows:
             if row.now:
                 norm = type(model.get_submodule(row.site.name)).__name__
                 assert row.now.startswith(norm)
-                assert found[f"{row.site.name}.weight"].isfinite().all()
-                assert found[f"{row.site.name}.weight"].any()
+                assert grads[f"{row.site.name}.weight"].isfinite().all()
+                assert grads[f"{row.site.name}.weight"].any()
 
 
-def test_compiled_it_follows_the_size_of_the_images():
+def test_grids_follow_the_size_of_the_images():
+    """The same 24 tokens as 4 x 6 and as 6 x 4, which the block alone knows; compiled as well."""
     torch._dynamo.reset()
     model = with_dtn(FAMILIES["pvt_v2"])
     compiled = torch.compile(model, backend="eager", dynamic=False)
-    for shape in ((1, 3, 32, 48), (1, 3, 48, 32)):
+    for shape, grids in (((1, 3, 32, 48), {(8, 12), (4, 6)}), ((1, 3, 48, 32), {(12, 8), (6, 4)})):
         images = torch.randn(shape)
         torch.testing.assert_close(compiled(images), model(images))
-    assert {norm.grid_size for norm in dtn_norms(model).values()} == {(12, 8), (6, 4)}
+        assert {norm.grid_size for norm in dtn_norms(model).values()} == grids
 
 
 @IMAGES
@@ -271,30 +252,18 @@ def test_a_copy_learns_grids_of_its_own(name):
             assert all(norm.grid_size == (0, 0) for norm in dtn_norms(model).values())
 
 
-def test_a_size_that_only_the_block_knows():
-    """The same 24 tokens as 4 x 6 and as 6 x 4."""
-    model = with_dtn(FAMILIES["pvt_v2"])
-    for shape, grid in (((1, 3, 32, 48), (4, 6)), ((1, 3, 48, 32), (6, 4))):
-        model(torch.randn(shape))
-        assert dtn_norms(model)["stages.1.blocks.0.norm2"].grid_size == grid
-
-
-def test_gradient_checkpointing_changes_nothing():
+def test_gradient_checkpointing_and_export_of_swin():
     family = FAMILIES["swin"]
     model, inputs = with_dtn(family).train(), family.inputs()
     expected = gradients(model, model, inputs)
     model.set_grad_checkpointing(True)
     torch.testing.assert_close(gradients(model, model, inputs), expected)
-
-
-def test_swin_exports():
-    family = FAMILIES["swin"]
-    model, inputs = with_dtn(family), family.inputs()
+    model = with_dtn(family)
     with torch.no_grad():
         torch.testing.assert_close(torch.export.export(model, (inputs,)).module()(inputs), model(inputs))
 
 
-def plain_reformer(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+def plain_reformer(model, inputs):
     """The reversible layers as what they compute, differentiated by autograd."""
     first = second = model.embeddings(inputs)
     for layer in model.encoder.layers:
@@ -307,10 +276,10 @@ def test_reversible_layers_give_the_right_gradients():
     torch.manual_seed(0)
     old = hf.ReformerModel(hf.ReformerConfig(**REFORMER | {"attn_layers": ["local", "local"]}))
     model, inputs = with_dtn(FAMILIES["reformer"], old.double()).train(), FAMILIES["reformer"].inputs()
-    found = gradients(model, model, inputs)
+    grads = gradients(model, model, inputs)
     expected = gradients(model, lambda ids: plain_reformer(model, ids), inputs)
     assert any(name.endswith("omega_var") for name in expected)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(grads, expected)
 
 
 @pytest.mark.parametrize(("kind", "counter"), [("batch", "running_mean"), ("power", "running_phi")])

@@ -112,7 +112,7 @@ def test_what_blocks_are_filled_up_with_is_padding_too():
     ids, mask = tokens(38), torch.ones(3, 38).long()
     assert model.attention_type == "block_sparse"
     actual = model(ids, attention_mask=mask).last_hidden_state
-    longer = [torch.nn.functional.pad(one, (0, 2)) for one in (ids, mask)]
+    longer = [torch.nn.functional.pad(tensor, (0, 2)) for tensor in (ids, mask)]
     torch.testing.assert_close(actual, model(longer[0], attention_mask=longer[1]).last_hidden_state[:, :38])
 
 
