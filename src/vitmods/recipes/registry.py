@@ -142,7 +142,7 @@ def size_and_patch(model: str) -> str:
 def published(table: Mapping[str, T], key: str, what: str, remedy: str) -> T:
     """The entry of a model in a paper's table. UserError, with the remedy, if the paper does not have it."""
     if key not in table:
-        raise UserError(f"The {what} for {key} is not published, only for {', '.join(table)}. {remedy}")
+        raise UserError(f"No {what} is published for {key}, only for {', '.join(table)}. {remedy}")
     return table[key]
 
 
