@@ -397,7 +397,7 @@ def test_a_dry_run_counts_every_point_of_the_grid(capsys, tmp_path):
         (["finetune", "--model", "x", "--limit-trian", "9"], "--limit-trian"),
         (["compare", "--arms", "rmss"], "rmss"),
         (["compare", "--base", "S16"], "'S16' is not the name of a ViT"),
-        (["compare", "--budget", "2"], "The budget 2 has no unit"),
+        (["compare", "--budget", "2"], "The budget 2 does not have a unit"),
         (["compare", "--metric", "top11"], "top11"),
     ],
 )

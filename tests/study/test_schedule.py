@@ -182,7 +182,9 @@ def test_what_is_no_budget_is_refused(budget):
 
 
 def test_a_budget_of_the_shell_needs_a_unit():
-    with pytest.raises(UserError, match=r"The budget 10 has no unit: write 10m for minutes, 10h or 10trials\."):
+    with pytest.raises(
+        UserError, match=r"The budget 10 does not have a unit: write 10m for minutes, 10h or 10trials\."
+    ):
         make_budget("10")
     assert make_budget(10) == make_budget("10trials") == Budget(trials=10)
     assert make_budget("1.5h") == Budget(seconds=5400)
