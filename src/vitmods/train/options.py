@@ -98,7 +98,7 @@ class RunOptions:
         """Raise UserError if `size` processes cannot train a model together like this."""
         if self.shard and size == 1:
             raise UserError(
-                "--shard divides a model among several processes: start them with `vitmods train --devices N`."
+                "--shard divides a model among several processes: use `vitmods train --devices N`."
             )
 
     def save_memory(self, model: nn.Module) -> None:
