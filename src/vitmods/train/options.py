@@ -97,9 +97,7 @@ class RunOptions:
     def check_processes(self, size: int) -> None:
         """Raise UserError if `size` processes cannot train a model together like this."""
         if self.shard and size == 1:
-            raise UserError(
-                "--shard divides a model among several processes: use `vitmods train --devices N`."
-            )
+            raise UserError("--shard divides a model among several processes: use `vitmods train --devices N`.")
 
     def save_memory(self, model: nn.Module) -> None:
         """Switch on recomputation or checkpointing in the model. Raises UserError if the model does not support it."""
