@@ -1,12 +1,10 @@
 """The command line by its `main`, as a process where it matters what is imported; test_surroundings.py: whole ones."""
 
-import gc
 import io
 import json
 import re
 import subprocess
 import sys
-import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
@@ -330,46 +328,6 @@ def test_a_budget_that_ends_is_no_failure(capsys, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "s" / "results.json").read_text())["settings"]["generalize"] == "seeds"
 
 
-@pytest.fixture(scope="module")
-def line_up(tmp_path_factory):
-    out = tmp_path_factory.mktemp("norms") / "out"
-    few = ["--base", "mu2/4", "--seeds", "1", "--epochs", "1", "--limit-train", "64", "--batch-size", "7"]
-    few += ["--val-fraction", "0.02", "--test-fraction", "0.02"]
-    command = ["compare", "--arms", "norms", *few, "--workers", "1", "--device", "cpu", "--cost-seconds", "0.1"]
-    return run(*command, "--out", out, columns=120), out, command
-
-
-def test_a_line_up_is_compared_in_one_command(line_up):
-    found, out, _ = line_up
-    assert found.returncode == 0, found.stderr
-    results = json.loads((out / "results.json").read_text())
-    names = ["batch", "instance", "group", "switchable", "scale", "power", "dtn", "rms"]
-    assert [arm["name"] for arm in results["arms"]] == names
-    assert results["complete"]
-    assert all(f"\n {name} " in found.stdout for name in names)
-    assert "norm(kind=rms,exact=false)" in (out / "report.html").read_text()
-
-
-def test_small_batches_are_reported_once_and_in_the_report(line_up):
-    """By the study and not by a trial: what a worker prints is in a log that nobody reads."""
-    found, out, _ = line_up
-    record = [line for line in found.stderr.splitlines() if "below 8" in line]
-    assert len(record) == 1
-    assert record[0].startswith("warning: Arms batch, switchable, power: ")
-    assert record[0].removeprefix("warning: ") in json.loads((out / "results.json").read_text())["warnings"]
-    assert "below 8" in (out / "report.html").read_text()
-
-
-def test_a_dry_run_shows_what_the_line_up_is(line_up, capsys):
-    _, out, command = line_up
-    assert main([*command, "--dry-run", "--out", str(out)]) == 0
-    said = capsys.readouterr()
-    assert "rms          norm(kind=rms,exact=false) " in said.out
-    assert "scale        scalenorm " in said.out
-    assert "0 trials to run (9 are finished)" in said.out
-    assert said.err.count("below 8") == 1
-
-
 def test_compare_refuses_a_changed_setting(study, capsys):
     _, out = study
     said = refused(capsys, *COMPARE, "--out", out, "--lr", "0.5")
@@ -423,23 +381,6 @@ def test_report_is_rebuilt_from_the_folder(study, capsys, tmp_path):
     assert (out / "results.csv").exists()
     assert "<html" in (tmp_path / "r.html").read_text()
     assert "Report:" in capsys.readouterr().out
-
-
-def test_evaluate_repeats_the_trial_s_metrics(study, capsys, tmp_path):
-    _, out = study
-    trial = out / "trials" / "dpn" / "seed0"
-    assert main(["evaluate", str(trial), "--device", "cpu", "--out", str(tmp_path / "e.json")]) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert record.items() <= json.loads((tmp_path / "e.json").read_text()).items()
-    metrics = json.loads((trial / "result.json").read_text())["metrics"]
-    assert {name: record["metrics"][name] for name in ("top1", "top5")} == {n: metrics[n] for n in ("top1", "top5")}
-    assert main(["evaluate", str(trial), str(trial.parent), "--protocol", "calibration", "--device", "cpu"]) == 0
-    both = json.loads(capsys.readouterr().out)
-    assert [one["checkpoint"] for one in both["checkpoints"]] == [str(trial), str(trial)]
-    assert "Did you mean 'fewshot'?" in refused(capsys, "evaluate", trial, "--protocol", "fewshots")
-    assert "at least 1" in refused(capsys, "evaluate", trial, "--batch-size", "0")
-    (tmp_path / "folder").mkdir()
-    assert "where a file is needed" in refused(capsys, "report", out, "--out", tmp_path / "folder")
 
 
 def test_train_is_one_trial_and_is_not_run_twice(capsys, tmp_path):
@@ -499,17 +440,6 @@ def test_compare_begins_with_a_checkpoint_and_knows_that_full_is_base(trial, cap
     said = capsys.readouterr()
     assert "full, which is base here, is always part of a study" in said.err
     assert [line.split()[0] for line in said.out.splitlines()[2:5]] == ["base", "attention", "ffn"]
-
-
-def test_the_procedure_of_vtab(trial, capsys, tmp_path):
-    start, _ = trial
-    vtab = ["--limit-train", "80", "--limit-val", "20", "--tune", "lr=1e-4,3e-4,1e-3", "--tune-on", "val"]
-    few = ["--epochs", "1", "--batch-size", "40", "--device", "cpu", "--quiet"]
-    arms = ["--arms", "attention", "ffn", "--seeds", "3", "--dry-run", "--out", str(tmp_path / "out")]
-    assert main(["compare", "--from", str(start), *vtab, *few, *arms]) == 0
-    said = capsys.readouterr().out
-    assert "Images: 80 train, 20 val, " in said
-    assert "18 trials to run" in said
 
 
 def test_what_finetune_refuses(trial, capsys, tmp_path):
@@ -625,25 +555,6 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
 def test_an_unwritable_place_is_one_error(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert "Cannot write" in refused(capsys, *COMPARE, "--out", tmp_path / "file" / "study")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_one_error(tmp_path, capsys, monkeypatch):
-    """Every file that is written behaves as on a full disk once the study has begun."""
-    import errno
-
-    from vitmods.util import files
-
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(files.os, "fsync", full)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ResourceWarning)
-        error = refused(capsys, *COMPARE, "--quiet", "--out", tmp_path / "study")
-        gc.collect()
-    assert "the disk is full" in error
-    assert "unclosed" not in error + capsys.readouterr().err + " ".join(str(one.message) for one in caught)
 
 
 def test_folders_are_named_after_data_and_base():

@@ -15,33 +15,29 @@ LINES = ["arm,seed,score", "base,0,0.80", "base,1,0.81", "base,2,0.79", "dpn,0,0
 
 def written(folder, lines):
     path = folder / "scores.csv"
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", errors="surrogateescape")
     return str(path)
 
 
 def refused(capsys, *arguments):
     assert main(["decide", *arguments]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("vitmods decide: ")
-    assert "not foreseen" not in said.err
-    return said.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("vitmods decide: ")
+    assert "not foreseen" not in printed.err
+    return printed.err
 
 
 def test_a_score_for_each_trial(tmp_path, capsys):
     assert main(["decide", written(tmp_path, LINES)]) == 0
-    said = capsys.readouterr().out
-    assert "dpn" in said
-    assert "helps" in said
-    assert "these images" in said
-
-
-def test_scores_that_are_all_equal(tmp_path, capsys):
-    path = written(tmp_path, ["arm,seed,score", *(f"{arm},{seed},0.5" for arm in ("base", "dpn") for seed in range(3))])
-    assert main(["decide", path]) == 0
-    said = capsys.readouterr().out
-    assert "pooled sd 0, 2 df" in said
-    assert "nan" not in said
+    output = capsys.readouterr().out
+    for words in ("dpn", "helps", "these images"):
+        assert words in output
+    equal = ["arm,seed,score", *(f"{arm},{seed},0.5" for arm in ("base", "dpn") for seed in range(3))]
+    assert main(["decide", written(tmp_path, equal)]) == 0
+    output = capsys.readouterr().out
+    assert "pooled sd 0, 2 df" in output
+    assert "nan" not in output
 
 
 def test_a_score_for_each_image_in_any_order(tmp_path, capsys):
@@ -53,9 +49,9 @@ def test_a_score_for_each_image_in_any_order(tmp_path, capsys):
         writer.writerow(["arm", "seed", "image", "score"])
         writer.writerows(np.random.default_rng(1).permutation(np.array(rows, dtype=object)))
     expected = vm.decide({arm: dict(enumerate(x[a])) for a, arm in enumerate(("base", "a", "b"))})
-    found = vm.decide(tmp_path / "scores.csv")
-    assert found["a"].low == pytest.approx(expected["a"].low)
-    assert found["a"].images == 30
+    decision = vm.decide(tmp_path / "scores.csv")
+    assert decision["a"].low == pytest.approx(expected["a"].low)
+    assert decision["a"].images == 30
     assert main(["decide", str(tmp_path / "scores.csv"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["effects"]["b"]["low"] == pytest.approx(expected["b"].low)
 
@@ -82,34 +78,31 @@ def test_a_trial_that_diverged(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"),
+    ("lines", "options", "message"),
     [
-        ([], "it is empty"),
-        (["arm,seed,accuracy", *LINES[1:]], "column score is missing (it has arm, seed, accuracy)"),
-        ([*LINES, "rms,0,good"], "line 8: the score must be a number (or `diverged`), not 'good'"),
-        ([*LINES, "rms,0,"], "line 8: the score must be a number"),
-        ([*LINES, "rms,first,0.9"], "line 8: the seed must be a whole number, not 'first'"),
-        ([*LINES, ",0,0.9"], "line 8: the name of the arm is missing"),
-        ([*LINES, "dpn,2,0.9"], "line 8: dpn with this seed has this score already"),
-        (["arm,seed,score", "base,0,0.8", "dpn,0,0.9"], "No arm shares two seeds with base"),
-        (["arm,seed,score", "bass,0,0.8", "dpn,0,0.9"], "Unknown arm base to compare with. Did you mean 'bass'?"),
-        (["arm,seed,score", "base,0,0.8"], "base is the only arm"),
-        (["arm,seed,score", "base,0,80", "dpn,0,90"], "unit='points'"),
-        (["arm,seed,score"], "does not contain a score"),
+        ([], [], "it is empty"),
+        (["arm,seed,accuracy", *LINES[1:]], [], "column score is missing (it has arm, seed, accuracy)"),
+        ([*LINES, "rms,0,good"], [], "line 8: the score must be a number (or `diverged`), not 'good'"),
+        ([*LINES, "rms,0,"], [], "line 8: the score must be a number"),
+        ([*LINES, "rms,first,0.9"], [], "line 8: the seed must be a whole number, not 'first'"),
+        ([*LINES, ",0,0.9"], [], "line 8: the name of the arm is missing"),
+        ([*LINES, "dpn,2,0.9"], [], "line 8: dpn with this seed has this score already"),
+        (["arm,seed,score", "base,0,0.8", "dpn,0,0.9"], [], "No arm shares two seeds with base"),
+        (["arm,seed,score", "bass,0,0.8", "dpn,0,0.9"], [], "Unknown arm base to compare with. Did you mean 'bass'?"),
+        (["arm,seed,score", "base,0,0.8"], [], "base is the only arm"),
+        (["arm,seed,score", "base,0,80", "dpn,0,90"], [], "unit='points'"),
+        (["arm,seed,score"], [], "does not contain a score"),
         (
             ["arm,seed,image,score", "base,0,a,1", "base,0,b,1", "dpn,0,a,1"],
+            [],
             "not have the same images as base with seed 0",
         ),
+        (["arm,seed,score", "base,0,\udcff\udcfe"], [], "cannot be read as CSV"),
+        (LINES, ["--margin", "-1"], "margin must be 0 or more"),
+        (LINES, ["--most-seeds", "2"], "4 to 32 seeds"),
+        (None, [], "does not exist"),
     ],
 )
-def test_what_a_file_can_lack(tmp_path, capsys, lines, message):
-    assert message in refused(capsys, written(tmp_path, lines))
-
-
-def test_settings_that_are_wrong(tmp_path, capsys):
-    path = written(tmp_path, LINES)
-    assert "margin must be 0 or more" in refused(capsys, path, "--margin", "-1")
-    assert "4 to 32 seeds" in refused(capsys, path, "--most-seeds", "2")
-    assert "does not exist" in refused(capsys, str(tmp_path / "other.csv"))
-    (tmp_path / "binary.csv").write_bytes(b"arm,seed,score\nbase,0,\xff\xfe\n")
-    assert "cannot be read as CSV" in refused(capsys, str(tmp_path / "binary.csv"))
+def test_what_cannot_be_decided_is_refused(tmp_path, capsys, lines, options, message):
+    path = str(tmp_path / "other.csv") if lines is None else written(tmp_path, lines)
+    assert message in refused(capsys, path, *options)

@@ -9,8 +9,6 @@ from vitmods.cli import main
 from vitmods.model.flops import count_macs
 from vitmods.papers import TABLES
 from vitmods.papers.cost import full_scale
-from vitmods.stats.tables import signed
-from vitmods.study import Answer
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
 
@@ -80,19 +78,6 @@ def test_a_table_of_speeds_is_run_by_bench(capsys):
     assert not any(words in text for words in ("batch 2", "training,"))
     assert "569" in text
     assert "not have parallel branches" in refused(capsys, "bench", "--models", "apart:mu2/8", "--img-size", 16)
-
-
-def test_a_table_is_run_with_the_options_of_compare(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    few = ["--limit-train", "64", "--limit-val", "30", "--epochs", "1", "--seeds", "2", "--device", "cpu"]
-    found = said(capsys, "paper", "run", "dpn-table6", "--base", "mu2/2", *few, "--workers", "1", "--cost-seconds", "0")
-    out = tmp_path / "runs" / "digits-dpn-table6-mu2-2"
-    answer = Answer.load(out, "dpn")
-    assert len(answer.effects) == 7
-    for text in (found.out, (out / "report.html").read_text()):
-        assert "Comparison with" in text
-        assert "Differences are to dpn." in text
-        assert signed(answer["pre"].effect) in text  # the table's differences are to dpn, the verdicts' to base
 
 
 def test_arms_of_a_table_in_compare(capsys, tmp_path, monkeypatch):

@@ -34,12 +34,6 @@ def test_the_list_has_every_recipe_with_paper_and_expected_number(capsys, monkey
     assert "layerscale=False, model=B/16" in flat(text)
 
 
-def test_the_list_as_json(capsys):
-    record = {one["name"]: one for one in json.loads(said(capsys, "recipes", "--json"))}
-    assert set(record) == set(RECIPES)
-    assert "arXiv:2012.12877" in record["deit"]["paper"]
-
-
 def test_show_prints_everything_resolved(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "110")
     arguments = ["recipe", "show", "a2", "--model", "B/16", "--data-size", "1281167", "--batch", "4096"]
@@ -64,12 +58,15 @@ def test_show_prints_everything_resolved(capsys, monkeypatch):
 
 def test_show_has_both_conventions_of_decay_and_the_papers_images(capsys):
     text = flat(said(capsys, "recipe", "show", "augreg", "--accumulate", "16"))
-    assert "images 1,268,355 batch 4,096 in 16 parts of 256 steps 92,700" in text
-    assert "at 10 % 0.000927" in text
-    assert "at 100 % 0 " in text
-    assert "decay 0.1 times the learning rate; 0.0001 where it is not multiplied, as in big_vision" in text
-    assert "first moment in bfloat16" in text
-    assert "representation=True" in text
+    for words in (
+        "images 1,268,355 batch 4,096 in 16 parts of 256 steps 92,700",
+        "at 10 % 0.000927",
+        "at 100 % 0 ",
+        "decay 0.1 times the learning rate; 0.0001 where it is not multiplied, as in big_vision",
+        "first moment in bfloat16",
+        "representation=True",
+    ):
+        assert words in text
     assert "momentum in bfloat16" in flat(said(capsys, "recipe", "show", "vtab"))
     assert "moving average, decay 0.99996" in flat(said(capsys, "recipe", "show", "deit"))
 
@@ -97,12 +94,6 @@ def test_options_reach_the_recipe(capsys):
     assert record["resolved"]["steps_per_epoch"] == 100
 
 
-def test_a_recipe_is_rehearsed_with_what_it_trains(capsys):
-    small = ["--model", "mu2/16", "--img-size", 32, "--classes", 3, "--data-size", 8, "--device", "cpu", "--dry-run"]
-    record = json.loads(said(capsys, "recipe", "show", "small_detection(batch_size=2)", *small, "--json"))
-    assert record["rehearsal"]["peak"] > 0
-
-
 def test_two_steps_of_rehearsal(capsys):
     small = ["--model", "mu2/8", "--img-size", 16, "--classes", 7, "--data-size", 1000, "--device", "cpu", "--dry-run"]
     show = ["recipe", "show", "deit(epochs=10,warmup_epochs=2)", "--batch", 40, *small]
@@ -116,6 +107,9 @@ def test_two_steps_of_rehearsal(capsys):
     text = flat(said(capsys, *show, "--accumulate", 2))
     assert "2 parts of 20" in text
     assert "GiB of tensors at most whole run about" in text
+    show[2:5] = ["small_detection(batch_size=2)"]  # with the modules that it trains
+    show[show.index(16)] = 32
+    assert json.loads(said(capsys, *show, "--json"))["rehearsal"]["peak"] > 0
 
 
 @pytest.mark.parametrize(
@@ -146,13 +140,9 @@ def defaults(*arguments):
     return make_study(parse(Compare, [str(argument) for argument in arguments], "compare")).settings.recipe
 
 
-def test_other_commands_take_settings_and_the_model():
+def test_other_commands_take_settings_and_the_model_and_epochs_for_steps():
     assert defaults("--recipe", "a2(layerscale=true)", "--base", "S/16") == a2(True, "S/16")
-    assert defaults("--recipe", "a2", "--base", "L/16") == a2(model="L/16")
     assert defaults("--recipe", "deit(epochs=20)") == deit(20)
-
-
-def test_the_command_line_may_say_in_epochs_what_the_recipe_says_in_steps():
     shorter = defaults("--recipe", "augreg(level=light1)", "--warmup-epochs", "3", "--epochs", "30")
     assert shorter == augreg("light1", "mu3/2").with_(steps=None, warmup_steps=None, warmup_epochs=3, epochs=30)
     assert defaults("--recipe", "vtab", "--epochs", "30").steps is None

@@ -20,8 +20,8 @@ def cells(table, row, columns, sep="|"):
 
 
 def difference(table, row, base, arm):
-    known = TABLES[table]
-    return f"{round(known[row, arm].value - known[row, base].value, 1):+.1f}".replace("+0.0", "0.0").replace(
+    numbers = TABLES[table]
+    return f"{round(numbers[row, arm].value - numbers[row, base].value, 1):+.1f}".replace("+0.0", "0.0").replace(
         "-0.0", "0.0"
     )
 
@@ -33,8 +33,8 @@ def two(row):
 
 def sure(table):
     """Rows without a cell that is not sure."""
-    known = TABLES[table]
-    return [row for row in known.rows if all(known.shown(row, column) != "?" for column in known.columns)]
+    numbers = TABLES[table]
+    return [row for row in numbers.rows if all(numbers.shown(row, column) != "?" for column in numbers.columns)]
 
 
 STEMS = {
@@ -199,8 +199,8 @@ def misquoted(text, others=()):
                 labels, open_ = ((*labels, found["label"]) if open_ else (found["label"],)), True
             else:
                 open_ = False
-                known = found["number"] in others or any(found["number"] in printed(label) for label in labels)
-                wrong += [] if known else [(labels, found["number"])]
+                numbers = found["number"] in others or any(found["number"] in printed(label) for label in labels)
+                wrong += [] if numbers else [(labels, found["number"])]
     return wrong
 
 

@@ -15,10 +15,6 @@ ROWS = [
 ]
 
 
-def cells_of(row):
-    return re.split(r"(?<!\\)\|", row.strip("|"))
-
-
 @cache
 def names_in(path):
     return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
@@ -26,11 +22,11 @@ def names_in(path):
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[2:40])
 def test_every_fault_names_what_shows_it(row):
-    cells = cells_of(row)
+    cells = re.split(r"(?<!\\)\|", row.strip("|"))
     assert len(cells) == 3
-    shown = re.findall(r"`([^`]+)`", cells[2])
-    assert shown
-    for name in shown:
+    tests = re.findall(r"`([^`]+)`", cells[2])
+    assert tests
+    for name in tests:
         path, _, test = name.partition("::")
         assert (ROOT / path).exists(), path
         assert not path.startswith("tests/") or test in names_in(ROOT / path), name

@@ -30,10 +30,10 @@ def load(path):
 
 @pytest.fixture(scope="module")
 def build():
-    kept, known = list(sys.path), set(sys.modules)
+    kept, modules = list(sys.path), set(sys.modules)
     yield load(ROOT / "docs" / "site" / "build.py")
     sys.path[:] = kept
-    for name in set(sys.modules) - known & {"check", "reference"}:
+    for name in set(sys.modules) - modules & {"check", "reference"}:
         del sys.modules[name]
 
 
@@ -123,24 +123,21 @@ def test_public_names_are_in_the_reference(build):
     assert set(vm.__all__) - modules - {"__version__"} <= named
 
 
-def test_defaults_in_a_signature_are_names():
-    shorten = load(ROOT / "docs" / "site" / "docstrings.py").shorten
-    signature = "(a=<class 'x.y.Norm'>, b=<function K.<lambda>>, c=<factory>, d=<function f at 0x7f>, e=1 < 2)"
-    found, returns = shorten(None, "class", "x", None, {}, signature, "int")
-    assert (found, returns) == ("(a=Norm, b=..., c=..., d=f, e=1 < 2)", "int")
-    assert shorten(None, "data", "x", None, {}, None, None) == (None, None)
-
-
 @pytest.mark.parametrize("what", ["attribute", "data", "property"])
 @pytest.mark.parametrize("text", ["rate of stochastic depth (arXiv:1603.09382); None: none", "modes: auto, cpu"])
-def test_a_docstring_is_not_cut_at_its_first_colon(what, text):
+def test_defaults_in_a_signature_are_names_and_a_docstring_is_not_cut_at_its_first_colon(what, text):
     from sphinx.ext.napoleon import Config, GoogleDocstring
 
+    docstrings = load(ROOT / "docs" / "site" / "docstrings.py")
+    signature = "(a=<class 'x.y.Norm'>, b=<function K.<lambda>>, c=<factory>, d=<function f at 0x7f>, e=1 < 2)"
+    shortened = docstrings.shorten(None, "class", "x", None, {}, signature, "int")
+    assert shortened == ("(a=Norm, b=..., c=..., d=f, e=1 < 2)", "int")
+    assert docstrings.shorten(None, "data", "x", None, {}, None, None) == (None, None)
     lines = [text, ""]
-    load(ROOT / "docs" / "site" / "docstrings.py").prepare(None, what, "Recipe.rate", None, None, lines)
-    made = str(GoogleDocstring(lines, Config(), None, what, "Recipe.rate", None, None))
-    assert ":type:" not in made
-    assert text in made
+    docstrings.prepare(None, what, "Recipe.rate", None, None, lines)
+    page = str(GoogleDocstring(lines, Config(), None, what, "Recipe.rate", None, None))
+    assert ":type:" not in page
+    assert text in page
 
 
 @pytest.mark.parametrize("page", CARDS, ids=lambda page: page.stem)
@@ -156,17 +153,13 @@ def test_a_card_has_every_part_in_order(page):
     assert parts["When not to use it"].count("\n- ") >= 2
 
 
-def test_readme_names_every_change():
-    text = (ROOT / "README.md").read_text()
-    assert not [name for name in REGISTRY if f"](docs/changes/{name}.md)" not in text]
-
-
-def test_every_drawing_marks_something(build):
+def test_readme_names_every_change_and_every_drawing_marks_something(build):
+    readme = (ROOT / "README.md").read_text()
+    assert not [name for name in REGISTRY if f"](docs/changes/{name}.md)" not in readme]
     for page in CARDS:
-        marker = build.DRAWING.search(page.read_text())
-        drawn = build.drawing(marker[1])
-        assert re.search('<g class="(added|changed|removed)">', drawn), page.stem
-        ET.fromstring(re.search(r"<svg.*</svg>", drawn, re.S)[0])
+        drawing = build.drawing(build.DRAWING.search(page.read_text())[1])
+        assert re.search('<g class="(added|changed|removed)">', drawing), page.stem
+        ET.fromstring(re.search(r"<svg.*</svg>", drawing, re.S)[0])
 
 
 def test_the_gallery_is_made_from_its_entries(gallery):

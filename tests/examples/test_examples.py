@@ -45,71 +45,71 @@ def test_quickstart_changes_a_model_and_answers_with_two_arms(tmp_path):
         encoding="utf-8", timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said = done.stdout
+    output = done.stdout
 
-    assert "LinearStem -> DualPatchNormStem" in said  # the difference of the two models
+    assert "LinearStem -> DualPatchNormStem" in output  # the difference of the two models
     results = json.loads((tmp_path / "answer" / "results.json").read_text())
     assert results["complete"]
     assert [arm["name"] for arm in results["arms"]] == ["rms", "post-norm"]
     assert all(arm["effect"]["n"] == 3 for arm in results["arms"])
     scores = results["base"]["scores"].values()
     assert sum(scores) / len(scores) > 0.3, "the base has not learned: chance is 0.1"
-    assert f"n=3, {results['arms'][1]['effect']['verdict']})" in said
+    assert f"n=3, {results['arms'][1]['effect']['verdict']})" in output
     assert (tmp_path / "answer" / "report.html").stat().st_size > 10_000
 
 
 @pytest.mark.slow
 def test_segmentation_finds_shapes_and_draws_them(run, tmp_path):
-    said = run("segmentation", "out")
+    output = run("segmentation", "out")
 
     results = json.loads((tmp_path / "out" / "study" / "results.json").read_text())
     scores = results["base"]["scores"].values()
     assert sum(scores) / len(scores) > 0.5, "background alone gives a third at most"
     assert len(list((tmp_path / "out" / "drawn").iterdir())) == 4
     assert "Predictions</h2>" in (tmp_path / "out" / "study" / "report.html").read_text()
-    assert "square" in said
+    assert "square" in output
 
 
 @pytest.mark.slow
 def test_detection_finds_shapes(run, tmp_path):
-    said = run("detection", "out")
+    output = run("detection", "out")
 
     results = json.loads((tmp_path / "out" / "study" / "results.json").read_text())
     scores = results["base"]["scores"].values()
     assert sum(scores) / len(scores) > 0.25, "nothing is found by chance"
     assert "Predictions</h2>" in (tmp_path / "out" / "study" / "report.html").read_text()
-    assert "box AP" in said
+    assert "box AP" in output
 
 
 @pytest.mark.slow
 def test_a_published_table_stands_beside_ours(run, tmp_path):
-    said = run("published_table", "answer")
+    output = run("published_table", "answer")
 
-    assert re.search(r"^Comparison with Dual PatchNorm, Table 6: \d+ consistent, ", said, re.M)
-    assert re.search(r"^ pre +\S+ \[.*-0.2 \(S/32\), ", said, re.M)
+    assert re.search(r"^Comparison with Dual PatchNorm, Table 6: \d+ consistent, ", output, re.M)
+    assert re.search(r"^ pre +\S+ \[.*-0.2 \(S/32\), ", output, re.M)
     assert "Differences are to dpn." in (tmp_path / "answer" / "report.html").read_text()
 
 
 @pytest.mark.slow
 def test_two_tasks_are_served_from_one_backbone(run):
-    said = run("two_tasks", "out")
+    output = run("two_tasks", "out")
 
-    digits, photographs = (float(value) for value in re.findall(r"^\w+: top-1 (.+)$", said, re.M))
+    digits, photographs = (float(value) for value in re.findall(r"^\w+: top-1 (.+)$", output, re.M))
     assert digits > 0.7, "chance is 0.1"
     assert photographs > 0.65, "chance is 0.5"
-    served = re.findall(r"^(?:digits|photographs|together) .* ([\d.]+) MB$", said, re.M)
+    served = re.findall(r"^(?:digits|photographs|together) .* ([\d.]+) MB$", output, re.M)
     first, second, together = map(float, served)
     assert together < 0.75 * (first + second)
-    assert "The second task takes 59 kB beside the base." in said
+    assert "The second task takes 59 kB beside the base." in output
 
 
 @pytest.mark.slow
 def test_listops_compares_norms_on_sequences_and_reads_a_text(run, tmp_path):
-    said = run("listops", "out")
+    output = run("listops", "out")
 
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["complete"]
     assert [arm["name"] for arm in results["arms"]] == ["dtn", "batch"]
     scores = results["base"]["scores"].values()
     assert sum(scores) / len(scores) > 0.3, "chance is 0.1, the most frequent class 0.2"
-    assert re.findall(r"^line (\d) is \d$", said, re.M) == ["1", "2"]
+    assert re.findall(r"^line (\d) is \d$", output, re.M) == ["1", "2"]

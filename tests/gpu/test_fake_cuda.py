@@ -57,26 +57,20 @@ def test_every_change_makes_a_step(run_on_fake, changes, monkeypatch):
     train(run_on_fake, model)
 
 
-def tokens_to_token():
+def other_models():
+    """T2T, and an exact RMSNorm model whose norm before the blocks is the only one that centers its output."""
     sizes = {"embed_dim": 16, "num_heads": 2, "mlp_dim": 32, "depth": 1, "img_size": (32, 32), "num_classes": 5}
-    return vm.vit("T2T-14", **sizes)
+    before_blocks = vm.parse_changes("dpn(before=false,after=false,after_position=true)+rms")
+    return [vm.vit("T2T-14", **sizes), vm.ViT(edit(CHANGES.base_config(), before_blocks))]
 
 
-def converted():
-    """Return an exact RMSNorm model whose norm before the blocks is the only one that centers its output."""
-    return vm.ViT(
-        edit(CHANGES.base_config(), vm.parse_changes("dpn(before=false,after=false,after_position=true)+rms"))
-    )
-
-
-@pytest.mark.parametrize("make", [tokens_to_token, converted])
-def test_other_models_make_a_step(run_on_fake, make):
-    train(run_on_fake, make())
+@pytest.mark.parametrize("index", [0, 1])
+def test_other_models_make_a_step(run_on_fake, index):
+    train(run_on_fake, other_models()[index])
 
 
 def test_every_norm_and_stem_is_among_the_changes():
-    models = [vm.ViT(edit(CHANGES.base_config(), changes)) for changes in CHANGES.find_together()]
-    models += [tokens_to_token(), converted()]
+    models = [vm.ViT(edit(CHANGES.base_config(), changes)) for changes in CHANGES.find_together()] + other_models()
     made = {type(module) for model in models for module in model.modules()}
     assert {kind.module for kind in NORMS.values()} - made == set()
     assert {stem for stem in STEMS.values() if stem is not TokenStem} - made == set()  # of sequences, below
@@ -126,16 +120,12 @@ def test_every_optimizer_makes_a_step(run_on_fake, fields, monkeypatch):
         monkeypatch.setattr("vitmods.train.optim._FUSED", ())
     recipe = RECIPE.with_(**fields)
     trial = train(run_on_fake, vm.ViT(CHANGES.base_config()), recipe, precisions=("32-true", "bf16-mixed"))
-    held = [
-        value for state in trial.optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
-    ]
-    assert held or fields["optimizer"] == "sgd"
-    assert all(value.device.type == "cuda" for value in held)
-
-
-def test_the_optimizers_are_all_of_the_recipe():
-    named = set(get_args(get_args(get_type_hints(Optimizer, include_extras=True)["name"])[0]))
-    assert {fields["optimizer"] for fields in OPTIMIZERS} == named
+    states = [value for state in trial.optimizer.state.values() for value in state.values()]
+    tensors = [value for value in states if isinstance(value, torch.Tensor)]
+    assert tensors or fields["optimizer"] == "sgd"
+    assert all(tensor.device.type == "cuda" for tensor in tensors)
+    names = set(get_args(get_args(get_type_hints(Optimizer, include_extras=True)["name"])[0]))
+    assert {fields["optimizer"] for fields in OPTIMIZERS} == names, "every optimizer is in the list"
 
 
 READS_MATCHES = {"detection", "instance_segmentation"}
@@ -158,7 +148,7 @@ def test_every_task_makes_a_step(run_on_fake, fake_cuda, name):
         with fake_cuda:
             model.to("cuda")
             maps = model.maps(batch.inputs.to("cuda"))
-            sum(one.sum() for one in maps.values()).backward()
+            sum(feature.sum() for feature in maps.values()).backward()
         return
     run_on_fake(model, task, recipe, batch)
 
@@ -193,22 +183,23 @@ def test_batches_are_pinned_ahead_for_a_gpu_and_left_alone_on_a_cpu(monkeypatch)
     pinned = []
     monkeypatch.setattr("vitmods.data.batch.Batch.pinned", lambda batch: pinned.append(batch) or batch)
     batches = [Batch(torch.zeros(1), torch.zeros(1), torch.tensor([i])) for i in range(4)]
-    given = iter(batches)
-    assert prefetch(given, torch.device("cpu")) is given
-    assert list(prefetch(given, torch.device("cuda"))) == batches
+    stream = iter(batches)
+    assert prefetch(stream, torch.device("cpu")) is stream
+    assert list(prefetch(stream, torch.device("cuda"))) == batches
     assert pinned == batches
 
 
-def test_a_number_that_is_read_is_an_error(run_on_fake):
+@pytest.mark.parametrize(
+    ("mistake", "error"),
+    [
+        (lambda module, args, out: out * out.sum().item(), DataDependentOutputException),
+        (lambda module, args, out: out * torch.ones(4, 1), RuntimeError),
+    ],
+    ids=["a number that is read", "a tensor on the CPU"],
+)
+def test_a_mistake_is_an_error(run_on_fake, mistake, error):
     """What the tests of this file rest on."""
     model = vm.ViT(CHANGES.base_config())
-    model.head.register_forward_hook(lambda module, args, out: out * out.sum().item())
-    with pytest.raises(DataDependentOutputException):
-        train(run_on_fake, model)
-
-
-def test_a_tensor_that_stays_on_the_cpu_is_an_error(run_on_fake):
-    model = vm.ViT(CHANGES.base_config())
-    model.head.register_forward_hook(lambda module, args, out: out * torch.ones(4, 1))
-    with pytest.raises(RuntimeError, match="on the same device"):
+    model.head.register_forward_hook(mistake)
+    with pytest.raises(error):
         train(run_on_fake, model)

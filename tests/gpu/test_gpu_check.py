@@ -49,6 +49,14 @@ def test_without_a_gpu_nothing_is_checked(script, tmp_path, capsys, monkeypatch)
     assert not (tmp_path / "out").exists()
     with pytest.raises(SystemExit, match="2"):
         script.main(["--device", "cpu"])
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
+    make = ["make", "gpu-check", f"VENV={tmp_path / 'venv'}", "PYTHON=false"]
+    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "There is no NVIDIA GPU here" in done.stderr
+    assert not (tmp_path / "venv").exists(), "make says so before it builds an environment"
 
 
 def test_a_measurement_that_fails_is_in_the_file_and_the_others_go_on(script, tmp_path, monkeypatch):
@@ -72,22 +80,11 @@ def test_goals_are_judged_by_their_side(script, monkeypatch, ratio, slower_is_me
     base, other = object(), object()
 
     def measured(first, second):
-        found = ratio if (first, second) == (base, other) else 1 / ratio
-        return script.Ratio(found, found, found)
+        value = ratio if (first, second) == (base, other) else 1 / ratio
+        return script.Ratio(value, value, value)
 
     monkeypatch.setattr(run, "_ratio", measured)
     run.most("time", 1.1, base, other)
     run.least("throughput", 1.8, base, other)
-    assert [one.met for one in run.found] == [slower_is_met, faster_is_met]
+    assert [check.met for check in run.found] == [slower_is_met, faster_is_met]
     assert ("MISSED" in script.line(run.found[0])) != slower_is_met
-
-
-def test_make_says_so_before_it_builds_an_environment(tmp_path):
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
-    made = ["make", "gpu-check", f"VENV={tmp_path / 'venv'}", "PYTHON=false"]
-    done = subprocess.run(made, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "There is no NVIDIA GPU here" in done.stderr
-    assert not (tmp_path / "venv").exists()

@@ -23,15 +23,15 @@ def test_outputs_and_gradients_are_those_of_a_cpu(changes):
     model = vm.vit("mu2/4", img_size=16, num_classes=5)
     model = vm.apply(model, *vm.parse_changes(changes)) if changes else model
     images = torch.randn(8, 3, 16, 16)
-    found = {}
+    tensors = {}
     for device in ("cpu", "cuda"):
         model = model.to(device)
         model.zero_grad(set_to_none=True)
         out = model(images.to(device))
         out.square().mean().backward()
-        found[device] = [out.detach().cpu(), *(p.grad.cpu() for p in model.parameters())]
-    for one, other in zip(found["cpu"], found["cuda"], strict=True):
-        torch.testing.assert_close(other, one, atol=2e-4, rtol=2e-3)
+        tensors[device] = [out.detach().cpu(), *(p.grad.cpu() for p in model.parameters())]
+    for expected, other in zip(tensors["cpu"], tensors["cuda"], strict=True):
+        torch.testing.assert_close(other, expected, atol=2e-4, rtol=2e-3)
 
 
 @pytest.mark.parametrize("changes", CHANGES)
@@ -55,9 +55,9 @@ def test_images_that_are_made_ready_on_the_gpu_are_those_of_the_cpu(fields):
     pairs = zip(images.train_batches(**options), for_device(images, CUDA).train_batches(**options), strict=True)
     for ready, raw in pairs:
         assert raw.inputs.dtype == torch.uint8
-        found = raw.pinned().to(CUDA)
-        assert found.inputs.device.type == "cuda"
-        torch.testing.assert_close(found.inputs.cpu(), ready.inputs, atol=1e-6, rtol=1e-6)
+        moved = raw.pinned().to(CUDA)
+        assert moved.inputs.device.type == "cuda"
+        torch.testing.assert_close(moved.inputs.cpu(), ready.inputs, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_a_trial_learns_as_on_a_cpu(tmp_path, fields, ways):
         torch.manual_seed(7)
         model = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=10)
         options = RunOptions(device, tensorboard=False, progress=False, **(ways if device == "cuda" else {}))
-        given = dataclasses.replace(images, workers=2 if device == "cuda" else 0)
+        dataset = dataclasses.replace(images, workers=2 if device == "cuda" else 0)
         result = train_trial(
-            model, Classification.from_recipe(recipe), given, recipe, out=tmp_path / device, options=options
+            model, Classification.from_recipe(recipe), dataset, recipe, out=tmp_path / device, options=options
         )
         loss[device] = result["metrics"]["loss"]
     assert loss["cuda"] == pytest.approx(loss["cpu"], abs=0.05)

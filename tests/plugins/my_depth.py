@@ -86,7 +86,9 @@ class DepthModel(TaskModel):
 def views(stored, annotated):
     """Images as they are, and their depths, float32 (B,)."""
     images = torch.stack([torch.from_numpy(image.copy()) for image in stored])
-    return images, torch.tensor([0.0 if one.annotation is None else one.annotation.meters for one in annotated])
+    return images, torch.tensor(
+        [0.0 if target.annotation is None else target.annotation.meters for target in annotated]
+    )
 
 
 def training_views(part, stored, annotated, draw):
@@ -135,8 +137,11 @@ class DepthTask(Task):
 
     def evaluate(self, model, batches):
         errors = [(model(b.inputs) - b.targets / self.part.meters).abs().detach() for b in batches]
-        each = torch.cat(errors)
-        return Measured({"depth_error": each.mean().item(), "loss": each.mean().item()}, {"depth_error": each.numpy()})
+        per_image = torch.cat(errors)
+        return Measured(
+            {"depth_error": per_image.mean().item(), "loss": per_image.mean().item()},
+            {"depth_error": per_image.numpy()},
+        )
 
     def synthetic(self, count, shape, classes, recipe):
         return Batch(noise(count, shape), torch.zeros(count), torch.arange(count))

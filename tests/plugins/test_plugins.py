@@ -56,25 +56,24 @@ def test_a_change_that_acts_in_training_alone(loaded):
     assert not torch.equal(model.train()(images), base.train()(images))
     assert vm.changes.Stochastic is REGISTRY["stochastic"]
     assert "drop_path: 0 -> 0.5 in training" in str(vm.diff(base, model))
-
-
-def test_other_processes_are_told_of_both(loaded):
-    assert {str(NORM), str(CHANGE)} <= set(plugins())
+    assert {str(NORM), str(CHANGE)} <= set(plugins()), "other processes load both"
 
 
 @pytest.mark.slow
 def test_the_shell_knows_them_and_a_study_takes_them_along(tmp_path, capsys, forget):
     """... into a worker, which has them all; its folder is not opened without them, nor are they loaded because it
     names them."""
-    given = ["--plugin", str(NORM), f"--plugin={CHANGE}", "--plugin", str(SOURCE)]
-    how = "--data stripes:60 --base mu2/4 --img-size 8 --in-chans 1 --seeds 2 --batch-size 32 --steps 2"
-    words = ["compare", *how.split(), "--arms", "peaknorm+stochastic", "--cost-seconds", "0", "--quiet"]
+    plugin_options = ["--plugin", str(NORM), f"--plugin={CHANGE}", "--plugin", str(SOURCE)]
+    settings = "--data stripes:60 --base mu2/4 --img-size 8 --in-chans 1 --seeds 2 --batch-size 32 --steps 2"
+    words = ["compare", *settings.split(), "--arms", "peaknorm+stochastic", "--cost-seconds", "0", "--quiet"]
     words += ["--device", "cpu", "--out", str(tmp_path / "study")]
     report = ["report", str(tmp_path / "study")]
     assert main(["compare", "--arms", "peaknorm", "--out", str(tmp_path / "study")]) == 2
     assert "There is no change 'peaknorm'" in capsys.readouterr().err
-    assert main([*given, *words, "--workers", "1", "--budget", "1trials"]) == 0
-    assert main([*given, *words, "--workers", "2", "--budget", "1trials"]) == 0  # for which one worker is started
+    assert main([*plugin_options, *words, "--workers", "1", "--budget", "1trials"]) == 0
+    assert (
+        main([*plugin_options, *words, "--workers", "2", "--budget", "1trials"]) == 0
+    )  # for which one worker is started
     assert (tmp_path / "study" / "trials" / "peaknorm+stochastic" / "seed0" / "result.json").exists()
     assert (tmp_path / "study" / "logs" / "worker0.txt").exists()
     recorded = json.loads((tmp_path / "study" / "study.json").read_text())["plugins"]
@@ -83,9 +82,9 @@ def test_the_shell_knows_them_and_a_study_takes_them_along(tmp_path, capsys, for
     assert Answer.load(tmp_path / "study").command.endswith(needed)
     assert export_line(tmp_path / "study" / "trials" / "base" / "seed0").endswith(f"--to onnx {needed}")
     capsys.readouterr()
-    assert main([*given, "changes", "--json"]) == 0
+    assert main([*plugin_options, "changes", "--json"]) == 0
     assert "stochastic" in [change["name"] for change in json.loads(capsys.readouterr().out)]
-    assert main([*given, *report]) == 0
+    assert main([*plugin_options, *report]) == 0
     forget()
     assert main(report) == 2
     assert f"made with plugins: add --plugin {NORM} --plugin {SOURCE} --plugin {CHANGE}" in capsys.readouterr().err

@@ -32,8 +32,8 @@ def test_a_source_from_outside_is_one_file(load: Callable[..., None]) -> None:
 
 def test_images_may_have_targets_of_a_source_s_own(load: Callable[..., None]) -> None:
     load("my_depth")
-    how = {"img_size": 8, "in_chans": 1, "augment": plain().augment}
-    dataset = data.load("walls:40", target="depth", **how)
+    options = {"img_size": 8, "in_chans": 1, "augment": plain().augment}
+    dataset = data.load("walls:40", target="depth", **options)
     assert dataset.summary()["warnings"] == []
     batch = next(dataset.train_batches(seed=0, epoch=0, batch_size=8))
     assert [255 - one.annotation.meters for one in batch.targets] == pytest.approx(
@@ -44,4 +44,4 @@ def test_images_may_have_targets_of_a_source_s_own(load: Callable[..., None]) ->
         ("walls:40", "labels", "gives a depth of each image, not labels"),
     ):
         with pytest.raises(UserError, match=reason):
-            data.load(spec, target=target, **how)
+            data.load(spec, target=target, **options)

@@ -17,7 +17,6 @@ from vitmods.recipes import Recipe
 from vitmods.study.checkpoints import open_trial
 from vitmods.study.trial import trial_scores
 from vitmods.tasks import TASKS, Metric, Task
-from vitmods.tasks.base import make_task
 from vitmods.train import Interrupted, RunOptions, TrialRun, train_trial
 from vitmods.train.optim import parameter_groups
 from vitmods.util.errors import UserError
@@ -49,9 +48,9 @@ def test_a_task_in_a_study_from_start_to_report(tmp_path):
     estimate = study.dry_run(workers=1, device="cpu")
     assert [arm.trials for arm in estimate.arms] == [2, 2]
     result = study.run(tmp_path, workers=1, device="cpu", cost_seconds=0.1, progress=False)
-    found = result.to_dict()
+    results = result.to_dict()
     assert result.complete
-    assert (found["metric"]["name"], found["metric"]["higher_is_better"]) == ("brightness_error", False)
+    assert (results["metric"]["name"], results["metric"]["higher_is_better"]) == ("brightness_error", False)
     assert "error of brightness" in result.report().read_text()
     trial = tmp_path / "trials/dpn/seed0"
     value = json.loads((trial / "result.json").read_text())["metrics"]["brightness_error"]
@@ -104,7 +103,7 @@ def test_modules_beside_the_backbone_have_rates_roles_and_layers_of_their_own():
             name: group["lr_scale"]
             for group in parameter_groups(model, 0.1, decay)
             for name, parameter in model.named_parameters()
-            if any(parameter is one for one in group["params"])
+            if any(parameter is grouped for grouped in group["params"])
         }
         assert scales["scale.weight"] == scales["scale.bias"] == 10.0
         assert scales["backbone.head.weight"] == 1.0
@@ -115,26 +114,25 @@ def test_modules_beside_the_backbone_have_rates_roles_and_layers_of_their_own():
     assert any(model.backbone.pos_embed is p for p in spared)
 
 
-def test_the_state_of_a_task_goes_on_where_it_was(tmp_path, monkeypatch):
-    ds = digits()
-    task, model = wrapped()
-    train_trial(model, task, ds, RECIPE, out=tmp_path / "whole", options=CPU)
-    center = task.center
-    task, model = wrapped()
+def test_the_state_of_a_task_resumes(tmp_path, monkeypatch):
     step = TrialRun._train_step
 
-    def stops(run, batch):
+    def train(out):
+        task, model = wrapped()
+        train_trial(model, task, digits(), RECIPE, out=out, options=CPU)
+        return task.center
+
+    def stop(run, batch):
         if run.step == 5:
             raise Interrupted("stopped", 2)
         step(run, batch)
 
+    center = train(tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(TrialRun, "_train_step", stops)
+        patch.setattr(TrialRun, "_train_step", stop)
         with pytest.raises(Interrupted):
-            train_trial(model, task, ds, RECIPE, out=tmp_path / "broken", options=CPU)
-    task, model = wrapped()
-    train_trial(model, task, ds, RECIPE, out=tmp_path / "broken", options=CPU)
-    assert torch.equal(task.center, center)
+            train(tmp_path / "broken")
+    assert torch.equal(train(tmp_path / "broken"), center)
     for name in ("model.safetensors", "task.safetensors", "test.npz"):
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
@@ -144,7 +142,7 @@ def test_images_and_targets_are_augmented_together_in_several_views():
 
     ds = digits(joint=sys.modules["brightness"].upside_down)
     plain = digits()
-    batch, other = (next(one.train_batches(seed=0, epoch=0, batch_size=16)) for one in (ds, plain))
+    batch, other = (next(dataset.train_batches(seed=0, epoch=0, batch_size=16)) for dataset in (ds, plain))
     assert torch.equal(batch.index, other.index)
     turned = batch.targets["turned"].bool()
     assert turned.any()
@@ -191,43 +189,19 @@ def test_a_metric_is_compared_like_any_other(tmp_path):
     result = study.run(tmp_path, workers=1, device="cpu", cost_seconds=0, progress=False)
     assert result.to_dict()["metric"]["title"] == "confidence"
     scores = trial_scores(tmp_path / "trials/base/seed0", "test")
-    found = json.loads((tmp_path / "trials/base/seed0/test.json").read_text())["protocols"]["confidence"]
-    assert scores["confidence"].mean() == pytest.approx(found["metrics"]["confidence"], rel=1e-6)
+    measured = json.loads((tmp_path / "trials/base/seed0/test.json").read_text())["protocols"]["confidence"]
+    assert scores["confidence"].mean() == pytest.approx(measured["metrics"]["confidence"], rel=1e-6)
     assert np.isin(["top1", "nll", "rank"], list(scores)).all()  # what the training itself found of each image
 
 
-DEPTH = [
-    "--data",
-    "walls:40",
-    "--task",
-    "depth",
-    "--base",
-    "mu2/2",
-    "--img-size",
-    "8",
-    "--in-chans",
-    "1",
-    "--device",
-    "cpu",
-]
+DEPTH = ["--data", "walls:40", "--task", "depth", "--base", "mu2/2", "--img-size", "8", "--in-chans", "1"]
+DEPTH += ["--device", "cpu", "--arms", "dpn", "--seeds", "1"]
 
 
 def test_a_task_with_a_recipe_part_a_target_and_a_source_of_its_own_is_one_file(load, tmp_path, capsys):
     load("my_depth")
-    arguments = [
-        "compare",
-        *DEPTH,
-        "--arms",
-        "dpn",
-        "--seeds",
-        "1",
-        "--jitter",
-        "0.3",
-        "--out",
-        str(tmp_path / "study"),
-    ]
-    for _ in range(2):  # the second time nothing is left to do
-        assert main([*arguments, "--workers", "1", "--cost-seconds", "0", "--quiet"]) == 0
+    arguments = ["compare", *DEPTH, "--jitter", "0.3", "--out", str(tmp_path / "study")]
+    assert main([*arguments, "--workers", "1", "--cost-seconds", "0", "--quiet"]) == 0
     results = json.loads((tmp_path / "study/results.json").read_text())
     assert (results["metric"]["name"], results["complete"]) == ("depth_error", True)
     config = json.loads((tmp_path / "study/trials/dpn/seed0/config.json").read_text())
@@ -245,34 +219,6 @@ def test_a_task_with_a_recipe_part_a_target_and_a_source_of_its_own_is_one_file(
     ):
         assert main([*arguments, *options]) == 2
         assert message in " ".join(capsys.readouterr().err.split()), options
-
-
-def test_a_task_of_its_own_resumes_to_the_same_weights(load, tmp_path, monkeypatch):
-    load("my_depth")
-    recipe = vm.recipes.small_depth().with_(jitter=0.3)
-    step = TrialRun._train_step
-
-    def train(out, stop_at=None):
-        task = make_task("depth", recipe)
-        torch.manual_seed(0)
-        model = task.wrap(vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=1), 1)
-        walls = task.load_data("walls:40", img_size=8, in_chans=1, augment=recipe.augment)
-
-        def stops(run, batch):
-            if run.step == stop_at:
-                raise Interrupted("stopped", 2)
-            step(run, batch)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(TrialRun, "_train_step", stops)
-            train_trial(model, task, walls, recipe, out=out, options=CPU)
-
-    train(tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        train(tmp_path / "broken", stop_at=4)
-    train(tmp_path / "broken")
-    for name in ("model.safetensors", "task.safetensors", "test.npz"):
-        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_a_target_of_its_own_is_made_of_what_other_sources_have(load):

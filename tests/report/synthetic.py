@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitmods.changes import parse_changes
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import NormConfig
 from vitmods.recipes import Recipe
@@ -18,52 +19,21 @@ TOP1 = Metric("top1", "top-1 accuracy", "top1")
 LAYER, RMS = NormConfig(), NormConfig("rms")
 BASE = ViTConfig(img_size=32, patch_size=4, embed_dim=192, num_heads=3, mlp_dim=768, num_classes=10)
 
-DPN = {
-    "name": "dpn",
-    "title": "Dual PatchNorm",
-    "paper": "Kumar, Dehghani, Houlsby (2023). Dual PatchNorm. TMLR.",
-    "url": "https://arxiv.org/abs/2302.01327",
-    "summary": "A LayerNorm on the pixels of every patch and another on the embedded patch, before the position.",
-    "preserves": "weights",
-    "published": "+0.6 points (S/16), +0.9 (B/32) of ImageNet top-1, 93k steps",
-    "cost": "0.01 % parameters",
-}
-POST = {
-    "name": "placement",
-    "title": "Norm placement",
-    "paper": "Xiong et al. (2020). On Layer Normalization in the Transformer Architecture. ICML.",
-    "url": "https://arxiv.org/abs/2002.04745",
-    "summary": "The norm of a branch moves from its input to after the residual add.",
-    "preserves": "nothing",
-    "published": "",
-    "cost": "none",
-}
-RMS_CHANGE = {
-    "name": "norm",
-    "title": "Norm kind",
-    "paper": "Zhang, Sennrich (2019). Root Mean Square Layer Normalization. NeurIPS.",
-    "url": "https://arxiv.org/abs/1910.07467",
-    "summary": "Every norm of the blocks becomes an RMSNorm: no centering, no bias.",
-    "preserves": "weights",
-    "published": "equal quality at 7 to 64 % less time of the norm",
-    "cost": "fewer operations",
-}
-SUBLN = {**RMS_CHANGE, "name": "subln", "title": "Sub-LN", "published": "", "url": ""}
-
-# name, changes, description, edit of the config, true effect in points, how it starts (1 is like base)
+PUBLISHED = {"dpn": "+0.6 points (S/16), +0.9 (B/32) of ImageNet top-1, 93k steps"}
+# name, changes, edit of the config, true effect in points
 ARMS = (
-    ("dpn", "dpn", [DPN], {"stem": {"before": LAYER, "after": LAYER}}, 1.1),
-    ("dpn(after=false)", "dpn(after=false)", [DPN], {"stem": {"before": LAYER}}, 0.3),
-    ("rms", "norm(rms)", [RMS_CHANGE], {"attn": {"before": RMS}, "mlp": {"before": RMS}, "final_norm": RMS}, 0.05),
-    ("post", "placement(attn=post,mlp=post)", [POST],
+    ("dpn", "dpn", {"stem": {"before": LAYER, "after": LAYER}}, 1.1),
+    ("dpn(after=false)", "dpn(after=false)", {"stem": {"before": LAYER}}, 0.3),
+    ("rms", "rms", {"attn": {"before": RMS}, "mlp": {"before": RMS}, "final_norm": RMS}, 0.05),
+    ("post", "placement(attn=post,mlp=post)",
      {"attn": {"before": None, "after": LAYER}, "mlp": {"before": None, "after": LAYER}, "final_norm": None}, -4.5),
-    ("post on MLP", "placement(mlp=post)", [POST], {"mlp": {"before": None, "after": LAYER}, "final_norm": None}, -0.9),
-    ("normformer", "normformer", [SUBLN], {"attn": {"branch": LAYER}, "mlp": {"inner": LAYER}}, 0.2),
-    ("subln", "subln", [SUBLN], {"attn": {"inner": LAYER}, "mlp": {"inner": LAYER}}, 0.0),
-    ("layerscale", "layerscale(1e-4)", [SUBLN], {"layer_scale": 1e-4}, -0.1),
-    ("dpn+rms", "dpn+norm(rms)", [DPN, RMS_CHANGE],
+    ("post on MLP", "placement(mlp=post)", {"mlp": {"before": None, "after": LAYER}, "final_norm": None}, -0.9),
+    ("normformer", "normformer", {"attn": {"branch": LAYER}, "mlp": {"inner": LAYER}}, 0.2),
+    ("subln", "subln", {"attn": {"inner": LAYER}, "mlp": {"inner": LAYER}}, 0.0),
+    ("layerscale", "layerscale", {"layer_scale": 1e-4}, -0.1),
+    ("dpn+rms", "dpn+rms",
      {"stem": {"before": RMS, "after": RMS}, "attn": {"before": RMS}, "mlp": {"before": RMS}, "final_norm": RMS}, 1.2),
-    ("pre+post", "placement(attn=pre+post,mlp=pre+post)", [POST],
+    ("pre+post", "placement(attn=pre+post,mlp=pre+post)",
      {"attn": {"after": LAYER}, "mlp": {"after": LAYER}, "final_norm": None}, -0.3),
 )  # fmt: skip
 
@@ -77,31 +47,23 @@ def edited(edit):
     return dataclasses.asdict(BASE.with_(**parts))
 
 
-def _curve(rng, final, steps):
-    """Validation scores of one trial: a saturating rise with jitter that ends at `final`."""
-    t = np.linspace(1 / steps, 1, steps)
-    rise = 1 - np.exp(-5 * t) * (1 + 0.05 * rng.standard_normal(steps))
-    return np.clip(final * rise / rise[-1] + 0.003 * rng.standard_normal(steps) * (1 - t), 0, 1)
-
-
 def _trial(arm, seed, final, rng, speed, evaluations, status="finished"):
-    kept = evaluations if status == "finished" else max(evaluations // 3, 1)
-    walls = [41.0 * epoch * speed * (1 + 0.02 * rng.random()) for epoch in range(1, kept + 1)]
-    curve = Curve(
-        tuple(90 * epoch for epoch in range(1, kept + 1)),
-        tuple(walls),
-        tuple(map(float, _curve(rng, final, evaluations)[:kept])),
-    )
+    """A trial whose validation scores rise with jitter, saturate and end at `final`."""
     finished = status == "finished"
+    epochs = np.arange(1, 1 + (evaluations if finished else max(evaluations // 3, 1)))
+    walls = 41.0 * epochs * speed * (1 + 0.02 * rng.random(len(epochs)))
+    t = np.linspace(1 / evaluations, 1, evaluations)
+    rise = 1 - np.exp(-5 * t) * (1 + 0.05 * rng.standard_normal(evaluations))
+    scores = np.clip(final * rise / rise[-1] + 0.003 * rng.standard_normal(evaluations) * (1 - t), 0, 1)
     return TrialRecord(
         arm=arm,
         seed=seed,
         status=status,
         folder=f"trials/{arm}/seed{seed}",
         metrics={"top1": round(final, 4)} if finished else {},
-        wall_s=walls[-1],
+        wall_s=float(walls[-1]),
         message=None if finished else "the loss is not finite at step 1,234",
-        curve=curve,
+        curve=Curve(tuple((90 * epochs).tolist()), tuple(walls.tolist()), tuple(scores[: len(epochs)].tolist())),
     )
 
 
@@ -121,11 +83,13 @@ def _spread(value, width=0.012):
 
 def _tuned(arm, rng):
     """A grid of six points around the scores of an arm; the fifth is chosen, and one trial of the last diverged."""
-    known = [v for v in arm.scores.values() if v is not None]
+    scores_of_arm = [v for v in arm.scores.values() if v is not None]
     points, trials = [], []
     for index, (lr, decay) in enumerate((lr, decay) for lr in (1e-4, 3e-4, 1e-3) for decay in (0.03, 0.1)):
         values = {"lr": lr, "weight_decay": decay}
-        scores = {s: float(v - 0.01 * abs(index - 4) + 0.002 * rng.standard_normal()) for s, v in enumerate(known)}
+        scores = {
+            s: float(v - 0.01 * abs(index - 4) + 0.002 * rng.standard_normal()) for s, v in enumerate(scores_of_arm)
+        }
         if index == 5:
             scores[0] = None
         kept = [v for v in scores.values() if v is not None]
@@ -162,7 +126,7 @@ def make_answer(
     classes = classes or ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
     luck = rng.normal(0, 0.6, seeds)
 
-    def run(index, name, true_effect, speed, changes, config, short=""):
+    def run(index, name, true_effect, speed, config, short=""):
         trials = []
         for s in range(seeds):
             final = (78.4 + luck[s] + true_effect + rng.normal(0, 0.15)) / 100
@@ -171,20 +135,21 @@ def make_answer(
                 continue
             status = "diverged" if (index, s) in diverge else "finished"
             trials.append(_trial(name, s, final, rng, speed, evaluations, status))
-        model = ModelFacts("Ti/4", config, tuple(ChangeFacts(short, **change) for change in changes))
+        facts = [{**change.describe(), "published": PUBLISHED.get(change.name, "")} for change in parse_changes(short)]
+        model = ModelFacts("Ti/4", config, tuple(ChangeFacts(short, **change) for change in facts))
         return ArmAnswer(name, short, {}, model, {t.seed: t.score("top1") for t in trials}, {}, tuple(trials))
 
-    base = run(-1, "base", 0.0, 1.0, [], dataclasses.asdict(BASE))
+    base = run(-1, "base", 0.0, 1.0, dataclasses.asdict(BASE))
     rows = []
     for i in range(arms):
-        name, short, describe, edit, true_effect = ARMS[i % len(ARMS)]
+        name, short, edit, true_effect = ARMS[i % len(ARMS)]
         name = (rename or {}).get(i, name if i < len(ARMS) else f"{name} {i}")
         speed = 1 + 0.03 * (i % 4)
         cost = ArmCost(
             1 + 0.0004 * i, 1 + 0.002 * i, _spread(speed), _spread(speed - 0.01), _spread(speed + 0.01),
             _spread(1 + 0.01 * i, 0.0),
         )  # fmt: skip
-        row = run(i, name, true_effect, speed, describe, edited(edit), short)
+        row = run(i, name, true_effect, speed, edited(edit), short)
         rows.append(dataclasses.replace(row, cost=cost))
     decision = decide(
         {arm.name: _images(arm.scores, rng) if per_image else arm.scores for arm in (base, *rows)},

@@ -87,12 +87,9 @@ def test_one_trial_and_models_that_have_nothing(study, tmp_path, capsys):
     assert "not made: variation: it needs images" in printed
     assert main(["analyse", str(study), "--figures", "kernel"]) == 2
     assert "Did you mean 'kernels'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("options", "words"), [({"block": 0}, "from 1 on"), ({"data": "digits"}, "leave --data out")])
-def test_what_cannot_be_examined(options, words):
-    with pytest.raises(UserError, match=words):
-        examine("new:mu2/4", **options)
+    for options, words in (({"block": 0}, "from 1 on"), ({"data": "digits"}, "leave --data out")):
+        with pytest.raises(UserError, match=words):
+            examine("new:mu2/4", **options)
 
 
 def test_names_of_users_are_escaped(tmp_path):
@@ -113,7 +110,7 @@ def test_figures_of_other_studies_are_not_missed(tmp_path):
 
     def named(models, **how):
         made = write_gallery("x", kinds, models, tmp_path, **how)
-        return [one.kind.name for one in made.shown], [kind.name for kind, _ in made.missing]
+        return [figure.kind.name for figure in made.shown], [kind.name for kind, _ in made.missing]
 
     assert named(alike, every=True) == ([], ["kernels"])
     assert named(alike) == ([], ["stems", "branches", "kernels"])
@@ -124,7 +121,7 @@ def test_the_report_shows_the_models(study, tmp_path):
     page = Answer.load(study).report(tmp_path / "report.html").read_text()
     assert "Inside the models" in page
     inside = page[page.index('id="inside"') : page.index('id="costs"')]
-    shown = [kind.name for kind in FIGURES.values() if f"<strong>{kind.title}</strong>" in inside]
-    assert shown == ["lambdas", "first_norm", "kernels", "gradients", "stem_gradient"]
+    names = [kind.name for kind in FIGURES.values() if f"<strong>{kind.title}</strong>" in inside]
+    assert names == ["lambdas", "first_norm", "kernels", "gradients", "stem_gradient"]
     assert len(inside) < 200_000
     assert page == Answer.load(study).report(tmp_path / "again.html").read_text()

@@ -1,18 +1,23 @@
 """Folders for timm and the Hub: they open elsewhere with the same outputs, hold nothing pickled and tell no paths."""
 
 import json
+import shlex
 import types
 
 import pytest
 import timm
 import torch
 import yaml
+from PIL import Image
 
 import vitmods as vm
 from vitmods.adapters.timm_folder import OURS, timm_words
 from vitmods.cli import main
 from vitmods.study import Answer
 from vitmods.study.checkpoints import open_trial
+from vitmods.study.trial import with_modules
+from vitmods.tasks import Segmentation
+from vitmods.train.trial import MODULES, _save_weights
 from vitmods.util.errors import UserError
 from vitmods.util.text import public_command, without_place, without_places
 
@@ -38,48 +43,42 @@ def test_timm_and_we_open_the_folder_with_the_same_outputs(study, tmp_path, arm,
     expected = open_trial(study / "trials" / arm / "seed1")(IMAGES)
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     assert json.loads((folder / "config.json").read_text())["architecture"] == architecture
-    theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    assert type(theirs).__module__ == ("timm.models.vision_transformer" if arm == "rms" else "vitmods.model.vit")
-    torch.testing.assert_close(theirs(IMAGES), expected, rtol=0, atol=1e-6)
-    data = timm.data.resolve_model_data_config(theirs)
+    timm_model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert type(timm_model).__module__ == ("timm.models.vision_transformer" if arm == "rms" else "vitmods.model.vit")
+    torch.testing.assert_close(timm_model(IMAGES), expected, rtol=0, atol=1e-6)
+    data = timm.data.resolve_model_data_config(timm_model)
     assert [list(data[name]) for name in ("input_size", "mean", "std")] == [[1, 8, 8], [0.25], [0.75]]
     assert timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=7)(IMAGES).shape == (3, 7)
-    ours = vm.from_pretrained(folder)
-    assert torch.equal(ours(IMAGES), expected)
-    assert not ours.training
-    assert ours.pretrained_cfg["label_names"] == tuple("0123456789")
+    own_model = vm.from_pretrained(folder)
+    assert torch.equal(own_model(IMAGES), expected)
+    assert not own_model.training
+    assert own_model.pretrained_cfg["label_names"] == tuple("0123456789")
 
 
-def test_transformers_opens_it_by_itself_where_timm_does(study, tmp_path):
-    transformers = pytest.importorskip("transformers")
+def test_predict_and_transformers_read_the_folder(study, tmp_path):
     folder = pushed(study, "rms", tmp_path / "model")
-    theirs = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
-    torch.testing.assert_close(theirs(pixel_values=IMAGES).logits, vm.from_pretrained(folder)(IMAGES))
-    assert theirs.config.id2label[3] == "3"
-
-
-def test_predict_reads_the_folder(study, tmp_path):
-    from PIL import Image
-
-    folder = pushed(study, "dpn", tmp_path / "model")
     Image.new("L", (8, 8), 99).save(tmp_path / "image.png")
-    here = vm.predict(study / "trials" / "dpn" / "seed1", tmp_path / "image.png", device="cpu")
-    assert vm.predict(folder, tmp_path / "image.png", device="cpu") == here
+    expected = vm.predict(study / "trials" / "rms" / "seed1", tmp_path / "image.png", device="cpu")
+    assert vm.predict(folder, tmp_path / "image.png", device="cpu") == expected
+    transformers = pytest.importorskip("transformers")
+    hf_model = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+    torch.testing.assert_close(hf_model(pixel_values=IMAGES).logits, vm.from_pretrained(folder)(IMAGES))
+    assert hf_model.config.id2label[3] == "3"
 
 
 def test_the_card_tells_the_studys_result(study, tmp_path):
     text = (pushed(study, "dpn", tmp_path / "digits-dpn") / "README.md").read_text()
     answer = Answer.load(study)
     _, head, body = text.split("---\n", 2)
-    known = yaml.safe_load(head)
+    metadata = yaml.safe_load(head)
     result = json.loads((study / "trials" / "dpn" / "seed1" / "result.json").read_text())
-    assert known["library_name"] == "vitmods"
-    assert known["license"] == "apache-2.0"
-    assert known["pipeline_tag"] == "image-classification"
-    assert {"vitmods", "dpn"} <= set(known["tags"])
-    (found,) = known["model-index"]
-    assert found["name"] == "digits-dpn"
-    (row,) = [row for row in found["results"][0]["metrics"] if row["type"] == "accuracy"]
+    assert metadata["library_name"] == "vitmods"
+    assert metadata["license"] == "apache-2.0"
+    assert metadata["pipeline_tag"] == "image-classification"
+    assert {"vitmods", "dpn"} <= set(metadata["tags"])
+    (entry,) = metadata["model-index"]
+    assert entry["name"] == "digits-dpn"
+    (row,) = [row for row in entry["results"][0]["metrics"] if row["type"] == "accuracy"]
     assert row["value"] == result["metrics"]["top1"]
     assert f"**dpn: {answer['dpn'].verdict}** against base: `{answer['dpn']!r}`" in body
     assert answer.to_markdown() in body
@@ -91,49 +90,27 @@ def test_the_card_tells_the_studys_result(study, tmp_path):
     assert "secret" not in text  # nor any other folder of this machine
 
 
-def test_a_card_without_a_study_says_so(tmp_path):
-    folder = vm.save_pretrained(vm.vit("mu/4", img_size=8, in_chans=1, num_classes=3), tmp_path / "new")
-    text = (folder / "README.md").read_text()
-    assert "No study has compared its changes with the unchanged model." in text
-    assert "model-index" not in text
-
-
 def test_a_trial_with_modules_beside_its_vit_is_written_as_it_is(tmp_path):
-    from vitmods.study.trial import with_modules
-    from vitmods.tasks import Segmentation
-    from vitmods.train.trial import MODULES
-
-    recipe = vm.recipes.RECIPES["segmentation"]() if "segmentation" in vm.recipes.RECIPES else vm.Recipe()
+    recipe = vm.recipes.RECIPES["small_segmentation"]()
     task = Segmentation.from_recipe(Segmentation.fitted(recipe))
-    backbone = vm.vit("mu/4", img_size=16, num_classes=3)
-    model = with_modules(backbone, task, 3, 0).eval()
+    model = with_modules(vm.vit("mu/4", img_size=16, num_classes=3), task, 3, 0).eval()
     trial = tmp_path / "trials" / "base" / "seed0"
     trial.mkdir(parents=True)
-    write_trial(trial, model, task, recipe)
-    folder = vm.save_pretrained(trial, tmp_path / "shared")
-    assert (folder / MODULES).exists()
-    assert "/data/of" not in (folder / "config.json").read_text()
-    images = torch.randn(2, 3, 16, 16)
-    again = vm.from_pretrained(folder)
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], tensor), name
-    assert len(images) == 2
-
-
-def write_trial(trial, model, task, recipe):
-    """What `train_trial` leaves of a trial, as far as it is opened again."""
-    from vitmods.train.trial import _save_weights
-
-    weights = _save_weights(model, model.state_dict(), trial)
     config = {
         "schema": 1, "arm": "base", "changes": "", "seed": 0, "task": task.name,
         "model": json.loads(model.backbone.vit_config.to_json()), "recipe": recipe.to_dict(),
         "data": {"name": "stripes", "classes": ["a", "b", "c"], "splits": {}, "fingerprint": ""},
         "images": {"data": "/data/of/mine/stripes", "img_size": [16, 16], "in_chans": 3, "task": task.name},
     }  # fmt: skip
+    weights = _save_weights(model, model.state_dict(), trial)
     result = {"schema": 1, "status": "finished", "split": "test", "metrics": {"miou": 0.5}, "weights": weights}
     (trial / "config.json").write_text(json.dumps(config))
     (trial / "result.json").write_text(json.dumps(result))
+    folder = vm.save_pretrained(trial, tmp_path / "shared")
+    assert (folder / MODULES).exists()
+    assert "/data/of" not in (folder / "config.json").read_text()
+    again = vm.from_pretrained(folder).state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
 
 
 class FakeHub:
@@ -195,7 +172,11 @@ def test_from_the_hub_no_file_that_could_run_code_is_downloaded(study, tmp_path,
         assert not any(fnmatch(name, pattern) for pattern in asked["patterns"])
 
 
-def test_what_cannot_be_is_refused(study, tmp_path, capsys):
+def test_a_card_without_a_study_says_so(study, tmp_path, capsys):
+    folder = vm.save_pretrained(vm.vit("mu/4", img_size=8, in_chans=1, num_classes=3), tmp_path / "new")
+    text = (folder / "README.md").read_text()
+    assert "No study has compared its changes with the unchanged model." in text
+    assert "model-index" not in text
     trial = study / "trials" / "dpn" / "seed0"
     with pytest.raises(UserError, match="the trial itself"):
         vm.save_pretrained(trial, trial)
@@ -204,34 +185,21 @@ def test_what_cannot_be_is_refused(study, tmp_path, capsys):
         assert "leave it out" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("changes", "is_timms"),
-    [
-        ("rms", True),
-        ("qknorm+layerscale", True),
-        ("subln", False),
-        ("dyt", False),
-        ("placement(attn=post,mlp=post)", False),
-    ],
-)
-def test_timm_is_named_exactly_where_it_can_express_the_model(changes, is_timms):
-    config = vm.apply(vm.vit("mu2/4", img_size=(16, 24), num_classes=3), *vm.parse_changes(changes)).vit_config
-    assert (timm_words(config) is not None) == is_timms
-
-
-def test_places_of_this_machine_are_taken_out_and_nothing_else():
-    text = "vitmods compare --data /home/me/my/pets --out=/tmp/x --from ~/runs/a/ --arms dpn+rms --base S/16"
-    wanted = "vitmods compare --data path/to/pets --out=path/to/x --from path/to/a --arms dpn+rms --base S/16"
-    assert without_places(text) == wanted
-    same = (
-        "see https://openreview.net/forum?id=jg, base='mu3/2', 1/2, timm/vit, hf:beans, s3://bucket/x, '/', \"a/b c\""
-    )
-    assert without_places(same) == same
+def test_timm_is_named_exactly_where_it_can_express_the_model():
+    kinds = {
+        "rms": True,
+        "qknorm+layerscale": True,
+        "subln": False,
+        "dyt": False,
+        "placement(attn=post,mlp=post)": False,
+    }
+    for changes, is_timms in kinds.items():
+        config = vm.apply(vm.vit("mu2/4", img_size=(16, 24), num_classes=3), *vm.parse_changes(changes)).vit_config
+        assert (timm_words(config) is not None) == is_timms, changes
 
 
 PLACES = {
     "/home/jane/x": "path/to/x",
-    "/x/": "path/to/x",
     "imagenet:/home/jane/x": "imagenet:path/to/x",
     "a:b:~jane/my photos/x": "a:b:path/to/x",
     "/home/jane's place/my pets/": "path/to/my pets",
@@ -241,16 +209,16 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_place_is_taken_out_wherever_it_stands(place):
-    import shlex
-
-    wanted = PLACES[place]
-    assert without_place(place) == wanted
-    assert without_place({"a": [{"b": [place, 1, None]}]}) == {"a": [{"b": [wanted, 1, None]}]}
+@pytest.mark.parametrize(("place", "public"), PLACES.items())
+def test_places_of_this_machine_are_taken_out_and_nothing_else(place, public):
+    assert without_place(place) == public
+    assert without_place({"a": [{"b": [place, 1, None]}]}) == {"a": [{"b": [public, 1, None]}]}
     command = shlex.join(["vitmods", "compare", "--data", place, "--arms", "a=dpn(x=1)"])
-    assert public_command(command) == shlex.join(["vitmods", "compare", "--data", wanted, "--arms", "a=dpn(x=1)"])
-    assert public_command(f"vm.Study({place!r}, ['dpn'])").replace("'", '"') == f'vm.Study("{wanted}", ["dpn"])'
-    assert (
-        public_command(f"vitmods a --out {shlex.quote(place)} --out={shlex.quote(place)} b", ["--out"]) == "vitmods a b"
+    assert public_command(command) == shlex.join(["vitmods", "compare", "--data", public, "--arms", "a=dpn(x=1)"])
+    assert public_command(f"vm.Study({place!r}, ['dpn'])").replace("'", '"') == f'vm.Study("{public}", ["dpn"])'
+    twice = f"vitmods a --out {shlex.quote(place)} --out={shlex.quote(place)} b"
+    assert public_command(twice, ["--out"]) == "vitmods a b"
+    same = (
+        "see https://openreview.net/forum?id=jg, base='mu3/2', 1/2, timm/vit, hf:beans, s3://bucket/x, '/', \"a/b c\""
     )
+    assert without_places(same) == same

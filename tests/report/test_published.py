@@ -28,10 +28,10 @@ def words_of(answer):
 )
 def test_the_papers_numbers_stand_beside_ours(synthetic, command):
     answer = of(synthetic, command, arms=1, seeds=16)
-    found = comparison(answer)
-    (row,) = found.rows
-    assert found.table is TABLES["dpn-table1"]
-    assert [one.text for one in row.published] == ["+1.9", "+1.4", "+1.4", "+1.1", "+0.7"]
+    compared = comparison(answer)
+    (row,) = compared.rows
+    assert compared.table is TABLES["dpn-table1"]
+    assert [number.text for number in row.published] == ["+1.9", "+1.4", "+1.4", "+1.1", "+0.7"]
     assert row.agreement == "consistent: 1 of 5, inconsistent: 4 of 5, same sign: 5 of 5"
     text = words_of(answer)
     for part in (
@@ -109,26 +109,21 @@ def test_a_figure_without_printed_numbers_says_so(synthetic):
     ],
 )
 def test_agreement_has_three_outcomes(effect, half, unit, says):
-    (known, *_) = published(TABLES["dpn-table5"], "dpn")  # 27.3 ± 0.09 and 28.0 ± 0.21
-    ours = SimpleNamespace(
+    (number, *_) = published(TABLES["dpn-table5"], "dpn")  # 27.3 ± 0.09 and 28.0 ± 0.21
+    effect_of_ours = SimpleNamespace(
         verdict=Verdict.OPEN,
         effect=effect,
         interval=(effect - half * (1 if unit else 0.01), effect + half * (1 if unit else 0.01)),
         unit=unit,
     )
-    assert Beside("dpn", "", ours, (known,)).agreement == says
+    assert Beside("dpn", "", effect_of_ours, (number,)).agreement == says
 
 
-def test_a_published_difference_of_zero_is_never_confirmed():
+def test_a_published_difference_of_zero_is_never_confirmed_and_nothing_compared_before_base_has_learned():
     zero, loss = published(TABLES["dtn-table3"], "scale")[1], published(TABLES["dtn-table3"], "batch")[0]
-    ours = SimpleNamespace(verdict="open", effect=0.0, interval=(-0.2, 0.2), unit="%")
-    assert Beside("x", "", ours, (zero, loss)).agreement == "inconsistent: 1 of 2, too wide to test: 1 of 2"
-
-
-def test_nothing_is_compared_where_base_has_not_learned():
-    (known,) = published(TABLES["dtn-table3"], "batch")[:1]
-    ours = SimpleNamespace(verdict=Verdict.WITHHELD, effect=0.0, interval=(-0.2, 0.2), unit="%")
-    row = Beside("x", "", ours, (known,))
+    effect_of_ours = SimpleNamespace(verdict="open", effect=0.0, interval=(-0.2, 0.2), unit="%")
+    assert Beside("x", "", effect_of_ours, (zero, loss)).agreement == "inconsistent: 1 of 2, too wide to test: 1 of 2"
+    row = Beside("x", "", SimpleNamespace(**{**vars(effect_of_ours), "verdict": Verdict.WITHHELD}), (loss,))
     assert (row.outcomes, row.agreement) == ((), "base has not learned")
 
 

@@ -47,18 +47,15 @@ def test_the_best_arm_comes_first_and_the_worst_last(answer):
     assert text.index("1 of 5 post on MLP trials diverged") < text.index(" arm ")
 
 
-def test_names_are_neither_markup_nor_commands_to_the_terminal(answer):
-    text = printed(answer, file=io.StringIO(), width=140, force_terminal=True).getvalue()
-    assert "[red]x[/red]" in re.sub(r"\x1b\[[0-9;]*m", "", text)
-    assert "\x1b[2J" not in text
-    assert "naïve" in text
-
-
-def test_colors_on_a_terminal_only(answer, monkeypatch):
+def test_names_are_neither_markup_nor_commands_to_the_terminal(answer, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
-    assert "\x1b[" in printed(answer, file=io.StringIO(), width=120, force_terminal=True).getvalue()
-    assert "\x1b[" not in printed(answer, file=io.StringIO(), width=120).getvalue()
+    text = printed(answer, file=io.StringIO(), width=140, force_terminal=True).getvalue()
+    assert "[red]x[/red]" in re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert "\x1b[" in text
+    assert "\x1b[2J" not in text
+    assert "naïve" in text
+    assert "\x1b[" not in printed(answer, file=io.StringIO(), width=120).getvalue(), "colors on a terminal only"
 
 
 def test_an_output_without_unicode_gets_plain_signs(answer):

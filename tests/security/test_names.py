@@ -44,9 +44,9 @@ def is_plain(text):
 
 
 def test_predictions_in_a_terminal(checkpoint):
-    found = vm.predict(checkpoint, checkpoint.parent / "=a\x1b[2J.png", top=len(NAMES), device="cpu")
+    predictions = vm.predict(checkpoint, checkpoint.parent / "=a\x1b[2J.png", top=len(NAMES), device="cpu")
     console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
-    print_predictions(found, console)
+    print_predictions(predictions, console)
     text = console.file.getvalue()
     assert is_plain(text.replace("\x1b[1m", "").replace("\x1b[2m", "").replace("\x1b[0m", ""))
     assert "[red]x[/red]" in text
@@ -79,15 +79,15 @@ def test_examples_of_a_trial_bring_colors_and_no_style(tmp_path):
     (tmp_path / "examples").mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / "examples/0-found.png")
     legend = dict.fromkeys(NAMES, "#00ff00") | {"styled": "red;position:fixed", "no text": 3}
-    about = {"schema": 1, "images": [{"id": NAMES[2], "panels": ["found"]}], "legend": legend}
+    record = {"schema": 1, "images": [{"id": NAMES[2], "panels": ["found"]}], "legend": legend}
     path = tmp_path / "examples/examples.json"
-    path.write_text(json.dumps(about))
+    path.write_text(json.dumps(record))
     assert read_examples(tmp_path).ids == ()  # of a color that is none nobody knows what else is wrong
     del legend["no text"]
-    path.write_text(json.dumps(about))
+    path.write_text(json.dumps(record))
     assert list(read_examples(tmp_path).legend) == list(NAMES)
-    about["images"][0]["panels"] = ["../../examples/0-found"]
-    path.write_text(json.dumps(about))
+    record["images"][0]["panels"] = ["../../examples/0-found"]
+    path.write_text(json.dumps(record))
     assert read_examples(tmp_path).ids == ()
 
 
@@ -106,10 +106,10 @@ def test_drawings_and_figures_take_any_name(tmp_path):
     image, boxes = np.zeros((40, 40, 3), np.uint8), np.array([[1, 1, 30, 30]] * len(NAMES), np.float64)
     assert with_objects(image, boxes, np.arange(len(NAMES)), NAMES).any()
     matrix = np.eye(len(NAMES)).tolist()
-    found = {
+    evaluation = {
         "protocols": {"confusion": {"matrix": matrix, "classes": NAMES, "images": 7}},
         "metrics": {"balanced_accuracy": 1.0},
     }
-    drawn = draw_evaluation(found, tmp_path / "figures")
+    drawn = draw_evaluation(evaluation, tmp_path / "figures")
     assert drawn
     assert all("<script>" not in path.read_text() for path in drawn if path.suffix == ".svg")

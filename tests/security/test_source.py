@@ -48,28 +48,30 @@ WANTED = {("torch", "load"): ("weights_only", True), ("np", "load"): ("allow_pic
 
 def problems(text: str, name: str) -> list[str]:
     """What a file does that it must not."""
-    found = []
+    faults = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]
-            names = [one.name for one in node.names] if isinstance(node, ast.ImportFrom) else []
-            found += [f"{name}:{node.lineno} imports {one}" for one in modules if one in IMPORTS]
-            hidden = {(module, one) for module in modules for one in names} & {*FORBIDDEN, *ALLOWED}
-            found += [f"{name}:{node.lineno} imports {one} by name" for one in sorted(hidden)]
+            modules = (
+                [node.module or ""] if isinstance(node, ast.ImportFrom) else [name_of.name for name_of in node.names]
+            )
+            names = [name_of.name for name_of in node.names] if isinstance(node, ast.ImportFrom) else []
+            faults += [f"{name}:{node.lineno} imports {name_of}" for name_of in modules if name_of in IMPORTS]
+            hidden = {(module, name_of) for module in modules for name_of in names} & {*FORBIDDEN, *ALLOWED}
+            faults += [f"{name}:{node.lineno} imports {name_of} by name" for name_of in sorted(hidden)]
         if not isinstance(node, ast.Call):
             continue
         module, _, function = ast.unparse(node.func).rpartition(".")
         called, where = (module, function), f"{name}:{node.lineno} calls {ast.unparse(node.func)}"
-        keywords = {one.arg: getattr(one.value, "value", None) for one in node.keywords}
+        keywords = {name_of.arg: getattr(name_of.value, "value", None) for name_of in node.keywords}
         if called in FORBIDDEN or function in ("extractall", "unpack_archive") or keywords.get("shell") is True:
-            found.append(where)
+            faults.append(where)
         if called in ALLOWED and name not in ALLOWED[called] and not _is_own(node):
-            found.append(f"{where}, which is for {', '.join(ALLOWED[called]) or 'nobody'}: use {LIMITS}")
+            faults.append(f"{where}, which is for {', '.join(ALLOWED[called]) or 'nobody'}: use {LIMITS}")
         if function == "read_bytes" and not node.args and name not in READ_BYTES:
-            found.append(f"{where}: use read_bytes of {LIMITS}")
+            faults.append(f"{where}: use read_bytes of {LIMITS}")
         if called in WANTED and keywords.get(WANTED[called][0]) is not WANTED[called][1]:
-            found.append(f"{where} without {WANTED[called]}")
-    return found
+            faults.append(f"{where} without {WANTED[called]}")
+    return faults
 
 
 def _is_own(call: ast.Call) -> bool:
@@ -81,7 +83,9 @@ def _is_own(call: ast.Call) -> bool:
 def test_nothing_is_run_or_read_without_limits():
     files = sorted(ROOT.rglob("*.py"))
     assert len(files) > 200
-    assert [one for path in files for one in problems(path.read_text(), path.relative_to(ROOT).as_posix())] == []
+    assert [
+        name_of for path in files for name_of in problems(path.read_text(), path.relative_to(ROOT).as_posix())
+    ] == []
 
 
 @pytest.mark.parametrize(

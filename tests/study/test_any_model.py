@@ -121,16 +121,13 @@ def finished(tmp_path_factory):
     return study, run(study, out), out
 
 
-def test_a_study_of_a_swin_is_complete(finished):
-    _, result, _ = finished
+def test_a_study_of_a_swin_is_complete_with_costs_counted_and_measured(finished):
+    _, result, out = finished
     assert result.complete
     assert not result.failed
     assert result["relu"].n == 2
     assert result["wide"].effect == 0
-
-
-def test_its_costs_are_counted_and_measured(finished):
-    costs = json.loads((finished[2] / "costs.json").read_text())
+    costs = json.loads((out / "costs.json").read_text())
     assert costs["base"]["macs"] == macs_of(build(SWIN), make_base(SWIN, 10, (8, 8), 1)) > 100_000
     assert costs["arms"]["rms"]["params"] < 1 == costs["arms"]["relu"]["params"]
     assert costs["arms"]["dtn"]["flops"] > 1 == costs["arms"]["rms"]["flops"]
@@ -152,20 +149,6 @@ def test_costs_that_cannot_be_measured_are_a_warning_and_the_same_call_tries_aga
     assert (copy / "costs.json").exists()
 
 
-def test_the_same_call_goes_on_and_seeds_are_added(finished, tmp_path):
-    study, _, out = finished
-    copy = shutil.copytree(out, tmp_path / "out")
-    kept = {path: path.stat().st_mtime_ns for path in copy.rglob("result.json")}
-    shutil.rmtree(copy / "trials/dtn/seed1")
-    again = run(study, copy)
-    assert again.complete
-    assert all(path.stat().st_mtime_ns == time for path, time in kept.items() if "dtn/seed1" not in str(path))
-    weights = [folder / "trials/dtn/seed1/model.safetensors" for folder in (out, copy)]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-    with pytest.raises(UserError, match="other settings"):
-        run(study_of(f"{SWIN}&drop_rate=0.1", study.settings.arms, seeds=2), copy)
-
-
 def test_the_report_has_modules_in_place_of_a_drawing(finished):
     page = finished[1].report().read_text()
     assert "Not drawn: SwinTransformer is not a vitmods ViT." in page
@@ -177,7 +160,7 @@ def test_the_report_has_modules_in_place_of_a_drawing(finished):
     assert 'class="drawing"' not in page
 
 
-@pytest.mark.parametrize("arm", ["base", "rms", "dtn", "relu"])
+@pytest.mark.parametrize("arm", ["base", "dtn", "relu"])
 def test_a_trial_can_be_opened_again(finished, arm):
     folder = finished[2] / "trials" / arm / "seed0"
     if arm == "relu":
@@ -280,15 +263,6 @@ def test_changes_of_a_model_that_can_be_read(tmp_path):
     assert 'class="drawing"' in result.report().read_text()
 
 
-def test_a_function_of_our_own_vit_is_opened_with_it(tmp_path):
-    result = run(study_of("mu/4", {"relu": relu}), tmp_path / "out")
-    assert result.complete
-    opened = open_trial(tmp_path / "out/trials/relu/seed0")
-    assert isinstance(opened.blocks[0].mlp.act, nn.ReLU)
-    with pytest.raises(UserError, match="open_trial"):
-        vm.adapters.load(tmp_path / "out/trials/relu/seed0")
-
-
 def test_a_tensor_at_two_places_is_saved(tmp_path):
     def tied(model):
         block = model.layers[0].blocks[0]
@@ -341,16 +315,9 @@ def build_arm(function):
     return build(SWIN, *study_of(arms={"x": function}).settings.arms[0].changes)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "replace(rms)",
-        "replace(dtn(norms=both),heads=4)",
-        "replace(instancenorm,where=*.norm1)",
-        "dpn+replace(layernorm)",
-        "python(module:name)+dpn(before=false)",
-    ],
-)
-def test_short_forms_are_read_and_written(text):
-    assert "+".join(map(str, parse_edits(text))) == text or text == "dpn+replace(layernorm)"
-    assert parse_edits("+".join(map(str, parse_edits(text)))) == parse_edits(text)
+def test_short_forms_are_read_and_written():
+    for text in ("replace(rms)", "replace(dtn(norms=both),heads=4)", "replace(instancenorm,where=*.norm1)",
+                 "dpn+replace(norm(kind=layer))", "python(module:name)+dpn(before=false)"):  # fmt: skip
+        written = "+".join(map(str, parse_edits(text)))
+        assert written == text or "kind=layer" in text
+        assert parse_edits(written) == parse_edits(text)

@@ -3,7 +3,6 @@
 import dataclasses
 import re
 import warnings
-from functools import partial
 
 import numpy as np
 import pytest
@@ -40,7 +39,7 @@ def row(values):
 
 def base(*curves):
     steps = tuple(range(10, 10 * len(curves[0]) + 1, 10)) if curves else ()
-    logged = [Curve(steps, steps, tuple(one)) for one in curves]
+    logged = [Curve(steps, steps, tuple(scores)) for scores in curves]
     return [TrialRecord("base", seed, "finished", "", curve=curve) for seed, curve in enumerate(logged)]
 
 
@@ -50,10 +49,10 @@ def doubts(decision, trials=(), curves=TOP1):
 
 def test_arms_that_vary_very_differently():
     assert doubts(study()) == []
-    (said,) = doubts(study(spread=0.08, n=16))
-    assert re.match(r"From seed to seed base varies less than some arms: b [\d.]+ times as much\.", said)
-    (said,) = doubts(study(base=0.08, n=16))
-    assert said.startswith("From seed to seed base varies more than 3 times as much as a, b and c: ")
+    (doubt,) = doubts(study(spread=0.08, n=16))
+    assert re.match(r"From seed to seed base varies less than some arms: b [\d.]+ times as much\.", doubt)
+    (doubt,) = doubts(study(base=0.08, n=16))
+    assert doubt.startswith("From seed to seed base varies more than 3 times as much as a, b and c: ")
     assert doubts(study(spread=0.08, n=3)) == [], "the decision itself says so of few seeds"
 
 
@@ -63,14 +62,14 @@ def test_test_images_that_are_too_few_for_the_margin():
         "best. "
     )
     few = study(images=300)
-    (said,) = doubts(few)
+    (doubt,) = doubts(few)
     more = "More images do not help: trials vary by 2.9 points, so 32 seeds resolve only 3.1 points."
-    assert said.startswith(cannot + more)
+    assert doubt.startswith(cannot + more)
     steady = dataclasses.replace(few["a"], sd=0.2)
-    (said,) = doubts(dataclasses.replace(few, effects={"a": steady}))
-    assert said.startswith(cannot + "About 77,000 test images could, with up to 32 seeds. Or restrict the claim")
-    (said,) = doubts(dataclasses.replace(few, effects={"a": dataclasses.replace(steady, grouped=True)}))
-    assert "with 300 groups of test images" in said
+    (doubt,) = doubts(dataclasses.replace(few, effects={"a": steady}))
+    assert doubt.startswith(cannot + "About 77,000 test images could, with up to 32 seeds. Or restrict the claim")
+    (doubt,) = doubts(dataclasses.replace(few, effects={"a": dataclasses.replace(steady, grouped=True)}))
+    assert "with 300 groups of test images" in doubt
     assert doubts(dataclasses.replace(few, generalize="seeds")) == []
     assert doubts(study(images=100_000)) == []
 
@@ -87,15 +86,9 @@ def test_test_images_that_are_too_few_for_the_margin():
 )
 def test_a_base_that_was_still_gaining(curve, metric, said):
     trials = base(curve, curve + 0.001 * np.cos(np.arange(len(curve))))
-    found = doubts(study(), trials, metric)
-    assert [said in one for one in found] == ([True] if said else [])
+    texts = doubts(study(), trials, metric)
+    assert [said in text for text in texts] == ([True] if said else [])
     assert doubts(study(), base(curve), metric) == [], "one seed has no spread"
-
-
-def test_a_slope_within_the_noise_is_none():
-    rng = np.random.default_rng(3)
-    trials = base(*(0.7 + 0.05 * rng.standard_normal(20) for _ in range(3)))
-    assert doubts(study(), trials) == []
 
 
 @pytest.mark.parametrize(
@@ -106,14 +99,10 @@ def test_a_slope_within_the_noise_is_none():
         ("mu3/4", "classification", 64, "vit_tiny_patch16_224"),
         ("Ti/16", "segmentation", 128, "vit_tiny_patch16_224"),
         ("mu6/8", "segmentation", 128, ""),
-        ("S/32", "classification", 224, ""),
         ("S36/16", "classification", 224, ""),
         ("S/16", "classification", 100, ""),
-        ("S/16", "classification", 48, ""),
-        ("S*/16", "classification", 224, ""),
         ("T2T-14", "classification", 224, ""),
         ("timm:pvt_v2_b0", "detection", 128, ""),
-        ("timm:swin_tiny_patch4_window7_224", "classification", 224, ""),
         ({"patch_size": 16}, "classification", 224, ""),
     ],
 )
@@ -123,20 +112,17 @@ def test_trained_weights_are_suggested_where_they_suit(base, task, img_size, wei
     assert trained_weights({**settings, "start": {}}) == trained_weights({**settings, "in_chans": 1}) == ""
 
 
-def test_few_photographs_ask_for_trained_weights():
-    digits = vm.data.load("digits", img_size=(8, 8), in_chans=1, augment=vm.Recipe().augment, limit_train=100)
+def test_few_photographs_ask_for_trained_weights(dataset):
+    def advice(base="S/16", **images):
+        return few_images(Study(base, ["dpn"], "digits", img_size=64, **images).settings, dataset)
 
-    def said(base="S/16", **images):
-        return few_images(Study(base, ["dpn"], "digits", img_size=64, **images).settings, digits)
-
-    (text,) = said(in_chans=3)
-    assert text.startswith(
-        "100 training images are few to train S/16 from scratch. Start from trained weights (--from "
-    )
-    assert said(in_chans=1) == said("timm:swin_tiny_patch4_window7_224", in_chans=3) == []
+    (text,) = advice(in_chans=3)
+    start = "100 training images are few to train S/16 from scratch. Start from trained weights (--from "
+    assert text.startswith(start)
+    assert advice(in_chans=1) == advice("timm:swin_tiny_patch4_window7_224", in_chans=3) == []
 
 
-KINDS = ("layer", "rms", "scale", "batch", "instance", "group", "power", "switchable")
+KINDS = ("rms", "scale", "batch", "instance", "group")
 
 
 @pytest.fixture(scope="module")
@@ -146,26 +132,23 @@ def dataset():
 
 @pytest.fixture
 def record(dataset):
-    return partial(warnings_of, dataset)
+    def warnings_of(arms, **recipe):
+        base = vm.vit("mu2/4", img_size=8, in_chans=1)
+        models = {"base": base} | {arm.name: vm.apply(base, *arm.changes) for arm in make_arms(arms)}
+        return study_warnings([(name, model, vm.Recipe().with_(**recipe)) for name, model in models.items()], dataset)
 
-
-def warnings_of(dataset, texts, **recipe):
-    base = vm.vit("mu2/4", img_size=8, in_chans=1)
-    models = {"base": base} | {arm.name: vm.apply(base, *arm.changes) for arm in make_arms(texts)}
-    return study_warnings([(name, model, vm.Recipe().with_(**recipe)) for name, model in models.items()], dataset)
+    return warnings_of
 
 
 def test_norms_over_small_batches_are_named_together(record):
-    (small,) = record([f"{kind}=norm(kind={kind})" for kind in KINDS[1:6]] + ["switchnorm"], batch_size=7)
+    """What counts is the part of a batch that is computed at once."""
+    (small,) = record([f"{kind}=norm(kind={kind})" for kind in KINDS] + ["switchnorm"], batch_size=7)
     assert small.startswith("Arms batch, switchnorm: ")
     assert "batches of 7" in small
-    assert record(["batchnorm"], batch_size=8) == []
-    assert record(["norm(kind=switchable,batch=false)", "instancenorm"], batch_size=2) == []
-
-
-def test_what_counts_is_the_part_that_is_computed_at_once(record):
     (small,) = record(["batchnorm"], batch_size=64, accumulate=16)
     assert "batches of 4" in small
+    assert record(["batchnorm"], batch_size=8) == []
+    assert record(["norm(kind=switchable,batch=false)", "instancenorm"], batch_size=2) == []
 
 
 def test_a_warm_up_that_outlasts_the_trial_is_reported(record, dataset):
@@ -183,8 +166,8 @@ def test_parallel_branches_of_a_shallow_model_are_advised_against(record):
     assert renamed.startswith("Arm p, parallel: its paper has gains in deep models")
     assert advice.endswith("Here are 2 blocks of width 32.")
     change = vm.Parallel()
-    said = {name: bool(change.advice(vm.ViTConfig.from_name(name))) for name in ("S12x2/16", "B12x2/16", "S18x2/16")}
-    assert said == {"S12x2/16": True, "B12x2/16": False, "S18x2/16": False}
+    advised = {name: bool(change.advice(vm.ViTConfig.from_name(name))) for name in ("S12x2/16", "B12x2/16", "S18x2/16")}
+    assert advised == {"S12x2/16": True, "B12x2/16": False, "S18x2/16": False}
     base = vm.vit("mu2/4", img_size=8)
     assert "advice" in str(vm.diff(base, vm.apply(base, change)))
     assert "advice" not in str(vm.diff(base, vm.apply(base, vm.DualPatchNorm())))

@@ -1,11 +1,10 @@
 """What a study would take and find, before it is run: steps, seeds that fit a budget, the pilot, a smaller study."""
 
-import json
 import math
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ import vitmods as vm
 from vitmods.cli import main
 from vitmods.model.flops import count_macs, count_params
 from vitmods.model.vit import vit
-from vitmods.recipes import TASK_PARTS, plain
+from vitmods.recipes import plain
 from vitmods.stats.plan import detectable, sd_range
 from vitmods.study import Answer, Study
 from vitmods.study.cost import Steps
@@ -48,8 +47,8 @@ def study(arms=("dpn",), seeds=None, **options):
 def made(k=3, trial_s=60.0, spread=None, finished=0, **options):
     """An estimate as if every trial took `trial_s`."""
     settings = Study("S/16", ["dpn", "rms", "layerscale"][:k], "digits", img_size=224, in_chans=3, **options).settings
-    each = len(settings.seeds) - finished
-    arms = [ArmEstimate(arm.name, arm.short, 10, 10, 0.1, trial_s, each, finished) for arm in settings.every_arm]
+    trials = len(settings.seeds) - finished
+    arms = [ArmEstimate(arm.name, arm.short, 10, 10, 0.1, trial_s, trials, finished) for arm in settings.every_arm]
     return Estimate(settings, tuple(arms), 1, 1, {"": 100}, {"train": 1000, "test": 400}, spread)
 
 
@@ -69,8 +68,8 @@ def test_a_step_is_what_a_trial_makes():
 
 
 def test_the_plan_has_time_and_detectable_effect_for_every_number_of_seeds():
-    found = made(spread=Spread(1.5, 3, "from 4 trials of base", 0.04, 400), seeds=5)
-    text = str(found)
+    estimate = made(spread=Spread(1.5, 3, "from 4 trials of base", 0.04, 400), seeds=5)
+    text = str(estimate)
     low, high = sd_range(1.5, 3)
     assert f"sd of a trial: 1.5 points (80 % range {low:.2g} to {high:.2g}), from 4 trials of base." in text
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.split()[0:1] in (["3"], ["5"], ["16"])}
@@ -80,32 +79,30 @@ def test_the_plan_has_time_and_detectable_effect_for_every_number_of_seeds():
     assert "equivalent within 0.5 points: " in text
     assert "; not feasible (> 32 seeds)." in text
     assert "resolve effects of" not in text
-    text = " ".join(str(replace(found, test_images=840, grouped=True)).split())
+    text = " ".join(str(replace(estimate, test_images=840, grouped=True)).split())
     assert (
         "840 groups of test images resolve effects of about 1.1 points with many seeds, if an arm and base disagree"
         in text
     )
     assert "of them. The margin of 0.5 points needs about 4,400 groups of test images." in text
-    assert f"find effects above about {1.5 * detectable(3, 5).effect:.2g} points" in found.decides()
+    assert f"find effects above about {1.5 * detectable(3, 5).effect:.2g} points" in estimate.decides()
 
 
-def test_arms_that_are_added_later_count():
-    found = made(k=1, spread=Spread(1.5, 3, "", 0.04, 400), seeds=5, family=4)
-    row = next(line.split() for line in str(found).splitlines() if line.split()[:1] == ["5"])
-    assert row[3] == f"{1.5 * detectable(4, 5).effect:.2g}"
-    assert f"5 seeds of 1 arm and base in about 10 min find effects above about {row[3]} points" in found.decides()
-
-
-def test_an_unknown_spread_is_said():
+def test_an_unknown_spread_and_arms_that_are_added_later_count():
     text = str(made())
     assert "sd of a trial: unknown. --pilot trains four trials of base, which then count." in text
     assert f"{detectable(3, 5).effect:.2g} sd of a trial" in text
+    family = made(k=1, spread=Spread(1.5, 3, "", 0.04, 400), seeds=5, family=4)
+    row = next(line.split() for line in str(family).splitlines() if line.split()[:1] == ["5"])
+    assert row[3] == f"{1.5 * detectable(4, 5).effect:.2g}"
+    assert f"5 seeds of 1 arm and base in about 10 min find effects above about {row[3]} points" in family.decides()
 
 
 @pytest.mark.parametrize(
     ("budget", "options", "seeds"),
     [
         ("30m", {}, 7),
+        ("30m", {"finished": 2}, 9),
         ("41 trials", {}, 10),
         ("70m", {"until_decided": True}, 16),
         ("40m", {"until_decided": True}, 8),
@@ -113,26 +110,20 @@ def test_an_unknown_spread_is_said():
     ],
 )
 def test_as_many_seeds_as_fit(budget, options, seeds):
-    found = fit_to_budget(make_budget(budget), made(**options))
-    assert (found.refused, len(found.settings.seeds)) == (None, seeds)
-    assert found.total_s == 4 * seeds * 60
-    assert found.tuning_s == 0
-
-
-def test_what_is_finished_takes_no_time_again():
-    assert len(fit_to_budget(make_budget("30m"), made(finished=2)).settings.seeds) == 9
-
-
-def test_workers_share_the_time():
+    estimate = fit_to_budget(make_budget(budget), made(**options))
+    assert (estimate.refused, len(estimate.settings.seeds), estimate.tuning_s) == (None, seeds, 0)
+    assert estimate.total_s == 4 * (seeds - options.get("finished", 0)) * 60
     assert len(fit_to_budget(make_budget("30m"), replace(made(), workers=2, parallel=2)).settings.seeds) == 15
 
 
 def test_tuned_trials_come_first():
-    found = made(tune={"lr": (1e-4, 1e-3)}, tune_on="val", seeds=5)
-    found = replace(found, arms=tuple(replace(arm, trials=7) for arm in found.arms))  # 5, and one for each value
-    assert (found.tuning_trials, found.tuning_s, found.seconds(5)) == (8, 8 * 60, 28 * 60)
-    assert len(fit_to_budget(make_budget("28m"), found).settings.seeds) == 5
-    assert len(fit_to_budget(make_budget("28trials"), found).settings.seeds) == 5
+    estimate = made(tune={"lr": (1e-4, 1e-3)}, tune_on="val", seeds=5)
+    estimate = replace(
+        estimate, arms=tuple(replace(arm, trials=7) for arm in estimate.arms)
+    )  # 5, and one for each value
+    assert (estimate.tuning_trials, estimate.tuning_s, estimate.seconds(5)) == (8, 8 * 60, 28 * 60)
+    assert len(fit_to_budget(make_budget("28m"), estimate).settings.seeds) == 5
+    assert len(fit_to_budget(make_budget("28trials"), estimate).settings.seeds) == 5
 
 
 @pytest.mark.parametrize(
@@ -152,8 +143,8 @@ def test_fewer_than_three_seeds_are_refused_with_the_arithmetic(budget, words):
 
 def test_a_smaller_study_is_one_command():
     command = "vitmods compare --dry-run --pilot --base S/16 --arms dpn rms --seeds=8 --epochs 100 --budget 2h"
-    found = suggest_smaller(made(trial_s=3600.0, seeds=8, recipe=plain(epochs=100)), 2 * 3600, command)
-    first, line = found.splitlines()
+    smaller = suggest_smaller(made(trial_s=3600.0, seeds=8, recipe=plain(epochs=100)), 2 * 3600, command)
+    first, line = smaller.splitlines()
     assert first.startswith("The study takes about 32.0 h, more than 2.0 h. This one takes about ")
     assert line.strip().startswith("vitmods compare --arms dpn rms --budget 2h --seeds 5 --img-size 160 --base Ti/16")
     assert suggest_smaller(made(trial_s=1e9), 60, command) == ""
@@ -161,8 +152,8 @@ def test_a_smaller_study_is_one_command():
 
 
 def test_changes_that_go_together_name_the_factorial_design():
-    found = study(["dpn", "rms", "layerscale"], seeds=3).dry_run(**RUN)
-    assert "a factorial design (--design factorial) of 8 runs x 2 seeds, 16 trials" in " ".join(str(found).split())
+    estimate = study(["dpn", "rms", "layerscale"], seeds=3).dry_run(**RUN)
+    assert "a factorial design (--design factorial) of 8 runs x 2 seeds, 16 trials" in " ".join(str(estimate).split())
     assert study(["dpn", "rms"], seeds=3).dry_run(**RUN).factorial == ""
 
 
@@ -173,15 +164,15 @@ def pilot(tmp_path_factory):
 
 
 def test_a_pilot_trains_base_alone_and_knows_the_spread(pilot):
-    out, found = pilot
+    out, estimate = pilot
     assert sorted(str(path.parent.relative_to(out / "trials")) for path in out.rglob("result.json")) == [
         f"base/seed{seed}" for seed in range(4)
     ]
-    assert found.spread.df == 3
-    assert found.spread.images == 538  # val and test, which vitmods made both
-    assert 0 < found.spread.disagree < 1
-    assert "from 4 trials of base" in str(found)
-    assert (found.finished, [arm.trials for arm in found.arms]) == (4, [1, 5, 5])
+    assert estimate.spread.df == 3
+    assert estimate.spread.images == 538  # val and test, which vitmods made both
+    assert 0 < estimate.spread.disagree < 1
+    assert "from 4 trials of base" in str(estimate)
+    assert (estimate.finished, [arm.trials for arm in estimate.arms]) == (4, [1, 5, 5])
     assert StudyFolder(out).known_facts().plan.seeds == 0
 
 
@@ -214,38 +205,20 @@ def test_failed_trials_of_base_are_no_spread(constant, chance, sd, tmp_path):
         StudyFolder(tmp_path), settings, Evaluated(("test",), {} if chance is None else {"top1": chance})
     )
     for seed, score in enumerate((0.245, 0.247, 0.143)):
-        found = TrialRecord("base", seed, "finished", "", metrics={"top1": score}, constant=seed in constant)
-        state.answered[state.trial(AS_IS, "base", seed)] = found
+        record = TrialRecord("base", seed, "finished", "", metrics={"top1": score}, constant=seed in constant)
+        state.answered[state.trial(AS_IS, "base", seed)] = record
     spread = spread_of(state)
     assert (spread and spread.sd) == (sd and pytest.approx(sd, rel=0.05))
 
 
-def test_a_copy_of_a_study_does_not_count_twice(pilot):
-    out, _ = pilot
-    shutil.copytree(out, out.with_name("copy"))
-    found = study(["dpn"]).dry_run(out.parent / "second", **RUN).spread
-    shutil.rmtree(out.with_name("copy"))
-    assert found.df == study(["dpn"]).dry_run(out.parent / "second", **RUN).spread.df
-    assert " and " not in found.source
-
-
 def test_earlier_studies_beside_the_folder_tell_the_spread(pilot):
     out, _ = pilot
-    found = study(["dpn"]).dry_run(out.parent / "second", **RUN)
-    assert found.spread is not None
-    assert f"from {out.parent.name}" not in str(found)
-    assert str(out) in str(found)
-    facts = json.loads((out / "study.json").read_text())
-    facts["settings"]["recipe"]["segmentation"] = asdict(TASK_PARTS["segmentation"]())  # as an earlier version wrote it
-    earlier = out.with_name("earlier")
-    shutil.copytree(out, earlier)
-    (earlier / "study.json").write_text(json.dumps(facts))
-    shutil.move(out, aside := out.parent.parent / "aside")
+    spread = study(["dpn"]).dry_run(out.parent / "second", **RUN).spread
+    assert str(out) in spread.source
+    copy = shutil.copytree(out, out.with_name("copy"))  # does not count twice
     again = study(["dpn"]).dry_run(out.parent / "second", **RUN).spread
-    shutil.move(aside, out)
-    shutil.rmtree(earlier)
-    assert again is not None
-    assert again.sd == found.spread.sd
+    shutil.rmtree(copy)
+    assert (again.df, again.sd) == (spread.df, spread.sd)
     longer = study(["dpn"], recipe=RECIPE.with_(epochs=2)).dry_run(out.parent / "second", **RUN)
     other = study(["dpn"], metric="nll").dry_run(out.parent / "second", **RUN)
     assert (longer.spread, other.spread) == (None, None)
@@ -254,51 +227,51 @@ def test_earlier_studies_beside_the_folder_tell_the_spread(pilot):
 def test_a_dry_run_says_at_once_what_it_does_and_names_every_arm(tmp_path, capsys):
     few = ["--base", "mu/4", "--arms", "dpn", "--epochs", "1", "--limit-train", "128", "--device", "cpu"]
     assert main(["compare", *few, "--dry-run", "--budget", "8trials", "--out", str(tmp_path / "a")]) == 0
-    said = capsys.readouterr()
-    lines = said.err.splitlines()
+    printed = capsys.readouterr()
+    lines = printed.err.splitlines()
     assert lines[0] == "Reading digits ..."
     assert [line.split(":")[0].split()[-1] for line in lines if " of 2  " in line] == ["base", "dpn"]
-    assert "8 trials to run" in said.out
+    assert "8 trials to run" in printed.out
     assert (
         main(["train", "--base", "mu/4", "--arm", "dpn", "--limit-train", "128", "--device", "cpu", "--dry-run"]) == 0
     )
-    said = capsys.readouterr().out
-    assert said.startswith("dpn: ")
-    assert "the trial about" in said
+    printed = capsys.readouterr().out
+    assert printed.startswith("dpn: ")
+    assert "the trial about" in printed
     assert not (tmp_path / "a").exists()
 
 
 @pytest.fixture
 def measured(monkeypatch):
     """The depth and class of the stem of each model that a dry run times; its paces follow from these."""
-    found = []
+    depths_and_stems = []
 
     def pace(self, steps, largest, place):
-        found.append((len(steps.model.blocks), type(steps.model.patch_embed).__name__))
-        slower = 1.5 if "Dual" in found[-1][1] else 1.0
-        return Pace(slower * found[-1][0], 1e-9, 1e-9)
+        depths_and_stems.append((len(steps.model.blocks), type(steps.model.patch_embed).__name__))
+        slower = 1.5 if "Dual" in depths_and_stems[-1][1] else 1.0
+        return Pace(slower * depths_and_stems[-1][0], 1e-9, 1e-9)
 
     monkeypatch.setattr(Stopwatch, "_measured", pace)
-    return found
+    return depths_and_stems
 
 
 def test_arms_on_a_larger_base_follow_from_the_smallest_one(measured):
-    found = study(("dpn", "layerscale"), sweep={"base": ["mu3/4", "mu2/4"]}).dry_run(**RUN)
+    estimate = study(("dpn", "layerscale"), sweep={"base": ["mu3/4", "mu2/4"]}).dry_run(**RUN)
     assert [depth for depth, _ in measured] == [2, 2, 2, 3], "arms on a second base are not timed"
-    assert [arm.arm for arm in found.arms] == [
+    assert [arm.arm for arm in estimate.arms] == [
         f"base={base}, {arm}" for base in ("mu3/4", "mu2/4") for arm in ("base", "dpn", "layerscale")
     ]
-    assert [arm.step_s / 128 for arm in found.arms] == pytest.approx([3.0, 4.5, 3.0, 2.0, 3.0, 2.0], abs=0.1)
-    for arm, changes in zip(found.arms[:3], ("", "dpn", "layerscale"), strict=True):
+    assert [arm.step_s / 128 for arm in estimate.arms] == pytest.approx([3.0, 4.5, 3.0, 2.0, 3.0, 2.0], abs=0.1)
+    for arm, changes in zip(estimate.arms[:3], ("", "dpn", "layerscale"), strict=True):
         model = vm.apply(vit("mu3/4", img_size=8, in_chans=1, num_classes=10), *vm.parse_changes(changes))
         assert (arm.params, arm.macs) == (count_params(model), count_macs(model.vit_config))
 
 
 def test_settings_of_one_structure_are_timed_once_and_each_has_its_length(measured):
-    found = study(sweep={"epochs": [1, 3]}).dry_run(**RUN)
+    estimate = study(sweep={"epochs": [1, 3]}).dry_run(**RUN)
     assert len(measured) == 2
-    assert "A trial has 2 steps with epochs=1 and 6 steps with epochs=3." in str(found)
-    assert [arm.trial_s // arm.step_s for arm in found.arms] == [2, 2, 6, 6]
+    assert "A trial has 2 steps with epochs=1 and 6 steps with epochs=3." in str(estimate)
+    assert [arm.trial_s // arm.step_s for arm in estimate.arms] == [2, 2, 6, 6]
     study(sweep={"batch_size": [64, 128]}).dry_run(**RUN)
     assert len(measured) == 2 + 3, "base again, whose batch is another"
 
@@ -311,12 +284,11 @@ def test_an_arm_that_a_larger_base_cannot_have_is_refused(measured):
     assert measured == []
 
 
-def test_a_study_imports_neither_torchvision_nor_scipy_stats():
-    code = "import sys, vitmods.study.run, vitmods.study.trial, vitmods.study.answer, vitmods.tasks.base as base; "
-    code += "assert 'detection' in base.TASKS; print({'torchvision', 'scipy.stats', 'timm'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
-
-
-def test_the_shell_says_something_before_the_slow_imports():
-    code = "import sys, vitmods.cli.compare; print({'torch', 'scipy'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+def test_slow_libraries_are_imported_when_they_are_needed():
+    """The shell says something before them, and a study needs neither torchvision nor scipy.stats."""
+    code = (
+        "import sys, vitmods.cli.compare; print({'torch', 'scipy'} & set(sys.modules)); "
+        "import vitmods.study.run, vitmods.study.trial, vitmods.study.answer, vitmods.tasks.base as base; "
+        "assert 'detection' in base.TASKS; print({'torchvision', 'scipy.stats', 'timm'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == ["set()"] * 2

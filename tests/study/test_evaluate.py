@@ -78,7 +78,7 @@ def test_other_checkpoints_need_images(tmp_path, two_classes):
     assert set(evaluation["metrics"]) == {"top1", "top5", "balanced_accuracy", "worst_class_accuracy", "knn"}
 
 
-def test_images_of_other_classes_are_for_features_alone(tmp_path, two_classes):
+def test_images_of_other_classes_are_for_features_alone(seeds, tmp_path, two_classes):
     weights = tmp_path / "own.safetensors"
     save(vm.vit("Ti/4", depth=1, img_size=8, num_classes=7), weights)
 
@@ -90,9 +90,6 @@ def test_images_of_other_classes_are_for_features_alone(tmp_path, two_classes):
         evaluated("fewshot", "top1")
     with pytest.raises(UserError, match="10 shots need"):
         evaluated("fewshot", shots=10)
-
-
-def test_a_trial_on_other_images_must_know_their_classes(seeds, two_classes):
     with pytest.raises(UserError, match="the model has 10 classes and images has 2"):
         evaluate(seeds / "seed0", data=two_classes, device="cpu")
     assert evaluate(seeds / "seed0", ["knn"], data=two_classes, device="cpu")[0]["data"] == "images"
@@ -143,10 +140,10 @@ CORRUPTED = {
 def test_figures_are_drawn(found, tmp_path):
     everything = {**found, "protocols": {**found["protocols"], "corruptions": CORRUPTED}}
     paths = draw_evaluation(everything, tmp_path / "figures", "a-")
-    names = [
-        f"a-{name}.{kind}" for name in ("calibration", "confusion", "fewshot", "corruptions") for kind in ("svg", "png")
-    ]
-    assert [path.name for path in paths] == names
+    kinds = ("calibration", "confusion", "fewshot", "corruptions")
+    assert [path.name for path in paths] == [f"a-{kind}.{form}" for kind in kinds for form in ("svg", "png")]
+    again = draw_evaluation(everything, tmp_path / "again", "a-")
+    assert all(path.read_bytes() == other.read_bytes() for path, other in zip(paths, again, strict=True))
     texts = {}
     for path in paths:
         if path.suffix == ".svg":
@@ -158,11 +155,6 @@ def test_figures_are_drawn(found, tmp_path):
     assert f"{100 * found['metrics']['fewshot5']:.1f}" in texts["a-fewshot"]
     assert "jpeg compression" in texts["a-corruptions"]
     assert "predicted class" in texts["a-confusion"]
-
-
-def test_the_same_figure_is_the_same_file(found, tmp_path):
-    first, again = (draw_evaluation(found, tmp_path / name) for name in ("a", "b"))
-    assert all(one.read_bytes() == other.read_bytes() for one, other in zip(first, again, strict=True))
 
 
 @pytest.mark.parametrize("classes", [1, 25, 300])
@@ -178,13 +170,15 @@ def test_the_shell_draws_beside_the_json(seeds, tmp_path, capsys):
     arguments = ["evaluate", str(seeds / "seed0"), "--protocol", "top1", "fewshot", "--shots", "2", "--device", "cpu"]
     assert main([*arguments, "--out", str(tmp_path / "a" / "e.json")]) == 0
     assert {path.name for path in (tmp_path / "a").iterdir()} == {"e.json", "e-fewshot.svg", "e-fewshot.png"}
-    printed, whole = json.loads(capsys.readouterr().out), json.loads((tmp_path / "a" / "e.json").read_text())
-    assert printed == {name: value for name, value in whole.items() if name != "protocols"}
+    printed, written = json.loads(capsys.readouterr().out), json.loads((tmp_path / "a" / "e.json").read_text())
+    assert printed == {name: value for name, value in written.items() if name != "protocols"}
     assert main([*arguments, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == whole
+    assert json.loads(capsys.readouterr().out) == written
     assert main([*arguments, "--figures", str(tmp_path / "b")]) == 0
     assert {path.name for path in (tmp_path / "b").iterdir()} == {"fewshot.svg", "fewshot.png"}
     shutil.rmtree(tmp_path / "b")
+    assert main(["evaluate", str(seeds / "seed0"), "--protocol", "fewshots"]) == 2
+    assert "Did you mean 'fewshot'?" in capsys.readouterr().err
     several = ["evaluate", *map(str, [seeds, seeds / "seed1"]), "--protocol", "confusion", "--device", "cpu"]
     assert main([*several, "--figures", str(tmp_path / "c")]) == 0
     names = {path.stem for path in (tmp_path / "c").iterdir()}

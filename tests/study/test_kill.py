@@ -43,7 +43,7 @@ def nothing_is_left():
 
 
 def children(pid):
-    found = []
+    descendants = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
@@ -51,8 +51,8 @@ def children(pid):
             continue
         if parent == pid:
             child = int(stat.parent.name)
-            found += [child, *children(child)]
-    return found
+            descendants += [child, *children(child)]
+    return descendants
 
 
 def alive(pid):
@@ -71,23 +71,23 @@ def wait_for(condition, process, seconds=600):
 
 
 def open_files(pid):
-    found = []
+    links = []
     with suppress(OSError):  # it has just ended
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):  # or closed it
-                found.append(link.readlink())
-    return found
+                links.append(link.readlink())
+    return links
 
 
 def stopped_in_the_middle(out, workers):
     """Those whose trial has come to step 20, one after the other: none ends its trial while another one starts."""
-    found = []
+    stopped = []
     for path in out.glob("trials/*/*/metrics.jsonl"):
         if any(int(step) >= 20 for step in re.findall(r'"step": (\d+),', path.read_text())):
-            found += [pid for pid in workers if path in open_files(pid)]
-    for pid in found:
+            stopped += [pid for pid in workers if path in open_files(pid)]
+    for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
-    return found
+    return stopped
 
 
 def stamp(path):
@@ -114,15 +114,15 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def finish(out, workers):
-    """The same command to its end: of one worker that is this process."""
-    assert shell([*COMMAND[COMMAND.index("compare") :], "--workers", str(workers), "--quiet", "--out", str(out)]) == 0
+def finish(out):
+    """The same command to its end, with one worker, which is this process."""
+    assert shell([*COMMAND[COMMAND.index("compare") :], "--workers", "1", "--quiet", "--out", str(out)]) == 0
 
 
 @pytest.mark.slow
 def test_a_killed_study_ends_in_the_same_numbers(tmp_path):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    finish(whole, workers=1)
+    unbroken, broken = tmp_path / "whole", tmp_path / "broken"
+    finish(unbroken)
 
     # A worker that is killed loses its trial alone.
     run = start(broken)
@@ -144,15 +144,15 @@ def test_a_killed_study_ends_in_the_same_numbers(tmp_path):
         assert time.monotonic() < end, "a worker outlived its parent"
         time.sleep(0.02)
     assert len(list(broken.glob("trials/*/*/result.json"))) == 1, "a worker ended its trial without its parent"
-    left = files(broken)
+    files_before = files(broken)
     time.sleep(0.5)
-    assert files(broken) == left
+    assert files(broken) == files_before
 
     # All processes are told to end, as by systemd or Slurm: each trial is saved at its last step, before it
     # would be killed.
     logs = list(broken.glob("trials/*/*/metrics.jsonl"))
     run = start(broken)
-    wait_for(lambda: all(stamp(path) != left[path] for path in logs), run)
+    wait_for(lambda: all(stamp(path) != files_before[path] for path in logs), run)
     for pid in (run.pid, *children(run.pid)):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
@@ -166,13 +166,13 @@ def test_a_killed_study_ends_in_the_same_numbers(tmp_path):
     assert "to resume: vitmods compare" in broken.with_suffix(".log").read_text()
     assert not (broken / "results.json").exists()
 
-    finish(broken, workers=2)
-    answers = [without_times(json.loads((out / "results.json").read_text())) for out in (whole, broken)]
+    finish(broken)
+    answers = [without_times(json.loads((out / "results.json").read_text())) for out in (unbroken, broken)]
     assert answers[0] == answers[1]
     assert answers[0]["complete"]
-    for path in whole.glob("trials/*/*/model.safetensors"):
-        assert path.read_bytes() == (broken / path.relative_to(whole)).read_bytes()
-    for path in whole.glob("trials/*/*/metrics.jsonl"):
-        texts = (path.read_text(), (broken / path.relative_to(whole)).read_text())
+    for path in unbroken.glob("trials/*/*/model.safetensors"):
+        assert path.read_bytes() == (broken / path.relative_to(unbroken)).read_bytes()
+    for path in unbroken.glob("trials/*/*/metrics.jsonl"):
+        texts = (path.read_text(), (broken / path.relative_to(unbroken)).read_text())
         rows = [[without_times(json.loads(line)) for line in text.splitlines()] for text in texts]
         assert rows[0] == rows[1]

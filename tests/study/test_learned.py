@@ -74,8 +74,8 @@ class Planted:
 
     def plant_all(self, scores, single=()):
         """Arm -> the scores of its seeds; `single` are (arm, seed)."""
-        for arm, own in scores.items():
-            for seed, score in enumerate(own):
+        for arm, arm_scores in scores.items():
+            for seed, score in enumerate(arm_scores):
                 self.plant(arm, seed, self.best if (arm, seed) in single else float(score), (arm, seed) in single)
 
     def answer(self):
@@ -96,18 +96,18 @@ def planted(path, task, kind, seed=0):
     if kind == "one class everywhere":
         single = {(arm, k) for arm in noise for k in range(SEEDS)}
     elif kind == "at the constant prediction":  # no trial is constant, none is above by more than noise
-        noise = {arm: np.minimum(own, 0) / 4 for arm, own in noise.items()}
+        noise = {arm: np.minimum(arm_scores, 0) / 4 for arm, arm_scores in noise.items()}
     elif kind == "mostly one class":  # arms and base alike
         single = {(arm, k) for arm in noise for k in range(SEEDS - 1)}
-        noise = {arm: own + 0.3 for arm, own in noise.items()}
+        noise = {arm: arm_scores + 0.3 for arm, arm_scores in noise.items()}
     elif kind == "an arm in part":
         single = {("dpn", k) for k in range(3)}
-        noise = {arm: own + 0.3 for arm, own in noise.items()}
+        noise = {arm: arm_scores + 0.3 for arm, arm_scores in noise.items()}
     elif kind == "three sd above":
-        noise = {arm: own + 3 * sd for arm, own in noise.items()}
+        noise = {arm: arm_scores + 3 * sd for arm, arm_scores in noise.items()}
     elif kind == "learned":
-        noise = {arm: own + 0.3 for arm, own in noise.items()}
-    study.plant_all({arm: np.clip(study.best + own, 0, 1) for arm, own in noise.items()}, single)
+        noise = {arm: arm_scores + 0.3 for arm, arm_scores in noise.items()}
+    study.plant_all({arm: np.clip(study.best + arm_scores, 0, 1) for arm, arm_scores in noise.items()}, single)
     return study
 
 
@@ -133,8 +133,8 @@ def test_verdicts_are_given_where_base_has_learned(tmp_path, task, kind):
     if kind == "an arm in part":
         assert answer["dpn"].failures == 3
         assert answer["rms"].failures == 0
-        known = "predict a single class" if task in (*WITH_IMAGES, "segmentation") else "are not above the best"
-        assert f"3 of 5 dpn trials {known}" in repr(answer)
+        reason = "predict a single class" if task in (*WITH_IMAGES, "segmentation") else "are not above the best"
+        assert f"3 of 5 dpn trials {reason}" in repr(answer)
 
 
 def test_constant_scores_are_those_of_constant_predictions():
@@ -145,22 +145,22 @@ def test_constant_scores_are_those_of_constant_predictions():
         name: column.double().mean()
         for name, column in _of_each_image(logits, targets, first_five(logits) == targets[:, None]).items()
     }
-    known = constants("classification")
-    assert known["top1"] == pytest.approx(max(SHARES))
-    assert {name: known[name] for name in ("top1", "nll", "brier")} == pytest.approx(
+    constant = constants("classification")
+    assert constant["top1"] == pytest.approx(max(SHARES))
+    assert {name: constant[name] for name in ("top1", "nll", "brier")} == pytest.approx(
         {name: float(measured[name]) for name in ("top1", "nll", "brier")}
     )
-    assert known["balanced_accuracy"] == 1 / CLASSES
+    assert constant["balanced_accuracy"] == 1 / CLASSES
     confusion = confusion_matrix(split.labels, np.zeros(IMAGES, int), CLASSES)
-    assert known["macro_f1"] == pytest.approx(macro_f1(confusion))
-    known = constants("segmentation")
+    assert constant["macro_f1"] == pytest.approx(macro_f1(confusion))
+    constant = constants("segmentation")
     right = torch.tensor([40, 0, 0, 0]), torch.tensor([100, 0, 0, 0]), torch.tensor([40, 30, 20, 10])
-    found = segmentation_measured(torch.stack(right).expand(IMAGES, -1, -1), 0.0)
-    assert known == pytest.approx({name: found.metrics[name] for name in known})
-    assert set(found.per_image["predicted"]) == {0}
+    measured_scores = segmentation_measured(torch.stack(right).expand(IMAGES, -1, -1), 0.0)
+    assert constant == pytest.approx({name: measured_scores.metrics[name] for name in constant})
+    assert set(measured_scores.per_image["predicted"]) == {0}
     labels, generator = torch.eye(CLASSES)[targets][::6], torch.Generator().manual_seed(0)
     ordered = [torch.rand(len(labels), CLASSES, generator=generator) for _ in range(200)]
-    maps = [multilabel.measured(one, labels)[0]["map"] for one in ordered]
+    maps = [multilabel.measured(logits_of_order, labels)[0]["map"] for logits_of_order in ordered]
     sets = tuple((int(label),) for label in split.labels[::6])
     some = TASKS["multilabel"].constant_scores([SimpleNamespace(label_sets=sets)], CLASSES)
     assert some["map"] == pytest.approx(np.mean(maps), abs=3 * np.std(maps) / np.sqrt(200))
@@ -192,16 +192,16 @@ def test_scores_of_ones_own():
     """`vm.decide` with the score of the best constant prediction, and with average precisions of zero without it."""
     rng = np.random.default_rng(0)
     flat = {arm: dict(enumerate(0.196 + 0.004 * rng.standard_normal(4))) for arm in ("base", "a", "b")}
-    found = vm.decide(flat, chance=0.196)
-    assert {effect.verdict for effect in found.effects.values()} == {Verdict.WITHHELD}
-    assert "base has not learned: the median of its trials (19." in repr(found)
-    assert found.best == ()
+    decision = vm.decide(flat, chance=0.196)
+    assert {effect.verdict for effect in decision.effects.values()} == {Verdict.WITHHELD}
+    assert "base has not learned: the median of its trials (19." in repr(decision)
+    assert decision.best == ()
     assert vm.decide(flat)["a"].verdict != Verdict.WITHHELD
-    losses = {arm: {seed: 2.3 - score for seed, score in own.items()} for arm, own in flat.items()}
+    losses = {arm: {seed: 2.3 - score for seed, score in arm_scores.items()} for arm, arm_scores in flat.items()}
     assert vm.decide(losses, unit="nats", higher_is_better=False, chance=2.1)["a"].verdict == Verdict.WITHHELD
     nothing = {arm: dict.fromkeys(range(4), np.zeros(500)) for arm in ("base", "a", "b")}
     assert vm.decide(nothing)["a"].verdict == Verdict.WITHHELD
-    learned = {arm: {seed: score + 0.3 for seed, score in own.items()} for arm, own in flat.items()}
+    learned = {arm: {seed: score + 0.3 for seed, score in arm_scores.items()} for arm, arm_scores in flat.items()}
     learned["a"] |= {0: 0.19, 2: 0.196}
     single = vm.decide(learned, constant={"a": {0, 2}}, chance=0.196)
     assert "2 of 4 a trials predict a single class" in single.notes
@@ -213,25 +213,22 @@ def test_what_is_no_failure():
     rng = np.random.default_rng(0)
     losses = {arm: dict(enumerate(0.2 + 0.004 * rng.standard_normal(4))) for arm in ("base", "a")}
     every = {arm: range(4) for arm in losses}
-    found = vm.decide(losses, unit="nats", higher_is_better=False, chance=0.325, margin=0.01, constant=every)
-    assert (found["a"].failures, found["a"].base_failures) == (0, 0)
-    assert found["a"].verdict != Verdict.WITHHELD
+    decision = vm.decide(losses, unit="nats", higher_is_better=False, chance=0.325, margin=0.01, constant=every)
+    assert (decision["a"].failures, decision["a"].base_failures) == (0, 0)
+    assert decision["a"].verdict != Verdict.WITHHELD
     above = {arm: dict(enumerate(0.24 + 0.001 * rng.standard_normal(4))) for arm in ("base", "a")}
     assert vm.decide(above, chance=0.2, margin=10)["a"].verdict != Verdict.WITHHELD
     low = {"base": dict(enumerate(0.003 + 0.0002 * rng.standard_normal(4))), "a": dict.fromkeys(range(4), 0.2)}
     assert vm.decide(low)["a"].verdict == Verdict.HELPS
 
 
-def test_nothing_is_said_of_arms_where_base_has_not_learned():
+def test_notes_leave_out_arms_without_a_learned_base_and_seeds_without_base():
     rng = np.random.default_rng(0)
     flat = {arm: dict(enumerate(0.1 + 0.002 * rng.standard_normal(5))) for arm in ("base", "a")}
     flat["a"] |= dict.fromkeys(range(4), 0.05)
-    found = vm.decide(flat, chance=0.1)
-    assert found["a"].notes == ()
-    assert not any("collapsed" in note for note in found.notes)
-
-
-def test_a_seed_that_base_lacks_does_not_count_in_the_effect():
+    decision = vm.decide(flat, chance=0.1)
+    assert decision["a"].notes == ()
+    assert not any("collapsed" in note for note in decision.notes)
     scores = {"base": {0: 0.90, 1: 0.91, 2: 0.905, 3: 0.30}, "arm": {0: 0.90, 1: 0.908, 2: 0.906, 3: 0.30}}
     notes = " ".join(vm.decide(scores).notes)
     assert "1 trial of base failed, so its seed is left out for all arms" in notes
@@ -243,7 +240,7 @@ def test_a_study_that_trains_nothing_says_so(tmp_path):
     """Trained for once, at a learning rate of nothing."""
     recipe = vm.recipes.digits(epochs=1).with_(lr=1e-9, warmup_epochs=0)
     study = vm.Study("mu/4", ["dpn"], recipe=recipe, seeds=3, limit_train=64)
-    answer = study.run(tmp_path / "study", progress=False)
+    answer = study.run(tmp_path / "study", workers=1, cost_seconds=0, progress=False)
     assert repr(answer).startswith("base has not learned: there are no verdicts.")
     assert answer.report().read_text().count("base has not learned") >= 1
     assert json.loads((tmp_path / "study" / "results.json").read_text())["arms"][0]["effect"]["verdict"] == "no verdict"

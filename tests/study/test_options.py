@@ -31,13 +31,10 @@ def names(kind):
 
 def test_a_worker_gets_every_field(tmp_path):
     """Without compile, which excludes recompute, and shard, which studies refuse."""
-    changed = {
-        field.name: OTHER[field.name]
-        if field.name in OTHER
-        else (not field.default if isinstance(field.default, bool) else (field.default or 0) + 1)
-        for field in fields(RunOptions)
-        if field.name not in ("compile", "shard")
-    }
+    changed = dict(OTHER)
+    for field in fields(RunOptions):
+        if field.name not in (*OTHER, "compile", "shard"):
+            changed[field.name] = not field.default if isinstance(field.default, bool) else (field.default or 0) + 1
     task = json.loads(json.dumps(Processes(StudyFolder(tmp_path), 1, 1, StudyOptions(**changed)).task(0)))
     received = RunOptions(**task["options"])
     assert received == RunOptions(**{**changed, "progress": False})  # a worker has no terminal
@@ -88,7 +85,7 @@ def test_the_shell_offers_every_option(capsys):
         ({"recompute": True, "compile": True}, "drop --recompute or --compile"),
         ({"shard": True, "compile": True}, "drop --shard or --compile"),
         ({"shard": True, "record": ["gradients"]}, "drop --shard, or record only lambdas"),
-        ({"shard": True}, "use `vitmods train --devices N`"),
+        ({"shard": True}, "start them with `vitmods train --devices N`"),
     ],
 )
 def test_values_that_cannot_be_used(options, message):

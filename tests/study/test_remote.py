@@ -87,23 +87,27 @@ def contents(folder):
     return {name: (Path(folder) / name).read_bytes() for name in files(folder)}
 
 
-def test_addresses_and_folders_are_told_apart(on, tmp_path):
+def test_addresses_and_folders_are_told_apart(on, tmp_path, monkeypatch):
     for folder in ("runs/x", "C:/x", "timm:vit_small_patch16_224", "hf-hub:timm/vit", "a:b"):
         assert place(folder) == Path(folder)
     for text in ("s3://bucket/runs/x", Path("s3://bucket/runs/x"), "s3://bucket/runs/x/"):
         assert address_of(place(text)) == "s3://bucket/runs/x"
-    assert address_of(place("file:///data/x")) == "file:///data/x"
+    for text in ("file:///data/x", "sftp://user@host/x", "abfs://container@account.dfs.core.windows.net/x"):
+        assert address_of(place(text)) == text
     assert named(tmp_path) == str(tmp_path)
     with pytest.raises(UserError, match=rf"file://{tmp_path}/nostudy is not a study: "):
         Answer.load(f"file://{tmp_path}/nostudy")
     with pytest.raises(UserError, match="does not exist or is empty"):
         download(f"file://{tmp_path}/none")
+    for name in ("CACHE", "DATA"):  # the local copy is not in a cache, which may be emptied
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
+    assert place("s3://bucket/x") == tmp_path / "DATA/vitmods/addresses/s3/bucket/x"
+    monkeypatch.setenv("VITMODS_COPIES", str(tmp_path / "chosen"))
+    assert place("s3://bucket/x") == tmp_path / "chosen/s3/bucket/x"
 
 
-UNKNOWN = ["S3://bucket/x", "S3:bucket/x", "zip://a::s3://b", "simplecache::s3://b/x", "dir::file:///x", "dbfs:/x"]
-UNKNOWN += ["github://user:KEY@main/x", "S3://KEY:VALUE@bucket/x", "nowhere://KEY:VALUE@x", "nowhere://x/y"]
-UNKNOWN += ["simplecache::s3://KEY:VALUE@b/x", "x/y::s3://KEY:VALUE@b/x"]
-UNKNOWN += [f"{protocol}://x" for protocol in ("zip", "tar", "gist", "generic", "reference", "https")]
+UNKNOWN = ["S3://bucket/x", "S3:bucket/x", "zip://a::s3://b", "dir::file:///x", "dbfs:/x", "https://x", "nowhere://x/y"]
+UNKNOWN += ["github://user:KEY@main/x", "S3://KEY:VALUE@bucket/x", "nowhere://KEY:VALUE@x", "x/y::s3://KEY:VALUE@b/x"]
 WITH_KEYS = ["s3://KEY:VALUE@bucket/x", "s3://KEY@bucket/x", "sftp://user:VALUE@host/x", "abfs://x/y?sig=VALUE"]
 WRONG_ADDRESSES = {
     "is not an address of a folder": ["s3://", "s3://bucket/../x", "s3:bucket/x"],
@@ -112,26 +116,22 @@ WRONG_ADDRESSES = {
 }
 
 
-@pytest.mark.parametrize(("reason", "path"), [(why, path) for why, paths in WRONG_ADDRESSES.items() for path in paths])
+@pytest.mark.parametrize("reason", WRONG_ADDRESSES)
 @pytest.mark.parametrize("kind", [str, Path])
-def test_addresses_that_are_not_known_are_refused_and_keys_are_not_shown(on, tmp_path, reason, path, kind):
-    with pytest.raises(UserError, match=reason) as error:
-        StudyFolder(kind(path))
-    assert "VALUE" not in str(error.value)
-    assert "KEY@" not in str(error.value)
+def test_addresses_that_are_not_known_are_refused_and_keys_are_not_shown(on, reason, kind):
+    for path in WRONG_ADDRESSES[reason]:
+        with pytest.raises(UserError, match=reason) as error:
+            StudyFolder(kind(path))
+        assert "VALUE" not in str(error.value)
+        assert "KEY@" not in str(error.value)
 
 
-def test_logins_without_a_password_and_containers_of_an_account_are_addresses(on):
-    for path in ("sftp://user@host/x", "abfs://container@account.dfs.core.windows.net/x"):
-        assert address_of(place(path)) == path
+UNKNOWN += ["github://user:KEY@main/x", "S3://KEY:VALUE@bucket/x", "nowhere://KEY:VALUE@x", "x/y::s3://KEY:VALUE@b/x"]
 
 
-def test_the_copy_is_not_in_a_cache(monkeypatch, tmp_path):
-    for name in ("CACHE", "DATA"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
-    assert place("s3://bucket/x") == tmp_path / "DATA/vitmods/addresses/s3/bucket/x"
-    monkeypatch.setenv("VITMODS_COPIES", str(tmp_path / "chosen"))
-    assert place("s3://bucket/x") == tmp_path / "chosen/s3/bucket/x"
+UNKNOWN += ["github://user:KEY@main/x", "S3://KEY:VALUE@bucket/x", "nowhere://KEY:VALUE@x", "nowhere://x/y"]
+UNKNOWN += ["simplecache::s3://KEY:VALUE@b/x", "x/y::s3://KEY:VALUE@b/x"]
+UNKNOWN += [f"{protocol}://x" for protocol in ("zip", "tar", "gist", "generic", "reference", "https")]
 
 
 def test_a_study_is_at_its_address_as_it_would_be_in_a_folder(run_once):
@@ -176,32 +176,29 @@ def test_another_machine_reads_it_and_adds_to_it_without_training_again(there, o
 def test_a_trial_that_was_stopped_goes_on_on_another_machine(tmp_path, on, monkeypatch):
     options = ["train", "--base", "mu2/2", "--epochs", "2", "--limit-train", "200", "--device", "cpu", "--quiet"]
     assert cli.main([*options, "--out", str(tmp_path / "whole")]) == 0
-    step, goes = TrialRun._train_step, f"file://{tmp_path}/there/goes"
+    step, out, folder = TrialRun._train_step, f"file://{tmp_path}/there/trial", tmp_path / "there/trial"
+    checkpoints = {"checkpoint.pt", "checkpoint.previous.pt"}
 
-    def stops(run, batch):
+    def stop(run, batch):
         if run.step == 5:
             raise Interrupted("stopped", 2)
         step(run, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrialRun, "_train_step", stops)
-        assert cli.main([*options, "--out", goes]) == 130
-    folder = tmp_path / "there/goes"
+        patch.setattr(TrialRun, "_train_step", stop)
+        assert cli.main([*options, "--out", out]) == 130
     assert "checkpoint.pt" in files(folder)
-    on("two")
-    assert cli.main([*options, "--out", goes]) == 0
-    assert not files(folder) & {"checkpoint.pt", "checkpoint.previous.pt"}
-    whole, other = ((out / "model.safetensors").read_bytes() for out in (tmp_path / "whole", folder))
-    assert whole == other
-    on("one")  # whose checkpoint is old by now
-    assert cli.main([*options, "--out", goes]) == 0
-    assert not files(place(goes)) & {"checkpoint.pt", "checkpoint.previous.pt"}
+    for machine in ("two", "one"):  # whose checkpoint is old by now
+        on(machine)
+        assert cli.main([*options, "--out", out]) == 0
+        assert not (files(folder) | files(place(out))) & checkpoints
+        assert (tmp_path / "whole/model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("study_given", [False, True])
-def test_a_trial_at_an_address_is_shared_with_what_its_study_found(there, on, tmp_path, study_given):
+@pytest.mark.parametrize("options", [[], ["--study"]])
+def test_a_trial_at_an_address_is_exported_with_the_results_of_its_study(there, on, tmp_path, options):
     on("two")
-    options = ["--study", there] if study_given else []
+    options = [*options, there] if options else []
     command = ["export", f"{there}/trials/dpn/seed0", "--to", "hub", "--out", str(tmp_path / "hub"), *options]
     assert cli.main(command) == 0
     card = (tmp_path / "hub/README.md").read_text()
@@ -239,19 +236,31 @@ def test_what_tells_of_others_is_sent_after_them(mirror, monkeypatch):
     assert sent[5:] == ["logs/worker0.txt", "metrics.jsonl"]
 
 
-def test_what_is_written_while_files_are_listed_is_sent_with_what_tells_of_it(mirror, monkeypatch):
-    """A result that the list has was written after files that it does not have."""
-    write(mirror, trial__config_json="{}", trial__result_json="{}", trial__model_safetensors="late")
-    listed = remote._list_here
-    keep = {"trial/config.json", "trial/result.json"}
-    calls = []
+@pytest.mark.parametrize("when", ["while files are listed", "while files are sent"])
+def test_a_result_is_never_at_the_address_before_the_files_it_describes(mirror, monkeypatch, when):
+    write(mirror, trial__config_json="{}", trial__metrics_jsonl="1")
+    list_files, send_file = remote._list_here, LocalCopy.send_file
+
+    def finish():
+        write(mirror, trial__model_safetensors="late", trial__result_json="{}")
 
     def list_here(root):
-        calls.append(root)
-        return {name: stamp for name, stamp in listed(root).items() if len(calls) > 1 or name in keep}
+        listed = list_files(root)
+        if when == "while files are listed" and not (mirror.folder / "trial/result.json").exists():
+            finish()
+            listed["trial/result.json"] = list_files(root)["trial/result.json"]
+        return listed
+
+    def send(copy, trial, name, file):
+        if when == "while files are sent" and name == "config.json":
+            finish()
+        return send_file(copy, trial, name, file)
 
     monkeypatch.setattr(remote, "_list_here", list_here)
-    mirror.send(final=False)
+    monkeypatch.setattr(LocalCopy, "send_file", send)
+    mirror.send()
+    assert mirror.has("trial/model.safetensors") or not mirror.has("trial/result.json")
+    mirror.send()
     assert mirror.has("trial/model.safetensors")
     assert mirror.has("trial/result.json")
 
@@ -322,60 +331,18 @@ def test_a_copy_that_vanishes_ends_the_run_and_nothing_at_the_address(there, on,
     assert contents(address_folder) == before
 
 
-def test_a_study_whose_copy_is_removed_while_it_trains_goes_on(tmp_path, on, monkeypatch):
-    out = f"file://{tmp_path}/there/x"
-    train, trained = TrialRunner._train, []
-
-    def removed(runner, trial):
-        train(runner, trial)
-        trained.append(str(trial))
-        if len(trained) == 3:
-            deadline = time.monotonic() + 60
-            while len(list((tmp_path / "there/x").glob("trials/*/*/result.json"))) < 3 and time.monotonic() < deadline:
-                time.sleep(0.02)
-            shutil.rmtree(runner.folder.path)
-            wait_until_interrupted()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrialRunner, "_train", removed)
-        with pytest.raises(UserError, match="was removed while the run worked in it"):
-            study(seeds=2).run(out, **QUIET)
-    assert len(list((tmp_path / "there/x").glob("trials/*/*/result.json"))) == 3
-    monkeypatch.setattr(TrialRunner, "_train", lambda runner, trial: (train(runner, trial), trained.append(str(trial))))
-    assert study(seeds=2).run(out, **QUIET).complete
-    assert len(trained) == len(set(trained)) == 4
-
-
 def test_names_above_a_copy_do_not_matter_and_links_and_growing_logs_wait(tmp_path, on):
     on("cache.damaged")
     mirror = copy_of(place(f"file://{tmp_path}/.aside/runs.damaged"))
-    write(mirror, trials__logs__seed0__config_json="{}", logs__worker0_txt="1")
-    write(mirror, trials__logs__seed0__checkpoint_pt="1", trials__logs__seed0__logs__a_txt="1")
+    write(mirror, trials__seed0__config_json="{}", trials__seed0__checkpoint_pt="1", logs__worker0_txt="1")
     write(mirror, x_damaged__a_txt="kept", _aside__a_txt="kept")
     (mirror.folder / "latest").symlink_to(mirror.folder / "trials")
-    (mirror.folder / "latest.log").symlink_to(mirror.folder / "trials/logs/seed0/config.json")
+    (mirror.folder / "latest.log").symlink_to(mirror.folder / "trials/seed0/config.json")
     mirror.send(final=False)
-    there = tmp_path / ".aside/runs.damaged"
-    sent = {f"trials/logs/seed0/{name}" for name in ("config.json", "checkpoint.pt")}
+    there, sent = tmp_path / ".aside/runs.damaged", {"trials/seed0/config.json", "trials/seed0/checkpoint.pt"}
     assert files(there) == sent
     mirror.send()
-    assert files(there) == sent | {"logs/worker0.txt", "trials/logs/seed0/logs/a.txt"}
-
-
-def test_a_result_that_is_written_while_others_are_sent_comes_with_the_next(mirror, monkeypatch):
-    write(mirror, config_json="{}", metrics_jsonl="1")
-    send = LocalCopy.send_file
-
-    def grows(self, trial, name, file):
-        if name == "config.json":
-            write(mirror, result_json="late")
-        return send(self, trial, name, file)
-
-    monkeypatch.setattr(LocalCopy, "send_file", grows)
-    mirror.send()
-    assert not mirror.has("result.json")
-    mirror.send()
-    assert mirror.has("result.json")
+    assert files(there) == sent | {"logs/worker0.txt"}
 
 
 def test_without_a_network_nothing_is_lost_and_the_next_run_sends_it(there, on, monkeypatch, capsys):
@@ -398,11 +365,11 @@ def test_without_a_network_nothing_is_lost_and_the_next_run_sends_it(there, on, 
         with folder.lock():
             failing["left"] = 10**6
             (folder.path / "note.txt").write_text("b")
-            said, end = "", time.monotonic() + 60
-            while "The run continues." not in said:
+            printed, end = "", time.monotonic() + 60
+            while "The run continues." not in printed:
                 assert time.monotonic() < end
                 time.sleep(0.01)
-                said += capsys.readouterr().err
+                printed += capsys.readouterr().err
 
     with pytest.raises(Unreachable, match=rf"{there} cannot be reached: the line is dead\. What was done is in"):
         work_without_a_network()
@@ -461,7 +428,7 @@ def test_a_killed_run_goes_on_with_its_own_files(mirror, tmp_path, on, monkeypat
     assert kept == ([] if noted else ["12"])
 
 
-def test_an_address_that_is_empty_all_at_once_takes_nothing_away(mirror, tmp_path):
+def test_an_address_that_lost_its_files_takes_nothing_away_here(mirror, tmp_path):
     write(mirror, config_json="{}")
     mirror.send()
     shutil.rmtree(tmp_path / "there")
@@ -470,17 +437,17 @@ def test_an_address_that_is_empty_all_at_once_takes_nothing_away(mirror, tmp_pat
     assert (tmp_path / "there/config.json").read_text() == "{}"
 
 
-def test_where_nothing_moves_onto_a_file_it_is_sent_again_too(there, on, monkeypatch):
+def test_files_are_replaced_where_a_move_onto_a_file_is_refused(there, on, monkeypatch):
     from fsspec.implementations.local import LocalFileSystem
 
     move = LocalFileSystem.mv
 
-    def onto_nothing(fs, source, target, **how):
+    def refuse_existing(fs, source, target, **options):
         if fs.exists(target):
             raise FileExistsError(target)
-        move(fs, source, target, **how)
+        move(fs, source, target, **options)
 
-    monkeypatch.setattr(LocalFileSystem, "mv", onto_nothing)
+    monkeypatch.setattr(LocalFileSystem, "mv", refuse_existing)
     folder = StudyFolder(there)
     for text in ("a", "other"):
         with folder.lock():
@@ -498,27 +465,14 @@ def test_a_run_at_work_elsewhere_is_refused(there, on, monkeypatch):
             study().run(there, **QUIET)
         on("one")
     assert files(place(there))
-
-
-def test_containers_of_one_name_with_disks_of_their_own_are_told_apart(there, on, monkeypatch):
-    monkeypatch.setattr(lease, "BEAT_S", 0.05)
-    monkeypatch.setattr(remote, "SEND_EVERY_S", 600.0)  # not while its disk is away
-    folder = StudyFolder(there)
-    with folder.lock():
-        cache = folder.path.rename(folder.path.with_name("disk of one"))
-        with pytest.raises(UserError, match="Another run is at work"), StudyFolder(there).lock():
-            pass
-        shutil.rmtree(folder.path)
-        cache.rename(folder.path)
+    with pytest.raises(UserError, match="name one that they share by --out"):
+        study(seeds=2).run(there, cluster=ClusterOptions("slurm"), **QUIET)
 
 
 def test_a_run_that_was_taken_over_measures_and_writes_nothing_more(tmp_path, monkeypatch):
-    held = []
-    take = lease.Lease.take
+    held, take, reason = [], lease.Lease.take, "process 7 on two has taken x over"
     monkeypatch.setattr(lease.Lease, "take", lambda self: (held.append(self), take(self)))
-    monkeypatch.setattr(
-        "vitmods.study.run._work", lambda *_: setattr(held[0], "lost", "process 7 on two has taken x over")
-    )
+    monkeypatch.setattr("vitmods.study.run._work", lambda *_: setattr(held[0], "lost", reason))
     monkeypatch.setattr("vitmods.study.run._measure_costs", lambda *_: pytest.fail("measured"))
     with pytest.raises(UserError, match="process 7 on two has taken"):
         study().run(tmp_path / "x", **QUIET)
@@ -553,11 +507,6 @@ def test_a_run_that_was_asleep_trains_and_sends_nothing_more(tmp_path, on, monke
     assert sent == ({"trials/base/seed0/result.json"} if when == "before a trial" else set())
     assert (place(out) / "trials/base/seed0/result.json").exists()  # nothing is lost
     assert (there / ".lease").read_text() == other
-
-
-def test_machines_of_a_cluster_need_a_folder(there):
-    with pytest.raises(UserError, match="name one that they share by --out"):
-        study(seeds=2).run(there, cluster=ClusterOptions("slurm"), **QUIET)
 
 
 class Server:
@@ -637,7 +586,7 @@ def test_a_study_in_a_bucket(bucket, on, capsys, monkeypatch):
     assert lease.LEASE not in {name.rpartition("/")[2] for name in fs.find(root)}
 
 
-def test_marks_of_folders_in_a_bucket_are_no_files(bucket, on):
+def test_marks_of_folders_in_a_bucket_are_no_files_and_a_missing_bucket_is_reported(bucket, on, monkeypatch):
     mirror = copy_of(place(f"{bucket}/runs/x"))
     write(mirror, trials__a_txt="a", empty_txt="")
     mirror.send()
@@ -650,37 +599,29 @@ def test_marks_of_folders_in_a_bucket_are_no_files(bucket, on):
     second.send()
     assert files(second.folder) == {"trials/a.txt", "empty.txt"}
     assert second._fs.find(second._root) == before
-
-
-def test_a_bucket_that_is_not_there_is_told_before_any_work(bucket, on, monkeypatch):
     monkeypatch.setattr(TrialRun, "_train_step", lambda *_: pytest.fail("trained"))
     with pytest.raises(Unreachable, match="none/x"):
         study().run("s3://none/x", **QUIET)
 
 
 def test_a_store_that_cannot_create_exclusively_holds_studies_too(bucket, server, on, monkeypatch):
-    asked = []
-
-    def refuse(request):
-        if "HTTP_IF_NONE_MATCH" in request:
-            asked.append(request)
-            return "501 Not Implemented"
-        return None
-
-    server.fault = refuse
+    refused, out = [], f"{bucket}/x"
+    server.fault = lambda request: (
+        refused.append(1) or "501 Not Implemented" if "HTTP_IF_NONE_MATCH" in request else None
+    )
     monkeypatch.setattr(lease, "BEAT_S", 0.05)
-    folder = StudyFolder(f"{bucket}/x")
+    folder = StudyFolder(out)
     with folder.lock():
         (folder.path / "note.txt").write_text("a")
         on("two")
-        with pytest.raises(UserError, match="Another run is at work"), StudyFolder(f"{bucket}/x").lock():
+        with pytest.raises(UserError, match="Another run is at work"), StudyFolder(out).lock():
             pass
         on("one")
-    assert asked
+    assert refused
     on("two")
-    assert not copy_of(place(f"{bucket}/x")).has(lease.LEASE)  # it was given back
-    with StudyFolder(f"{bucket}/x").lock():
-        assert (place(f"{bucket}/x") / "note.txt").read_text() == "a"
+    assert not copy_of(place(out)).has(lease.LEASE)  # it was given back
+    with StudyFolder(out).lock():
+        assert (place(out) / "note.txt").read_text() == "a"
 
 
 RUNNER = """
@@ -704,29 +645,27 @@ UNALIKE = {"wall_s", "images_per_s", "data_wait", "created", "command", "environ
 
 def comparable(folder):
     """The files of a study without what differs between any two runs."""
-    alike = {}
+
+    def alike(values):
+        return {key: value for key, value in values.items() if key not in UNALIKE}
+
+    contents = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         if path.suffix in (".lock", ".tmp") or path.name[0] == "." or name.startswith("logs/"):
             continue
-        if "/tb/" in name:
+        if "/tb/" in name:  # exactly one for each trial
             name, content = name.partition("events")[0], "one"
-            assert name not in alike
-        elif path.name == "report.html":
-            content = "there"
+            assert name not in contents
         elif path.suffix in (".json", ".jsonl"):
             rows = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-            content = [json.loads(row, object_hook=without_unalike) for row in rows]
+            content = [json.loads(row, object_hook=alike) for row in rows]
         elif path.suffix == ".csv":
-            content = [without_unalike(row) for row in csv.DictReader(path.open())]
+            content = [alike(row) for row in csv.DictReader(path.open())]
         else:
-            content = path.read_bytes()
-        alike[name] = content
-    return alike
-
-
-def without_unalike(values):
-    return {key: value for key, value in values.items() if key not in UNALIKE}
+            content = path.suffix == ".html" or path.read_bytes()
+        contents[name] = content
+    return contents
 
 
 @pytest.mark.slow
@@ -738,7 +677,7 @@ def test_kills_and_dropped_requests_end_in_the_same_files(kills, bucket, server,
 
     draw = random.Random(kills)
     server.fault = lambda _: draw.choice(("drop", "lose")) if draw.random() < 0.1 else None
-    command = ["compare", "--base", "mu2/2", "--arms", "dpn", "--seeds", "2", "--epochs", "6", "--limit-train", "200"]
+    command = ["compare", "--base", "mu2/2", "--arms", "dpn", "--seeds", "1", "--epochs", "6", "--limit-train", "200"]
     command += ["--device", "cpu", "--cost-seconds", "0", "--workers", "1", "--checkpoint-minutes", "0.002", "--quiet"]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
@@ -766,7 +705,7 @@ def test_kills_and_dropped_requests_end_in_the_same_files(kills, bucket, server,
         start(str(tmp_path / "whole"))
         assert ended() == 0, (tmp_path / "log").read_text()
         whole_s = time.monotonic() - began
-        whole = comparable(tmp_path / "whole")
+        unbroken = comparable(tmp_path / "whole")
         count, studies = 0, 0
         while count < kills:
             out = f"{bucket}/study{studies}"
@@ -775,19 +714,19 @@ def test_kills_and_dropped_requests_end_in_the_same_files(kills, bucket, server,
                 pid = start(out)
                 if count < kills:
                     time.sleep(draw.uniform(0, whole_s))
-                    how = draw.choice(("kill", "kill", "kill and remove", "remove"))
-                    if how != "remove":
+                    event = draw.choice(("kill", "kill", "kill and remove", "remove"))
+                    if event != "remove":
                         with suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGKILL)
-                    if how != "kill":
+                    if event != "kill":
                         shutil.rmtree(copy, ignore_errors=True)
                 if (code := ended()) == 0:
                     break
                 count += 1
                 assert code in (-signal.SIGKILL, 2), (tmp_path / "log").read_text()
-            found = fetched(out, f"study{studies}")
-            assert found.keys() == whole.keys()
-            assert [name for name in whole if found[name] != whole[name]] == []
+            listed = fetched(out, f"study{studies}")
+            assert listed.keys() == unbroken.keys()
+            assert [name for name in unbroken if listed[name] != unbroken[name]] == []
             studies += 1
         print(f"{count} kills and removals, {studies} studies, {time.monotonic() - began:.0f} s")
     finally:

@@ -4,18 +4,21 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from PIL import Image
 
 from vitmods.changes import DualPatchNorm
+from vitmods.data import ImageDataset
+from vitmods.evals.options import Options
 from vitmods.model.config import ViTConfig
 from vitmods.recipes import plain
 from vitmods.study import Answer, Study
 from vitmods.study.arms import Arm, arm_from_text
 from vitmods.study.executors import StudyOptions
-from vitmods.study.plan import Trial
+from vitmods.study.plan import Measure
 from vitmods.study.prepare import parallel_trials, workers_for
 from vitmods.study.run import make_executor
 from vitmods.study.store import StudyFolder
@@ -73,21 +76,32 @@ def test_effects_are_paired_differences_in_points(finished):
     base, dpn = record["base"]["scores"], record["arms"][0]["scores"]
     assert result["dpn"].effect == pytest.approx(100 * sum(dpn[s] - base[s] for s in base) / 2)
     assert result["dpn"].n == 2
+    assert "dpn" in repr(result)
+    assert "verdict" in repr(result)
     with pytest.raises(UserError, match="Did you mean 'dpn'"):
         result["dpm"]
+    assert "nll" in result.other_metrics
+    assert set(result.base.other_metrics["nll"]) == set(result.base.scores)
+    assert "Negative log-likelihood: mean difference, without a verdict" in result.report().read_text()
 
 
-@pytest.mark.parametrize("base", ["mu/4", ViTConfig.from_name("mu/4").with_(pool="avg")])
-def test_the_call_in_the_report_is_the_same_study(base, settings_of_call):
-    arms = [Arm("slow", (DualPatchNorm(before=False),), {"lr": 0.5}), "dpn+rms"]
-    study = Study(base, arms, "digits", RECIPE, seeds=[3, 1], margin=1.0, limit_train=99)
+CORRUPTION_ERROR = Measure("mean_corruption_error", Options(corruptions=("fog",), severities=(1, 2)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seeds": [3, 1], "margin": 1.0, "limit_train": 99},
+        {"base": ViTConfig.from_name("mu/4").with_(pool="avg")},
+        {"folds": 3},
+        {"tune": {"lr": (1e-3, 1e-2)}, "tune_on": "val", "same_seeds": True, "metric": "ece"},
+        {"metric": CORRUPTION_ERROR},
+    ],
+)
+def test_the_call_in_the_report_is_the_same_study(options, settings_of_call):
+    arms = [Arm("slow", (DualPatchNorm(before=False),), {"crop": "pad"}), "dpn+rms"]
+    study = Study(**{"base": "mu/4", "arms": arms, "data": "digits", "recipe": RECIPE, "seeds": 3, **options})
     assert settings_of_call(study).to_dict() == study.settings.to_dict()
-
-
-def test_it_prints_itself_as_a_table(finished):
-    text = repr(finished[0])
-    assert "dpn" in text
-    assert "verdict" in text
 
 
 def test_the_csv_has_a_row_a_trial(finished):
@@ -115,19 +129,14 @@ def test_an_arm_of_recipe_overrides_goes_on(tmp_path):
     assert run(make([arm], seeds=1), tmp_path).to_dict() == first.to_dict()
 
 
-def test_a_changed_setting_is_refused_and_shown(finished):
-    _, out = finished
-    before = contents(out)
-    changed = make(recipe=RECIPE.with_(lr=0.5), limit_train=200)
-    with pytest.raises(UserError, match=r"limit_train: 256 -> 200; .*recipe\.optimizer\.lr: 0\.001 -> 0\.5"):
-        run(changed, out)
-    with pytest.raises(UserError, match=r"arm x: .* -> \(missing\)"):
-        run(make(["dpn"]), out)
-    assert contents(out) == before
-
-
-def test_other_images_under_the_same_name_are_another_study(copied):
+def test_a_changed_setting_is_refused_and_shown(copied):
     facts = json.loads((copied / "study.json").read_text())
+    before = contents(copied)
+    with pytest.raises(UserError, match=r"limit_train: 256 -> 200; .*recipe\.optimizer\.lr: 0\.001 -> 0\.5"):
+        run(make(recipe=RECIPE.with_(lr=0.5), limit_train=200), copied)
+    with pytest.raises(UserError, match=r"arm x: .* -> \(missing\)"):
+        run(make(["dpn"]), copied)
+    assert contents(copied) == before
     facts["settings"]["images"] = "another"
     (copied / "study.json").write_text(json.dumps(facts))
     with pytest.raises(UserError, match="images: another -> "):
@@ -170,21 +179,18 @@ def test_arms_and_seeds_may_be_added(tmp_path):
 
 def test_a_trial_that_fails_is_reported_and_tried_again(copied, monkeypatch):
     shutil.rmtree(copied / "trials/dpn/seed1")
-    real = TrialRunner.train
-
-    def broken(self, trial, out):
-        if (trial.arm.name, trial.seed) == ("dpn", 1):
-            raise RuntimeError("out of luck")
-        return real(self, trial, out)
-
+    (copied / "trials/dpn/seed0/result.json").write_text("{")
     with monkeypatch.context() as patched:
-        patched.setattr(TrialRunner, "train", broken)
+        patched.setattr(TrialRunner, "train", Mock(side_effect=RuntimeError("out of luck")))
         result = run(make(), copied)
     assert not result.complete
-    assert result.failed == ["dpn, seed 1: RuntimeError: out of luck"]
-    assert result["dpn"].n == 1
+    assert result["x"].n == 2
+    damaged, failed = result.failed
+    assert failed == "dpn, seed 1: RuntimeError: out of luck"
+    assert "damaged" in damaged
     assert any("out of luck" in warning for warning in result.to_dict()["warnings"])
     assert Answer.load(copied).failed == result.failed
+    shutil.rmtree(copied / "trials/dpn/seed0")
     again = run(make(), copied)
     assert again.complete
     assert not again.failed
@@ -223,29 +229,22 @@ def test_arms_share_base_s_initial_weights_and_images(tmp_path):
 
 
 def test_every_arm_of_a_seed_sees_the_same_batches(tmp_path, monkeypatch):
-    from vitmods.data import ImageDataset
+    seen, current = {}, [None]
+    train_batches, train = ImageDataset.train_batches, TrialRunner.train
 
-    seen = {}
-    real = ImageDataset.train_batches
-
-    def spy(self, **options):
-        for batch in real(self, **options):
+    def record_batches(dataset, **options):
+        for batch in train_batches(dataset, **options):
             seen.setdefault(current[0], []).append(batch.inputs.double().sum().item())
             yield batch
 
-    current = [None]
-    real_train = TrialRunner.train
-
-    def train(self, trial, out):
+    def record_trial(runner, trial, out):
         current[0] = (trial.arm.name, trial.seed)
-        return real_train(self, trial, out)
+        return train(runner, trial, out)
 
-    monkeypatch.setattr(ImageDataset, "train_batches", spy)
-    monkeypatch.setattr(TrialRunner, "train", train)
+    monkeypatch.setattr(ImageDataset, "train_batches", record_batches)
+    monkeypatch.setattr(TrialRunner, "train", record_trial)
     run(make(["dpn"], recipe=RECIPE.with_(crop="pad", flip=0.5)), tmp_path)
-    assert seen["base", 0] == seen["dpn", 0]
-    assert seen["base", 1] == seen["dpn", 1]
-    assert seen["base", 0] != seen["base", 1]
+    assert seen["base", 0] == seen["dpn", 0] != seen["base", 1] == seen["dpn", 1]
 
 
 def test_a_dry_run_estimates_and_writes_nothing(tmp_path):
@@ -259,12 +258,10 @@ def test_a_dry_run_estimates_and_writes_nothing(tmp_path):
     assert max(map(len, str(estimate).splitlines())) <= 100
     heading, base = (next(line for line in str(estimate).splitlines() if word in line) for word in ("arm ", "base "))
     assert heading.index("arm") == base.index("base"), "the heading stands above its column"
-
-
-def test_finished_trials_are_not_counted_again(finished):
-    estimate = make().dry_run(finished[1], workers=2, device="cpu")
-    assert estimate.finished == 6
-    assert estimate.total_s == 0
+    assert estimate.weights_bytes() == sum(4 * arm.params * 2 for arm in estimate.arms)
+    assert estimate.weights_bytes("best") == sum(4 * arm.params for arm in estimate.arms)
+    assert estimate.working_bytes == 2 * 36 * max(arm.params for arm in estimate.arms)  # two at a time
+    assert "Final weights that stay in the folder (all) take" in str(estimate)
 
 
 def test_workers_by_default_fit_cores_memory_and_trials(monkeypatch):
@@ -344,38 +341,10 @@ def test_defaults_follow_the_size_of_the_images(tmp_path):
         defaults_for(str(tmp_path / "nowhere"))
 
 
-def test_trials_name_themselves():
-    assert str(Trial(Arm("dpn"), 3)) == "dpn, seed 3"
-
-
 def test_no_cell_of_the_csv_is_a_formula():
     assert [no_formula(cell) for cell in ("=1+1", "+dpn", "-x", "@x")] == ["'=1+1", "'+dpn", "'-x", "'@x"]
     plain = ["dpn+rms", "-0.5", "", 3, -1.5, None]
     assert [no_formula(cell) for cell in plain] == plain
-
-
-def test_one_damaged_trial_does_not_stop_the_answer_of_the_others(finished, copied):
-    for name, text in (("result.json", "{"), ("config.json", "[]")):
-        (copied / "trials" / "dpn" / "seed0" / name).write_text(text)
-        answer = Answer.load(copied)
-        assert answer["dpn"].n == 1
-        assert answer["x"] == finished[0]["x"] or answer["x"].n == 2
-        assert not answer.complete
-        (line,) = answer.failed
-        assert line.startswith("dpn, seed 0: ")
-        assert name in line
-        assert "dpn, seed 0 is damaged and counts as missing" in answer.doubts[0]
-        assert "is damaged" in answer.report().read_text()
-        shutil.copy(finished[1] / "trials" / "dpn" / "seed0" / "result.json", copied / "trials" / "dpn" / "seed0")
-
-
-def test_a_damaged_trial_fails_alone_when_the_study_continues(copied):
-    (copied / "trials" / "dpn" / "seed0" / "result.json").write_text("{")
-    answer = run(make(), copied)
-    assert answer["dpn"].n == 1
-    assert "damaged" in answer.failed[0]
-    shutil.rmtree(copied / "trials" / "dpn" / "seed0")
-    assert run(make(), copied).complete
 
 
 def test_another_margin_metric_or_claim_after_the_scores_were_seen_is_said(finished, copied):
@@ -395,11 +364,8 @@ def test_another_margin_metric_or_claim_after_the_scores_were_seen_is_said(finis
 
 
 def test_a_margin_may_change_before_any_score_is_seen(tmp_path, monkeypatch):
-    def stop(self, trial, out):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr(TrialRunner, "train", stop)
+        patched.setattr(TrialRunner, "train", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run(make(["dpn"], seeds=1, margin=1.0), tmp_path)
     assert run(make(["dpn"], seeds=1, margin=5.0), tmp_path).doubts == ()
@@ -433,22 +399,6 @@ def test_a_fraction_that_cannot_apply_is_refused(splits, fraction, tmp_path, dra
         run(study, tmp_path / "out")
 
 
-def test_it_says_first_what_there_is_to_do(tmp_path, capsys):
-    run(make(["dpn"], seeds=1), tmp_path, progress=True)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == f"2 trials, in {tmp_path}"
-    assert lines[1].startswith("  1 of 2  base, seed 0: top-1 ")
-
-
-def test_a_dry_run_without_a_folder_says_what_stays_on_the_disk():
-    estimate = make(["dpn"], seeds=2).dry_run(workers=1, device="cpu")
-    assert estimate.finished == 0
-    assert estimate.weights_bytes() == sum(4 * arm.params * 2 for arm in estimate.arms)
-    assert estimate.weights_bytes("best") == sum(4 * arm.params for arm in estimate.arms)
-    assert estimate.working_bytes == 36 * max(arm.params for arm in estimate.arms)
-    assert "Final weights that stay in the folder (all) take" in str(estimate)
-
-
 def test_changed_images_are_counted(tmp_path, draw_images):
     images = draw_images(tmp_path / "images", ("train", "test"), count=4)
     few = RECIPE.with_(batch_size=2)
@@ -459,13 +409,6 @@ def test_changed_images_are_counted(tmp_path, draw_images):
     (images / "test/dog/1.png").unlink()
     with pytest.raises(UserError, match="is of other images: since it began 1 added, 1 removed, 1 changed"):
         run(study, tmp_path / "out")
-
-
-def test_log_loss_is_known_beside_the_metric_and_on_the_same_images(finished):
-    result, _ = finished
-    assert "nll" in result.other_metrics
-    assert set(result.base.other_metrics["nll"]) == set(result.base.scores)
-    assert "Negative log-likelihood: mean difference, without a verdict" in result.report().read_text()
 
 
 def test_seeds_for_which_no_level_is_known_are_refused_before_training(copied):

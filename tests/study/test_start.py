@@ -108,13 +108,6 @@ def test_a_trial_says_how_its_images_were_normalized(checkpoint):
     assert (model.pretrained_cfg["mean"], model.pretrained_cfg["std"]) == ((0.4,), (0.3,))
 
 
-def test_a_file_of_weights_is_a_checkpoint_too(tmp_path):
-    model = vm.vit("Ti1/16", img_size=32, num_classes=4).eval()
-    vm.adapters.save(model, tmp_path / "deit.pth")
-    images = torch.randn(1, 3, 32, 32)
-    assert torch.equal(open_checkpoint(str(tmp_path / "deit.pth"))(images), model(images))
-
-
 def test_weights_that_changed_are_refused(checkpoint, tmp_path):
     settings = make(checkpoint).settings
     start = {**settings.fixed["start"], "fingerprint": "0" * 16}
@@ -150,13 +143,6 @@ def test_other_channels_are_refused(checkpoint):
         start.build(trained.vit_config.with_(in_chans=3), seed=0)
 
 
-def test_folders_without_a_trial(tmp_path):
-    with pytest.raises(UserError, match="does not hold a finished trial"):
-        open_trial(tmp_path)
-    with pytest.raises(UserError, match="timm gives no weights of vit_small_patch16_18x2_224"):
-        open_checkpoint("timm:vit_small_patch16_18x2_224")
-
-
 @pytest.mark.parametrize(
     ("text", "arm"),
     [
@@ -174,13 +160,6 @@ def test_folders_without_a_trial(tmp_path):
 def test_arms_say_what_is_trained(text, arm):
     assert arm_from_text(text) == arm
     assert make_arms({"some": text})[0] == Arm("some", arm.changes, arm.recipe)
-
-
-def test_studies_read_their_arms_from_the_folder(checkpoint):
-    settings = make(checkpoint).settings
-    again = Settings.from_dict(json.loads(json.dumps(settings.to_dict())))
-    assert again.to_dict() == settings.to_dict()
-    assert again.recipe_of(again.arm("attention")).train == "attention"
 
 
 @pytest.fixture(scope="module")

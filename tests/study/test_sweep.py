@@ -1,10 +1,8 @@
 """Sweeps: base and arms under several settings, their effects in each and on average."""
 
 import csv
-import itertools
 import json
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -127,18 +125,6 @@ def test_a_sweep_grows_and_can_be_read_at_any_time(tmp_path):
     assert len(answer.trials) == 12
     assert sum(trial.ended for trial in answer.trials) == 4 + 7
     assert not answer.complete
-
-
-def test_a_dry_run_estimates_every_setting(tmp_path, monkeypatch):
-    ticks = itertools.count(0.0, 1e-3)  # whatever is timed takes a millisecond
-    clock = SimpleNamespace(perf_counter=lambda: next(ticks), process_time=lambda: next(ticks))
-    monkeypatch.setattr("vitmods.bench.time", clock)
-    estimate = make({"limit_train": [0.25, 1]}).dry_run(tmp_path / "none", device="cpu")
-    names = ["limit_train=0.25, base", "limit_train=0.25, dpn", "limit_train=1, base", "limit_train=1, dpn"]
-    assert [arm.arm for arm in estimate.arms] == names
-    assert [arm.trials for arm in estimate.arms] == [3] * 4
-    quarter, _, whole, _ = estimate.arms
-    assert whole.trial_s / whole.step_s > 2 * quarter.trial_s / quarter.step_s
 
 
 BASICS = {"task": "classification", "data": "digits", "base": "mu/4", "recipe": Recipe().to_dict()}

@@ -50,15 +50,11 @@ def test_every_arm_is_built_as_the_recipe_says():
         assert not model.head.weight.any()
         assert (model.head.bias == -2.0).all()
         assert not model.cls_token.any()  # timm's is drawn
+    deeper = study([Arm("deeper", (), {"drop_path": 0.5})])
+    assert (rates(built(deeper, "deeper")), rates(built(deeper))) == ([0.5] * 4, [0.3] * 4)
     untouched = built(study(recipe=plain()))
     assert rates(untouched) == []
     assert untouched.head.weight.any()
-
-
-def test_an_arm_may_have_another_drop_path():
-    deeper = study([Arm("deeper", (), {"drop_path": 0.5})])
-    assert rates(built(deeper, "deeper")) == [0.5] * 4
-    assert rates(built(deeper)) == [0.3] * 4
 
 
 def test_trained_weights_are_dropped_too_and_the_new_head_is_as_said(finished):
@@ -91,12 +87,6 @@ def test_what_it_came_to_is_in_the_folder_of_the_trial_and_in_the_report(finishe
     page = result.report().read_text()
     assert "Recipe as run on this data" in page
     assert "steps_per_epoch" in page.replace("<wbr>", "")
-
-
-def test_a_dry_run_counts_steps_and_evaluations(tmp_path):
-    estimate = study().dry_run(workers=1, device="cpu")
-    assert estimate.steps == {"": 5}
-    assert "A trial has 5 steps" in str(estimate)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ RUN = {"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False}
 
 @pytest.fixture
 def runs():
-    known: dict[str, list] = {}
+    rows_by_run: dict[str, list] = {}
 
     class Notebook:
         def __init__(self, run):
-            self.resumed = run.key in known
-            self.rows = known.setdefault(run.key, [run])
+            self.resumed = run.key in rows_by_run
+            self.rows = rows_by_run.setdefault(run.key, [run])
 
         def write(self, scalars, step):
             self.rows.append((step, scalars))
@@ -27,7 +27,7 @@ def runs():
             self.rows.append((status, scalars))
 
     LOGGERS.add("notebook", LoggerKind(Notebook))
-    yield known
+    yield rows_by_run
     LOGGERS.remove("notebook")
 
 
@@ -38,8 +38,8 @@ def test_trials_and_verdicts_of_a_study(tmp_path, runs):
     told = {rows[0].name: rows for rows in runs.values()}
     assert set(told) == {*(f"{arm}, seed {k}" for arm in ("base", "patch") for k in range(3)), "verdict of patch"}
     trial, *rows, last = told["patch, seed 1"]
-    about = {"study": "pets", "arm": "patch", "seed": 1, "changes": "dpn", "data": "digits", "base": "mu/4"}
-    assert (trial.study, trial.kind, trial.fields) == ("pets", "trial", about)
+    fields = {"study": "pets", "arm": "patch", "seed": 1, "changes": "dpn", "data": "digits", "base": "mu/4"}
+    assert (trial.study, trial.kind, trial.fields) == ("pets", "trial", fields)
     assert trial.config["recipe"]["epochs"] == 1
     assert {name.partition("/")[0] for _, scalars in rows for name in scalars} == {"train", "val"}
     result = json.loads((tmp_path / "pets" / "trials" / "patch" / "seed1" / "result.json").read_text())

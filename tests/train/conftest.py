@@ -41,9 +41,11 @@ class Bench:
     def train(self, out, model=None, recipe=None, task=None, **options):
         recipe = recipe or self.recipe()
         task = task or Classification.from_recipe(recipe)
-        given = {name: options.pop(name) for name in ("seed", "metadata", "logged", "processes") if name in options}
-        how = RunOptions(**{"device": "cpu", "tensorboard": False, **options})
-        return train_trial(model or self.model(), task, self.images_for(recipe), recipe, out=out, options=how, **given)
+        arguments = {name: options.pop(name) for name in ("seed", "metadata", "logged", "processes") if name in options}
+        run_options = RunOptions(**{"device": "cpu", "tensorboard": False, **options})
+        return train_trial(
+            model or self.model(), task, self.images_for(recipe), recipe, out=out, options=run_options, **arguments
+        )
 
     def run(self, out, recipe, model=None, task=None):
         """A run before its first step."""

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -77,9 +75,9 @@ def work_of_two(processes: Processes, out: Path) -> None:
         step(run, batch)
 
     TrialRun._train_step = one_is_asked_to_stop
-    for name, how in (("stopped", {}), (DIVIDED, {"shard": True, "checkpoint_every_steps": 2})):
+    for name, options in (("stopped", {}), (DIVIDED, {"shard": True, "checkpoint_every_steps": 2})):
         with pytest.raises(Interrupted):
-            trial(out / name, "busy", processes, **how)
+            trial(out / name, "busy", processes, **options)
     TrialRun._train_step = step
     processes.once(lambda: copies(out, out))
     trial(out / "two", "busy", processes, shard=True)
@@ -131,10 +129,10 @@ def together(tmp_path_factory):
 
 def check_same(own: Path, other: Path) -> None:
     """Weights to what AdamW makes of rounding; metrics, scores of each image in order, rows of the log."""
-    ours, theirs = (load_file(path / "model.safetensors") for path in (own, other))
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        torch.testing.assert_close(value, theirs[name], atol=1e-3, rtol=1e-3, msg=name)
+    own_weights, other_weights = (load_file(path / "model.safetensors") for path in (own, other))
+    assert own_weights.keys() == other_weights.keys()
+    for name, value in own_weights.items():
+        torch.testing.assert_close(value, other_weights[name], atol=1e-3, rtol=1e-3, msg=name)
     results = [json.loads((path / "result.json").read_text()) for path in (own, other)]
     assert results[0]["metrics"] == pytest.approx(results[1]["metrics"], abs=5e-3)
     assert results[0]["steps"] == results[1]["steps"]
@@ -175,7 +173,7 @@ def test_a_signal_to_one_process_stops_all_and_one_process_can_go_on(alone, toge
 def test_a_divided_checkpoint_goes_on_in_any_number_of_processes(alone, together, size, name) -> None:
     check_same(alone / "busy", together(size) / name)
     if name == "two":  # the same number of processes: the same bits
-        weights = [(together(2) / one / "model.safetensors").read_bytes() for one in (name, "sharded-busy")]
+        weights = [(together(2) / folder / "model.safetensors").read_bytes() for folder in (name, "sharded-busy")]
         assert weights[0] == weights[1]
     assert not list((together(size) / name).glob("checkpoint*"))
 
@@ -224,15 +222,18 @@ def work_that_is_killed(rank: int, store: str, out: Path, how: dict) -> None:
 def work_that_goes_on(rank: int, store: str, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    for name, how in KILLS.items():
-        trial(Path(folder) / name, "busy", Processes(rank, 2, rank), checkpoint_every_steps=2, **how)
+    for name, options in KILLS.items():
+        trial(Path(folder) / name, "busy", Processes(rank, 2, rank), checkpoint_every_steps=2, **options)
     dist.destroy_process_group()
 
 
 def test_a_killed_process_ends_all_and_the_same_command_goes_on(together, tmp_path) -> None:
-    for name, how in KILLS.items():
-        arguments = [(rank, str(tmp_path / f"store-{name}"), tmp_path / name, how) for rank in range(2)]
-        started = [mp.get_context("fork").Process(target=work_that_is_killed, args=each) for each in arguments]
+    for name, options in KILLS.items():
+        arguments = [(rank, str(tmp_path / f"store-{name}"), tmp_path / name, options) for rank in range(2)]
+        started = [
+            mp.get_context("fork").Process(target=work_that_is_killed, args=process_arguments)
+            for process_arguments in arguments
+        ]
         for process in started:
             process.start()
         for process in started:
@@ -240,13 +241,13 @@ def test_a_killed_process_ends_all_and_the_same_command_goes_on(together, tmp_pa
         assert [process.exitcode for process in started] == [3, -signal.SIGKILL]
         assert "has ended without a message" in (tmp_path / name / "ended").read_text()
         assert not (tmp_path / name / "result.json").exists()
-        if how:
+        if options:
             assert torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["step"] == 4
     mp.start_processes(work_that_goes_on, (str(tmp_path / "again"), str(tmp_path)), nprocs=2, start_method="fork")
     for name in KILLS:
         check_same(together(2) / name, tmp_path / name)
-        resumed, whole = ((folder / name / "model.safetensors").read_bytes() for folder in (tmp_path, together(2)))
-        assert resumed == whole
+        resumed, unbroken = ((folder / name / "model.safetensors").read_bytes() for folder in (tmp_path, together(2)))
+        assert resumed == unbroken
 
 
 KILLER = """
@@ -264,23 +265,21 @@ TrialRun._train_step = dies
 @pytest.mark.slow
 def test_the_command_starts_its_processes_and_goes_on_after_a_kill(tmp_path, monkeypatch, capfd) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr("vitmods.util.registry.asked_for", [])  # what other tests have asked for
+    monkeypatch.setattr(TrialRun, "_train_step", TrialRun._train_step)  # which the plugin replaces here too
     (tmp_path / "killer.py").write_text(KILLER)
     command = ["train", "--base", "mu1/2", "--epochs", "1", "--limit-train", "160", "--batch-size", "40"]
     command += ["--devices", "2", "--shard", "--checkpoint-minutes", "0", "--device", "cpu"]
     command += ["--out", str(tmp_path / "run")]
-    killed = subprocess.run(
-        [sys.executable, "-m", "vitmods", *command, "--plugin", str(tmp_path / "killer.py")],
-        env={**os.environ, "DIES": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert killed.returncode == 128 + signal.SIGKILL, killed.stderr
-    assert killed.stderr.count("Process 1 of 2 was killed by SIGKILL") == 1
-    assert killed.stderr.count("without a message") == 0
-    assert "Traceback" not in killed.stderr
+    with monkeypatch.context() as patch:
+        patch.setattr("vitmods.util.registry.asked_for", [])  # what other tests have asked for
+        patch.setenv("DIES", "1")
+        assert cli.main([*command, "--plugin", str(tmp_path / "killer.py")]) == 128 + signal.SIGKILL
+    error = capfd.readouterr().err
+    assert error.count("Process 1 of 2 was killed by SIGKILL") == 1
+    assert "without a message" not in error
+    assert "Traceback" not in error
     assert (tmp_path / "run/checkpoint.pt").exists()  # of which step depends on the speed of the disk
+    monkeypatch.setattr("vitmods.util.registry.asked_for", [])
     assert cli.main(command) == 0
     assert capfd.readouterr().out.count("Weights:") == 1
     assert json.loads((tmp_path / "run/config.json").read_text())["environment"]["processes"] == 2

@@ -121,10 +121,10 @@ def test_those_whose_launcher_is_killed_end_too(modules):
         ended = threading.Thread(target=launcher.stdout.read, daemon=True)  # its end: no rank holds the pipe any more
         ended.start()
         ended.join(60)
-        left = ended.is_alive()
-        for rank in ranks if left else ():
+        outlives = ended.is_alive()
+        for rank in ranks if outlives else ():
             os.kill(rank, signal.SIGKILL)
-    assert not left
+    assert not outlives
 
 
 def test_fewer_than_two_are_refused():

@@ -163,7 +163,7 @@ def test_mlflow_has_a_run_a_trial_with_its_fields_and_takes_it_up_again(tmp_path
     assert (run.info.run_name, run.info.status) == ("dpn, seed 0", "FINISHED")
     assert run.data.metrics == {"train/loss": 0.5, "val/top1": 0.5, "test/top1": 0.75}
     assert run.data.params["recipe.lr"] == "0.001"
-    assert [one.step for one in client.get_metric_history(run.info.run_id, "train/loss")] == [5, 9]
+    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "train/loss")] == [5, 9]
     assert run.data.tags["status"] == "finished"
 
 

@@ -43,8 +43,8 @@ def test_equals_a_bare_loop(bench, tmp_path):
             optimizer.step()
             losses.append(loss.item())
             step += 1
-    for (name, ours), theirs in zip(trained.named_parameters(), bare.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4, msg=name)
+    for (name, parameter), expected in zip(trained.named_parameters(), bare.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, atol=1e-5, rtol=1e-4, msg=name)
     rows = [row for row in bench.rows(tmp_path) if row["split"] == "train"]
     assert [row["step"] for row in rows] == [5, 10, 12]
     assert [row["loss"] for row in rows] == pytest.approx(

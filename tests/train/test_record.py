@@ -20,24 +20,24 @@ def test_gradients_are_those_of_each_layers_parameters():
     torch.manual_seed(0)
     model = vm.apply(vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=10), vm.DualPatchNorm())
     model(torch.randn(4, 1, 8, 8)).square().sum().backward()
-    found = gradient_norms(layers_of(model))
-    assert list(found) == ["gradient/stem", "gradient/blocks.0", "gradient/blocks.1", "gradient/head"]
+    norms = gradient_norms(layers_of(model))
+    assert list(norms) == ["gradient/stem", "gradient/blocks.0", "gradient/blocks.1", "gradient/head"]
 
     def norm(*beginnings):
         gradients = [p.grad.flatten() for n, p in model.named_parameters() if n.startswith(beginnings)]
         return torch.cat(gradients).norm()
 
-    torch.testing.assert_close(found["gradient/stem"], norm("patch_embed.proj."))  # without the norms around it
-    torch.testing.assert_close(found["gradient/blocks.1"], norm("blocks.1."))
-    torch.testing.assert_close(found["gradient/head"], norm("head."))
+    torch.testing.assert_close(norms["gradient/stem"], norm("patch_embed.proj."))  # without the norms around it
+    torch.testing.assert_close(norms["gradient/blocks.1"], norm("blocks.1."))
+    torch.testing.assert_close(norms["gradient/head"], norm("head."))
     assert not gradient_norms({})
     half = gradient_norms(layers_of(model), processes=2)  # a part of a sum over processes
-    torch.testing.assert_close(2 * half["gradient/stem"], found["gradient/stem"])
+    torch.testing.assert_close(2 * half["gradient/stem"], norms["gradient/stem"])
 
 
 def test_layers_of_other_libraries_models():
-    theirs = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=3)
-    assert list(layers_of(theirs)) == ["stem", "blocks.0", "blocks.1", "head"]
+    timm_model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=3)
+    assert list(layers_of(timm_model)) == ["stem", "blocks.0", "blocks.1", "head"]
     swin = timm.create_model(
         "swin_tiny_patch4_window7_224", img_size=64, window_size=2, depths=(1, 2), num_heads=(3, 6)
     )

@@ -55,8 +55,8 @@ def test_a_finished_trial_is_a_folder(bench, tmp_path):
     written = {path.name for path in out.iterdir()}
     assert written == {"config.json", "metrics.jsonl", "model.safetensors", "result.json", "val.npz", "test.npz", "tb"}
     assert json.loads((out / "result.json").read_text()) == result
-    known = {"schema": 1, "status": "finished", "arm": "dpn", "seed": 2, "split": "test", "steps": 12, "epochs": 3.0}
-    assert result | known == result
+    expected = {"schema": 1, "status": "finished", "arm": "dpn", "seed": 2, "split": "test", "steps": 12, "epochs": 3.0}
+    assert result | expected == result
     assert result["params"] == sum(p.numel() for p in bench.model().parameters())
     config = json.loads((out / "config.json").read_text())
     assert config["recipe"]["batch_size"] == 40

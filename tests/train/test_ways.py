@@ -44,10 +44,10 @@ def test_a_compiled_trial_is_the_plain_one_and_goes_on_with_it(bench, plain, tmp
     assert result["how"] == {**HOW, "device": "cpu", "precision": "32-true", "processes": 1, "shard": False}
     rows, expected = bench.rows(tmp_path), bench.rows(plain)
     assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in expected], abs=2e-4)
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path, plain))
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        torch.testing.assert_close(value, theirs[name], atol=2e-3, rtol=1e-3, msg=name)
+    own_weights, expected_weights = (load_file(folder / "model.safetensors") for folder in (tmp_path, plain))
+    assert own_weights.keys() == expected_weights.keys()
+    for name, value in own_weights.items():
+        torch.testing.assert_close(value, expected_weights[name], atol=2e-3, rtol=1e-3, msg=name)
 
 
 @pytest.mark.parametrize("user", ["a/name", KeyError("getpwuid(): uid not found: 1234")])
@@ -67,12 +67,12 @@ def test_the_compilers_cache_is_the_one_of_torch_for_every_user_name(tmp_path, m
 
 def test_what_a_killed_compiler_left_unfinished_is_made_again(bench, tmp_path, monkeypatch):
     """Loading it would fail, or end the process. What another process is writing stays, and what is whole."""
-    cache, whole = tmp_path / "cache", Path(mtrand.__file__).read_bytes()
+    cache, library = tmp_path / "cache", Path(mtrand.__file__).read_bytes()
     sizes = {"whole.so": None, "cut.so": 1000, "cut.main.so": -100, "empty.so": 0, "busy.so": 1000}
     for folder in ("ab", "locks"):
         (cache / folder).mkdir(parents=True)
     for name, size in sizes.items():
-        (cache / "ab" / name).write_bytes(whole[:size])
+        (cache / "ab" / name).write_bytes(library[:size])
     (cache / "ab" / "other.so").write_bytes(b"of another system")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module: None)

@@ -25,7 +25,7 @@ def quick(monkeypatch):
 
 
 @pytest.fixture(params=["disk", "object store", "other address"])
-def place(request, tmp_path):
+def any_place(request, tmp_path):
     """Makes the file of the same lease, for each run its own."""
     if request.param == "disk":
         return lambda: LeaseFile(str(tmp_path / ".lease"))
@@ -34,13 +34,21 @@ def place(request, tmp_path):
 
 
 @pytest.fixture
-def make(place, tmp_path, monkeypatch):
-    def of(host, local="study"):
+def place(tmp_path):
+    """On a disk, where what is tested does not depend on the kind of place."""
+    return lambda: LeaseFile(str(tmp_path / ".lease"))
+
+
+@pytest.fixture
+def make(request, monkeypatch):
+    place = request.getfixturevalue("any_place" if "any_place" in request.fixturenames else "place")
+
+    def lease_of(host, local="study"):
         monkeypatch.setattr(module, "machine", lambda: f"{host} boot")
         monkeypatch.setattr("platform.node", lambda: host)
         return Lease(place(), "runs/x", local)
 
-    return of
+    return lease_of
 
 
 def end_without_a_word(lease):
@@ -48,7 +56,7 @@ def end_without_a_word(lease):
     lease._thread.join()
 
 
-def test_a_run_on_another_machine_is_refused_while_the_first_is_at_work(make, place):
+def test_a_run_on_another_machine_is_refused_while_the_first_is_at_work(make, any_place):
     first, second = make("one"), make("two")
     first.take()
     began = time.monotonic()
@@ -56,12 +64,12 @@ def test_a_run_on_another_machine_is_refused_while_the_first_is_at_work(make, pl
         second.take()
     assert time.monotonic() - began < STALE_S  # at its first sign of life
     first.give_back()
-    assert place().read() is None
+    assert any_place().read() is None
     second.take()
     second.give_back()
 
 
-def test_one_that_gives_no_sign_of_life_is_taken_over(make, place, monkeypatch, capsys):
+def test_one_that_gives_no_sign_of_life_is_taken_over(make, any_place, monkeypatch, capsys):
     first, second, third = make("one"), make("two"), make("three")
     first.take()
     end_without_a_word(first)
@@ -73,7 +81,7 @@ def test_one_that_gives_no_sign_of_life_is_taken_over(make, place, monkeypatch, 
     printed = capsys.readouterr().err
     assert "on one holds runs/x: waiting up to" in printed
     assert "on one is gone: this run takes runs/x over" in printed
-    assert json.loads(place().read())["host"] == "two"
+    assert json.loads(any_place().read())["host"] == "two"
     with pytest.raises(UserError, match="on two"):
         third.take()
     second.give_back()
@@ -94,7 +102,7 @@ def test_a_killed_run_of_this_machine_is_taken_over_at_once(make, monkeypatch, c
 
 
 @pytest.mark.parametrize("stale", [False, True])
-def test_of_several_that_begin_at_once_one_begins(make, place, stale, monkeypatch):
+def test_of_several_that_begin_at_once_one_begins(make, any_place, stale, monkeypatch):
     if stale:
         gone = make("gone")
         gone.take()
@@ -139,7 +147,7 @@ def test_of_several_that_begin_at_once_one_begins(make, place, stale, monkeypatc
         thread.start()
     for thread in threads:
         thread.join()
-    host = json.loads(place().read())["host"]
+    host = json.loads(any_place().read())["host"]
     holders = [run for run in runs if outcome[run] == "holds"]
     for run in holders:
         run.give_back()
@@ -161,24 +169,24 @@ def test_where_nothing_moves_onto_a_file_it_is_written_in_place(tmp_path, monkey
     assert [path.name for path in tmp_path.iterdir()] == [".lease"]
 
 
-def test_who_reads_while_it_is_written_finds_a_whole_one(place):
-    contents, found = [b"x" * 1000, b"y" * 2000], set()
-    assert place().create(contents[0])
+def test_who_reads_while_it_is_written_finds_a_whole_one(any_place):
+    contents, seen = [b"x" * 1000, b"y" * 2000], set()
+    assert any_place().create(contents[0])
 
     def write():
-        writer = place()
+        writer = any_place()
         for content in contents * 100:
             writer.write(content)
 
     thread = threading.Thread(target=write)
     thread.start()
-    reader = place()
+    reader = any_place()
     while thread.is_alive():
-        found.add(reader.read())
+        seen.add(reader.read())
     thread.join()
-    found.add(reader.read())
-    assert found <= set(contents)
-    assert place().read() == contents[-1]
+    seen.add(reader.read())
+    assert seen <= set(contents)
+    assert any_place().read() == contents[-1]
 
 
 OTHER = json.dumps({"id": "another", "host": "two", "process": 7}).encode()
@@ -269,7 +277,10 @@ def test_one_that_looks_is_told_at_once(gave_back, make, place, monkeypatch):
     assert (place().read() is None) == gave_back
 
 
-def test_a_lease_that_is_removed_by_hand_is_written_again(make, place):
+def test_a_lease_that_is_removed_by_hand_or_says_nothing_is_written_again(make, place, monkeypatch):
+    monkeypatch.setattr(module, "STALE_S", 0.6)
+    assert place().create(b"")
+    assert not place().create(b"x")
     run = make("one")
     run.take()
     place().remove()
@@ -278,13 +289,4 @@ def test_a_lease_that_is_removed_by_hand_is_written_again(make, place):
         assert time.monotonic() < end
         time.sleep(0.01)
     run.look()
-    run.give_back()
-
-
-def test_a_file_that_says_nothing_goes_stale_too(make, place, monkeypatch):
-    monkeypatch.setattr(module, "STALE_S", 0.6)
-    assert place().create(b"")
-    assert not place().create(b"x")
-    run = make("one")
-    run.take()
     run.give_back()
