@@ -29,7 +29,7 @@ from vitmods.util.errors import UserError
 
 FAMILIES = (
     "vision_transformer", "deit", "eva", "beit", "vision_transformer_sam", "vision_transformer_relpos", "naflexvit",
-    "vision_transformer_hybrid", "vitamin", "cait", "twins",
+    "vision_transformer_hybrid", "vitamin", "cait",
 )  # fmt: skip
 """timm's modules of plain ViTs and their relatives"""
 CHANGES = ("norm", "layerscale(init=1.0)", "qknorm", "dpn")

@@ -40,6 +40,7 @@ MODELS = {
     "timm vit": lambda: timm.create_model("vit_tiny_patch16_224", **SMALL),
     "timm dinov3": lambda: timm.create_model("vit_small_patch16_dinov3", **SMALL),
     "timm beit": lambda: timm.create_model("beit_base_patch16_224", **SMALL),
+    "timm relpos": lambda: timm.create_model("vit_relpos_small_patch16_224", **SMALL),
     "timm swin": lambda: timm.create_model(
         "swin_tiny_patch4_window7_224", num_classes=3, img_size=56, embed_dim=24, depths=(1, 1, 1, 1)
     ),

@@ -19,6 +19,9 @@ from vitmods.util.errors import UserError
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "nhead", "n_head")
 _MAPS = (nn.Linear, nn.Conv2d, nn.Conv3d)
+JOINT = ("qkv", "query_key_value", "c_attn", "qkv_proj", "in_proj", "to_qkv", "Wqkv")
+QUERY = ("q_proj", "query", "q", "to_q", "q_lin", "wq", "q_linear", "linear_q")
+"""names of the projections of queries, with keys and values or alone"""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,14 @@ class Anatomy:
             heads = count_heads(module)
             if heads and any(is_map(m) for m in module.modules()):
                 heads_of[name] = heads
+        # Parts of attention, as its relative positions, may know the heads too, and do not have queries.
+        reading = [name for name in heads_of if self._has_queries(name)]
+        heads_of = {n: h for n, h in heads_of.items() if n in reading or not any(_below(n, other) for other in reading)}
         return {name: heads for name, heads in heads_of.items() if not any(_below(other, name) for other in heads_of)}
+
+    def _has_queries(self, name: str) -> bool:
+        inside = ((n, m) for n, m in self.modules.items() if _within(n, name))
+        return any(isinstance(m, nn.MultiheadAttention) or n.rpartition(".")[2] in (*JOINT, *QUERY) for n, m in inside)
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -344,7 +354,7 @@ def find_parts(model: nn.Module, inputs: Inputs) -> Parts:
         ours = (name for name, kind in NORMS.items() if type(norm) is kind.module)
         config = NormConfig(next(ours, "rms" if before.name in anatomy.rms else "layer"), eps_of(norm))
     stem = _stem(anatomy, list(chains), last, {branch.dim for branch in branches})
-    return Parts(tuple(branches), tuple(attentions), stem, config)
+    return Parts(tuple(chains), tuple(branches), tuple(attentions), stem, config)
 
 
 def _order_of_calls(model: nn.Module, inputs: Inputs) -> dict[str, int]:

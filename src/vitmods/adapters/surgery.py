@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from vitmods.adapters.anatomy import count_heads, find_parts, is_map, widths
+from vitmods.adapters.anatomy import JOINT, QUERY, count_heads, find_parts, is_map, widths
 from vitmods.adapters.replace import copy_model, put_norms
 from vitmods.adapters.running import Inputs, check_not_wrapped, find_inputs, run, tensors_of
 from vitmods.changes import Change
@@ -201,8 +201,6 @@ class _NormedHeads(TorchFunctionMode):
 
 
 LAYOUTS = ("slot", "separate", "thd", "htd", "sdpa")
-JOINT = ("qkv", "query_key_value", "c_attn", "qkv_proj", "in_proj", "to_qkv", "Wqkv")
-QUERY = ("q_proj", "query", "q", "to_q", "q_lin", "wq", "q_linear", "linear_q")
 KEY = ("k_proj", "key", "k", "to_k", "k_lin", "wk", "k_linear", "linear_k")
 PAIR = ("kv", "to_kv")
 
@@ -292,11 +290,22 @@ class _Operation:
     def run(self) -> tuple[nn.Module, list[str]]:
         """The model with the change, and the names of weights that it took out."""
         # All insertions are made in their neutral form, certified together, and then get their modules.
-        ready = [self._insert(insertion) for insertion in self.change.insertions(self.parts)]
+        insertions = list(self.change.insertions(self.parts))
+        if not insertions or any(hasattr(insertion, "branch") for insertion in insertions):
+            self._check_branches()
+        ready = [self._insert(insertion) for insertion in insertions]
         self._check_neutral()
         for finish in ready:
             finish()
         return self.model, self.removed
+
+    def _check_branches(self) -> None:
+        """Raise UserError if a block lacks a branch, which the change would leave out."""
+        branches = {(branch.block, branch.kind) for branch in self.parts.branches}
+        for block in self.parts.blocks:
+            for kind, name in (("attn", "attention"), ("mlp", "MLP")):
+                if (block, kind) not in branches:
+                    raise UserError(f"'{self.change}': the {name} of {block} is not recognized as a residual branch.")
 
     def _insert(self, insertion: Insertion) -> Callable[[], None]:
         """Insert the neutral form; returns what makes it the change's."""

@@ -32,6 +32,7 @@ class Parts:
     the first block, None if the model does not have one. ``norm`` is the kind and eps of the norms of the blocks.
     """
 
+    blocks: tuple[str, ...]
     branches: tuple[Branch, ...]
     attentions: tuple[str, ...]
     stem: str | None
