@@ -13,6 +13,7 @@ import transformers as hf
 from torch import nn
 
 import vitmods as vm
+from vitmods.adapters.anatomy import find_parts
 from vitmods.changes.compose import check_conflicts
 from vitmods.util.errors import NoEffect, UserError
 
@@ -258,3 +259,54 @@ def test_a_model_that_cannot_be_read_is_changed_in_place_without_being_asked():
         vm.apply(model, vm.LayerScale(), in_place=False)
     with pytest.raises(UserError, match="tried in place, since the model cannot be read"):
         vm.apply(model, vm.SwiGLU())
+
+
+def test_a_second_change_at_the_same_place_is_kept_beside_the_first():
+    model = make("hf dinov2")
+    once = vm.apply(model, vm.LayerScale(init=0.5))
+    twice = vm.apply(once, vm.LayerScale(init=0.5))
+    quarter = vm.apply(model, vm.LayerScale(init=0.25))
+    inputs = inputs_of(model)
+    torch.testing.assert_close(output_of(twice, inputs), output_of(quarter, inputs))
+    assert len([*twice.parameters()]) - len([*once.parameters()]) == len([*once.parameters()]) - len(
+        [*model.parameters()]
+    )
+
+
+@pytest.mark.parametrize("name", ["timm vit", "timm swin", "hf dinov2", "hf bert"])
+def test_a_branch_is_normalized_before_it_is_scaled(name):
+    """A norm behind the scale would cancel it."""
+    small = change(make(name), "layerscale(init=1e-4)+normformer")
+    large = change(make(name), "layerscale(init=1.0)+normformer")
+    first = next(b.module for b in find_parts(make(name), ((inputs_of(make(name)),), {})).branches if b.kind == "attn")
+    sizes = []
+    for model in (small, large):
+        kept = []
+        model.get_submodule(first).register_forward_hook(lambda m, a, o, kept=kept: kept.append(o))
+        if name == "timm vit":
+            model.blocks[0].ls1.register_forward_hook(lambda m, a, o, kept=kept: kept.append(o))
+        output_of(model, inputs_of(model))
+        sizes.append(next(iter([kept[-1]] if isinstance(kept[-1], torch.Tensor) else kept[-1])).abs().mean())
+    torch.testing.assert_close(sizes[0], sizes[1] * 1e-4, rtol=1e-2, atol=0)
+
+
+def test_random_numbers_of_the_caller_are_left_alone():
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    model = make("hf dinov2")
+    torch.manual_seed(7)
+    change(model, "layerscale(init=1.0)")
+    torch.testing.assert_close(torch.rand(3), expected)
+
+
+def test_norms_of_queries_are_not_added_twice():
+    model = timm.create_model("vit_tiny_patch16_224", **SMALL, qk_norm=True)
+    with pytest.raises(NoEffect, match="normalizes its queries and keys already"):
+        change(model, "qknorm")
+
+
+def test_a_model_of_tokens_gets_an_input_of_its_width():
+    layer = nn.TransformerEncoderLayer(24, 4, 48, batch_first=True, norm_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    assert change(model, "layerscale(init=1.0)")(torch.randn(2, 5, 24)).shape == (2, 5, 24)

@@ -319,7 +319,7 @@ def find_parts(model: nn.Module, inputs: Inputs) -> Parts:
 
     Raises UserError if no block with attention is recognized.
     """
-    anatomy, last = Anatomy(model), _order_of_calls(model, inputs)
+    anatomy, last = Anatomy(model), order_of_calls(model, inputs)
     in_lists = [block for block in anatomy.blocks if block.name.rpartition(".")[2].isdigit()]
     blocks = [block for block in in_lists or anatomy.blocks if block.name in last]  # a pooling head is not in a list
     if not blocks:
@@ -357,7 +357,7 @@ def find_parts(model: nn.Module, inputs: Inputs) -> Parts:
     return Parts(tuple(chains), tuple(branches), tuple(attentions), stem, config)
 
 
-def _order_of_calls(model: nn.Module, inputs: Inputs) -> dict[str, int]:
+def order_of_calls(model: nn.Module, inputs: Inputs) -> dict[str, int]:
     """Name of each module that runs -> when it last ends."""
     order: list[str] = []
     hooks = [

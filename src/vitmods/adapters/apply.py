@@ -36,9 +36,11 @@ def apply(model: nn.Module, *changes: Change, in_place: bool | None = None, exam
     and certified by what it computes (docs/in-place.md). ``in_place=True`` does so with models that could be read too,
     ``False`` never does. ``example`` is what such a model is called with, where no input can be made for it.
 
+    A model in half precision, or with one parameter at two places, cannot be read and is changed in place too.
+
     Raises NoEffect for a change that alters nothing here, SlotConflict when two changes claim one slot, UserError for
-    a model that can neither be read nor be changed in place or has one parameter at two places, and AssertionError when
-    a change breaks its promise (a bug in that change).
+    a model that can neither be read nor be changed in place, and AssertionError when a change breaks its promise (a bug
+    in that change).
     """
     check_conflicts(changes)
     if in_place and not isinstance(model, ViT):

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitmods.adapters.apply import as_vit, preserved, verify
 from vitmods.adapters.running import find_inputs, tensors_of
-from vitmods.adapters.surgery import difference, outputs_of
+from vitmods.adapters.surgery import difference, outputs_of, width_of
 from vitmods.changes import Change
 from vitmods.model.flops import count_macs, count_params
 from vitmods.model.vit import ViT
@@ -115,7 +115,7 @@ def diff(old: nn.Module, new: nn.Module, images: torch.Tensor | None = None) -> 
 
 def _diff_in_place(old: nn.Module, new: nn.Module, images: torch.Tensor | None) -> Diff:
     """Compare a model of another library with a copy that was changed in place. Multiply-adds are PyTorch's count."""
-    inputs = find_inputs(old, images, 8)
+    inputs = find_inputs(old, images, width_of(old))
     if inputs is None:
         raise UserError(f"No input that a {type(old).__name__} runs on could be made: give images=.")
     macs, outputs = [], []

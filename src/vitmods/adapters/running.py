@@ -84,7 +84,7 @@ def run(model: nn.Module, inputs: Inputs, gradients: bool = False) -> list[Tenso
     """The tensors that the model puts out, in evaluation mode; the same whenever it draws random numbers (masks)."""
     arguments, keywords = inputs
     with torch.random.fork_rng(devices=[]), evaluating(model), torch.set_grad_enabled(gradients):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # `torch.manual_seed` would seed accelerators too, and leave them so
         return list(tensors_of(model(*arguments, **keywords)))
 
 

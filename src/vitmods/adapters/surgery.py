@@ -1,6 +1,7 @@
 """Changes put into a model of any library: its class and the names of its weights stay, and what the model computes
 certifies each insertion."""
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -11,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from vitmods.adapters.anatomy import JOINT, QUERY, count_heads, find_parts, is_map, widths
-from vitmods.adapters.replace import copy_model, put_norms
+from vitmods.adapters.anatomy import JOINT, QUERY, count_heads, find_parts, is_map, norm_sites, order_of_calls, widths
+from vitmods.adapters.replace import copy_model, put_norms, try_out
 from vitmods.adapters.running import Inputs, check_not_wrapped, find_inputs, run, tensors_of
 from vitmods.changes import Change
 from vitmods.changes.compose import check_conflicts
 from vitmods.changes.insertions import After, AroundPatches, Before, Branch, Factor, Heads, Insertion, Without
 from vitmods.model.build import make_norm
 from vitmods.model.slots import NormConfig
-from vitmods.util.errors import UserError
+from vitmods.util.errors import NoEffect, UserError
 
 PREFIX = "vm_"
 """of the names of inserted modules"""
@@ -34,6 +35,9 @@ class Insert(nn.Module):
     that have the children's names then.
     """
 
+    is_first = False
+    """whether it acts on an output before insertions that are there already"""
+
     def __init__(self, children: Mapping[str, Sequence[str]]) -> None:
         super().__init__()
         self.places = dict(children)
@@ -42,21 +46,24 @@ class Insert(nn.Module):
 
     def serve(self, holder: nn.Module, name: str) -> None:
         """Register in the holder under a name, and hang the hooks."""
-        reference = next(holder.parameters(), None)
+        reference = next((p for p in holder.parameters() if p.is_floating_point()), None)
         if reference is not None:
             self.to(device=reference.device, dtype=reference.dtype)
         self.train(holder.training)
+        while hasattr(holder, name):  # of an earlier change
+            name += "_2"
+        self.name = name
         holder.add_module(name, self)
         self.hang(holder)
         if any(self.places):
             self.hung["hang"] = [holder, holder.register_forward_pre_hook(self.hang)]
 
-    def withdraw(self, holder: nn.Module, name: str) -> None:
+    def withdraw(self, holder: nn.Module) -> None:
         """Leave the holder as it was."""
         for _, *handles in self.hung.values():
             for handle in handles:
                 handle.remove()
-        delattr(holder, name)
+        delattr(holder, self.name)
 
     def hang(self, holder: nn.Module, args: Any = ()) -> None:
         """Put the hooks on the children as they are now."""
@@ -71,7 +78,9 @@ class Insert(nn.Module):
             handles = [
                 module.register_forward_pre_hook(getattr(self, method))
                 if method.startswith("before")
-                else module.register_forward_hook(getattr(self, method), always_call=method == "after_attention")
+                else module.register_forward_hook(
+                    getattr(self, method), always_call=method == "after_attention", prepend=self.is_first
+                )
                 for method in methods
             ]
             self.hung[child] = [module, *handles]
@@ -96,7 +105,9 @@ class Scale(Insert):
 
 
 class InsertedNorm(Insert):
-    """A norm on what a module reads or puts out."""
+    """A norm on what a module reads or puts out. A branch is normalized before it is scaled, as in a vitmods ViT."""
+
+    is_first = True
 
     def __init__(self, norm: nn.Module, children: Mapping[str, Sequence[str]]) -> None:
         super().__init__(children)
@@ -262,7 +273,7 @@ def operate(model: nn.Module, *changes: Change, example: Any = None) -> nn.Modul
     if any(parameter.is_meta for parameter in model.parameters()):
         raise UserError("The model is on the meta device and has no weights: load them first.")
     new = copy_model(model)
-    inputs = find_inputs(new, example, 8)
+    inputs = find_inputs(new, example, width_of(new))
     if inputs is None:
         raise UserError(
             f"No input that a {type(model).__name__} runs on could be made: give example=, what it is called with."
@@ -284,6 +295,7 @@ class _Operation:
     def __init__(self, model: nn.Module, inputs: Inputs, change: Change) -> None:
         self.model, self.inputs, self.change = model, inputs, change
         self.parts = find_parts(model, inputs)
+        self.called = order_of_calls(model, inputs)
         self.before = outputs_of(model, inputs)
         self.removed: list[str] = []
 
@@ -383,6 +395,9 @@ class _Operation:
         kinds: dict[Any, list[str]] = {}
         for name in attentions:
             module = self.model.get_submodule(name)
+            present = [n for n, m in module.named_children() if re.fullmatch("(q|query)_?(layer)?_?norm", n)]
+            if any(not isinstance(module.get_submodule(n), nn.Identity) for n in present):
+                raise NoEffect(f"'{self.change}' alters nothing: {name} normalizes its queries and keys already.")
             shapes = tuple((n, tuple(p.shape)) for n, p in module.named_parameters() if p.ndim > 1)
             kinds.setdefault((type(module), count_heads(module), shapes), []).append(name)
         finish = []
@@ -439,9 +454,15 @@ class _Operation:
                 return None
             if (dim := _head_dim(module, heads)) is None:
                 return None
-            return _HeadPlace(module, module, (heads, heads), dim, -3, lambda: None)
+
+            def empty_slots() -> None:
+                module.q_norm, module.k_norm = nn.Identity(), nn.Identity()
+
+            return _HeadPlace(module, module, (heads, heads), dim, -3, empty_slots)
         if layout == "sdpa":
-            if (dim := _head_dim(module, heads)) is None:
+            # Where the projections are called, something may stand between them and the product, as norms or positions.
+            is_called = any(f"{name}.{n}" in self.called and n.rpartition(".")[2] in (*JOINT, *QUERY) for n in maps)
+            if is_called or (dim := _head_dim(module, heads)) is None:
                 return None
             children = {"": ("before_attention", "after_attention")}
             return self._insert_heads(module, "sdpa", (heads, heads), dim, children, -3)
@@ -469,7 +490,7 @@ class _Operation:
     ) -> "_HeadPlace":
         norms = HeadNorms((nn.Identity(), nn.Identity()), heads, layout, children)
         norms.serve(module, f"{PREFIX}heads")
-        return _HeadPlace(norms, module, heads, dim, axis, lambda: norms.withdraw(module, f"{PREFIX}heads"))
+        return _HeadPlace(norms, module, heads, dim, axis, lambda: norms.withdraw(module))
 
     def _without(self, branch: Branch) -> None:
         if branch.norm is None:
@@ -479,11 +500,17 @@ class _Operation:
         self.model.set_submodule(branch.norm, nn.Identity())
 
     def _swap(self) -> None:
-        self.model = put_norms(self.model, self.change)[0].model  # type: ignore[arg-type]
+        new, may_leak = put_norms(self.model, self.change)  # type: ignore[arg-type]
+        arguments, keywords = self.inputs
+        replaced = [row.site for row in new.rows if row.now]
+        try_out(copy_model(self.model), copy_model(new.model), replaced, keywords or arguments, may_leak)
+        self.model = new.model
         self.removed.append("*")
 
     def _like(self, module: nn.Module, holder: nn.Module) -> nn.Module:
-        reference = next(holder.parameters())
+        reference = next((p for p in holder.parameters() if p.is_floating_point()), None)
+        if reference is None:
+            raise UserError(f"'{self.change}' cannot be put next to weights that are quantized.")
         return module.to(device=reference.device, dtype=reference.dtype).train(holder.training)
 
     def _check_neutral(self) -> None:
@@ -496,6 +523,12 @@ class _Operation:
                 f"'{self.change}' cannot be put into this model: in its neutral form it changes the outputs by "
                 f"{moved:.0e} of the largest."
             )
+
+
+def width_of(model: nn.Module) -> int:
+    """The width of made tokens, for a model that takes neither images nor words: that of its first norm."""
+    sites = norm_sites(model)
+    return sites[0].dim if sites else 8
 
 
 def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:
@@ -553,6 +586,8 @@ def _check_gradients(change: Change, model: nn.Module, inputs: Inputs, old: Iter
         outputs = [out for out in run(model, inputs, gradients=True) if out.requires_grad]
     except Exception as error:
         raise UserError(f"'{change}' cannot be put into this model: {error}") from error
+    if not outputs:
+        raise UserError(f"'{change}' cannot be put into this model: its outputs do not have gradients.")
     weights = [torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape) for out in outputs]
     loss = torch.stack([(out.float() * w).square().mean() + out.float().mean() for out, w in zip(outputs, weights)])
     gradients = torch.autograd.grad(loss.sum(), [p for _, p in new], allow_unused=True)

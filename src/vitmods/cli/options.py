@@ -65,7 +65,7 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
             overrides = {
                 name: getattr(getattr(training, part) if part else training, leaf)
                 for name, (part, leaf, _) in fields_by_name().items()
-                if name in words
+                if name in words or f"no_{name}" in words
             }
             options["training"] = RecipeChoice(options["recipe"], overrides)
         return kind(**options)

@@ -37,7 +37,7 @@ from vitmods.study.arms import BASE, Arm, is_foreign
 from vitmods.study.bases import Base, macs_of, make_base
 from vitmods.study.cost import Steps
 from vitmods.study.executors import Keep
-from vitmods.study.plan import AS_IS, MOST_SEEDS, Point, Settings
+from vitmods.study.plan import AS_IS, MOST_SEEDS, Point, Settings, as_now
 from vitmods.study.prepare import PreparedStudy, build_arms, parallel_trials, say, smallest_first
 from vitmods.study.schedule import ENDLESS, Budget
 from vitmods.study.scores import decision_at
@@ -377,7 +377,7 @@ def known_spread(path: Path | None, state: StudyState, length: Resolved) -> Spre
             facts = folder.facts()
             if facts is None or path is None or folder.path == path.absolute() or "sweep" in facts.settings:
                 continue
-            recorded = facts.settings
+            recorded = as_now(facts.settings)
             lengths = facts.resolved.get("steps"), facts.resolved.get("images_seen")
             if lengths != (length.steps, length.images_seen):
                 continue

@@ -643,7 +643,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         return [f"design: {_show_design(old)} -> {_show_design(new)}"]
     may_grow = {"arms", "seeds", *(field.name for field in fields(StudySettings))} - {"folds"}
     before, after = (
-        flatten({name: value for name, value in settings.items() if name not in may_grow}) for settings in (old, new)
+        flatten({name: value for name, value in settings.items() if name not in may_grow})
+        for settings in (as_now(old), new)
     )
     changed = []
     for name in dict.fromkeys([*before, *after]):
@@ -665,6 +666,12 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     if not set(old["seeds"]) <= set(new["seeds"]):
         changed.append(f"seeds: {old['seeds']} -> {new['seeds']}")
     return changed
+
+
+def as_now(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a file, whose recipe may lack fields that were added later, with the recipe as it is written now."""
+    recipe = json.loads(json.dumps(Recipe.from_dict(settings["recipe"]).to_dict()))
+    return {**settings, "recipe": recipe}
 
 
 def _show_design(settings: Mapping[str, Any]) -> str:

@@ -555,7 +555,7 @@ class Mlflow:
             self._client.update_run(self._id, status="RUNNING")
         else:
             self._id = self._client.create_run(experiment, tags={"vitmods.key": run.key}, run_name=run.name).info.run_id
-            settings = {**run.fields, **flatten(run.config)}
+            settings = {**run.fields, **(flatten(run.config) if run.config else {})}
             params = [Param(_NOT_ALLOWED.sub("-", name), str(value)[:500]) for name, value in settings.items()]
             for start in range(0, len(params), 100):  # the limits of all stores: 100 in a call, of 500 characters
                 self._client.log_batch(self._id, params=params[start : start + 100])

@@ -30,6 +30,7 @@ from vitmods.util.text import printable
 LEASE = ".lease"
 BEAT_S = 10.0
 STALE_S = 60.0
+LOOK_S = 5.0
 WATCH_S = 1.0  # between two reads of a lease that another run may hold
 SETTLE_S = 2.0  # longer than a write takes: of several runs that write at once, all then read what the last one wrote
 
@@ -64,6 +65,16 @@ class LeaseFile:
         """Write a new file; False if there is one."""
 
         def attempt() -> bool:
+            if self._local:  # fsspec looks first and then writes; two runs may both see nothing
+                try:
+                    with open(self._path, "xb") as file:
+                        file.write(content)
+                except FileExistsError:
+                    return False
+                except OSError:  # other runs would wait for a half-written file
+                    Path(self._path).unlink(missing_ok=True)
+                    raise
+                return True
             if not self._in_one_step:
                 self._fs.makedirs(self._path.rpartition("/")[0], exist_ok=True)
             if self._exclusive:
@@ -127,6 +138,9 @@ class Lease:
         self._ended, self._renewal = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._keep, daemon=True, name="lease")
         self.lost: str | None = None
+        self.stops_main = False
+        self.is_resumed = False
+        """whether this machine's last run in this folder held the lease last: no other run has come in between"""
 
     def take(self) -> None:
         """Take the lease and keep it. Raises UserError if another run has it."""
@@ -144,13 +158,15 @@ class Lease:
         """Stop the run."""
         self.lost = why
         # A real signal also wakes a thread that sleeps or waits for a pipe, which `_thread.interrupt_main` does not.
-        if signal.getsignal(signal.SIGUSR1) is _stop:
+        if self.stops_main:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     def look(self) -> None:
         """Renew the lease now if it is so old that another run may have taken it, as after a sleep; then `check`."""
         if _uptime() - self._held_at >= STALE_S / 2:
-            self._renew()
+            renewal = threading.Thread(target=self._renew, daemon=True)
+            renewal.start()
+            renewal.join(LOOK_S)  # a disk or network that hangs must not stop the run
         self.check()
 
     def give_back(self) -> None:
@@ -184,6 +200,7 @@ class Lease:
         if (now := self._file.read()) != content:
             raise self._refused(now)
         self._file.write(self._content())
+        self.is_resumed = was_here
         if not was_here:
             time.sleep(SETTLE_S)
         if not self._is_mine(now := self._file.read()):
@@ -228,17 +245,23 @@ class Lease:
         )
 
 
-def _stop(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 @contextmanager
 def leased(file: LeaseFile, where: str, local: str) -> Iterator[Lease]:
     """Hold a lease. Raises UserError if another run has it, or has taken it over in the meantime."""
     lease = Lease(file, where, local)
     is_main = threading.current_thread() is threading.main_thread()
     lease.take()
-    before = signal.signal(signal.SIGUSR1, _stop) if is_main else None
+    before: Any = None
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        if lease.lost:
+            raise KeyboardInterrupt
+        if callable(before):  # another sender's, as a cluster's notice
+            before(signum, frame)
+
+    if is_main:
+        before = signal.signal(signal.SIGUSR1, stop)
+        lease.stops_main = True
     try:
         yield lease
         lease.check()  # a lease without the main thread's signal handler
@@ -248,6 +271,7 @@ def leased(file: LeaseFile, where: str, local: str) -> Iterator[Lease]:
     finally:
         lease.give_back()
         if is_main:
+            lease.stops_main = False
             signal.signal(signal.SIGUSR1, before or signal.SIG_DFL)
 
 

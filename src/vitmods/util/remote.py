@@ -193,7 +193,7 @@ class LocalCopy:
         changed_here = {name for name in here if name not in notes or notes[name][:2] != here[name]}
         wanted = {name for name in there if name not in here or name not in notes or notes[name].version != there[name]}
         if wanted & changed_here:
-            if self._lease is None:
+            if self._lease is None or self._lease.is_resumed:  # no other machine has run: this side is the newer one
                 wanted -= changed_here
             else:
                 aside = self.folder / ".aside" / time.strftime("%Y%m%d-%H%M%S") / trial
@@ -211,9 +211,12 @@ class LocalCopy:
                     notes[name] = self._download(trial, name, there[name])
             is_finished = _is_finished(folder)
             is_sent = is_finished and RESULT in there and RESULT not in changed_here
-            for name in _replaced({*there, *here}, is_finished):
+            is_reader = self._lease is None  # who only reads deletes nothing, here or there
+            for name in () if is_reader else _replaced({*there, *here}, is_finished):
                 (folder / name).unlink(missing_ok=True)
-            for name in _replaced(there, is_sent):  # not before the address has the file that replaces it
+            for name in (
+                () if is_reader else _replaced(there, is_sent)
+            ):  # not before the address has the file that replaces it
                 self._delete_there(trial, name)
                 notes.pop(name, None)
         finally:
@@ -288,8 +291,13 @@ class LocalCopy:
         temporary = path.with_name(path.name + ".tmp")
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._retry(lambda: self._fs.get_file(self._remote(trial, name), str(temporary)))
-            os.replace(temporary, path)
+            try:
+                self._retry(lambda: self._fs.get_file(self._remote(trial, name), str(temporary)))
+                with open(temporary, "rb+") as file:
+                    os.fsync(file.fileno())  # the note of the download must not outlive the file
+                os.replace(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
         return Sent(*_stamp(path.stat()), version)
 
     def _list_there(self) -> dict[str, str]:
