@@ -125,7 +125,7 @@ def on_meta(config):
     ("options", "message"),
     [
         ({"devices": 3}, "8 images cannot be divided evenly among 3"),
-        ({"options": SHARD}, "start them with `vitmods train --devices"),
+        ({"options": SHARD}, "use `vitmods train --devices"),
     ],
 )
 def test_what_cannot_be_run_is_refused(options, message):

@@ -85,7 +85,7 @@ def test_the_shell_offers_every_option(capsys):
         ({"recompute": True, "compile": True}, "drop --recompute or --compile"),
         ({"shard": True, "compile": True}, "drop --shard or --compile"),
         ({"shard": True, "record": ["gradients"]}, "drop --shard, or record only lambdas"),
-        ({"shard": True}, "start them with `vitmods train --devices N`"),
+        ({"shard": True}, "use `vitmods train --devices N`"),
     ],
 )
 def test_values_that_cannot_be_used(options, message):

@@ -44,6 +44,7 @@ class LeaseFile:
         protocol = path.partition("://")[0] if "://" in path else "file"
         self._local = protocol in LOCAL
         self._exclusive, self._in_one_step = self._local or protocol in EXCLUSIVE, protocol in IN_ONE_STEP
+        self._makes_folder = "://" in path and not self._in_one_step  # the folder on a disk is made by the caller
         self._temporary = f"{self._path}.{uuid.uuid4().hex[:8]}.tmp"  # one per run: a failed renewal leaves at most one
 
     def read(self) -> bytes | None:
@@ -65,6 +66,8 @@ class LeaseFile:
         """Write a new file; False if there is one."""
 
         def attempt() -> bool:
+            if self._makes_folder:
+                self._fs.makedirs(self._path.rpartition("/")[0], exist_ok=True)
             if self._local:  # fsspec looks first and then writes; two runs may both see nothing
                 try:
                     with open(self._path, "xb") as file:
@@ -75,8 +78,6 @@ class LeaseFile:
                     Path(self._path).unlink(missing_ok=True)
                     raise
                 return True
-            if not self._in_one_step:
-                self._fs.makedirs(self._path.rpartition("/")[0], exist_ok=True)
             if self._exclusive:
                 try:
                     self._fs.pipe_file(self._path, content, mode="create")

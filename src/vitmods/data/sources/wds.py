@@ -198,7 +198,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if version != MANIFEST_FORMAT:
         raise UserError(
             f"{path} is of the format {version!r}; this version reads {MANIFEST_FORMAT!r}. Pack the images again, into "
-            "another folder: vitmods data pack IMAGES FOLDER"
+            "another folder: vitmods data pack IMAGES FOLDER. Without manifest.json the folder is read as wds:FOLDER."
         )
     return manifest
 
