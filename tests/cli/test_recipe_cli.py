@@ -147,3 +147,9 @@ def test_other_commands_take_settings_and_the_model_and_epochs_for_steps():
     assert shorter == augreg("light1", "mu3/2").with_(steps=None, warmup_steps=None, warmup_epochs=3, epochs=30)
     assert defaults("--recipe", "vtab", "--epochs", "30").steps is None
     assert defaults("--recipe", "deit", "--warmup-steps", "30").schedule.warmup_epochs is None
+
+
+def test_fields_that_are_switched_off_override_the_recipe():
+    assert defaults("--task", "segmentation", "--recipe", "plain").to_dict()["segmentation"]["final_norm"]
+    recipe = defaults("--task", "segmentation", "--recipe", "plain", "--no-final-norm")
+    assert not recipe.to_dict()["segmentation"]["final_norm"]

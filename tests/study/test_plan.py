@@ -147,6 +147,13 @@ def test_adding_arms_seeds_or_another_margin_is_the_same_study():
     assert differences(settings().to_dict(), grown.to_dict()) == []
 
 
+def test_a_study_whose_recipe_lacks_a_field_that_was_added_later_is_the_same_study():
+    old, new = settings().to_dict(), settings().to_dict()
+    old["recipe"] = json.loads(json.dumps(old["recipe"]))
+    assert old["recipe"]["optimizer"].pop("decay_all") is False
+    assert differences(old, new) == []
+
+
 def test_every_other_change_is_a_difference_and_is_shown():
     old = settings(["dpn", "rms"], seeds=3).to_dict()
     new = settings(

@@ -411,8 +411,8 @@ def test_a_trial_that_two_machines_have_changed_is_kept_by_both(mirror, tmp_path
 
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_killed_run_goes_on_with_its_own_files(mirror, tmp_path, on, monkeypatch, noted):
-    """It has sent rows, and has more of them. If it was killed before it could note what was sent, the address's files
-    are used, and its own are kept aside."""
+    """It has sent rows, and has more of them; perhaps it was killed before it could note what was sent. Another machine
+    has not run since."""
     folder = StudyFolder(mirror.address)
     with monkeypatch.context() as patch:
         patch.setattr(lease.Lease, "give_back", lambda held: held._ended.set())
@@ -423,9 +423,19 @@ def test_a_killed_run_goes_on_with_its_own_files(mirror, tmp_path, on, monkeypat
     write(mirror, trial__config_json="{}", trial__metrics_jsonl="12", trial__checkpoint_pt="12")
     with folder.lock():
         text = (mirror.folder / "trial/metrics.jsonl").read_text()
-    assert text == (tmp_path / "there/trial/metrics.jsonl").read_text() == ("12" if noted else "1")
-    kept = [path.read_text() for path in mirror.folder.glob(".aside/*/trial/metrics.jsonl")]
-    assert kept == ([] if noted else ["12"])
+    assert text == (tmp_path / "there/trial/metrics.jsonl").read_text() == "12"
+    assert not list(mirror.folder.glob(".aside/*"))
+
+
+def test_who_only_reads_an_address_deletes_nothing_there(mirror, tmp_path, on):
+    write(mirror, trial__config_json="{}", trial__checkpoint_pt="1")
+    with StudyFolder(mirror.address).lock():
+        pass
+    (tmp_path / "there/trial/result.json").write_text(
+        '{"status": "finished"}'
+    )  # killed before it deleted the checkpoint
+    LocalCopy(tmp_path / "reader", mirror.address).fetch()
+    assert (tmp_path / "there/trial/checkpoint.pt").read_text() == "1"
 
 
 def test_an_address_that_lost_its_files_takes_nothing_away_here(mirror, tmp_path):

@@ -142,8 +142,11 @@ def test_unknown_and_missing_loggers_are_refused_before_any_work():
 RUN = LoggedRun("digits study", "dpn, seed 0", "abc123", {"study": "digits study", "arm": "dpn", "seed": 0})
 
 
-def written(name, tmp_path, status="finished", rows=((5, {"train/loss": 1.0}), (5, {"val/top1": 0.5}))):
-    logger = LOGGERS[name].open(replace(RUN, folder=tmp_path, config={"recipe": {"lr": 1e-3, "mean": (0.5,)}}))
+CONFIG = {"recipe": {"lr": 1e-3, "mean": (0.5,)}}
+
+
+def written(name, tmp_path, status="finished", rows=((5, {"train/loss": 1.0}), (5, {"val/top1": 0.5})), config=CONFIG):
+    logger = LOGGERS[name].open(replace(RUN, folder=tmp_path, config=config))
     for step, scalars in rows:
         logger.write(scalars, step)
     logger.close(status, {"test/top1": 0.75})
@@ -165,6 +168,15 @@ def test_mlflow_has_a_run_a_trial_with_its_fields_and_takes_it_up_again(tmp_path
     assert run.data.params["recipe.lr"] == "0.001"
     assert [metric.step for metric in client.get_metric_history(run.info.run_id, "train/loss")] == [5, 9]
     assert run.data.tags["status"] == "finished"
+
+
+def test_mlflow_takes_a_run_without_a_config(tmp_path, monkeypatch):
+    """A verdict has none."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", tmp_path.as_uri())
+    written("mlflow", tmp_path, config={})
+    assert mlflow.MlflowClient().get_experiment_by_name("digits study") is not None
 
 
 def test_mlflow_says_at_once_that_its_store_is_not_there(monkeypatch, tmp_path):
