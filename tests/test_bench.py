@@ -75,7 +75,7 @@ def test_unfit_models_are_one_error(model, words):
         (["--models", "timm:vit_smal_patch16_224"], "vit_small"),
         (["--models", "hf:nowhere"], "config.json"),
         (["--models", "torchvision:vit_z"], "vit_z"),
-        (["--models", "missing.safetensors"], "There is no"),
+        (["--models", "missing.safetensors"], "missing.safetensors does not exist"),
         (["--models", "S/16+dnp"], "no change 'dnp'"),
         (["--img-size", "1", "2", "3"], "rows and columns"),
         (["--device", "gpu7"], "gpu7"),

@@ -57,7 +57,7 @@ CONSTANTS = {
 """that are made smaller"""
 PROCESSES = {"scale", "soak", "study_start"}
 """that start whole studies in processes"""
-TESTED_ELSEWHERE = {"fuzz", "gpu_check", "minimum"}
+TESTED_ELSEWHERE = {"fuzz", "in_place", "gpu_check", "minimum"}
 SHARED = {"dense_dtn", "paired"}
 
 

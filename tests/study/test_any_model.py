@@ -292,7 +292,7 @@ def test_drop_path_reaches_models_that_know_it():
         (lambda: build(f"{SWIN}&depht=3"), "cannot be built: .*'depht'"),
         (lambda: build("torchvision:vit_b_17"), "Did you mean 'vit_b_16'"),
         (lambda: build("torchvision:vit_b_16"), "read 3 channels, not 1: set in_chans to 3"),
-        (lambda: build("hf:nowhere"), "there is no nowhere/config.json"),
+        (lambda: build("hf:nowhere"), "nowhere/config.json does not exist"),
         (lambda: build("timm:vit_tiny_patch16_224"), "cannot"),  # no patch of 16 in 8 pixels
         (lambda: study_of(nn.Linear(1, 1)), "that makes new models, not a Linear"),
         (lambda: study_of(3), "not a int"),

@@ -10,19 +10,19 @@ from vitmods.recipes import plain
 from vitmods.report import render
 from vitmods.report import write_report as write
 from vitmods.study import Answer, Study
-from vitmods.study.arms import Arm, make_arms
-from vitmods.study.factors import make_plan
+from vitmods.study.arms import Arm, arm_from_text, make_arms
+from vitmods.study.factors import FactorialPlan, make_plan
 from vitmods.study.plan import Settings
 from vitmods.util.errors import UserError
 
-RECIPE = plain(epochs=1).with_(batch_size=64)
+RECIPE = plain(epochs=2).with_(batch_size=64)
 CHANGES = ("dpn", "rms", "qknorm")
 HOW = {"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False}
 IMAGES = {"base": "mu3/2", "img_size": [8, 8], "in_chans": 1}
 
 
 def make(arms=CHANGES, seeds=2, **options):
-    return Study("mu/4", list(arms), "digits", RECIPE, seeds, **{"design": "factorial", "limit_train": 320, **options})
+    return Study("mu/4", list(arms), "digits", RECIPE, seeds, **{"design": "factorial", "limit_train": 512, **options})
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,11 @@ def test_runs_are_arms_with_the_edits_and_overrides_of_their_changes_joined():
     assert plan.arms[-1].short == "rms+dpn"
     assert plan.arms[-1].recipe == {"lr": 0.01}
     assert plan.run(["slow", "dpn"]) == plan.arms[5]
+
+
+def test_a_change_that_only_goes_first_comes_first():
+    names = [factor.name for factor in make_plan(make_arms(["dtn", "rms", "dpn"]), IMAGES, None).factors]
+    assert names.index("rms") < names.index("dtn")
 
 
 @pytest.mark.parametrize(
@@ -160,3 +165,8 @@ def test_only_a_finished_factorial_study_is_confirmed(tmp_path):
 def test_invalid_factorial_studies_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         make(**options)
+
+
+def test_a_plan_is_read_back_as_it_was():
+    plan = make_plan([arm_from_text(text) for text in ("dpn", "rms", "dtn")], IMAGES, None)
+    assert FactorialPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan

@@ -121,7 +121,7 @@ POINTS = {
     "checkpoint, after both renames": lambda: after(files.os, "replace", 5),
     "evaluation, on test": lambda: evaluation_batch(pick(7, 15)),
     "weights": lambda: before(trial, "_save_weights", 1),
-    "result": lambda: before(trial, "_result", 1),
+    "result": lambda: after(trial, "_train", 1),
     "after the result": lambda: before(checkpoint, "remove", 1),
 }
 

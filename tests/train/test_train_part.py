@@ -30,7 +30,7 @@ def test_it_resumes_bit_for_bit(bench, tmp_path, monkeypatch):
 
 
 def test_a_part_that_is_not_there_is_refused_before_training(bench, tmp_path):
-    with pytest.raises(UserError, match="no parameters with the role layer_scale"):
+    with pytest.raises(UserError, match="does not have parameters with the role layer_scale"):
         bench.train(tmp_path, recipe=bench.recipe(train="layer_scale"))
     with pytest.raises(UserError, match="recipe: train: Unknown role 'atention'"):
         bench.recipe(train="atention")

@@ -83,16 +83,16 @@ def _run(arguments: list[str]) -> int:
     for place in reversed([i for i, word in enumerate(arguments) if word.split("=")[0] == "--plugin"]):
         name = arguments.pop(place).partition("=")[2] or (arguments.pop(place) if place < len(arguments) else "")
         plugins.insert(0, name)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        rows = []
-        for name, summary in COMMANDS.items():
-            rows += textwrap.wrap(summary, 80, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12)
-        print(HELP.format(commands="\n".join(rows)), end="")
-        return 0
-    if arguments[0] == "--version":
-        print(f"vitmods {__version__}")
-        return 0
     try:
+        if not arguments or arguments[0] in ("-h", "--help"):
+            rows = []
+            for name, summary in COMMANDS.items():
+                rows += textwrap.wrap(summary, 80, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12)
+            print(HELP.format(commands="\n".join(rows)), end="", flush=True)
+            return 0
+        if arguments[0] == "--version":
+            print(f"vitmods {__version__}")
+            return 0
         if plugins:
             from vitmods.util.registry import load_plugins
 
@@ -115,7 +115,7 @@ def _run(arguments: list[str]) -> int:
             raise
         message = _explain(error)
         if not said(message, getattr(error, "repeats", False)):  # by another process of the same training
-            _print_error(f"vitmods {arguments[0]}: {message}")
+            _print_error(f"vitmods {arguments[0] if arguments else ''}: {message}")
         return USAGE
 
 

@@ -152,17 +152,7 @@ def _made_again(value: Tensor, make: Callable[[Tensor], Tensor], source: Tensor)
     """
     place, size, kind = _place(value), value.numel(), value.device.type
     autocast = partial(torch.autocast, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-
-    def keep_tensor(tensor: Tensor) -> tuple[Tensor, int]:
-        return tensor.detach(), tensor._version
-
-    def give_tensor(kept: tuple[Tensor, int]) -> Tensor:
-        tensor, version = kept
-        if tensor._version != version:
-            raise RuntimeError("A tensor that is needed for backward was written to meanwhile: leave it as it is.")
-        return tensor
-
-    keep, give = torch._C._autograd._top_saved_tensors_default_hooks(False) or (keep_tensor, give_tensor)
+    keep, give = torch._C._autograd._top_saved_tensors_default_hooks(False) or (_keep, _give)
     again: list[Any] = []  # the source, kept once
 
     def pack(kept: Tensor) -> Any:
@@ -181,6 +171,17 @@ def _made_again(value: Tensor, make: Callable[[Tensor], Tensor], source: Tensor)
             return make(tensor).as_strided(*form)
 
     return saved_tensors_hooks(pack, unpack)
+
+
+def _keep(tensor: Tensor) -> tuple[Tensor, int]:
+    return tensor.detach(), tensor._version
+
+
+def _give(kept: tuple[Tensor, int]) -> Tensor:
+    tensor, version = kept
+    if tensor._version != version:
+        raise RuntimeError("A tensor that is needed for backward was written to meanwhile: leave it as it is.")
+    return tensor
 
 
 def _place(tensor: Tensor) -> tuple[int, int]:

@@ -89,7 +89,7 @@ def test_a_trial_is_evaluated_again(study, capsys):
 def test_a_graph_without_the_decoder_is_not_exported(study, tmp_path, capsys):
     trial = study / "trials" / "base" / "seed0"
     assert main(["export", str(trial), "--out", str(tmp_path / "model.onnx")]) == 2
-    assert "modules beside its ViT" in capsys.readouterr().err
+    assert "contains modules of its task" in capsys.readouterr().err
     assert export_line(trial) == f"vitmods predict {trial} path/to/images"
 
 
