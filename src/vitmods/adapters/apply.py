@@ -69,7 +69,7 @@ def apply(model: nn.Module, *changes: Change, in_place: bool | None = None, exam
 def as_vit(model: nn.Module) -> ViT:
     """The model as a vitmods ViT: itself, or an exact import of one of timm, Hugging Face or torchvision.
 
-    Raises UserError for other models, for parts that have no counterpart (docs/foreign-models.md), and for models
+    Raises UserError for other models, for parts without a counterpart (docs/foreign-models.md), and for models
     without weights, on the meta device.
     """
     if isinstance(model, ViT):

@@ -126,7 +126,7 @@ class NormPlan:
 
     def _check(self, site: NormSite) -> None:
         if self.by_heads and site.heads is None:
-            raise UserError(f"{site.name} has no attention beside it that tells the number of heads: give heads=...")
+            raise UserError(f"{site.name} is not next to attention, which would have a number of heads: give heads=...")
         if self.by_heads and site.heads is not None and (site.heads < 1 or site.dim % site.heads):
             raise UserError(
                 f"{site.name} has {site.dim} channels, which {site.heads} heads do not divide: give heads=... that "
@@ -293,7 +293,7 @@ def put_norms(
     change = Norm("rms", exact=False) if change == Norm("rms") else change  # its conversion is of ViTs that can be read
     plan = NormPlan(anatomy, change, where)
     if heads is not None and not plan.by_heads:
-        raise UserError(f"'{change}' has no heads: leave heads=... out.")
+        raise UserError(f"'{change}' does not have heads: leave heads=... out.")
     rows = tuple(plan.row(site) for site in _with_heads(anatomy.sites, heads))
     chosen = [row.site for row in rows if row.now]
     if not chosen:

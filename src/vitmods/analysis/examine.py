@@ -53,7 +53,7 @@ def examine(
         workers: threads that prepare images.
 
     Raises:
-        UserError: there is no such target, or its images cannot be used.
+        UserError: the target does not exist, or its images cannot be used.
     """
     if images < 1 or block < 1:
         raise UserError(f"images and block are counted from 1 on, got {images} and {block}.")

@@ -70,7 +70,7 @@ class Change:
         return frozenset(map(Slot, self.fills))
 
     def edit(self, config: ViTConfig) -> ViTConfig:
-        """The config with this change. A config that comes back equal means that the change has no effect here."""
+        """The config with this change. A config that comes back equal means that the change does not do anything here."""
         raise NotImplementedError
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
@@ -82,7 +82,7 @@ class Change:
         return weights
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
-        """Patterns (fnmatch) of old weights that have no place in the new model. Any other loss is an error."""
+        """Patterns (fnmatch) of old weights without a place in the new model. Any other loss is an error."""
         return ()
 
     def insertions(self, parts: Parts) -> Iterable[Insertion]:

@@ -16,7 +16,7 @@ from vitmods.util.errors import UserError
 class DynamicTokenNorm(Change, TokenMixing):
     """The norm before attention (or both norms) of the first ``blocks`` blocks becomes a DynamicTokenNorm (DTN).
 
-    As published, class and register tokens join the patch tokens after these blocks and have no positions: the
+    As published, class and register tokens join the patch tokens after these blocks and are without positions: the
     positions that they had are added to the tokens. ``blocks`` is ten twelfths of the depth if it is not given.
     FLOPs in the paper fit ``norms="attn"``; its released code replaces both.
 

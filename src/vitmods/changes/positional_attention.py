@@ -18,7 +18,7 @@ class PositionalAttention(Change):
 
     P is that of Dynamic Token Normalization, whose Table 10 asks by this model whether P helps in attention as it does
     in a norm. That paper does not say how P enters attention; the gate is ConViT's. As there, class and register tokens
-    join the patch tokens after these blocks and have no positions of their own; those that they had are added to them.
+    join the patch tokens after these blocks and are without positions; those that they had are added to them.
 
     ``blocks`` is ten twelfths of the depth if it is not given. ``gate`` is the logit with which each head starts: -5
     keeps a trained model near itself, except for its later class token. ``init="noise"`` starts with kernels without a

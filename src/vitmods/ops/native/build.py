@@ -61,7 +61,7 @@ def find_compiler() -> list[str] | None:
         raise BuildError(f"CXX is not a command ({error}): {os.environ['CXX']}") from error
     if command:
         if shutil.which(command[0]) is None:
-            raise BuildError(f"there is no program {command[0]}, which CXX names.")
+            raise BuildError(f"the program {command[0]}, which CXX names, does not exist.")
         return command
     return next(([path] for path in map(shutil.which, COMPILERS) if path), None)
 
@@ -81,7 +81,7 @@ def build(source: Path, compiler: list[str]) -> CDLL:
                     made.chmod(0o600)
                     made.replace(folder / f"{stem}-{_digest(made.read_bytes())}.so")
                 return library  # which stays mapped under any name, or none
-    raise BuildError("there is no folder to keep it in and load it from. Set XDG_CACHE_HOME to one.")
+    raise BuildError("a folder to keep it in and load it from is missing. Set XDG_CACHE_HOME to one.")
 
 
 def _digest(*parts: bytes) -> str:
