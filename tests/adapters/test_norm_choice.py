@@ -142,7 +142,7 @@ def test_heads_may_be_given():
     assert dtn_norms == [2, 2, 4]
     with pytest.raises(UserError, match=r"layers\.0\.blocks\.0\.norm1 has 16 channels, which 3 heads do not divide"):
         vm.replace_norms(model, DTN, heads=3)
-    with pytest.raises(UserError, match=r"'norm\(kind=instance\)' has no heads|'instancenorm' has no heads"):
+    with pytest.raises(UserError, match=r"'norm\(kind=instance\)' does not have heads|'instancenorm' does not have heads"):
         vm.replace_norms(model, vm.Norm("instance"), heads=2)
 
 
@@ -314,7 +314,7 @@ def test_what_cannot_be_done_or_known_is_an_error():
         ((model, DTN, "blocks.*"), NoEffect, r"finds no norm to replace(.|\n)*\*\.one"),
         ((model, BOTH, "*"), UserError, "both choose the norms"),
         ((model, DTN, 3), UserError, "where is a pattern"),
-        ((nn.Sequential(nn.LayerNorm(4)), DTN, "*"), UserError, r"0 has no attention beside it"),
+        ((nn.Sequential(nn.LayerNorm(4)), DTN, "*"), UserError, r"0 is not next to attention"),
     ]
     for arguments, kind, message in cases:
         with pytest.raises(kind, match=message):

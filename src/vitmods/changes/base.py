@@ -70,7 +70,7 @@ class Change:
         return frozenset(map(Slot, self.fills))
 
     def edit(self, config: ViTConfig) -> ViTConfig:
-        """The config with this change. A config that comes back equal means that the change does not do anything here."""
+        """The config with this change. A config that comes back equal means that the change does nothing here."""
         raise NotImplementedError
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
