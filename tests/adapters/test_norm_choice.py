@@ -142,7 +142,9 @@ def test_heads_may_be_given():
     assert dtn_norms == [2, 2, 4]
     with pytest.raises(UserError, match=r"layers\.0\.blocks\.0\.norm1 has 16 channels, which 3 heads do not divide"):
         vm.replace_norms(model, DTN, heads=3)
-    with pytest.raises(UserError, match=r"'norm\(kind=instance\)' does not have heads|'instancenorm' does not have heads"):
+    with pytest.raises(
+        UserError, match=r"'norm\(kind=instance\)' does not have heads|'instancenorm' does not have heads"
+    ):
         vm.replace_norms(model, vm.Norm("instance"), heads=2)
 
 

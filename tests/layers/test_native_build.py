@@ -215,7 +215,10 @@ def test_no_compiler_is_no_reason_to_warn(source, monkeypatch):
 
 @pytest.mark.parametrize(
     ("cxx", "message"),
-    [("no-such-compiler -O1", r"program no-such-compiler, which CXX names, does not exist"), ("'unbalanced", "CXX is not a command")],
+    [
+        ("no-such-compiler -O1", r"program no-such-compiler, which CXX names, does not exist"),
+        ("'unbalanced", "CXX is not a command"),
+    ],
 )
 def test_a_cxx_that_cannot_be_used_is_reported_once(source, monkeypatch, cxx, message):
     monkeypatch.setenv("CXX", cxx)
