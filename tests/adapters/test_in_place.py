@@ -301,9 +301,12 @@ def test_random_numbers_of_the_caller_are_left_alone():
 
 
 def test_norms_of_queries_are_not_added_twice():
-    model = timm.create_model("vit_tiny_patch16_224", **SMALL, qk_norm=True)
-    with pytest.raises(NoEffect, match="normalizes its queries and keys already"):
-        change(model, "qknorm")
+    for model in (
+        timm.create_model("vit_tiny_patch16_224", **SMALL, qk_norm=True),
+        change(make("hf dinov2"), "qknorm"),
+    ):
+        with pytest.raises(NoEffect, match="normalizes its queries and keys already"):
+            change(model, "qknorm")
 
 
 def test_a_model_of_tokens_gets_an_input_of_its_width():

@@ -395,12 +395,14 @@ class _Operation:
         kinds: dict[Any, list[str]] = {}
         for name in attentions:
             module = self.model.get_submodule(name)
-            present = [n for n, m in module.named_children() if re.fullmatch("(q|query)_?(layer)?_?norm", n)]
+            present = [
+                n for n, m in module.named_children() if re.fullmatch(f"(q|query)_?(layer)?_?norm|{PREFIX}heads", n)
+            ]
             if any(not isinstance(module.get_submodule(n), nn.Identity) for n in present):
                 raise NoEffect(f"'{self.change}' alters nothing: {name} normalizes its queries and keys already.")
             shapes = tuple((n, tuple(p.shape)) for n, p in module.named_parameters() if p.ndim > 1)
             kinds.setdefault((type(module), count_heads(module), shapes), []).append(name)
-        finish = []
+        norm_places = []
         for names in kinds.values():
             places = next(filter(None, (self._try_heads(names, layout) for layout in LAYOUTS)), None)
             if places is None:
@@ -408,10 +410,10 @@ class _Operation:
                     f"'{self.change}': the queries and keys of {names[0]} are not recognized, or something else reads "
                     "them (positions, cosine attention)."
                 )
-            finish += places
+            norm_places += places
 
         def set_norms() -> None:
-            for place in finish:
+            for place in norm_places:
                 for slot in ("q_norm", "k_norm"):
                     setattr(place.owner, slot, self._like(make_norm(config, place.dim), place.reference))
 
