@@ -2,7 +2,8 @@
 
     python benchmarks/in_place.py --out benchmarks/results
 
-Models with equal structure at reduced size are tried once. Every refusal is counted by its reason.
+One row for each class of Hugging Face and each structure of timm: models with equal modules and names of weights at
+reduced size are tried once, and counted by their number.
 """
 
 from __future__ import annotations
@@ -16,32 +17,75 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 
 import vitmods as vm
-from vitmods.util.errors import UserError
+from vitmods.adapters.apply import config_of
+from vitmods.util.errors import NoEffect, Refused, UserError
 
 FAMILIES = (
     "vision_transformer", "deit", "eva", "beit", "vision_transformer_sam", "vision_transformer_relpos", "naflexvit",
     "vision_transformer_hybrid", "vitamin", "cait",
 )  # fmt: skip
 """timm's modules of plain ViTs and their relatives"""
-CHANGES = ("norm", "layerscale(init=1.0)", "qknorm", "dpn")
+OTHER_NORM = "another norm"
+CHANGES = (OTHER_NORM, "layerscale(init=1.0)", "qknorm", "dpn")
+IN_PLACE, HAS_IT = "in place", "has it"
 MOST_PARAMETERS = 200_000_000
-VISION = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 32,
-    "patch_size": 8,
+HEADS = {"num_hidden_layers": 2, "num_attention_heads": 4}
+PLAIN = {**HEADS, "hidden_size": 32, "intermediate_size": 64, "image_size": 32, "patch_size": 8}
+STAGES = {
+    "image_size": 32, "depths": [1, 1], "hidden_sizes": [16, 32], "num_attention_heads": [2, 4], "mlp_ratios": [2, 2],
+    "num_encoder_blocks": 2, "patch_sizes": [7, 3], "strides": [4, 2], "sr_ratios": [2, 1],
 }  # fmt: skip
-TEXT = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 64,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+WINDOWS = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4}
+VISION: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        ("ViT", "DeiT", "Beit", "Data2VecVision", "Dinov2", "Dinov2WithRegisters", "DINOv3ViT", "IJepa", "ViTMAE",
+         "ViTMSN", "SiglipVision", "CLIPVision", "Aimv2Vision", "Pixio"), PLAIN,
+    ),
+    "Siglip2Vision": {**PLAIN, "num_patches": 16},
+    "InternVLVision": {**PLAIN, "image_size": [32, 32], "patch_size": [8, 8]},
+    "Yolos": {**PLAIN, "image_size": [32, 32], "num_detection_tokens": 4},
+    "VideoMAE": {**PLAIN, "num_frames": 2},
+    "Vivit": {**PLAIN, "num_frames": 2, "tubelet_size": [2, 8, 8]},
+    "Timesformer": {**PLAIN, "num_frames": 2},
+    "Swin": WINDOWS,
+    "Swinv2": WINDOWS,
+    "Pvt": {**STAGES, "patch_sizes": [4, 2], "sequence_reduction_ratios": [2, 1]},
+    "PvtV2": STAGES,
+    "Segformer": STAGES,
+    "Cvt": {"embed_dim": [16, 32, 32], "depth": [1, 2, 3], "num_heads": [2, 4, 4]},
+    "Hiera": {
+        "embed_dim": 16, "image_size": [32, 32], "depths": [1, 1], "num_heads": [2, 4], "num_query_pool": 1,
+        "masked_unit_size": [4, 4],
+    },
+    "Levit": {
+        "image_size": 64, "hidden_sizes": [16, 32, 32], "num_attention_heads": [2, 4, 4], "depths": [1, 1, 1],
+        "key_dim": [8, 8, 8],
+    },
 }  # fmt: skip
+WORDS = {
+    **HEADS, "hidden_size": 32, "intermediate_size": 64, "vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2, "sep_token_id": 2, "cls_token_id": 1,
+}  # fmt: skip
+GROUPED = {**WORDS, "num_key_value_heads": 2, "head_dim": 8}
+TEXT: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("Bert", "Roberta", "GPT2", "OPT", "Phi", "ModernBert", "DistilBert", "Mamba"), WORDS),
+    **dict.fromkeys(("Llama", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Mistral"), GROUPED),
+    "T5Encoder": {**WORDS, "d_model": 32, "d_kv": 8, "d_ff": 64},
+}
+
+
+def timm_names() -> list[str]:
+    return [name for family in FAMILIES for name in timm.list_models(module=family)]
 
 
 def small(name: str) -> nn.Module:
@@ -67,6 +111,23 @@ def small(name: str) -> nn.Module:
     return timm.create_model(name, num_classes=3).eval()
 
 
+def hugging_face(name: str) -> nn.Module:
+    settings = {**VISION, **TEXT}[name]
+    config = getattr(transformers, f"{name.removesuffix('Encoder')}Config")(**settings)
+    torch.manual_seed(0)
+    model: nn.Module = getattr(transformers, f"{name}Model")(config).eval()
+    return model
+
+
+def example_of(name: str) -> dict[str, Tensor] | None:
+    """What the model is called with, where vitmods does not know."""
+    if name != "Siglip2Vision":
+        return None
+    patches = torch.randn(2, 16, 8 * 8 * 3, generator=torch.Generator().manual_seed(0))
+    mask, shapes = torch.ones(2, 16, dtype=torch.long), torch.full((2, 2), 4)
+    return {"pixel_values": patches, "pixel_attention_mask": mask, "spatial_shapes": shapes}
+
+
 @torch.no_grad()
 def scramble(model: nn.Module) -> None:
     """Random weights of a size at which every part of the model matters, as after training."""
@@ -76,17 +137,27 @@ def scramble(model: nn.Module) -> None:
         parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
 
 
-def outcome(model: nn.Module, change: str) -> str:
-    """`ok`, or the reason of a refusal."""
-    if change == "norm":
-        kinds = {type(m).__name__.lower() for m in model.modules() if "norm" in type(m).__name__.lower()}
-        change = "norm(kind=layer)" if any("rms" in kind for kind in kinds) else "norm(kind=rms,exact=false)"
+def outcome(model: nn.Module, change: str, example: Any) -> tuple[str, str]:
+    """`in place`, `has it` or the reason of the refusal, with its message."""
+    if change == OTHER_NORM:
+        first = outcome(model, "norm(kind=rms,exact=false)", example)
+        return outcome(model, "norm(kind=layer)", example) if first[0] == HAS_IT else first
     try:
-        changed = vm.apply(model, *vm.parse_changes(change), in_place=True)
-    except UserError as error:
-        return re.sub(r"[\w.]*\d[\w.]*|'[^']*'", "...", str(error))[:110]
+        changed = vm.apply(model, *vm.parse_changes(change), in_place=True, example=example)
+    except NoEffect as error:
+        return HAS_IT, str(error)
+    except Refused as error:
+        return error.reason, str(error)
     assert type(changed) is type(model)
-    return "ok"
+    return IN_PLACE, ""
+
+
+def is_read(model: nn.Module) -> bool:
+    try:
+        config_of(model)
+    except UserError:
+        return False
+    return True
 
 
 def structure(model: nn.Module) -> str:
@@ -95,30 +166,56 @@ def structure(model: nn.Module) -> str:
     return repr(sorted(set(modules)))
 
 
-def try_models(models: dict[str, Any], record: dict[str, Any]) -> None:
-    seen: dict[str, dict[str, str]] = {}
-    counts: dict[str, Counter[str]] = {change: Counter() for change in CHANGES}
-    examples: dict[str, list[str]] = {}
-    for name, make in models.items():
+def try_models(names: Iterable[str], make: Any, changes: tuple[str, ...]) -> dict[str, Any]:
+    """The rows of these models, how many of them take each change, and why the others do not."""
+    begin = time.process_time()
+    keys: dict[str, str] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    messages: dict[str, list[str]] = {}
+    for name in names:
         with torch.device("meta"):
-            outline = make()
-            key = structure(outline)
-        if key not in seen and sum(p.numel() for p in outline.parameters()) > MOST_PARAMETERS:
-            seen[key] = dict.fromkeys(CHANGES, "too large, and its arguments do not make it smaller")
-        if key not in seen:
-            model = make()
+            outline = make(name)
+        key = structure(outline) if make is small else name
+        if key not in keys:
+            keys[key] = name
+            rows[name] = row = {"models": 0, "read": 0}
+            if sum(p.numel() for p in outline.parameters()) > MOST_PARAMETERS:
+                raise SystemExit(f"{name} is too large, and its arguments do not make it smaller")
+            model = make(name)
             scramble(model)
-            begin = time.process_time()
-            seen[key] = {change: outcome(model, change) for change in CHANGES}
-            print(f"{time.process_time() - begin:.1f}", name, seen[key], file=sys.stderr, flush=True)
+            for change in changes:
+                row[change], message = outcome(model, change, example_of(name))
+                if message:
+                    message = re.sub(r"[\w.]*\d[\w.]*", "...", message.partition("\n")[0])
+                    messages.setdefault(f"{row[change]}: {message}", []).append(name)
+            print(f"{time.process_time() - begin:.1f} s {name} {row}", file=sys.stderr, flush=True)
             del model
             gc.collect()
-        for change, result in seen[key].items():
-            counts[change][result] += 1
-            examples.setdefault(f"{change}: {result}", []).append(name)
-    record["models"], record["structures"] = sum(counts["norm"].values()), len(seen)
-    record["results"] = {change: dict(count.most_common()) for change, count in counts.items()}
-    record["examples"] = {key: names[:6] for key, names in examples.items() if not key.endswith(": ok")}
+        rows[keys[key]]["models"] += 1
+        rows[keys[key]]["read"] += is_read(outline)
+    counts: dict[str, Counter[str]] = {change: Counter() for change in changes}
+    for row in rows.values():
+        for change in changes:
+            counts[change][row[change]] += row["models"]
+    return {
+        "models": sum(row["models"] for row in rows.values()),
+        "read": sum(row["read"] for row in rows.values()),
+        "counts": {change: dict(count.most_common()) for change, count in counts.items()},
+        "rows": rows,
+        "messages": messages,
+        "CPU seconds": round(time.process_time() - begin),
+    }
+
+
+def print_table(record: dict[str, Any]) -> None:
+    for part, result in record["results"].items():
+        changes = list(result["counts"])
+        print(f"\n{part}: {result['models']} models, {result['read']} read, {result['CPU seconds']} CPU seconds")
+        print(f"{'':44}{'models':>7}{'read':>6}", *(f"  {change:26}" for change in changes))
+        for name, row in result["rows"].items():
+            print(f"{name:44}{row['models']:7}{row['read']:6}", *(f"  {row[change]:26}" for change in changes))
+        for change, count in result["counts"].items():
+            print(change, "  ".join(f"{outcome}: {number}" for outcome, number in count.items()))
 
 
 def main() -> None:
@@ -127,13 +224,18 @@ def main() -> None:
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    names = [n for family in FAMILIES for n in timm.list_models(module=family) if options.only in n]
-    record: dict[str, Any] = {"timm": {}, "versions": [timm.__version__, transformers.__version__, torch.__version__]}
-    begin = time.process_time()
-    try_models({name: lambda name=name: small(name) for name in names}, record["timm"])
-    record["timm"]["CPU seconds"] = round(time.process_time() - begin)
-    print(json.dumps(record, indent=1))
+    parts = {
+        "timm": (timm_names(), small, CHANGES),
+        "Hugging Face, vision": (VISION, hugging_face, CHANGES),
+        "Hugging Face, text": (TEXT, hugging_face, tuple(change for change in CHANGES if change not in ("dpn",))),
+    }
+    versions = {module.__name__: module.__version__ for module in (timm, transformers, torch)}
+    record: dict[str, Any] = {"versions": versions, "results": {}}
+    for part, (names, make, changes) in parts.items():
+        record["results"][part] = try_models([name for name in names if options.only in name], make, changes)
+    print_table(record)
     if options.out:
         (options.out / "in_place.json").write_text(json.dumps(record, indent=1) + "\n")
 

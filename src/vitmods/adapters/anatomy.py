@@ -15,12 +15,11 @@ from vitmods.adapters.running import Inputs, run, tensors_of
 from vitmods.changes.insertions import Branch, Parts
 from vitmods.layers.norms import NORMS
 from vitmods.model.slots import NormConfig
-from vitmods.util.errors import UserError
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "nhead", "n_head")
 _MAPS = (nn.Linear, nn.Conv2d, nn.Conv3d)
 JOINT = ("qkv", "query_key_value", "c_attn", "qkv_proj", "in_proj", "to_qkv", "Wqkv")
-QUERY = ("q_proj", "query", "q", "to_q", "q_lin", "wq", "q_linear", "linear_q")
+QUERY = ("q_proj", "query", "q", "to_q", "q_lin", "wq", "q_linear", "linear_q", "projection_query")
 """names of the projections of queries, with keys and values or alone"""
 
 
@@ -102,8 +101,9 @@ class Anatomy:
         )
 
     def _block_of(self, attention: str) -> str | None:
-        """The nearest module around attention that has an MLP too: two linear maps outside all attention."""
-        for name in _ancestors(attention):
+        """The nearest module around attention that has an MLP too: two linear maps outside all attention. A list of
+        both (T5's) is part of a block."""
+        for name in (n for n in _ancestors(attention) if not isinstance(self.modules[n], nn.ModuleList)):
             maps = (n for n, m in self.modules.items() if _below(n, name) and is_map(m))
             if sum(not self._in_attention(n) for n in maps) >= 2:
                 return name
@@ -190,8 +190,9 @@ class Anatomy:
         if _dim(self.modules[name]) != _dim(self.modules[norms[0]]):
             return "block"
         if _parent(name) != block.name:
-            part = name.removeprefix(f"{block.name}.").partition(".")[0]
-            return "attn" if any(_within(a, f"{block.name}.{part}") for a in self.attentions) else "mlp"
+            around = [n for n in _ancestors(name) if _below(n, block.name)]
+            part = next(n for n in reversed(around) if not isinstance(self.modules[n], nn.ModuleList))
+            return "attn" if any(_within(a, part) for a in self.attentions) else "mlp"
         direct = [norm for norm in norms if _parent(norm) == block.name]
         if len(direct) == 1 and self._order[name] > self._order[block.attention] and self._leaves_out_first(block):
             return "mlp"
@@ -317,13 +318,11 @@ def find_parts(model: nn.Module, inputs: Inputs) -> Parts:
     A branch's module is the outermost one that can be set to zero so that, with the other branches at zero too, the
     block returns its input: it does not contain the residual. Where none does (post-norm), it is the last projection.
 
-    Raises UserError if no block with attention is recognized.
+    In a model without attention no block is recognized.
     """
     anatomy, last = Anatomy(model), order_of_calls(model, inputs)
     in_lists = [block for block in anatomy.blocks if block.name.rpartition(".")[2].isdigit()]
     blocks = [block for block in in_lists or anatomy.blocks if block.name in last]  # a pooling head is not in a list
-    if not blocks:
-        raise UserError(f"In a {type(model).__name__} no block with attention is recognized.")
     chains = {block.name: list(_chains(anatomy, block.name, last)) for block in blocks}
     chosen = {name: [names[-1] for _, names in of_block] for name, of_block in chains.items()}
     remaining = dict.fromkeys(chains)

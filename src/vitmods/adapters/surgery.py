@@ -19,8 +19,8 @@ from vitmods.changes import Change
 from vitmods.changes.compose import check_conflicts
 from vitmods.changes.insertions import After, AroundPatches, Before, Branch, Factor, Heads, Insertion, Without
 from vitmods.model.build import make_norm
-from vitmods.model.slots import NormConfig
-from vitmods.util.errors import NoEffect, UserError
+from vitmods.model.slots import NormConfig, Slot
+from vitmods.util.errors import NoEffect, NotCertified, NotRecognized, UnfitStem, UserError
 
 PREFIX = "vm_"
 """of the names of inserted modules"""
@@ -212,7 +212,7 @@ class _NormedHeads(TorchFunctionMode):
 
 
 LAYOUTS = ("slot", "separate", "thd", "htd", "sdpa")
-KEY = ("k_proj", "key", "k", "to_k", "k_lin", "wk", "k_linear", "linear_k")
+KEY = ("k_proj", "key", "k", "to_k", "k_lin", "wk", "k_linear", "linear_k", "projection_key")
 PAIR = ("kv", "to_kv")
 
 
@@ -275,7 +275,7 @@ def operate(model: nn.Module, *changes: Change, example: Any = None) -> nn.Modul
     new = copy_model(model)
     inputs = find_inputs(new, example, width_of(new))
     if inputs is None:
-        raise UserError(
+        raise NotRecognized(
             f"No input that a {type(model).__name__} runs on could be made: give example=, what it is called with."
         )
     if not all(out.isfinite().all() for out in outputs_of(new, inputs)):
@@ -301,6 +301,8 @@ class _Operation:
 
     def run(self) -> tuple[nn.Module, list[str]]:
         """The model with the change, and the names of weights that it took out."""
+        if not self.parts.blocks and Slot.NORM_KIND not in self.change.fills:
+            raise NotRecognized(f"In a {type(self.model).__name__} no block with attention is recognized.")
         # All insertions are made in their neutral form, certified together, and then get their modules.
         insertions = list(self.change.insertions(self.parts))
         if not insertions or any(hasattr(insertion, "branch") for insertion in insertions):
@@ -317,7 +319,9 @@ class _Operation:
         for block in self.parts.blocks:
             for kind, name in (("attn", "attention"), ("mlp", "MLP")):
                 if (block, kind) not in branches:
-                    raise UserError(f"'{self.change}': the {name} of {block} is not recognized as a residual branch.")
+                    raise NotRecognized(
+                        f"'{self.change}': the {name} of {block} is not recognized as a residual branch."
+                    )
 
     def _insert(self, insertion: Insertion) -> Callable[[], None]:
         """Insert the neutral form; returns what makes it the change's."""
@@ -363,7 +367,9 @@ class _Operation:
     def _norm(self, branch: Branch, config: NormConfig, when: str) -> Callable[[], None]:
         name, dim = (branch.module, branch.dim) if when == "after" else (branch.projection, branch.hidden)
         if when == "before" and not is_map(self.model.get_submodule(name)):
-            raise UserError(f"'{self.change}' needs the output projection of {name}, which is not called as a module.")
+            raise NotRecognized(
+                f"'{self.change}' needs the output projection of {name}, which is not called as a module."
+            )
         holder, child, label = self._holder(name)
         inserted = InsertedNorm(nn.Identity(), {child: (when,)})
         inserted.serve(holder, f"{PREFIX}{label}norm_{when}")
@@ -377,7 +383,7 @@ class _Operation:
         projection: Any = self.model.get_submodule(stem)
         kernel = getattr(projection, "kernel_size", None)
         if kernel is not None and (kernel != projection.stride or (set(projection.padding) - {0, *"valid"})):
-            raise UserError(f"'{self.change}' needs patches that do not overlap, and those of {stem} do.")
+            raise UnfitStem(f"'{self.change}' needs patches that do not overlap, and those of {stem} do.")
         holder, child, label = self._holder(stem)
         sides = tuple(side for side, norm in (("before", before), ("after", after)) if norm is not None)
         norms = PatchNorms(nn.Identity(), nn.Identity(), {child: sides})
@@ -405,10 +411,15 @@ class _Operation:
         norm_places = []
         for names in kinds.values():
             places = next(filter(None, (self._try_heads(names, layout) for layout in LAYOUTS)), None)
+            if places is None and isinstance(self.model.get_submodule(names[0]), nn.MultiheadAttention):
+                raise NotRecognized(
+                    f"'{self.change}' normalizes queries and keys, and the nn.MultiheadAttention {names[0]} computes "
+                    "them inside one function."
+                )
             if places is None:
-                raise UserError(
+                raise NotCertified(
                     f"'{self.change}': the queries and keys of {names[0]} are not recognized, or something else reads "
-                    "them (positions, cosine attention)."
+                    "them (positions, cosine attention): scaled inversely, they change what attention puts out."
                 )
             norm_places += places
 
@@ -496,7 +507,7 @@ class _Operation:
 
     def _without(self, branch: Branch) -> None:
         if branch.norm is None:
-            raise UserError(f"'{self.change}': a norm before {branch.module} is not recognized.")
+            raise NotRecognized(f"'{self.change}': a norm before {branch.module} is not recognized.")
         norm = self.model.get_submodule(branch.norm)
         self.removed += [f"{branch.norm}.{name}" for name in norm.state_dict()]
         self.model.set_submodule(branch.norm, nn.Identity())
@@ -519,9 +530,9 @@ class _Operation:
         try:
             moved = difference(self.before, outputs_of(self.model, self.inputs))
         except Exception as error:  # whatever the model raises for a shape that the insertion does not fit
-            raise UserError(f"'{self.change}' cannot be put into this model: {error}") from error
+            raise NotCertified(f"'{self.change}' cannot be put into this model: {error}") from error
         if not moved <= _tolerance(self.model):
-            raise UserError(
+            raise NotCertified(
                 f"'{self.change}' cannot be put into this model: in its neutral form it changes the outputs by "
                 f"{moved:.0e} of the largest."
             )
@@ -576,7 +587,7 @@ def _check_kept(
         if "*" not in removed and name not in removed and not (name in after and torch.equal(value, after[name]))
     ]
     if lost:
-        raise UserError(f"'{change}' cannot be put into this model: it would lose {lost[0]}.")
+        raise NotCertified(f"'{change}' cannot be put into this model: it would lose {lost[0]}.")
 
 
 def _check_gradients(change: Change, model: nn.Module, inputs: Inputs, old: Iterable[str]) -> None:
@@ -587,12 +598,12 @@ def _check_gradients(change: Change, model: nn.Module, inputs: Inputs, old: Iter
     try:
         outputs = [out for out in run(model, inputs, gradients=True) if out.requires_grad]
     except Exception as error:
-        raise UserError(f"'{change}' cannot be put into this model: {error}") from error
+        raise NotCertified(f"'{change}' cannot be put into this model: {error}") from error
     if not outputs:
-        raise UserError(f"'{change}' cannot be put into this model: its outputs do not have gradients.")
+        raise NotCertified(f"'{change}' cannot be put into this model: its outputs do not have gradients.")
     weights = [torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape) for out in outputs]
     loss = torch.stack([(out.float() * w).square().mean() + out.float().mean() for out, w in zip(outputs, weights)])
     gradients = torch.autograd.grad(loss.sum(), [p for _, p in new], allow_unused=True)
     for (name, _), gradient in zip(new, gradients, strict=True):
         if gradient is None or not gradient.isfinite().all():
-            raise UserError(f"'{change}' cannot be put into this model: {name} does not get a finite gradient.")
+            raise NotCertified(f"'{change}' cannot be put into this model: {name} does not get a finite gradient.")

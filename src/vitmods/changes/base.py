@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_type_hints
 from vitmods.changes.insertions import Insertion, Parts
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import Slot
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import NeedsReading, UserError, nearest
 from vitmods.util.registry import Registry
 from vitmods.util.shorthand import read_settings
 
@@ -90,7 +90,7 @@ class Change:
 
         Raises UserError if the change, with these settings, needs a model that `vm.apply` can read.
         """
-        raise UserError(f"'{self}' needs a model that vm.apply can read (docs/foreign-models.md).")
+        raise NeedsReading(f"'{self}' needs a model that vm.apply can read (docs/foreign-models.md).")
 
     def advice(self, config: ViTConfig) -> str:
         """Return what the paper advises against in a model with this config, which has the change; or an empty string.

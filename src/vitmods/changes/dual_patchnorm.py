@@ -7,7 +7,7 @@ from vitmods.changes.base import Change, Preserves
 from vitmods.changes.insertions import AroundPatches, Insertion, Parts
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import NormConfig, Slot
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import NeedsReading, UnfitStem, UserError, nearest
 
 _KINDS: dict[str, dict[str, Any]] = {
     "layer": {"kind": "layer"},
@@ -108,11 +108,11 @@ class DualPatchNorm(Change):
 
     def insertions(self, parts: Parts) -> list[Insertion]:
         if self.after_position or not isinstance(self.before, bool):
-            raise UserError(
+            raise NeedsReading(
                 f"'{self}' needs a model that vm.apply can read (docs/foreign-models.md): norms before and after the "
                 "projection, as in dpn, can be put into others."
             )
         if parts.stem is None:
-            raise UserError(f"'{self}' needs a stem of one projection of patches, and this model does not have one.")
+            raise UnfitStem(f"'{self}' needs a stem of one projection of patches, and this model does not have one.")
         norm = NormConfig(eps=self.eps, **_KINDS[self.norm])
         return [AroundPatches(parts.stem, norm if self.before else None, norm if self.after else None)]

@@ -6,7 +6,7 @@ from vitmods.changes.base import Change
 from vitmods.changes.insertions import After, Before, Insertion, Parts
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import NormConfig, Slot
-from vitmods.util.errors import UserError
+from vitmods.util.errors import NeedsReading
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class NormFormer(Change):
 
     def insertions(self, parts: Parts) -> list[Insertion]:
         if self.head_scale or self.residual_scale:
-            raise UserError(
+            raise NeedsReading(
                 f"'{self}' scales heads or the stream, for which it needs a model that vm.apply can read "
                 "(docs/foreign-models.md): write normformer for the two norms alone."
             )

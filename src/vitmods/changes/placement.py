@@ -7,7 +7,7 @@ from vitmods.changes.base import Change, Weights
 from vitmods.changes.insertions import After, Insertion, Parts, Without
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig, Slot
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import NeedsReading, UserError, nearest
 
 Place = Literal["pre", "post", "pre+post"]
 _PLACES = ("pre", "post", "pre+post")
@@ -92,7 +92,7 @@ class Placement(Change):
 
     def insertions(self, parts: Parts) -> list[Insertion]:
         if self.reading != "branch":
-            raise UserError(
+            raise NeedsReading(
                 f"'{self}' puts norms on the stream, for which it needs a model that vm.apply can read "
                 "(docs/foreign-models.md): write reading=branch for norms on the branches."
             )

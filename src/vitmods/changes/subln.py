@@ -8,7 +8,7 @@ from vitmods.changes.base import Change, Preserves, Weights
 from vitmods.changes.insertions import Before, Insertion, Parts
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import NormConfig, Slot
-from vitmods.util.errors import UserError
+from vitmods.util.errors import NeedsReading
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +54,7 @@ class SubLN(Change):
 
     def insertions(self, parts: Parts) -> list[Insertion]:
         if self.rescale:
-            raise UserError(
+            raise NeedsReading(
                 f"'{self}' multiplies weights, for which it needs a model that vm.apply can read "
                 "(docs/foreign-models.md): write subln(rescale=false) for the norms alone."
             )

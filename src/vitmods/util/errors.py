@@ -5,6 +5,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 SAID_IN = "VITMODS_SAID_IN"  # environment: the folder that processes that were started together know
 
@@ -15,6 +16,36 @@ class UserError(ValueError):
 
 class NoEffect(UserError):
     """A change was applied that alters nothing on this model."""
+
+
+class Refused(UserError):
+    """A change cannot be put into a model in place; ``reason`` is one of four."""
+
+    reason: ClassVar[str]
+
+
+class NeedsReading(Refused):
+    """The change, with these settings, needs a vitmods ViT."""
+
+    reason = "needs a model that can be read"
+
+
+class NotRecognized(Refused):
+    """A part that the change refers to is not recognized."""
+
+    reason = "not recognized"
+
+
+class UnfitStem(Refused):
+    """The change needs one projection of patches that do not overlap."""
+
+    reason = "overlapping or layered stem"
+
+
+class NotCertified(Refused):
+    """The changed model does not compute what it must."""
+
+    reason = "not certified"
 
 
 class SlotConflict(UserError):

@@ -1,0 +1,95 @@
+"""The table of models and changes in place: what is committed meets the goals, and is what the code does."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import vitmods as vm
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+TABLE = json.loads((FOLDER / "results" / "in_place.json").read_text())
+PARTS = {"timm": 320, "Hugging Face, vision": 28, "Hugging Face, text": 15}
+REASONS = {"not recognized", "not certified", "overlapping or layered stem", "needs a model that can be read"}
+SAMPLE = {
+    "timm": ("test_vit3", "vit_base_patch16_xp_224", "vit_relpos_base_patch16_rpn_224"),
+    "Hugging Face, vision": ("ViT", "Siglip2Vision", "Swinv2", "Segformer"),
+    "Hugging Face, text": ("Bert", "T5Encoder", "Qwen3", "Mamba"),
+}
+CAUSAL = ("GPT2", "OPT", "Phi", "Llama", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Mistral")
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    transformers.logging.set_verbosity_error()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        return importlib.import_module("in_place")
+
+
+def taken(part, change):
+    counts = TABLE["results"][part]["counts"][change]
+    return counts.get("in place", 0) + counts.get("has it", 0)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "least"),
+    [
+        ("timm", "another norm", 315),
+        ("timm", "layerscale(init=1.0)", 315),
+        ("timm", "qknorm", 310),
+        ("timm", "dpn", 288),
+        ("Hugging Face, vision", "another norm", 28),
+        ("Hugging Face, vision", "layerscale(init=1.0)", 28),
+        ("Hugging Face, vision", "qknorm", 26),
+        ("Hugging Face, vision", "dpn", 23),  # the other five have stems of several layers or overlapping patches
+        ("Hugging Face, text", "another norm", 15),
+        ("Hugging Face, text", "layerscale(init=1.0)", 14),  # Mamba does not have attention
+        ("Hugging Face, text", "qknorm", 14),
+    ],
+)
+def test_the_table_meets_its_goals(part, change, least):
+    assert TABLE["results"][part]["models"] >= PARTS[part]
+    assert taken(part, change) >= least
+
+
+def test_refusals_have_one_of_four_reasons():
+    for part in TABLE["results"].values():
+        for counts in part["counts"].values():
+            assert counts.keys() <= {"in place", "has it"} | REASONS
+            assert sum(counts.values()) == part["models"]
+    assert TABLE["results"]["timm"]["CPU seconds"] < 180
+
+
+@pytest.mark.parametrize(("part", "name"), [(part, name) for part, names in SAMPLE.items() for name in names])
+def test_the_table_is_what_the_code_does(benchmark, part, name):
+    make = benchmark.small if part == "timm" else benchmark.hugging_face
+    changes = [change for change in benchmark.CHANGES if change in TABLE["results"][part]["counts"]]
+    model = make(name)
+    benchmark.scramble(model)
+    row = {change: benchmark.outcome(model, change, benchmark.example_of(name))[0] for change in changes}
+    committed = TABLE["results"][part]["rows"][name]
+    assert row == {change: committed[change] for change in changes}
+    assert benchmark.is_read(model) == bool(committed["read"])
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("text", ["layerscale(init=0.5)+qknorm+subln(rescale=false)", "norm"])
+def test_a_later_word_leaves_earlier_outputs_of_a_causal_model_as_they_are(benchmark, name, text):
+    if name == "Qwen3":
+        text = text.replace("+qknorm", "")
+    if text == "norm":
+        text = "norm(kind=scale)"
+    model = benchmark.hugging_face(name)
+    benchmark.scramble(model)
+    changed = vm.apply(model, *vm.parse_changes(text), in_place=True)
+    words = torch.randint(3, 50, (2, 6), generator=torch.Generator().manual_seed(0))
+    other = words.clone()
+    other[:, -1] = 1
+    with torch.no_grad():
+        first, second = changed(words)[0], changed(other)[0]
+    torch.testing.assert_close(first[:, :-1], second[:, :-1])
+    assert (first[:, -1] - second[:, -1]).abs().max() > 1e-3
