@@ -254,13 +254,46 @@ def test_a_function_of_this_process_alone_has_one_worker(tmp_path):
         run(study, tmp_path / "two", workers=2)
 
 
-def test_changes_of_a_model_that_can_be_read(tmp_path):
-    with pytest.warns(UserWarning, match="changes make a vitmods ViT of base, which itself stays a VisionTransformer"):
-        result = run(study_of(VIT, ["dpn"]), tmp_path / "out")
+@pytest.mark.parametrize("base", [VIT, SWIN])
+def test_base_and_arms_are_models_of_one_class(base, tmp_path):
+    arms = ["qknorm", "dpn", "rms"]
+    assert run(study_of(base, arms), tmp_path / "out").complete
+    costs = json.loads((tmp_path / "out/costs.json").read_text())
+    images = torch.randn(2, 1, 8, 8)
+    for arm in ("base", *arms):
+        folder = tmp_path / f"out/trials/{arm}/seed0"
+        model = open_trial(folder)  # built without running it, and the same in every process
+        assert type(model) is type(build(base))
+        assert model(images).equal(open_trial(folder)(images))
+        assert [str(change) for change in getattr(model, "vm_changes", ())] == ([] if arm == "base" else [arm])
+        assert arm == "base" or costs["arms"][arm]["params"] < (1.1 if arm != "rms" else 1)
+
+
+def test_a_change_that_needs_a_model_that_can_be_read_makes_every_model_a_vitmods_vit(tmp_path):
+    study = study_of(VIT, ["dpn", "parallel"])
+    with pytest.warns(UserWarning, match="Base and all arms are built as vitmods ViTs, .* 'parallel' needs a model"):
+        result = run(study, tmp_path / "out")
     assert result.complete
-    assert isinstance(open_trial(tmp_path / "out/trials/dpn/seed0"), vm.ViT)
-    assert isinstance(open_trial(tmp_path / "out/trials/base/seed0"), timm.models.VisionTransformer)
+    for arm in ("base", "dpn", "parallel"):
+        assert isinstance(open_trial(tmp_path / f"out/trials/{arm}/seed0"), vm.ViT)
     assert 'class="drawing"' in result.report().read_text()
+    with pytest.raises(UserError, match="in_place: False -> "):  # base would be another model
+        run(study_of(VIT, ["dpn"]), tmp_path / "out")
+    with pytest.raises(UserError, match=r"SwinTransformer is not covered.* 'parallel' needs a model"):
+        study_of(SWIN, ["parallel"]).dry_run()
+
+
+def test_a_damaged_record_of_insertions_is_refused(tmp_path):
+    run(study_of(VIT, ["dpn"]), tmp_path / "out", cost_seconds=0)
+    folder = tmp_path / "out/trials/dpn/seed0"
+    config = json.loads((folder / "config.json").read_text())
+    record = config["model"]["insertions"][0]
+    other = {**record, "parts": {**record["parts"], "stem": "somewhere.else"}}
+    for wrong in (other, {**record, "change": "qknorm"}, {**record, "parts": {}}, {"change": "dpn"}, "dpn", 3):
+        config["model"]["insertions"] = [wrong]
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(UserError, match=r"do not fit|damaged|another model"):
+            open_trial(folder)
 
 
 def test_a_tensor_at_two_places_is_saved(tmp_path):

@@ -1,9 +1,11 @@
 """Changes put into a model of any library: its class and the names of its weights stay, and what the model computes
 certifies each insertion."""
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -15,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 from vitmods.adapters.anatomy import JOINT, QUERY, count_heads, find_parts, is_map, norm_sites, order_of_calls, widths
 from vitmods.adapters.replace import copy_model, put_norms, try_out
 from vitmods.adapters.running import Inputs, check_not_wrapped, find_inputs, run, tensors_of
-from vitmods.changes import Change
+from vitmods.changes import Change, parse_changes
 from vitmods.changes.compose import check_conflicts
-from vitmods.changes.insertions import After, AroundPatches, Before, Branch, Factor, Heads, Insertion, Without
+from vitmods.changes.insertions import After, AroundPatches, Before, Branch, Factor, Heads, Insertion, Parts, Without
 from vitmods.model.build import make_norm
 from vitmods.model.slots import NormConfig, Slot
 from vitmods.util.errors import NoEffect, NotCertified, NotRecognized, UnfitStem, UserError
@@ -280,27 +282,68 @@ def operate(model: nn.Module, *changes: Change, example: Any = None) -> nn.Modul
         )
     if not all(out.isfinite().all() for out in outputs_of(new, inputs)):
         raise UserError("The model's outputs are not finite on a random input; its weights are broken.")
+    record = list(getattr(model, "vm_record", ()))
     for change in changes:
         before = new.state_dict()
-        new, removed = _Operation(new, inputs, change).run()
-        _check_kept(change, before, new.state_dict(), removed)
+        operation = _Operation(new, change, find_parts(new, inputs), {}, inputs)
+        new = operation.run()
+        _check_kept(change, before, new.state_dict(), operation.removed)
         _check_gradients(change, new, inputs, before.keys())
+        parts = json.loads(json.dumps(asdict(operation.parts)))
+        record.append({"change": str(change), "parts": parts, "heads": operation.layouts})
     new.vm_changes = (*getattr(model, "vm_changes", ()), *changes)  # type: ignore[assignment]
+    new.vm_record = tuple(record)  # type: ignore[assignment]
     return new
 
 
-class _Operation:
-    """One change put into one model, in place."""
+def repeat(model: nn.Module, record: Sequence[Mapping[str, Any]]) -> nn.Module:
+    """The model with the insertions of a changed one of its class, as that one's ``vm_record`` lists them. It may be on
+    the meta device: nothing is run or certified.
 
-    def __init__(self, model: nn.Module, inputs: Inputs, change: Change) -> None:
-        self.model, self.inputs, self.change = model, inputs, change
-        self.parts = find_parts(model, inputs)
-        self.called = order_of_calls(model, inputs)
-        self.before = outputs_of(model, inputs)
+    Raises UserError for a record that does not fit the model.
+    """
+    changes: list[Change] = []
+    try:
+        for values in record:
+            (change,) = parse_changes(values["change"])
+            found = dict(values["parts"])
+            found["branches"] = tuple(Branch(**branch) for branch in found["branches"])
+            found["norm"] = NormConfig(**found["norm"])
+            model = _Operation(model, change, Parts(**found), dict(values["heads"])).run()
+            changes.append(change)
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, LookupError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"The changes do not fit a {type(model).__name__}, or their record is damaged: {error}"
+        ) from error
+    model.vm_changes = (*getattr(model, "vm_changes", ()), *changes)  # type: ignore[assignment]
+    model.vm_record = (*getattr(model, "vm_record", ()), *record)  # type: ignore[assignment]
+    return model
+
+
+def record_of_changes(model: nn.Module) -> list[Mapping[str, Any]]:
+    """What was put into a model, or into one that is a part of it, for `repeat`."""
+    return [values for module in model.modules() for values in getattr(module, "vm_record", ())]
+
+
+class _Operation:
+    """One change put into one model, in place: certified on inputs, or without them as it was before.
+
+    ``layouts`` is where each attention has its queries and keys, as far as it is known. ``removed`` are the names of
+    weights that were taken out.
+    """
+
+    def __init__(
+        self, model: nn.Module, change: Change, parts: Parts, layouts: dict[str, str], inputs: Inputs | None = None
+    ) -> None:
+        self.model, self.change, self.parts, self.layouts, self.inputs = model, change, parts, layouts, inputs
+        self.before = [] if inputs is None else outputs_of(model, inputs)
+        self.called = {} if inputs is None else order_of_calls(model, inputs)
         self.removed: list[str] = []
 
-    def run(self) -> tuple[nn.Module, list[str]]:
-        """The model with the change, and the names of weights that it took out."""
+    def run(self) -> nn.Module:
+        """The model with the change."""
         if not self.parts.blocks and Slot.NORM_KIND not in self.change.fills:
             raise NotRecognized(f"In a {type(self.model).__name__} no block with attention is recognized.")
         # All insertions are made in their neutral form, certified together, and then get their modules.
@@ -308,10 +351,11 @@ class _Operation:
         if not insertions or any(hasattr(insertion, "branch") for insertion in insertions):
             self._check_branches()
         ready = [self._insert(insertion) for insertion in insertions]
-        self._check_neutral()
+        if self.inputs is not None:
+            self._check_neutral(self.inputs)
         for finish in ready:
             finish()
-        return self.model, self.removed
+        return self.model
 
     def _check_branches(self) -> None:
         """Raise UserError if a block lacks a branch, which the change would leave out."""
@@ -410,7 +454,11 @@ class _Operation:
             kinds.setdefault((type(module), count_heads(module), shapes), []).append(name)
         norm_places = []
         for names in kinds.values():
-            places = next(filter(None, (self._try_heads(names, layout) for layout in LAYOUTS)), None)
+            if self.inputs is None:
+                norm_places += [place for name in names if (place := self._place_heads(name, self.layouts[name]))]
+                continue
+            inputs = self.inputs
+            places = next(filter(None, (self._try_heads(names, layout, inputs) for layout in LAYOUTS)), None)
             if places is None and isinstance(self.model.get_submodule(names[0]), nn.MultiheadAttention):
                 raise NotRecognized(
                     f"'{self.change}' normalizes queries and keys, and the nn.MultiheadAttention {names[0]} computes "
@@ -430,7 +478,7 @@ class _Operation:
 
         return set_norms
 
-    def _try_heads(self, names: list[str], layout: str) -> list["_HeadPlace"] | None:
+    def _try_heads(self, names: list[str], layout: str, inputs: Inputs) -> list["_HeadPlace"] | None:
         """Where norms of queries and keys can be set in these attentions, if this layout is theirs: scaling the queries
         of each head by a number and its keys by the inverse leaves what each attention puts out, and scaling queries
         alone does not."""
@@ -443,10 +491,11 @@ class _Operation:
                 for queries, keys in ((0, 0), (1, 1), (1, 0)):
                     for place, scale in zip(places, scales, strict=True):
                         place.set_factors(scale**queries, scale**-keys)
-                    outputs.append(_outputs_inside(self.model, self.inputs, names))
+                    outputs.append(_outputs_inside(self.model, inputs, names))
             except Exception:  # shapes that do not fit this layout
                 outputs = []
             if outputs and self._is_product(*outputs):
+                self.layouts.update(dict.fromkeys(names, layout))
                 for place in places:
                     place.owner.q_norm, place.owner.k_norm = nn.Identity(), nn.Identity()
                 return places
@@ -514,9 +563,10 @@ class _Operation:
 
     def _swap(self) -> None:
         new, may_leak = put_norms(self.model, self.change)  # type: ignore[arg-type]
-        arguments, keywords = self.inputs
-        replaced = [row.site for row in new.rows if row.now]
-        try_out(copy_model(self.model), copy_model(new.model), replaced, keywords or arguments, may_leak)
+        if self.inputs is not None:
+            arguments, keywords = self.inputs
+            replaced = [row.site for row in new.rows if row.now]
+            try_out(copy_model(self.model), copy_model(new.model), replaced, keywords or arguments, may_leak)
         self.model = new.model
         self.removed.append("*")
 
@@ -526,9 +576,9 @@ class _Operation:
             raise UserError(f"'{self.change}' cannot be put next to weights that are quantized.")
         return module.to(device=reference.device, dtype=reference.dtype).train(holder.training)
 
-    def _check_neutral(self) -> None:
+    def _check_neutral(self, inputs: Inputs) -> None:
         try:
-            moved = difference(self.before, outputs_of(self.model, self.inputs))
+            moved = difference(self.before, outputs_of(self.model, inputs))
         except Exception as error:  # whatever the model raises for a shape that the insertion does not fit
             raise NotCertified(f"'{self.change}' cannot be put into this model: {error}") from error
         if not moved <= _tolerance(self.model):

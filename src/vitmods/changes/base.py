@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_type_hints
 
-from vitmods.changes.insertions import Insertion, Parts
+from vitmods.changes.insertions import EXAMPLE, Insertion, Parts
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import Slot
 from vitmods.util.errors import NeedsReading, UserError, nearest
@@ -91,6 +91,15 @@ class Change:
         Raises UserError if the change, with these settings, needs a model that `vm.apply` can read.
         """
         raise NeedsReading(f"'{self}' needs a model that vm.apply can read (docs/foreign-models.md).")
+
+    @property
+    def needs_reading(self) -> str:
+        """Why the change cannot be put into any model of another library; empty if it can."""
+        try:
+            self.insertions(EXAMPLE)
+        except UserError as error:
+            return str(error)
+        return ""
 
     def advice(self, config: ViTConfig) -> str:
         """Return what the paper advises against in a model with this config, which has the change; or an empty string.

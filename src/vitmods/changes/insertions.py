@@ -39,6 +39,17 @@ class Parts:
     norm: NormConfig
 
 
+_KINDS: tuple[Literal["attn", "mlp"], ...] = ("attn", "mlp")
+EXAMPLE = Parts(
+    ("block",),
+    tuple(Branch(kind, "block", kind, f"{kind}.proj", 4, 4, f"{kind}.norm") for kind in _KINDS),
+    ("attn",),
+    "stem",
+    NormConfig(),
+)
+"""of a model with all parts"""
+
+
 @dataclass(frozen=True)
 class Factor:
     """A learned factor for each channel, ``init`` at first."""

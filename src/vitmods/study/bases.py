@@ -18,9 +18,10 @@ from urllib.parse import parse_qsl
 import torch
 from torch import Tensor, nn
 
-from vitmods.adapters.apply import apply, config_of
+from vitmods.adapters.apply import apply, as_vit, config_of
 from vitmods.adapters.libraries import LIBRARIES, Library
 from vitmods.adapters.replace import put_norms, replace_norms
+from vitmods.adapters.surgery import record_of_changes, repeat
 from vitmods.adapters.transfer import MOST_CLASSES, MOST_NUMBER, bounded, check_numbers, evaluating, most_bytes, outline
 from vitmods.bench import peak_bytes
 from vitmods.changes import Change
@@ -62,6 +63,7 @@ class ForeignBase:
         `?option=value&...` if wanted, or `python:module:function`. Options are arguments of the library's own function
         (fields of the config for Hugging Face); `pretrained=1` loads trained weights and gives them a new head.
     call: the function, where the spec names one that this process alone knows.
+    in_place: whether changes are put into the model, which keeps its class; False: it is read as a vitmods ViT.
     """
 
     spec: str
@@ -69,6 +71,7 @@ class ForeignBase:
     img_size: tuple[int, int]
     in_chans: int
     call: Callable[..., nn.Module] | None = None
+    in_place: bool = True
 
     def __post_init__(self) -> None:
         # They are arguments of the function, and may come from a file that somebody else wrote.
@@ -83,15 +86,22 @@ class ForeignBase:
             )
 
     def build(self, settings: ModelSettings | None = None, pretrained: bool = True) -> nn.Module:
-        """The model, initialized from torch's random numbers.
+        """The model, initialized from torch's random numbers; a vitmods ViT unless changes are made in place.
 
         Args:
             settings: what the recipe sets of the model: timm's and Hugging Face's models may know drop path.
             pretrained: False leaves trained weights out where the spec asks for them: others come in their place.
 
         Raises:
-            UserError: the model does not exist, or does not take these options, images or settings.
+            UserError: the model does not exist, does not take these options, images or settings, or cannot be read.
         """
+        model = self._build(settings, pretrained)
+        if self.in_place:
+            return model
+        is_outline = any(parameter.is_meta for parameter in model.parameters())
+        return vit(config_of(model)) if is_outline else as_vit(model)
+
+    def _build(self, settings: ModelSettings | None, pretrained: bool) -> nn.Module:
         drop_path = None
         if settings is not None:
             for name in ("dropout", "init", "head_bias"):
@@ -145,11 +155,13 @@ class ForeignBase:
 Base = ViTConfig | ForeignBase
 
 
-def make_base(base: str | Mapping[str, Any], num_classes: int, img_size: Sequence[int], in_chans: int) -> Base:
+def make_base(
+    base: str | Mapping[str, Any], num_classes: int, img_size: Sequence[int], in_chans: int, in_place: bool = True
+) -> Base:
     """The base that settings name, for these images: a ViTConfig, or a ForeignBase."""
     rows, columns = img_size
     if is_foreign(base):
-        return ForeignBase(str(base), num_classes, (rows, columns), in_chans, getattr(base, "call", None))
+        return ForeignBase(str(base), num_classes, (rows, columns), in_chans, getattr(base, "call", None), in_place)
     shape: dict[str, Any] = {"img_size": (rows, columns), "num_classes": num_classes, "in_chans": in_chans}
     return ViTConfig.from_name(base, **shape) if isinstance(base, str) else ViTConfig.from_dict(base).with_(**shape)
 
@@ -259,11 +271,19 @@ def _literal(text: str) -> Any:
         return text
 
 
-def edited(model: nn.Module, edits: Sequence[Edit], base: Base, head: bool = True, carry: bool = True) -> nn.Module:
+def edited(
+    model: nn.Module,
+    edits: Sequence[Edit],
+    base: Base,
+    head: bool = True,
+    carry: bool = True,
+    record: Sequence[Mapping[str, Any]] = (),
+) -> nn.Module:
     """Make an arm's model of base's, ready to be trained on the images that base is for.
 
     head:  whether its logits are used, and checked here.
-    carry: False makes a model of that shape alone: no weights are carried, no model of vitmods is run.
+    carry: False makes a model of that shape alone: no weights are carried, no model is run.
+    record: without `carry`, of the changes that were made in place (`vm_record`).
 
     Raises:
         UserError: an edit cannot be made, or the result does not give the logits of these images.
@@ -271,10 +291,14 @@ def edited(model: nn.Module, edits: Sequence[Edit], base: Base, head: bool = Tru
     if isinstance(model, ViT):  # of several bases, some other libraries', every one has the same arms
         edits = [edit.on_slots if isinstance(edit, Replace) else edit for edit in edits]
     for are_changes, group in groupby(edits, key=lambda edit: isinstance(edit, Change)):
-        if are_changes and carry:
-            model = apply(model, *(edit for edit in group if isinstance(edit, Change)))
+        changes = [edit for edit in group if isinstance(edit, Change)] if are_changes else []
+        if are_changes and carry and isinstance(base, ForeignBase) and not isinstance(model, ViT):
+            model = apply(model, *changes, in_place=base.in_place, example=_noise(base, 2))
+        elif are_changes and carry:
+            model = apply(model, *changes)
+        elif are_changes and record:
+            model, record = repeat(model, record[: len(changes)]), record[len(changes) :]
         elif are_changes:
-            changes = [edit for edit in group if isinstance(edit, Change)]
             config = edit_config(config_of(model), changes)
             check_numbers("+".join(map(str, changes)), json.loads(config.to_json()))
             model = vit(config)
@@ -353,6 +377,8 @@ def record_of(model: nn.Module, base: Base, edits: Sequence[Edit], head: bool = 
         "num_classes": base.num_classes,
         "img_size": list(base.img_size),
         "in_chans": base.in_chans,
+        **({} if getattr(base, "in_place", True) else {"in_place": False}),
+        **({"insertions": record} if (record := record_of_changes(model)) else {}),
         "head": head,
         "class": type(model).__name__,
         "tensors": _names_and_shapes(model),
@@ -381,7 +407,10 @@ def rebuilt(record: Mapping[str, Any], weights: Path) -> nn.Module:
             raise TypeError("base is not a model")
         name = base_name(record["base"])
         check_numbers(name, [record["base"], record["num_classes"], record["img_size"], record["in_chans"]])
-        base = make_base(record["base"], record["num_classes"], record["img_size"], record["in_chans"])
+        shape = record["num_classes"], record["img_size"], record["in_chans"]
+        base = make_base(record["base"], *shape, bool(record.get("in_place", True)))
+        insertions = list(record.get("insertions", ()))
+        check_numbers(name, insertions)
         if isinstance(base, ViTConfig) or not base.reads_tokens:
             check_numbers(name, record["img_size"], MOST_SIDE)
         edits, head, tensors = parse_edits(record["edits"]), record.get("head", True), record["tensors"]
@@ -400,7 +429,7 @@ def rebuilt(record: Mapping[str, Any], weights: Path) -> nn.Module:
 
     def make() -> nn.Module:
         model = base.build(pretrained=False) if isinstance(base, ForeignBase) else vit(base)
-        model = edited(model, edits, base, head, carry=False)
+        model = edited(model, edits, base, head, carry=False, record=insertions)
         return model if head else without_head(model)
 
     most = most_bytes(size)

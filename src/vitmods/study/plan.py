@@ -27,7 +27,7 @@ import tyro
 from vitmods.data.splits import SplitOptions
 from vitmods.evals.options import Options
 from vitmods.recipes.recipe import Recipe, fields_by_name, tupled
-from vitmods.study.arms import BASE, Arm
+from vitmods.study.arms import BASE, Arm, is_foreign
 from vitmods.study.factors import FactorialPlan, make_plan
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.text import flatten
@@ -484,6 +484,10 @@ class Settings(StudySettings):
 
     def __post_init__(self) -> None:
         resolved: dict[str, Any] = {"tune": make_grid(self.tune), "sweep": make_grid(self.sweep, "--sweep")}
+        bases = [self.fixed["base"], *(point.to_dict().get("base") for point in resolved["sweep"].points)]
+        edits = (edit for arm in self.arms for edit in arm.changes)
+        if any(map(is_foreign, bases)) and any(getattr(edit, "needs_reading", "") for edit in edits):
+            resolved["fixed"] = {**self.fixed, "in_place": False}
         if isinstance(self.design, str):
             resolved["design"] = make_plan(self.arms, self.fixed, self.runs)
             resolved["arms"] = resolved["design"].arms

@@ -105,7 +105,7 @@ def build_arms(settings: Settings, setting: Point, num_classes: int) -> Iterator
             freeze(model, recipe)
         except UserError as error:
             place = f"{setting}, arm" if setting else "Arm"
-            raise type(error)(f"{place} {arm.name}: {error}") from error
+            raise type(error)(" ".join([f"{place} {arm.name}: {error}", *_read(settings)])) from error
         yield arm, model, recipe
         del model  # before the next one is built
 
@@ -141,7 +141,8 @@ def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], tuple[str, ...]
         settings = runner.settings.at(point)
         dataset = runner.dataset(settings.recipe, point)
         base = base_config(settings, dataset.num_classes)
-        for notice in (*study_warnings(described(point, base), dataset), *few_images(settings, dataset)):
+        notices = *study_warnings(described(point, base), dataset), *few_images(settings, dataset), *_read(settings)
+        for notice in notices:
             points_by_notice.setdefault(notice, []).append(str(point))
     notices = tuple(
         text if len(points) == len(runner.settings.sweep.points) else f"{'; '.join(points)}: {text}"
@@ -230,6 +231,15 @@ def few_images(settings: Settings, dataset: ImageDataset) -> list[str]:
     ]
 
 
+def _read(settings: Settings) -> list[str]:
+    """Say that all models are read where a change cannot be put into the library's own."""
+    if settings.fixed.get("in_place", True):
+        return []
+    reasons = (getattr(edit, "needs_reading", "") for arm in settings.arms for edit in arm.changes)
+    reason = next(filter(None, reasons))
+    return [f"Base and all arms are built as vitmods ViTs, so that costs compare the changes alone: {reason}"]
+
+
 def trained_weights(settings: Mapping[str, Any]) -> str:
     """Return timm's name of weights that suit a study's base and images; empty without any, or if it has weights."""
     base, sides = settings["base"], settings["img_size"]
@@ -251,10 +261,8 @@ def study_warnings(arms: Iterable[tuple[str, nn.Module, Recipe]], dataset: Image
         dataset: the training images, for their number.
     """
     arms_by_warning: dict[tuple[str, str], list[str]] = {}  # (change or nothing, text) -> names of arms
-    base = ""
     for arm, model, recipe in arms:
-        base = base or type(model).__name__
-        for warning in _arm_warnings(model, recipe, dataset, base):
+        for warning in _arm_warnings(model, recipe, dataset):
             arms_by_warning.setdefault(warning, []).append(arm)
     texts = []
     for (change, text), names in arms_by_warning.items():
@@ -263,14 +271,8 @@ def study_warnings(arms: Iterable[tuple[str, nn.Module, Recipe]], dataset: Image
     return texts
 
 
-def _arm_warnings(model: nn.Module, recipe: Recipe, dataset: ImageDataset, base: str) -> Iterator[tuple[str, str]]:
-    """Yield the change that each warning is about, if it is one, and the warning; `base` is the class of base."""
-    if isinstance(model, ViT) and base != type(model).__name__:
-        text = (
-            f"changes make a vitmods ViT of base, which itself stays a {base}. So the costs compare two implementations"
-            " too. A base by its own name (vit_small_patch16_224) is a vitmods ViT."
-        )
-        yield "", text
+def _arm_warnings(model: nn.Module, recipe: Recipe, dataset: ImageDataset) -> Iterator[tuple[str, str]]:
+    """Yield the change that each warning is about, if it is one, and the warning."""
     # A norm that reads the whole batch in training keeps running statistics for the evaluation.
     running = [module for module in model.modules() if isinstance(module, RunningNorm)]
     if recipe.part_size < SMALL_BATCH and any([*norm.buffers(recurse=False)] for norm in running):

@@ -166,7 +166,7 @@ def load_images(
 def base_config(settings: Settings, num_classes: int) -> Base:
     """The base model for these images: the named or given one with their size, channels and classes."""
     fixed = settings.fixed
-    return make_base(fixed["base"], num_classes, fixed["img_size"], fixed["in_chans"])
+    return make_base(fixed["base"], num_classes, fixed["img_size"], fixed["in_chans"], fixed.get("in_place", True))
 
 
 def build_model(
