@@ -97,7 +97,7 @@ class Change:
         """Why the change cannot be put into any model of another library; empty if it can."""
         try:
             self.insertions(EXAMPLE)
-        except UserError as error:
+        except NeedsReading as error:
             return str(error)
         return ""
 
