@@ -21,6 +21,7 @@ from .changes.patch_dropout import PatchDropout as PatchDropout
 from .changes.placement import Placement as Placement
 from .changes.positional_attention import PositionalAttention as PositionalAttention
 from .changes.qk_norm import QKNorm as QKNorm
+from .changes.rope import RoPE as RoPE
 from .changes.size import Size as Size
 from .changes.stem import Stem as Stem
 from .changes.subln import SubLN as SubLN

@@ -30,6 +30,7 @@ MORE = [
     "stem(kind=linear,norm=batch,gelu=true)",
     "swiglu(hidden=40)",
     "qknorm(norm=rms)",
+    "rope(base=1000,absolute=false)",
     "dpn(before=whiten)",
     "size(wider=0.5,deeper=2)",
 ]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import vitmods as vm
 from vitmods import ViTConfig
 from vitmods.layers import MLPS, NORMS
-from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig
+from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, RopeConfig, StemConfig
 from vitmods.util.errors import UserError, nearest
 
 options = st.sampled_from([(), (("variant", "released"), ("pool", 2), ("trade_off", None))])
@@ -28,6 +28,9 @@ stems = st.one_of(
     st.builds(StemConfig, st.booleans(), st.none(), maybe_norm, st.sampled_from(["hmlp", "levit"]), maybe_norm),
 )
 side = st.integers(1, 6)
+ropes = st.builds(
+    RopeConfig, st.sampled_from(["axial", "mixed"]), st.floats(1, 1e5), reference=st.none() | st.tuples(side, side)
+)
 
 
 @st.composite
@@ -72,6 +75,7 @@ def configs(draw):
             | st.builds(PositionalConfig, st.integers(1, 4), st.sampled_from(["local", "noise"]), st.floats(-9, 9))
         ),
         "head_scale": draw(st.booleans()),
+        "rope": draw(st.none() | ropes),
         "residual_scale": parallel == 1 and draw(st.booleans()),
         "layer_scale": draw(st.none() | st.floats(1e-6, 1)),
         "final_norm": draw(maybe_norm),

@@ -7,6 +7,7 @@ from vitmods.layers.mlp import MLPS, Mlp, SwiGLU
 from vitmods.layers.norms import *  # noqa: F403
 from vitmods.layers.norms import __all__ as _norms
 from vitmods.layers.parallel import ParallelBlock
+from vitmods.layers.position import RotaryPositions
 from vitmods.layers.positional_attention import GatedPositions
 from vitmods.layers.stems import (
     STEMS,
@@ -40,6 +41,7 @@ __all__ = [
     "LocalTransformerStem",
     "Mlp",
     "ParallelBlock",
+    "RotaryPositions",
     "Stem",
     "StemSize",
     "SwiGLU",

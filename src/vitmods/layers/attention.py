@@ -20,6 +20,7 @@ class AttentionSlots:
     mask: nn.Module | None = None
     positions: nn.Module | None = None
     head_scale: bool = False
+    rope: nn.Module | None = None
 
 
 class Attention(nn.Module):
@@ -29,6 +30,7 @@ class Attention(nn.Module):
     default:
 
     - ``q_norm``, ``k_norm``: on the queries and keys of each head (B, N, H, D).
+    - ``rope``: called with those, (B, H, N, D) each; returns both, turned (RotaryPositions).
     - ``mask``: called with q, k (B, H, N, D) and the caller's attn_mask or None; returns the attn_mask to use, boolean
       (True where a query may look) or added to the logits, of a shape that broadcasts to (B, H, N, N), or None.
     - ``positions``: called with what the heads have read and their values, (B, H, N, D) each; returns the first's like.
@@ -60,6 +62,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * inner, bias=qkv_bias, device=device, dtype=dtype)
         self.q_norm = slots.qk_norm(self.head_dim) if slots.qk_norm else nn.Identity()
         self.k_norm = slots.qk_norm(self.head_dim) if slots.qk_norm else nn.Identity()
+        self.rope = slots.rope
         self.mask = slots.mask
         self.attn_drop = attn_drop
         self.positions = slots.positions
@@ -88,7 +91,10 @@ class Attention(nn.Module):
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, N, C) -> queries, keys and values of the heads, (B, H, N, D) each."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(2)
-        return self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2), v.transpose(1, 2)
+        q, k, v = self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2), v.transpose(1, 2)
+        if self.rope is not None:
+            q, k = self.rope(q, k)
+        return q, k, v
 
     def weights(self, x: Tensor) -> Tensor:
         """(B, N, C) -> (B, H, N, N): the fraction of each token (last) in what a token reads; rows sum to 1.

@@ -1,7 +1,11 @@
-"""Absolute position embeddings of a grid of patch tokens, and their change of grid."""
+"""Positions of a grid of patch tokens: absolute embeddings and their change of grid, and rotary positions."""
+
+from collections.abc import Callable
+from math import isqrt
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 
@@ -67,3 +71,152 @@ def positions_on_grid(positions: Tensor, old: tuple[int, int], new: tuple[int, i
     if kind == "sincos1d":
         return sincos1d(new[0] * new[1], positions.shape[-1]).to(positions)
     return sincos2d(new, positions.shape[-1], centered=kind == "sincos2d_centered").to(positions)
+
+
+class RotaryPositions(nn.Module):
+    """Turns pairs of channels of queries and keys by angles t that grow with the position (Su et al., 2021, RoFormer):
+    ``(a, b) -> (a cos t - b sin t, b cos t + a sin t)``, so that their products depend on the offset of two tokens.
+
+    ``axial``: a token at (y, x) turns its first D/4 pairs by ``y / base^(4i/D)`` and the others by ``x / base^(4i/D)``,
+    i from 0 to D/4 - 1. ``mixed``: pair i of each head by ``y f[0, i] + x f[1, i]`` with learned f, which start as the
+    axial ones at a random orientation (Heo et al., 2024). Class tokens do not turn, registers by ``register_base``.
+
+    Args:
+        head_dim: channels of a head D, a multiple of 4.
+        num_heads: heads H.
+        grid_size: (rows, columns).
+        prefix_tokens: class and register tokens in front of the grid.
+        registers: how many of these, the last ones, turn as a square grid of indexes with ``register_base``.
+        frequencies: "axial" or "mixed".
+        base: of the frequencies.
+        pairs: "interleaved" for channels (2i, 2i + 1), "halved" for channels (i, i + D/2).
+        coordinates: "index" counts tokens from ``offset`` on; "centered" has their centers, moved by ``offset`` tokens,
+            between -2 pi and 2 pi (DINOv3).
+        columns_first: x takes y's place and the reverse.
+        reference: (rows, columns) to which the indexes of any grid are stretched; None leaves them as they are.
+    """
+
+    takes = ("num_heads", "grid_size", "prefix_tokens")
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        grid_size: tuple[int, int],
+        prefix_tokens: int = 0,
+        registers: int = 0,
+        frequencies: Literal["axial", "mixed"] = "axial",
+        base: float = 100.0,
+        pairs: Literal["interleaved", "halved"] = "interleaved",
+        coordinates: Literal["index", "centered"] = "index",
+        offset: float = 0.0,
+        columns_first: bool = False,
+        reference: tuple[int, int] | None = None,
+        register_base: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.head_dim, self.num_heads, self.prefix_tokens, self.registers = (
+            head_dim,
+            num_heads,
+            prefix_tokens,
+            registers,
+        )
+        self.base, self.pairs, self.coordinates, self.offset = base, pairs, coordinates, offset
+        self.columns_first, self.reference, self.register_base = columns_first, reference, register_base
+        freqs = torch.empty(2, num_heads, head_dim // 2, device=device, dtype=dtype)
+        self.freqs = nn.Parameter(freqs) if frequencies == "mixed" else None
+        self.register_buffer("table", freqs, persistent=False)
+        self.reset_parameters()
+        self.set_grid(grid_size)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        if self.freqs is not None:
+            turns = torch.rand(self.num_heads, 1, device=self.freqs.device) * 2 * torch.pi
+            angles = torch.cat([turns, turns + torch.pi / 2], 1).repeat_interleave(self.head_dim // 4, 1)
+            self.freqs.copy_(torch.stack([angles.cos(), angles.sin()]) * self._omega(self.base).repeat(2))
+
+    def set_grid(self, grid_size: tuple[int, int]) -> None:
+        """Computes and keeps what depends on the grid alone."""
+        self.grid_size = self._kept = grid_size
+        self.table = self._make_table(grid_size)
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries (B, H, n, D) of the first n tokens and keys (B, H, N, D) of all, turned.
+
+        Raises ValueError when N is not ``prefix_tokens`` + rows * columns.
+        """
+        (rows, columns), prefix = self.grid_size, self.prefix_tokens
+        if k.shape[2] != prefix + rows * columns:
+            raise ValueError(
+                f"There are {k.shape[2]} tokens, and the rotary positions are made for {prefix} prefix tokens and a "
+                f"grid of {rows} x {columns}: set grid_size."
+            )
+        table = self.table if self.grid_size == self._kept else self._make_table(self.grid_size)
+        if self.freqs is not None:  # the table has the places
+            freqs = self.freqs.to(table.dtype)[:, :, None]
+            table = self._turns(table[:, :1] * freqs[0] + table[:, 1:] * freqs[1])
+        return self._turn(q, table[..., : q.shape[2], :]), self._turn(k, table)
+
+    def _turn(self, x: Tensor, table: Tensor) -> Tensor:
+        half = self.head_dim // 2
+        swapped = x.roll(half, -1) if self.pairs == "halved" else x.unflatten(-1, (half, 2)).flip(-1).flatten(-2)
+        return (x * table[0] + swapped * table[1]).to(x.dtype)
+
+    def _make_table(self, grid: tuple[int, int]) -> Tensor:
+        """Factors (2, N, D) of a token's channels and of their swapped pairs, or the places (N, 2) that mixed
+        frequencies multiply, in float32 at least."""
+        scale = [1.0, 1.0] if self.reference is None else [r / n for r, n in zip(self.reference, grid, strict=True)]
+        rows, columns = (self._arange(n) for n in grid)
+        if self.coordinates == "centered":
+            rows, columns = (2 * torch.pi * ((2 * t + 1 + 2 * self.offset) / len(t) - 1) for t in (rows, columns))
+        else:
+            rows, columns = ((t + self.offset) * s for t, s in zip((rows, columns), scale, strict=True))
+        table = self._places(rows, columns)
+        if self.freqs is None:
+            table = self._axial(table, self.base)
+        table = nn.functional.pad(table, (0, 0, self.prefix_tokens, 0))
+        if self.register_base is not None and self.registers:
+            side = self._arange(isqrt(self.registers))
+            turned = slice(self.prefix_tokens - self.registers, self.prefix_tokens)
+            table[turned] = self._axial(self._places(side, side), self.register_base)
+        table = table if self.freqs is not None else self._turns(table)
+        return table.to(torch.promote_types(self.table.dtype, torch.float32))
+
+    def _turns(self, angles: Tensor) -> Tensor:
+        """Angles (..., N, D/2) of the pairs -> (2, ..., N, D): cosines, and sines with the sign of the first or second
+        of a pair."""
+        cos, sin = angles.cos(), angles.sin()
+        first, second = torch.stack([cos, -sin]), torch.stack([cos, sin])
+        return (
+            torch.cat([first, second], -1) if self.pairs == "halved" else torch.stack([first, second], -1).flatten(-2)
+        )
+
+    def _places(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """(rows * columns, 2)"""
+        places = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1)
+        return places.flip(-1) if self.columns_first else places
+
+    def _axial(self, places: Tensor, base: float) -> Tensor:
+        return (places[:, :, None] * self._omega(base)).flatten(1)
+
+    def _omega(self, base: float) -> Tensor:
+        """The frequencies as numbers of float32, as in the published models."""
+        exponents = (self._arange(self.head_dim // 4) / (self.head_dim // 4)).float()
+        return (1 / base**exponents).to(self._arange(0).dtype)
+
+    def _arange(self, count: int) -> Tensor:
+        dtype = torch.float32 if self.table.device.type == "mps" else torch.float64
+        return torch.arange(count, device=self.table.device, dtype=dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """The table is computed anew for another type: ``double()`` of a float32 table would keep its rounding."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.table = self._make_table(self._kept)
+        return self
+
+    def extra_repr(self) -> str:
+        frequencies = "axial" if self.freqs is None else "mixed"
+        return f"grid_size={self.grid_size}, prefix_tokens={self.prefix_tokens}, {frequencies}, base={self.base:g}"

@@ -20,6 +20,7 @@ from vitmods.layers import (
     GatedPositions,
     Mlp,
     ParallelBlock,
+    RotaryPositions,
     Stem,
     StemSize,
 )
@@ -92,6 +93,7 @@ def block_config(config: ViTConfig, index: int) -> BlockConfig:
             mask=DropKey(config.key_drop_at(index)) if config.key_drop else None,
             positions=positions,
             head_scale=config.head_scale,
+            rope=_rope(config, prefix),
         )
         return Attention(
             dim,
@@ -116,6 +118,14 @@ def block_config(config: ViTConfig, index: int) -> BlockConfig:
         residual_scale=config.residual_scale,
         drop_path=config.drop_path * fraction,
     )
+
+
+def _rope(config: ViTConfig, prefix: int) -> RotaryPositions | None:
+    if config.rope is None:
+        return None
+    head_dim, settings = config.head_dim or config.embed_dim // config.num_heads, vars(config.rope)
+    registers = config.reg_tokens if prefix else 0
+    return RotaryPositions(head_dim, config.num_heads, config.grid, prefix, registers, **settings)
 
 
 def _activation(config: ViTConfig) -> nn.Module:

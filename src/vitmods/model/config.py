@@ -2,16 +2,26 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitmods.model.names import MODELS, SIZES, parse_name
-from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig, check_types, parse
+from vitmods.model.slots import (
+    BranchConfig,
+    FirstBlocks,
+    NormConfig,
+    PositionalConfig,
+    RopeConfig,
+    StemConfig,
+    check_types,
+    parse,
+)
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.limits import parse_json
 
-__all__ = ["BranchConfig", "FirstBlocks", "NormConfig", "PositionalConfig", "StemConfig", "ViTConfig"]
+__all__ = ["BranchConfig", "FirstBlocks", "NormConfig", "PositionalConfig", "RopeConfig", "StemConfig", "ViTConfig"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,7 @@ class ViTConfig:
     stem: StemConfig = field(default_factory=StemConfig)
     position: Literal["learn", "sincos2d", "sincos2d_centered", "sincos1d", "none"] = "learn"
     position_on_prefix: bool = True  # the class and register tokens have position entries too
+    rope: RopeConfig | None = None
     position_norm: NormConfig | None = None
     position_norm_on_prefix: bool = False
     class_token: bool = True
@@ -238,6 +249,11 @@ def _check(config: ViTConfig) -> None:
         from vitmods.layers import MLPS  # layers import torch
 
         MLPS[config.mlp_kind]
+    if config.rope is not None:
+        if (config.head_dim or config.embed_dim // config.num_heads) % 4:
+            raise UserError("Rotary positions need heads with a multiple of 4 channels: set num_heads, or head_dim.")
+        if config.rope.register_base is not None and math.isqrt(config.reg_tokens) ** 2 != config.reg_tokens:
+            raise UserError(f"Registers turn as a square grid, and {config.reg_tokens} do not form one: use 4 or 9.")
     if config.patch_drop:
         _check_patch_drop(config)
     fixed, channels = config.position.startswith("sincos"), 2 if config.position == "sincos1d" else 4
@@ -282,7 +298,7 @@ def _check_patch_drop(config: ViTConfig) -> None:
     """Patches can be left out where they are made one by one and nothing reads them as a grid."""
     norms = [n for i in range(config.depth) for b in config.branches(i) for n in (b.before, b.inner, b.branch, b.after)]
     on_grid = [n.kind for n in norms if n is not None and n.kind != "layer" and "grid_size" in n.facts.takes]
-    if config.positional is not None or on_grid:
+    if config.positional is not None or config.rope is not None or on_grid:
         raise UserError(
             f"patch_drop leaves patches out, and {'the norm ' + on_grid[0] if on_grid else 'attention with positions'} "
             "reads their whole grid: leave one of them out."

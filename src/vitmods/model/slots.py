@@ -43,7 +43,7 @@ def _types(config: Any) -> dict[str, tuple[tuple[type, ...], str, tuple[str, ...
             types[field.name] = ((), "", get_args(field.type))
             continue
         options = [kind for kind in get_args(field.type) or (field.type,) if isinstance(kind, type)]
-        if options and field.name not in ("img_size", "patch_size", "options"):
+        if options and field.name not in ("img_size", "patch_size", "options", "reference"):
             kinds, words = zip(*(_KINDS.get(kind, (kind, kind.__name__)) for kind in options if kind is not NoneType))
             none = (NoneType,) if NoneType in options else ()
             types[field.name] = ((*kinds, *none), " or ".join([*words, *("None" for _ in none)]), ())
@@ -86,6 +86,7 @@ class Slot(StrEnum):
     NORM_KIND = "kind of norm"
     QK_NORM = "norm of queries and keys"
     ATTN_MASK = "mask of attention"
+    ROPE = "rotary positions"
     ATTN_POSITIONS = "positions in attention"
     HEAD_SCALE = "head scale"
     MLP = "mlp"
@@ -207,3 +208,27 @@ class PositionalConfig:
             raise UserError(f"The number of blocks with positions must be at least 1, got {self.count}.")
         if not math.isfinite(self.gate):
             raise UserError(f"The gate of positions is a number, got {self.gate}.")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary positions of queries and keys: settings of ``vitmods.layers.RotaryPositions``, all but its sizes."""
+
+    frequencies: Literal["axial", "mixed"] = "axial"
+    base: float = 100.0
+    pairs: Literal["interleaved", "halved"] = "interleaved"
+    coordinates: Literal["index", "centered"] = "index"
+    offset: float = 0.0
+    columns_first: bool = False
+    reference: tuple[int, int] | None = None
+    register_base: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.reference is not None:
+            object.__setattr__(self, "reference", tuple(self.reference))
+        check_types(self)
+        for name in ("base", "register_base"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise UserError(f"The {name} of rotary positions must be positive, got {getattr(self, name)}.")
+        if self.frequencies == "mixed" and self.register_base is not None:
+            raise UserError("Registers turn (register_base) with axial frequencies alone: leave one of them out.")

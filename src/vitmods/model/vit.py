@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.utils.checkpoint import checkpoint
 
-from vitmods.layers.position import positions_on_grid, resample
+from vitmods.layers.position import RotaryPositions, positions_on_grid, resample
 from vitmods.model.build import (
     initial_positions,
     make_attn_pool,
@@ -186,7 +186,8 @@ class ViT(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that are matrices but not weights: positions and tokens."""
         stem = {f"patch_embed.{name}" for name in self.patch_embed.no_weight_decay()}
-        return {"pos_embed", "cls_token", "reg_token", "mask_token"} | stem
+        within = {name for name, _ in self.named_parameters() if name.endswith("rope.freqs")}
+        return {"pos_embed", "cls_token", "reg_token", "mask_token"} | stem | within
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Patterns that assign each parameter to the stem or a block, for layer-wise decay as in timm."""
@@ -246,6 +247,9 @@ class ViT(nn.Module):
         self.patch_embed.strict_img_size = not new.dynamic_img_size
         self.vit_config, self._grid = new, None
         _set_grid(self, new.grid)
+        for module in self.modules():
+            if isinstance(module, RotaryPositions):
+                module.set_grid(new.grid)
         if self.pos_embed is None or new.grid == old.grid:
             return
         if old.position != "learn":

@@ -127,6 +127,8 @@ def _branch(config: Config, which: str) -> Iterator[Box]:
     yield from _norm(f"{which}.before", slots.get("before"))
     if attention and config.get("qk_norm"):
         yield Box("qk_norm", f"{_norm_text(config['qk_norm'])} on q, k", "slot")
+    if attention and config.get("rope"):
+        yield Box("rope", "turn q, k", "slot")
     if attention and config.get("key_drop"):
         yield Box("key_drop", "drops keys", "slot")
     core = "attention + place" if config.get("positional") else "attention"
