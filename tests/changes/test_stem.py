@@ -140,12 +140,3 @@ def test_a_patch_size_that_the_stem_cannot_follow_leaves_the_model_as_it_was(bas
     assert torch.equal(model(images), expected)
     model.set_input_size(img_size=(48, 32))
     assert model(torch.randn(2, 3, 48, 32)).shape == (2, 5)
-
-
-def test_exports_name_the_stem_that_they_lack(base):
-    from vitmods.adapters.timm import to_timm
-
-    with pytest.raises(UserError, match="stem"):
-        to_timm(apply(base, "hmlp"))
-    with pytest.raises(UserError, match="mask_token"):
-        to_timm(vm.vit("mu/16", img_size=32, mask_token=True))

@@ -23,7 +23,6 @@ from vitmods.cli import COMMANDS, find_command
 from vitmods.layers import NORMS
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_params
-from vitmods.study import cost
 from vitmods.study.arms import BASE, arms_from_text
 from vitmods.util import registry
 
@@ -107,26 +106,16 @@ PYTHON = [(page, text) for page, text in blocks("python") if page.parent.name !=
 
 
 @pytest.mark.parametrize(("page", "code"), PYTHON, ids=[name_of(page) for page, _ in PYTHON])
-def test_python_blocks_run(page, code, tmp_path, monkeypatch):
+def test_python_blocks_run(page, code, tmp_path, monkeypatch, short_clocks):
     compiled = compile(code, name_of(page), "exec")
     if PLACEHOLDER in code:
         _check_names(code)
         return
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cost, "measure", _for_a_moment(cost.measure))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), _registered_by_a_page():
         exec(compiled, {"__name__": "a_page"})
     assert printed.getvalue().strip()
-
-
-def _for_a_moment(measure):
-    """Costs are measured for a moment, not for the half minute of a user's study."""
-
-    def measured(models, task, recipe, device, seconds, *others):
-        return measure(models, task, recipe, device, min(seconds, 0.1), *others)
-
-    return measured
 
 
 @contextlib.contextmanager
