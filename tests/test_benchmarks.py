@@ -39,7 +39,7 @@ KILLED = "compare --base mu/4 --arms dpn --seeds 2 --epochs 1 --limit-train 64 -
 CONSTANTS = {
     "corruptions": {"BATCH": {32: 2}, "CORRUPTIONS": ("fog", "contrast"), "EXTRA": ()},
     "data_loading": {"SMALL": 64, "BATCH": 2, "FILES": 5, "LARGE": 4, "BATCHES": 1},
-    "loop_overhead": {"STEPS": 240},
+    "loop_overhead": {"STEPS": 40, "BLOCK": 10},
     "parallel": {"WIDTHS": {"S": (24, 2)}},
     "positional_attention": {"BASE": "Ti/16", "RUNS": ((32, 1),)},
     "recording": {"MODELS": {"mu/4": ("mu/4", 8, 2)}, "ROUNDS": 1},
@@ -55,8 +55,8 @@ CONSTANTS = {
     "trees": {"MODES": ("training",)},
 }
 """that are made smaller"""
-PROCESSES = {"scale", "soak", "study_start"}
-"""that start whole studies in processes"""
+PROCESSES = {"scale", "soak", "study_start", "trees"}
+"""that start processes: whole studies, or a model of each tree"""
 TESTED_ELSEWHERE = {"fuzz", "in_place", "gpu_check", "minimum"}
 SHARED = {"dense_dtn", "paired"}
 
@@ -67,9 +67,17 @@ def test_every_benchmark_is_run():
 
 @pytest.fixture
 def run(monkeypatch):
-    """Call a benchmark's main with these words after its name."""
+    """Call a benchmark's main with these words after its name; what it times by turns runs once."""
     monkeypatch.syspath_prepend(str(FOLDER))
     threads = torch.get_num_threads()
+    timing = importlib.import_module("paired")
+
+    def once(variants, reference, rounds, repeats=1):
+        for call in variants.values():
+            call()
+        return {name: timing._summary([1.0], [1.0]) for name in variants}
+
+    monkeypatch.setattr(timing, "paired", once)
 
     def run(name, words):
         module = importlib.import_module(name)
@@ -93,6 +101,14 @@ def images(tmp_path_factory):
         path.parent.mkdir(exist_ok=True)
         Image.effect_noise((24, 24), 50 + number).convert("RGB").save(path)
     return root
+
+
+def test_variants_are_timed_by_turns(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    paired, calls = importlib.import_module("paired").paired, []
+    rows = paired({name: lambda name=name: calls.append(name) for name in "ab"}, "a", rounds=2, repeats=2)
+    assert "".join(calls) == "ab" + "bbaa" + "bbaa"
+    assert rows["a"]["ratio"] == rows["a"]["ratio_of_minima"] == 1
 
 
 @pytest.mark.filterwarnings("ignore")
