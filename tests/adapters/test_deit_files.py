@@ -35,6 +35,7 @@ OPTIONS = [
     {"qkv_bias": False, "mlp_ratio": 2.5},
     {"norm_layer": timm.layers.RmsNorm},
     {"num_classes": 0, "in_chans": 1},
+    {"proj_bias": False},
 ]
 
 
@@ -148,7 +149,7 @@ def edited(tensors, **changes):
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        ({"dist_token": (1, 1, 192)}, "distillation token needs a second head"),
+        ({"dist_token": (1, 1, 192), "pos_embed": (1, 18, 192)}, r"missing: head_dist\.bias, head_dist\.weight"),
         ({"blocks__0__attn1__qkv__weight": (576, 192)}, r"missing: blocks\.\*\.attn1\.proj\.bias"),
         ({"blocks__1__attns__1__attn__qkv__weight": (1,)}, r"without a place here: blocks\.\*\.attns"),
         ({"patch_embed__proj__0__weight": (1,)}, "of stems of several convolutions only hMLP is"),

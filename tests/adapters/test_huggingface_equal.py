@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import vitmods as vm
@@ -125,6 +126,87 @@ def test_what_is_not_used_is_listed(scatter):
     assert "left out: embeddings.mask_token (stands for masked patches" in str(account)
 
 
+FAMILIES = [
+    ("DeiTModel", {}),
+    ("DeiTForImageClassification", {}),
+    ("DeiTForImageClassificationWithTeacher", {}),
+    ("Dinov2Model", {}),
+    ("Dinov2ForImageClassification", {"use_swiglu_ffn": True}),
+    ("Dinov2WithRegistersModel", {"num_register_tokens": 2}),
+    ("Dinov2WithRegistersForImageClassification", {}),
+    ("ViTMAEModel", {}),
+    ("ViTMSNModel", {}),
+    ("ViTMSNForImageClassification", {}),
+    ("IJepaModel", {}),
+    ("IJepaForImageClassification", {}),
+    ("SiglipVisionModel", {}),
+    ("SiglipForImageClassification", {}),
+    ("CLIPVisionModel", {}),
+    ("CLIPForImageClassification", {}),
+    ("BeitModel", {"use_absolute_position_embeddings": True}),
+    ("BeitForImageClassification", {"use_mean_pooling": False}),
+    ("Data2VecVisionModel", {}),
+    ("Data2VecVisionForImageClassification", {}),
+]
+
+
+def family(kind, **options):
+    kind = getattr(transformers, kind)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    sizes |= {"image_size": 32, "patch_size": 8, "num_labels": 5, **options}
+    if kind.config_class in (transformers.SiglipConfig, transformers.CLIPConfig):
+        sizes = {"vision_config": sizes, "num_labels": 5}
+    return kind(kind.config_class(**sizes))
+
+
+def all_patches(model, pool):
+    """What our ViT gives for a model of theirs; a masked autoencoder's encoder sees all patches, in order."""
+
+    def call(images):
+        options = {}
+        if hasattr(model.config, "mask_ratio"):
+            model.config.mask_ratio, options["noise"] = 0.0, torch.arange(16).expand(len(images), -1)
+        outputs = model(images, **options)
+        if hasattr(outputs, "logits"):
+            return outputs.logits
+        if getattr(outputs, "pooler_output", None) is not None:
+            return outputs.pooler_output
+        return outputs.last_hidden_state.mean(1) if pool == "avg" else outputs.last_hidden_state[:, 0]
+
+    return call
+
+
+@pytest.mark.parametrize(("kind", "options"), FAMILIES, ids=str)
+def test_families_are_read_from_memory_and_folders_and_saved_back(scatter, same_function, tmp_path, kind, options):
+    reference = scatter(family(kind, **options))
+    reference.save_pretrained(tmp_path / "theirs")
+    converted, loaded = from_huggingface(reference), load(tmp_path / "theirs")
+    assert loaded.vit_config == converted.vit_config
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, converted.state_dict()[name]), name
+    back = to_huggingface(loaded, like=reference)
+    back.save_pretrained(tmp_path / "back")
+    expected = all_patches(reference, converted.vit_config.pool)
+    same_function(expected, converted)
+    same_function(expected, all_patches(back, converted.vit_config.pool))
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
+    assert {name: value.shape for name, value in before.items()} == {name: value.shape for name, value in after.items()}
+    changed = vm.apply(reference, vm.DualPatchNorm(), in_place=False)
+    with pytest.raises(UserError, match=r"does not have: .*stem\.before"):
+        to_huggingface(changed, like=reference)
+
+
+def test_a_wrapped_model_of_timm_is_saved_back(scatter, tmp_path):
+    sizes = {"img_size": 32, "depth": 2, "embed_dim": 32, "num_heads": 2}
+    config = transformers.TimmWrapperConfig(architecture="vit_tiny_patch16_224", num_labels=3, model_args=sizes)
+    reference = scatter(transformers.TimmWrapperForImageClassification(config))
+    reference.save_pretrained(tmp_path / "theirs")
+    to_huggingface(load(tmp_path / "theirs"), like=reference).save_pretrained(tmp_path / "back")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
 def is_query(name):
     return name.endswith(("q_proj.weight", "query.weight"))
 
@@ -139,12 +221,12 @@ def changed(act):
     ("make", "says"),
     [
         (lambda: small(hidden_act="relu"), "hidden_act relu"),
-        (lambda: small(hidden_act="quick_gelu"), "hidden_act quick_gelu"),
         (lambda: small(hidden_dropout_prob=0.1), "hidden_dropout_prob above 0"),
         (lambda: small("ViTModel", pooler_act="relu"), "pooler_act relu"),
         (lambda: small("ViTModel", pooler_output_size=16), r"pre_logits.weight is \(16, 32\)"),
         (lambda: small("ViTForMaskedImageModeling"), "ViTForMaskedImageModeling is not covered"),
-        (lambda: transformers.DeiTModel(transformers.DeiTConfig(num_hidden_layers=1)), "distillation token"),
+        (lambda: family("BeitModel", use_relative_position_bias=True), "relative positions.*in_place=True.$"),
+        (lambda: family("CLIPVisionModelWithProjection"), "CLIPVisionModelWithProjection is not covered"),
         (lambda: transformers.BertModel(transformers.BertConfig(num_hidden_layers=1)), "BertModel is not covered"),
         (lambda: changed(lambda m: m.add_module("more", nn.Linear(2, 2))), "without a place here: more.bias"),
         (lambda: small(dtype=torch.bfloat16).bfloat16(), r"in bfloat16.*model.float\(\)"),
@@ -165,8 +247,8 @@ def test_saved_folders_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match="leave num_heads out"):
         load(tmp_path, num_heads=2)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "vit_mae"}))
-    with pytest.raises(UserError, match="model_type vit_mae"):
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "vit_det"}))
+    with pytest.raises(UserError, match="model_type vit_det"):
         load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
     with pytest.raises(UserError, match=r"without a place here: .*encoder.layer.\*"):

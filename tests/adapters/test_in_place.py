@@ -263,9 +263,9 @@ def test_a_model_that_cannot_be_read_is_changed_in_place_without_being_asked():
 
 def test_a_second_change_at_the_same_place_is_kept_beside_the_first():
     model = make("hf dinov2")
-    once = vm.apply(model, vm.LayerScale(init=0.5))
-    twice = vm.apply(once, vm.LayerScale(init=0.5))
-    quarter = vm.apply(model, vm.LayerScale(init=0.25))
+    once = vm.apply(model, vm.LayerScale(init=0.5), in_place=True)
+    twice = vm.apply(once, vm.LayerScale(init=0.5), in_place=True)
+    quarter = vm.apply(model, vm.LayerScale(init=0.25), in_place=True)
     inputs = inputs_of(model)
     torch.testing.assert_close(output_of(twice, inputs), output_of(quarter, inputs))
     assert len([*twice.parameters()]) - len([*once.parameters()]) == len([*once.parameters()]) - len(

@@ -8,7 +8,6 @@ from timm.models.vision_transformer import VisionTransformer
 import vitmods as vm
 from vitmods.adapters import from_timm, to_timm
 from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
-from vitmods.util.errors import UserError
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 2, "mlp_dim": 64, "num_classes": 5}
 RMS, COARSE = NormConfig("rms", 1e-5), NormConfig("layer", 1e-3)
@@ -18,7 +17,13 @@ CONFIGS = [
     {"pool": "avg", "norm_after_pool": True},
     {"pool": "avg", "class_token": False},
     {"pool": "map"},
+    {"pool": "avg", "reg_tokens": 2, "pool_prefix": True},
     {"pool": "none"},
+    {"pool": "prefix", "reg_tokens": 1},
+    {"activation": "quick_gelu"},
+    {"proj_bias": False, "mlp_kind": "swiglu"},
+    {"img_size": (35, 33), "crop_border": True},
+    {"attn": BranchConfig(None, branch=NormConfig()), "mlp": BranchConfig(None, branch=NormConfig())},
     {"reg_tokens": 3, "position_on_prefix": False},
     {"layer_scale": 0.1},
     {"parallel": 2},
@@ -42,12 +47,13 @@ CONFIGS = [
 def test_there_and_back(scatter, same_function, overrides):
     converted = scatter(vm.vit(vm.ViTConfig(**(SMALL | overrides))))
     reference = to_timm(converted)
-    assert type(reference) is VisionTransformer
+    assert isinstance(reference, VisionTransformer)
     assert not reference.training
     same_function(converted, reference, (converted.vit_config.in_chans, *converted.vit_config.img_size))
     again = from_timm(reference)
     assert again.vit_config.with_(layer_scale=converted.vit_config.layer_scale) == converted.vit_config
-    assert all(torch.equal(value, converted.state_dict()[name]) for name, value in again.state_dict().items())
+    for name, value in again.state_dict().items():
+        torch.testing.assert_close(value, converted.state_dict()[name], rtol=1e-6, atol=0)
 
 
 def test_what_goes_along():
@@ -71,7 +77,5 @@ def test_deit_and_an_mlp_width_that_rounding_would_lose(scatter):
     small = {"img_size": 32, "depth": 1, "num_classes": 3}
     assert from_timm(timm.create_model("deit_tiny_patch16_224", **small)).vit_config.num_heads == 3
     assert not from_timm(timm.create_model("deit3_small_patch16_224", **small)).vit_config.position_on_prefix
-    with pytest.raises(UserError, match="distillation token"):
-        from_timm(timm.create_model("deit_tiny_distilled_patch16_224", **small))
     with torch.device("meta"):
         assert vm.vit("S1/16", embed_dim=752, num_heads=8, mlp_dim=3072).blocks[0].mlp.fc1.out_features == 3072

@@ -114,7 +114,7 @@ def _reader(model: nn.Module) -> Any:
     check_not_wrapped(model)
     raise UserError(
         f"A {type(model).__name__} cannot be read: give a vitmods ViT (vm.vit), timm's or torchvision's "
-        "VisionTransformer, or Hugging Face's ViTModel or ViTForImageClassification."
+        "VisionTransformer, or a ViT of Hugging Face (docs/foreign-models.md)."
     )
 
 

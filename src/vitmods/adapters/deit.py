@@ -10,7 +10,18 @@ from typing import Any
 
 from torch import Tensor
 
-from vitmods.adapters.tensors import Coverage, Row, Size, count_blocks, heads_of_width, image_size, need, write_tensors
+from vitmods.adapters.tensors import (
+    DISTILLED,
+    Coverage,
+    Row,
+    Size,
+    count_blocks,
+    heads_of_width,
+    image_size,
+    need,
+    rows_of,
+    write_tensors,
+)
 from vitmods.adapters.transfer import check_readable, fields, read_weights, refuse_slots
 from vitmods.layers.stems.hmlp import hmlp_layers
 from vitmods.model.branch_names import sequential_name
@@ -43,11 +54,9 @@ def read_deit(
     the width, square images, exact GELU, norms with this eps, and with a class token that the head reads it.
     ``settings`` are fields of ViTConfig that are known to be otherwise.
 
-    Raises UserError for distilled models and stems other than one convolution or hMLP, and when something is missing,
+    Raises UserError for stems other than one convolution or hMLP, and when something is missing,
     left over or cannot be reported.
     """
-    if any(re.match("dist_token|head_dist", name) for name in tensors):
-        raise UserError(f"{source} is not covered: its distillation token needs a second head.")
     config, assumed = _read_config(source, tensors, num_heads, img_size, eps)
     config = config.with_(**settings)
     assumed = [setting for setting in assumed if setting.partition("=")[0] not in settings]
@@ -71,12 +80,14 @@ def to_deit(model: ViT) -> dict[str, Tensor]:
     is_hmlp, is_first = config.stem.kind == "hmlp", config.position_on_prefix
     if is_hmlp and config.patch_size != (16, 16):
         raise UserError(f"DeiT's hMLP stem makes patches of 16 x 16 pixels, not {config.patch_size}.")
+    distilled: dict[str, Any] = {"pool": "prefix", "reg_tokens": 1} if is_first and config.pool == "prefix" else {}
     nearest = ViTConfig(  # a state dict does not contain dropout
         **fields(config, "img_size patch_size in_chans num_classes embed_dim depth num_heads mlp_dim"),
         **fields(config, "position_on_prefix pos_drop proj_drop attn_drop head_drop drop_path drop_path_shape"),
         layer_scale=None if is_first else config.layer_scale,
         parallel=1 if is_first or config.parallel != 2 else 2,
         stem=StemConfig(kind="hmlp", inner=_BATCH, after=_BATCH) if is_hmlp else StemConfig(),
+        **distilled,
     )
     refuse_slots("DeiT", config, nearest)
     check_readable("The model", model)
@@ -93,6 +104,9 @@ def _rows(names: Iterable[str], config: ViTConfig, has_gammas: bool, has_seconds
         stem = {"proj": str(last), "norm": str(last + 1)}
     rows = []
     for name in names:
+        if config.pool == "prefix" and name.startswith(("reg_token", "head.")):
+            rows += rows_of([name], DISTILLED)
+            continue
         new = _second_branch(name) if has_seconds else name
         if has_gammas:
             new = re.sub(r"ls(\d)(_1)?\.gamma$", r"gamma_\1\2", new)
@@ -149,7 +163,8 @@ def _read_config(
     tensors = {sequential_name(name, parallel): value for name, value in tensors.items()}
     width, in_chans, patch_size, stem = _read_stem(source, tensors, eps)
     fc1 = need(source, tensors, "blocks.0.mlp.fc1.weight", 2)
-    registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
+    is_distilled = "dist_token" in tensors
+    registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else int(is_distilled)
     prefix = registers + ("cls_token" in tensors)
     positions = need(source, tensors, "pos_embed", 3).shape[1] if "pos_embed" in tensors else None
     size, on_prefix = image_size(source, positions, prefix, patch_size, img_size)
@@ -163,7 +178,8 @@ def _read_config(
         assumed.append(f"num_heads={num_heads}")
     after_pool = "fc_norm.weight" in tensors
     pool = "map" if "attn_pool.latent" in tensors else "avg" if after_pool or "cls_token" not in tensors else "token"
-    assumed.append(f"pool={pool}")
+    pool = "prefix" if is_distilled else pool
+    assumed += [] if is_distilled else [f"pool={pool}"]
     scale = next((t for n, t in tensors.items() if re.match(r"blocks\.0\.(ls1\.gamma|gamma_1)$", n)), None)
 
     def norm(name: str) -> NormConfig | None:
@@ -180,6 +196,7 @@ def _read_config(
         num_heads=num_heads,
         mlp_dim=fc1.shape[0],
         qkv_bias="blocks.0.attn.qkv.bias" in tensors,
+        proj_bias="blocks.0.attn.proj.bias" in tensors,
         qk_norm=norm("blocks.0.attn.q_norm"),
         stem=stem,
         position="none" if positions is None else "learn",

@@ -1,6 +1,12 @@
-"""Hugging Face's ViTModel and ViTForImageClassification as a vitmods ViT and back, exactly; also their saved files."""
+"""Hugging Face's Vision Transformers as a vitmods ViT and back, exactly; also their saved files.
 
+A family of them is a line of ``_FAMILIES``: the defaults of its config. Names of tensors are those of one table.
+"""
+
+import copy
+import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.adapters import transfer
-from vitmods.adapters.tensors import STACKED, Coverage, Row, Table, rows_of
+from vitmods.adapters.tensors import HEADS, STACKED, WITHOUT_KEYS, Coverage, Layout, Row, packed_gate, part_of, rows_of
 from vitmods.model.config import ViTConfig
-from vitmods.model.slots import BranchConfig, NormConfig
+from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 from vitmods.util.limits import offline, read_json
@@ -23,23 +29,73 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_accurate": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
 }
+_DINOV2 = {"layer_norm_eps": 1e-6, "layerscale_value": 1.0, "drop_path_shape": "constant", "pool": "token+avg"}
+_BEIT = {"layer_scale_init_value": 0.1, "drop_path_rate": 0.1, "use_mean_pooling": True}
+_SIGLIP = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "pool": "avg"}
+_CLIP = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "patch_size": 32, "pool": "avg"}
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "vit": {},
+    "deit": {},
+    "vit_mae": {},
+    "vit_msn": {"layer_norm_eps": 1e-6},
+    "ijepa": {"pool": "avg"},
+    "dinov2": {**_DINOV2, "patch_size": 14},
+    "dinov2_with_registers": _DINOV2,
+    "beit": _BEIT,
+    "data2vec-vision": _BEIT,
+    "siglip": _SIGLIP,
+    "siglip_vision_model": _SIGLIP,
+    "clip": _CLIP,
+    "clip_vision_model": _CLIP,
+}
+"""Model type -> defaults of its config where they are not ViT's; ``pool`` is what a classifier reads, where it is not
+the class token, and ``drop_path_shape`` as in ViTConfig."""
+_LISTED = (
+    "the Models and ForImageClassification of ViT, DeiT, DINOv2, MAE, MSN, I-JEPA, BEiT, Data2Vec, SigLIP and CLIP"
+)
+
+_NAMES = {
+    "cls_token": ("embeddings.cls_token", "embeddings.class_embedding"),
+    "pos_embed": ("embeddings.position_embeddings", "embeddings.position_embedding.weight"),
+    "reg_token": ("embeddings.register_tokens", "embeddings.distillation_token"),
+    "patch_embed.proj": ("embeddings.patch_embeddings.projection", "embeddings.patch_embedding"),
+    "norm_pre": ("pre_layrnorm",),
+    "norm": ("layernorm", "post_layernorm"),
+    "fc_norm": ("pooler.layernorm", "post_layernorm"),
+    "pre_logits": ("pooler.dense",),
+    "attn_pool.latent": ("head.probe",),
+    "attn_pool.proj": ("head.attention.out_proj",),
+    "attn_pool.norm": ("head.layernorm",),
+    "attn_pool.mlp.fc1": ("head.mlp.fc1",),
+    "attn_pool.mlp.fc2": ("head.mlp.fc2",),
+}
+"""Our tensor or module -> its names there; the first that a model has is taken."""
 _IN_BLOCK = {
-    "norm1": ("layernorm_before", "layernorm_before"),
-    "attn.proj": ("attention.output.dense", "attention.o_proj"),
-    "norm2": ("layernorm_after", "layernorm_after"),
-    "mlp.fc1": ("intermediate.dense", "mlp.fc1"),
-    "mlp.fc2": ("output.dense", "mlp.fc2"),
+    "norm1": ("block.layernorm_before", "block.layer_norm1", "block.norm1"),
+    "attn.proj": ("block.attention.output.dense", "block.attention.o_proj", "block.self_attn.out_proj"),
+    "ls1.gamma": ("block.lambda_1", "block.layer_scale1.lambda1"),
+    "norm2": ("block.layernorm_after", "block.layer_norm2", "block.norm2"),
+    "mlp.fc1": ("block.intermediate.dense", "block.mlp.fc1"),
+    "mlp.fc1_g": ("block.mlp.gate_proj", "block.mlp.weights_in"),
+    "mlp.fc1_x": ("block.mlp.up_proj", "block.mlp.weights_in"),
+    "mlp.fc2": ("block.output.dense", "block.mlp.fc2", "block.mlp.down_proj", "block.mlp.weights_out"),
+    "ls2.gamma": ("block.lambda_2", "block.layer_scale2.lambda1"),
 }
-"""Names in version 4 and in all saved files, and in models of version 5."""
+_QUERIES = ("block.attention.attention.query", "block.attention.q_proj", "block.self_attn.q_proj")
 _KINDS = {kind: (f".{kind}", STACKED) for kind in ("weight", "bias")}
+_UNUSED = {
+    r"embeddings\.mask_token$": "stands for masked patches, which a plain forward pass does not have",
+    r"embeddings\.position_ids$": "numbers the positions",
+}
 
 
 def from_huggingface(model: Any) -> ViT:
-    """A vitmods ViT with the config and weights of a ViTModel or ViTForImageClassification, checked on random images.
+    """A vitmods ViT with the config and weights of a Vision Transformer of Hugging Face, checked on random images.
 
-    Its output are the logits; for a ViTModel the pooler's output, or without pooler the class token after the final
-    norm. Raises UserError that lists every part of the model without a counterpart here.
+    Its output are the logits; without classifier the pooler's output, or without pooler the class token after the final
+    norm, or the mean of the tokens. Raises UserError that lists every part of the model without a counterpart here.
     """
     return read(model)[0]
 
@@ -47,23 +103,21 @@ def from_huggingface(model: Any) -> ViT:
 def read(model: Any) -> tuple[ViT, Coverage]:
     """Like ``from_huggingface``, with the account of all tensors."""
     source, config, tensors = f"Hugging Face's {type(model).__name__}", read_config(model), model.state_dict()
-    pair, left_out = _rows_of(tensors)
-    new, coverage = transfer.import_model(source, model, config, pair, _look, left_out)
+    pair, left_out = _rows_of(tensors, config)
+    new, coverage = transfer.import_model(source, model, config, pair, partial(_look, config), left_out)
     new.set_grad_checkpointing(any(getattr(m, "gradient_checkpointing", False) for m in model.modules()))
     return new, coverage
 
 
 def read_config(model: Any) -> ViTConfig:
     """The config of such a model, its weights aside. Raises UserError as ``from_huggingface``."""
-    from transformers import ViTForImageClassification, ViTModel
-
-    source = f"Hugging Face's {type(model).__name__}"
-    if type(model) not in (ViTModel, ViTForImageClassification):
-        reason = "a distillation token needs a second head; " if type(model).__name__.startswith("DeiT") else ""
-        raise UserError(
-            f"{source} is not covered: {reason}ViTModel and ViTForImageClassification are. {transfer.OTHERWISE}"
-        )
-    return _read_config(source, model.config.to_dict(), model.state_dict())
+    kind, values = type(model), model.config.to_dict()
+    source = f"Hugging Face's {kind.__name__}"
+    is_theirs = kind.__module__.startswith("transformers.models.")
+    is_kind = kind.__name__.endswith(("Model", "ForImageClassification", "ForImageClassificationWithTeacher"))
+    if not (is_theirs and is_kind and values.get("model_type") in _FAMILIES):
+        raise UserError(f"{source} is not covered; {_LISTED} are. {transfer.OTHERWISE}")
+    return _read_config(source, values, model.state_dict())
 
 
 def read_saved(source: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> tuple[ViT, Coverage]:
@@ -76,7 +130,7 @@ def read_saved(source: str, tensors: Mapping[str, Tensor], values: Mapping[str, 
         raise
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
         raise UserError(f"{source}: its config.json cannot be read; it may be damaged: {error}") from error
-    pair, left_out = _rows_of(tensors)
+    pair, left_out = _rows_of(tensors, config)
     model, coverage = transfer.read_weights(source, config, pair, tensors, left_out)
     keys = [str(k) for k in range(config.num_classes)]
     if names.keys() == set(keys):
@@ -157,12 +211,14 @@ def check_values(source: str, values: Any) -> None:
 
 def is_saved(tensors: Iterable[str]) -> bool:
     """Whether tensors have the names of a Hugging Face ViT."""
-    return any(name.endswith("embeddings.patch_embeddings.projection.weight") for name in tensors)
+    return any(re.search(r"(^|\.)embeddings\.patch_embedding(s\.projection)?\.weight$", name) for name in tensors)
 
 
-def to_huggingface(model: ViT) -> nn.Module:
-    """A ViTForImageClassification, or without classes a ViTModel, with the function, weights, device, type and mode of
-    a ViT, checked on random images.
+def to_huggingface(model: ViT, like: nn.Module | None = None) -> nn.Module:
+    """A model of Hugging Face with the function, weights, device, type and mode of a ViT, checked on random images.
+
+    ``like`` is a model of the class and the settings that the result has, such as the one that was read; it stays as it
+    is. Without it the result is a ViTForImageClassification, or without classes a ViTModel.
 
     Raises UserError naming the slots that Hugging Face does not have, and without transformers.
     """
@@ -192,14 +248,27 @@ def to_huggingface(model: ViT) -> nn.Module:
     )
     new: Any
     with torch.random.fork_rng(devices=[]):
-        if config.num_classes:
+        if like is not None:
+            new = copy.deepcopy(like)
+        elif config.num_classes:
             new = ViTForImageClassification(values)
         else:
             new = ViTModel(values, add_pooling_layer=config.representation)
-    tensors = new.state_dict()
-    transfer.refuse_slots("Hugging Face's ViT", config, _read_config("Hugging Face's ViT", values.to_dict(), tensors))
-    pair, _ = _rows_of(tensors)
-    transfer.export_model("Hugging Face's ViT", model, new, pair(model.state_dict()), _look)
+    if isinstance(inside := getattr(new, "timm_model", None), nn.Module):  # a TimmWrapper
+        from vitmods.adapters.timm import fill_timm
+
+        fill_timm(model, inside)
+    else:
+        target, nearest = (
+            f"Hugging Face's {type(new).__name__.removesuffix('ForImageClassification')}",
+            read_config(new),
+        )
+        started = (
+            {} if config.layer_scale is None or nearest.layer_scale is None else {"layer_scale": config.layer_scale}
+        )
+        transfer.refuse_slots(target, config, nearest.with_(**started))
+        pair, _ = _rows_of(new.state_dict(), config)
+        transfer.export_model(target, model, new, pair(model.state_dict()), partial(_look, config))
     if model.grad_checkpointing:
         enable = getattr(new, "activation_checkpointing_enable", None)  # its name from version 5 on
         (enable or new.gradient_checkpointing_enable)()
@@ -207,21 +276,35 @@ def to_huggingface(model: ViT) -> nn.Module:
     return filled
 
 
-def _look(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-    body = getattr(model, "vit", model)
-    outputs = body(images)
+def _look(config: ViTConfig, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+    """All tokens and the output; the encoder of a masked autoencoder sees all patches, in their order."""
+    body, options = next(m for m in model.modules() if hasattr(m, "embeddings")), {}
+    masked = getattr(body.config, "mask_ratio", None)
+    if masked is not None:
+        options["noise"] = torch.arange(config.num_patches, device=images.device).expand(len(images), -1)
+        body.config.mask_ratio = 0.0
+    try:
+        outputs = body(images, **options)
+    finally:
+        if masked is not None:
+            body.config.mask_ratio = masked
     tokens = outputs.last_hidden_state
     if body is not model:
         return tokens, model(images).logits
-    return tokens, tokens[:, 0] if outputs.pooler_output is None else outputs.pooler_output
+    if getattr(outputs, "pooler_output", None) is not None:
+        return tokens, outputs.pooler_output
+    return tokens, tokens[:, 0] if config.pool == "token" else tokens.mean(1)
 
 
 def _read_config(source: str, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ViTConfig:
     """A setting that config.json leaves out has Hugging Face's default. UserError lists what is not covered."""
-    pooled, classifier = any("pooler.dense" in name for name in tensors), tensors.get("classifier.weight")
+    kind, names = values.get("model_type", "vit"), _local_names(tensors)
+    if not isinstance(kind, str) or kind not in _FAMILIES:
+        transfer.refuse(source, [f"model_type {kind} ({', '.join(_FAMILIES)} are)"])
+    values = {**_FAMILIES[kind], **values, **(values.get("vision_config") or {})}
+    pooled, has_class_token = "pooler.dense" in names, bool(names.keys() & set(_NAMES["cls_token"]))
+    has_head = bool(names.keys() & {"classifier", "cls_classifier"})
     missing = []
-    if values.get("model_type", "vit") != "vit":
-        missing.append(f"model_type {values['model_type']} (vit is)")
     if values.get("hidden_act", "gelu") not in _ACTIVATIONS:
         missing.append(f"hidden_act {values['hidden_act']} (forms of GELU are)")
     if values.get("hidden_dropout_prob", 0.0):
@@ -231,46 +314,123 @@ def _read_config(source: str, values: Mapping[str, Any], tensors: Mapping[str, T
         )
     if pooled and values.get("pooler_act", "tanh") != "tanh":
         missing.append(f"pooler_act {values['pooler_act']} (tanh is)")
-    if pooled and any("classifier" in name for name in tensors):
+    if pooled and has_head:
         missing.append("a pooler and a classifier in one")
+    if any("relative_position_bias" in name for name in names):
+        missing.append("relative positions")
+    if "text_model" in names:
+        missing.append("a text model")
     transfer.refuse(source, missing)
-    norm = NormConfig("layer", float(values.get("layer_norm_eps", 1e-12)))
+    norm, is_clip = NormConfig("layer", float(values.get("layer_norm_eps", 1e-12))), kind.startswith("clip")
+    is_distilled, after_pool = "distillation_classifier" in names, "pooler.layernorm" in names
+    if is_distilled:
+        pool = "prefix"
+    elif has_head:
+        pool = values.get("pool", "avg" if after_pool else "token")
+    else:
+        pool = "map" if "head.probe" in names else "avg" if after_pool or not has_class_token else "token"
+    head = tensors[_choose(names, ("classifier", "cls_classifier")) + ".weight"] if has_head else ()
+    fc2 = tensors.get(_choose(names, _IN_BLOCK["mlp.fc2"]).replace("*", "0") + ".weight")
+    scale = values.get("layerscale_value", values.get("layer_scale_init_value", 1.0))
+    has_norm = bool(names.keys() & {*_NAMES["norm"], *_NAMES["fc_norm"]}) and not (is_clip and has_head)
     return ViTConfig(
         img_size=values.get("image_size", 224),
         patch_size=values.get("patch_size", 16),
         in_chans=values.get("num_channels", 3),
-        num_classes=0 if classifier is None else len(classifier),
+        num_classes=len(head),
         embed_dim=values.get("hidden_size", 768),
         depth=values.get("num_hidden_layers", 12),
         num_heads=values.get("num_attention_heads", 12),
-        mlp_dim=values.get("intermediate_size", 3072),
+        mlp_dim=values.get("intermediate_size", 3072) if fc2 is None else fc2.shape[-1],
+        mlp_kind="swiglu" if values.get("use_swiglu_ffn") else "mlp",
         qkv_bias=values.get("qkv_bias", True),
         activation=_ACTIVATIONS[values.get("hidden_act", "gelu")],  # type: ignore[arg-type]
+        stem=StemConfig(bias=not is_clip),
+        position="learn" if names.keys() & set(_NAMES["pos_embed"]) else "none",
+        position_on_prefix="embeddings.register_tokens" not in names,
+        position_norm=norm if "pre_layrnorm" in names else None,
+        position_norm_on_prefix="pre_layrnorm" in names,
+        class_token=has_class_token,
+        reg_tokens=values.get("num_register_tokens", int("embeddings.distillation_token" in names)),
         attn=BranchConfig(before=norm),
         mlp=BranchConfig(before=norm),
-        final_norm=norm,
+        layer_scale=(float(scale) or 1e-5) if names.keys() & set(_IN_BLOCK["ls1.gamma"]) else None,
+        final_norm=norm if has_norm else None,
+        pool=pool,  # type: ignore[arg-type]
+        norm_after_pool=has_norm and (after_pool or is_clip),
         representation=pooled,
-        attn_drop=float(values.get("attention_probs_dropout_prob", 0.0)),
+        attn_drop=float(values.get("attention_probs_dropout_prob", values.get("attention_dropout", 0.0))),
+        drop_path=float(values.get("drop_path_rate", 0.0)),
+        drop_path_shape=values.get("drop_path_shape", "linear"),
     )
 
 
-def _rows_of(tensors: Iterable[str]) -> tuple[Callable[[Iterable[str]], list[Row]], dict[str, str]]:
+def _local_names(tensors: Iterable[str]) -> dict[str, str]:
+    """The names of modules and tensors inside the transformer, ``block`` for a block -> their whole names, ``*`` for
+    its number."""
+    tensors = list(tensors)
+    stem = next((name for name in tensors if "embeddings.patch_embedding" in name), "")
+    prefix, names = stem.partition("embeddings.patch_embedding")[0], {}
+    # Saved files of some classes have the prefix on everything but the blocks.
+    in_block = re.compile(rf"((?:{re.escape(prefix)})?(?:encoder\.)?layers?)\.\d+\.(.+)")
+    for name in tensors:
+        if block := in_block.fullmatch(name):
+            local, whole = f"block.{block[2]}", f"{block[1]}.*.{block[2]}"
+        else:
+            local, whole = name.removeprefix(prefix), name
+        while local and local not in names:
+            names[local] = whole
+            local, whole = local.rpartition(".")[0], whole.rpartition(".")[0]
+    return names
+
+
+def _choose(names: Mapping[str, str], choices: Iterable[str]) -> str:
+    """The whole name of the first of these that the model has; the last, if it has none."""
+    for choice in choices:
+        if choice in names:
+            break
+    return names.get(choice, choice)
+
+
+def _rows_of(tensors: Iterable[str], config: ViTConfig) -> tuple[Callable[[Iterable[str]], list[Row]], dict[str, str]]:
     """Pair our tensors with those of such a model or file; and which of its tensors take no part, with the reason."""
-    tensors = set(tensors)
-    prefix = "vit." if any(name.startswith("vit.") for name in tensors) else ""
-    is_old = any(name.startswith(f"{prefix}encoder.layer.") for name in tensors)
-    block = f"{prefix}encoder.layer.*" if is_old else f"{prefix}layers.*"
-    query, kinds = ("attention.attention.{}", "query key value") if is_old else ("attention.{}_proj", "q k v")
-    table: Table = {
-        "cls_token": f"{prefix}embeddings.cls_token",
-        "pos_embed": f"{prefix}embeddings.position_embeddings",
-        "patch_embed.proj": f"{prefix}embeddings.patch_embeddings.projection",
-        **{f"blocks.*.{part}": f"{block}.{names[0 if is_old else 1]}" for part, names in _IN_BLOCK.items()},
-        "blocks.*.attn.qkv": (tuple(f"{block}.{query.format(kind)}" for kind in kinds.split()), _KINDS),
-        "norm": f"{prefix}layernorm",
-        "pre_logits": f"{prefix}pooler.dense",
-        "head": "classifier",
-    }
-    mask = f"{prefix}embeddings.mask_token"
-    left_out = {mask: "stands for masked patches, which a plain forward pass does not have"} if mask in tensors else {}
-    return lambda names: rows_of(names, table), left_out
+    names = _local_names(tensors := list(tensors))
+    table: dict[str, Any] = {ours: _choose(names, choices) for ours, choices in _NAMES.items()}
+    table |= {f"blocks.*.{ours}": _choose(names, choices) for ours, choices in _IN_BLOCK.items()}
+    query = _choose(names, _QUERIES)
+    key, value = (
+        re.sub(r"query$|q_proj$", word, query)
+        for word in (("key", "value") if query.endswith("query") else ("k_proj", "v_proj"))
+    )
+    table["blocks.*.attn.qkv"] = ((query, key, value), _KINDS)
+    if f"{key}.bias" not in names.values():
+        table["blocks.*.attn.qkv.bias"] = ((query, value), {"bias": (".bias", WITHOUT_KEYS)})
+    if (packed := table["blocks.*.mlp.fc1_g"]).endswith("weights_in"):
+        table |= packed_gate("blocks.*.mlp", packed)
+    pooling = _choose(names, ("head.attention",))
+    for kind in ("weight", "bias"):
+        for ours, part in (("q", lambda x: x[: len(x) // 3]), ("kv", lambda x: x[len(x) // 3 :])):
+            table[f"attn_pool.{ours}.{kind}"] = ((f"{pooling}.in_proj_{kind}",), {kind: ("", part_of(part))})
+    token, positions = table["cls_token"], table["pos_embed"]
+    if positions.endswith("weight"):  # (N, C), and the class token (C,)
+        table["pos_embed"] = ((positions,), {"pos_embed": ("", Layout(lambda x: x[None], lambda x: (x[0],)))})
+    if token.endswith("class_embedding"):
+        table["cls_token"] = ((token,), {"cls_token": ("", Layout(lambda x: x[None, None], lambda x: (x[0, 0],)))})
+    if "embeddings.register_tokens" in names and config.position == "learn":
+        # Registers have no positions there; the position of the class token becomes a part of it.
+        folded = Layout(lambda token, x: token + x[:, :1], lambda x: (x, torch.zeros_like(x)))
+        table["cls_token"] = ((token, positions), {"cls_token": ("", folded)})
+        table["pos_embed"] = ((positions,), {"pos_embed": ("", part_of(lambda x: x[:, 1:], dim=1))})
+    table["head"] = "classifier" if "classifier" in names else (("cls_classifier", "distillation_classifier"), HEADS)
+    unused = dict(_UNUSED)
+    if "classifier" in names:
+        unused[r"head\."] = "pools the tokens, of which the classifier reads the mean"
+        unused |= (
+            {}
+            if config.final_norm
+            else {"post_layernorm": "is a norm of the class token, which the classifier does not read"}
+        )
+    reasons = (
+        (name, next((why for part, why in unused.items() if re.search(rf"(^|\.){part}", name)), "")) for name in tensors
+    )
+    return lambda names: rows_of(names, table), {name: why for name, why in reasons if why}

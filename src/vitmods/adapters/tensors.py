@@ -20,22 +20,47 @@ _BLOCK = re.compile(r"((?:blocks|layers?|encoder_layer|encoderblock)[._])\d+")
 
 @dataclass(frozen=True)
 class Layout:
-    """How a foreign library stores one of our tensors: ``read`` makes ours, ``write`` is the inverse where needed."""
+    """How a foreign library stores one of our tensors: ``read`` makes ours, ``write`` is the inverse where needed.
+
+    Parts of one foreign tensor are joined along ``dim``, in the order of ours."""
 
     read: Callable[..., Tensor]
     write: Callable[[Tensor], tuple[Tensor, ...]] | None = None
+    dim: int = 0
+
+
+def part_of(read: Callable[[Tensor], Tensor], dim: int = 0) -> Layout:
+    """Ours is a part of a foreign tensor."""
+    return Layout(read, lambda x: (x,), dim)
 
 
 SAME = Layout(lambda x: x, lambda x: (x,))
 TRANSPOSED = Layout(lambda x: x.T, lambda x: (x.T,))
 STACKED = Layout(lambda *parts: torch.cat(parts), lambda x: x.chunk(3))
 """Query, key and value are separate tensors there; ours is one with the three below each other."""
+WITHOUT_KEYS = Layout(lambda q, v: torch.cat([q, torch.zeros_like(q), v]), lambda x: x.chunk(3)[::2])
+"""Biases of queries and values alone. One of the keys, zero here, adds the same to all logits of a query."""
 
 Kinds = Mapping[str, tuple[str, Layout]]
 """Tensor of our module ("weight", "bias") -> ending of its foreign name, and how it is stored there."""
 Table = Mapping[str, str | tuple[tuple[str, ...], Kinds]]
 """The names of a library: our tensor or module -> the foreign one, or foreign modules and their tensors. ``*`` is
 the number of a block. Names that are not in it are the same there."""
+
+HEADS: Kinds = {
+    "weight": (".weight", Layout(lambda a, b: torch.cat([a, b], 1) / 2, lambda x: (2 * x).chunk(2, 1))),
+    "bias": (".bias", Layout(lambda a, b: (a + b) / 2, lambda x: (x, x))),
+}
+"""The mean of a head on the class token and one on the distillation token, which is one head on both tokens."""
+DISTILLED: Table = {"reg_token": "dist_token", "head": (("head", "head_dist"), HEADS)}
+"""Names of a distilled DeiT."""
+
+
+def packed_gate(mlp: str, packed: str) -> Table:
+    """The names of a SwiGLU whose gate is the first half of one linear map."""
+    halves = {"fc1_g": part_of(lambda x: x.chunk(2)[0]), "fc1_x": part_of(lambda x: x.chunk(2)[1])}
+    kinds = ("weight", "bias")
+    return {f"{mlp}.{n}": ((packed,), {kind: (f".{kind}", half) for kind in kinds}) for n, half in halves.items()}
 
 
 @dataclass(frozen=True)
@@ -122,8 +147,8 @@ def write_tensors(rows: Iterable[Row], ours: Mapping[str, Tensor]) -> dict[str, 
     written: dict[str, Tensor] = {}
     for row in rows:
         assert row.layout.write is not None, f"{row.ours} is only read"
-        parts = row.layout.write(ours[row.ours])
-        written |= {name: part.contiguous() for name, part in zip(row.theirs, parts, strict=True)}
+        for name, part in zip(row.theirs, row.layout.write(ours[row.ours]), strict=True):
+            written[name] = torch.cat([written[name], part], row.layout.dim) if name in written else part.contiguous()
     return written
 
 

@@ -1,7 +1,6 @@
 """timm's VisionTransformer as a vitmods ViT and back, exactly."""
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from vitmods.adapters import transfer
 from vitmods.adapters.own import read_seen
-from vitmods.adapters.tensors import SAME, Coverage, Layout, Row, rows_of
+from vitmods.adapters.tensors import DISTILLED, Coverage, Row, packed_gate, rows_of
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
@@ -26,7 +25,7 @@ from vitmods.util.limits import read_json
 from vitmods.util.text import printable
 
 timm_layers: Any = timm.layers
-_GELUS = (nn.GELU, timm_layers.GELU, timm_layers.GELUTanh)
+_ACTIVATIONS = (nn.GELU, timm_layers.GELU, timm_layers.GELUTanh, timm_layers.QuickGELU)
 _MODULES = ("vision_transformer", "deit")  # of timm, where its VisionTransformers are
 _PLAIN = inspect.signature(timm_vit.VisionTransformer).parameters.keys() - {
     *("embed_layer", "block_fn", "mlp_layer", "attn_layer", "device", "dtype")  # which are code
@@ -86,6 +85,7 @@ def read_saved(weights: Path, tensors: Mapping[str, Tensor]) -> tuple[ViT, Cover
         raise UserError(f"{source} does not describe a model that timm can make: {error}") from error
     if (gamma := tensors.get("blocks.0.ls1.gamma")) is not None:
         config = config.with_(layer_scale=_mean_scale(gamma))
+    tensors = {name.removeprefix("timm_model."): value for name, value in tensors.items()}  # of a TimmWrapper
     new, coverage = transfer.read_weights(source, config, _rows_of(model), tensors)
     new.pretrained_cfg = new.default_cfg = model.pretrained_cfg
     return new, coverage
@@ -110,11 +110,24 @@ def to_timm(model: ViT) -> timm_vit.VisionTransformer:
     """
     arguments = timm_arguments(model.vit_config)
     with torch.random.fork_rng(devices=[]):
-        new = timm_vit.VisionTransformer(**arguments)
-    transfer.export_model("timm's VisionTransformer", model, new, rows_of(model.state_dict(), {}), _look)
-    new.set_grad_checkpointing(model.grad_checkpointing)
+        new = _class_of(model.vit_config)(**arguments)
+    _fill(model, new)
     new.pretrained_cfg = new.default_cfg = dict(model.pretrained_cfg)  # type: ignore[assignment]
     return new
+
+
+def fill_timm(model: ViT, foreign: Any) -> None:
+    """Copy the weights of a ViT into a timm VisionTransformer. Raises UserError naming the slots that it does not
+    have."""
+    config = model.vit_config
+    nearest = read_config(foreign).with_(**transfer.fields(config, "layer_scale drop_path drop_path_shape"))
+    transfer.refuse_slots(f"this {type(foreign).__name__}", config, nearest)
+    _fill(model, foreign)
+
+
+def _fill(model: ViT, foreign: Any) -> None:
+    transfer.export_model("timm's VisionTransformer", model, foreign, _rows_of(foreign)(model.state_dict()), _look)
+    foreign.set_grad_checkpointing(model.grad_checkpointing)
 
 
 def _look(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,16 +135,15 @@ def _look(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rows_of(model: Any) -> Callable[[Iterable[str]], list[Row]]:
-    """Pair our tensors with timm's, which have the same names. In a packed SwiGLU the gate is the first half of fc1."""
-    if type(_first_branches(model.blocks[0]).mlp) is not timm_layers.GluMlp:
-        return lambda names: rows_of(names, {})
-    halves = {"g": Layout(lambda fc1: fc1.chunk(2)[0]), "x": Layout(lambda fc1: fc1.chunk(2)[1])}
-
-    def pair(names: Iterable[str]) -> list[Row]:
-        parts = [(name, re.search(r"\.fc1_([gx])\.", name)) for name in names]
-        return [Row(n, (re.sub(r"\.fc1_[gx]\.", ".fc1.", n),), halves[part[1]] if part else SAME) for n, part in parts]
-
-    return pair
+    """Pair our tensors with timm's, most of which have the same names. In a packed SwiGLU the gate is the first half of
+    fc1."""
+    table: dict[str, Any] = dict(DISTILLED) if isinstance(model, VisionTransformerDistilled) else {}
+    if type(model.blocks[0]) is timm_vit.ResPostBlock:
+        table |= {f"blocks.*.norm{n}_branch": f"blocks.*.norm{n}" for n in (1, 2)}
+    if type(_first_branches(model.blocks[0]).mlp) is timm_layers.GluMlp:
+        for mlp in ("mlp", *(f"ffns.{k}.mlp" for k in range(getattr(model.blocks[0], "num_parallel", 0)))):
+            table |= packed_gate(f"blocks.*.{mlp}", f"blocks.*.{mlp}.fc1")
+    return lambda names: rows_of(names, table)
 
 
 def uncovered(model: Any) -> list[str]:
@@ -141,8 +153,8 @@ def uncovered(model: Any) -> list[str]:
         missing.append(f"stem {type(model.patch_embed).__name__}")
     if getattr(model.patch_embed, "dynamic_img_pad", False):
         missing.append("dynamic_img_pad")
-    if model.global_pool not in _POOLS or model.pool_include_prefix:
-        missing.append(f"pooling '{model.global_pool}' with pool_include_prefix={model.pool_include_prefix}")
+    if model.global_pool not in _POOLS:
+        missing.append(f"pooling '{model.global_pool}'")
     if not isinstance(model.patch_drop, nn.Identity):
         missing.append("patch dropout")
     missing += sorted({problem for block in model.blocks for problem in _block_problems(block)})
@@ -171,20 +183,18 @@ def _first_branches(block: Any) -> Any:
 
 
 def _block_problems(block: Any) -> list[str]:
-    if type(block) not in (timm_vit.Block, timm_vit.ParallelThingsBlock):
+    if type(block) not in (timm_vit.Block, timm_vit.ResPostBlock, timm_vit.ParallelThingsBlock):
         return [f"block {type(block).__name__}"]
     block = _first_branches(block)
     problems = []
     attn, mlp = block.attn, block.mlp
     if type(attn) is not timm_layers.Attention or getattr(attn, "gate", None) is not None:
         problems.append("an attention other than timm's plain one")
-    activations = nn.SiLU if _is_gated(mlp) else _GELUS
+    activations = nn.SiLU if _is_gated(mlp) else _ACTIVATIONS
     if not (_is_gated(mlp) or type(mlp) is timm_layers.Mlp) or not isinstance(mlp.act, activations):
         problems.append(f"MLP {type(mlp).__name__} with {type(getattr(mlp, 'act', None)).__name__}")
     elif getattr(mlp, "gate_last", False):
         problems.append(f"MLP {type(mlp).__name__} gated by its second half")
-    if attn.proj.bias is None or getattr(mlp, "fc2", attn.proj).bias is None:
-        problems.append("proj_bias=False")
     return problems
 
 
@@ -210,9 +220,7 @@ def _read_norm(module: Any) -> NormConfig | None:
 def read_config(model: Any) -> ViTConfig:
     """The config of a timm VisionTransformer, its weights aside. Raises UserError as ``from_timm``."""
     source = f"timm's {type(model).__name__}"
-    if type(model) is VisionTransformerDistilled:
-        raise UserError(f"{source} is not covered: its distillation token needs a second head. {transfer.OTHERWISE}")
-    if type(model) is not timm_vit.VisionTransformer:
+    if type(model) not in (timm_vit.VisionTransformer, VisionTransformerDistilled):
         raise UserError(f"{source} is not covered; VisionTransformer is. {transfer.OTHERWISE}")
     transfer.refuse(source, uncovered(model))
     return _config_of(model)
@@ -223,7 +231,12 @@ def _config_of(model: Any) -> ViTConfig:
     stem: Any = model.patch_embed
     rates = [getattr(_first_branches(b).drop_path1, "drop_prob", 0.0) or 0.0 for b in model.blocks]
     after_pool = not isinstance(model.fc_norm, nn.Identity)
-    scale = getattr(block.ls1, "gamma", None)
+    scale = getattr(getattr(block, "ls1", None), "gamma", None)
+    # Norms of a residual post-norm block are on its branches.
+    place = "branch" if type(model.blocks[0]) is timm_vit.ResPostBlock else "before"
+    attn_norms: dict[str, Any] = {"before": None, place: _read_norm(block.norm1)}
+    mlp_norms: dict[str, Any] = {"before": None, place: _read_norm(block.norm2)}
+    is_distilled = isinstance(model, VisionTransformerDistilled)
     if scale is not None:
         scale = block.ls1.init_values if scale.is_meta else _mean_scale(scale)
     return ViTConfig(
@@ -238,20 +251,22 @@ def _config_of(model: Any) -> ViTConfig:
         mlp_dim=block.mlp.fc2.in_features,
         mlp_kind="swiglu" if _is_gated(block.mlp) else "mlp",
         qkv_bias=block.attn.qkv.bias is not None,
+        proj_bias=block.attn.proj.bias is not None,
         qk_norm=_read_norm(block.attn.q_norm),
-        activation="gelu_tanh" if "tanh" in repr(block.mlp.act).lower() else "gelu",
+        activation=_read_activation(block.mlp.act),
         stem=StemConfig(bias=stem.proj.bias is not None, after=_read_norm(stem.norm)),
         position="none" if model.pos_embed is None else "learn",
         position_on_prefix=not model.no_embed_class,
         position_norm=_read_norm(model.norm_pre),
         position_norm_on_prefix=not isinstance(model.norm_pre, nn.Identity),
         class_token=model.has_class_token,
-        reg_tokens=model.num_reg_tokens,
-        attn=BranchConfig(before=_read_norm(block.norm1), inner=_read_norm(block.attn.norm)),
-        mlp=BranchConfig(before=_read_norm(block.norm2), inner=_read_norm(block.mlp.norm)),
+        reg_tokens=model.num_reg_tokens + is_distilled,
+        attn=BranchConfig(**attn_norms, inner=_read_norm(block.attn.norm)),
+        mlp=BranchConfig(**mlp_norms, inner=_read_norm(block.mlp.norm)),
         layer_scale=scale,
         final_norm=_read_norm(model.fc_norm if after_pool else model.norm),
-        pool=_POOLS[model.global_pool],  # type: ignore[arg-type]
+        pool="prefix" if is_distilled else _POOLS[model.global_pool],  # type: ignore[arg-type]
+        pool_prefix=bool(model.pool_include_prefix and model.global_pool in ("avg", "map")),
         norm_after_pool=after_pool,
         pos_drop=model.pos_drop.p,
         proj_drop=block.attn.proj_drop.p,
@@ -259,8 +274,19 @@ def _config_of(model: Any) -> ViTConfig:
         head_drop=model.head_drop.p,
         drop_path=round(rates[-1], 6),  # timm has it in float32
         dynamic_img_size=model.dynamic_img_size,
+        crop_border=any(side % patch for side, patch in zip(stem.img_size, stem.patch_size, strict=True)),
         drop_path_shape="constant" if len(rates) > 1 and rates[0] == rates[-1] > 0 else "linear",
     )
+
+
+def _read_activation(act: nn.Module) -> Any:
+    if isinstance(act, timm_layers.QuickGELU):
+        return "quick_gelu"
+    return "gelu_tanh" if "tanh" in repr(act).lower() else "gelu"
+
+
+def _class_of(config: ViTConfig) -> type[timm_vit.VisionTransformer]:
+    return VisionTransformerDistilled if config.pool == "prefix" else timm_vit.VisionTransformer
 
 
 def _mean_scale(gamma: Tensor) -> float:
@@ -270,7 +296,7 @@ def _mean_scale(gamma: Tensor) -> float:
 def timm_arguments(config: ViTConfig) -> dict[str, Any]:
     """The arguments of timm's VisionTransformer that make a model of this config. UserError naming the slots that timm
     does not have."""
-    norm = config.attn.before or NormConfig()  # timm has one for all places but the stem
+    norm = config.attn.before or config.attn.branch or NormConfig()  # timm has one for all places but the stem
     final = config.final_norm is not None or (config.pool == "map" and norm != NormConfig())
 
     def norm_layer(norm: NormConfig) -> Callable[[int], nn.Module]:
@@ -278,16 +304,19 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
         return partial(kind, eps=norm.eps, affine=norm.affine)
 
     gelu = partial(nn.GELU, approximate="tanh" if config.activation == "gelu_tanh" else "none")
+    act_layer = timm_layers.QuickGELU if config.activation == "quick_gelu" else gelu
+    block_fn: Any = timm_vit.Block if config.attn.before or not config.attn.branch else timm_vit.ResPostBlock
+    if config.parallel > 1:
+        block_fn = partial(timm_vit.ParallelThingsBlock, num_parallel=config.parallel)
     # timm's map pooling takes the activation of the blocks' MLPs.
     gated = {"mlp_layer": timm_layers.SwiGLU} if config.mlp_kind == "swiglu" and config.pool != "map" else {}
     arguments = {
         **transfer.fields(config, "img_size patch_size in_chans num_classes embed_dim depth qkv_bias reg_tokens"),
-        **transfer.fields(config, "class_token dynamic_img_size"),
+        **transfer.fields(config, "class_token dynamic_img_size proj_bias"),
         "num_heads": transfer.whole_heads(config),
-        "block_fn": timm_vit.Block
-        if config.parallel == 1
-        else partial(timm_vit.ParallelThingsBlock, num_parallel=config.parallel),
-        "global_pool": "" if config.pool == "none" else config.pool,
+        "block_fn": block_fn,
+        "global_pool": {"none": "", "prefix": "token", "token+avg": "avg"}.get(config.pool, config.pool),
+        "pool_include_prefix": config.pool_prefix,
         "fc_norm": config.norm_after_pool,
         "init_values": config.layer_scale,
         "drop_rate": config.head_drop,
@@ -305,12 +334,15 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
         "final_norm": final,
         "norm_layer": norm_layer(norm),
         "embed_norm_layer": norm_layer(config.stem.after) if config.stem.after else None,
-        "act_layer": nn.SiLU if gated else gelu,
+        "act_layer": nn.SiLU if gated else act_layer,
         **gated,
     }
+    if config.pool == "prefix":
+        arguments["reg_tokens"] = max(config.reg_tokens - 1, 0)  # the class of distilled models adds one
     with torch.device("meta"):
-        nearest_config = _config_of(timm_vit.VisionTransformer(**arguments))
+        nearest_config = _config_of(_class_of(config)(**arguments))
     ignored = ["drop_path"]  # as given; and settings without effect
+    ignored += [] if nearest_config.crop_border else ["crop_border"]
     ignored += (["activation"] if gated else []) + ([] if config.position_norm else ["position_norm_on_prefix"])
     nearest_config = nearest_config.with_(**transfer.fields(config, " ".join(ignored)))
     transfer.refuse_slots("timm's VisionTransformer", config, nearest_config)

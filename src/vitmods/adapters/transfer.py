@@ -62,11 +62,14 @@ def import_model(
     Raises UserError as ``read_weights``, and when the outputs differ.
     """
     check_readable(source, model)
-    new, coverage = read_weights(source, config, pair, model.state_dict(), left_out)
-    new.to(next(model.parameters()).device)
-    _freeze(source, new, [(row.ours, row.theirs) for row in coverage.rows], model)
-    new.train(model.training)
-    check_same(source, (model, look), (new, look_at_vit))
+    try:
+        new, coverage = read_weights(source, config, pair, model.state_dict(), left_out)
+        new.to(next(model.parameters()).device)
+        _freeze(source, new, [(row.ours, row.theirs) for row in coverage.rows], model)
+        new.train(model.training)
+        check_same(source, (model, look), (new, look_at_vit))
+    except UserError as error:
+        raise UserError(f"{error} {OTHERWISE}") from None
     return new, coverage
 
 
@@ -78,7 +81,7 @@ def export_model(target: str, model: ViT, foreign: nn.Module, rows: Sequence[Row
     check_readable("The model", model)
     reference = next(model.parameters())
     foreign.to(device=reference.device, dtype=reference.dtype)
-    foreign.load_state_dict(write_tensors(rows, model.state_dict()))
+    foreign.load_state_dict(foreign.state_dict() | write_tensors(rows, model.state_dict()))
     _freeze(target, foreign, [(name, (row.ours,)) for row in rows for name in row.theirs], model)
     foreign.train(model.training)
     check_same(target, (model, look_at_vit), (foreign, look))
@@ -199,12 +202,12 @@ def check_readable(source: str, model: nn.Module) -> None:
             "(model.float()) and convert the result."
         )
     if len(parameters) != sum(1 for _ in model.named_parameters(remove_duplicate=False)):
-        raise UserError(f"{source} shares a parameter between two places; each place has its own here.")
+        raise UserError(f"{source} shares a parameter between two places; each place has its own here. {OTHERWISE}")
 
 
 OTHERWISE = (
-    "Without being read it can be changed in place, by vm.apply(model, ..., in_place=True), and be base of a study "
-    "(timm:NAME, hf:FOLDER or torchvision:NAME)."
+    "It can be the base of a study (timm:NAME, hf:FOLDER or torchvision:NAME) and be changed in place: "
+    "vm.apply(model, ..., in_place=True)"
 )
 """Alternatives for a model that cannot be read."""
 

@@ -58,6 +58,8 @@ def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
             factors, matrix = new.pop(f"blocks.{i}.attn.head_scale").double(), new[f"blocks.{i}.attn.proj.weight"]
             columns = factors.repeat_interleave(matrix.shape[1] // len(factors))
             new[f"blocks.{i}.attn.proj.weight"] = (matrix.double() * columns).to(matrix)
+    outputs = ("attn.proj", *(f"mlp.{reader}" for reader in readers), "mlp.fc2")
+    with_bias = [f"blocks.{i}.{name}" for i in range(config.depth) for name in outputs]
     edited = config.with_slots(_edit_branch, _edit_branch).with_(
         stem=replace(
             stem,
@@ -67,11 +69,13 @@ def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
             bias=stem.bias or _shifts(stem.before) or any(n and not _keeps_slot(n) for n in (stem.inner, stem.after)),
         ),
         qkv_bias=config.qkv_bias or any(_shifts(b.before) for b in slots[::2]),
+        proj_bias=config.proj_bias or any(f"{name}.bias" in new for name in with_bias),
         head_scale=config.head_scale and any(_keeps_slot(b.inner) for b in slots[::2]),
         layer_scale=None if scales_fold else config.layer_scale,
     )
     biased = ["patch_embed.proj", *layers] if edited.stem.bias else []
     biased += [f"blocks.{i}.attn.qkv" for i in range(config.depth)] if edited.qkv_bias else []
+    biased += with_bias if edited.proj_bias else []
     for name in biased:
         rows = new[f"{name}.weight"]
         new.setdefault(f"{name}.bias", rows.new_zeros(len(rows)))
@@ -109,10 +113,11 @@ def merge_branches(config: ViTConfig, weights: "Weights", branches: int) -> "tup
 
 _WIDENED = {
     "img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "num_heads", "head_dim", "mlp_dim",
-    "qkv_bias", "activation", "stem", "position", "position_on_prefix", "position_norm",
+    "qkv_bias", "proj_bias", "activation", "stem", "position", "position_on_prefix", "position_norm",
     "position_norm_on_prefix", "class_token", "reg_tokens", "mask_token", "prefix_from", "attn", "mlp",
-    "first_blocks", "final_norm", "pool", "norm_after_pool", "representation", "head_hidden", "head_bias", "pos_drop",
-    "proj_drop", "attn_drop", "head_drop", "drop_path", "drop_path_shape", "dynamic_img_size", "init",
+    "first_blocks", "final_norm", "pool", "pool_prefix", "norm_after_pool", "representation", "head_hidden",
+    "head_bias", "pos_drop", "proj_drop", "attn_drop", "head_drop", "drop_path", "drop_path_shape", "dynamic_img_size",
+    "crop_border", "init",
 }  # fmt: skip
 """Settings that wide blocks may have."""
 

@@ -3,7 +3,7 @@
 from vitmods.layers.attention import Attention, AttentionPool, AttentionSlots
 from vitmods.layers.block import Block, BlockConfig, BranchNorms
 from vitmods.layers.drop import DropKey, DropPath, LayerScale
-from vitmods.layers.mlp import MLPS, Mlp, SwiGLU
+from vitmods.layers.mlp import MLPS, Mlp, QuickGELU, SwiGLU
 from vitmods.layers.norms import *  # noqa: F403
 from vitmods.layers.norms import __all__ as _norms
 from vitmods.layers.parallel import ParallelBlock
@@ -41,6 +41,7 @@ __all__ = [
     "LocalTransformerStem",
     "Mlp",
     "ParallelBlock",
+    "QuickGELU",
     "RotaryPositions",
     "Stem",
     "StemSize",

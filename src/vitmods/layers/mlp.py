@@ -12,6 +12,15 @@ MLPS: Registry[type[nn.Module]] = Registry("kind of MLP", "vitmods.layers")
 its input in ``readers``, writes its output by ``fc2``, and says in ``macs`` what it costs."""
 
 
+class QuickGELU(nn.Module):
+    """``x sigmoid(1.702 x)``, the approximation of GELU in CLIP's published weights (Hendrycks and Gimpel, 2016)."""
+
+    token_wise = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+
 class FeedForward(nn.Module):
     """``fc2(norm(dropout(hidden)))`` followed by dropout, where ``act`` (GELU) and the linear maps ``readers`` make
     ``hidden``; (..., C) in and out. Parameters named as in timm; ``norm`` is the inner slot (NormFormer, Sub-LN).

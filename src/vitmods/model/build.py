@@ -20,6 +20,7 @@ from vitmods.layers import (
     GatedPositions,
     Mlp,
     ParallelBlock,
+    QuickGELU,
     RotaryPositions,
     Stem,
     StemSize,
@@ -101,6 +102,7 @@ def block_config(config: ViTConfig, index: int) -> BlockConfig:
             slots,
             config.head_dim,
             config.qkv_bias,
+            config.proj_bias,
             norm=norm,
             attn_drop=config.attn_drop,
             proj_drop=config.proj_drop,
@@ -111,7 +113,7 @@ def block_config(config: ViTConfig, index: int) -> BlockConfig:
         config.num_heads,
         config.mlp_dim,
         attn=make_attn,
-        mlp=partial(kind, drop=config.proj_drop, **act),
+        mlp=partial(kind, bias=config.proj_bias, drop=config.proj_drop, **act),
         attn_norms=norms(attn),
         mlp_norms=norms(mlp),
         layer_scale=config.layer_scale,
@@ -129,6 +131,8 @@ def _rope(config: ViTConfig, prefix: int) -> RotaryPositions | None:
 
 
 def _activation(config: ViTConfig) -> nn.Module:
+    if config.activation == "quick_gelu":
+        return QuickGELU()
     return nn.GELU(approximate="tanh" if config.activation == "gelu_tanh" else "none")
 
 

@@ -45,7 +45,8 @@ class ViTConfig:
     mlp_kind: str = "mlp"  # one of vitmods.layers.MLPS
     qkv_bias: bool = True
     qk_norm: NormConfig | None = None
-    activation: Literal["gelu", "gelu_tanh"] = "gelu"
+    proj_bias: bool = True  # biases of attention's output projection and of the MLP
+    activation: Literal["gelu", "gelu_tanh", "quick_gelu"] = "gelu"
 
     stem: StemConfig = field(default_factory=StemConfig)
     position: Literal["learn", "sincos2d", "sincos2d_centered", "sincos1d", "none"] = "learn"
@@ -67,7 +68,9 @@ class ViTConfig:
     residual_scale: bool = False  # a learned factor for each channel of the stream to which an MLP's output is added
 
     final_norm: NormConfig | None = field(default_factory=NormConfig)
-    pool: Literal["token", "avg", "map", "none"] = "token"
+    # "prefix": class and register tokens side by side; "token+avg": the class token beside the mean of the patches
+    pool: Literal["token", "avg", "map", "none", "prefix", "token+avg"] = "token"
+    pool_prefix: bool = False  # average and map pooling read the class and register tokens too
     norm_after_pool: bool = False  # the final norm reads the pooled token (timm's fc_norm)
     pool_norm: NormConfig | None = None  # the norm inside map pooling, where it is not as the final norm
     pool_mlp_dim: int | None = None  # the width of the MLP inside map pooling, where it is not mlp_dim
@@ -85,6 +88,7 @@ class ViTConfig:
     drop_path: float = 0.0
     drop_path_shape: Literal["linear", "constant"] = "linear"
     dynamic_img_size: bool = False  # images of other sizes than img_size are taken too
+    crop_border: bool = False  # rows and columns of pixels after the last whole patch are left out
     init: Literal["timm", "big_vision"] = "timm"
 
     def __post_init__(self) -> None:
@@ -115,6 +119,12 @@ class ViTConfig:
     @property
     def num_prefix_tokens(self) -> int:
         return int(self.class_token) + self.reg_tokens
+
+    @property
+    def pooled_dim(self) -> int:
+        """Channels of what pooling makes of the tokens."""
+        parts = {"prefix": self.num_prefix_tokens, "token+avg": 2}
+        return self.embed_dim * parts.get(self.pool, 1)
 
     def prefix_tokens(self, block: int) -> int:
         """The number of class and register tokens that the block of that index sees."""
@@ -218,7 +228,7 @@ class ViTConfig:
 
 def _check(config: ViTConfig) -> None:
     for axis, side, patch in zip(("height", "width"), config.img_size, config.patch_size, strict=True):
-        if side % patch:
+        if side < patch or (side % patch and not config.crop_border):
             nearby = f"{side // patch * patch} or {(side // patch + 1) * patch}"
             if side < patch:
                 nearby = f"{patch} or more, or a model with smaller patches"
@@ -237,10 +247,16 @@ def _check(config: ViTConfig) -> None:
     for name in ("pos_drop", "proj_drop", "attn_drop", "key_drop", "patch_drop", "head_drop", "drop_path"):
         if not 0 <= getattr(config, name) < 1:
             raise UserError(f"{name} is a probability below 1, got {getattr(config, name)}.")
-    if config.pool == "token" and not config.class_token:
-        raise UserError("pool='token' needs a class token: set class_token=True, or pool='avg' or 'map'.")
+    if config.pool in ("token", "prefix", "token+avg") and not config.class_token:
+        raise UserError(f"pool='{config.pool}' needs a class token: set class_token=True, or pool='avg' or 'map'.")
     if config.norm_after_pool and config.pool == "map":
         raise UserError("pool='map' has its own norm after pooling: set norm_after_pool=False.")
+    if config.pooled_dim != config.embed_dim and (config.norm_after_pool or config.representation):
+        raise UserError(
+            f"pool='{config.pool}' feeds the head directly: set norm_after_pool and representation to False."
+        )
+    if config.pool_prefix and config.pool not in ("avg", "map"):
+        raise UserError("pool_prefix is for average and map pooling: set pool='avg' or 'map', or leave it out.")
     if config.pool_norm and config.pool != "map":
         raise UserError("pool_norm is the norm inside map pooling: set pool='map', or leave it out.")
     if config.pool_mlp_dim is not None and (config.pool != "map" or config.pool_mlp_dim < 1):
@@ -263,7 +279,7 @@ def _check(config: ViTConfig) -> None:
         )
     if config.head_hidden is not None and (config.head_hidden < 1 or config.representation):
         raise UserError("head_hidden is the width of a layer before the head, at least 1, without representation.")
-    if config.reads_tokens and config.pool in ("avg", "map"):
+    if config.reads_tokens and config.pool in ("avg", "map", "token+avg"):
         raise UserError(f"pool='{config.pool}' would count the padding of sequences: set pool='token', or 'none'.")
     if not 0 <= config.prefix_from < config.depth:
         raise UserError(

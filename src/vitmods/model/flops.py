@@ -39,9 +39,10 @@ def count_macs(config: ViTConfig, dense_norms: bool = False) -> int:
                 branches += branch.before.facts.macs(config.grid, c, dense_norms)
         macs += config.parallel * branches
     if config.pool == "map":
-        macs += 2 * c * c + 2 * config.num_patches * c * (c + 1) + 2 * c * (config.pool_mlp_dim or config.mlp_dim)
-    hidden = config.head_hidden or (c if config.representation else 0)
-    return macs + (hidden or c) * config.num_classes + c * hidden
+        tokens = config.num_patches + config.num_prefix_tokens * config.pool_prefix
+        macs += 2 * c * c + 2 * tokens * c * (c + 1) + 2 * c * (config.pool_mlp_dim or config.mlp_dim)
+    hidden, pooled = config.head_hidden or (c if config.representation else 0), config.pooled_dim
+    return macs + (hidden or pooled) * config.num_classes + pooled * hidden
 
 
 def count_published(config: ViTConfig) -> int:

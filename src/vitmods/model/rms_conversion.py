@@ -56,6 +56,7 @@ def rms_config(config: ViTConfig) -> ViTConfig:
         pool_norm=config.pool_norm or final if config.pool == "map" else None,
         position_norm=replace(position, kind="layer_centered") if position and position.affine else position,
         qkv_bias=config.qkv_bias or any(b.before and b.before.affine for b in branches[::2]),
+        proj_bias=config.proj_bias or any(b.before and b.before.affine for b in branches[1::2]),
         position="sincos2d_centered" if config.position == "sincos2d" else config.position,
     )
 

@@ -102,6 +102,7 @@ class ViT(nn.Module):
         dim = config.embed_dim
         self.patch_embed = make_stem(config)
         self.patch_embed.strict_img_size = not config.dynamic_img_size
+        self.patch_embed.crop_border = config.crop_border
         self._reads_tokens = config.reads_tokens
         self._grid: Grid | None = None  # of the images that are in the model, where they may have any size
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
@@ -115,8 +116,9 @@ class ViT(nn.Module):
         self.norm = nn.Identity() if config.norm_after_pool else make_norm(config.final_norm, dim)
         self.attn_pool = make_attn_pool(config) if config.pool == "map" else None
         self.fc_norm = make_norm(config.final_norm, dim) if config.norm_after_pool else nn.Identity()
-        width = config.head_hidden or dim
-        self.pre_logits = nn.Linear(dim, width) if config.representation or config.head_hidden else None
+        width = self.head_hidden_size
+        hidden = config.representation or config.head_hidden
+        self.pre_logits = nn.Linear(config.pooled_dim, width) if hidden else None
         self.head_drop = nn.Dropout(config.head_drop)
         self.head = nn.Linear(width, config.num_classes) if config.num_classes else nn.Identity()
         self.grad_checkpointing = False
@@ -132,7 +134,7 @@ class ViT(nn.Module):
     in_chans = property(lambda self: self.vit_config.in_chans)
     embed_dim = property(lambda self: self.vit_config.embed_dim)
     num_features = property(lambda self: self.vit_config.embed_dim)
-    head_hidden_size = property(lambda self: self.vit_config.head_hidden or self.vit_config.embed_dim)
+    head_hidden_size = property(lambda self: self.vit_config.head_hidden or self.vit_config.pooled_dim)
     num_prefix_tokens = property(lambda self: self.vit_config.num_prefix_tokens)
     global_pool = property(lambda self: "" if self.vit_config.pool == "none" else self.vit_config.pool)
 
@@ -212,7 +214,10 @@ class ViT(nn.Module):
         if pool == "map" and self.attn_pool is None:
             raise UserError("Map pooling has weights of its own: build the model with pool='map' instead.")
         pool_norm = self.vit_config.pool_norm if pool == "map" else None
-        self.vit_config = self.vit_config.with_(num_classes=num_classes, pool=pool, pool_norm=pool_norm)
+        prefix = self.vit_config.pool_prefix and pool in ("avg", "map")
+        self.vit_config = self.vit_config.with_(
+            num_classes=num_classes, pool=pool, pool_norm=pool_norm, pool_prefix=prefix
+        )
         named = {name: value for name, value in self.pretrained_cfg.items() if name != "label_names"}
         self.pretrained_cfg = self.default_cfg = named
         if pool != "map":
@@ -497,11 +502,14 @@ class ViT(nn.Module):
             return x
         if pool == "map":
             assert self.attn_pool is not None
-            pooled: Tensor = self.attn_pool(x[:, prefix:])
+            pooled: Tensor = self.attn_pool(x if self.vit_config.pool_prefix else x[:, prefix:])
             return pooled
         if pool == "token":
             return x[:, 0]
-        return x[:, prefix:].mean(1)
+        if pool == "prefix":
+            return x[:, :prefix].flatten(1)
+        mean = (x if self.vit_config.pool_prefix else x[:, prefix:]).mean(1)
+        return torch.cat([x[:, 0], mean], dim=1) if pool == "token+avg" else mean
 
     def _block_indices(self, indices: int | Sequence[int] | None) -> set[int]:
         depth = len(self.blocks)
@@ -533,7 +541,7 @@ def _pruned(config: ViTConfig, depth: int, norm: bool, head: bool) -> ViTConfig:
             )
         fields |= {"prefix_from": 0, "class_token": False, "reg_tokens": 0}
     if head:
-        none = {"pool_norm": None, "representation": False, "norm_after_pool": False}
+        none = {"pool_norm": None, "pool_prefix": False, "representation": False, "norm_after_pool": False}
         fields |= {"num_classes": 0, "pool": "none", **none}
     if head if config.norm_after_pool else norm:
         fields["final_norm"] = None

@@ -16,8 +16,11 @@ from vitmods.layers import NORMS, STEMS
 from vitmods.report.templates import templates
 
 POSITIONS = {"learn": "+ position", **dict.fromkeys(("sincos2d", "sincos2d_centered", "sincos1d"), "+ position, fixed")}
-ACTIVATIONS = {"gelu": "GELU", "gelu_tanh": "tanh GELU"}
-POOLS = {"token": "class token", "avg": "mean of tokens", "map": "attention pool", "none": "all tokens"}
+ACTIVATIONS = {"gelu": "GELU", "gelu_tanh": "tanh GELU", "quick_gelu": "quick GELU"}
+POOLS = {
+    "token": "class token", "avg": "mean of tokens", "map": "attention pool", "none": "all tokens",
+    "prefix": "class and register tokens", "token+avg": "class token, mean of tokens",
+}  # fmt: skip
 
 MODULES = "modules"  # key of a config that only lists the modules of a model
 Config = Mapping[str, Any]

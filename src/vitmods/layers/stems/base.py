@@ -55,7 +55,8 @@ class Stem(nn.Module):
     ``proj``, the last linear map, and ``norm``, the slot after it, and gives ``project``. It registers in ``STEMS``,
     and says what it is (``title``), whether a token depends on its own patch alone (``patch_wise``), what fits it
     (``check``) and what it costs (``macs``, ``normed``). ``strict_img_size`` may be set to False, to take images of any
-    size that patches fill, and ``output_fmt`` to "NHWC", to give (B, rows, columns, C).
+    size that patches fill, ``crop_border`` to True, to leave out the pixels after the last whole patch, and
+    ``output_fmt`` to "NHWC", to give (B, rows, columns, C).
 
     Raises ValueError when an image does not have the size that the stem was made for, and UserError on a ``keep``
     that is empty, repeats itself or names patches that do not exist, and where the stem is not patch-wise.
@@ -95,7 +96,7 @@ class Stem(nn.Module):
     def __init__(self, size: StemSize) -> None:
         super().__init__()
         self.img_size, self.patch_size, self.in_chans = size.img_size, size.patch_size, size.in_chans
-        self.strict_img_size = True
+        self.strict_img_size, self.crop_border = True, False
         self.output_fmt: Literal["NLC", "NHWC"] = "NLC"
 
     @property
@@ -134,6 +135,9 @@ class Stem(nn.Module):
         """Images (B, channels, height, width) to tokens (B, T, C), or (B, K, C) of the patches ``keep`` (B, K) alone,
         whose values are not looked at where the model has ``drawn`` them itself."""
         self._check(images)
+        if self.crop_border:
+            rows, columns = self.dynamic_feat_size((images.shape[-2], images.shape[-1]))
+            images = images[..., : rows * self.patch_size[0], : columns * self.patch_size[1]]
         if keep is None:
             tokens: Tensor = self.finish(self.project(images))
             if self.output_fmt == "NHWC":
@@ -191,7 +195,7 @@ class Stem(nn.Module):
                 f"{self.img_size[1]}: resize them, or call set_input_size on the model, with that size or with "
                 "dynamic_img_size=True for any."
             )
-        if size[0] % self.patch_size[0] or size[1] % self.patch_size[1]:
+        if not self.crop_border and (size[0] % self.patch_size[0] or size[1] % self.patch_size[1]):
             raise ValueError(f"An image of {size[0]}x{size[1]} pixels cannot be cut into patches of {self.patch_size}.")
 
     def extra_repr(self) -> str:
