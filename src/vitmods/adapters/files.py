@@ -65,6 +65,8 @@ def save(model: ViT, path: str | Path) -> None:
     that the other library does not have.
     """
     path = Path(path)
+    if not isinstance(model, ViT):
+        raise UserError(f"A {type(model).__name__} is not a vitmods ViT: vm.save_pretrained writes changed models.")
     if path.suffix == ".safetensors":
         own.write_own(model, path)
     elif path.suffix == ".pth":
@@ -177,6 +179,8 @@ def _read_weights(path: Path, weights: Path, settings: dict[str, Any]) -> tuple[
     is_huggingface = description is None and not is_big_vision and huggingface.is_saved(tensors)
     if settings and (is_timms or description is not None or is_huggingface):
         raise UserError(f"The config of {path.name} is complete: leave {', '.join(settings)} out.")
+    if weights.with_name("vitmods.json").is_file() or (isinstance(record, dict) and "vitmods_changes" in record):
+        raise UserError(f"{path.name} is a model that was changed in place: vm.from_pretrained opens it.")
     if is_timms:
         from vitmods.adapters.timm import read_saved
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.adapters import transfer
+from vitmods.adapters.surgery import repeat
 from vitmods.adapters.tensors import HEADS, STACKED, WITHOUT_KEYS, Coverage, Layout, Row, packed_gate, part_of, rows_of
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
@@ -184,6 +185,48 @@ def check_classifier(source: str, folder: Path, config: Any) -> None:
         raise
     except Exception as error:  # transformers raises what it likes
         raise UserError(f"{source} cannot be built: {str(error).partition(chr(10))[0]}") from error
+
+
+def open_changed_huggingface(folder: Path) -> nn.Module:
+    """A model that was changed in place and written by its `save_pretrained`: of its own class, with the insertions
+    that config.json lists and the weights. Nothing is run.
+
+    Raises UserError if the files are damaged or do not fit each other.
+    """
+    import transformers
+
+    source = str(folder)
+    config = read_huggingface_config(source, folder)
+    record, name = config.vitmods_changes, next(iter(config.architectures or ()), "")
+    kind = getattr(transformers, str(name), None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and isinstance(record, list)):
+        raise UserError(f"{folder / 'config.json'} does not name a class of transformers and its changes.")
+    transfer.check_numbers(source, record)
+
+    def make(self: Any, *arguments: Any, **keywords: Any) -> None:
+        super(changed, self).__init__(*arguments, **keywords)
+        vars(self).update(vars(repeat(self, record)))
+
+    changed: Any = type(name, (kind,), {"__init__": make, "__module__": kind.__module__})
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    try:
+        with offline(), transfer.outline(source, transfer.most_bytes(weights)):
+            changed(config)
+        with offline():
+            model, loading = changed.from_pretrained(
+                folder, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True
+            )
+    except UserError:
+        raise
+    except Exception as error:  # transformers raises what it likes
+        raise UserError(f"{folder} cannot be read: {str(error).partition(chr(10))[0]}") from error
+    if wrong := sorted(
+        str(key) for names in ("missing_keys", "unexpected_keys", "mismatched_keys") for key in loading[names]
+    ):
+        raise UserError(f"{folder}: the weights do not fit the changes in config.json: {', '.join(wrong[:5])}.")
+    model.__class__ = kind
+    opened: nn.Module = model
+    return opened
 
 
 def check_values(source: str, values: Any) -> None:

@@ -150,9 +150,10 @@ class PatchNorms(Insert):
         return (values.permute(back).reshape(cut.shape), *args[1:])
 
     def after(self, projection: nn.Module, args: Any, output: Tensor) -> Tensor:
-        axis = -1 if getattr(projection, "kernel_size", None) is None else 1
-        normalized: Tensor = self.norm_after(output.movedim(axis, -1))
-        return normalized.movedim(-1, axis)
+        last = output.ndim - 1  # counted from the front, as the older exporter to ONNX needs
+        axis = last if getattr(projection, "kernel_size", None) is None else 1
+        normalized: Tensor = self.norm_after(output.movedim(axis, last))
+        return normalized.movedim(last, axis)
 
 
 class HeadNorms(Insert):
@@ -293,6 +294,9 @@ def operate(model: nn.Module, *changes: Change, example: Any = None) -> nn.Modul
         record.append({"change": str(change), "parts": parts, "heads": operation.layouts})
     new.vm_changes = (*getattr(model, "vm_changes", ()), *changes)  # type: ignore[assignment]
     new.vm_record = tuple(record)  # type: ignore[assignment]
+    config: Any = getattr(new, "config", None)
+    if hasattr(config, "save_pretrained"):  # Hugging Face's, which is saved with the model
+        config.vitmods_changes = record
     return new
 
 
@@ -640,6 +644,7 @@ def _check_kept(
         raise NotCertified(f"'{change}' cannot be put into this model: it would lose {lost[0]}.")
 
 
+@torch.enable_grad()
 def _check_gradients(change: Change, model: nn.Module, inputs: Inputs, old: Iterable[str]) -> None:
     """Raise UserError if a new parameter does not get a gradient, or one that is not finite."""
     new = [(name, p) for name, p in model.named_parameters() if name not in set(old)]

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from vitmods.report.templates import templates
 from vitmods.study.answer import Answer
 from vitmods.study.arms import parse_edits
 from vitmods.study.bases import described
+from vitmods.study.changed import open_changed, write_changed
 from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.retrain import arm_named, estimate_of
 from vitmods.study.store import StudyFolder, read_object
@@ -125,13 +126,15 @@ def save_pretrained(
     study: str | Path | None = None,
     name: str | None = None,
     license: str | None = None,
+    base: str | Callable[..., nn.Module] | None = None,
 ) -> Path:
     """Write a model to a folder that vitmods, timm and Hugging Face's Hub can load; returns the folder.
 
     The folder contains model.safetensors, config.json in timm's layout and a model card (README.md) with the study's
     results. timm and transformers open models that timm's own ViT can express; timm opens any other ViT after `import
     vitmods.adapters.timm_models`. A trial with modules besides a ViT, or of another kind of model, is copied for
-    `from_pretrained` and `vitmods predict`.
+    `from_pretrained` and `vitmods predict`. A model that was changed in place keeps its class: `from_pretrained` opens
+    it, and timm where its own arguments (`init_values`, `qk_norm`, `norm_layer`) express the changes.
 
     Args:
         source: a trial folder, a source for `open_checkpoint`, or a model: a ViT of this library, timm, ...
@@ -139,6 +142,8 @@ def save_pretrained(
         study: the study reported on the card; None: the study that contains the trial, if any.
         name: title of the card; None: the folder's name.
         license: of the weights, in the Hub's spelling (apache-2.0, ...); None: not on the card.
+        base: of a model that was changed in place, what it was before: `timm:NAME?depth=2`, `torchvision:NAME`, a
+            function `(num_classes, img_size, in_chans) -> model`. None: timm's or Hugging Face's own record.
 
     Raises:
         UserError: the model or study does not exist, the disk refuses, or the model cannot be written in this layout.
@@ -166,6 +171,8 @@ def save_pretrained(
                         check_weights(trial / name_of_file)
                     shutil.copyfile(trial / name_of_file, folder / name_of_file)
             write_json(folder / CONFIG, without_place(config))
+        elif hasattr(model, "vm_changes"):
+            vit, architecture = None, write_changed(model, folder, base)
         else:
             vit = as_vit(model)
             architecture = write_timm_folder(vit, folder)
@@ -233,4 +240,5 @@ def from_pretrained(source: str | Path, *, revision: str | None = None, token: s
             raise UserError(f"Neither a local folder nor a repository on the Hub: {source} ({reason}).") from error
     elif revision is not None:
         raise UserError(f"{source} is a local file or folder, without revisions: drop revision.")
-    return Checkpoint.open(str(folder)).model
+    changed = open_changed(folder)
+    return Checkpoint.open(str(folder)).model if changed is None else changed

@@ -118,8 +118,8 @@ class ForeignBase:
             if not isinstance(model, nn.Module):
                 raise UserError(f"{self.spec} gave {type(model).__name__}, not an nn.Module: it has to return a model.")
             return model
-        name, _, query = name.partition("?")
-        options = {key: _literal(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+        name = name.partition("?")[0]
+        options = options_of(self.spec)
         check_numbers(self.spec, options)
         trained = bool(options.pop("pretrained", False)) and pretrained
         size_option = LIBRARIES[library].size_option
@@ -153,6 +153,12 @@ class ForeignBase:
 
 
 Base = ViTConfig | ForeignBase
+
+
+def options_of(spec: str) -> Options:
+    """The options behind the question mark of a base's spec."""
+    query = spec.partition("?")[2]
+    return {key: _literal(value) for key, value in parse_qsl(query, keep_blank_values=True)}
 
 
 def make_base(

@@ -21,6 +21,7 @@ from vitmods.model.vit import Resampling, ViT, vit
 from vitmods.recipes import Recipe
 from vitmods.study.arms import BASE, Arm, split_training
 from vitmods.study.bases import described, rebuilt
+from vitmods.study.changed import open_changed, pixels_of
 from vitmods.study.plan import MOST_SEEDS, Settings, image_settings
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import StudyFolder, read_object, slug
@@ -205,6 +206,8 @@ class Checkpoint:
         if len(trained) > 1:
             raise UserError(f"{source} holds several trained models: give one, {' or '.join(trained[:3])}.")
         (source,), folder = trained, Path(trained[0])
+        if (changed := open_changed(folder)) is not None:
+            return cls._of_model(source, changed, pixels_of(changed, folder))
         config = read_object(folder / "config.json") if folder.is_dir() else {}
         if folder.is_dir() and not is_checkpoint(folder):
             open_trial(folder)  # reports what is missing

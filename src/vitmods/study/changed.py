@@ -1,0 +1,158 @@
+"""Folders of models that were changed in place: written with how they are made, opened without running them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import torch
+from torch import nn
+
+from vitmods.adapters.huggingface import open_changed_huggingface
+from vitmods.adapters.running import find_inputs, tensors_of
+from vitmods.adapters.surgery import TOLERANCE, difference, outputs_of, width_of
+from vitmods.changes import Change
+from vitmods.study.arms import FunctionSpec
+from vitmods.study.bases import ForeignBase, options_of, rebuilt, record_of
+from vitmods.study.store import read_object
+from vitmods.util.errors import UserError
+from vitmods.util.files import check_weights, write_atomically, write_json
+from vitmods.util.limits import read_bytes
+
+DESCRIPTION, CONFIG, WEIGHTS = "vitmods.json", "config.json", "model.safetensors"
+
+
+def write_changed(model: nn.Module, folder: Path, base: str | Callable[..., nn.Module] | None = None) -> str | None:
+    """Write a model that was changed in place to a folder that exists, and open it again to compare.
+
+    Hugging Face's models are written by their own `save_pretrained`, with the changes in config.json. Of others
+    vitmods.json says how they are made. timm opens the folder too if its own arguments express the changes.
+
+    Args:
+        base: the model before the changes, as a study names it (`timm:NAME?depth=2`, `python:module:function`, or the
+            function). None: timm's name of the model without options.
+
+    Returns timm's name of the architecture if timm opens the folder. Raises UserError if `base` is missing or another
+    model.
+    """
+    inputs = find_inputs(model, None, width_of(model))
+    outputs = outputs_of(model, inputs) if inputs else []
+    architecture, is_huggingface = None, hasattr(getattr(model, "config", None), "vitmods_changes")
+    if is_huggingface:
+        model.save_pretrained(folder)  # type: ignore[operator]
+    else:
+        images = next(tensors_of(inputs)) if inputs else torch.empty(0)
+        name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
+        if (base is None and name is None) or images.ndim != 4:
+            raise UserError(
+                f"A {type(model).__name__} cannot be written without its origin: give base=, as timm:NAME, "
+                "torchvision:NAME or a function that makes models of images."
+            )
+        spec = f"timm:{name}" if base is None else base if isinstance(base, str) else FunctionSpec.of(base)
+        size = getattr(getattr(model, "patch_embed", None), "img_size", None) or images.shape[2:]
+        classes = getattr(model, "num_classes", outputs[0].shape[-1])
+        foreign = ForeignBase(spec, classes, (size[0], size[1]), images.shape[1], getattr(spec, "call", None))
+        changes: tuple[Change, ...] = model.vm_changes  # type: ignore[assignment]
+        if spec.startswith("timm:"):
+            architecture = _write_as_timm(model, folder, foreign, changes)
+        from safetensors.torch import save
+
+        weights = {name: tensor.cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
+        write_atomically(folder / WEIGHTS, lambda file: file.write(save(weights, {"format": "pt"})))
+        versions = {package: version(package) for package in ("vitmods", "torch", "timm")}
+        write_json(folder / DESCRIPTION, {**(record_of(model, foreign, changes) or {}), "versions": versions})
+    try:
+        opened = open_changed(folder)
+        assert opened is not None
+        again = opened.to(next(model.parameters()).device)
+        if inputs and not difference(outputs, outputs_of(again, inputs)) <= TOLERANCE:
+            raise UserError(f"What is opened from {folder} computes something else.")
+    except UserError as error:
+        (folder / DESCRIPTION).unlink(missing_ok=True)
+        remedy = "" if is_huggingface else " Give base= with the options that it was made with: timm:NAME?depth=2."
+        raise UserError(f"{error}{remedy}") from error
+    return architecture
+
+
+def _write_as_timm(model: nn.Module, folder: Path, base: ForeignBase, changes: Sequence[Change]) -> str | None:
+    """Write config.json in timm's layout if timm's arguments express the changes: timm makes a model with the same
+    names of weights, which computes the same. Returns the architecture, or None."""
+    from timm.models import save_for_hf
+
+    from vitmods.changes.layer_scale import LayerScale
+    from vitmods.changes.norm import Norm
+    from vitmods.changes.qk_norm import QKNorm
+
+    options: dict[str, Any] = {}
+    for change in changes:
+        if isinstance(change, LayerScale):
+            options["init_values"] = change.init
+        elif isinstance(change, QKNorm):
+            options["qk_norm"] = True
+        elif isinstance(change, Norm) and change.kind in ("rms", "layer"):
+            options["norm_layer"] = f"{change.kind}norm"
+        else:
+            return None
+    name, _, query = base.spec.removeprefix("timm:").partition("?")
+    plain = ForeignBase(
+        f"timm:{name}?{query}{'&' if query else ''}{urlencode(options)}", base.num_classes, base.img_size, base.in_chans
+    )
+    inputs = find_inputs(model, None, width_of(model))
+    with suppress(UserError, RuntimeError), torch.random.fork_rng(devices=[]):  # unknown arguments, other weights
+        again = plain.build(pretrained=False)
+        again.load_state_dict(model.state_dict())
+        again.to(next(model.parameters()).device)
+        if inputs and difference(outputs_of(model, inputs), outputs_of(again, inputs)) <= TOLERANCE:
+            arguments = {**options_of(base.spec), **options, "img_size": list(base.img_size), "in_chans": base.in_chans}
+            save_for_hf(again, str(folder), model_args=arguments, safe_serialization=True)
+            return name
+    return None
+
+
+def open_changed(folder: Path) -> nn.Module | None:
+    """Open a model that `write_changed` wrote, or Hugging Face's `save_pretrained` of a changed model, in evaluation
+    mode; None for other folders. No code in the folder is run.
+
+    Raises UserError if a file is damaged, or the weights are of another model.
+    """
+    weights = folder / WEIGHTS
+    if "vitmods_changes" in (read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}):
+        return open_changed_huggingface(folder).eval()
+    if not (folder / DESCRIPTION).is_file():
+        return None
+    record = read_object(folder / DESCRIPTION)
+    if not weights.is_file():
+        raise UserError(f"{folder} describes a model without its weights: {WEIGHTS} is missing.")
+    check_weights(weights)
+    from safetensors.torch import load
+
+    model = rebuilt(record, weights)
+    try:
+        model.load_state_dict(load(read_bytes(weights, "weights")))
+    except Exception as error:  # safetensors and torch raise what they like
+        raise UserError(f"{weights} cannot be read, or holds other weights: {error}") from error
+    return model
+
+
+def pixels_of(model: nn.Module, folder: Path) -> dict[str, Any]:
+    """How a changed model's images are prepared, in timm's words, as far as its folder says.
+
+    Raises UserError for a model that does not read images.
+    """
+    cfg = dict(getattr(model, "pretrained_cfg", None) or {})
+    config = getattr(model, "config", None)
+    if isinstance(side := getattr(config, "image_size", None), int | list | tuple):
+        sides = [side, side] if isinstance(side, int) else list(side)
+        cfg["input_size"] = (getattr(config, "num_channels", 3), *sides)
+    elif (folder / DESCRIPTION).is_file():
+        record = read_object(folder / DESCRIPTION)
+        cfg["input_size"] = (record["in_chans"], *record["img_size"])
+    if "input_size" not in cfg:
+        raise UserError(f"{folder} holds a {type(model).__name__}, which does not read images.")
+    parsed: dict[str, Any] = json.loads(json.dumps(cfg, default=str))
+    return parsed

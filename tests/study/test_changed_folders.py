@@ -1,0 +1,172 @@
+"""Models that were changed in place as folders: what is written is opened again, and other files are refused."""
+
+import json
+import pickle
+
+import pytest
+import timm
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+
+import vitmods as vm
+from vitmods.study.checkpoints import Checkpoint
+from vitmods.util.errors import UserError
+
+TINY = {"embed_dim": 32, "depth": 2, "num_heads": 2, "patch_size": 8}
+SPEC = "embed_dim=32&depth=2&num_heads=2&patch_size=8"
+HF = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
+EVERY = "norm(kind=rms,exact=false)+layerscale(init=0.5)+qknorm+dpn+normformer"
+
+
+def own(num_classes, img_size, in_chans):
+    return timm.create_model("vit_tiny_patch16_224", num_classes=num_classes, img_size=img_size, **TINY)
+
+
+MODELS = {
+    "timm vit": (lambda: own(3, 32, 3), f"timm:vit_tiny_patch16_224?{SPEC}"),
+    "timm dinov3": (
+        lambda: timm.create_model("vit_small_patch16_dinov3", num_classes=3, img_size=32, **TINY),
+        f"timm:vit_small_patch16_dinov3?{SPEC}",
+    ),
+    "timm named": (lambda: timm.create_model("test_vit", num_classes=3), None),
+    "function": (lambda: own(3, 32, 3), own),
+    "hf dinov2": (lambda: hf.Dinov2ForImageClassification(hf.Dinov2Config(**HF, num_labels=3)), None),
+    "hf vit": (lambda: hf.ViTModel(hf.ViTConfig(**HF, intermediate_size=64)), None),
+    "hf bert": (lambda: hf.BertModel(hf.BertConfig(**TEXT)), None),
+}
+
+
+@torch.no_grad()
+def changed(name, text=EVERY):
+    torch.manual_seed(0)
+    model = MODELS[name][0]().eval()
+    model = vm.apply(model, *vm.parse_changes(text), in_place=True)
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def output_of(model):
+    torch.manual_seed(0)
+    side = getattr(getattr(model, "patch_embed", None), "img_size", (32, 32))
+    output = model(torch.arange(8)[None] if isinstance(model, hf.BertModel) else torch.randn(2, 3, *side))
+    return output if isinstance(output, torch.Tensor) else output[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_written_is_opened_again(name, tmp_path):
+    model = changed(name, EVERY.replace("+dpn", "") if name == "hf bert" else EVERY)
+    vm.save_pretrained(model, tmp_path / "model", base=MODELS[name][1])
+    again = vm.from_pretrained(tmp_path / "model")
+    assert type(again) is type(model)
+    assert not again.training
+    assert again.vm_changes == model.vm_changes
+    assert again.state_dict().keys() == model.state_dict().keys()
+    torch.testing.assert_close(output_of(again), output_of(model), rtol=0, atol=0)
+    twice = vm.apply(again, *vm.parse_changes("subln(rescale=false)"), in_place=True)  # and is changed further
+    torch.testing.assert_close(output_of(pickle.loads(pickle.dumps(twice))), output_of(twice))
+    vm.save_pretrained(twice, tmp_path / "twice", base=MODELS[name][1])
+    torch.testing.assert_close(output_of(vm.from_pretrained(tmp_path / "twice")), output_of(twice), rtol=0, atol=0)
+    if name != "hf bert":
+        checkpoint = Checkpoint.open(str(tmp_path / "model"))
+        assert (checkpoint.settings["in_chans"], type(checkpoint.model)) == (3, type(model))
+
+
+def test_the_config_of_hugging_face_keeps_the_changes(tmp_path):
+    model = changed("hf dinov2")
+    model.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())["vitmods_changes"]
+    assert [entry["change"] for entry in written] == list(map(str, model.vm_changes))
+    torch.testing.assert_close(output_of(vm.from_pretrained(tmp_path)), output_of(model), rtol=0, atol=0)
+    with pytest.raises(UserError, match=r"vm\.from_pretrained opens it"):
+        vm.adapters.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["layerscale(init=0.3)", "qknorm", "norm(kind=rms,exact=false)", "layerscale(init=0.3)+qknorm"]
+)
+def test_what_timms_arguments_express_is_a_model_of_timm_alone(text, tmp_path):
+    model = changed("timm vit", text)
+    vm.save_pretrained(model, tmp_path, base=MODELS["timm vit"][1])
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    assert not hasattr(again, "vm_changes")
+    torch.testing.assert_close(output_of(again), output_of(model), rtol=0, atol=1e-5)
+    arguments = json.loads((tmp_path / "config.json").read_text())["model_args"]
+    named = timm.create_model("vit_tiny_patch16_224", **arguments)
+    named.load_state_dict(load_file(tmp_path / "model.safetensors"))
+
+
+def test_a_model_without_its_origin_or_of_another_is_not_written(tmp_path):
+    model = changed("timm vit", "layerscale")
+    with pytest.raises(UserError, match=r"another model.* Give base= with the options"):
+        vm.save_pretrained(model, tmp_path)
+    assert not (tmp_path / "vitmods.json").exists()
+    with pytest.raises(UserError, match="without its origin: give base="):
+        vm.save_pretrained(vm.apply(torchvision_vit(), vm.LayerScale(), in_place=True), tmp_path)
+    with pytest.raises(UserError, match=r"vm\.save_pretrained writes"):
+        vm.adapters.save(model, tmp_path / "model.safetensors")
+
+
+def torchvision_vit():
+    from torchvision.models import VisionTransformer
+
+    return VisionTransformer(32, 8, 2, 2, 32, 64, num_classes=3)
+
+
+def other_shape(folder):
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if "vm_" in name or "ls1" in name or "layer_scale" in name)
+    save_file({**weights, name: torch.zeros(5)}, folder / "model.safetensors", {"format": "pt"})
+
+
+def without_one(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights[next(name for name in weights if "vm_" in name)]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def cut(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def pickled(folder):
+    torch.save({"a": torch.ones(2)}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize("damage", [other_shape, without_one, cut, pickled])
+@pytest.mark.parametrize("name", ["timm vit", "hf dinov2"])
+def test_damaged_weights_are_refused(name, damage, tmp_path):
+    vm.save_pretrained(changed(name), tmp_path, base=MODELS[name][1])
+    damage(tmp_path)
+    with pytest.raises(UserError, match=r"cannot be read|other weights|do not fit|missing"):
+        vm.from_pretrained(tmp_path)
+
+
+RECORDS = {
+    "no list": lambda record: 3,
+    "no change": lambda record: [{}],
+    "unknown change": lambda record: [{**record[0], "change": "antigravity"}],
+    "a function": lambda record: [{**record[0], "change": "python(os:abort)"}],
+    "another module": lambda record: [{**record[0], "parts": {**record[0]["parts"], "branches": [
+        {**record[0]["parts"]["branches"][0], "module": "nowhere"}]}}],
+    "huge": lambda record: [{**record[0], "parts": {**record[0]["parts"], "branches": [
+        {**record[0]["parts"]["branches"][0], "dim": 10**12}]}}],
+    "large": lambda record: [{**record[0], "parts": {**record[0]["parts"], "branches": [
+        {**record[0]["parts"]["branches"][0], "dim": 10**6}] * 200}}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+@pytest.mark.parametrize("name", ["timm vit", "hf dinov2"])
+def test_damaged_records_are_refused_before_anything_is_run(name, kind, tmp_path):
+    vm.save_pretrained(changed(name, "normformer"), tmp_path, base=MODELS[name][1])
+    path, key = (tmp_path / "config.json", "vitmods_changes") if name.startswith("hf") else (
+        tmp_path / "vitmods.json", "insertions")  # fmt: skip
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, key: RECORDS[kind](content[key])}))
+    with pytest.raises(UserError):
+        vm.from_pretrained(tmp_path)
