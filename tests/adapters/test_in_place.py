@@ -15,7 +15,7 @@ from torch import nn
 import vitmods as vm
 from vitmods.adapters.anatomy import find_parts
 from vitmods.changes.compose import check_conflicts
-from vitmods.util.errors import NoEffect, UserError
+from vitmods.util.errors import NoEffect, NotCertified, NotRecognized, UserError
 
 VISION = {
     "hidden_size": 32,
@@ -288,6 +288,53 @@ def test_a_branch_is_normalized_before_it_is_scaled(name):
         output_of(model, inputs_of(model))
         sizes.append(next(iter([kept[-1]] if isinstance(kept[-1], torch.Tensor) else kept[-1])).abs().mean())
     torch.testing.assert_close(sizes[0], sizes[1] * 1e-4, rtol=1e-2, atol=0)
+
+
+def test_the_comparison_says_where_a_factor_of_post_norm_blocks_is():
+    for name, times in (("hf bert", 1), ("hf dinov2", 0)):
+        model = make(name)
+        text = str(vm.diff(model, change(model, "layerscale+qknorm")))
+        assert text.count("it sits on the branches, before the norms of the sums") == times
+
+
+class Reading(nn.LayerNorm):
+    """Normalizes with statistics of its own."""
+
+    def forward(self, x):
+        return super().forward(x) + x.amax(-1, keepdim=True)
+
+
+class Encoder(nn.Module):
+    """Two blocks of a timm ViT on tokens (B, N, 32), each of which may see those before it alone."""
+
+    def __init__(self, norm=nn.LayerNorm):
+        super().__init__()
+        block = timm.models.vision_transformer.Block
+        self.blocks = nn.ModuleList(block(32, 4, norm_layer=norm) for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x, attn_mask=torch.ones(x.shape[1], x.shape[1]).tril().log())
+        return x
+
+
+def test_norms_are_swapped_where_the_same_norm_again_keeps_the_outputs():
+    vm.apply(Encoder(), vm.Norm("scale"))
+    with pytest.raises(NotCertified, match="in its neutral form it changes the outputs"):
+        vm.apply(Encoder(norm=Reading), vm.Norm("scale"))
+
+
+def test_tokens_of_a_causal_model_must_not_see_later_ones():
+    vm.apply(Encoder(), vm.LayerScale(), vm.QKNorm())
+    with pytest.raises(NotCertified, match="is causal, and tokens would see later ones"):
+        vm.apply(Encoder(), vm.Norm("instance"))
+
+
+def test_models_without_attention_take_other_norms_alone():
+    mixer = timm.models.mlp_mixer.MlpMixer(3, img_size=64, num_blocks=2, embed_dim=32)
+    assert vm.apply(mixer, vm.Norm("scale"))(torch.randn(2, 3, 64, 64)).shape == (2, 3)
+    with pytest.raises(NotRecognized, match="no block with attention is recognized"):
+        vm.apply(mixer, vm.LayerScale())
 
 
 def test_random_numbers_of_the_caller_are_left_alone():

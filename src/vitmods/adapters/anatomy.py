@@ -353,7 +353,7 @@ def find_parts(model: nn.Module, inputs: Inputs) -> Parts:
         ours = (name for name, kind in NORMS.items() if type(norm) is kind.module)
         config = NormConfig(next(ours, "rms" if before.name in anatomy.rms else "layer"), eps_of(norm))
     stem = _stem(anatomy, list(chains), last, {branch.dim for branch in branches})
-    return Parts(tuple(chains), tuple(branches), tuple(attentions), stem, config)
+    return Parts(tuple(chains), tuple(branches), tuple(attentions), stem, config, tuple(remaining))
 
 
 def order_of_calls(model: nn.Module, inputs: Inputs) -> dict[str, int]:

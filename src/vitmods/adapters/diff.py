@@ -9,10 +9,12 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitmods.adapters.anatomy import find_parts
 from vitmods.adapters.apply import as_vit, preserved, verify
 from vitmods.adapters.running import find_inputs, tensors_of
 from vitmods.adapters.surgery import difference, outputs_of, width_of
 from vitmods.changes import Change
+from vitmods.changes.insertions import After
 from vitmods.model.flops import count_macs, count_params
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
@@ -34,7 +36,7 @@ class Diff:
     changes: tuple[str, ...]
     papers: tuple[str, ...]
     advice: tuple[str, ...] = ()
-    """the papers' advice against it in a model like this"""
+    """the papers' advice against it in a model like this; in place, where it sits in post-norm blocks"""
     in_place: str = ""
     """the class that a model of another library kept"""
 
@@ -125,7 +127,7 @@ def _diff_in_place(old: nn.Module, new: nn.Module, images: torch.Tensor | None) 
         macs.append(counter.get_total_flops() // 2 // len(next(tensors_of(inputs))))
     before, after = (getattr(model, "vm_changes", ()) for model in (old, new))
     changes: tuple[Change, ...] = after[len(before) :]
-    first, second = _leaves(old), _leaves(new)
+    first, second, parts = _leaves(old), _leaves(new), find_parts(old, inputs)
     return Diff(
         params=(count_params(old), count_params(new)),
         macs=(macs[0], macs[1]),
@@ -137,6 +139,11 @@ def _diff_in_place(old: nn.Module, new: nn.Module, images: torch.Tensor | None) 
         images="a random input" if images is None else f"{len(images)} given images",
         changes=tuple(map(str, changes)),
         papers=tuple(dict.fromkeys(change.describe()["paper"] for change in changes)),
+        advice=tuple(
+            f"{change}: in the post-norm blocks of this model it sits on the branches, before the norms of the sums"
+            for change in changes
+            if parts.post_norm and any(isinstance(insertion, After) for insertion in change.insertions(parts))
+        ),
         in_place=type(new).__name__,
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitmods.adapters.anatomy import Anatomy, NormSite
 from vitmods.ops.padding import padded
 from vitmods.util.errors import UserError
 
@@ -110,3 +111,21 @@ class ReadsMask:
     def after(self, model: nn.Module, args: Any, output: Any) -> None:
         if self._open:
             self._open.pop().close()
+
+
+def give_grids(model: nn.Module, anatomy: Anatomy, norms: Mapping[str, nn.Module]) -> None:
+    """Norms of images learn their grid before each call of their block, or outside the blocks of themselves."""
+    stems: dict[str, StemGrid] = {}
+    hosts: dict[str, list[NormSite]] = {}
+    for site in anatomy.sites:
+        if site.name in norms and anatomy.stem_of(site):
+            host = site.name if site.block is None else anatomy.blocks[site.block].name
+            hosts.setdefault(host, []).append(site)
+    for host, sites in hosts.items():
+        block = None if sites[0].block is None else anatomy.blocks[sites[0].block]
+        fixed = getattr(model.get_submodule(block.attention), "resolution", None) if block else None
+        stem = stems.setdefault(anatomy.stem_of(sites[0]) or "", StemGrid())
+        hook = CallGrid(host, {site.name: norms[site.name] for site in sites}, sites[0].dim, fixed, stem)
+        model.get_submodule(host).register_forward_pre_hook(hook, with_kwargs=True)
+    for name, stem in stems.items():
+        model.get_submodule(name).register_forward_hook(stem)

@@ -1,5 +1,6 @@
 """Runs a model of any library on a small input that is made for it."""
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -97,3 +98,32 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_of(item)
+
+
+def reads_last(model: nn.Module, inputs: Inputs) -> bool | None:
+    """Whether what is put out for the other tokens depends on the last one; None where that cannot be seen."""
+    arguments, keywords = inputs
+    tokens = next(tensors_of([*arguments, *keywords.values()]))
+    if tokens.is_meta or tokens.ndim == 4:
+        return None
+    other = tokens.clone()
+    other[:, -1] = other[:, 0]
+    outputs = []
+    for changed in (tokens, other):
+        swapped = {name: changed if value is tokens else value for name, value in keywords.items()}
+        outputs.append(run(model, (tuple(changed if value is tokens else value for value in arguments), swapped)))
+    for a, b in zip(*outputs, strict=True):
+        if a.is_floating_point() and a.ndim > 2 and a.shape[:2] == tokens.shape[:2]:
+            return float((a - b)[:, :-1].abs().max()) > 1e-5 * float(a.abs().max())
+    return None
+
+
+def copy_model(model: nn.Module) -> nn.Module:
+    """A deep copy. What a forward has left behind with a gradient history (LeViT's attention biases) loses that."""
+    memo: dict[int, object] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            for kept in value.values() if isinstance(value, dict) else [value]:
+                if isinstance(kept, torch.Tensor) and not kept.is_leaf:
+                    memo[id(kept)] = kept.detach().clone()
+    return copy.deepcopy(model, memo)

@@ -4,6 +4,7 @@ certifies each insertion."""
 import json
 import re
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -14,13 +15,28 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from vitmods.adapters.anatomy import JOINT, QUERY, count_heads, find_parts, is_map, norm_sites, order_of_calls, widths
-from vitmods.adapters.replace import copy_model, put_norms, try_out
-from vitmods.adapters.running import Inputs, check_not_wrapped, find_inputs, run, tensors_of
+from vitmods.adapters.anatomy import (
+    JOINT,
+    QUERY,
+    Anatomy,
+    NormSite,
+    count_heads,
+    eps_of,
+    find_parts,
+    is_map,
+    norm_sites,
+    order_of_calls,
+    widths,
+)
+from vitmods.adapters.grid import UNKNOWN, ReadsMask, give_grids
+from vitmods.adapters.norm_choice import choose_norms, is_frozen
+from vitmods.adapters.running import Inputs, check_not_wrapped, copy_model, find_inputs, reads_last, run, tensors_of
 from vitmods.changes import Change, parse_changes
 from vitmods.changes.compose import check_conflicts
+from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
 from vitmods.changes.insertions import After, AroundPatches, Before, Branch, Factor, Heads, Insertion, Parts, Without
-from vitmods.model.build import make_norm
+from vitmods.changes.norm import Norm
+from vitmods.model.build import make_norm, norm_factory
 from vitmods.model.slots import NormConfig, Slot
 from vitmods.util.errors import NoEffect, NotCertified, NotRecognized, UnfitStem, UserError
 
@@ -283,6 +299,7 @@ def operate(model: nn.Module, *changes: Change, example: Any = None) -> nn.Modul
         )
     if not all(out.isfinite().all() for out in outputs_of(new, inputs)):
         raise UserError("The model's outputs are not finite on a random input; its weights are broken.")
+    is_causal = reads_last(new, inputs) is False
     record = list(getattr(model, "vm_record", ()))
     for change in changes:
         before = new.state_dict()
@@ -290,6 +307,10 @@ def operate(model: nn.Module, *changes: Change, example: Any = None) -> nn.Modul
         new = operation.run()
         _check_kept(change, before, new.state_dict(), operation.removed)
         _check_gradients(change, new, inputs, before.keys())
+        if is_causal and reads_last(new, inputs):
+            raise NotCertified(
+                f"'{change}' cannot be put into this model: it is causal, and tokens would see later ones."
+            )
         parts = json.loads(json.dumps(asdict(operation.parts)))
         record.append({"change": str(change), "parts": parts, "heads": operation.layouts})
     new.vm_changes = (*getattr(model, "vm_changes", ()), *changes)  # type: ignore[assignment]
@@ -387,7 +408,7 @@ class _Operation:
             case Without(branch):
                 return partial(self._without, branch)
             case _:
-                return self._swap
+                return self._swap()
 
     def _holder(self, name: str) -> tuple[nn.Module, str, str]:
         """Where an insertion for a module is registered, the child that it serves there, and a name for it: a linear
@@ -565,14 +586,24 @@ class _Operation:
         self.removed += [f"{branch.norm}.{name}" for name in norm.state_dict()]
         self.model.set_submodule(branch.norm, nn.Identity())
 
-    def _swap(self) -> None:
-        new, may_leak = put_norms(self.model, self.change)  # type: ignore[arg-type]
-        if self.inputs is not None:
-            arguments, keywords = self.inputs
-            replaced = [row.site for row in new.rows if row.now]
-            try_out(copy_model(self.model), copy_model(new.model), replaced, keywords or arguments, may_leak)
-        self.model = new.model
-        self.removed.append("*")
+    def _swap(self) -> Callable[[], None]:
+        """First the same norms again, which shows that they are called and how they compute."""
+        change = cast(Norm | DynamicTokenNorm, self.change)
+        anatomy, rows = choose_norms(self.model, change)
+        sites = [row.site for row in rows if row.now]
+        for site in sites:
+            old = self.model.get_submodule(site.name)
+            self.removed += [f"{site.name}.{name}" for name in old.state_dict()]
+            if isinstance(old, nn.LayerNorm) or site.name in anatomy.rms:
+                affine = bool(list(old.parameters(recurse=False)))
+                same = NormConfig("rms" if site.name in anatomy.rms else "layer", eps_of(old), affine)
+                new = norm_like(old, make_norm(same, site.dim), anatomy.rms.get(site.name, 0.0))
+                self.model.set_submodule(site.name, new)
+
+        def finish() -> None:
+            swap_norms(self.model, Anatomy(self.model), change, sites)
+
+        return finish
 
     def _like(self, module: nn.Module, holder: nn.Module) -> nn.Module:
         reference = next((p for p in holder.parameters() if p.is_floating_point()), None)
@@ -590,6 +621,55 @@ class _Operation:
                 f"'{self.change}' cannot be put into this model: in its neutral form it changes the outputs by "
                 f"{moved:.0e} of the largest."
             )
+
+
+def swap_norms(model: nn.Module, anatomy: Anatomy, change: Norm | DynamicTokenNorm, sites: Sequence[NormSite]) -> bool:
+    """Put what the change makes of them in these norms' places; returns whether tokens may now see later ones."""
+    norms: dict[str, nn.Module] = {}
+    for site in sites:
+        old, (path, _, _) = model.get_submodule(site.name), site.name.rpartition(".")
+        parent = model.get_submodule(path)
+        slot = NormConfig("layer", eps=eps_of(old), affine=bool(list(old.parameters(recurse=False))))
+        config = change.edit_norm(slot, site.stage) if isinstance(change, DynamicTokenNorm) else change.edit_norm(slot)
+        assert config is not None
+        grid = UNKNOWN if anatomy.stem_of(site) else None
+        new: nn.Module = norm_factory(config, num_heads=site.heads, grid_size=grid)(site.dim)
+        unit = config.facts.unit(site.dim)
+        norms[site.name] = norm_like(old, new, anatomy.rms.get(site.name, 0.0), unit)
+        model.set_submodule(site.name, norms[site.name])
+        if isinstance(old, nn.BatchNorm1d):
+            # The parent hands the tokens of all images to BatchNorm as one list; a row of the two modules does not.
+            model.set_submodule(path, nn.Sequential(OrderedDict(parent.named_children())).train(parent.training))
+    if isinstance(change, DynamicTokenNorm):
+        give_grids(model, anatomy, norms)
+    for module in model.modules():  # in evaluation PyTorch's encoder computes LayerNorm without calling the norms
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
+    edited = change.edit_norm(NormConfig())
+    assert edited is not None
+    if not edited.facts.token_wise:
+        ReadsMask.put_on(model)
+    return not edited.facts.token_wise
+
+
+@torch.no_grad()
+def norm_like(old: nn.Module, new: nn.Module, offset: float, unit: float = 1.0) -> nn.Module:
+    """The new norm with the old one's gain (weight plus ``offset``, as one or for each channel) in its unit, bias,
+    device, type, mode and frozen parameters."""
+    parameters = dict(old.named_parameters(recurse=False))
+    if parameters:
+        like = next(iter(parameters.values()))
+        new = new.to(device=like.device, dtype=like.dtype)
+    for name, target in new.named_parameters(recurse=False):
+        target.requires_grad_(parameters[name].requires_grad if name in parameters else not is_frozen(old))
+        if name == "weight" and name in parameters:
+            gain = parameters[name] + offset
+            target.copy_((gain if len(target) == len(gain) else gain.mean(0, keepdim=True)) * unit)
+        elif name in parameters:
+            target.copy_(parameters[name])
+    return new.train(old.training)
 
 
 def width_of(model: nn.Module) -> int:
@@ -638,7 +718,7 @@ def _check_kept(
     lost = [
         name
         for name, value in before.items()
-        if "*" not in removed and name not in removed and not (name in after and torch.equal(value, after[name]))
+        if name not in removed and not (name in after and torch.equal(value, after[name]))
     ]
     if lost:
         raise NotCertified(f"'{change}' cannot be put into this model: it would lose {lost[0]}.")

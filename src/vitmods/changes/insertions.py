@@ -30,6 +30,7 @@ class Parts:
 
     ``attentions`` are the attention modules of the blocks, in order; ``stem`` is the one projection of patches before
     the first block, None if the model does not have one. ``norm`` is the kind and eps of the norms of the blocks.
+    ``post_norm`` are the blocks that do not return their input when the outputs of their branches are zero.
     """
 
     blocks: tuple[str, ...]
@@ -37,6 +38,7 @@ class Parts:
     attentions: tuple[str, ...]
     stem: str | None
     norm: NormConfig
+    post_norm: tuple[str, ...] = ()
 
 
 _KINDS: tuple[Literal["attn", "mlp"], ...] = ("attn", "mlp")
