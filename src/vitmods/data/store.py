@@ -38,7 +38,7 @@ from vitmods.data.threads import AHEAD, busy_with, cores, in_order
 from vitmods.util.cache import user_cache
 from vitmods.util.errors import UserError
 from vitmods.util.files import progress_console, tracked, write_atomically
-from vitmods.util.limits import parse_json, read_npz
+from vitmods.util.limits import parse_json, read_json, read_npz
 
 SMALL = 1 << 20  # bytes: a split of so few is decoded in each process; of others all processes map one file
 FEW = 1000  # images that are looked through in each process, where their pixels are not kept
@@ -320,14 +320,18 @@ REMEMBERED = 2000  # images; hashes of fewer are made in no time and not kept
 T = TypeVar("T")
 
 
+def _write_list(file: IO[bytes], value: Any) -> None:
+    file.write(json.dumps(value).encode())
+
+
 def remembered(
-    folder: Path | None,
     name: str,
-    read: Callable[[Path], T],
     make: Callable[[], T],
-    write: Callable[[IO[bytes], T], Any],
+    read: Callable[[Path], T] = lambda path: read_json(path, "JSON"),
+    write: Callable[[IO[bytes], T], Any] = _write_list,
+    folder: Path | None = None,
 ) -> T:
-    """Read the file of that name; make and write it first if it is missing or damaged.
+    """Read the file of that name, by default a list in JSON; make and write it first if it is missing or damaged.
 
     Values that cannot be kept are made each time. folder: None: the user's cache.
     """
@@ -379,4 +383,5 @@ def digests_of(records: Records, cache_dir: Path | None = None) -> NDArray[np.ui
 
     if len(records) < REMEMBERED:
         return make()
-    return remembered(cache_dir, f"{cache_key(records, Geometry((1, 1)), 0)}.digests.npy", read, make, np.save)
+    name = f"{cache_key(records, Geometry((1, 1)), 0)}.digests.npy"
+    return remembered(name, make, read, np.save, cache_dir)

@@ -10,14 +10,12 @@ the end; arrow and parquet files of `datasets` depend on the version that wrote 
 """
 
 import hashlib
-import json
 import os
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, NamedTuple
 
@@ -104,7 +102,7 @@ def members(file: BinaryIO, start: int = 0, end: int | None = None, needs_end_ma
         raise Damaged(where, "the tar file lacks the end mark: it is cut off")
 
 
-def _read_at(path: Path, offset: int, size: int) -> bytes:
+def read_at(path: Path, offset: int, size: int) -> bytes:
     """So many bytes of a file from an offset on. Raises Unreadable."""
     with reading():
         with open(path, "rb", buffering=0) as file:
@@ -115,71 +113,41 @@ def _read_at(path: Path, offset: int, size: int) -> bytes:
         return raw
 
 
-def _join(names: Sequence[str]) -> NDArray[np.uint8]:
-    return np.frombuffer("\0".join(names).encode("utf-8", "surrogateescape"), dtype=np.uint8)
-
-
-def _split(names: NDArray[np.uint8]) -> tuple[str, ...]:
-    return tuple(names.tobytes().decode("utf-8", "surrogateescape").split("\0"))
-
-
-@dataclass(frozen=True)
-class Tar:
-    """A file and where its members are: names "inner/member" for tars within it, offsets and sizes in bytes."""
-
-    path: Path
-    names: tuple[str, ...]
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-
-    def read(self, member: int) -> bytes:
-        """The member's bytes. Raises Unreadable."""
-        return _read_at(self.path, int(self.offsets[member]), int(self.sizes[member]))
-
-
-def open_tar(path: Path) -> Tar:
-    """List the members of a tar. Raises UserError where it is cut short, damaged, compressed or cannot be read.
+def open_tar(path: Path) -> list[Member]:
+    """List the files in a tar, those of tars within it as "inner/file". Raises UserError where it is cut short,
+    damaged, compressed or cannot be read.
 
     The list of a large file is kept in the user's cache folder, since making it reads every header.
     """
 
-    def read(kept: Path) -> Tar:
-        arrays = read_npz(kept, ["names", "offsets", "sizes"])
-        return Tar(path, _split(arrays["names"]), arrays["offsets"], arrays["sizes"])
-
-    def write(file: IO[bytes], tar: Tar) -> None:
-        np.savez(file, names=_join(tar.names), offsets=tar.offsets, sizes=tar.sizes)
+    def scan_tar() -> list[Member]:
+        listed: list[Member] = []
+        try:
+            with open(path, "rb", buffering=0) as outer, open(path, "rb", buffering=0) as inner:
+                for name, start, size in members(outer, needs_end_mark=False):
+                    if name.endswith(".tar"):
+                        parts = members(inner, start, start + size, needs_end_mark=False)
+                        listed.extend(part._replace(name=f"{name.removesuffix('.tar')}/{part.name}") for part in parts)
+                    else:
+                        listed.append(Member(name, start, size))
+        except tarfile.TarError as error:
+            raise UserError(
+                f"The tar file {printable(str(path))} cannot be used: {error}, after {len(listed):,} members. It is "
+                "cut short, damaged or compressed: fetch it again, and do not compress it."
+            ) from error
+        except OSError as error:
+            raise UserError(f"The tar file {printable(str(path))} cannot be read: {error.strerror}.") from error
+        return listed
 
     status = path.stat()
     if status.st_size < _REMEMBERED:
-        return _scanned(path)
-    return remembered(None, f"tars/{file_key(path, status)}.npz", read, lambda: _scanned(path), write)
-
-
-def _scanned(path: Path) -> Tar:
-    rows: list[Member] = []
-    try:
-        with open(path, "rb", buffering=0) as outer, open(path, "rb", buffering=0) as inner:
-            for name, start, size in members(outer, needs_end_mark=False):
-                if name.endswith(".tar"):
-                    parts = members(inner, start, start + size, needs_end_mark=False)
-                    rows.extend(part._replace(name=f"{name.removesuffix('.tar')}/{part.name}") for part in parts)
-                else:
-                    rows.append(Member(name, start, size))
-    except tarfile.TarError as error:
-        raise UserError(
-            f"The tar file {printable(str(path))} cannot be used: {error}, after {len(rows):,} members. It is cut "
-            "short, damaged or compressed: fetch it again, and do not compress it."
-        ) from error
-    except OSError as error:
-        raise UserError(f"The tar file {printable(str(path))} cannot be read: {error.strerror}.") from error
-    names, offsets, sizes = zip(*rows, strict=True) if rows else ((), (), ())
-    return Tar(path, names, np.array(offsets, dtype=np.int64), np.array(sizes, dtype=np.int64))
+        return scan_tar()
+    return [Member(*row) for row in remembered(f"tars/{file_key(path, status)}.json", scan_tar)]
 
 
 def write_index(file: IO[bytes], names: Sequence[str], rows: NDArray[Any]) -> None:
     """Write names (n,) and rows (n,) of all packed images; the same give the same bytes."""
-    np.savez(file, names=_join(names), rows=rows)
+    np.savez(file, names=np.frombuffer("\0".join(names).encode("utf-8", "surrogateescape"), np.uint8), rows=rows)
 
 
 def is_packed(path: Path) -> bool:
@@ -214,7 +182,10 @@ def packed(folder: Path) -> Source:
         if file_sha256(index) != manifest["index_sha256"]:
             raise UserError(f"{printable(str(index))} is not what was packed: its checksum differs. {_AGAIN}")
         columns = read_npz(index, ["names", "rows"])
-        names, rows = _split(columns["names"]), columns["rows"].astype(ROW)
+        names, rows = (
+            columns["names"].tobytes().decode("utf-8", "surrogateescape").split("\0"),
+            columns["rows"].astype(ROW),
+        )
         for path, facts in shards.items():
             if (length := path.stat().st_size) != facts["bytes"]:
                 text = f"has {length:,} bytes, not {facts['bytes']:,}"
@@ -261,7 +232,7 @@ def shard_records(files: Sequence[Path], names: Sequence[str], rows: NDArray[Any
     def fetch(key: int) -> bytes:
         row = rows[key]
         path, offset = files[row["shard"]], int(row["offset"])
-        raw = _read_at(path, offset, int(row["size"]))
+        raw = read_at(path, offset, int(row["size"]))
         if has_digests and digest(raw) != row["digest"].tobytes():
             raise Unreadable(f"damaged in the shard {printable(path.name)} at byte {offset:,}: the checksum differs")
         return raw
@@ -320,7 +291,7 @@ def _from_elsewhere(path: Path) -> Source:
                 f"The shard {printable(str(missing[0]))}{more} does not exist. Give wds:FOLDER, or the files as in "
                 "wds:FOLDER/train-{0000..0009}.tar"
             )
-    names, by_split, unused = _class_names(root), dict[str, list[Path]](), []
+    by_split, unused = dict[str, list[Path]](), []
     for file in files:  # a word of its path names the split
         words = re.split(r"[^a-z]+", file.relative_to(root).as_posix().lower())
         if split := next(filter(None, map(split_named, reversed(words))), None):
@@ -331,20 +302,26 @@ def _from_elsewhere(path: Path) -> Source:
         by_split, unused = {"train": files}, []
     if "train" not in by_split:
         raise UserError(f"{printable(str(root))} has shards of {' and '.join(by_split)}, but none of train.")
-    numbers = {name: number for number, name in enumerate(names)}
-    splits: dict[str, Records] = {}
-    broken: list[Broken] = []
+    names = _class_names(root)
+    numbers, most = {name: number for number, name in enumerate(names)}, len(names) or _MOST_CLASSES
+    unnamed = "" if names else f", and {' or '.join(CLASS_FILES)}, which would name the classes, is missing"
+    splits, broken = dict[str, Records](), list[Broken]()
     for split, paths in by_split.items():
         ids, rows = [], []
         for number, file in enumerate(paths):
             shard, scanned = file.relative_to(root).as_posix(), index_of(file)
             wrong = list(scanned.broken)
             for name, label, offset, size in scanned.rows:
-                try:
-                    rows.append((number, _class_number(label, numbers), offset, size, 0, 0))
+                label = numbers.get(label, label)
+                if isinstance(label, str):
+                    wrong.append((name, f"its label {printable(label)!r} is not a number{unnamed}"))
+                elif label < 0:
+                    wrong.append((name, f"its label {label} is below 0"))
+                elif label >= most:
+                    wrong.append((name, f"its label {label} is not one of the {most:,} classes, which count from 0"))
+                else:
+                    rows.append((number, label, offset, size, 0, 0))
                     ids.append(f"{shard}: {name}")
-                except ValueError as error:
-                    wrong.append((name, str(error)))
             broken += [Broken(split, f"{printable(shard)}: {member}", reason) for member, reason in wrong]
         splits[split] = shard_records(paths, ids, np.array(rows, ROW))
     highest = max((int(part.labels.max(initial=-1)) for part in splits.values()), default=-1)
@@ -396,54 +373,40 @@ def _class_names(root: Path) -> tuple[str, ...]:
     return names
 
 
-def _class_number(label: int | str, numbers: dict[str, int]) -> int:
-    """The number of the class. Raises ValueError for an invalid label."""
-    label = numbers.get(label, label) if isinstance(label, str) else label
-    if isinstance(label, str):
-        hint = "" if numbers else f", and {' or '.join(CLASS_FILES)}, which would name the classes, is missing"
-        raise ValueError(f"its label {printable(label)!r} is not a number{hint}")
-    if label < 0:
-        raise ValueError(f"its label {label} is below 0")
-    if label >= (most := len(numbers) or _MOST_CLASSES):
-        raise ValueError(f"its label {label} is not one of the {most:,} classes, which count from 0")
-    return label
-
-
 class Scanned(NamedTuple):
-    """Images with a label, each its name, label, place and length in the shard; and (member, reason) of the others."""
+    """Images with a label, each [name, label, place, length] in the shard; and [member, reason] of the others."""
 
-    rows: list[tuple[str, int | str, int, int]]
-    broken: list[tuple[str, str]]
+    rows: list[Any]
+    broken: list[Any]
 
 
 def index_of(shard: Path) -> Scanned:
     """The images of a shard: from the user's cache, or listed now. Raises UserError."""
-
-    def read(kept: Path) -> Scanned:
-        rows, broken = read_json(kept, "JSON")
-        return Scanned([tuple(row) for row in rows], [tuple(item) for item in broken])
-
-    def write(file: Any, scanned: Scanned) -> None:
-        file.write(json.dumps(scanned).encode())
-
     try:
         key = file_key(shard, shard.stat(), _FORMAT)
     except OSError as error:
         raise UserError(f"The shard {printable(str(shard))} cannot be read: {error.strerror}.") from error
-    return remembered(None, f"shards/{key}.json", read, lambda: scan(shard), write)
+    return Scanned(*remembered(f"shards/{key}.json", lambda: scan(shard)))
 
 
 def scan(shard: Path) -> Scanned:
     """Read the headers of a tar file and the labels; images are not opened. Raises UserError for other files."""
-    files, damage, scanned = list[Member](), list[tuple[str, str]](), Scanned([], [])
+    files, damage, scanned = list[Member](), list[Any](), Scanned([], [])
     seen: set[str] = set()
+
+    def key_of(member: Member) -> str:
+        path = PurePosixPath(member.name)
+        return str(path.parent / path.name.partition(".")[0])
+
     try:
         with open(shard, "rb") as file:
             try:
-                files.extend(members(file))
+                files.extend(member for member in members(file) if not PurePosixPath(member.name).name.startswith("."))
             except Damaged as error:
-                damage.append((error.where, error.reason))
-            for key, parts in _by_key(files):
+                damage.append([error.where, error.reason])
+            for key, group in groupby(files, key_of):
+                pairs = [(PurePosixPath(member.name).name.partition(".")[2].lower(), member) for member in group]
+                parts = dict(pairs)
                 images = [ending for ending in parts if f".{ending}" in ENDINGS]
                 if not images and "cls" not in parts and "json" not in parts:
                     continue  # neither an image nor a label, such as a list of files
@@ -451,13 +414,13 @@ def scan(shard: Path) -> Scanned:
                 try:
                     if len(images) != 1:
                         raise ValueError("two images share this key" if images else "it is a label without an image")
-                    if key in seen:
+                    if key in seen or len(parts) < len(pairs):
                         raise ValueError("its key comes twice in this shard")
                     seen.add(key)
                     image = parts[images[0]]
-                    scanned.rows.append((name, _label(parts, file), image.offset, image.size))
+                    scanned.rows.append([name, _label(parts, file), image.offset, image.size])
                 except ValueError as error:
-                    scanned.broken.append((name, str(error)))
+                    scanned.broken.append([name, str(error)])
     except tarfile.TarError as error:
         raise UserError(
             f"{printable(str(shard))} is not a plain tar file ({error}). Shards are read at random places, so "
@@ -466,24 +429,6 @@ def scan(shard: Path) -> Scanned:
     except OSError as error:
         raise UserError(f"The shard {printable(str(shard))} cannot be read: {error.strerror}.") from error
     return scanned._replace(broken=[*scanned.broken, *damage])
-
-
-def _by_key(files: list[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
-    """Neighbors whose names agree up to the first dot of the file name, by their endings; hidden files left out."""
-    key, parts = "", dict[str, Member]()
-    for member in files:
-        path = PurePosixPath(member.name)
-        stem, _, ending = path.name.partition(".")
-        if not stem:
-            continue
-        member_key = str(path.parent / stem)
-        if parts and (member_key != key or ending.lower() in parts):
-            yield key, parts
-            parts = {}
-        key = member_key
-        parts[ending.lower()] = member
-    if parts:
-        yield key, parts
 
 
 def _label(parts: dict[str, Member], file: BinaryIO) -> int | str:

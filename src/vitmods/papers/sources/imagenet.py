@@ -23,7 +23,7 @@ from vitmods.data.rng import text_order
 from vitmods.data.sources import SOURCES, Spec
 from vitmods.data.sources.folder import class_folders, file_records, loose_images
 from vitmods.data.sources.hf import hf_set
-from vitmods.data.sources.wds import Tar, open_tar
+from vitmods.data.sources.wds import Member, open_tar, read_at
 from vitmods.papers.sources import published_set
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import expand_user
@@ -277,31 +277,33 @@ def _val_classes(root: Path, numbers: list[int], chosen: str | None) -> np.ndarr
 
 
 def _from_train_tar(path: Path) -> tuple[Records, list[str]]:
-    tar = open_tar(path)
-    members = [i for i, name in enumerate(tar.names) if Path(name).suffix.lower() in ENDINGS]
-    labels = [_positions().get(tar.names[i].split("/")[0]) for i in members]
+    members = [member for member in open_tar(path) if Path(member.name).suffix.lower() in ENDINGS]
+    labels = [_positions().get(member.name.split("/")[0]) for member in members]
     if not members or None in labels:
         raise UserError(
             f"{printable(str(path))} is not ILSVRC 2012's: it should hold n01440764.tar and 999 more, each with the "
             "images of its class. Fetch it again, or unpack it to train/n01440764/*.JPEG."
         )
-    return _tar_records(tar, members, np.array(labels, dtype=np.int64)), []
+    return _tar_records(path, members, np.array(labels, dtype=np.int64)), []
 
 
 def _from_val_tar(root: Path, path: Path, chosen: str | None) -> tuple[Records, list[str]]:
-    tar = open_tar(path)
-    files = sorted((number, i) for i, name in enumerate(tar.names) if (number := number_of(name)) is not None)
-    if not files:
+    members = sorted((number, member) for member in open_tar(path) if (number := number_of(member.name)) is not None)
+    if not members:
         raise UserError(f"{printable(str(path))} does not hold ILSVRC2012_val_00000001.JPEG, ...: fetch it again.")
-    labels = _val_classes(root, [number for number, _ in files], chosen)
-    return _tar_records(tar, [i for _, i in files], labels), []
+    labels = _val_classes(root, [number for number, _ in members], chosen)
+    return _tar_records(path, [member for _, member in members], labels), []
 
 
-def _tar_records(tar: Tar, members: list[int], labels: np.ndarray) -> Records:
-    status = tar.path.stat()
-    stamps = tuple(f"{tar.path}:{status.st_size}:{status.st_mtime_ns}:{tar.offsets[i]}" for i in members)
-    ids = tuple(f"{tar.path.name}/{tar.names[i]}" for i in members)
-    return Records(ids, labels, stamps, tar.read, np.array(members, dtype=np.int64))
+def _tar_records(path: Path, members: list[Member], labels: np.ndarray) -> Records:
+    status = path.stat()
+    stamps = tuple(f"{path}:{status.st_size}:{status.st_mtime_ns}:{member.offset}" for member in members)
+    ids = tuple(f"{path.name}/{member.name}" for member in members)
+
+    def fetch(key: int) -> bytes:
+        return read_at(path, members[key].offset, members[key].size)
+
+    return Records(ids, labels, stamps, fetch, np.arange(len(members)))
 
 
 # Evaluation sets.

@@ -3,7 +3,6 @@
 Images and their masks as training and evaluation see them. Both are cut alike, whatever is drawn.
 """
 
-import json
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ from vitmods.data.threads import AHEAD, busy_with, cores, in_order
 from vitmods.recipes import Augment
 from vitmods.tasks.segmentation.recipes import SegmentationPart
 from vitmods.util.errors import UserError
-from vitmods.util.limits import read_bytes, read_json
+from vitmods.util.limits import read_bytes
 
 IGNORE = 255
 """the class of pixels that are neither trained on nor evaluated"""
@@ -148,18 +147,12 @@ def masked_records(split: str, pairs: Sequence[Pair], coding: Coding) -> tuple[R
 
 
 def _remembered(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
-    def read(kept: Path) -> list[_Seen]:
-        rows = read_json(kept, "JSON")
-        return [_Seen(reason, stamp, tuple(places), tuple(pixels)) for reason, stamp, places, pixels in rows]
-
-    def write(file: IO[bytes], looks: list[_Seen]) -> None:
-        file.write(json.dumps(looks).encode())
-
     if len(images) < _REMEMBERED:
         return _look(images, masks, coding)
     content = "\0".join([_FORMAT, repr(coding), *images.stamps, *masks.stamps]).encode("utf-8", "surrogateescape")
     name = f"masks/{sha256(content).hexdigest()[:32]}.json"
-    return remembered(None, name, read, lambda: _look(images, masks, coding), write)
+    rows = remembered(name, lambda: _look(images, masks, coding))
+    return [_Seen(reason, stamp, tuple(places), tuple(pixels)) for reason, stamp, places, pixels in rows]
 
 
 def _look(images: Records, masks: Records, coding: Coding) -> list[_Seen]:

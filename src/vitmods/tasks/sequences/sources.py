@@ -151,7 +151,7 @@ def _generated(options: ListOpsOptions) -> dict[str, Sequences]:
         np.savez_compressed(file, **dict(zip(("tokens", "lengths", "values"), arrays, strict=True)))  # type: ignore[arg-type]
 
     key = blake2b(json.dumps([_FORMAT, asdict(options)]).encode(), digest_size=8).hexdigest()
-    tokens, lengths, values = remembered(None, f"listops-{key}.npz", read, make, write)
+    tokens, lengths, values = remembered(f"listops-{key}.npz", make, read, write)
     sequences, start, splits = np.split(tokens, np.cumsum(lengths)[:-1]), 0, {}
     for name in ("train", "val", "test"):
         end = start + getattr(options, name)
