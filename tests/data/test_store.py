@@ -19,6 +19,7 @@ from vitmods.data.geometry import Geometry
 from vitmods.data.records import Records
 from vitmods.data.sources.folder import folder
 from vitmods.data.store import cache_key, open_store, read_cache
+from vitmods.data.threads import in_order
 from vitmods.recipes import plain
 from vitmods.util.errors import UserError
 
@@ -46,11 +47,7 @@ def cache_files(cache):
 
 
 def forbid_decoding(monkeypatch):
-    def decoded(records, *_):
-        assert not len(records), "nothing is left to decode"
-        return iter(())
-
-    monkeypatch.setattr(store_module, "_decoded", decoded)
+    monkeypatch.setattr(store_module, "decode", lambda *_: pytest.fail("nothing is left to decode"))
 
 
 @pytest.mark.parametrize("geometry", [GEOMETRY, Geometry((8, 8), 0.5, whole=True)])
@@ -135,21 +132,25 @@ def test_a_damaged_cache_is_built_again(root, tmp_path, damage, file):
 
 
 def test_a_build_that_dies_leaves_nothing(root, tmp_path, monkeypatch):
-    def dies(records, geometry, channels):
-        yield from islice(decoded(records, geometry, channels), 3)
+    def dies(*arguments, **options):
+        yield from islice(in_order(*arguments, **options), 3)
         raise KeyboardInterrupt
 
-    decoded = store_module._decoded
-    monkeypatch.setattr(store_module, "_decoded", dies)
-    with pytest.raises(KeyboardInterrupt):
-        open_store(records(root), GEOMETRY, 3, tmp_path / "cache")
-    monkeypatch.setattr(store_module, "_decoded", decoded)
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "in_order", dies)
+        with pytest.raises(KeyboardInterrupt):
+            open_store(records(root), GEOMETRY, 3, tmp_path / "cache")
     assert sum(cache_files(tmp_path / "cache").values()) == 0
 
 
 def test_remains_of_a_killed_process_are_written_over(root, tmp_path, monkeypatch):
-    counts, decoded = [], store_module._decoded
-    monkeypatch.setattr(store_module, "_decoded", lambda some, *how: counts.append(len(some)) or decoded(some, *how))
+    counts = []
+
+    def counted(make, numbers, *options, **more):
+        counts.append(len(numbers))
+        return in_order(make, numbers, *options, **more)
+
+    monkeypatch.setattr(store_module, "in_order", counted)
     half, complete = np.arange(5), open_store(records(root), GEOMETRY, 3, None)
     open_store(records(root).take(half), GEOMETRY, 3, tmp_path)
     with open(next(tmp_path.rglob("pixels.bin")), "ab") as pixels:
@@ -244,7 +245,7 @@ def test_processes_share_what_the_first_has_decoded(make_folder, tmp_path, monke
     assert isinstance(here, np.memmap)
     script = (
         "import sys; from vitmods import data; from vitmods.data import store; from vitmods.recipes import plain;"
-        "store.SMALL = 0; store._decoded = None;"
+        "store.SMALL = 0; store.decode = None;"
         "print(type(data.load(sys.argv[1], img_size=8, augment=plain().augment).splits['train'].store.pixels).__name__)"
     )
     done = subprocess.run([sys.executable, "-c", script, str(root)], capture_output=True, text=True, check=True)

@@ -23,7 +23,7 @@ from PIL import Image
 
 from vitmods.data.multilabel import with_target
 from vitmods.data.read import Unreadable, digest, shown_size
-from vitmods.data.records import ENDINGS, Records, printable
+from vitmods.data.records import ENDINGS, Broken, Records, printable
 from vitmods.data.rng import text_order
 from vitmods.data.sources import open_source
 from vitmods.data.sources.wds import (
@@ -134,10 +134,10 @@ def pack(
     with alone_in(folder):
         finished = read_manifest(folder) if is_packed(folder) else None
         if finished is None and not (folder / UNFINISHED).exists():
-            for path in sorted(folder.glob("*.tar")):
+            if foreign := sorted(folder.glob("*.tar")):
                 raise UserError(
-                    f"{printable(str(path))} was not written by vitmods data pack and could be overwritten: choose "
-                    "another folder."
+                    f"{printable(str(foreign[0]))} was not written by vitmods data pack and could be overwritten: "
+                    "choose another folder."
                 )
             write_atomically(folder / UNFINISHED, lambda file: None)
         kept, bad = 0, [record(item) for item in source.broken if item.split in chosen]
@@ -146,11 +146,11 @@ def pack(
         parts: list[Any] = []  # rows of each shard
         for split, records in chosen.items():
             shards, counts = [], Counter[int]()
-            images = _readable(records, split, bad, workers or cores(), progress)
-            for number, group in enumerate(_groups(images, int(shard_mb * MEGABYTE))):
-                content, rows = _shard(group, len(parts))
+            images_by_shard = _by_shard(records, split, int(shard_mb * MEGABYTE), bad, workers or cores(), progress)
+            for number, images in enumerate(images_by_shard):
+                content, rows = _shard(images, len(parts))
                 path, checksum = folder / f"{split}-{number:06d}.tar", sha256(content).hexdigest()
-                shards.append({"file": path.name, "bytes": len(content), "images": len(group), "sha256": checksum})
+                shards.append({"file": path.name, "bytes": len(content), "images": len(images), "sha256": checksum})
                 if finished is not None and shards[-1] not in finished["splits"].get(split, {"shards": []})["shards"]:
                     raise others
                 if path.is_file() and file_sha256(path) == checksum:
@@ -158,8 +158,8 @@ def pack(
                 else:
                     write_atomically(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
                 parts.append(rows)
-                counts.update(image.label for image in group)
-                written += [(split, image.name, image.digest) for image in group]
+                counts.update(image.label for image in images)
+                written += [(split, image.name, image.digest) for image in images]
             contents[split] = {
                 "images": counts.total(),
                 "bytes": sum(shard["bytes"] for shard in shards),
@@ -209,14 +209,14 @@ class _Image(NamedTuple):
     digest: bytes
 
 
-def _readable(
-    records: Records, split: str, bad: list[dict[str, str]], workers: int, progress: bool
-) -> Iterator[_Image]:
-    """Images that can be read; the others are added to `bad`. The order is drawn from the names, so that a shard has
-    some of every class."""
+def _by_shard(
+    records: Records, split: str, limit: int, bad: list[dict[str, str]], workers: int, progress: bool
+) -> Iterator[list[_Image]]:
+    """The images of one shard of at most `limit` bytes after the other; those that cannot be read are added to `bad`.
+    The order is drawn from the names, so that a shard has some of every class."""
     order = text_order(0, "pack", records.ids).tolist()
 
-    def read(number: int) -> _Image | Unreadable:
+    def read(number: int) -> _Image | str:
         name, key = records.ids[order[number]], int(records.keys[order[number]])
         try:
             raw = records.fetch(key)
@@ -224,35 +224,28 @@ def _readable(
                 raise UserError("Only image files can be packed, since their bytes are kept; these images are decoded.")
             size = shown_size(raw)
         except Unreadable as error:
-            return error
+            return str(error)
         ending = PurePosixPath(name).suffix.lower()
         if ending not in ENDINGS:  # not a file of its own
             with Image.open(io.BytesIO(raw)) as image:
                 ending = f".{(image.format or 'img').lower()}"
         return _Image(name, int(records.labels[order[number]]), f"{number:09d}{ending}", raw, size, digest(raw))
 
-    images: Iterable[_Image | Unreadable] = in_order(read, range(len(order)), workers, ahead=AHEAD)
-    for number, image in enumerate(tracked(images, len(order), f"Packing {split}") if progress else images):
-        if isinstance(image, Unreadable):
-            path = printable(records.ids[order[number]])
-            bad.append({"split": split, "path": path, "reason": printable(str(image))})
-        else:
-            yield image
-
-
-def _groups(images: Iterable[_Image], limit: int) -> Iterator[list[_Image]]:
-    """The images of one shard of at most `limit` bytes after the other."""
-    group: list[_Image] = []
+    images: Iterable[_Image | str] = in_order(read, range(len(order)), workers, ahead=AHEAD)
+    shard: list[_Image] = []
     length = len(_END)
-    for image in images:
+    for number, image in enumerate(tracked(images, len(order), f"Packing {split}") if progress else images):
+        if isinstance(image, str):
+            bad.append(record(Broken(split, records.ids[order[number]], image)))
+            continue
         blocks = -(-len(image.raw) // tarfile.BLOCKSIZE) + 3  # label and two headers
-        if group and length + blocks * tarfile.BLOCKSIZE > limit:
-            yield group
-            group, length = [], len(_END)
-        group.append(image)
+        if shard and length + blocks * tarfile.BLOCKSIZE > limit:
+            yield shard
+            shard, length = [], len(_END)
+        shard.append(image)
         length += blocks * tarfile.BLOCKSIZE
-    if group:
-        yield group
+    if shard:
+        yield shard
 
 
 def _shard(images: list[_Image], number: int) -> tuple[bytes, Any]:

@@ -45,6 +45,9 @@ class Annotation(Protocol):
         ...
 
 
+_COLUMNS = ("ids", "labels", "keys", "label_sets", "annotations", "shards", "native", "digests", "rows")
+
+
 @dataclass(frozen=True)
 class Records:
     """The images of one split, in an order that does not depend on the order of files on the disk.
@@ -84,18 +87,14 @@ class Records:
 
     def take(self, index: NDArray[np.int64]) -> "Records":
         """The records at these positions, in this order."""
-        return replace(
-            self,
-            ids=tuple(map(self.ids.__getitem__, index.tolist())),
-            labels=self.labels[index],
-            rows=self.rows[index],
-            keys=self.keys[index],
-            shards=None if self.shards is None else self.shards[index],
-            native=None if self.native is None else self.native[index],
-            digests=None if self.digests is None else self.digests[index],
-            label_sets=None if self.label_sets is None else tuple(self.label_sets[i] for i in index),
-            annotations=None if self.annotations is None else tuple(self.annotations[i] for i in index),
-        )
+        positions = index.tolist()
+
+        def of(column: Any) -> Any:
+            if isinstance(column, tuple):
+                return tuple(map(column.__getitem__, positions))
+            return None if column is None else column[index]
+
+        return replace(self, **{name: of(getattr(self, name)) for name in _COLUMNS})
 
     def some(self, count: int) -> "Records":
         """About `count` of them: spread evenly, or the first of the first file if they are sequential."""

@@ -16,14 +16,14 @@ import shutil
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from os import stat_result
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -47,7 +47,6 @@ VERIFIED_BYTES = 1 << 28  # when a cache is opened: all of most caches, evenly s
 SAMPLED = 16  # images that are read to estimate what all will take, and to see that a cache is of these images
 UNUSED_AFTER = 30 * 24 * 3600  # seconds, after which a cache in the user's folder makes room for others
 _FORMAT = "vitmods images 3"
-_CHUNK = 512  # images in flight: bounds the memory of decoded images that wait to be written
 _SHOW_PROGRESS = 5000  # images; fewer are read before a progress bar could be seen
 _NOTICE_S = 3.0  # who waits for another process for longer gets a notice
 _UNKNOWN, _READABLE, _UNREADABLE = range(3)
@@ -105,47 +104,38 @@ class _Table:
         return Index(kept, shape, offset, native, crc, digests, tuple((i, self.reasons[int(rows[i])]) for i in bad))
 
     def add(self, records: Records, geometry: Geometry | None, channels: int, out: BinaryIO) -> None:
-        """Decode those of the records that are unknown, and append them to `out`."""
+        """Decode those of the records that are unknown, and append their pixels to `out`; without geometry only their
+        facts are kept."""
         lacking = records.take(np.flatnonzero(self.lacks(records.rows)))
-        for row, image in zip(lacking.rows.tolist(), _decoded(lacking, geometry, channels), strict=True):
-            if isinstance(image, str):
-                self.rows[row]["state"], self.reasons[row] = _UNREADABLE, image
-                continue
-            out.write(image.pixels.data)
-            sums = zlib.crc32(image.pixels.data), np.frombuffer(image.digest, np.uint8)
-            self.rows[row] = (_READABLE, self.end, image.shape, image.native, *sums)
-            self.end += image.pixels.size
 
+        def read(position: int) -> "tuple[memoryview, tuple[Any, ...]] | str":
+            try:
+                with busy_with(printable(lacking.ids[position])):
+                    raw = lacking.fetch(int(lacking.keys[position]))
+                    image = decode(raw, channels)
+            except Unreadable as error:
+                return str(error)
+            stored = image if geometry is None else np.ascontiguousarray(geometry.store(image))
+            content = (_NO_PIXELS if geometry is None else stored.reshape(-1)).data
+            return content, (stored.shape, image.shape[1:], zlib.crc32(content), np.frombuffer(digest(raw), np.uint8))
 
-class _Decoded(NamedTuple):
-    pixels: NDArray[np.uint8]
-    shape: tuple[int, ...]
-    native: tuple[int, ...]
-    digest: bytes
+        # PIL warns of large images and odd metadata; what matters is reported as a reason.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            images: Iterable[Any] = in_order(read, range(len(lacking)), cores(), ahead=AHEAD)
+            if len(lacking) >= _SHOW_PROGRESS:
+                images = tracked(images, len(lacking), f"Reading {len(lacking):,} images")
+            for row, image in zip(lacking.rows.tolist(), images, strict=True):
+                if isinstance(image, str):
+                    self.rows[row]["state"], self.reasons[row] = _UNREADABLE, image
+                    continue
+                content, facts = image
+                out.write(content)
+                self.rows[row] = (_READABLE, self.end, *facts)
+                self.end += len(content)
 
 
 _NO_PIXELS = np.empty(0, np.uint8)
-
-
-def _decoded(records: Records, geometry: Geometry | None, channels: int) -> "Iterator[_Decoded | str]":
-    """Each record as it is stored (without geometry: without its pixels), or why it cannot be read, in order."""
-
-    def read(position: int) -> "_Decoded | str":
-        try:
-            with busy_with(printable(records.ids[position])):
-                raw = records.fetch(int(records.keys[position]))
-                image = decode(raw, channels)
-        except Unreadable as error:
-            return str(error)
-        stored = image if geometry is None else np.ascontiguousarray(geometry.store(image))
-        return _Decoded(_NO_PIXELS if geometry is None else stored, stored.shape, image.shape[1:], digest(raw))
-
-    # PIL warns of large images and odd metadata; what matters is reported as a reason.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        chunks, has_bar = range(0, len(records), _CHUNK), len(records) >= _SHOW_PROGRESS
-        for start in tracked(chunks, len(chunks), f"Reading {len(records):,} images") if has_bar else chunks:
-            yield from in_order(read, range(start, min(start + _CHUNK, len(records))), cores(), ahead=AHEAD)
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from textwrap import shorten
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import torch
@@ -154,16 +154,16 @@ class MetricsFile:
         open_logs: Callable[[Sequence[Mapping[str, Any]], int], Logs] | None = None,
     ) -> None:
         self.path = path
-        with disk_errors(path), ExitStack() as stack:
-            sent = self._content().count(b"\n") if open_logs and path.exists() else 0
-            self._file = stack.enter_context(open(path, "ab"))
-            if self._file.tell() < length:
+        with disk_errors(path):
+            path.touch()
+            written = self._content()
+            if len(written) < length:
                 raise UserError(f"{path} is shorter than its checkpoint says. Delete its folder to train again.")
-            self._file.truncate(length)
-            self._file.seek(length)  # cutting a file does not move the position that sync() returns
-            self._board = TensorBoard(tensorboard, self.rows()) if tensorboard else None
-            self._logs = open_logs(self.rows(), sent) if open_logs else None
-            stack.pop_all()  # closed by close(), unless something went wrong
+            os.truncate(path, length)
+            rows = self.rows() if tensorboard or open_logs else []
+            self._file = open(path, "ab")  # noqa: SIM115, closed by close()
+        self._board = TensorBoard(tensorboard, rows) if tensorboard else None
+        self._logs = open_logs(rows, written.count(b"\n")) if open_logs else None
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows so far. Raises UserError if one is damaged."""
@@ -222,27 +222,24 @@ class TensorBoard:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
             name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-            with ExitStack() as stack:
-                self._file = stack.enter_context(open(folder / name, "wb"))
-                self._records = RecordWriter(self._file)
-                self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
-                for row in rows:
-                    self.write(row)
-                stack.pop_all()  # closed by close(), unless something went wrong
+            self._file = open(folder / name, "wb")  # noqa: SIM115, closed by close()
+        self._records = RecordWriter(self._file)
+        self._add(file_version="brain.Event:2")
+        for row in rows:
+            self.write(row)
 
     def write(self, row: dict[str, Any]) -> None:
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars_of(row).items()]
-        event = self._event(wall_time=time.time(), step=row["step"], summary=self._summary(value=values))
-        with disk_errors(self.folder):
-            self._add(event)
+        self._add(step=row["step"], summary=self._summary(value=values))
 
     def close(self) -> None:
         with disk_errors(self.folder):
             self._file.close()
 
-    def _add(self, event: Any) -> None:
-        self._records.write(event.SerializeToString())
-        self._file.flush()
+    def _add(self, **event: Any) -> None:
+        with disk_errors(self.folder):
+            self._records.write(self._event(wall_time=time.time(), **event).SerializeToString())
+            self._file.flush()
 
 
 class ProgressBar:
@@ -252,13 +249,10 @@ class ProgressBar:
     """
 
     def __init__(self, shown: bool, title: str, total: int, done: int, metrics: Sequence[Metric] = ()) -> None:
-        self._bar: Any = None
-        self._metrics = metrics
-        if not (shown and LenientStream(sys.stderr).isatty() and not os.environ.get("CI")):
-            return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
         from rich.table import Column
 
+        self._metrics = metrics
         self._bar = Progress(
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=24)),
             BarColumn(16),
@@ -267,28 +261,23 @@ class ProgressBar:
             TextColumn("{task.fields[numbers]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             console=progress_console(),
             expand=True,
+            disable=not shown or not LenientStream(sys.stderr).isatty() or bool(os.environ.get("CI")),
         )
         self._task = self._bar.add_task(title, total=total, completed=done, numbers="")
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
+        self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
 
     def advance(self, step: int) -> None:
-        if self._bar is not None:
+        if not self._bar.disable:
             self._bar.update(self._task, completed=step)
 
     def show(self, row: dict[str, Any]) -> None:
         """Show the newest training row."""
-        if self._bar is None:
-            return
         parts = [f"loss {row['loss']:.3f}"]
         parts += [f"{metric.title} {metric.shown(row[metric.name])}" for metric in self._metrics if metric.name in row]
         parts.append(f"{row['images_per_s']:.0f} images/s")
@@ -299,22 +288,20 @@ class ProgressBar:
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """A trial, or a verdict, as loggers identify it.
-
-    study:  name of the study's folder; groups runs
-    name:   for readers
-    key:    unique to the run, and the same when a trial resumes
-    fields: to filter and group by: study, arm, seed, base, ...; for a verdict also the verdict itself
-    folder: place for local files, the trial's or the study's folder; None: the logger's default
-    config: all settings, as in config.json
-    """
+    """A trial, or a verdict, as loggers identify it."""
 
     study: str
+    """name of the study's folder; groups runs"""
     name: str
+    """for readers"""
     key: str
+    """unique to the run, and the same when a trial resumes"""
     fields: Mapping[str, Any] = field(default_factory=dict)
+    """to filter and group by: study, arm, seed, base, ...; for a verdict also the verdict itself"""
     folder: Path | None = None
+    """place for local files, the trial's or the study's folder; None: the logger's default"""
     config: Mapping[str, Any] = field(default_factory=dict)
+    """all settings, as in config.json"""
 
     @property
     def group(self) -> str:
@@ -340,15 +327,13 @@ class Logger(Protocol):
 
 @dataclass(frozen=True)
 class LoggerKind:
-    """How to open runs.
-
-    needs: module of the library; the extra of vitmods has the logger's name
-    check: raises UserError, before any work, if runs cannot be opened here
-    """
+    """How to open runs."""
 
     open: Callable[[LoggedRun], Logger]
     needs: str | None = None
+    """module of the library; the extra of vitmods has the logger's name"""
     check: Callable[[], None] = lambda: None
+    """raises UserError, before any work, if runs cannot be opened here"""
 
 
 LOGGERS: Registry[LoggerKind] = Registry("logger")
@@ -390,53 +375,55 @@ class Logs:
             for row in () if logger.resumed else rows:
                 logger.write(scalars_of(row), row["step"])
 
-        for name in names:
-            self._try(name, open_run)
+        self._for_each(names, open_run)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        for name in list(self._loggers):
+        def write_row(name: str) -> None:
             if self._skip[name]:
                 self._skip[name] -= 1
             else:
-                self._try(name, lambda name: self._loggers[name].write(scalars_of(row), row["step"]))
+                self._loggers[name].write(scalars_of(row), row["step"])
+
+        self._for_each(tuple(self._loggers), write_row)
 
     def close(self, status: str, scalars: Mapping[str, float]) -> tuple[str, ...]:
         """End all runs; returns the names of the loggers that have received everything."""
 
         def close_run(name: str) -> None:
-            errors: list[Exception] = []
+            ended = SimpleQueue[Exception | None]()
 
             def close() -> None:
                 try:
                     self._loggers[name].close(status, scalars)
+                    ended.put(None)
                 except Exception as error:
-                    errors.append(error)
+                    ended.put(error)
 
-            thread = threading.Thread(target=close, daemon=True)  # an unreachable service may never answer
-            thread.start()
-            thread.join(CLOSING_S)
-            if thread.is_alive():
-                raise TimeoutError(f"it did not take the last rows within {CLOSING_S:.0f} s")
-            if errors:
-                raise errors[0]
+            threading.Thread(target=close, daemon=True).start()  # an unreachable service may never answer
+            try:
+                error = ended.get(timeout=CLOSING_S)
+            except Empty:
+                raise TimeoutError(f"it did not take the last rows within {CLOSING_S:.0f} s") from None
+            if error is not None:
+                raise error
 
-        for name in list(self._loggers):
-            self._try(name, close_run)
+        self._for_each(tuple(self._loggers), close_run)
         names = tuple(self._loggers)
         self._loggers.clear()
         return names
 
-    def _try(self, name: str, call: Callable[[str], None]) -> None:
-        try:
-            call(name)
-        except Exception as error:  # whatever a network and a foreign library raise
-            self._loggers.pop(name, None)
-            reason = " ".join(str(error).split()) or type(error).__name__
-            warnings.warn(
-                f"The logger {name} failed and gets no more of {self._run.name}: {reason}. metrics.jsonl and tb/ have "
-                "all rows.",
-                stacklevel=2,
-            )
+    def _for_each(self, names: Iterable[str], call: Callable[[str], None]) -> None:
+        for name in names:
+            try:
+                call(name)
+            except Exception as error:  # whatever a network and a foreign library raise
+                self._loggers.pop(name, None)
+                reason = " ".join(str(error).split()) or type(error).__name__
+                warnings.warn(
+                    f"The logger {name} failed and gets no more of {self._run.name}: {reason}. metrics.jsonl and tb/ "
+                    "have all rows.",
+                    stacklevel=2,
+                )
 
 
 def open_logs(
@@ -541,20 +528,19 @@ class Mlflow:
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
 
-        self._client, self._last_step = MlflowClient(), 0
-        try:
-            experiment = self._client.create_experiment(run.study)
-        except MlflowException:  # it exists
-            if (existing := self._client.get_experiment_by_name(run.study)) is None:
-                raise
-            experiment = existing.experiment_id
+        self._client: Any = MlflowClient()
+        self._last_step = 0
+        with suppress(MlflowException):  # it exists, or the next call says what is wrong
+            self._client.create_experiment(run.study)
+        experiment = self._client.get_experiment_by_name(run.study).experiment_id
         earlier = self._client.search_runs([experiment], f"tags.`vitmods.key` = '{run.key}'", max_results=1)
         self.resumed = bool(earlier)
-        if earlier:
-            self._id = earlier[0].info.run_id
+        tags = {"vitmods.key": run.key}
+        opened = earlier[0] if earlier else self._client.create_run(experiment, tags=tags, run_name=run.name)
+        self._id = opened.info.run_id
+        if self.resumed:
             self._client.update_run(self._id, status="RUNNING")
         else:
-            self._id = self._client.create_run(experiment, tags={"vitmods.key": run.key}, run_name=run.name).info.run_id
             settings = {**run.fields, **(flatten(run.config) if run.config else {})}
             params = [Param(_NOT_ALLOWED.sub("-", name), str(value)[:500]) for name, value in settings.items()]
             for start in range(0, len(params), 100):  # the limits of all stores: 100 in a call, of 500 characters
