@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from vitmods.data.loading import record, unreadable_text
 from vitmods.data.multilabel import with_target
 from vitmods.data.read import Unreadable, digest, shown_size
 from vitmods.data.records import ENDINGS, Broken, Records, printable
@@ -36,7 +37,6 @@ from vitmods.data.sources.wds import (
     read_manifest,
     write_index,
 )
-from vitmods.data.summary import record, unreadable_text
 from vitmods.data.threads import AHEAD, cores, in_order
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import expand_user, make_folder, tracked, write_atomically, write_json

@@ -532,11 +532,12 @@ class Mlflow:
         self._last_step = 0
         with suppress(MlflowException):  # it exists, or the next call says what is wrong
             self._client.create_experiment(run.study)
-        experiment = self._client.get_experiment_by_name(run.study).experiment_id
-        earlier = self._client.search_runs([experiment], f"tags.`vitmods.key` = '{run.key}'", max_results=1)
+        experiment: Any = self._client.get_experiment_by_name(run.study)
+        experiment_id = experiment.experiment_id
+        earlier = self._client.search_runs([experiment_id], f"tags.`vitmods.key` = '{run.key}'", max_results=1)
         self.resumed = bool(earlier)
         tags = {"vitmods.key": run.key}
-        opened = earlier[0] if earlier else self._client.create_run(experiment, tags=tags, run_name=run.name)
+        opened = earlier[0] if earlier else self._client.create_run(experiment_id, tags=tags, run_name=run.name)
         self._id = opened.info.run_id
         if self.resumed:
             self._client.update_run(self._id, status="RUNNING")

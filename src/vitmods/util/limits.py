@@ -145,8 +145,10 @@ def read_table(
                 raise UserError(f'{file_name} does not have the column {wanted}: its first line is "{first}".{layout}')
             for row in reader:
                 if any(row.pop(None, ())):
+                    separator = "tab" if options.get("delimiter") == "\t" else "comma"
                     raise UserError(
-                        f"Line {reader.line_num} of {file_name} has more columns than its first line.{layout}"
+                        f"Line {reader.line_num} of {file_name} has more columns than its first line: remove the extra "
+                        f"{separator}, or put the value that has it in double quotes.{layout}"
                     )
                 rows.append((reader.line_num, row))
     except UserError:

@@ -1,4 +1,5 @@
-"""A folder with one sub-folder per class, with or without train, val and test folders above them.
+"""A folder with one sub-folder per class, with or without train, val and test folders above them; and images that a
+CSV file lists with any number of labels.
 
 Hidden files, files with other endings and repeated directories (links that loop) are left out; all but hidden ones are
 counted in the warnings. Files are only listed here, never opened.
@@ -10,36 +11,60 @@ import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vitmods.data.multilabel import with_rarest
 from vitmods.data.read import Unreadable, reading
 from vitmods.data.records import ENDINGS, Records, Source, printable, split_named
 from vitmods.data.sources import Spec, data_source, known_specs
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import expand_user, similar_folder
-from vitmods.util.limits import lines_of, read_bytes
+from vitmods.util.limits import lines_of, read_bytes, read_table
 
 LAYOUT = "Expected FOLDER/class/image.jpg, or FOLDER/train/class/image.jpg with val and test next to train."
 _IMAGES = {"image", "images", "img", "imgs", "jpegimages"}
 _MASKS = {"annotation", "annotations", "gt", "labels", "mask", "masks", "segmentation", "segmentationclass", "trimaps"}
 
 
-@dataclass
 class _Files:
     """Images below one folder, and what was left out. Paths are strings: a million Path objects take seconds."""
 
-    paths: list[str] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
-    other_endings: Counter[str] = field(default_factory=Counter)
-    repeated: list[str] = field(default_factory=list)
-    loose: int = 0
-    inner_splits: set[str] = field(default_factory=set)
-    empty: list[str] = field(default_factory=list)
+    def __init__(self, *visited: Path) -> None:
+        """visited: folders that links inside may lead back to."""
+        self.paths: list[str] = []
+        self.labels: list[str] = []
+        self.other_endings = Counter[str]()
+        self.repeated: list[str] = []
+        self.inner_splits: set[str] = set()
+        self._visited = {(status.st_dev, status.st_ino) for status in map(os.stat, visited)}
+
+    def add(self, folder: Path, label: str = "") -> None:
+        """Add the images in a folder and its sub-folders."""
+        pending = [str(folder)]
+        while pending:
+            current = pending.pop()
+            status = os.stat(current)
+            if (identity := (status.st_dev, status.st_ino)) in self._visited:
+                self.repeated.append(printable(current))
+                continue
+            self._visited.add(identity)
+            with os.scandir(current) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if _is_dir(entry):
+                        pending.append(entry.path)
+                        self.inner_splits |= {entry.name} if split_named(entry.name) else set()
+                    elif (ending := _ending(entry.name)) in ENDINGS:
+                        self.paths.append(entry.path)
+                        self.labels.append(label)
+                    else:
+                        self.other_endings[ending or "no ending"] += 1
 
 
 @data_source(
@@ -123,11 +148,28 @@ def class_folders(
     order: all possible classes, in their order; otherwise the folders' names, sorted. Raises UserError without images,
     and for folders that are not in `order`.
     """
+    listed, warnings = dict[str, _Files](), []
     with _listing():
-        listed = {split: _list(path) for split, path in folders.items()}
-    warnings = [
-        text for split, files in listed.items() for text in _file_warnings(printable(str(folders[split])), files)
-    ]
+        for split, folder in folders.items():
+            where, empty = printable(str(folder)), []
+            listed[split] = files = _Files(folder)
+            for class_folder in _directories(folder):
+                before = len(files.paths)
+                if class_folder.name != "__MACOSX":
+                    files.add(class_folder, normalize("NFC", class_folder.name))
+                    empty += [printable(class_folder.name)] if len(files.paths) == before else []
+            loose, inner = len(loose_images(folder)), ", ".join(map(printable, sorted(files.inner_splits)))
+            endings = printable(", ".join(f"{count} {ending}" for ending, count in files.other_endings.most_common()))
+            texts = {
+                f"{loose} images directly in {where}, outside of class folders, were not used.": loose,
+                f"These folders of {where} do not hold images and are not classes: {', '.join(empty)}.": empty,
+                f"Folders inside of class folders are not splits: {inner}. Put the classes inside of them instead.": (
+                    len(files.inner_splits) > 1
+                ),
+                f"Linked folders already read once were not read again: {', '.join(files.repeated)}.": files.repeated,
+                f"Files in {where} that are not images by their ending were not used: {endings}.": endings,
+            }
+            warnings += [text for text, applies in texts.items() if applies]
     names = sorted({label for files in listed.values() for label in files.labels})
     if not names:
         where = " and ".join(printable(str(path)) for path in folders.values())
@@ -193,20 +235,6 @@ def _is_dir(entry: "os.DirEntry[str]") -> bool:
         return False
 
 
-def _list(split_folder: Path) -> _Files:
-    files = _Files()
-    files.loose = len(loose_images(split_folder))
-    seen = {_identity(split_folder)}
-    for class_folder in _directories(split_folder):
-        before = len(files.paths)
-        if class_folder.name == "__MACOSX":
-            continue
-        _walk(class_folder, normalize("NFC", class_folder.name), seen, files)
-        if len(files.paths) == before:
-            files.empty.append(printable(class_folder.name))
-    return files
-
-
 def loose_images(folder: Path) -> list[str]:
     """Names of the images that lie directly in a folder, sorted."""
     with os.scandir(folder) as entries:
@@ -224,35 +252,8 @@ def images_below(folder: Path) -> list[Path]:
     folder cannot be listed."""
     files = _Files()
     with _listing():
-        _walk(folder, "", set(), files)
+        files.add(folder)
     return sorted(map(Path, files.paths))
-
-
-def _walk(folder: Path, label: str, seen: set[tuple[int, int]], files: _Files) -> None:
-    pending = [str(folder)]
-    while pending:
-        current = pending.pop()
-        if (identity := _identity(current)) in seen:
-            files.repeated.append(printable(current))
-            continue
-        seen.add(identity)
-        with os.scandir(current) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if _is_dir(entry):
-                    pending.append(entry.path)
-                    files.inner_splits |= {entry.name} if split_named(entry.name) else set()
-                elif (ending := _ending(entry.name)) in ENDINGS:
-                    files.paths.append(entry.path)
-                    files.labels.append(label)
-                else:
-                    files.other_endings[ending or "no ending"] += 1
-
-
-def _identity(path: Path | str) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_dev, status.st_ino
 
 
 def file_records(ids: tuple[str, ...], labels: NDArray[np.int64], paths: Sequence[Path | str]) -> Records:
@@ -278,21 +279,6 @@ def file_records(ids: tuple[str, ...], labels: NDArray[np.int64], paths: Sequenc
     return Records(ids, labels, stamps, fetch, np.arange(len(paths)))
 
 
-def _file_warnings(where: str, files: _Files) -> list[str]:
-    inner = ", ".join(map(printable, sorted(files.inner_splits)))
-    endings = printable(", ".join(f"{count} {ending}" for ending, count in files.other_endings.most_common()))
-    warnings = {
-        f"{files.loose} images directly in {where}, outside of class folders, were not used.": files.loose,
-        f"These folders of {where} do not hold images and are not classes: {', '.join(files.empty)}.": files.empty,
-        f"Folders inside of class folders are not splits: {inner}. Put the classes inside of them instead.": (
-            len(files.inner_splits) > 1
-        ),
-        f"Linked folders already read once were not read again: {', '.join(files.repeated)}.": files.repeated,
-        f"Files in {where} that are not images by their ending were not used: {endings}.": files.other_endings,
-    }
-    return [text for text, applies in warnings.items() if applies]
-
-
 CLASSES = "classes.txt"
 
 
@@ -308,3 +294,66 @@ def class_names(path: Path) -> list[str]:
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise UserError(f"{printable(str(path))} names {printable(twice[0])} twice: leave one out.")
     return names
+
+
+CSV = "labels.csv"
+CSV_LAYOUT = 'Its first line is "file,labels" or "file,labels,split", with labels separated by ; or |, not by commas.'
+_SHOWN = 5
+
+
+@data_source(
+    "labels",
+    "path/to/labels.csv",
+    "a CSV file with any number of labels per image, or the folder of a `labels.csv`",
+    claims=lambda path: path.suffix == ".csv" or os.path.isfile(path / CSV),
+)
+def labels_csv(spec: Spec) -> Source:
+    """The images that a CSV file names, with any number of labels each.
+
+        file,labels[,split]
+        cats/1.jpg,cat;indoor,train
+        2.jpg,,                       an image with none of the labels
+
+    Files are named from the folder of the CSV on; labels are separated by ; or |. classes.txt next to it, one label a
+    line, sets their order and refuses others. Raises UserError with all that is wrong, counted and with examples.
+    """
+    path = spec.folder if spec.folder.suffix == ".csv" else spec.folder / CSV
+    listed, file = class_names(path.parent / CLASSES), printable(str(path))
+    images, wrong = dict[str, tuple[str, set[str]]](), list[str]()
+    for line, row in read_table(path, ("file", "labels"), CSV_LAYOUT, skipinitialspace=True):
+        name = normalize("NFC", row["file"].strip())
+        labels = {label.strip() for label in row["labels"].replace("|", ";").split(";")} - {""}
+        split = split_named(row.get("split", "").strip() or "train")
+        strange = sorted(labels.difference(listed)) if listed else []
+        if split is None:
+            reason = f"has the split {printable(row['split'])}, which is not train, val or test"
+        elif not name or not os.path.isfile(path.parent / name):
+            reason = "is missing"
+        elif name in images:
+            reason = "is named a second time"
+        elif strange:
+            reason = f"has the label {printable(strange[0])}. {nearest(strange[0], listed)} ({CLASSES})"
+        else:
+            images[name] = split, labels
+            continue
+        wrong.append(f"line {line}: {printable(name) or '(no file)'} {reason}")
+    if not images and not wrong:
+        raise UserError(f"{file} does not name any image. {CSV_LAYOUT}")
+    named_splits = dict.fromkeys(split for split, _ in images.values())
+    if len(named_splits) > 1 and "train" not in named_splits:
+        raise UserError(f"{file} lacks images with split train: name some, or leave the column out.")
+    if wrong:
+        more = f"\n  and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        lines = "".join(f"\n  {text}" for text in wrong[:_SHOWN])
+        raise UserError(f"{spec} cannot be used as it is ({len(wrong)} lines):{lines}{more}")
+    classes = listed or sorted(set().union(*(labels for _, labels in images.values())))
+    if not classes:
+        raise UserError(f"{spec} does not label any image. {CSV_LAYOUT}")
+    number, splits = {label: i for i, label in enumerate(classes)}, {}
+    for split in named_splits:
+        ids = tuple(sorted(name for name, (of_image, _) in images.items() if of_image == split))
+        sets = tuple(tuple(sorted(number[label] for label in images[name][1])) for name in ids)
+        records = file_records(ids, np.zeros(len(ids), np.int64), [path.parent / name for name in ids])
+        splits[split] = replace(records, label_sets=sets)
+    name = printable(path.resolve().parent.name if path.name == CSV else path.stem)
+    return with_rarest(Source(name, tuple(map(printable, classes)), splits, target="labels"))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vitmods.data.augment import Ints
 from vitmods.data.batch import Batch
 from vitmods.data.dataset import Split, SplitDataset
-from vitmods.data.loading import parse_size, stop_on_problems
+from vitmods.data.loading import facts, parse_size, problems, stop_on_problems
 from vitmods.data.multilabel import with_target
 from vitmods.data.read import digest
 from vitmods.data.records import Inputs, Records, Source, printable
@@ -20,7 +20,6 @@ from vitmods.data.rng import permutation
 from vitmods.data.sources import open_source
 from vitmods.data.splits import SplitOptions, make_splits
 from vitmods.data.store import Index
-from vitmods.data.summary import facts, problems
 from vitmods.data.threads import in_order
 from vitmods.util.errors import UserError
 
