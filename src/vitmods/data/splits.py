@@ -29,6 +29,7 @@ from vitmods.data.rng import text_order
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, write_atomically
 from vitmods.util.limits import read_table
+from vitmods.util.text import no_formula
 
 if TYPE_CHECKING:
     from vitmods.data.dataset import ImageDataset, Split
@@ -47,7 +48,7 @@ def group_keys(group_by: str | Path, ids: Sequence[str]) -> tuple[str, ...]:
     keys: list[str | None]
     if str(group_by).lower().endswith(".csv"):
         group_of = {row["image"]: row["group"] for row in read_columns(group_by, ("image", "group"))}
-        keys = [group_of.get(name) or group_of.get(cell(name)) for name in ids]
+        keys = [group_of.get(name) or group_of.get(no_formula(name)) for name in ids]
     else:
         expression = _compile(group_by)
         keys = [match[min(1, expression.groups)] if match else None for match in map(expression.search, ids)]
@@ -135,11 +136,6 @@ def read_columns(path: str | Path, columns: Sequence[str]) -> list[dict[str, str
     return rows
 
 
-def cell(text: str) -> str:
-    """Text for a table, with an apostrophe in front where a spreadsheet would run it."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
-
-
 SPLIT_FILE = "split.csv"
 
 
@@ -154,7 +150,7 @@ def write_split(path: Path, dataset: "ImageDataset", folds: "Sequence[ImageDatas
         labels = _labels(split, dataset.classes, dataset.target)
         columns = [split.ids, [name] * len(split), labels, split.groups or split.ids]
         columns += [[fold_of.get(image, "") for image in split.ids]] if folds else []
-        writer.writerows(map(cell, row) for row in zip(*columns, strict=True))
+        writer.writerows(map(no_formula, row) for row in zip(*columns, strict=True))
     write_atomically(path, lambda file: file.write(text.getvalue().encode("utf-8", "surrogateescape")))
 
 
@@ -166,23 +162,29 @@ def read_split(path: str | Path, source: Source) -> dict[str, Records]:
     parts: dict[str, list[Records]] = {name: [] for name in SPLITS}
     left_out = 0
     for records in (source.splits[name] for name in SPLITS if name in source.splits):
-        images = [rows.pop(cell(name), None) or rows.pop(name, None) for name in records.ids]
-        left_out += images.count(None)
-        # The column of labels is for people; where it is there it must be right.
-        labels = zip(records.ids, _labels(records, source.classes, source.target), images, strict=True)
-        other = [(i, cls, row["label"]) for i, cls, row in labels if row and row.get("label", cell(cls)) != cell(cls)]
-        if other:
-            image, label, wrong = map(printable, other[0])
+        chosen: dict[str, list[int]] = {name: [] for name in SPLITS}
+        wrong = []
+        for i, (image, label) in enumerate(
+            zip(records.ids, _labels(records, source.classes, source.target), strict=True)
+        ):
+            row = rows.pop(no_formula(image), None) or rows.pop(image, None)
+            if row is None:
+                left_out += 1
+                continue
+            if row.get("label", no_formula(label)) != no_formula(label):  # for people; where it is there it is right
+                wrong.append((image, label, row["label"]))
+            split = row["split"].strip().lower()
+            if split not in SPLITS:
+                name, split = printable(row["image"]), printable(row["split"])
+                raise UserError(f'{file} puts {name} into the split "{split}"; there are {", ".join(SPLITS)}.')
+            chosen[split].append(i)
+        if wrong:
+            image, label, other = map(printable, wrong[0])
             raise UserError(
-                f"{file} gives {len(other)} images other labels than they have: {image} is {label}, not {wrong}."
+                f"{file} gives {len(wrong)} images other labels than they have: {image} is {label}, not {other}."
             )
-        splits = [None if row is None else row["split"].strip().lower() for row in images]
-        for name, part in parts.items():
-            chosen = np.flatnonzero([split == name for split in splits])
-            part += [records.take(chosen)] if len(chosen) else []
-        if strange := [row for row, split in zip(images, splits, strict=True) if row and split not in SPLITS]:
-            split, image = (printable(strange[0][column]) for column in ("split", "image"))
-            raise UserError(f'{file} puts {image} into the split "{split}"; there are {", ".join(SPLITS)}.')
+        for name, positions in chosen.items():
+            parts[name] += [records.take(np.array(positions))] if positions else []
     if rows:
         raise UserError(
             f"{file} names {len(rows)} images that {printable(source.spec)} does not have, such as "
@@ -253,12 +255,13 @@ class SplitOptions:
                 raise UserError(f"{name} must lie between 0 and 1 (0 makes no such split), not {value}.")
         if (fold := self.fold) is not None and (len(fold) != 2 or not 0 <= fold[0] < fold[1] or fold[1] < 2):
             raise UserError(f"fold is (i, k): part i of k, with k at least 2 and i from 0 to k - 1, not {tuple(fold)}.")
-        if self.split_file is not None:
-            self.refuse("the split file says where each image belongs", "val_fraction", "test_fraction", "fold")
-        if self.limit_val is not None:
-            self.refuse("limit_val says how many images val has", "val_fraction")
-        if self.fold is not None:
-            self.refuse("the number of folds says how large test is", "test_fraction")
+        for name, excluded, reason in (
+            ("split_file", ("val_fraction", "test_fraction", "fold"), "the split file says where each image belongs"),
+            ("limit_val", ("val_fraction",), "limit_val says how many images val has"),
+            ("fold", ("test_fraction",), "the number of folds says how large test is"),
+        ):
+            if getattr(self, name) is not None:
+                self.refuse(reason, *excluded)
         if self.group_by and not str(self.group_by).lower().endswith(".csv"):
             _compile(self.group_by)
         for path in (self.split_file, self.group_by):
@@ -289,13 +292,26 @@ def make_splits(
     """
     splits, origin = dict(source.splits), "found"
     seed, fold, limit_val = options.split_seed, options.fold, options.limit_val
+    reason = f"these images have given splits ({', '.join(splits)})"
     if options.split_file is not None:
         splits = read_split(options.split_file, source)
         origin = f"from {printable(Path(options.split_file).name)}"
     else:
-        fractions = _fractions(source, options)
-        takes_val = limit_val is not None and "train" in splits and "val" not in splits
-        if "test" in fractions or fractions.get("val") or takes_val:
+        fractions: dict[str, float] = {}
+        if list(splits) == ["train"]:
+            fractions["test"] = TEST_FRACTION if options.test_fraction is None else options.test_fraction
+            fractions |= {} if fold is None else {"test": 1 / fold[1]}
+        else:
+            options.refuse(reason, "test_fraction", "fold")
+        needs_val = "train" in splits and "val" not in splits
+        if not needs_val:
+            options.refuse(reason, "val_fraction")
+        elif limit_val is None:
+            fractions["val"] = VAL_FRACTION if options.val_fraction is None else options.val_fraction
+        if sum(fractions.values()) >= 1:
+            val, test = (fractions.get(name, 0) for name in ("val", "test"))
+            raise UserError(f"A val_fraction of {val:g} and {test:g} for test leave nothing to train on: lower them.")
+        if "test" in fractions or fractions.get("val") or (needs_val and limit_val is not None):
             train, groups = splits["train"], _train_groups(source, options.group_by, cache_dir)
             parts = cut(train, seed, fractions, groups, fold)
             splits |= {name: train.take(part) for name, part in parts.items() if len(part)}
@@ -312,25 +328,6 @@ def make_splits(
         splits = {"train": joined(*(splits[name] for name in SPLITS if name in splits))}
         origin += "; joined to train on all"
     return {name: splits[name] for name in SPLITS if name in splits}, origin
-
-
-def _fractions(source: Source, options: SplitOptions) -> dict[str, float]:
-    """Fractions of the parts to be made, except a val of `limit_val` images. UserError for inapplicable options."""
-    reason = f"these images have given splits ({', '.join(source.splits)})"
-    alone = list(source.splits) == ["train"]
-    if not alone:
-        options.refuse(reason, "test_fraction", "fold")
-    if "train" not in source.splits or "val" in source.splits:
-        options.refuse(reason, "val_fraction")
-        return {}
-    test = TEST_FRACTION if options.test_fraction is None else options.test_fraction
-    val = VAL_FRACTION if options.val_fraction is None else options.val_fraction
-    if options.fold is not None:
-        test = 1 / options.fold[1]
-    fractions = ({"test": test} if alone else {}) | ({"val": val} if options.limit_val is None else {})
-    if sum(fractions.values()) >= 1:
-        raise UserError(f"A val_fraction of {val:g} and {test:g} for test leave nothing to train on: lower them.")
-    return fractions
 
 
 def _train_groups(source: Source, group_by: str | Path | None, cache_dir: Path | None) -> Groups:
