@@ -230,9 +230,8 @@ class ImageDataset(SplitDataset):
         def make(start: int) -> Batch:
             index = self._own(np.arange(start, min(start + batch_size, n)))
             pixels, targets = self._views(images, index)
-            if change is not None:
-                pixels = change(pixels, torch.from_numpy(index))
-            return self._made(pixels, targets, torch.from_numpy(index))
+            numbers = torch.from_numpy(index)
+            return self._made(pixels if change is None else change(pixels, numbers), targets, numbers)
 
         starts = [start for start in range(0, n, batch_size) if self.rank < min(batch_size, n - start)]
         return in_order(make, starts, self.workers)
@@ -248,8 +247,8 @@ class ImageDataset(SplitDataset):
     def order(self, seed: int, epoch: int) -> Ints:
         """The order (n,) in which an epoch visits the training images."""
         store = self.train.store
-        if isinstance(store, LazyStore) and store.records.shards is not None:
-            return shard_order(seed, epoch, store.records.shards, store.records.keys, self.buffer)
+        if isinstance(store, LazyStore) and (shards := store.records.shards) is not None:
+            return shard_order(seed, epoch, shards, store.records.keys, self.buffer)
         return permutation(seed, epoch, len(self.train))
 
     def _own(self, index: Ints) -> Ints:
@@ -283,10 +282,8 @@ class ImageDataset(SplitDataset):
         if mixes:
             counters = {"seed": seed, "epoch": epoch, "batch": number}
             mixing = draw_mixing(self.img_size, mixup=augment.mixup, cutmix=augment.cutmix, **counters)
-            targets, deferred = (
-                mix_targets(mixing, targets, self.num_classes, is_part),
-                replace(deferred, mixing=mixing),
-            )
+            targets = mix_targets(mixing, targets, self.num_classes, is_part)
+            deferred = replace(deferred, mixing=mixing)
             if is_part:  # the second half are the predecessors
                 n, erased = len(pixels) // 2, deferred.erased
                 deferred = replace(deferred, before=pixels[n:], before_erased=erased[n:], erased=erased[:n])

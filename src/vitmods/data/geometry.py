@@ -128,9 +128,13 @@ def resize(images: Tensor, size: tuple[int, int], method: Method = "bicubic") ->
 
 def _bilinear(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
     """In float32 and in TensorFlow's order, along rows first: cutting off shows a difference in the last bit."""
-    (above, below, down), (left, right, across) = (
-        _between(n, out) for n, out in zip(pixels.shape[2:], size, strict=True)
-    )
+    sides = []  # of each side for each pixel its two neighbors, with centers at halves, and its fraction between them
+    for n, out in zip(pixels.shape[2:], size, strict=True):
+        half, scale = np.float32(0.5), np.float32(n) / np.float32(out)
+        at = (np.arange(out, dtype=np.float32) + half) * scale - half
+        low = np.floor(at)
+        sides.append((np.maximum(low, 0).astype(np.int64), np.minimum(np.ceil(at), n - 1).astype(np.int64), at - low))
+    (above, below, down), (left, right, across) = sides
     rows, place = np.unique(np.stack([above, below]), return_inverse=True)
     needed = pixels.take(rows, axis=2)
     lines = _towards(needed.take(left, axis=3), needed.take(right, axis=3), across)
@@ -144,13 +148,6 @@ def _towards(start: NDArray[Any], end: NDArray[Any], part: NDArray[np.float32]) 
     step *= part
     step += start
     return step
-
-
-def _between(n: int, out: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """For each of `out` pixels its two neighbors among n, with centers at halves, and its fraction between them."""
-    at = (np.arange(out, dtype=np.float32) + np.float32(0.5)) * (np.float32(n) / np.float32(out)) - np.float32(0.5)
-    low = np.floor(at)
-    return np.maximum(low, 0).astype(np.int64), np.minimum(np.ceil(at), n - 1).astype(np.int64), at - low
 
 
 def _means(values: NDArray[Any], out: int, axis: int) -> NDArray[np.float64]:

@@ -52,12 +52,20 @@ def hf_set(name: str, options: Mapping[str, str], streaming: Streaming = KEPT) -
     needed. Rows of one file (a shard) can only be read from its beginning; those read last wait in memory.
     """
     short = printable(name.rstrip("/").split("/")[-1])
-    tables, warnings = _by_split(_load(name, options, bool(streaming.asked)))
+    loaded, tables, unused = _load(name, options, bool(streaming.asked)), dict[str, Any](), []
+    for split_name, table in loaded.items():
+        if (split := split_named(split_name)) is None or split in tables:
+            unused.append(split_name)
+        else:
+            tables[split] = table
+    if "train" not in tables:
+        raise UserError(f"The Hugging Face set does not have a train split, only {', '.join(loaded)}.")
+    warnings = [f"These splits were not used: {', '.join(unused)}."] if unused else []
     image, label = _columns(next(iter(tables.values())), options, short)
     labels: dict[str, list[Any]] = {}
     sizes: dict[str, list[int]] = {}
     for split, table in tables.items():
-        parts = list(_labels_of_shards(table, label)) if streaming.asked else [list(table[label])]
+        parts = _labels_of_shards(table, label) if streaming.asked else [list(table[label])]
         values = [value for part in parts for value in part]
         if all(value in (None, -1) for value in values):
             warnings.append(f"The labels of {split} are not public; it was not used.")
@@ -91,42 +99,25 @@ def hf_set(name: str, options: Mapping[str, str], streaming: Streaming = KEPT) -
     return Source(short, tuple(names), splits, warnings, streaming=streaming)
 
 
-def _load(name: str, options: Mapping[str, str], streaming: bool) -> Any:
+def _load(name: str, options: Mapping[str, str], streaming: bool) -> dict[str, Any]:
+    """Tables by their names for splits. A set without splits is all train."""
     try:
         import datasets
     except ImportError:
         raise UserError('Hugging Face sets need the extra packages: pip install "vitmods[hf]"') from None
     if any((expand_user(name) / saved).is_file() for saved in _SAVED):
-        saved = datasets.load_from_disk(str(expand_user(name)))
-        return _as_stream(saved) if streaming else saved
+        saved: Any = datasets.load_from_disk(str(expand_user(name)))
+        saved = saved if isinstance(saved, dict) else {"train": saved}
+        if not streaming:
+            return dict(saved)
+        shards = {split: -(-max(len(table), 1) // ROWS_A_SHARD) for split, table in saved.items()}
+        return {split: table.to_iterable_dataset(num_shards=shards[split]) for split, table in saved.items()}
     try:
-        return datasets.load_dataset(name, options.get("config"), revision=options.get("revision"), streaming=streaming)
+        revision: Any = options.get("revision")
+        loaded: Any = datasets.load_dataset(name, options.get("config"), revision=revision, streaming=streaming)
     except Exception as error:  # hub, network, scripts and formats raise many kinds; all mean that it cannot be had
         raise UserError(f'The Hugging Face set "{name}" cannot be loaded: {type(error).__name__}: {error}') from error
-
-
-def _as_stream(saved: Any) -> Any:
-    if isinstance(saved, dict):
-        return {split: _as_stream(table) for split, table in saved.items()}
-    return saved.to_iterable_dataset(num_shards=-(-max(len(saved), 1) // ROWS_A_SHARD))
-
-
-def _by_split(loaded: Any) -> tuple[dict[str, Any], list[str]]:
-    """Tables under our names for splits, and warnings. A set without splits is all train."""
-    if not isinstance(loaded, dict):
-        return {"train": loaded}, []
-    tables: dict[str, Any] = {}
-    unused = []
-    for name, table in loaded.items():
-        split = split_named(name)
-        if split is None or split in tables:
-            unused.append(name)
-        else:
-            tables[split] = table
-    if "train" not in tables:
-        raise UserError(f"The Hugging Face set does not have a train split, only {', '.join(loaded)}.")
-    warnings = [f"These splits were not used: {', '.join(unused)}."] if unused else []
-    return tables, warnings
+    return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
 
 
 def _columns(table: Any, options: Mapping[str, str], name: str) -> tuple[str, str]:
@@ -148,12 +139,14 @@ def _stored_bytes(img: dict[str, Any]) -> bytes:
     return img["bytes"] if img["bytes"] is not None else read_bytes(Path(img["path"]), "image")
 
 
-def _labels_of_shards(table: Any, label: str) -> Iterator[list[Any]]:
+def _labels_of_shards(table: Any, label: str) -> list[list[Any]]:
     """The labels of each file that a streamed table is made of."""
-    labels = table.select_columns([label])
-    for shard in range(table.num_shards):
-        part = labels.shard(num_shards=table.num_shards, index=shard).with_format("arrow")
-        yield [value for rows in part.iter(batch_size=_LABELS_AT_A_TIME) for value in rows[label].to_pylist()]
+    labels, count = table.select_columns([label]), table.num_shards
+    shards = [labels.shard(num_shards=count, index=shard).with_format("arrow") for shard in range(count)]
+    return [
+        [value for rows in shard.iter(batch_size=_LABELS_AT_A_TIME) for value in rows[label].to_pylist()]
+        for shard in shards
+    ]
 
 
 def _records(
