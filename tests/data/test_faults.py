@@ -142,7 +142,7 @@ for name, says, rows, options in (
     ("names_a_file_that_is_missing", "line 7: 9.png is missing", [*GOOD, "9.png,cat,val"], {}),
     ("names_a_file_twice", "line 7: 0.png is named a second time", [*GOOD, "0.png,dog,val"], {}),
     ("with_an_unknown_split", "has the split holdout", [*GOOD, "5.png,cat,holdout"], {}),
-    ("with_labels_between_commas", "has more columns than its first line",
+    ("with_labels_between_commas", "with labels separated by ; or |, not by commas",
      ["0.png,cat,dog,indoor,train", *GOOD[1:]], {}),
     ("with_a_misspelled_label", "has the label cta. Did you mean 'cat'?", [*GOOD, "5.png,cta,train"], {"listed": PETS}),
     ("with_a_label_in_two_cases", "'Cat' = 'cat'", [*GOOD, "5.png,Cat,train"], {}),

@@ -291,6 +291,16 @@ def test_a_table_of_boxes_and_images_without_one(tmp_path):
     assert source.splits["val"].ids == ("images/1.png", "images/3.png")
 
 
+@pytest.mark.parametrize("name", ["boxes.csv", "images.csv"])
+def test_a_line_with_more_columns_is_refused_with_a_remedy(tmp_path, name):
+    table(tmp_path, "0.png,train,64,48,cat,10,8,30,24\n")
+    (tmp_path / "images.csv").write_text("image,split\n0.png,train\n")
+    with (tmp_path / name).open("a") as file:
+        file.write("1.png,train,64,48,cat,1,1,9,9,1\n")
+    with pytest.raises(UserError, match=rf"Line 3 of .*{name} has more columns .* remove the extra comma, or put"):
+        open_source(str(tmp_path))
+
+
 def test_a_line_with_bad_numbers_takes_its_image_along(tmp_path):
     good = "0.png,train,64,48,cat,10,8,30,24\n2.png,train,64,48,cat,1,1,9,9\n1.png,val,64,48,cat,1,1,9,9\n"
     bad = "0.png,train,64,48,dog,ten,0,5,5\n3.png,val,64,,cat,1,1,9,9\n3.png,val,64,48,cat,1,1,9,9\n"
