@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 from vitmods.data.dataset import ImageDataset, Joint, JointView, Split, independent, open_lazily
 from vitmods.data.geometry import LONGEST, Geometry
-from vitmods.data.multilabel import label_counts, label_problems, target_named, with_target
+from vitmods.data.multilabel import label_counts, target_named, with_target
 from vitmods.data.records import SPLITS, Broken, Records, Source, printable
 from vitmods.data.sources import naming_the_source, open_source
 from vitmods.data.splits import SplitOptions, group_keys, groups_in, groups_of, hashes, make_splits
@@ -247,7 +247,12 @@ def problems(
     if not len(train):
         texts.append("No training image is readable.")
     elif source.target == "labels":
-        texts += label_problems(train.label_sets or (), source.classes)
+        counts, count = _per_class(source, train), len(train)
+        if not ((counts > 0) & (counts < count)).any():
+            labels = ", ".join(source.classes[:5])
+            texts.append(
+                f"All {count} training images have the same labels ({labels}). Give some that other images lack."
+            )
     elif source.target == "class" and len(trained) == 1:
         only = source.classes[trained[0]]
         texts.append(f'All images have one class, "{only}": comparing needs two or more, a folder for each.')

@@ -11,9 +11,6 @@ from vitmods.data.records import Records, Source, printable
 from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry
 
-_SHOWN = 5
-Sets = tuple[tuple[int, ...], ...]
-
 
 @dataclass(frozen=True)
 class Target:
@@ -85,15 +82,6 @@ def label_counts(sets: Iterable[tuple[int, ...]], labels: int) -> list[int]:
     """How many images have each label."""
     counts = Counter(label for image in sets for label in image)
     return [counts[label] for label in range(labels)]
-
-
-def label_problems(sets: Sets, labels: tuple[str, ...]) -> list[str]:
-    """Say why labels cannot be learned from these training images."""
-    counts = label_counts(sets, len(labels))
-    if any(0 < count < len(sets) for count in counts):
-        return []
-    shown = ", ".join(labels[:_SHOWN])
-    return [f"All {len(sets)} training images have the same labels ({shown}). Give some that other images lack."]
 
 
 def with_rarest(source: Source) -> Source:

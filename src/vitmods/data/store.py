@@ -310,15 +310,11 @@ REMEMBERED = 2000  # images; hashes of fewer are made in no time and not kept
 T = TypeVar("T")
 
 
-def _write_list(file: IO[bytes], value: Any) -> None:
-    file.write(json.dumps(value).encode())
-
-
 def remembered(
     name: str,
     make: Callable[[], T],
     read: Callable[[Path], T] = lambda path: read_json(path, "JSON"),
-    write: Callable[[IO[bytes], T], Any] = _write_list,
+    write: Callable[[IO[bytes], T], Any] = lambda file, value: file.write(json.dumps(value).encode()),
     folder: Path | None = None,
 ) -> T:
     """Read the file of that name, by default a list in JSON; make and write it first if it is missing or damaged.

@@ -67,10 +67,18 @@ def in_order(
         return
     limit, waiting = patience(), iter(numbers)
     tasks: SimpleQueue[tuple[Future[Item], int] | None] = SimpleQueue()
+
+    def work() -> None:
+        while (task := tasks.get()) is not None:
+            future, number = task
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(make(number))
+                except BaseException as error:
+                    future.set_exception(error)
+
     # Daemons: one that hangs in the disk must not keep the process from ending.
-    threads = [
-        threading.Thread(target=_work, args=(make, tasks), name=f"images_{i}", daemon=True) for i in range(workers)
-    ]
+    threads = [threading.Thread(target=work, name=f"images_{i}", daemon=True) for i in range(workers)]
     for thread in threads:
         thread.start()
     line: deque[Future[Item]] = deque()
@@ -90,15 +98,15 @@ def in_order(
                 if line[0].done():  # it is the item's own
                     raise
                 end_s, now = 0.0, time.monotonic()
-                at = sorted(
-                    (_reading[t.ident][1], t.name, _reading[t.ident][0]) for t in threads if t.ident in _reading
-                )
-                reading = "; ".join(
-                    f"{name} has been at {item} for {now - since:.0f} s" for since, name, item in at[:3]
-                )
+                busy = [(*_reading[t.ident], t.name) for t in threads if t.ident in _reading]
+                reading = [
+                    f"{thread} has been at {item} for {now - since:.0f} s"
+                    for item, since, thread in sorted(busy, key=lambda entry: entry[1])[:3]
+                ]
                 raise UserError(
-                    f"No images for {limit:g} s: {reading or 'their threads do not come to an end'}. Check that the "
-                    f"disk or the network answers; {PATIENCE_SETTING} sets how many seconds to wait, 0 for ever."
+                    f"No images for {limit:g} s: {'; '.join(reading) or 'their threads do not come to an end'}. Check "
+                    f"that the disk or the network answers; {PATIENCE_SETTING} sets how many seconds to wait, 0 for "
+                    "ever."
                 ) from None
             line.popleft()
             add(1)
@@ -125,14 +133,3 @@ def ahead(items: Iterator[Item], prepare: Callable[[Item], Item]) -> Iterator[It
         if item is end:
             return
         yield item
-
-
-def _work(make: Callable[[int], Any], tasks: "SimpleQueue[tuple[Future[Any], int] | None]") -> None:
-    while (task := tasks.get()) is not None:
-        future, number = task
-        if not future.set_running_or_notify_cancel():
-            continue
-        try:
-            future.set_result(make(number))
-        except BaseException as error:
-            future.set_exception(error)

@@ -160,14 +160,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = printable(str(folder / MANIFEST))
     try:
         manifest: dict[str, Any] = read_json(folder / MANIFEST, "JSON")
-        version = manifest["format"]
+        if manifest["format"] != MANIFEST_FORMAT:
+            raise ValueError(f"it is of the format {manifest['format']!r}, not {MANIFEST_FORMAT!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read ({error}). {_AGAIN}") from error
-    if version != MANIFEST_FORMAT:
-        raise UserError(
-            f"{path} is of the format {version!r}; this version reads {MANIFEST_FORMAT!r}. Pack the images again, into "
-            "another folder: vitmods data pack IMAGES FOLDER. Without manifest.json the folder is read as wds:FOLDER."
-        )
     return manifest
 
 
