@@ -253,15 +253,6 @@ def test_torchs_own_encoder_calls_the_new_norms_in_evaluation(change):
     torch.testing.assert_close(fast, slow)
 
 
-def test_a_second_change_adds_to_the_first():
-    model = tiny_swin().eval()
-    first = vm.replace_norms(model, DTN, "layers.0.*norm1").model
-    second = vm.replace_norms(first, vm.Norm("instance"), "layers.1.*norm?").model
-    second(torch.randn(1, 3, 56, 56))
-    assert second.layers[0].blocks[0].norm1.grid_size == (14, 14)
-    assert isinstance(second.layers[1].blocks[0].norm2, norms.InstanceNorm)
-
-
 def text(**fields):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     return hf.BertModel(hf.BertConfig(vocab_size=50, **sizes, **fields))

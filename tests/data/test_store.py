@@ -3,8 +3,6 @@
 import errno
 import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from itertools import islice
 from pathlib import Path
@@ -13,14 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitmods import data
 from vitmods.data import store as store_module
 from vitmods.data.geometry import Geometry
 from vitmods.data.records import Records
 from vitmods.data.sources.folder import folder
 from vitmods.data.store import cache_key, open_store, read_cache
 from vitmods.data.threads import in_order
-from vitmods.recipes import plain
 from vitmods.util.errors import UserError
 
 GEOMETRY = Geometry((8, 8))
@@ -234,22 +230,6 @@ def test_other_images_of_the_same_stamps_are_others(tmp_path):
         pixels = np.full((8, 8), value, dtype=np.uint8)
         made = Records(ids, np.zeros(20, np.int64), ids, lambda key, pixels=pixels: pixels, np.arange(20))
         assert (open_store(made, GEOMETRY, 1, tmp_path).image(3) == value).all()
-
-
-def test_processes_share_what_the_first_has_decoded(make_folder, tmp_path, monkeypatch):
-    """A study's parent reads the images; its workers only map them."""
-    root = make_folder({"cat": 8, "dog": 8})
-    monkeypatch.setattr(store_module, "SMALL", 0)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    here = data.load(root, img_size=8, augment=plain().augment).splits["train"].store.pixels
-    assert isinstance(here, np.memmap)
-    script = (
-        "import sys; from vitmods import data; from vitmods.data import store; from vitmods.recipes import plain;"
-        "store.SMALL = 0; store.decode = None;"
-        "print(type(data.load(sys.argv[1], img_size=8, augment=plain().augment).splits['train'].store.pixels).__name__)"
-    )
-    done = subprocess.run([sys.executable, "-c", script, str(root)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "memmap"
 
 
 def test_originals_are_expected_to_be_as_large_as_they_are(root, tmp_path, monkeypatch):

@@ -108,14 +108,6 @@ def test_metrics_by_name():
         options_for("mce", Options(severities=(1,)))
 
 
-def test_the_names_and_options_are_read_without_torch():
-    import subprocess
-    import sys
-
-    script = "import sys, vitmods.evals.options, vitmods.tasks.metrics; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "False"
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 import vitmods as vm
 from vitmods.finetune.delta import fingerprint
-from vitmods.model.flops import count_params
 from vitmods.util.errors import UserError
 
 
@@ -68,14 +67,6 @@ def test_training_on_after_saving_changes_no_delta(saved):
         model.head.weight.add_(1)
     assert torch.equal(delta.own["head.weight"], load_file(path)["head.weight"])
     assert not torch.equal(delta.own["head.weight"], model.head.weight)
-
-
-def test_a_third_of_vit_b():
-    """By the shapes alone: qkv and proj of all blocks, positions and a head of 37 classes."""
-    with torch.device("meta"):
-        model = vm.vit("B/16", num_classes=37)
-    fraction = vm.train_only(model, "attention").trained / count_params(model)
-    assert 0.32 < fraction < 0.34
 
 
 def test_running_statistics_are_part_of_it(tmp_path):

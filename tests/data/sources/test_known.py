@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vitmods.data.sources import SOURCES, _parse, open_source
+from vitmods.data.sources import SOURCES, open_source
 from vitmods.papers.sources.transfer import TASKS
 from vitmods.util.errors import UserError
 
@@ -60,20 +60,3 @@ def test_a_name_that_is_nearly_known():
         open_source("imagnet:/data")
     with pytest.raises(UserError, match="The folder zzz:name does not exist"):
         open_source("zzz:name")
-
-
-@pytest.mark.parametrize(
-    ("parts", "source"),
-    [
-        (("labels.csv", "boxes.csv"), "boxes"),
-        (("Annotations/", "JPEGImages/", "data.yaml"), "voc"),
-        (("boxes.csv", "data.yaml"), "boxes"),
-        (("labels.csv", "annotations/instances_train2017.json"), "coco"),
-    ],
-)
-def test_a_folder_of_two_sources_is_read_by_the_first_in_the_alphabet(parts, source, tmp_path):
-    for part in parts:
-        path = tmp_path / part
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir() if part.endswith("/") else path.write_text("")
-    assert _parse(str(tmp_path)).kind.name == source

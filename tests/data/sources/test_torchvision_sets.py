@@ -103,14 +103,6 @@ def test_splits_labels_and_images_are_torchvisions(tmp_path, name, make, counts,
         assert np.array_equal(np.asarray(reference[i][0]), np.asarray(actual.fetch(i)))
 
 
-def test_load_trains_on_it(tmp_path):
-    mnist(tmp_path)
-    dataset = data.load(f"torchvision:MNIST?root={tmp_path}", img_size=28, in_chans=1, augment=plain().augment)
-    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 30, "val": 10, "test": 12}
-    assert dataset.classes[3] == "3 - three"
-    assert next(iter(dataset.eval_batches("test", 12))).targets.tolist() == [i % 10 for i in range(12)]
-
-
 def test_options_go_to_the_constructor(tmp_path):
     pets(tmp_path)
     source = open_source(f"torchvision:OxfordIIITPet?root={tmp_path}&split=test")
