@@ -1,24 +1,27 @@
 """Every example runs as its page says, and ends with what it promises."""
 
 import json
-import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import vitmods as vm
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Runs an example as a script, in an empty folder and in this process; what it printed."""
+def run(tmp_path, monkeypatch, capsys, short_clocks):
+    """Runs an example as a script in an empty folder, with all trials in this process and `fewer` images or seeds; what
+    it printed."""
 
-    def script(name: str, *arguments: str) -> str:
-        path = EXAMPLES / name / f"{name}.py"
+    def script(name: str, *arguments: str, **fewer: int) -> str:
+        path, make, work = EXAMPLES / name / f"{name}.py", vm.Study.__init__, vm.Study.run
+        monkeypatch.setattr(vm.Study, "__init__", lambda study, *given, **how: make(study, *given, **{**how, **fewer}))
+        monkeypatch.setattr(vm.Study, "run", lambda study, *given, **how: work(study, *given, **{**how, "workers": 1}))
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [str(path), *arguments])
         runpy.run_path(str(path), run_name="__main__")
@@ -38,14 +41,8 @@ def test_every_example_is_a_folder_with_a_page_and_a_script():
 
 
 @pytest.mark.slow
-def test_quickstart_changes_a_model_and_answers_with_two_arms(tmp_path):
-    done = subprocess.run(  # a process of its own, as a reader starts it
-        [sys.executable, str(EXAMPLES / "quickstart" / "quickstart.py"), "answer"],
-        cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "utf-8"}, stdin=subprocess.DEVNULL, capture_output=True,
-        encoding="utf-8", timeout=1200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    output = done.stdout
+def test_quickstart_changes_a_model_and_answers_with_two_arms(run, tmp_path):
+    output = run("quickstart", "answer", limit_train=600)
 
     assert "LinearStem -> DualPatchNormStem" in output  # the difference of the two models
     results = json.loads((tmp_path / "answer" / "results.json").read_text())
@@ -60,7 +57,7 @@ def test_quickstart_changes_a_model_and_answers_with_two_arms(tmp_path):
 
 @pytest.mark.slow
 def test_segmentation_finds_shapes_and_draws_them(run, tmp_path):
-    output = run("segmentation", "out")
+    output = run("segmentation", "out", seeds=1)
 
     results = json.loads((tmp_path / "out" / "study" / "results.json").read_text())
     scores = results["base"]["scores"].values()
@@ -72,7 +69,7 @@ def test_segmentation_finds_shapes_and_draws_them(run, tmp_path):
 
 @pytest.mark.slow
 def test_detection_finds_shapes(run, tmp_path):
-    output = run("detection", "out")
+    output = run("detection", "out", seeds=1)
 
     results = json.loads((tmp_path / "out" / "study" / "results.json").read_text())
     scores = results["base"]["scores"].values()
@@ -83,7 +80,7 @@ def test_detection_finds_shapes(run, tmp_path):
 
 @pytest.mark.slow
 def test_a_published_table_stands_beside_ours(run, tmp_path):
-    output = run("published_table", "answer")
+    output = run("published_table", "answer", limit_train=300)
 
     assert re.search(r"^Comparison with Dual PatchNorm, Table 6: \d+ consistent, ", output, re.M)
     assert re.search(r"^ pre +\S+ \[.*-0.2 \(S/32\), ", output, re.M)
@@ -105,7 +102,7 @@ def test_two_tasks_are_served_from_one_backbone(run):
 
 @pytest.mark.slow
 def test_listops_compares_norms_on_sequences_and_reads_a_text(run, tmp_path):
-    output = run("listops", "out")
+    output = run("listops", "out", seeds=1)
 
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["complete"]
