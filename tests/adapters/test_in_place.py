@@ -147,7 +147,7 @@ def composition(index):
     return "+".join(chosen)
 
 
-@pytest.mark.parametrize("index", range(60))
+@pytest.mark.parametrize("index", range(24))
 def test_compositions_compute_what_a_vitmods_vit_computes(index):
     text = composition(index)
     model = make("timm vit").double()

@@ -80,13 +80,15 @@ def _fit(changes):
 
 @functools.cache
 def find_together(norms=True):
-    """All of them in few models, for what compiles, exports or traces, which is slow; without the kinds of norms and
-    variants of dynamic token norm, which compile and export by themselves in tests/layers."""
-    models = []
-    representatives = (vm.DynamicTokenNorm(), vm.Norm("rms"), vm.Norm("batch"))
+    """All of them in few models, for what compiles, exports or traces, which is slow. Without norms: one of each
+    kind of module that compiles by itself, and two kinds of norm: all of them compile and export in tests/layers."""
+    models, seen = [], set()
     for change in find_all():
-        if not norms and isinstance(change, vm.Norm | vm.DynamicTokenNorm) and change not in representatives:
+        kind = getattr(change, "kind", None) if not isinstance(change, vm.Norm) else change.kind in ("rms", "batch")
+        module = (type(change), kind, str(getattr(change, "before", None)))
+        if not norms and (module in seen or kind is False):
             continue
+        seen.add(module)
         taker = next((changes for changes in reversed(models) if _fit([*changes, change])), None)
         if taker is None:
             models.append([change])
