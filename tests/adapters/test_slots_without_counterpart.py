@@ -57,7 +57,7 @@ SLOTS = {
         ({"final_norm": COARSE}, "final_norm=layer norm, eps 0.001 "),
         (
             {"pool": "map", "final_norm": None, "attn": BranchConfig(COARSE), "mlp": BranchConfig(COARSE)},
-            "final_norm=None",
+            "pool_norm=None",
         ),
         ({"mlp": BranchConfig(RMS)}, "mlp.before=rms norm, eps 1e-05 "),
     ],

@@ -92,6 +92,7 @@ def configs(draw):
         "pool_prefix": pool in ("avg", "map") and draw(st.booleans()),
         "mlp_kind": draw(st.sampled_from(sorted(MLPS))),
         "pool_mlp_dim": None,
+        "pool_heads": 1 if pool == "map" else None,
         **{name: draw(probability) for name in ("pos_drop", "proj_drop", "attn_drop", "head_drop", "drop_path")},
         "key_drop": draw(probability),
         "key_drop_shape": draw(st.sampled_from(["decreasing", "constant"])),

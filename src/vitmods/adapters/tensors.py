@@ -146,7 +146,8 @@ def write_tensors(rows: Iterable[Row], ours: Mapping[str, Tensor]) -> dict[str, 
     """Return the foreign tensors made from ours, contiguous; the inverse of ``read_tensors``."""
     written: dict[str, Tensor] = {}
     for row in rows:
-        assert row.layout.write is not None, f"{row.ours} is only read"
+        if row.layout.write is None:
+            raise UserError(f"{' + '.join(row.theirs)} cannot be written back: {row.ours} has more values.")
         for name, part in zip(row.theirs, row.layout.write(ours[row.ours]), strict=True):
             written[name] = torch.cat([written[name], part], row.layout.dim) if name in written else part.contiguous()
     return written

@@ -10,15 +10,16 @@ from typing import Any
 import timm
 import timm.layers
 import torch
+from timm.models import eva as timm_eva
 from timm.models import vision_transformer as timm_vit
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
 from vitmods.adapters import transfer
 from vitmods.adapters.own import read_seen
-from vitmods.adapters.tensors import DISTILLED, Coverage, Row, packed_gate, rows_of
+from vitmods.adapters.tensors import DISTILLED, STACKED, WITHOUT_KEYS, Coverage, Layout, Row, packed_gate, rows_of
 from vitmods.model.config import ViTConfig
-from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
+from vitmods.model.slots import BranchConfig, NormConfig, RopeConfig, StemConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.limits import read_json
@@ -26,17 +27,28 @@ from vitmods.util.text import printable
 
 timm_layers: Any = timm.layers
 _ACTIVATIONS = (nn.GELU, timm_layers.GELU, timm_layers.GELUTanh, timm_layers.QuickGELU)
-_MODULES = ("vision_transformer", "deit")  # of timm, where its VisionTransformers are
-_PLAIN = inspect.signature(timm_vit.VisionTransformer).parameters.keys() - {
+_MODULES = ("vision_transformer", "deit", "eva")  # of timm, where the classes are
+_CLASSES = (timm_vit.VisionTransformer, VisionTransformerDistilled, timm_eva.Eva)
+_RES_POST = (timm_vit.ResPostBlock, timm_eva.EvaBlockPostNorm)
+_BLOCKS = (timm_vit.Block, timm_vit.ParallelThingsBlock, timm_eva.EvaBlock, *_RES_POST)
+_ATTENTIONS = (timm_layers.Attention, timm_layers.AttentionRope, timm_eva.EvaAttention)
+_PLAIN = {name for kind in _CLASSES for name in inspect.signature(kind).parameters} - {
     *("embed_layer", "block_fn", "mlp_layer", "attn_layer", "device", "dtype")  # which are code
 }
 _BESIDE = ("num_classes", "label_names")  # also of config.json itself
 _KNOWN = ("num_classes", "input_size", "fixed_input_size", "global_pool", "first_conv", "classifier", "pool_size")
+_ROPES: dict[str, dict[str, Any]] = {
+    "RotaryEmbeddingCat": {},
+    "RotaryEmbeddingMixed": {"frequencies": "mixed"},
+    "RotaryEmbeddingDinoV3": {"coordinates": "centered"},
+}
+_MOVED = ("shift_coords", "jitter_coords", "rescale_coords")
 _POOLS = {"token": "token", "avg": "avg", "map": "map", "": "none"}
 
 
 def from_timm(model: Any) -> ViT:
-    """A vitmods ViT with the config and weights of a timm VisionTransformer (DeiT's too), checked on random images.
+    """A vitmods ViT with the config and weights of a timm VisionTransformer (DeiT's too) or Eva, checked on random
+    images.
 
     Raises UserError that lists every part of the model without a counterpart here.
     """
@@ -46,7 +58,11 @@ def from_timm(model: Any) -> ViT:
 def read(model: Any) -> tuple[ViT, Coverage]:
     """Like ``from_timm``, with the account of all tensors."""
     source, config = f"timm's {type(model).__name__}", read_config(model)
-    new, coverage = transfer.import_model(source, model, config, _rows_of(model), _look)
+    # Some positions are moved at random in training, and fewer keys than queries are read as equal ones.
+    random = [name for name in _MOVED if getattr(getattr(model, "rope", None), name, None)]
+    is_grouped = getattr(_first_branches(model.blocks[0]).attn, "num_kv_groups", 1) > 1
+    assumed = [f"{name}=None" for name in random] + ["num_kv_heads=num_heads"] * is_grouped
+    new, coverage = transfer.import_model(source, model, config, _rows_of(model), _look, assumed=assumed)
     new.set_grad_checkpointing(model.grad_checkpointing)
     new.pretrained_cfg = new.default_cfg = getattr(model, "pretrained_cfg", new.pretrained_cfg)
     return new, coverage
@@ -69,9 +85,9 @@ def read_saved(weights: Path, tensors: Mapping[str, Tensor]) -> tuple[ViT, Cover
     architecture = record["architecture"]
     check_timm(source, architecture, arguments)
     if not timm.models.is_model_in_modules(architecture, _MODULES):
-        raise UserError(f"{source}: timm's {printable(architecture)} is not covered; VisionTransformer is.")
+        raise UserError(f"{source}: timm's {printable(architecture)} is not covered; VisionTransformer and Eva are.")
     if unknown := sorted(arguments.keys() - _PLAIN):
-        raise UserError(f"{source}: VisionTransformer takes no argument {printable(unknown[0])} from a file.")
+        raise UserError(f"{source}: the model takes no argument {printable(unknown[0])} from a file.")
     transfer.check_numbers(source, [arguments, pretrained])
     if isinstance(depth := arguments.get("depth", 0), int) and depth > len(tensors):
         raise UserError(f"{source} does not fit its own config, which has more blocks than the file has tensors.")
@@ -83,7 +99,8 @@ def read_saved(weights: Path, tensors: Mapping[str, Tensor]) -> tuple[ViT, Cover
         raise
     except Exception as error:  # whatever timm and torch raise for values that do not describe a model
         raise UserError(f"{source} does not describe a model that timm can make: {error}") from error
-    if (gamma := tensors.get("blocks.0.ls1.gamma")) is not None:
+    gamma = tensors.get("blocks.0.ls1.gamma", tensors.get("blocks.0.gamma_1"))
+    if gamma is not None and config.layer_scale:
         config = config.with_(layer_scale=_mean_scale(gamma))
     tensors = {name.removeprefix("timm_model."): value for name, value in tensors.items()}  # of a TimmWrapper
     new, coverage = transfer.read_weights(source, config, _rows_of(model), tensors)
@@ -138,12 +155,46 @@ def _rows_of(model: Any) -> Callable[[Iterable[str]], list[Row]]:
     """Pair our tensors with timm's, most of which have the same names. In a packed SwiGLU the gate is the first half of
     fc1."""
     table: dict[str, Any] = dict(DISTILLED) if isinstance(model, VisionTransformerDistilled) else {}
-    if type(model.blocks[0]) is timm_vit.ResPostBlock:
+    if isinstance(model.blocks[0], _RES_POST):
         table |= {f"blocks.*.norm{n}_branch": f"blocks.*.norm{n}" for n in (1, 2)}
     if type(_first_branches(model.blocks[0]).mlp) is timm_layers.GluMlp:
         for mlp in ("mlp", *(f"ffns.{k}.mlp" for k in range(getattr(model.blocks[0], "num_parallel", 0)))):
             table |= packed_gate(f"blocks.*.{mlp}", f"blocks.*.{mlp}.fc1")
-    return lambda names: rows_of(names, table)
+    if isinstance(model, timm_eva.Eva):
+        table |= _eva_table(model.blocks[0])
+    return lambda names: [
+        _frequencies(row) if row.ours.endswith("rope.freqs") else row for row in rows_of(names, table)
+    ]
+
+
+def _eva_table(block: Any) -> dict[str, Any]:
+    """Queries, keys and values in one map or three; fewer keys and values than queries are repeated."""
+    attn, head_dim, inside = block.attn, block.attn.head_dim, "blocks.*.attn"
+    table: dict[str, Any] = {f"blocks.*.ls{n}.gamma": f"blocks.*.gamma_{n}" for n in (1, 2)}
+    if getattr(block, "gamma_2", None) is None:  # a scale of attention alone
+        ones = Layout(torch.ones_like)
+        table["blocks.*.ls2.gamma"] = (("blocks.*.norm2.weight",), {"gamma": ("", ones)})
+    if attn.qkv is not None:
+        if getattr(attn, "q_bias", None) is not None:
+            table[f"{inside}.qkv.bias"] = ((f"{inside}.q_bias", f"{inside}.v_bias"), {"bias": ("", WITHOUT_KEYS)})
+        return table
+
+    def stack(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (x.unflatten(0, (-1, head_dim)).repeat_interleave(len(q) // len(x), 0).flatten(0, 1) for x in (k, v))
+        return torch.cat([q, k, v])
+
+    stacked = STACKED if getattr(attn, "num_kv_groups", 1) == 1 else Layout(stack)
+    q, k, v = (f"{inside}.{name}_proj" for name in "qkv")
+    table[f"{inside}.qkv"] = ((q, k, v), {kind: (f".{kind}", stacked) for kind in ("weight", "bias")})
+    if attn.k_proj.bias is None:
+        table[f"{inside}.qkv.bias"] = ((q, v), {"bias": (".bias", WITHOUT_KEYS)})
+    return table
+
+
+def _frequencies(row: Row) -> Row:
+    """Learned rotary frequencies (2, H, D/2) of a block, which timm has in one tensor (2, depth, H, D/2)."""
+    block = int(row.ours.split(".")[1])
+    return Row(row.ours, ("rope.freqs",), Layout(lambda x: x[:, block], lambda x: (x[:, None],), 1))
 
 
 def uncovered(model: Any) -> list[str]:
@@ -155,16 +206,20 @@ def uncovered(model: Any) -> list[str]:
         missing.append("dynamic_img_pad")
     if model.global_pool not in _POOLS:
         missing.append(f"pooling '{model.global_pool}'")
-    if not isinstance(model.patch_drop, nn.Identity):
+    if not isinstance(model.patch_drop, nn.Identity | None):
         missing.append("patch dropout")
     missing += sorted({problem for block in model.blocks for problem in _block_problems(block)})
     first = model.blocks[0]
-    if model.attn_pool is not None and _is_gated(getattr(_first_branches(first), "mlp", None)):
-        missing.append("attn_pool together with MLP SwiGLU")
+    if model.attn_pool is not None and not isinstance(model.attn_pool.mlp.act, _ACTIVATIONS):
+        missing.append(f"attn_pool with {type(model.attn_pool.mlp.act).__name__}")
     if any(_parts(block) != _parts(first) for block in model.blocks):
         missing.append("blocks that differ from one another")
-    if model.attn_pool is not None and _read_norm(model.attn_pool.norm) != (_read_norm(model.norm) or NormConfig()):
-        missing.append("a norm in attn_pool that is not as the final norm")
+    rope = getattr(model, "rope", None)
+    settings = {"grid_type": "index", "normalize_coords": "separate", "min_period": None}
+    if rope is not None and any(getattr(rope, name, value) != value for name, value in settings.items()):
+        missing.append("rotary positions with settings of their own")
+    if rope is not None and type(rope).__name__ not in _ROPES:
+        missing.append(f"rotary positions {type(rope).__name__}")
     for name, module in model.named_modules():
         if name.rpartition(".")[2].startswith(("norm", "fc_norm", "q_norm", "k_norm")) and not isinstance(
             module, nn.Identity | nn.LayerNorm | timm_layers.RmsNorm
@@ -183,12 +238,12 @@ def _first_branches(block: Any) -> Any:
 
 
 def _block_problems(block: Any) -> list[str]:
-    if type(block) not in (timm_vit.Block, timm_vit.ResPostBlock, timm_vit.ParallelThingsBlock):
+    if type(block) not in _BLOCKS:
         return [f"block {type(block).__name__}"]
     block = _first_branches(block)
     problems = []
     attn, mlp = block.attn, block.mlp
-    if type(attn) is not timm_layers.Attention or getattr(attn, "gate", None) is not None:
+    if type(attn) not in _ATTENTIONS or getattr(attn, "gate", None) is not None:
         problems.append("an attention other than timm's plain one")
     activations = nn.SiLU if _is_gated(mlp) else _ACTIVATIONS
     if not (_is_gated(mlp) or type(mlp) is timm_layers.Mlp) or not isinstance(mlp.act, activations):
@@ -205,7 +260,8 @@ def _is_gated(mlp: Any) -> bool:
 def _parts(block: Any) -> list[tuple[str, str]]:
     """List the parts of a block, with shapes, eps and rates; drop path may differ from block to block."""
     leaves = ((name, module) for name, module in block.named_modules() if not list(module.children()))
-    parts = [(name, repr(module)) for name, module in leaves if "drop_path" not in name]
+    aside = ("drop_path", "k_proj", "v_proj")  # the latter may be shared by different numbers of heads
+    parts = [(name, repr(module)) for name, module in leaves if not any(part in name for part in aside)]
     heads = [m.num_heads for m in block.modules() if hasattr(m, "num_heads")]
     return [*parts, ("heads", str(heads))]
 
@@ -220,8 +276,8 @@ def _read_norm(module: Any) -> NormConfig | None:
 def read_config(model: Any) -> ViTConfig:
     """The config of a timm VisionTransformer, its weights aside. Raises UserError as ``from_timm``."""
     source = f"timm's {type(model).__name__}"
-    if type(model) not in (timm_vit.VisionTransformer, VisionTransformerDistilled):
-        raise UserError(f"{source} is not covered; VisionTransformer is. {transfer.OTHERWISE}")
+    if type(model) not in _CLASSES:
+        raise UserError(f"{source} is not covered; VisionTransformer and Eva are. {transfer.OTHERWISE}")
     transfer.refuse(source, uncovered(model))
     return _config_of(model)
 
@@ -231,14 +287,23 @@ def _config_of(model: Any) -> ViTConfig:
     stem: Any = model.patch_embed
     rates = [getattr(_first_branches(b).drop_path1, "drop_prob", 0.0) or 0.0 for b in model.blocks]
     after_pool = not isinstance(model.fc_norm, nn.Identity)
-    scale = getattr(getattr(block, "ls1", None), "gamma", None)
+    scale = getattr(getattr(block, "ls1", None), "gamma", getattr(block, "gamma_1", None))
     # Norms of a residual post-norm block are on its branches.
-    place = "branch" if type(model.blocks[0]) is timm_vit.ResPostBlock else "before"
+    place = "branch" if isinstance(model.blocks[0], _RES_POST) else "before"
     attn_norms: dict[str, Any] = {"before": None, place: _read_norm(block.norm1)}
     mlp_norms: dict[str, Any] = {"before": None, place: _read_norm(block.norm2)}
     is_distilled = isinstance(model, VisionTransformerDistilled)
+    attn, pooling, head_dim = block.attn, model.attn_pool, block.attn.head_dim
+    queries = attn.qkv if attn.qkv is not None else attn.q_proj
+    reads_prefix = getattr(model, "pool_include_prefix", pooling is not None and model.num_prefix_tokens)
+    pool: dict[str, Any] = {}  # settings of map pooling that differ from those of the blocks
+    if pooling is not None:
+        norm, width, heads = _read_norm(pooling.norm), pooling.mlp.fc2.in_features, pooling.num_heads
+        pool = {} if norm == (_read_norm(model.norm) or NormConfig()) else {"pool_norm": norm}
+        pool |= {} if width == block.mlp.fc2.in_features else {"pool_mlp_dim": width}
+        pool |= {} if heads == attn.num_heads else {"pool_heads": heads}
     if scale is not None:
-        scale = block.ls1.init_values if scale.is_meta else _mean_scale(scale)
+        scale = getattr(block, "ls1", block).init_values if scale.is_meta else _mean_scale(scale)
     return ViTConfig(
         img_size=tuple(stem.img_size),
         patch_size=tuple(stem.patch_size),
@@ -248,25 +313,28 @@ def _config_of(model: Any) -> ViTConfig:
         depth=len(model.blocks),
         parallel=getattr(model.blocks[0], "num_parallel", 1),
         num_heads=block.attn.num_heads,
+        head_dim=None if head_dim * block.attn.num_heads == model.embed_dim else head_dim,
         mlp_dim=block.mlp.fc2.in_features,
         mlp_kind="swiglu" if _is_gated(block.mlp) else "mlp",
-        qkv_bias=block.attn.qkv.bias is not None,
+        qkv_bias=queries.bias is not None or getattr(attn, "q_bias", None) is not None,
         proj_bias=block.attn.proj.bias is not None,
         qk_norm=_read_norm(block.attn.q_norm),
-        activation=_read_activation(block.mlp.act),
+        activation=_read_activation((block if pooling is None else pooling).mlp.act),
         stem=StemConfig(bias=stem.proj.bias is not None, after=_read_norm(stem.norm)),
         position="none" if model.pos_embed is None else "learn",
         position_on_prefix=not model.no_embed_class,
+        rope=_read_rope(getattr(model, "rope", None)),
         position_norm=_read_norm(model.norm_pre),
         position_norm_on_prefix=not isinstance(model.norm_pre, nn.Identity),
-        class_token=model.has_class_token,
-        reg_tokens=model.num_reg_tokens + is_distilled,
+        class_token=model.cls_token is not None,
+        reg_tokens=model.num_prefix_tokens - (model.cls_token is not None),
         attn=BranchConfig(**attn_norms, inner=_read_norm(block.attn.norm)),
         mlp=BranchConfig(**mlp_norms, inner=_read_norm(block.mlp.norm)),
         layer_scale=scale,
         final_norm=_read_norm(model.fc_norm if after_pool else model.norm),
         pool="prefix" if is_distilled else _POOLS[model.global_pool],  # type: ignore[arg-type]
-        pool_prefix=bool(model.pool_include_prefix and model.global_pool in ("avg", "map")),
+        pool_prefix=bool(reads_prefix and model.global_pool in ("avg", "map")),
+        **pool,
         norm_after_pool=after_pool,
         pos_drop=model.pos_drop.p,
         proj_drop=block.attn.proj_drop.p,
@@ -276,6 +344,20 @@ def _config_of(model: Any) -> ViTConfig:
         dynamic_img_size=model.dynamic_img_size,
         crop_border=any(side % patch for side, patch in zip(stem.img_size, stem.patch_size, strict=True)),
         drop_path_shape="constant" if len(rates) > 1 and rates[0] == rates[-1] > 0 else "linear",
+    )
+
+
+def _read_rope(rope: Any) -> RopeConfig | None:
+    if rope is None:
+        return None
+    reference = getattr(rope, "ref_feat_shape", None)
+    return RopeConfig(
+        **_ROPES[type(rope).__name__],
+        base=float(rope.temperature),
+        pairs="halved" if getattr(rope, "rotate_half", False) else "interleaved",
+        offset=float(getattr(rope, "grid_offset", 0.0)),
+        columns_first=rope.grid_indexing == "xy",
+        reference=None if reference is None else tuple(reference),
     )
 
 
@@ -297,7 +379,6 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
     """The arguments of timm's VisionTransformer that make a model of this config. UserError naming the slots that timm
     does not have."""
     norm = config.attn.before or config.attn.branch or NormConfig()  # timm has one for all places but the stem
-    final = config.final_norm is not None or (config.pool == "map" and norm != NormConfig())
 
     def norm_layer(norm: NormConfig) -> Callable[[int], nn.Module]:
         kind = timm_layers.RmsNorm if norm.kind == "rms" else timm_layers.LayerNorm
@@ -331,7 +412,7 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
         "pos_embed": "none" if config.position == "none" else "learn",
         "no_embed_class": not config.position_on_prefix,
         "pre_norm": config.position_norm is not None,
-        "final_norm": final,
+        "final_norm": config.final_norm is not None,
         "norm_layer": norm_layer(norm),
         "embed_norm_layer": norm_layer(config.stem.after) if config.stem.after else None,
         "act_layer": nn.SiLU if gated else act_layer,

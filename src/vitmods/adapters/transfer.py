@@ -56,6 +56,7 @@ def import_model(
     pair: Callable[[Iterable[str]], Sequence[Row]],
     look: Look,
     left_out: Mapping[str, str] | None = None,
+    assumed: Iterable[str] = (),
 ) -> tuple[ViT, Coverage]:
     """A ViT with the model's weights, device, type, mode and frozen parameters, compared on random images.
 
@@ -63,7 +64,7 @@ def import_model(
     """
     check_readable(source, model)
     try:
-        new, coverage = read_weights(source, config, pair, model.state_dict(), left_out)
+        new, coverage = read_weights(source, config, pair, model.state_dict(), left_out, assumed)
         new.to(next(model.parameters()).device)
         _freeze(source, new, [(row.ours, row.theirs) for row in coverage.rows], model)
         new.train(model.training)

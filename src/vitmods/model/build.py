@@ -140,7 +140,9 @@ def make_attn_pool(config: ViTConfig) -> AttentionPool:
     """Map pooling, (B, T, C) -> (B, C)."""
     mlp = Mlp(config.embed_dim, config.pool_mlp_dim or config.mlp_dim, act=_activation(config))
     norm = config.pool_norm or config.final_norm or NormConfig()
-    return AttentionPool(config.embed_dim, config.num_heads, mlp, make_norm(norm, config.embed_dim))
+    return AttentionPool(
+        config.embed_dim, config.pool_heads or config.num_heads, mlp, make_norm(norm, config.embed_dim)
+    )
 
 
 def initial_positions(config: ViTConfig) -> Tensor | None:

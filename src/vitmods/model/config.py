@@ -74,6 +74,7 @@ class ViTConfig:
     norm_after_pool: bool = False  # the final norm reads the pooled token (timm's fc_norm)
     pool_norm: NormConfig | None = None  # the norm inside map pooling, where it is not as the final norm
     pool_mlp_dim: int | None = None  # the width of the MLP inside map pooling, where it is not mlp_dim
+    pool_heads: int | None = None  # the number of heads of map pooling, where it is not num_heads
     representation: bool = False  # a linear layer and tanh before the head
     head_hidden: int | None = None  # or a linear layer to that width, and ReLU
     head_bias: float = 0.0  # initial bias of the head
@@ -233,7 +234,9 @@ def _check(config: ViTConfig) -> None:
             if side < patch:
                 nearby = f"{patch} or more, or a model with smaller patches"
             raise UserError(f"The image's {axis} {side} is not a multiple of the patch side {patch}; use {nearby}.")
-    least = dict.fromkeys(("in_chans", "embed_dim", "depth", "parallel", "num_heads", "mlp_dim", "head_dim"), 1)
+    least = dict.fromkeys(
+        ("in_chans", "embed_dim", "depth", "parallel", "num_heads", "mlp_dim", "head_dim", "pool_heads"), 1
+    )
     for name, number in {**least, "num_classes": 0, "reg_tokens": 0}.items():
         value = getattr(config, name)
         if value is not None and value < number:
@@ -261,6 +264,8 @@ def _check(config: ViTConfig) -> None:
         raise UserError("pool_norm is the norm inside map pooling: set pool='map', or leave it out.")
     if config.pool_mlp_dim is not None and (config.pool != "map" or config.pool_mlp_dim < 1):
         raise UserError("pool_mlp_dim is the width of the MLP inside map pooling, at least 1: set pool='map' too.")
+    if config.pool_heads is not None and (config.pool != "map" or config.embed_dim % config.pool_heads):
+        raise UserError("pool_heads is the number of heads of map pooling and divides embed_dim: set pool='map' too.")
     if config.mlp_kind != "mlp":
         from vitmods.layers import MLPS  # layers import torch
 

@@ -213,11 +213,9 @@ class ViT(nn.Module):
         pool = self.vit_config.pool if global_pool is None else (global_pool or "none")
         if pool == "map" and self.attn_pool is None:
             raise UserError("Map pooling has weights of its own: build the model with pool='map' instead.")
-        pool_norm = self.vit_config.pool_norm if pool == "map" else None
+        none = {} if pool == "map" else dict.fromkeys(("pool_norm", "pool_mlp_dim", "pool_heads"))
         prefix = self.vit_config.pool_prefix and pool in ("avg", "map")
-        self.vit_config = self.vit_config.with_(
-            num_classes=num_classes, pool=pool, pool_norm=pool_norm, pool_prefix=prefix
-        )
+        self.vit_config = self.vit_config.with_(num_classes=num_classes, pool=pool, pool_prefix=prefix, **none)
         named = {name: value for name, value in self.pretrained_cfg.items() if name != "label_names"}
         self.pretrained_cfg = self.default_cfg = named
         if pool != "map":
@@ -541,8 +539,14 @@ def _pruned(config: ViTConfig, depth: int, norm: bool, head: bool) -> ViTConfig:
             )
         fields |= {"prefix_from": 0, "class_token": False, "reg_tokens": 0}
     if head:
-        none = {"pool_norm": None, "pool_prefix": False, "representation": False, "norm_after_pool": False}
-        fields |= {"num_classes": 0, "pool": "none", **none}
+        none = {
+            "pool_norm": None,
+            "pool_heads": None,
+            "pool_prefix": False,
+            "representation": False,
+            "norm_after_pool": False,
+        }
+        fields |= {"num_classes": 0, "pool": "none", "pool_mlp_dim": None, "pool_heads": None, **none}
     if head if config.norm_after_pool else norm:
         fields["final_norm"] = None
     return config.with_(**fields)
