@@ -1,6 +1,10 @@
 """Our ViT with timm's weights: the same outputs and gradients, for the published models and for every option."""
 
+import importlib
+import json
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import timm
@@ -127,6 +131,27 @@ def test_distilled_models_give_the_mean_of_their_heads(scatter, same_function, t
     again = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=2, num_classes=5).eval()
     again.load_state_dict(torch.load(tmp_path / "ours.pth")["model"])
     same_function(theirs, again, (3, 32, 32))
+
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+SAMPLE = (
+    "aimv2_large_patch14_224", "deit_tiny_distilled_patch16_224", "test_vit3", "vit_base_patch16_rpn_224",
+    "vit_base_patch32_clip_quickgelu_224", "vit_giant_patch14_dinov2", "vit_so400m_patch14_siglip_384",
+    "vit_base_patch16_xp_224", "cait_xxs24_224",
+)  # fmt: skip
+
+
+def test_a_sample_of_the_models_that_are_counted_as_read(monkeypatch):
+    """The table is made by benchmarks/readers.py, which compares all of them."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    readers = importlib.import_module("readers")
+    monkeypatch.delitem(sys.modules, "readers")
+    record = json.loads((FOLDER / "results" / "readers.json").read_text())
+    assert (len(record["read"]), record["models"]) == (237, 320)
+    for name in SAMPLE:
+        model = readers.small(name)
+        readers.scramble(model)
+        assert (readers.outcome(model) == "read") == (name in record["read"]), name
 
 
 EVA = {
