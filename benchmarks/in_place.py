@@ -238,6 +238,7 @@ def main() -> None:
     print_table(record)
     if options.out:
         (options.out / "in_place.json").write_text(json.dumps(record, indent=1) + "\n")
+        print("Now make docs/models.md of it: python benchmarks/models_page.py")
 
 
 if __name__ == "__main__":

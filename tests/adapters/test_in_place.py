@@ -149,7 +149,9 @@ def composition(index):
     return "+".join(chosen)
 
 
-@pytest.mark.parametrize("index", range(24))
+@pytest.mark.parametrize(
+    "index", [*range(24), *(pytest.param(index, marks=pytest.mark.long) for index in range(24, 200))]
+)
 def test_compositions_compute_what_a_vitmods_vit_computes(index):
     text = composition(index)
     model = make("timm vit").double()

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitmods.adapters.anatomy import find_parts
 from vitmods.adapters.apply import as_vit, preserved, verify
-from vitmods.adapters.running import find_inputs, tensors_of
-from vitmods.adapters.surgery import difference, outputs_of, width_of
+from vitmods.adapters.running import find_inputs, run, tensors_of
+from vitmods.adapters.surgery import difference, width_of
 from vitmods.changes import Change
 from vitmods.changes.insertions import After
 from vitmods.model.flops import count_macs, count_params
@@ -122,8 +122,9 @@ def _diff_in_place(old: nn.Module, new: nn.Module, images: torch.Tensor | None) 
         raise UserError(f"No input that a {type(old).__name__} runs on could be made: give images=.")
     macs, outputs = [], []
     for model in (old, new):
-        with FlopCounterMode(display=False) as counter:
-            outputs.append(outputs_of(model, inputs))
+        with FlopCounterMode(display=False) as counter:  # which fails on views of parameters without gradients
+            made = run(model, inputs, gradients=True)
+        outputs.append([out.detach() for out in made if out.is_floating_point()])
         macs.append(counter.get_total_flops() // 2 // len(next(tensors_of(inputs))))
     before, after = (getattr(model, "vm_changes", ()) for model in (old, new))
     changes: tuple[Change, ...] = after[len(before) :]

@@ -90,7 +90,7 @@ class Change:
 
         Raises UserError if the change, with these settings, needs a model that `vm.apply` can read.
         """
-        raise NeedsReading(f"'{self}' needs a model that vm.apply can read (docs/foreign-models.md).")
+        raise NeedsReading(f"'{self}' needs a model that vm.apply can read (docs/models.md).")
 
     @property
     def needs_reading(self) -> str:

@@ -109,7 +109,7 @@ class DualPatchNorm(Change):
     def insertions(self, parts: Parts) -> list[Insertion]:
         if self.after_position or not isinstance(self.before, bool):
             raise NeedsReading(
-                f"'{self}' needs a model that vm.apply can read (docs/foreign-models.md): norms before and after the "
+                f"'{self}' needs a model that vm.apply can read (docs/models.md): norms before and after the "
                 "projection, as in dpn, can be put into others."
             )
         if parts.stem is None:

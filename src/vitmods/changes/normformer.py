@@ -48,7 +48,7 @@ class NormFormer(Change):
         if self.head_scale or self.residual_scale:
             raise NeedsReading(
                 f"'{self}' scales heads or the stream, for which it needs a model that vm.apply can read "
-                "(docs/foreign-models.md): write normformer for the two norms alone."
+                "(docs/models.md): write normformer for the two norms alone."
             )
         norm = NormConfig("layer", self.eps)
         return [(After if branch.kind == "attn" else Before)(branch, norm) for branch in parts.branches]

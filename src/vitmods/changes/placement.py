@@ -94,7 +94,7 @@ class Placement(Change):
         if self.reading != "branch":
             raise NeedsReading(
                 f"'{self}' puts norms on the stream, for which it needs a model that vm.apply can read "
-                "(docs/foreign-models.md): write reading=branch for norms on the branches."
+                "(docs/models.md): write reading=branch for norms on the branches."
             )
         insertions: list[Insertion] = []
         for branch in parts.branches:

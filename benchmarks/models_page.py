@@ -1,0 +1,60 @@
+"""docs/models.md, from the committed table of models and changes in place.
+
+python benchmarks/models_page.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE, PAGE = ROOT / "benchmarks" / "results" / "in_place.json", ROOT / "docs" / "models.md"
+SHORT = {"in place": "yes", "overlapping or layered stem": "stem"}
+INTRODUCTION = """# Models and changes
+
+Each model was tried at reduced size with random weights ({versions}).
+`vm.apply(model, *changes)` reads a model exactly and gives a vitmods ViT, or [changes it in place](in-place.md) and
+keeps its class. A model that is read takes every change ([how](foreign-models.md)). The table shows changes in place.
+
+| cell | meaning |
+| --- | --- |
+| yes | in place, with a certificate |
+| has it | the model normalizes its queries and keys already |
+| stem | refused: the patches overlap, or the stem has several layers |
+| not certified | refused: the changed model does not compute what it must, as where positions read the queries too |
+| not recognized | refused: the model does not have the part, as Mamba does not have attention |
+
+`subln(rescale=false)`, `normformer` and `placement(reading=branch)` use the same branches as `layerscale`. The others
+(`parallel`, `size`, `gpsa`, `swiglu`, `stem`) need a model that is read. A study with such an arm reads base and all
+arms ([any model](any-model.md)).
+"""
+
+
+def page(record: dict[str, Any]) -> str:
+    """The page as Markdown."""
+    versions = ", ".join(f"{name} {version.partition('+')[0]}" for name, version in record["versions"].items())
+    parts = [INTRODUCTION.format(versions=versions)]
+    for part, result in record["results"].items():
+        changes = list(result["counts"])
+        totals = [sum(counts.get(word, 0) for word in ("in place", "has it")) for counts in result["counts"].values()]
+        names = [f"`{change.partition('(')[0]}`" if change != "another norm" else change for change in changes]
+        lines = [
+            f"## {part}",
+            "",
+            f"{result['models']} models, {result['read']} of them read. A row stands for all models of one structure.",
+            "",
+            f"| model | models | read | {' | '.join(names)} |",
+            f"| --- | --- | --- | {' | '.join('---' for _ in names)} |",
+            f"| all | {result['models']} | {result['read']} | {' | '.join(map(str, totals))} |",
+        ]
+        for name, row in result["rows"].items():
+            cells = [SHORT.get(row[change], row[change]) for change in changes]
+            lines.append(f"| {name} | {row['models']} | {row['read'] or ''} | {' | '.join(cells)} |")
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(json.loads(TABLE.read_text())))
