@@ -186,7 +186,7 @@ class Logits(nn.Module):
     def __init__(self, model):
         super().__init__()
         self.model = model
-        self.train(model.training)  # exporters return every module to the mode of the outermost
+        self.training = model.training  # exporters return every module to the mode of the outermost
 
     def forward(self, pixel_values, labels=None):
         output = output_of(self.model, pixel_values)
