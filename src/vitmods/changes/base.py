@@ -12,8 +12,9 @@ from vitmods.util.registry import Registry
 from vitmods.util.shorthand import read_settings
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
+Start = Literal["published", "gentle"]
 Preserves = Literal["function", "weights", "nothing"]
 Weights = dict[str, "Tensor"]
 
@@ -100,6 +101,11 @@ class Change:
         except NeedsReading as error:
             return str(error)
         return ""
+
+    def fit(self, model: "nn.Module", images: "Iterable[Tensor]") -> bool:
+        """Compute what a model with this change needs of training images (B, channels, height, width) before its first
+        step. False if it needs nothing; the images are then not read."""
+        return False
 
     def advice(self, config: ViTConfig) -> str:
         """Return what the paper advises against in a model with this config, which has the change; or an empty string.

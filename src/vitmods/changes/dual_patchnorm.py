@@ -1,13 +1,17 @@
 """Dual PatchNorm: LayerNorms before and after the patch projection."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from vitmods.changes.base import Change, Preserves
+from vitmods.changes.base import Change, Preserves, Start
 from vitmods.changes.insertions import AroundPatches, Insertion, Parts
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import NormConfig, Slot
 from vitmods.util.errors import NeedsReading, UnfitStem, UserError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 _KINDS: dict[str, dict[str, Any]] = {
     "layer": {"kind": "layer"},
@@ -35,6 +39,9 @@ class DualPatchNorm(Change):
       images before the first step and ``model.patch_embed.fit(images)`` computes elsewhere; ``"whiten_norm"`` has LN0
       behind it, as the authors' prototype.
 
+    ``start="gentle"`` fits gains and biases to training images before the first step, so that a trained model keeps the
+    outputs of its stem as nearly as it can.
+
     When the input size changes later, nothing happens to the norms. When the patch size changes, the gain and bias of
     LN0 are resized bilinearly like small images, and the projection by the rule of FlexiViT: a good start, not the
     same function, because the statistics of a patch depend on its pixels.
@@ -58,6 +65,7 @@ class DualPatchNorm(Change):
     norm: Literal["layer", "rms", "only_learnable", "no_learnable"] = "layer"
     class_token: bool = False
     eps: float = 1e-6
+    start: Start = "published"
 
     def __post_init__(self) -> None:
         if self.norm not in _KINDS:
@@ -73,6 +81,8 @@ class DualPatchNorm(Change):
             raise UserError(
                 "dpn(class_token=true) speaks of the norm after the positions: set after_position=true too."
             )
+        if self.start == "gentle" and (self.norm == "no_learnable" or self.after_position):
+            raise UserError("dpn(start=gentle) fits the gains of the norms around the projection: set no other norm.")
 
     def describe(self) -> dict[str, str]:
         """Describe the change; the published gain is that of both norms, and of none of the ablations in Table 6."""
@@ -105,6 +115,16 @@ class DualPatchNorm(Change):
         if not self.after_position:
             return config.with_(stem=stem)
         return config.with_(stem=stem, position_norm=norm, position_norm_on_prefix=self.class_token)
+
+    def fit(self, model: "nn.Module", images: "Iterable[Tensor]") -> bool:
+        if self.start == "gentle":
+            from vitmods.changes.gentle import fit_norms
+
+            stem: Any = next(module for module in model.modules() if hasattr(module, "norm_before"))
+            after = getattr(stem, "norm_after", None) or stem.norm  # a stem changed in place, or of a vitmods ViT
+            norms = [stem.norm_before] * (self.before is True) + [after] * self.after
+            fit_norms(model, [[norm] for norm in norms], images)
+        return self.start == "gentle"
 
     def insertions(self, parts: Parts) -> list[Insertion]:
         if self.after_position or not isinstance(self.before, bool):

@@ -6,7 +6,7 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from vitmods.finetune.delta import fingerprint
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import Resampling, ViT, vit
 from vitmods.recipes import Recipe
-from vitmods.study.arms import BASE, Arm, split_training
-from vitmods.study.bases import described, rebuilt
+from vitmods.study.arms import BASE, Arm, is_foreign, parse_edits, split_training
+from vitmods.study.bases import Base, ForeignBase, described, edited, rebuilt
 from vitmods.study.changed import open_changed, pixels_of
 from vitmods.study.plan import MOST_SEEDS, Settings, image_settings
 from vitmods.study.state import Evaluated, StudyState
@@ -160,14 +160,22 @@ def open_trial(folder: Path) -> Any:
 
 def _load_into(model: nn.Module, weights: Path, strict: bool = True) -> tuple[list[str], list[str]]:
     """Load a trial's weights; returns the names that are missing and unexpected."""
+    try:
+        missing, unexpected = model.load_state_dict(read_weights(weights), strict)
+    except RuntimeError as error:
+        raise UserError(f"{named(weights)} holds other weights: {error}") from error
+    return missing, unexpected
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read a trial's weights, by checksum. Raises UserError for a damaged file."""
     from safetensors.torch import load as read_tensors
 
-    check_weights(weights)
+    check_weights(path)
     try:
-        missing, unexpected = model.load_state_dict(read_tensors(read_bytes(weights, "weights")), strict)
-    except Exception as error:  # safetensors and torch raise what they like
-        raise UserError(f"{named(weights)} cannot be read, or holds other weights: {error}") from error
-    return missing, unexpected
+        return read_tensors(read_bytes(path, "weights"))
+    except Exception as error:  # safetensors raises what it likes
+        raise UserError(f"{named(path)} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -226,9 +234,15 @@ class Checkpoint:
         return cls(source, name, open_trial(folder), recipe, settings, classes, fingerprint, data)
 
     @property
+    def backbone(self) -> nn.Module:
+        """The model without a task's modules."""
+        backbone: nn.Module = self.model.backbone if isinstance(self.model, TaskModel) else self.model
+        return backbone
+
+    @property
     def vit(self) -> ViT:
         """The vitmods ViT, without a task's modules. Raises UserError for other models."""
-        backbone = self.model.backbone if isinstance(self.model, TaskModel) else self.model
+        backbone = self.backbone
         if not isinstance(backbone, ViT) or described(backbone) is None:
             raise UserError(
                 f"{self.source} is a {type(backbone).__name__} without a vitmods config: it cannot be a checkpoint to "
@@ -333,27 +347,44 @@ class Start:
     positions: Resampling = "bicubic"
 
     @classmethod
-    def of(cls, source: str, positions: Resampling = "bicubic") -> tuple[Start, ViT]:
-        """Open the checkpoint; returns it with its model. Raises UserError as `Checkpoint.open` does."""
-        path = checkpoint_of(source)
-        model = Checkpoint.open(path).vit
-        return cls(source, fingerprint(model) if path == source else None, positions), model
+    def of(cls, source: str, positions: Resampling = "bicubic") -> tuple[Start, Checkpoint, ViTConfig | str]:
+        """Open the checkpoint; returns it with what base is: the config of its ViT, or the spec of another model.
 
-    def build(self, config: ViTConfig, seed: int, settings: Mapping[str, Any] | None = None) -> ViT:
-        """Build its model for the images and classes of `config`: positions are resampled, the head is drawn anew.
-
-        `settings` are fields of its config that only training reads: dropout, drop path, how the head is initialized.
-        Raises UserError if the weights have changed, or it reads another number of channels.
+        Raises UserError as `Checkpoint.open` does, and for a model of another library that was changed.
         """
-        model = Checkpoint.open(checkpoint_of(self.source, seed)).vit
-        if self.fingerprint is not None and fingerprint(model) != self.fingerprint:
-            raise UserError(f"{self.source} no longer holds the weights that this started from.")
+        path = checkpoint_of(source)
+        checkpoint = Checkpoint.open(path)
+        base: ViTConfig | str
+        if (record := _foreign_record(path)) is None:
+            base = checkpoint.vit.vit_config
+        elif record["edits"]:
+            raise UserError(
+                f"{source} is {record['base']} with {record['edits']}: start from a trial of base, or give the folder "
+                "of the study, whose arms then start from their own weights."
+            )
+        else:
+            base = record["base"]
+        return cls(source, fingerprint(checkpoint.backbone.state_dict()) if path == source else None, positions), checkpoint, base
+
+    def build(self, config: Base, seed: int, recipe: Recipe | None = None) -> nn.Module:
+        """Build its model for the images and classes of `config`, with a new head. A ViT's positions are resampled;
+        models of other libraries keep the image size.
+
+        `recipe` sets what only training reads: dropout, drop path, how the head is initialized. Raises UserError if the
+        weights have changed, or if they do not fit the images.
+        """
+        path = checkpoint_of(self.source, seed)
+        if isinstance(config, ForeignBase):
+            return self._build_foreign(Path(path), config, seed, recipe)
+        settings = recipe.model.to_config() if recipe else {}
+        model = Checkpoint.open(path).vit
+        self._check(model.state_dict())
         if config.in_chans != model.vit_config.in_chans:
             raise UserError(
                 f"{self.source} reads {model.vit_config.in_chans} channels, not {config.in_chans}: set in_chans to "
                 "that."
             )
-        trained_config = model.vit_config.with_(**(settings or {}))
+        trained_config = model.vit_config.with_(**settings)
         if trained_config != model.vit_config:
             old, model = model, vit(trained_config)
             model.load_state_dict(old.state_dict())
@@ -362,3 +393,37 @@ class Start:
         model.set_input_size(config.img_size, positions=self.positions)
         model.reset_classifier(config.num_classes)
         return model
+
+    def _check(self, weights: Mapping[str, Tensor]) -> None:
+        if self.fingerprint is not None and fingerprint(weights) != self.fingerprint:
+            raise UserError(f"{self.source} no longer holds the weights that this started from.")
+
+    def _build_foreign(self, folder: Path, base: ForeignBase, seed: int, recipe: Recipe | None) -> nn.Module:
+        record = _foreign_record(folder)
+        if record is None or record["base"] != base.spec:
+            raise UserError(f"{folder} does not hold a trial of {base.spec}.")
+        settings, edits = recipe.model if recipe else None, parse_edits(record["edits"])
+        # The head are the tensors whose shapes depend on the number of classes.
+        wider = edited(replace(base, num_classes=base.num_classes + 1).build(settings), edits, base, head=False)
+        torch.manual_seed(seed)
+        model = edited(base.build(settings), edits, base, head=False)
+        new, others = model.state_dict(), wider.state_dict()
+        head = {name for name, value in new.items() if value.shape != others[name].shape}
+        trained = read_weights(folder / WEIGHTS)
+        self._check(trained)
+        kept = {name: value for name, value in trained.items() if name not in head}
+        if wrong := [name for name in new.keys() - head if name not in kept or kept[name].shape != new[name].shape]:
+            raise UserError(
+                f"The weights of {folder} do not fit {base.spec} for {' x '.join(map(str, base.img_size))} pixels "
+                f"({', '.join(sorted(wrong)[:3])}): keep its image size, {' x '.join(map(str, record['img_size']))}."
+            )
+        model.load_state_dict(kept, strict=False)
+        return model
+
+
+def _foreign_record(folder: str | Path) -> dict[str, Any] | None:
+    """How the model of a trial on another library's base was made; None for a vitmods ViT and for other files."""
+    config = Path(folder) / "config.json"
+    record = read_object(config).get("model") if config.is_file() else None
+    is_foreign_trial = isinstance(record, dict) and is_foreign(record.get("base"))
+    return record if is_foreign_trial else None

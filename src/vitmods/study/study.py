@@ -280,10 +280,10 @@ def fixed_settings(
     if start is not None:
         from vitmods.study.checkpoints import Start  # torch, which the shell's help does without
 
-        checkpoint, model = Start.of(str(start), positions)
-        started["start"], base, named_model = asdict(checkpoint), model.vit_config, None
-        defaults = replace(defaults, img_size=base.img_size, in_chans=base.in_chans)
-        pixels = {name: tuple(model.pretrained_cfg[name]) for name in ("mean", "std")}
+        trained, checkpoint, base = Start.of(str(start), positions)
+        started["start"], named_model, shape = asdict(trained), None, checkpoint.settings
+        defaults = replace(defaults, img_size=tuple(shape["img_size"]), in_chans=shape["in_chans"])
+        pixels = {name: tuple(getattr(checkpoint.recipe.augment, name)) for name in ("mean", "std")}
     if isinstance(recipe, RecipeChoice):
         recipe = recipe.resolve(kind, defaults, named_model, pixels)
     base = defaults.base if base is None else base

@@ -184,16 +184,16 @@ def build_model(
     adds are drawn from the same seed. An arm that starts from its own weights has those. head: whether the
     model's logits are used.
     """
-    settings = recipe.model.to_config() if recipe else {}
     torch.manual_seed(seed)
     if arm.start is not None:
         assert start is not None, "an arm starts from its own weights only where base does"
-        assert isinstance(config, ViTConfig), "a checkpoint says what base is"
-        return Start(arm.start, None, start["positions"]).build(config, seed, settings)
-    if isinstance(config, ForeignBase):
+        return Start(arm.start, None, start["positions"]).build(config, seed, recipe)
+    if start:
+        base = Start(**start).build(config, seed, recipe)
+    elif isinstance(config, ForeignBase):
         base = config.build(recipe.model if recipe else None)
     else:
-        base = Start(**start).build(config, seed, settings) if start else vit(config, **settings)
+        base = vit(config, **(recipe.model.to_config() if recipe else {}))
     torch.manual_seed(seed)
     return edited(base, arm.changes, config, head)
 

@@ -37,7 +37,7 @@ from vitmods.util.text import flatten
 CONFIG, RESULT, WEIGHTS = "config.json", "result.json", "model.safetensors"
 MODULES = "task.safetensors"
 EXAMPLES = "examples"
-FITTED_IMAGES, FITTED_BATCH = 1000, 50
+FITTED_IMAGES, GENTLE_IMAGES, FITTED_BATCH = 1000, 250, 50
 _IDENTIFIES_DATA = ("name", "classes", "splits", "split_origin", "fingerprint", "vocabulary")  # but not its folder
 _COLOR = re.compile("#[0-9a-f]{6}")
 
@@ -174,10 +174,13 @@ def fit_to_images(model: nn.Module, ds: Images) -> dict[str, Any]:
     number of images; empty if no module needs images.
     """
     counts: dict[str, Any] = {}
-    for name, stem in model.named_modules():
-        if isinstance(stem, DualPatchNormStem) and stem.waits_for_images:
-            stem.fit(ds.plain_images("train", FITTED_IMAGES, FITTED_BATCH))
+    for name, module in model.named_modules():
+        if isinstance(module, DualPatchNormStem) and module.waits_for_images:
+            module.fit(ds.plain_images("train", FITTED_IMAGES, FITTED_BATCH))
             counts[name] = min(FITTED_IMAGES, len(ds.splits["train"]))
+        for change in (*getattr(module, "changes", ()), *getattr(module, "vm_changes", ())):
+            if change.fit(module, ds.plain_images("train", GENTLE_IMAGES, FITTED_BATCH)):
+                counts[str(change)] = min(GENTLE_IMAGES, len(ds.splits["train"]))
     return {"fitted_to_images": counts} if counts else {}
 
 

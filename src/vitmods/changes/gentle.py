@@ -1,0 +1,65 @@
+"""Gentle starts: new norms in a trained model, with gains and biases that keep its outputs as near as they can.
+
+A norm that is put into a trained model discards the mean and the scale of each vector that it reads. Its gain and bias
+give back what all vectors have in common. With z the normalized and x the old value of a channel over training images,
+
+    gain = cov(x, z) / var(z),    bias = mean(x) - gain mean(z)
+
+minimize the mean square of ``gain z + bias - x``; a norm without a bias takes ``gain = mean(x z) / mean(z^2)``.
+"""
+
+from collections.abc import Iterable, Sequence
+import torch
+from torch import Tensor, nn
+
+TINY = 1e-12  # a channel that never varies keeps its mean alone
+
+
+@torch.no_grad()
+def fit_norms(model: nn.Module, groups: Sequence[Sequence[nn.Module]], batches: Iterable[Tensor]) -> None:
+    """Fit the new norms of a model to what they replace: the values at their places without any of them.
+
+    Args:
+        model: with the new norms, whose gains are 1 and biases 0.
+        groups: norms with `weight`, and `bias` or none, that map (..., C) to (..., C). A group is fitted after the ones
+            before it, whose outputs it reads.
+        batches: images (B, channels, height, width).
+    """
+    was_training, new_norms = model.training, [norm for group in groups for norm in group]
+    model.eval()
+    batches = list(batches)
+    for i, group in enumerate(groups):
+        later = [norm for others in groups[i:] for norm in others]
+        sums: dict[nn.Module, Tensor] = {}
+        for images in batches:
+            old, new = _inputs(model, images, new_norms), _inputs(model, images, later)
+            for norm in group:
+                x, z = (v.double().flatten(0, -2) for v in (old[norm], norm(new[norm])))
+                of_batch = torch.stack((torch.ones_like(x), x, z, z * z, x * z)).sum(1)
+                sums[norm] = sums.get(norm, 0) + of_batch
+        for norm, (count, *totals) in sums.items():
+            x, z, zz, xz = (total / count for total in totals)
+            weight, bias = norm.get_parameter("weight"), getattr(norm, "bias", None)
+            if bias is None:
+                weight.copy_(xz / zz.clamp_min(TINY))
+            else:
+                weight.copy_((xz - x * z) / (zz - z * z).clamp_min(TINY))
+                bias.copy_(x - weight * z)
+    model.train(was_training)
+
+
+def _inputs(model: nn.Module, images: Tensor, left_out: Sequence[nn.Module]) -> dict[nn.Module, Tensor]:
+    """What each of these norms reads while the model runs without them."""
+    inputs: dict[nn.Module, Tensor] = {}
+
+    def leave_out(norm: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        inputs[norm] = args[0]
+        return args[0]
+
+    hooks = [norm.register_forward_hook(leave_out) for norm in left_out]
+    try:
+        model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return inputs
