@@ -63,11 +63,12 @@ def find_inputs(model: nn.Module, example: Any, width: int) -> Inputs | None:
 
 
 def _image_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
-    """Candidate sizes from timm's config of the model, Hugging Face's, and the parts of the model itself."""
+    """Candidate sizes from Hugging Face's config, the parts of the model, and timm's config, which tells the size of the
+    published model: one that was made for smaller images may run on that too, but slowly."""
     cfg = getattr(model, "default_cfg", None) or {}
     parts = (getattr(model, "config", None), *model.modules())
     named = [getattr(part, name, None) for part in parts for name in ("image_size", "img_size")]
-    sizes = [cfg["input_size"][-2:] if "input_size" in cfg else None, *named, 224]
+    sizes = [*named, cfg["input_size"][-2:] if "input_size" in cfg else None, 224]
     pairs = [(size, size) if isinstance(size, int) else size for size in sizes]
     yield from dict.fromkeys((p[0], p[1]) for p in pairs if isinstance(p, tuple | list) and len(p) == 2)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.adapters import load, open_checkpoint
+from vitmods.adapters.apply import as_vit
 from vitmods.fast.export import EXTRA
 from vitmods.finetune.delta import fingerprint
 from vitmods.model.config import ViTConfig
@@ -403,10 +404,11 @@ class Start:
         if record is None or record["base"] != base.spec:
             raise UserError(f"{folder} does not hold a trial of {base.spec}.")
         settings, edits = recipe.model if recipe else None, parse_edits(record["edits"])
+        trained_base = replace(base, in_place=record.get("in_place", True))
         # The head are the tensors whose shapes depend on the number of classes.
-        wider = edited(replace(base, num_classes=base.num_classes + 1).build(settings), edits, base, head=False)
+        wider = edited(replace(trained_base, num_classes=base.num_classes + 1).build(settings), edits, base, head=False)
         torch.manual_seed(seed)
-        model = edited(base.build(settings), edits, base, head=False)
+        model = edited(trained_base.build(settings), edits, base, head=False)
         new, others = model.state_dict(), wider.state_dict()
         head = {name for name, value in new.items() if value.shape != others[name].shape}
         trained = read_weights(folder / WEIGHTS)
@@ -418,7 +420,7 @@ class Start:
                 f"({', '.join(sorted(wrong)[:3])}): keep its image size, {' x '.join(map(str, record['img_size']))}."
             )
         model.load_state_dict(kept, strict=False)
-        return model
+        return as_vit(model) if trained_base.in_place and not base.in_place else model
 
 
 def _foreign_record(folder: str | Path) -> dict[str, Any] | None:
