@@ -12,6 +12,7 @@ from vitmods.finetune import parameter_roles
 from vitmods.recipes import plain
 from vitmods.study import Study
 from vitmods.study.arms import Arm, arm_from_text, make_arms
+from vitmods.study.bases import make_base
 from vitmods.study.checkpoints import Start, open_trial
 from vitmods.study.plan import ImageOptions, Settings, Trial
 from vitmods.study.store import Facts, StudyFolder
@@ -88,8 +89,8 @@ def test_every_arm_and_seed_begins_with_the_checkpoint(checkpoint):
 
 @pytest.mark.parametrize("positions", ["bicubic", "bilinear"])
 def test_another_size_and_other_classes(checkpoint, positions):
-    start, trained = Start.of(str(checkpoint), positions)
-    model = start.build(trained.vit_config.with_(img_size=16, num_classes=4), seed=0)
+    start, _, config = Start.of(str(checkpoint), positions)
+    model = start.build(config.with_(img_size=16, num_classes=4), seed=0)
     expected = open_checkpoint(str(checkpoint))
     expected.set_input_size(16, positions=positions)
     assert torch.equal(model.pos_embed, expected.pos_embed)
@@ -138,9 +139,9 @@ def test_what_cannot_be_begun_is_refused(checkpoint, options, words):
 
 
 def test_other_channels_are_refused(checkpoint):
-    start, trained = Start.of(str(checkpoint))
+    start, _, config = Start.of(str(checkpoint))
     with pytest.raises(UserError, match="reads 1 channels, not 3"):
-        start.build(trained.vit_config.with_(in_chans=3), seed=0)
+        start.build(config.with_(in_chans=3), seed=0)
 
 
 @pytest.mark.parametrize(
@@ -245,3 +246,27 @@ def test_a_folder_without_base_is_refused(folder):
 def test_one_fine_tuning_takes_one_checkpoint(folder, capsys):
     assert main(["finetune", "--model", str(folder)]) == 2
     assert "holds several checkpoints: base, wide" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_model_of_another_library_is_trained_further(tmp_path):
+    """In place, with another number of classes: every arm starts from the trained weights and a new head."""
+    base, run = "timm:vit_tiny_patch16_224?depth=1&embed_dim=16&num_heads=2&patch_size=4", {**RUN, "device": "cpu"}
+    Study(base=base, arms=["layerscale(init=0.5)"], seeds=1, **SHORT).run(tmp_path / "first", **run)
+    trials = tmp_path / "first" / "trials"
+    trial = trials / "base" / "seed0"
+    study = Study(start=trial, arms=["layerscale(init=1.0)", "dpn(start=gentle)"], seeds=1, **SHORT)
+    study.run(tmp_path / "second", **run)
+    models = json.loads((tmp_path / "second" / "study.json").read_text())["models"]
+    effects = {arm: facts["changes"][-1]["summary"] for arm, facts in models.items() if facts["changes"]}
+    assert effects["layerscale(init=1.0)"].startswith("The outputs stay as they are. New weights:")
+    assert "differ by" in effects["dpn(start=gentle)"]
+
+    start, _, spec = Start.of(str(trial))
+    assert spec == base
+    model, trained = start.build(make_base(spec, 7, (8, 8), 1), seed=3), open_trial(trial).state_dict()
+    assert model.head.weight.shape == (7, 16)
+    assert all(torch.equal(v, trained[name]) for name, v in model.state_dict().items() if not name.startswith("head."))
+    with pytest.raises(UserError, match="keep its image size, 8 x 8"):
+        start.build(make_base(spec, 7, (16, 16), 1), seed=3)
+    with pytest.raises(UserError, match=r"layerscale\(init=0.5\): start from a trial of base"):
+        Start.of(str(next(trials.glob("layerscale*/seed0"))))

@@ -81,8 +81,10 @@ class DualPatchNorm(Change):
             raise UserError(
                 "dpn(class_token=true) speaks of the norm after the positions: set after_position=true too."
             )
-        if self.start == "gentle" and (self.norm == "no_learnable" or self.after_position):
-            raise UserError("dpn(start=gentle) fits the gains of the norms around the projection: set no other norm.")
+        if self.start == "gentle" and (
+            self.norm == "no_learnable" or self.after_position or isinstance(self.before, str)
+        ):
+            raise UserError("dpn(start=gentle) fits learned norms before and after the projection, and no others.")
 
     def describe(self) -> dict[str, str]:
         """Describe the change; the published gain is that of both norms, and of none of the ablations in Table 6."""
@@ -120,10 +122,11 @@ class DualPatchNorm(Change):
         if self.start == "gentle":
             from vitmods.changes.gentle import fit_norms
 
-            stem: Any = next(module for module in model.modules() if hasattr(module, "norm_before"))
-            after = getattr(stem, "norm_after", None) or stem.norm  # a stem changed in place, or of a vitmods ViT
-            norms = [stem.norm_before] * (self.before is True) + [after] * self.after
-            fit_norms(model, [[norm] for norm in norms], images)
+            inserted = (module for module in model.modules() if hasattr(module, "norm_after"))
+            stem: Any = next(inserted, None) or model.patch_embed  # a stem changed in place, or that of a vitmods ViT
+            before = [stem.norm_before] if self.before else []
+            after = [getattr(stem, "norm_after", None) or stem.norm] if self.after else []
+            fit_norms(model, [*before, *after], images)
         return self.start == "gentle"
 
     def insertions(self, parts: Parts) -> list[Insertion]:

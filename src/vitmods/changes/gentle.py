@@ -16,35 +16,29 @@ TINY = 1e-12  # a channel that never varies keeps its mean alone
 
 
 @torch.no_grad()
-def fit_norms(model: nn.Module, groups: Sequence[Sequence[nn.Module]], batches: Iterable[Tensor]) -> None:
+def fit_norms(model: nn.Module, norms: Sequence[nn.Module], batches: Iterable[Tensor]) -> None:
     """Fit the new norms of a model to what they replace: the values at their places without any of them.
 
     Args:
         model: with the new norms, whose gains are 1 and biases 0.
-        groups: norms with `weight`, and `bias` or none, that map (..., C) to (..., C). A group is fitted after the ones
-            before it, whose outputs it reads.
+        norms: with `weight`, and `bias` or none; each maps (..., C) to (..., C), and is fitted after the ones before it.
         batches: images (B, channels, height, width).
     """
-    was_training, new_norms = model.training, [norm for group in groups for norm in group]
+    was_training, batches = model.training, list(batches)
     model.eval()
-    batches = list(batches)
-    for i, group in enumerate(groups):
-        later = [norm for others in groups[i:] for norm in others]
-        sums: dict[nn.Module, Tensor] = {}
+    for i, norm in enumerate(norms):
+        sums = torch.zeros(())
         for images in batches:
-            old, new = _inputs(model, images, new_norms), _inputs(model, images, later)
-            for norm in group:
-                x, z = (v.double().flatten(0, -2) for v in (old[norm], norm(new[norm])))
-                of_batch = torch.stack((torch.ones_like(x), x, z, z * z, x * z)).sum(1)
-                sums[norm] = sums.get(norm, 0) + of_batch
-        for norm, (count, *totals) in sums.items():
-            x, z, zz, xz = (total / count for total in totals)
-            weight, bias = norm.get_parameter("weight"), getattr(norm, "bias", None)
-            if bias is None:
-                weight.copy_(xz / zz.clamp_min(TINY))
-            else:
-                weight.copy_((xz - x * z) / (zz - z * z).clamp_min(TINY))
-                bias.copy_(x - weight * z)
+            old, new = _inputs(model, images, norms)[norm], _inputs(model, images, norms[i:])[norm]
+            x, z = (values.double().flatten(0, -2) for values in (old, norm(new)))
+            sums = sums + torch.stack((torch.ones_like(x), x, z, z * z, x * z)).sum(1)
+        x, z, zz, xz = sums[1:] / sums[0]
+        weight, bias = norm.get_parameter("weight"), getattr(norm, "bias", None)
+        if bias is None:
+            weight.copy_(xz / zz.clamp_min(TINY))
+        else:
+            weight.copy_((xz - x * z) / (zz - z * z).clamp_min(TINY))
+            bias.copy_(x - weight * z)
     model.train(was_training)
 
 

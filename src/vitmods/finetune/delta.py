@@ -61,7 +61,7 @@ class Delta:
         if wrong:
             raise UserError(
                 f"{self.source} belongs to another base: {first_of(wrong, 3)} differ from the base that it was trained "
-                f"with (fingerprint {self.base}, this one {fingerprint(base.state_dict())}). Give the model that was fine-tuned."
+                f"with (fingerprint {self.base}, this one {fingerprint(base)}). Give the model that was fine-tuned."
             )
         return assembled
 
@@ -94,7 +94,7 @@ def save_delta(model: nn.Module, base: nn.Module, path: str | Path) -> Delta:
     changed = {name: tensor.clone() for name, tensor in tensors.items() if of_base.get(name) != digests[name]}
     if not changed and not modules and model.vit_config == base.vit_config:
         raise UserError("The model equals its base: there is nothing to save. Was the base trained in place?")
-    delta = Delta(path.name, model.vit_config, changed, digests, fingerprint(base.state_dict()), modules)
+    delta = Delta(path.name, model.vit_config, changed, digests, fingerprint(base), modules)
     metadata = {
         "format": FORMAT,
         "base": delta.base,
@@ -181,8 +181,13 @@ def digest(tensor: Tensor) -> str:
     return hasher.hexdigest()
 
 
-def fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """Return 16 hexadecimal digits that identify a model's weights."""
+def fingerprint(model: nn.Module) -> str:
+    """Return 16 hexadecimal digits that identify all weights of a model that ``save_delta`` accepts."""
+    return fingerprint_of(as_vit(model).state_dict())
+
+
+def fingerprint_of(weights: Mapping[str, Tensor]) -> str:
+    """Return 16 hexadecimal digits that identify named tensors."""
     lines = (f"{name} {digest(tensor)}\n" for name, tensor in sorted(weights.items()))
     return hashlib.blake2b("".join(lines).encode(), digest_size=8).hexdigest()
 

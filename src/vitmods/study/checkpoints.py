@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitmods.adapters import load, open_checkpoint
 from vitmods.adapters.apply import as_vit
 from vitmods.fast.export import EXTRA
-from vitmods.finetune.delta import fingerprint
+from vitmods.finetune.delta import fingerprint_of
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import Resampling, ViT, vit
 from vitmods.recipes import Recipe
@@ -365,7 +365,11 @@ class Start:
             )
         else:
             base = record["base"]
-        return cls(source, fingerprint(checkpoint.backbone.state_dict()) if path == source else None, positions), checkpoint, base
+        return (
+            cls(source, fingerprint_of(checkpoint.backbone.state_dict()) if path == source else None, positions),
+            checkpoint,
+            base,
+        )
 
     def build(self, config: Base, seed: int, recipe: Recipe | None = None) -> nn.Module:
         """Build its model for the images and classes of `config`, with a new head. A ViT's positions are resampled;
@@ -396,7 +400,7 @@ class Start:
         return model
 
     def _check(self, weights: Mapping[str, Tensor]) -> None:
-        if self.fingerprint is not None and fingerprint(weights) != self.fingerprint:
+        if self.fingerprint is not None and fingerprint_of(weights) != self.fingerprint:
             raise UserError(f"{self.source} no longer holds the weights that this started from.")
 
     def _build_foreign(self, folder: Path, base: ForeignBase, seed: int, recipe: Recipe | None) -> nn.Module:

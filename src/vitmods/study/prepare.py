@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from vitmods.adapters.running import tensors_of
+from vitmods.adapters.transfer import evaluating
 from vitmods.finetune.roles import ALL
 from vitmods.layers.norms import PowerNorm
 from vitmods.layers.norms.contract import SMALL_BATCH, RunningNorm
@@ -29,13 +32,16 @@ from vitmods.study.store import ChangeFacts, ModelFacts, StudyFolder, model_name
 from vitmods.study.trial import TrialRunner, base_config, build_model, check_images, task_of, with_modules
 from vitmods.train.device import resolve
 from vitmods.train.optim import freeze
+from vitmods.train.trial import fit_to_images
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream
+from vitmods.util.text import first_of
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
     from vitmods.recipes import Recipe
 
+FIRST_IMAGES, KEPT = 32, 1e-4  # what an arm changes before its first step, and what counts as nothing
 MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
 MOST_ON_CLUSTER = 32  # Slurm jobs; Ray reports its own capacity
 MOST_ON_GPU = 4  # trials; more wait for each other
@@ -129,8 +135,20 @@ def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], tuple[str, ...]
     sizes: list[int] = []
 
     def described(setting: Point, base: Base) -> Iterator[tuple[str, nn.Module, Recipe]]:
+        old: tuple[dict[str, torch.Size], torch.Tensor] | None = None
         for arm, model, recipe in build_arms(runner.settings, setting, base.num_classes):
-            models[model_name(setting, arm.name)] = describe_model(runner.settings.at(setting), arm, model, base)
+            facts = describe_model(runner.settings.at(setting), arm, model, base)
+            if "start" in runner.settings.fixed and not arm.start:
+                dataset = runner.dataset(recipe, setting)
+                fit_to_images(model, dataset)
+                images = next(dataset.plain_images("train", FIRST_IMAGES, FIRST_IMAGES))
+                new = {name: value.shape for name, value in model.state_dict().items()}, outputs_on(model, images)
+                old = old or new
+                if arm.changes:
+                    effect = _first_step(*old, *new)
+                    say(runner.options, f"{arm.name} before the first step: {effect.summary}")
+                    facts = replace(facts, changes=(*facts.changes, effect))
+            models[model_name(setting, arm.name)] = facts
             # The interpreter, weights with gradients and Adam's state, and activations.
             weights = sum(parameter.numel() for parameter in model.parameters())
             sizes.append(600 * 2**20 + 16 * weights + recipe.part_size * activation_bytes(model, base))
@@ -154,6 +172,30 @@ def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], tuple[str, ...]
     for text in (*images, *design, *notices):
         warnings.warn(text, stacklevel=5)  # the caller of Study.run or Study.dry_run
     return models, notices, max(sizes)
+
+
+def outputs_on(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """A model's outputs (B, K) in evaluation mode."""
+    with torch.no_grad(), evaluating(model):
+        outputs = model(images)
+    return next(tensors_of(outputs)).flatten(1).double()
+
+
+def _first_step(
+    old_shapes: Mapping[str, torch.Size], old: torch.Tensor, shapes: Mapping[str, torch.Size], new: torch.Tensor
+) -> ChangeFacts:
+    """What an arm does to the trained weights before its first step: from names and shapes of tensors and outputs."""
+    difference = float((new - old).norm() / (old - old.mean(0)).norm())
+    scratch = [re.sub(r"\.\d+\.", ".*.", name) for name, shape in shapes.items() if old_shapes.get(name) != shape]
+    lost = [re.sub(r"\.\d+\.", ".*.", name) for name, shape in old_shapes.items() if shapes.get(name) != shape]
+    text = "The outputs stay as they are."
+    if not difference < KEPT:
+        text = f"The outputs on training images differ by {difference:.0%} of their spread."
+    if lost:
+        text += f" Trained weights are replaced: {first_of([*dict.fromkeys(lost)], 3)}."
+    if scratch:
+        text += f" New weights: {first_of([*dict.fromkeys(scratch)], 3)}."
+    return ChangeFacts("start", "Before the first step", text)
 
 
 def describe_model(settings: Settings, arm: Arm, model: nn.Module, base: Base) -> ModelFacts:
