@@ -63,8 +63,8 @@ def find_inputs(model: nn.Module, example: Any, width: int) -> Inputs | None:
 
 
 def _image_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
-    """Candidate sizes from Hugging Face's config, the parts of the model, and timm's config, which tells the size of the
-    published model: one that was made for smaller images may run on that too, but slowly."""
+    """Candidate sizes from Hugging Face's config, the parts of the model, and timm's config. The last is the size of the
+    published model: a model for smaller images may run on it too, but slowly."""
     cfg = getattr(model, "default_cfg", None) or {}
     parts = (getattr(model, "config", None), *model.modules())
     named = [getattr(part, name, None) for part in parts for name in ("image_size", "img_size")]

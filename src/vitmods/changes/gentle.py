@@ -9,6 +9,7 @@ minimize the mean square of ``gain z + bias - x``; a norm without a bias takes `
 """
 
 from collections.abc import Iterable, Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +22,7 @@ def fit_norms(model: nn.Module, norms: Sequence[nn.Module], batches: Iterable[Te
 
     Args:
         model: with the new norms, whose gains are 1 and biases 0.
-        norms: with `weight`, and `bias` or none; each maps (..., C) to (..., C), and is fitted after the ones before it.
+        norms: with `weight`, and `bias` or none; (..., C) in and out. Each is fitted after the ones before it.
         batches: images (B, channels, height, width).
     """
     was_training, batches = model.training, list(batches)

@@ -32,6 +32,7 @@ from vitmods.study.store import ChangeFacts, ModelFacts, StudyFolder, model_name
 from vitmods.study.trial import TrialRunner, base_config, build_model, check_images, task_of, with_modules
 from vitmods.train.device import resolve
 from vitmods.train.optim import freeze
+from vitmods.train.options import RunOptions
 from vitmods.train.trial import fit_to_images
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream
@@ -256,7 +257,7 @@ def _gpus(options: StudyOptions) -> range | list[int]:
     return range(len(visible_gpus())) if every else [resolve(options.device).index or 0]
 
 
-def say(options: StudyOptions, line: str) -> None:
+def say(options: RunOptions, line: str) -> None:
     """Print a line on the progress of a study, unless the options ask for silence."""
     if options.progress:
         print(line, file=LenientStream(sys.stderr), flush=True)

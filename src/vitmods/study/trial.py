@@ -22,7 +22,6 @@ from vitmods.evals.base import ProtocolResult
 from vitmods.evals.protocols import check_protocols, run_protocols
 from vitmods.layers.norms.contract import SmallBatchWarning
 from vitmods.layers.norms.whitening import NotFittedWarning
-from vitmods.model.config import ViTConfig
 from vitmods.model.vit import vit
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import resolve_on
