@@ -63,7 +63,7 @@ def find_inputs(model: nn.Module, example: Any, width: int) -> Inputs | None:
 
 
 def _image_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
-    """Candidate sizes from Hugging Face's config, the parts of the model, and timm's config. The last is the size of the
+    """Candidate sizes from Hugging Face's config, the model's parts, and timm's config. The last is the size of the
     published model: a model for smaller images may run on it too, but slowly."""
     cfg = getattr(model, "default_cfg", None) or {}
     parts = (getattr(model, "config", None), *model.modules())
