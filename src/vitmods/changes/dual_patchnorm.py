@@ -120,7 +120,7 @@ class DualPatchNorm(Change):
 
     def fit(self, model: "nn.Module", images: "Iterable[Tensor]") -> bool:
         if self.start == "gentle":
-            from vitmods.changes.gentle import fit_norms
+            from vitmods.layers.gentle import fit_norms
 
             inserted = (module for module in model.modules() if hasattr(module, "norm_after"))
             stem: Any = next(inserted, None) or model.patch_embed  # a stem changed in place, or that of a vitmods ViT
