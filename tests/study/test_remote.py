@@ -108,6 +108,7 @@ def test_addresses_and_folders_are_told_apart(on, tmp_path, monkeypatch):
 
 UNKNOWN = ["S3://bucket/x", "S3:bucket/x", "zip://a::s3://b", "dir::file:///x", "dbfs:/x", "https://x", "nowhere://x/y"]
 UNKNOWN += ["github://user:KEY@main/x", "S3://KEY:VALUE@bucket/x", "nowhere://KEY:VALUE@x", "x/y::s3://KEY:VALUE@b/x"]
+UNKNOWN += ["simplecache::s3://KEY:VALUE@b/x", "zip://x", "tar://x", "gist://x", "generic://x", "reference://x"]
 WITH_KEYS = ["s3://KEY:VALUE@bucket/x", "s3://KEY@bucket/x", "sftp://user:VALUE@host/x", "abfs://x/y?sig=VALUE"]
 WRONG_ADDRESSES = {
     "is not an address of a folder": ["s3://", "s3://bucket/../x", "s3:bucket/x"],
@@ -124,14 +125,6 @@ def test_addresses_that_are_not_known_are_refused_and_keys_are_not_shown(on, rea
             StudyFolder(kind(path))
         assert "VALUE" not in str(error.value)
         assert "KEY@" not in str(error.value)
-
-
-UNKNOWN += ["github://user:KEY@main/x", "S3://KEY:VALUE@bucket/x", "nowhere://KEY:VALUE@x", "x/y::s3://KEY:VALUE@b/x"]
-
-
-UNKNOWN += ["github://user:KEY@main/x", "S3://KEY:VALUE@bucket/x", "nowhere://KEY:VALUE@x", "nowhere://x/y"]
-UNKNOWN += ["simplecache::s3://KEY:VALUE@b/x", "x/y::s3://KEY:VALUE@b/x"]
-UNKNOWN += [f"{protocol}://x" for protocol in ("zip", "tar", "gist", "generic", "reference", "https")]
 
 
 def test_a_study_is_at_its_address_as_it_would_be_in_a_folder(run_once):
