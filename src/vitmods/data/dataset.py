@@ -353,7 +353,7 @@ class ImageDataset(SplitDataset):
 
 @dataclass(frozen=True)
 class LazyStore(Store):
-    """The readable images of one split, without their pixels; index.shapes are those before resizing."""
+    """The readable images of one split, without their pixels."""
 
     records: Records
     geometry: Geometry
@@ -376,17 +376,9 @@ class LazyStore(Store):
 def open_lazily(records: Records, geometry: Geometry, channels: int, cache_dir: Path | None) -> LazyStore:
     """The records' images, decoded when they are needed. Unless the source knows which can be read, each is decoded now
     once."""
-    n = len(records)
     if records.native is None or records.digests is None:
         index = open_store(records, None, 3, cache_dir).index
     else:
-        index = Index(
-            kept=np.arange(n),
-            shapes=np.concatenate([np.full((n, 1), 3), records.native], axis=1),
-            offsets=np.zeros(n, dtype=np.int64),
-            native=records.native[records.native.min(axis=1, initial=1) > 0],
-            crc=np.zeros(n, dtype=np.int64),
-            digests=records.digests,
-            unreadable=(),
-        )
+        native = records.native[records.native.min(axis=1, initial=1) > 0]
+        index = Index(np.arange(len(records)), records.digests, native)
     return LazyStore(np.empty(0, np.uint8), index, records.take(index.kept), geometry, channels)

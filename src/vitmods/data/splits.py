@@ -16,7 +16,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -430,10 +429,9 @@ def _drawn(records: Records, count: int, seed: int, purpose: str, spare: int, gr
 
 def _quotas(sizes: Indices, count: int, spare: int) -> Indices:
     """How many of `count` each class gives."""
-    fractions = [Fraction(count * int(size), int(sizes.sum())) for size in sizes]
-    room = sizes - spare
-    counts = np.minimum([int(fraction) for fraction in fractions], room)
-    by_remainder = sorted(range(len(sizes)), key=lambda c: (counts[c] - fractions[c], c))
+    shares, total, room = [count * int(size) for size in sizes], int(sizes.sum()), sizes - spare
+    counts = np.minimum([share // total for share in shares], room)
+    by_remainder = sorted(range(len(sizes)), key=lambda c: (int(counts[c]) * total - shares[c], c))
     while counts.sum() < count:  # more than one round only where classes have no room left
         for c in [c for c in by_remainder if counts[c] < room[c]][: count - int(counts.sum())]:
             counts[c] += 1

@@ -18,7 +18,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from os import stat_result
@@ -64,20 +64,20 @@ _ROW = np.dtype(
 
 @dataclass(frozen=True)
 class Index:
-    """The places and facts of the m readable images of n records.
+    """The facts of the m readable images of n records, and the places of those that are stored.
 
-    kept (m,): positions in the records; shapes (m, 3): C, H, W as stored; offsets (m,): bytes; native (m, 2): height
-    and width before resizing; crc (m,): checksum of the stored pixels; digests (m, 16): hash of the source's bytes;
-    unreadable: (position, reason) of the others.
+    kept (m,): positions in the records; digests (m, 16): hash of the source's bytes; native (m, 2): height and width
+    before resizing, empty if unknown; unreadable: (position, reason) of the others. Stored: shapes (m, 3): C, H, W;
+    offsets (m,): bytes; crc (m,): checksum of the pixels.
     """
 
     kept: NDArray[np.int64]
-    shapes: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    native: NDArray[np.int64]
-    crc: NDArray[np.int64]
     digests: NDArray[np.uint8]
-    unreadable: tuple[tuple[int, str], ...]
+    native: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    unreadable: tuple[tuple[int, str], ...] = ()
+    shapes: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 3), np.int64))
+    offsets: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    crc: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 @dataclass
@@ -97,11 +97,12 @@ class _Table:
         """Index of the images in these rows (n,)."""
         chosen = self.rows[rows]
         kept = np.flatnonzero(chosen["state"] == _READABLE)
-        shape, offset, native, crc, digests = (
-            np.ascontiguousarray(chosen[name][kept]) for name in ("shape", "offset", "native", "crc", "digest")
+        digests, native, shapes, offsets, crc = (
+            np.ascontiguousarray(chosen[name][kept]) for name in ("digest", "native", "shape", "offset", "crc")
         )
         bad = np.flatnonzero(chosen["state"] == _UNREADABLE).tolist()
-        return Index(kept, shape, offset, native, crc, digests, tuple((i, self.reasons[int(rows[i])]) for i in bad))
+        unreadable = tuple((i, self.reasons[int(rows[i])]) for i in bad)
+        return Index(kept, digests, native, unreadable, shapes, offsets, crc)
 
     def add(self, records: Records, geometry: Geometry | None, channels: int, out: BinaryIO) -> None:
         """Decode those of the records that are unknown, and append their pixels to `out`; without geometry only their

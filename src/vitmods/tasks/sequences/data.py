@@ -41,10 +41,8 @@ class TokenStore:
 
 def _split(name: str, records: Records) -> Split:
     sequences = [np.asarray(records.fetch(int(key)), dtype=np.int16) for key in records.keys]
-    n = len(sequences)
     digests = np.frombuffer(b"".join(map(digest, sequences)), dtype=np.uint8).reshape(-1, 16)
-    zeros, pairs, shapes = np.zeros(n, np.int64), np.zeros((n, 2), np.int64), np.zeros((n, 3), np.int64)
-    store = TokenStore(sequences, Index(np.arange(n), shapes, zeros, pairs, zeros, digests, ()))
+    store = TokenStore(sequences, Index(np.arange(len(sequences)), digests))
     return Split(name, records.ids, records.labels, store)
 
 
