@@ -10,9 +10,12 @@ from .adapters.apply import apply as apply
 from .adapters.apply import verify as verify
 from .adapters.diff import diff as diff
 from .changes import parse_changes as parse_changes
+from .changes.bias_free import BiasFree as BiasFree
 from .changes.drop_key import DropKey as DropKey
 from .changes.dual_patchnorm import DualPatchNorm as DualPatchNorm
 from .changes.dynamic_token_norm import DynamicTokenNorm as DynamicTokenNorm
+from .changes.gate import GatedAttention as GatedAttention
+from .changes.layer_norm_scaling import LayerNormScaling as LayerNormScaling
 from .changes.layer_scale import LayerScale as LayerScale
 from .changes.norm import Norm as Norm
 from .changes.normformer import NormFormer as NormFormer
@@ -21,11 +24,14 @@ from .changes.patch_dropout import PatchDropout as PatchDropout
 from .changes.placement import Placement as Placement
 from .changes.positional_attention import PositionalAttention as PositionalAttention
 from .changes.qk_norm import QKNorm as QKNorm
+from .changes.registers import Registers as Registers
+from .changes.relative_positions import RelativePositions as RelativePositions
 from .changes.rope import RoPE as RoPE
 from .changes.size import Size as Size
 from .changes.stem import Stem as Stem
 from .changes.subln import SubLN as SubLN
 from .changes.swiglu import SwiGLU as SwiGLU
+from .changes.value_residual import ValueResidual as ValueResidual
 from .fast import optimize_for_inference as optimize_for_inference
 from .fast.export import export as export
 from .finetune import MultiTask as MultiTask

@@ -31,6 +31,8 @@ MORE = [
     "swiglu(hidden=40)",
     "qknorm(norm=rms)",
     "rope(base=1000,absolute=false)",
+    "valueresidual(first=0)",
+    "gate(per=head,start=open)",
     "dpn(before=whiten)",
     "size(wider=0.5,deeper=2)",
 ]

@@ -75,6 +75,10 @@ def configs(draw):
             | st.builds(PositionalConfig, st.integers(1, 4), st.sampled_from(["local", "noise"]), st.floats(-9, 9))
         ),
         "head_scale": draw(st.booleans()),
+        "rel_pos": False,
+        "gate": draw(st.sampled_from(["none", "channel", "head"])),
+        "value_mix": parallel == 1 and not prefix_from and draw(st.booleans()),
+        "norm_scale": parallel == 1 and draw(st.booleans()),
         "rope": draw(st.none() | ropes),
         "residual_scale": parallel == 1 and draw(st.booleans()),
         "layer_scale": draw(st.none() | st.floats(1e-6, 1)),

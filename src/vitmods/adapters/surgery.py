@@ -34,7 +34,18 @@ from vitmods.adapters.running import Inputs, check_not_wrapped, copy_model, find
 from vitmods.changes import Change, parse_changes
 from vitmods.changes.compose import check_conflicts
 from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
-from vitmods.changes.insertions import After, AroundPatches, Before, Branch, Factor, Heads, Insertion, Parts, Without
+from vitmods.changes.insertions import (
+    After,
+    AroundPatches,
+    Before,
+    Branch,
+    Factor,
+    Gate,
+    Heads,
+    Insertion,
+    Parts,
+    Without,
+)
 from vitmods.changes.norm import Norm
 from vitmods.model.build import make_norm, norm_factory
 from vitmods.model.slots import NormConfig, Slot
@@ -170,6 +181,25 @@ class PatchNorms(Insert):
         axis = last if getattr(projection, "kernel_size", None) is None else 1
         normalized: Tensor = self.norm_after(output.movedim(axis, last))
         return normalized.movedim(last, axis)
+
+
+class Gates(Insert):
+    """Gates of what the output projection of attention reads, which read what the queries do."""
+
+    def __init__(self, children: Mapping[str, Sequence[str]]) -> None:
+        super().__init__(children)
+        self.gate: nn.Module | None = None
+        self.tokens: Tensor | None = None
+
+    def before_query(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self.tokens = args[0]
+
+    def before_projection(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        heads, tokens, self.tokens = args[0], self.tokens, None
+        if self.gate is None or tokens is None:
+            return args
+        gates = self.gate(tokens).sigmoid()
+        return ((heads.unflatten(-1, (gates.shape[-1], -1)) * gates[..., None]).flatten(-2), *args[1:])
 
 
 class HeadNorms(Insert):
@@ -405,6 +435,8 @@ class _Operation:
                 return self._around_patches(stem, before, after)
             case Heads(attentions, norm):
                 return self._heads(attentions, norm)
+            case Gate(branch, per):
+                return self._gate(branch, per)
             case Without(branch):
                 return partial(self._without, branch)
             case _:
@@ -445,6 +477,25 @@ class _Operation:
 
         def finish() -> None:
             inserted.norm = self._like(make_norm(config, dim), holder)
+
+        return finish
+
+    def _gate(self, branch: Branch, per: str) -> Callable[[], None]:
+        holder = self.model.get_submodule(branch.module)
+        names = [n for n, m in holder.named_modules() if is_map(m) and n.rpartition(".")[2] in (*JOINT, *QUERY)]
+        is_called = not self.called or all(f"{branch.module}.{n}" in self.called for n in names[:1])
+        projection = branch.projection.removeprefix(f"{branch.module}.")
+        if not names or not is_called or projection == branch.projection:
+            raise NotRecognized(f"'{self.change}': the projections of {branch.module} are not called as modules.")
+        gates = Gates({names[0]: ("before_query",), projection: ("before_projection",)})
+        gates.serve(holder, f"{PREFIX}gate")
+
+        def finish() -> None:
+            count = count_heads(holder) if per == "head" else branch.hidden
+            gate = nn.Linear(widths(holder.get_submodule(names[0]))[0], count)
+            nn.init.trunc_normal_(gate.weight, std=0.02)
+            nn.init.zeros_(gate.bias)
+            gates.gate = self._like(gate, holder)
 
         return finish
 

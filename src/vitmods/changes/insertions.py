@@ -100,8 +100,17 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class Gate:
+    """Gates of what the last projection of an attention branch reads, set by what its queries read: one for each
+    channel or for each head."""
+
+    branch: Branch
+    per: Literal["channel", "head"]
+
+
+@dataclass(frozen=True)
 class Swap:
     """Other norms in all blocks, as `vitmods.replace_norms` chooses them for the change."""
 
 
-Insertion = After | Before | Without | AroundPatches | Heads | Swap
+Insertion = After | Before | Without | AroundPatches | Heads | Gate | Swap

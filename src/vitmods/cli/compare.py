@@ -128,7 +128,7 @@ def main(arguments: Sequence[str]) -> int:
     machine = replace(options.options, progress=not options.quiet)
     machine.check_here()
     make_budget(options.budget)
-    tables = [arm for arm in options.arms if arm.strip().startswith("paper:")]
+    tables = [arm for arm in options.arms if find_line_up(arm)]
     if len(tables) > 1:
         raise UserError(f"A study has the bases and settings of one table: give one of {' and '.join(tables)}.")
     line_up = find_line_up(tables[0]) if tables else None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vitmods.model.config import ViTConfig
-from vitmods.model.rms_conversion import mlp_readers
+from vitmods.model.rms_conversion import attention_readers, mlp_readers
 from vitmods.model.slots import BranchConfig, NormConfig
 
 if TYPE_CHECKING:
@@ -46,9 +46,13 @@ def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
         _fold_into_writer(new, stem.inner, f"{prefix}.{int(number) + 1}", layer)
     for i in range(config.depth):
         attn, mlp = config.branches(i)
-        for branch, n, first, part, last in ((attn, 1, ("qkv",), "attn", "proj"), (mlp, 2, readers, "mlp", "fc2")):
+        for branch, n, first, part, last in (
+            (attn, 1, attention_readers(config), "attn", "proj"),
+            (mlp, 2, readers, "mlp", "fc2"),
+        ):
             block, writer = f"blocks.{i}", f"blocks.{i}.{part}.{last}"
-            _fold_into_reader(new, branch.before, f"{block}.norm{n}", *(f"{block}.{part}.{name}" for name in first))
+            maps = [f"{block}.{part}.{name}" for name in first]
+            _fold_into_reader(new, branch.before, f"{block}.norm{n}", *maps, scale=config.norm_scale_at(i))
             _fold_into_reader(new, branch.inner, f"{block}.{part}.norm", writer)
             _fold_into_writer(new, branch.branch, f"{block}.norm{n}_branch", writer)
             if scales_fold and f"{block}.ls{n}.gamma" in new:
@@ -147,8 +151,10 @@ def _shifts(norm: NormConfig | None) -> bool:
     return norm is not None and _folds(norm) and (norm.kind == "batch" or (norm.affine and norm.facts.biased))
 
 
-def _fold_into_reader(weights: "Weights", norm: NormConfig | None, name: str, *readers: str) -> None:
-    """``V (g n + b) + c``: gain and bias of the norm become part of V and c, for each V that reads it."""
+def _fold_into_reader(
+    weights: "Weights", norm: NormConfig | None, name: str, *readers: str, scale: float = 1.0
+) -> None:
+    """``V s (g n + b) + c``: gain and bias of the norm become part of V and c, for each V that reads it; s stays."""
     if norm is None or not _folds(norm):
         return
     gain, shift = _take_affine(weights, norm, name, weights[f"{readers[0]}.weight"][0].numel())
@@ -158,7 +164,7 @@ def _fold_into_reader(weights: "Weights", norm: NormConfig | None, name: str, *r
         weights[f"{reader}.weight"] = (wide * gain).view_as(matrix).to(matrix)
         if _shifts(norm):
             bias = weights.get(f"{reader}.bias")
-            weights[f"{reader}.bias"] = (wide @ shift + (0 if bias is None else bias.double())).to(matrix)
+            weights[f"{reader}.bias"] = (scale * (wide @ shift) + (0 if bias is None else bias.double())).to(matrix)
 
 
 def _fold_into_writer(weights: "Weights", norm: NormConfig | None, name: str, writer: str) -> None:

@@ -133,7 +133,7 @@ class _Parts(NamedTuple):
 
 def _parts(block: Any) -> _Parts | None:
     """Return the parts of a block; None for a block that may have been changed."""
-    if exact(block, Block):
+    if exact(block, Block) and block.norm_scale == 1:
         attn = _Branch(block.norm1, block.attn, block.norm1_branch, block.ls1, block.drop_path1)
         mlp = _Branch(block.norm2, block.mlp, block.norm2_branch, block.ls2, block.drop_path2)
         return _Parts([attn], block.norm1_after, [mlp], block.residual_scale, block.norm2_after)
@@ -168,12 +168,13 @@ def _attend_first(attn: Any, x: Tensor) -> Tensor:
     q, k, v = attn.q_norm(q).transpose(1, 2), attn.k_norm(k).transpose(1, 2), v.transpose(1, 2)
     if attn.rope is not None:
         q, k = attn.rope(q, k)
-    out: Tensor = attend(q, k, v, dropout=attn.attn_drop if attn.training else 0.0)
+    mask = None if attn.rel_pos is None else attn.rel_pos(q, k)
+    out: Tensor = attend(q, k, v, mask, attn.attn_drop if attn.training else 0.0)
     if attn.positions is not None:
         out = attn.positions(out, v)
     if attn.head_scale is not None:
         out = out * attn.head_scale.view(-1, 1, 1)
-    out = attn.proj_drop(attn.proj(attn.norm(out.transpose(1, 2).flatten(2))))
+    out = attn.proj_drop(attn.proj(attn.gated(attn.norm(out.transpose(1, 2).flatten(2)), x[:, :1])))
     return out
 
 

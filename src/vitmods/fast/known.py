@@ -18,6 +18,7 @@ from vitmods.layers import (
     LayerScale,
     Mlp,
     ParallelBlock,
+    RelativePositionBias,
     RMSNorm,
     RotaryPositions,
     SwiGLU,
@@ -27,9 +28,10 @@ from vitmods.ops.context import has_hooks, is_as_written, transformed
 
 _NAMES: dict[type[nn.Module], str] = {
     Block: "norm1 attn norm1_branch ls1 drop_path1 norm1_after "
-    "norm2 mlp norm2_branch ls2 drop_path2 residual_scale norm2_after",
+    "norm2 mlp norm2_branch ls2 drop_path2 residual_scale norm2_after norm_scale",
     ParallelBlock: "attns ffns",
-    Attention: "qkv q_norm k_norm rope mask attn_drop positions head_scale norm proj proj_drop num_heads head_dim",
+    Attention: "qkv q_norm k_norm rope rel_pos mask attn_drop positions head_scale norm gate value_mix proj proj_drop "
+    "num_heads head_dim",
     Mlp: "fc1 act drop1 norm fc2 drop2",
     SwiGLU: "fc1_g fc1_x act drop1 norm fc2 drop2",
     LayerNorm: "weight bias normalized_shape eps elementwise_affine",
@@ -38,6 +40,7 @@ _NAMES: dict[type[nn.Module], str] = {
     DropPath: "rate",
     DropKey: "rate",
     GatedPositions: "a gate grid_size prefix_tokens init start",
+    RelativePositionBias: "table index grid_size prefix_tokens _kept",
     RotaryPositions: "freqs table head_dim num_heads prefix_tokens registers base pairs coordinates offset "
     "columns_first reference register_base grid_size _kept",
     nn.Linear: "weight bias in_features out_features",
@@ -88,6 +91,8 @@ def reads_heads(attn: Any) -> bool:
         exact(attn, Attention)
         and exact(attn.qkv, nn.Linear, PackedLinear)
         and (attn.mask is None or (exact(attn.mask, DropKey) and not attn.mask.training))
+        and (attn.rel_pos is None or exact(attn.rel_pos, RelativePositionBias))
+        and (attn.gate is None or exact(attn.gate, nn.Linear, PackedLinear))
         and (attn.rope is None or exact(attn.rope, RotaryPositions))
         and (attn.positions is None or exact(attn.positions, GatedPositions))
         and token_wise(attn.q_norm, attn.k_norm, attn.norm, attn.proj, attn.proj_drop)

@@ -7,7 +7,7 @@ from vitmods.layers.mlp import MLPS, Mlp, QuickGELU, SwiGLU
 from vitmods.layers.norms import *  # noqa: F403
 from vitmods.layers.norms import __all__ as _norms
 from vitmods.layers.parallel import ParallelBlock
-from vitmods.layers.position import RotaryPositions
+from vitmods.layers.position import RelativePositionBias, RotaryPositions
 from vitmods.layers.positional_attention import GatedPositions
 from vitmods.layers.stems import (
     STEMS,
@@ -42,6 +42,7 @@ __all__ = [
     "Mlp",
     "ParallelBlock",
     "QuickGELU",
+    "RelativePositionBias",
     "RotaryPositions",
     "Stem",
     "StemSize",

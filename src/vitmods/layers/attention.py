@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitmods.layers.norms import LayerNorm
 from vitmods.ops.attention import attend
@@ -21,21 +22,27 @@ class AttentionSlots:
     positions: nn.Module | None = None
     head_scale: bool = False
     rope: nn.Module | None = None
+    rel_pos: nn.Module | None = None
+    gate: Literal["none", "channel", "head"] = "none"
+    value_mix: bool = False
 
 
 class Attention(nn.Module):
-    """``proj(norm(head_scale * positions(attend(q_norm(q), k_norm(k), v))))`` with q, k, v = qkv(x).
+    """``proj(gate * norm(head_scale * positions(attend(q_norm(q), k_norm(k), v))))`` with q, k, v = qkv(x).
 
     Multi-head self-attention (Vaswani et al., 2017), (B, N, C) in and out, parameters named as in timm. Slots, empty by
     default:
 
     - ``q_norm``, ``k_norm``: on the queries and keys of each head (B, N, H, D).
     - ``rope``: called with those, (B, H, N, D) each; returns both, turned (RotaryPositions).
+    - ``rel_pos``: as ``mask``, before it (RelativePositionBias).
     - ``mask``: called with q, k (B, H, N, D) and the caller's attn_mask or None; returns the attn_mask to use, boolean
       (True where a query may look) or added to the logits, of a shape that broadcasts to (B, H, N, N), or None.
     - ``positions``: called with what the heads have read and their values, (B, H, N, D) each; returns the first's like.
     - ``head_scale``: a learned factor for each head (NormFormer).
     - ``norm``: on the concatenated heads, before the output projection (Sub-LN).
+    - ``gate``: ``sigmoid(gate(x))`` multiplies the concatenated heads, each channel or each head by its own.
+    - ``value_mix``: two learned factors, 0.5 each at first, of values of another layer and of its own.
 
     Heads have ``head_dim`` channels, or C / H; ValueError where the heads do not divide the width then.
     """
@@ -63,20 +70,30 @@ class Attention(nn.Module):
         self.q_norm = slots.qk_norm(self.head_dim) if slots.qk_norm else nn.Identity()
         self.k_norm = slots.qk_norm(self.head_dim) if slots.qk_norm else nn.Identity()
         self.rope = slots.rope
+        self.rel_pos = slots.rel_pos
         self.mask = slots.mask
         self.attn_drop = attn_drop
         self.positions = slots.positions
         self.head_scale = nn.Parameter(torch.ones(num_heads, device=device, dtype=dtype)) if slots.head_scale else None
         self.norm = norm or nn.Identity()
+        gates = {"none": 0, "channel": inner, "head": num_heads}[slots.gate]
+        self.gate = nn.Linear(dim, gates, device=device, dtype=dtype) if gates else None
+        self.value_mix = nn.Parameter(torch.full((2,), 0.5, device=device, dtype=dtype)) if slots.value_mix else None
         self.proj = nn.Linear(inner, dim, bias=proj_bias, device=device, dtype=dtype)
         self.proj_drop = nn.Dropout(proj_drop)
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C); ``attn_mask`` as scaled_dot_product_attention takes it. Raises ValueError for a mask
-        together with positions, which read the whole grid."""
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, values: Tensor | None = None) -> Tensor:
+        """(B, N, C) -> (B, N, C); ``attn_mask`` as scaled_dot_product_attention takes it; ``values`` (B, H, N, D) of
+        another layer for ``value_mix``. Raises ValueError for a mask together with positions, which read the whole
+        grid."""
+        tokens = x
         q, k, v = self._heads(x)
+        if self.value_mix is not None and values is not None:
+            v = self.value_mix[0] * values + self.value_mix[1] * v
         if self.positions is not None and attn_mask is not None:
             raise ValueError("Positions in attention read the whole grid and take no mask: leave attn_mask out.")
+        if self.rel_pos is not None:
+            attn_mask = self.rel_pos(q, k, attn_mask)
         if self.mask is not None:
             attn_mask = self.mask(q, k, attn_mask)
         drop = self.attn_drop if self.training else 0.0
@@ -85,8 +102,23 @@ class Attention(nn.Module):
             x = self.positions(x, v)
         if self.head_scale is not None:
             x = x * self.head_scale.view(-1, 1, 1)
-        x = self.proj_drop(self.proj(self.norm(x.transpose(1, 2).flatten(2))))
+        x = self.proj_drop(self.proj(self.gated(self.norm(x.transpose(1, 2).flatten(2)), tokens)))
         return x
+
+    def gated(self, heads: Tensor, tokens: Tensor) -> Tensor:
+        """The concatenated heads (B, N, inner) times their gates, which read the tokens (B, N, C)."""
+        if self.gate is None:
+            return heads
+        gates = self.gate(tokens).sigmoid()
+        out: Tensor = (heads.unflatten(-1, (gates.shape[-1], -1)) * gates[..., None]).flatten(-2)
+        return out
+
+    def values(self, x: Tensor) -> Tensor:
+        """(B, N, C) -> the values (B, H, N, D) alone."""
+        weight, bias, own = self.qkv.weight, self.qkv.bias, 2 * self.num_heads * self.head_dim
+        v = F.linear(x, weight[own:], None if bias is None else bias[own:])
+        values: Tensor = v.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        return values
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, N, C) -> queries, keys and values of the heads, (B, H, N, D) each."""
@@ -102,7 +134,8 @@ class Attention(nn.Module):
         To look at: ``forward`` never holds this matrix. What the slot ``mask`` adds is left out.
         """
         q, k, _ = self._heads(x)
-        weights: Tensor = (q @ k.mT * self.head_dim**-0.5).softmax(-1)
+        logits = q @ k.mT * self.head_dim**-0.5
+        weights: Tensor = (logits if self.rel_pos is None else logits + self.rel_pos(q, k)).softmax(-1)
         positions: Any = self.positions
         if positions is not None:
             weights = positions.mix_weights(weights)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -42,6 +43,7 @@ class BlockConfig:
     mlp_norms: BranchNorms = BranchNorms(before=LayerNorm)
     layer_scale: float | None = None
     residual_scale: bool = False
+    norm_scale: float = 1.0
     drop_path: float = 0.0
 
 
@@ -55,13 +57,15 @@ class Block(nn.Module):
             └─ residual_scale ──────────────────────────────────┘
 
     By default ``norm1`` and ``norm2`` are LayerNorms and all other slots identities: the pre-norm block of ViT.
-    ``residual_scale`` is a learned factor for each channel, 1 at first (NormFormer's code). Parameter names are timm's;
+    ``residual_scale`` is a learned factor for each channel, 1 at first (NormFormer's code), ``norm_scale`` a fixed one
+    of what ``norm1`` and ``norm2`` put out. Parameter names are timm's;
     ``norm1_branch``, ``norm1_after``, ``norm2_branch``, ``norm2_after`` and ``residual_scale`` are ours.
     """
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         dim, attn, mlp = config.dim, config.attn_norms, config.mlp_norms
+        self.norm_scale = config.norm_scale
         self.norm1 = _norm(attn.before, dim)
         self.attn = config.attn(dim, config.num_heads, norm=_norm(attn.inner, dim))
         self.norm1_branch = _norm(attn.branch, dim)
@@ -77,15 +81,28 @@ class Block(nn.Module):
         self.residual_scale = LayerScale(dim, 1.0) if config.residual_scale else nn.Identity()
         self.norm2_after = _norm(mlp.after, dim)
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """(B, N, C) -> (B, N, C); ``attn_mask`` goes to attention. Raises ValueError for ``is_causal`` (timm's)."""
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, values: Tensor | None = None
+    ) -> Tensor:
+        """(B, N, C) -> (B, N, C); ``attn_mask`` and ``values`` go to attention. Raises ValueError for ``is_causal``
+        (timm's)."""
         if is_causal:
             raise ValueError("This block does not have causal attention: give the mask as attn_mask.")
-        h = self.norm1_branch(self.attn(self.norm1(x), attn_mask=attn_mask))
+        given = {} if values is None else {"values": values}  # attention of other kinds does not take them
+        h = self.norm1_branch(self.attn(self._scaled(self.norm1(x)), attn_mask=attn_mask, **given))
         x = self.norm1_after(x + self.drop_path1(self.ls1(h)))
-        h = self.norm2_branch(self.mlp(self.norm2(x)))
+        h = self.norm2_branch(self.mlp(self._scaled(self.norm2(x))))
         x = self.norm2_after(self.residual_scale(x) + self.drop_path2(self.ls2(h)))
         return x
+
+    def first_values(self, x: Tensor) -> Tensor:
+        """(B, N, C) -> the values (B, H, N, D) of its attention."""
+        attn: Any = self.attn
+        values: Tensor = attn.values(self._scaled(self.norm1(x)))
+        return values
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self.norm_scale == 1 else x * self.norm_scale
 
 
 def _norm(factory: NormFactory | None, dim: int) -> nn.Module:

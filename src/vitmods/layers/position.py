@@ -1,4 +1,4 @@
-"""Positions of a grid of patch tokens: absolute embeddings and their change of grid, and rotary positions."""
+"""Positions of a grid of patch tokens: absolute embeddings and their change of grid, rotary and relative positions."""
 
 from collections.abc import Callable
 from math import isqrt
@@ -220,3 +220,74 @@ class RotaryPositions(nn.Module):
     def extra_repr(self) -> str:
         frequencies = "axial" if self.freqs is None else "mixed"
         return f"grid_size={self.grid_size}, prefix_tokens={self.prefix_tokens}, {frequencies}, base={self.base:g}"
+
+
+class RelativePositionBias(nn.Module):
+    """A learned number for each head and each offset of two tokens, added to the logits of attention (Bao et al., 2022,
+    BEiT). All are 0 at first.
+
+    ``table`` is ((2 rows - 1) (2 columns - 1) + 3, H) as in timm: offsets, then what class and register tokens read of
+    patches, patches of them, and they of each other; without prefix tokens the last 3 are missing.
+    """
+
+    takes = ("num_heads", "grid_size", "prefix_tokens")
+
+    def __init__(
+        self,
+        num_heads: int,
+        grid_size: tuple[int, int],
+        prefix_tokens: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.grid_size, self.prefix_tokens, self._kept = grid_size, prefix_tokens, grid_size
+        rows, columns = grid_size
+        entries = (2 * rows - 1) * (2 * columns - 1) + 3 * bool(prefix_tokens)
+        self.table = nn.Parameter(torch.zeros(entries, num_heads, device=device, dtype=dtype))
+        self.register_buffer("index", self._make_index(grid_size), persistent=False)
+
+    def set_grid(self, grid_size: tuple[int, int]) -> None:
+        """Resamples the table for another grid."""
+        trained = self.table.requires_grad
+        self.table = nn.Parameter(self._resample(grid_size).detach(), trained)
+        self.grid_size = self._kept = grid_size
+        self.index = self._make_index(grid_size)
+
+    def forward(self, q: Tensor, k: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        """For queries (B, H, n, D) of the first n tokens and keys (B, H, N, D): logits to add, (1, H, n, N), with the
+        caller's mask. Raises ValueError when N is not ``prefix_tokens`` + rows * columns."""
+        (rows, columns), prefix = self.grid_size, self.prefix_tokens
+        if k.shape[2] != prefix + rows * columns:
+            raise ValueError(
+                f"There are {k.shape[2]} tokens, and the relative positions are made for {prefix} prefix tokens and a "
+                f"grid of {rows} x {columns}: set grid_size."
+            )
+        is_kept = self.grid_size == self._kept
+        table = self.table if is_kept else self._resample(self.grid_size)
+        index = self.index if is_kept else self._make_index(self.grid_size)
+        bias = table.to(q.dtype)[index[: q.shape[2]]].movedim(-1, 0)[None]
+        if attn_mask is None:
+            return bias
+        if attn_mask.dtype == torch.bool:
+            return bias.masked_fill(~attn_mask, -torch.inf)
+        return bias + attn_mask.to(bias.dtype)
+
+    def _make_index(self, grid: tuple[int, int]) -> Tensor:
+        """(N, N): the entry of the table for a query and a key."""
+        rows, columns = (torch.arange(n, device=self.table.device) for n in grid)
+        y, x = (t.flatten() for t in torch.meshgrid(rows, columns, indexing="ij"))
+        offsets = (y[:, None] - y + grid[0] - 1) * (2 * grid[1] - 1) + (x[:, None] - x + grid[1] - 1)
+        prefix, last = self.prefix_tokens, (2 * grid[0] - 1) * (2 * grid[1] - 1)
+        index = nn.functional.pad(offsets, (prefix, 0, prefix, 0))
+        index[:prefix], index[:, :prefix], index[:prefix, :prefix] = last, last + 1, last + 2
+        return index
+
+    def _resample(self, grid: tuple[int, int]) -> Tensor:
+        old, new = ((2 * rows - 1, 2 * columns - 1) for rows, columns in (self._kept, grid))
+        image = self.table[: old[0] * old[1]].T.unflatten(1, old)[None]
+        image = F.interpolate(image, size=new, mode="bicubic")
+        return torch.cat([image[0].flatten(1).T, self.table[old[0] * old[1] :]])
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.table.shape[1]}, grid_size={self.grid_size}, prefix_tokens={self.prefix_tokens}"

@@ -21,6 +21,7 @@ from vitmods.layers import (
     Mlp,
     ParallelBlock,
     QuickGELU,
+    RelativePositionBias,
     RotaryPositions,
     Stem,
     StemSize,
@@ -95,6 +96,9 @@ def block_config(config: ViTConfig, index: int) -> BlockConfig:
             positions=positions,
             head_scale=config.head_scale,
             rope=_rope(config, prefix),
+            rel_pos=RelativePositionBias(num_heads, config.grid, prefix) if config.rel_pos else None,
+            gate=config.gate,
+            value_mix=config.value_mix and index > 0,
         )
         return Attention(
             dim,
@@ -118,6 +122,7 @@ def block_config(config: ViTConfig, index: int) -> BlockConfig:
         mlp_norms=norms(mlp),
         layer_scale=config.layer_scale,
         residual_scale=config.residual_scale,
+        norm_scale=config.norm_scale_at(index),
         drop_path=config.drop_path * fraction,
     )
 

@@ -4,10 +4,10 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from vitmods.model.names import MODELS, SIZES, parse_name
+from vitmods.model.names import MODELS, SIZES, VIT5, parse_name
 from vitmods.model.slots import (
     BranchConfig,
     FirstBlocks,
@@ -52,6 +52,7 @@ class ViTConfig:
     position: Literal["learn", "sincos2d", "sincos2d_centered", "sincos1d", "none"] = "learn"
     position_on_prefix: bool = True  # the class and register tokens have position entries too
     rope: RopeConfig | None = None
+    rel_pos: bool = False  # a learned bias of attention for each offset of two tokens
     position_norm: NormConfig | None = None
     position_norm_on_prefix: bool = False
     class_token: bool = True
@@ -64,6 +65,9 @@ class ViTConfig:
     first_blocks: FirstBlocks | None = None
     positional: PositionalConfig | None = None
     head_scale: bool = False
+    gate: Literal["none", "channel", "head"] = "none"  # of what the heads read
+    value_mix: bool = False  # all blocks but the first mix the first one's values into theirs
+    norm_scale: bool = False  # what a norm before a branch puts out is divided by the root of the block's number
     layer_scale: float | None = None
     residual_scale: bool = False  # a learned factor for each channel of the stream to which an MLP's output is added
 
@@ -142,6 +146,10 @@ class ViTConfig:
         fraction = 1 - block / max(self.depth - 1, 1) if self.key_drop_shape == "decreasing" else 1.0
         return self.key_drop * fraction
 
+    def norm_scale_at(self, block: int) -> float:
+        """The factor of what norms before branches put out in the block of that index."""
+        return (block + 1) ** -0.5 if self.norm_scale else 1.0
+
     @property
     def unrolled(self) -> "ViTConfig":
         """The sequential model that has the same branches, block after block."""
@@ -205,13 +213,17 @@ class ViTConfig:
     @classmethod
     def from_name(cls, name: str, **overrides: Any) -> "ViTConfig":
         """The config of a name: ``S/16``, ``Ti/4``, ``S36/16`` (36 blocks), ``S18x2/16`` (18 blocks of two parallel
-        branches), timm's ``vit_small_patch16_224``, or a whole model's (``T2T-14``).
+        branches), ``ViT5-S/16``, timm's ``vit_small_patch16_224``, or a whole model's (``T2T-14``).
 
         Widths, depths and heads as published (Steiner et al., 2022; ``mu`` is big_vision's smallest, for tests and
         digits; timm's names carry the input size). Keywords replace fields. Raises UserError on an unknown name.
         """
         if name in MODELS:
             return cls.from_dict({**MODELS[name], **overrides})
+        if name.startswith("ViT5-"):
+            plain = cls.from_name(name.removeprefix("ViT5-"), **overrides)
+            config = cls.from_dict({**dataclasses.asdict(plain), **VIT5, **overrides})
+            return config if config.rope is None else config.with_(rope=replace(config.rope, reference=config.grid))
         size, depth, parallel, patch, img_size = parse_name(name)
         width, default_depth, mlp_dim, heads = SIZES[size]
         shape: dict[str, Any] = {
@@ -305,6 +317,10 @@ def _check(config: ViTConfig) -> None:
             "Parallel branches share one residual sum, and a scale of it for each is not published: set "
             "residual_scale=False."
         )
+    if config.parallel > 1 and (config.value_mix or config.norm_scale):
+        raise UserError("Values of the first block and scales of norms are for blocks without parallel branches.")
+    if config.value_mix and config.prefix_from:
+        raise UserError("The first block has values of all tokens for the others where prefix_from is 0.")
     for part in (config.first_blocks, config.positional):
         if part is not None and part.count > config.depth:
             raise UserError(f"The first {part.count} blocks are more than the model's depth {config.depth}.")
@@ -319,7 +335,7 @@ def _check_patch_drop(config: ViTConfig) -> None:
     """Patches can be left out where they are made one by one and nothing reads them as a grid."""
     norms = [n for i in range(config.depth) for b in config.branches(i) for n in (b.before, b.inner, b.branch, b.after)]
     on_grid = [n.kind for n in norms if n is not None and n.kind != "layer" and "grid_size" in n.facts.takes]
-    if config.positional is not None or config.rope is not None or on_grid:
+    if config.positional is not None or config.rope is not None or config.rel_pos or on_grid:
         raise UserError(
             f"patch_drop leaves patches out, and {'the norm ' + on_grid[0] if on_grid else 'attention with positions'} "
             "reads their whole grid: leave one of them out."

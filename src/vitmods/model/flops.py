@@ -31,7 +31,9 @@ def count_macs(config: ViTConfig, dense_norms: bool = False) -> int:
     heads = config.num_heads * (config.head_dim or c // config.num_heads)
     for block in range(config.depth):
         n = config.num_patches + config.prefix_tokens(block)
-        branches = 4 * n * c * heads + 2 * n * n * heads + n * kind.macs(c, config.mlp_dim)
+        gates = {"none": 0, "channel": heads, "head": config.num_heads}[config.gate]
+        values = c * heads if config.value_mix and block == 0 else 0
+        branches = n * (c * gates + values) + 4 * n * c * heads + 2 * n * n * heads + n * kind.macs(c, config.mlp_dim)
         if config.positional is not None and block < config.positional.count:
             branches += config.num_patches * sum(config.grid) * c
         for branch in config.branches(block):

@@ -47,6 +47,18 @@ MODELS = {
         for width, depth, heads in ((512, 6, 8), (64, 2, 4))
     },
 }
+_RMS = {"kind": "rms"}
+VIT5 = {  # of ViT-5-S, B and L (Wang et al., 2026), besides width, depth and heads
+    "qkv_bias": False,
+    "qk_norm": _RMS,
+    "position_on_prefix": False,
+    "reg_tokens": 4,
+    "rope": {"base": 10_000.0, "register_base": 100.0},
+    "attn": {"before": _RMS},
+    "mlp": {"before": _RMS},
+    "layer_scale": 1e-4,
+    "final_norm": _RMS,
+}
 _TIMM_SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
 
 

@@ -115,18 +115,20 @@ def rms_weights(weights: "Weights", config: ViTConfig) -> "Weights":
         new[name] = _centered(_double(_take(new, name)), -1).to(new[name])
     _centre_map(new, "patch_embed.proj", "")
     _centre_norm(new, "patch_embed.norm", "")
+    of_attn = tuple(f"attn.{name}" for name in attention_readers(config))
     of_mlp = tuple(f"mlp.{name}" for name in mlp_readers(config))
     for i in range(config.depth):
         attn, mlp = config.branches(i)
-        for branch, n, writer, of_branch in ((attn, 1, "attn.proj", ("attn.qkv",)), (mlp, 2, "mlp.fc2", of_mlp)):
+        for branch, n, writer, of_branch in ((attn, 1, "attn.proj", of_attn), (mlp, 2, "mlp.fc2", of_mlp)):
             if branch.branch is None:
                 _centre_map(new, f"blocks.{i}.{writer}", f"blocks.{i}.ls{n}.gamma")
             else:
                 _centre_norm(new, f"blocks.{i}.norm{n}_branch", f"blocks.{i}.ls{n}.gamma")
-            _absorb(new, f"blocks.{i}.norm{n}", *(f"blocks.{i}.{reader}" for reader in of_branch))
+            readers = (f"blocks.{i}.{reader}" for reader in of_branch)
+            _absorb(new, f"blocks.{i}.norm{n}", *readers, scale=config.norm_scale_at(i))
         _check_even(new, f"blocks.{i}.residual_scale.gamma")
-    if readers := final_readers(config):
-        _absorb(new, "fc_norm" if config.norm_after_pool else "norm", *readers)
+    if final := final_readers(config):
+        _absorb(new, "fc_norm" if config.norm_after_pool else "norm", *final)
     return new
 
 
@@ -178,12 +180,17 @@ def mlp_readers(config: ViTConfig) -> tuple[str, ...]:
     return tuple(kind.readers)
 
 
-def _absorb(weights: "Weights", norm: str, *readers: str) -> None:
-    """The norm's bias goes through the maps that read it into their biases."""
+def attention_readers(config: ViTConfig) -> tuple[str, ...]:
+    """The linear maps that read what goes into attention."""
+    return ("qkv",) if config.gate == "none" else ("qkv", "gate")
+
+
+def _absorb(weights: "Weights", norm: str, *readers: str, scale: float = 1.0) -> None:
+    """The norm's bias, times a fixed scale, goes through the maps that read it into their biases."""
     beta = weights.pop(f"{norm}.bias", None)
     if beta is None or not beta.any():
         return
     for reader in readers:
         weight, bias = _take(weights, f"{reader}.weight"), weights.get(f"{reader}.bias")
-        shift = _double(weight) @ _double(beta)
+        shift = scale * _double(weight) @ _double(beta)
         weights[f"{reader}.bias"] = (shift if bias is None else _double(bias) + shift).to(weight)

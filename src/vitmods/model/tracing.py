@@ -6,10 +6,12 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Proxy, Tracer
 
 from vitmods.layers.drop import DropKey, DropPath
-from vitmods.layers.position import RotaryPositions
+from vitmods.layers.position import RelativePositionBias, RotaryPositions
 from vitmods.layers.positional_attention import GatedPositions
 from vitmods.layers.stems import LinearStem, Stem
 from vitmods.util.errors import UserError
+
+_WHOLE = (DropKey, DropPath, GatedPositions, RelativePositionBias, RotaryPositions)
 
 
 def given(*arguments: Any) -> tuple[Any, ...]:
@@ -41,7 +43,7 @@ def _is_whole(module: nn.Module) -> bool:
         return module.weight is None
     if isinstance(module, Stem):
         return type(module) is not LinearStem
-    return isinstance(module, DropKey | DropPath | GatedPositions | RotaryPositions) or hasattr(module, "token_wise")
+    return isinstance(module, _WHOLE) or hasattr(module, "token_wise")
 
 
 def scriptable(model: nn.Module) -> GraphModule:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.utils.checkpoint import checkpoint
 
-from vitmods.layers.position import RotaryPositions, positions_on_grid, resample
+from vitmods.layers.position import RelativePositionBias, RotaryPositions, positions_on_grid, resample
 from vitmods.model.build import (
     initial_positions,
     make_attn_pool,
@@ -43,11 +43,13 @@ def _set_grid(model: nn.Module, grid: Grid) -> None:
 
 class Masks(NamedTuple):
     """Masks of a block's attention: ``attn_mask`` as attention takes it, with ``is_causal`` what comes
-    later, and ``padding`` (B, T), True for patch tokens that only fill sequences up."""
+    later, and ``padding`` (B, T), True for patch tokens that only fill sequences up. ``values`` (B, H, N, D) are those
+    of the first block, where the others mix them into theirs."""
 
     attn_mask: Tensor | None = None
     is_causal: bool = False
     padding: Tensor | None = None
+    values: Tensor | None = None
 
     def of(self, x: Tensor) -> Tensor | None:
         """All of them as one mask, for tokens (B, N, C)."""
@@ -188,7 +190,9 @@ class ViT(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that are matrices but not weights: positions and tokens."""
         stem = {f"patch_embed.{name}" for name in self.patch_embed.no_weight_decay()}
-        within = {name for name, _ in self.named_parameters() if name.endswith("rope.freqs")}
+        within = {
+            name for name, _ in self.named_parameters() if name.endswith(("rope.freqs", "rel_pos.table", "value_mix"))
+        }
         return {"pos_embed", "cls_token", "reg_token", "mask_token"} | stem | within
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
@@ -251,7 +255,7 @@ class ViT(nn.Module):
         self.vit_config, self._grid = new, None
         _set_grid(self, new.grid)
         for module in self.modules():
-            if isinstance(module, RotaryPositions):
+            if isinstance(module, RotaryPositions | RelativePositionBias):
                 module.set_grid(new.grid)
         if self.pos_embed is None or new.grid == old.grid:
             return
@@ -292,8 +296,9 @@ class ViT(nn.Module):
         grid, padding = self.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1])), self.patch_embed.padding(x)
         with self._around(padding):
             x, outputs, prefixes = self._embed(x), [], []
+            masks = Masks(attn_mask, is_causal, padding, self._first_values(x))
             for i in range(max(take) + 1 if stop_early else len(self.blocks)):
-                x = self._run(i, x, Masks(attn_mask, is_causal, padding))
+                x = self._run(i, x, masks)
                 if i not in take:
                     continue
                 out, prefix = self.norm(x) if norm else x, self.vit_config.prefix_tokens(i)
@@ -371,8 +376,9 @@ class ViT(nn.Module):
         with self._around(padding):
             drawn = self._draw_patches(images) if keep is None and mask is None else None
             x = self._embed(images, keep if drawn is None else drawn, mask, drawn is not None)
+            run_masks = Masks(attn_mask, is_causal, padding, self._first_values(x))
             for i in range(last + 1):
-                x = self._run(i, x, Masks(attn_mask, is_causal, padding), for_head=for_head and i == last)
+                x = self._run(i, x, run_masks, for_head=for_head and i == last)
             tokens: Tensor = self.norm(x)
         return tokens
 
@@ -489,10 +495,22 @@ class ViT(nn.Module):
             _set_grid(self.blocks[index], grid)
         with self._around(masks.padding):
             attn_mask = masks.of(x)
+            if masks.values is not None and index > 0:
+                mixed: Tensor = self.blocks[index](x, attn_mask=attn_mask, values=masks.values)
+                return mixed
             if attn_mask is None and self.forms is not None:
                 return self.forms.run(self, index, x, for_head)
             out: Tensor = self.blocks[index](x) if attn_mask is None else self.blocks[index](x, attn_mask=attn_mask)
             return out
+
+    def _first_values(self, x: Tensor) -> Tensor | None:
+        if not self.vit_config.value_mix:
+            return None
+        if self._grid is not None:
+            _set_grid(self.blocks[0], self._grid)
+        block: Any = self.blocks[0]
+        values: Tensor = block.first_values(x)
+        return values
 
     def _pool(self, x: Tensor) -> Tensor:
         pool, prefix = self.vit_config.pool, self.vit_config.num_prefix_tokens

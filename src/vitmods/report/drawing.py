@@ -96,6 +96,7 @@ def _through(config: Config) -> list[Box]:
         *_stem(config["stem"]),
         *([Box("position", POSITIONS[config["position"]])] if config.get("position", "learn") in POSITIONS else []),
         *_norm("position_norm", config.get("position_norm")),
+        *([Box("registers", f"+ {config['reg_tokens']} registers", "slot")] if config.get("reg_tokens") else []),
         *([Box("patch_drop", "drops patches", "slot")] if config.get("patch_drop") else []),
         *_blocks(config),
         *(ends if config.get("num_classes", 1) else [*final, Box("head", "the task's modules")]),
@@ -128,19 +129,28 @@ def _branch(config: Config, which: str) -> Iterator[Box]:
     """One residual branch in the order of computation, of the first blocks if they differ from the others."""
     slots, attention = (config.get("first_blocks") or config)[which], which == "attn"
     yield from _norm(f"{which}.before", slots.get("before"))
+    if config.get("norm_scale"):
+        yield Box(f"{which}.norm_scale", "/ root of depth", "slot")
+    if attention and not config.get("qkv_bias", True):
+        yield Box("qkv_bias", "no bias of q, k, v", "slot")
     if attention and config.get("qk_norm"):
         yield Box("qk_norm", f"{_norm_text(config['qk_norm'])} on q, k", "slot")
     if attention and config.get("rope"):
         yield Box("rope", "turn q, k", "slot")
     if attention and config.get("key_drop"):
         yield Box("key_drop", "drops keys", "slot")
+    if attention and config.get("value_mix"):
+        yield Box("value_mix", "+ first values", "slot")
     core = "attention + place" if config.get("positional") else "attention"
+    core += " + offsets" if config.get("rel_pos") else ""
     mlps = {"mlp": f"linear, {ACTIVATIONS[config.get('activation', 'gelu')]}", "swiglu": "gated SiLU"}
     kind = str(config.get("mlp_kind", "mlp"))
     yield Box(f"{which}.core", core if attention else mlps.get(kind, kind))
     if attention and config.get("head_scale"):
         yield Box("head_scale", "scale of heads", "slot")
     yield from _norm(f"{which}.inner", slots.get("inner"))
+    if attention and config.get("gate", "none") != "none":
+        yield Box("gate", f"gate of each {config['gate']}", "slot")
     yield Box(f"{which}.out", "linear")
     yield from _norm(f"{which}.branch", slots.get("branch"))
     if config.get("layer_scale") is not None:

@@ -58,6 +58,40 @@ LINE_UPS: Registry[Callable[[str], LineUp | None]] = Registry("kind of line-up",
 text names none of this kind."""
 
 
+_VIT5 = {
+    "rms": "norm(kind=rms,exact=false)",
+    "layerscale": "layerscale",
+    "qknorm": "qknorm(norm=rms)",
+    "nobias": "nobias",
+    "registers": "registers",
+    "rope": "rope(base=10000)",
+    "registers-turn": "rope(base=10000,register_base=100)",
+}
+
+
+@LINE_UPS.register("vit5")
+def _vit5(text: str) -> LineUp | None:
+    """ViT-5 (Wang et al., 2026) whole, each of its parts alone, and each left out. Registers turn with the rotary
+    positions, so that these, and registers, are alone and whole beside that part."""
+    if text != "vit5":
+        return None
+
+    def join(*names: str) -> str:
+        names = tuple(name for name in names if name != "rope" or "registers-turn" not in names)
+        return "+".join(_VIT5[name] for name in names)
+
+    arms = [f"vit5={join(*_VIT5)}"]
+    for name in _VIT5:
+        others = [other for other in _VIT5 if other != name]
+        if name == "registers-turn":
+            arms += [f"{name}={join('registers', name)}", f"without-{name}={join(*others)}"]
+            continue
+        if name in ("registers", "rope"):  # without one of the two nothing is left to turn
+            others.remove("registers-turn")
+        arms += [f"{name}={join(name)}", f"without-{name}={join(*others)}"]
+    return LineUp("vit5", "ViT-5, each of its parts alone, and each left out", tuple(arms), ("S/16",))
+
+
 def find_line_up(text: str) -> LineUp | None:
     """The line-up that a text names; None for anything else."""
     return next((line_up for find in LINE_UPS.values() if (line_up := find(text.strip()))), None)

@@ -1,0 +1,211 @@
+"""Ingredients of later ViTs: relative positions, gates and values as timm or their formula, registers, ViT-5."""
+
+import pytest
+import timm
+import torch
+from timm.layers import AttentionRope
+from timm.layers.pos_embed_rel import resize_rel_pos_bias_table_simple
+from timm.models.beit import Beit
+
+import vitmods as vm
+from vitmods.changes.compose import edit
+from vitmods.layers import Attention, AttentionSlots, RelativePositionBias
+from vitmods.study.arms import arms_from_text
+from vitmods.study.line_ups import find_line_up
+
+DOUBLE = {"atol": 1e-9, "rtol": 0}
+
+
+def randomize(model):
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model.double().eval()
+
+
+@pytest.fixture
+def base():
+    torch.manual_seed(0)
+    return randomize(vm.vit("mu3/4", img_size=(8, 12), num_classes=5))
+
+
+@pytest.fixture
+def images():
+    return torch.randn(2, 3, 8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def test_relative_positions_are_beits(images):
+    torch.manual_seed(0)
+    sizes = {"img_size": (8, 12), "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
+    beit = Beit(**sizes, use_rel_pos_bias=True, use_abs_pos_emb=True, init_values=None, global_pool="token")
+    randomize(beit)
+    model = vm.vit("mu2/4", img_size=(8, 12), embed_dim=16, num_heads=2, mlp_dim=64, num_classes=5, rel_pos=True)
+    names = {"attn.relative_position_bias_table": "attn.rel_pos.table"}
+    weights = {}
+    for name, value in beit.state_dict().items():
+        name, old = name.replace(*next(iter(names.items()))), name
+        if old.endswith("q_bias"):
+            zeros = torch.zeros_like(value)
+            weights[old.replace("q_bias", "qkv.bias")] = torch.cat(
+                [value, zeros, beit.get_parameter(old[:-6] + "v_bias")]
+            )
+        elif not old.endswith(("v_bias", "k_bias", "index")):
+            weights[name] = value
+    model.double().eval().load_state_dict(weights)
+    torch.testing.assert_close(model(images), beit(images), **DOUBLE)
+    torch.testing.assert_close(model.forward_features(images), beit.forward_features(images), **DOUBLE)
+
+
+@pytest.mark.parametrize("prefix", [0, 1])
+def test_a_table_is_resampled_as_timms(prefix):
+    bias = RelativePositionBias(3, (4, 4), prefix).double()
+    torch.nn.init.normal_(bias.table)
+    old = bias.table.detach().clone()
+    bias.grid_size = (6, 6)
+    q = torch.randn(1, 3, 36 + prefix, 4, dtype=torch.float64)
+    dynamic = bias(q, q)
+    bias.set_grid((6, 6))
+    expected = resize_rel_pos_bias_table_simple(old, (6, 6), bias.table.shape)
+    torch.testing.assert_close(bias.table.detach(), expected, **DOUBLE)
+    torch.testing.assert_close(bias(q, q), dynamic, **DOUBLE)
+    mask = torch.ones(36 + prefix, 36 + prefix, dtype=torch.bool).tril()
+    assert torch.equal(bias(q, q, mask).isinf(), ~mask.expand(1, 3, -1, -1))
+    with pytest.raises(ValueError, match="set grid_size"):
+        bias(q[:, :, :5], q[:, :, :5])
+
+
+def test_relative_positions_are_in_the_weights_that_are_looked_at(base, images):
+    attention = randomize(vm.apply(base, vm.RelativePositions())).blocks[1].attn
+    x = torch.randn(2, 7, 32, dtype=torch.float64)
+    read = (attention.weights(x) @ attention.values(x)).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(attention.proj(read), attention(x), **DOUBLE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gates_are_timms(dtype):
+    torch.manual_seed(0)
+    reference = AttentionRope(12, 3, gated=True, qk_norm=True, norm_layer=vm.layers.LayerNorm).to(dtype)
+    attention = Attention(12, 3, AttentionSlots(vm.layers.LayerNorm, gate="channel")).to(dtype)
+    attention.load_state_dict(reference.state_dict())
+    x = torch.randn(2, 5, 12, dtype=dtype)
+    torch.testing.assert_close(attention(x), reference(x), atol=1e-5 if dtype == torch.float32 else 1e-9, rtol=0)
+
+
+def test_one_gate_for_each_head():
+    attention = Attention(12, 3, AttentionSlots(gate="head")).double()
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    read = (attention.weights(x) @ attention.values(x)) * attention.gate(x).sigmoid().transpose(1, 2)[..., None]
+    torch.testing.assert_close(attention(x), attention.proj(read.transpose(1, 2).flatten(2)), **DOUBLE)
+
+
+def attend_by_hand(block, x, values, scale=1.0):
+    """A block of `mu`, with other values, and with a factor of its norms."""
+    attention, read = block.attn, block.norm1(x) * scale
+    heads = (attention.weights(read) @ values).transpose(1, 2).flatten(2)
+    x = x + attention.proj(heads)
+    return x + block.mlp(block.norm2(x) * scale)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_values_of_the_first_block(base, images, checkpointing):
+    model = randomize(vm.apply(base, vm.ValueResidual()))
+    model.set_grad_checkpointing(checkpointing)
+    x = first = None
+    tokens = model._embed(images)
+    for index, block in enumerate(model.blocks):
+        values = block.attn.values(block.norm1(tokens))
+        first = values if first is None else first
+        a, b = (0, 1) if index == 0 else block.attn.value_mix
+        tokens = attend_by_hand(block, tokens, a * first + b * values)
+    x = model.head(model.norm(tokens)[:, 0])
+    torch.testing.assert_close(model(images), x, **DOUBLE)
+    parameters = list(model.parameters())
+    expected = torch.autograd.grad(x.square().sum(), parameters)
+    actual = torch.autograd.grad(model(images).square().sum(), parameters)
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
+    final, intermediates = model.forward_intermediates(images, output_fmt="NLC")
+    torch.testing.assert_close(final[:, 1:], model.norm(intermediates[-1]), **DOUBLE)
+
+
+def test_norms_are_scaled_by_depth(base, images):
+    model = randomize(vm.apply(base, vm.LayerNormScaling()))
+    tokens = model._embed(images)
+    for index, block in enumerate(model.blocks):
+        scale = (index + 1) ** -0.5
+        tokens = attend_by_hand(block, tokens, block.attn.values(block.norm1(tokens) * scale), scale)
+    torch.testing.assert_close(model(images), model.head(model.norm(tokens)[:, 0]), **DOUBLE)
+
+
+@pytest.mark.parametrize(
+    "text", ["layernormscaling", "gate", "gate(per=head)", "relpos+rope", "valueresidual+registers"]
+)
+def test_exact_rms_and_faster_inference(base, images, text):
+    """What reads a norm takes up its bias: gates too, and scaled."""
+    model = randomize(vm.apply(base, *vm.parse_changes(text)))
+    expected = model(images)
+    torch.testing.assert_close(vm.apply(model, vm.Norm("rms")).eval()(images), expected, **DOUBLE)
+    torch.testing.assert_close(vm.optimize_for_inference(model)(images), expected, **DOUBLE)
+    model.forms = None
+    torch.testing.assert_close(model(images), expected, **DOUBLE)
+
+
+@pytest.mark.parametrize("text", ["relpos", "valueresidual", "rope(frequencies=mixed)", "registers(count=2)+gate"])
+def test_other_sizes(base, images, text):
+    model = randomize(vm.apply(base, *vm.parse_changes(text)))
+    larger = torch.randn(2, 3, 16, 20, dtype=torch.float64)
+    model.set_input_size(dynamic_img_size=True)
+    expected = model(larger)
+    model.set_input_size((16, 20), dynamic_img_size=False)
+    torch.testing.assert_close(model(larger), expected, **DOUBLE)
+
+
+def test_registers_keep_the_position_of_the_class_token(base, images):
+    new = vm.apply(base, vm.Registers(count=2))
+    assert new.reg_token.shape == (1, 2, 32)
+    torch.testing.assert_close(new._embed(images)[:, 0], base._embed(images)[:, 0], **DOUBLE)
+    torch.testing.assert_close(new._embed(images)[:, 3:], base._embed(images)[:, 1:], **DOUBLE)
+    assert vm.apply(new, vm.Registers(count=3)).reg_token.shape == (1, 3, 32)
+
+
+@pytest.mark.parametrize("text", ["gate", "gate(per=head)"])
+def test_gates_in_place(text):
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=24, num_heads=3, depth=2, num_classes=5)
+    images = torch.randn(2, 3, 32, 32)
+    new = vm.apply(model.eval(), *vm.parse_changes(text), in_place=True)
+    assert type(new) is type(model)
+    assert set(model.state_dict()) < set(new.state_dict())
+    gates = [module for name, module in new.named_modules() if name.endswith("vm_gate")]
+    for gate in gates:
+        torch.nn.init.normal_(gate.gate.weight)
+    read = vm.apply(model, *vm.parse_changes(text))
+    for block, gate in zip(read.blocks, gates, strict=True):
+        block.attn.gate.load_state_dict(gate.gate.state_dict())
+    torch.testing.assert_close(new.eval()(images), read.eval()(images), atol=1e-5, rtol=0)
+
+
+def test_vit_5_by_name_is_its_line_up():
+    counts = {"ViT5-S/16": 22_039_144, "ViT5-B/16": 86_543_080}
+    for name, count in counts.items():
+        with torch.device("meta"):
+            assert sum(parameter.numel() for parameter in vm.vit(name).parameters()) == count
+    assert vm.ViTConfig.from_name("ViT5-S/16", img_size=32).rope.reference == (2, 2)
+    arms = {arm.name: arm.changes for text in find_line_up("vit5").arms for arm in arms_from_text(text)}
+    assert len(arms) == 15
+    base = vm.ViTConfig.from_name("S/16")
+    assert edit(base, arms["vit5"]) == vm.ViTConfig.from_name("ViT5-S/16")
+    configs = [edit(base, changes) for changes in arms.values()]
+    assert len({config.to_json() for config in configs}) == 15
+
+
+def test_what_does_not_go_together():
+    config = vm.ViTConfig.from_name("mu2/4", img_size=8)
+    for text, fields, message in (
+        ("valueresidual", {"parallel": 2}, "parallel branches"),
+        ("valueresidual", {"depth": 1}, "second block"),
+        ("rope(register_base=100)", {"reg_tokens": 3}, "square grid"),
+        ("rope", {"num_heads": 16}, "multiple of 4"),
+        ("relpos", {"patch_drop": 0.5}, "whole grid"),
+    ):
+        with pytest.raises(vm.util.errors.UserError, match=message):
+            edit(config.with_(**fields), vm.parse_changes(text))
