@@ -20,7 +20,8 @@ PRESERVES = ("function", "weights", "nothing")
 
 
 def leaves(model):
-    return [(name, repr(m)) for name, m in model.named_modules() if not list(m.children())]
+    own = [(name, p.shape) for name, p in model.named_parameters(recurse=False)]
+    return own + [(name, repr(m)) for name, m in model.named_modules() if not list(m.children())]
 
 
 def gradients(model, images):
@@ -109,7 +110,7 @@ def shallow(base, together, monkeypatch):
     of two; a transformer within patches has one, too."""
     monkeypatch.setattr("vitmods.layers.stems.local.LOCAL_DEPTH", 1)
     edited = edit(base.vit_config, together)
-    depth = 1 if edited.prefix_from == 0 and edited.parallel == 1 else 2
+    depth = 1 if edited.prefix_from == 0 and edited.parallel == 1 and not edited.value_mix else 2
     return vm.apply(vm.vit(base.vit_config, depth=depth), *together)
 
 
@@ -157,7 +158,9 @@ def test_it_traces(shallow, images):
 
 def test_second_derivatives(shallow, images):
     """Those that autograd and torch.func give are the differences of gradients."""
-    model, x, step = shallow.double().eval(), images.double(), 3e-6
+    model, x, step = shallow.double().eval(), images.double(), 1e-6
+    if model.reg_token is not None:  # near 0 a norm is too steep for differences
+        torch.nn.init.normal_(model.reg_token)
     names = [name for name, _ in model.named_parameters()]
     values = (x, *(p.detach() for p in model.parameters()))
     generator = torch.Generator().manual_seed(2)
@@ -230,7 +233,8 @@ def test_training_mode_device_and_frozen_parameters_are_those_of_the_model(base,
     frozen = {
         sequential_name(name, new.vit_config.parallel) for name, p in new.named_parameters() if not p.requires_grad
     }
-    assert frozen == {name for name, p in base.named_parameters() if not p.requires_grad}
+    kept = {sequential_name(name, new.vit_config.parallel) for name, _ in new.named_parameters()}
+    assert frozen == {name for name, p in base.named_parameters() if not p.requires_grad} & kept
 
 
 def test_the_shell_form_round_trips(change):

@@ -114,7 +114,7 @@ def test_values_of_the_first_block(base, images, checkpointing):
     for index, block in enumerate(model.blocks):
         values = block.attn.values(block.norm1(tokens))
         first = values if first is None else first
-        a, b = (0, 1) if index == 0 else block.attn.value_mix
+        a, b = (0, 1) if index == 0 else block.attn.value_mix.weight
         tokens = attend_by_hand(block, tokens, a * first + b * values)
     x = model.head(model.norm(tokens)[:, 0])
     torch.testing.assert_close(model(images), x, **DOUBLE)

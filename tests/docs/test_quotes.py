@@ -145,6 +145,7 @@ OTHERS = {
     "better_plain": ("76.5", "80.0"),  # Beyer et al., 2022
     "dyt": ("82.3", "82.5", "83.1", "83.6"),  # Zhu et al., 2025
     "rope": ("80.4", "80.9", "80.7", "83.4", "83.6", "83.8", "83.7", "79.4", "80.0", "81.8"),  # Heo et al., code
+    "valueresidual": ("16.11", "20.3"),  # Zhou et al., 2025
     "derf": ("82.3", "82.5", "82.8"),  # Chen et al., 2025
 }
 PAPER_OF = {"Dual PatchNorm": "dpn", "LayerScale": "tt"}

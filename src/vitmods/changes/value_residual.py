@@ -51,5 +51,5 @@ class ValueResidual(Change):
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
         like = next(iter(weights.values()))
         start = like.new_tensor([self.first, 1 - self.first])
-        mixes = {f"blocks.{i}.attn.value_mix": start.clone() for i in range(1, new.depth)}
+        mixes = {f"blocks.{i}.attn.value_mix.weight": start.clone() for i in range(1, new.depth)}
         return {**weights, **mixes}

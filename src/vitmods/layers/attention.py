@@ -27,6 +27,17 @@ class AttentionSlots:
     value_mix: bool = False
 
 
+class ValueMix(nn.Module):
+    """``a first + b own`` with two learned numbers (a, b) for the values (B, H, N, D) of two layers."""
+
+    def __init__(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2,), 0.5, device=device, dtype=dtype))
+
+    def forward(self, first: Tensor, own: Tensor) -> Tensor:
+        return self.weight[0] * first + self.weight[1] * own
+
+
 class Attention(nn.Module):
     """``proj(gate * norm(head_scale * positions(attend(q_norm(q), k_norm(k), v))))`` with q, k, v = qkv(x).
 
@@ -78,7 +89,7 @@ class Attention(nn.Module):
         self.norm = norm or nn.Identity()
         gates = {"none": 0, "channel": inner, "head": num_heads}[slots.gate]
         self.gate = nn.Linear(dim, gates, device=device, dtype=dtype) if gates else None
-        self.value_mix = nn.Parameter(torch.full((2,), 0.5, device=device, dtype=dtype)) if slots.value_mix else None
+        self.value_mix = ValueMix(device, dtype) if slots.value_mix else None
         self.proj = nn.Linear(inner, dim, bias=proj_bias, device=device, dtype=dtype)
         self.proj_drop = nn.Dropout(proj_drop)
 
@@ -89,7 +100,7 @@ class Attention(nn.Module):
         tokens = x
         q, k, v = self._heads(x)
         if self.value_mix is not None and values is not None:
-            v = self.value_mix[0] * values + self.value_mix[1] * v
+            v = self.value_mix(values, v)
         if self.positions is not None and attn_mask is not None:
             raise ValueError("Positions in attention read the whole grid and take no mask: leave attn_mask out.")
         if self.rel_pos is not None:

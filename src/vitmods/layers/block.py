@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitmods.layers.attention import Attention
-from vitmods.layers.drop import DropPath, LayerScale
+from vitmods.layers.drop import DropPath, FixedScale, LayerScale
 from vitmods.layers.mlp import Mlp
 from vitmods.layers.norms import LayerNorm
 
@@ -65,7 +65,7 @@ class Block(nn.Module):
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         dim, attn, mlp = config.dim, config.attn_norms, config.mlp_norms
-        self.norm_scale = config.norm_scale
+        self.norm_scale = nn.Identity() if config.norm_scale == 1 else FixedScale(config.norm_scale)
         self.norm1 = _norm(attn.before, dim)
         self.attn = config.attn(dim, config.num_heads, norm=_norm(attn.inner, dim))
         self.norm1_branch = _norm(attn.branch, dim)
@@ -89,20 +89,17 @@ class Block(nn.Module):
         if is_causal:
             raise ValueError("This block does not have causal attention: give the mask as attn_mask.")
         given = {} if values is None else {"values": values}  # attention of other kinds does not take them
-        h = self.norm1_branch(self.attn(self._scaled(self.norm1(x)), attn_mask=attn_mask, **given))
+        h = self.norm1_branch(self.attn(self.norm_scale(self.norm1(x)), attn_mask=attn_mask, **given))
         x = self.norm1_after(x + self.drop_path1(self.ls1(h)))
-        h = self.norm2_branch(self.mlp(self._scaled(self.norm2(x))))
+        h = self.norm2_branch(self.mlp(self.norm_scale(self.norm2(x))))
         x = self.norm2_after(self.residual_scale(x) + self.drop_path2(self.ls2(h)))
         return x
 
     def first_values(self, x: Tensor) -> Tensor:
         """(B, N, C) -> the values (B, H, N, D) of its attention."""
         attn: Any = self.attn
-        values: Tensor = attn.values(self._scaled(self.norm1(x)))
+        values: Tensor = attn.values(self.norm_scale(self.norm1(x)))
         return values
-
-    def _scaled(self, x: Tensor) -> Tensor:
-        return x if self.norm_scale == 1 else x * self.norm_scale
 
 
 def _norm(factory: NormFactory | None, dim: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Stochastic depth and LayerScale after a branch, DropKey inside attention."""
+"""Stochastic depth and LayerScale after a branch, a fixed factor before it, DropKey inside attention."""
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,20 @@ class LayerScale(nn.Module):
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.gamma, self.init)
+
+
+class FixedScale(nn.Module):
+    """The same factor for all numbers (LayerNorm scaling, Sun et al., 2025)."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+    def extra_repr(self) -> str:
+        return f"{self.factor:.4g}"
 
 
 class DropKey(nn.Module):

@@ -191,7 +191,9 @@ class ViT(nn.Module):
         """Names of parameters that are matrices but not weights: positions and tokens."""
         stem = {f"patch_embed.{name}" for name in self.patch_embed.no_weight_decay()}
         within = {
-            name for name, _ in self.named_parameters() if name.endswith(("rope.freqs", "rel_pos.table", "value_mix"))
+            name
+            for name, _ in self.named_parameters()
+            if name.endswith(("rope.freqs", "rel_pos.table", "value_mix.weight"))
         }
         return {"pos_embed", "cls_token", "reg_token", "mask_token"} | stem | within
 
