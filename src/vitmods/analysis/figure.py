@@ -110,7 +110,7 @@ class FigureKind:
             return {}, {model.name: str(reason) for model in models}
 
     def csv(self, models: Mapping[str, Arrays]) -> str:
-        """Write the arrays as CSV, one value a row; dimensions without coordinates are numbered from 1."""
+        """Write the arrays as CSV, one value per row; dimensions without coordinates are numbered from 1."""
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(["model", *self.columns])

@@ -1,4 +1,4 @@
-"""Published design changes, one idea a file. A file put into this folder is found without being listed anywhere."""
+"""Published design changes, one idea per file. A file put into this folder is found without being listed anywhere."""
 
 from vitmods.changes.base import REGISTRY, Change, Preserves, Weights
 from vitmods.changes.compose import conflicts

@@ -114,7 +114,7 @@ class Batch:
         return self.moved(device).transformed()
 
     def transformed(self) -> Self:
-        """The batch with what was deferred done."""
+        """The batch with the deferred transforms done."""
         if (deferred := self.deferred) is None:
             return self
         views = tuple(normalize(view, deferred.mean, deferred.std) for view in self.views)

@@ -296,7 +296,7 @@ def record(broken: Broken) -> dict[str, str]:
 
 
 def unreadable_text(bad: list[dict[str, str]]) -> str:
-    """Count, then path and reason, one image a line; a reason that many images share is given once."""
+    """Count, then path and reason, one image per line; a reason that many images share is given once."""
     lines = []
     for reason, paths in grouped((item["path"], item["reason"]) for item in bad).items():
         names = [f"{len(paths)} of them, such as {paths[0]}"] if len(paths) > _SHARED else paths

@@ -331,7 +331,7 @@ def make_splits(
 
 def _train_groups(source: Source, group_by: str | Path | None, cache_dir: Path | None) -> Groups:
     """Groups of train's images; adds to the source's warnings."""
-    from vitmods.data.store import digests_of  # torch, which the shell's help does without
+    from vitmods.data.store import digests_of  # imports torch, so only here: --help does without
 
     train = source.splits["train"]
     if group_by:
@@ -448,7 +448,7 @@ Unit = list[int]
 
 
 def _by_class(records: Records, seed: int, purpose: str, groups: Groups) -> list[list[Unit]]:
-    """Each class's units, in an order drawn from the seed and the names; a unit is of the class of its first image."""
+    """Each class's units in an order drawn from seed and names; a unit belongs to the class of its first image."""
     units: dict[str | int, Unit] = {}
     for i in text_order(seed, purpose, records.ids).tolist():
         units.setdefault(i if groups is None else groups[i], []).append(i)

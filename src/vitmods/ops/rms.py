@@ -1,4 +1,4 @@
-"""Root mean square normalization that keeps its input and one number a token for backward.
+"""Root mean square normalization that keeps its input and one number per token for backward.
 
 PyTorch's own form keeps twice as much on a CPU and takes twice the time there; elsewhere it is the better one.
 """

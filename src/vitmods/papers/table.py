@@ -1,6 +1,6 @@
 """Published tables: their numbers with all decimals, the claims of the papers, and the studies that reproduce them.
 
-Tables are written as in the paper, one line a row, so that they can be compared by eye:
+Tables are written as in the paper, one line per row, so that they can be compared by eye:
 
     arch | base         | DPN
     S/16 | 78.6 ± 0.32  | 79.7 ± 0.2

@@ -278,7 +278,7 @@ def fixed_settings(
     defaults, started, pixels = defaults_for(str(data)), {}, {}
     named_model = base if isinstance(base, str) else defaults.base if base is None else None
     if start is not None:
-        from vitmods.study.checkpoints import Start  # torch, which the shell's help does without
+        from vitmods.study.checkpoints import Start  # imports torch, so only here: --help does without
 
         trained, checkpoint, base = Start.of(str(start), positions)
         started["start"], named_model, shape = asdict(trained), None, checkpoint.settings

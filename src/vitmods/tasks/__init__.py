@@ -1,4 +1,4 @@
-"""What is trained and how it is measured: one file a task. Names are imported when first used."""
+"""What is trained and how it is measured: one file per task. Names are imported when first used."""
 
 import lazy_loader
 

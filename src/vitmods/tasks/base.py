@@ -42,7 +42,7 @@ class Measured:
     metrics: the task's, by their names, and `loss`. per_image: (n,) arrays in the order of the images, among them one
     for each metric that is a mean over images. Its `predicted` is the number of the class of a whole image (-1:
     several): a trial with one class for all images has learned nothing. examples: drawings of a few images. detail:
-    JSON-able lists by name, with an entry a class.
+    JSON-able lists by name, with one entry per class.
     """
 
     metrics: dict[str, float]
@@ -61,7 +61,7 @@ class Predicted(NamedTuple):
 
 
 class Task(ABC):
-    """Loss, evaluation and predictions; one object a trial, made from the trial's recipe.
+    """Loss, evaluation and predictions; one object per trial, made from the trial's recipe.
 
     Only `loss`, `evaluate` and `synthetic` must be written. A task with a state (a teacher, a running center) makes it
     in `begin` and saves it by `state_dict`.

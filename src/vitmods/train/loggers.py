@@ -51,7 +51,7 @@ class Diverged(Exception):
 
 
 class Window:
-    """0-d statistics by name, one dict a step, left on the device until a row is logged: reading waits for it.
+    """0-d statistics by name, one dict per step, left on the device until a row is logged: reading waits for it.
 
     Of several processes each holds its part of a sum, which is made when the statistics are read.
     """

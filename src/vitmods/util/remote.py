@@ -354,7 +354,7 @@ def _by_trial(*listings: Mapping[str, Any]) -> list[dict[str, dict[str, Any]]]:
 
 
 def _list_here(root: Path) -> dict[str, Stamp]:
-    """List the files of a folder that are sent; links are not followed."""
+    """List the files of a folder that would be uploaded; links are not followed."""
     files = {}
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = filter(_is_shared, subfolders)

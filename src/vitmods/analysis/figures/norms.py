@@ -318,7 +318,7 @@ def _lambdas(subject: Examined) -> Arrays:
 
 @paper_figure("lambdas", each=_lambdas)
 def draw_lambdas(models: Mapping[str, Arrays]) -> Any:
-    """A panel a layer, means above variances, a line a head."""
+    """One panel per layer, means above variances, one line per head."""
     parts = {}
     for name, arrays in models.items():
         for statistic in STATISTICS:

@@ -170,7 +170,7 @@ def _partial_training(models: Sequence[Examined]) -> tuple[dict[str, Arrays], di
 
 @paper_figure("partial_training", arrays=_partial_training)
 def draw_costs(models: Mapping[str, Arrays]) -> Any:
-    """Bars: a group a quantity, a bar a part, a panel a model."""
+    """Bars: one group per quantity, one bar per part, one panel per model."""
     drawn, rows = panels(400, 60 + 230 * len(models), [1] * len(models), sharex=True, sharey=True)
     bars: list[Any] = []
     for (axes,), (name, quantities) in zip(rows, models.items(), strict=True):

@@ -1,4 +1,4 @@
-"""The published tables as data: one file a paper, read in the order of the files' names."""
+"""The published tables as data: one file per paper, read in the order of the files' names."""
 
 from pathlib import Path
 

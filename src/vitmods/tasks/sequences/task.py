@@ -32,7 +32,7 @@ class SequenceClassification(Classification):
     """
 
     name = "sequence_classification"
-    title = "one class a sequence of tokens"
+    title = "one class per sequence of tokens"
     inputs = "tokens"
     hub_tag = "text-classification"
 
