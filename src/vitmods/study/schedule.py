@@ -103,7 +103,7 @@ ENDLESS = Budget()
 
 
 def make_budget(budget: str | int | None) -> Budget:
-    """Read "2h", "30m", "90s", "40trials", or an int: a number of trials. None is endless. UserError for anything else."""
+    """Read "2h", "30m", "90s", "40trials", or a number of trials; None is endless. UserError for others."""
     if budget is None:
         return ENDLESS
     text = f"{budget}trials" if isinstance(budget, int) else budget
