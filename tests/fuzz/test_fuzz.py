@@ -13,7 +13,7 @@ from vitmods.util.errors import UserError
 
 from .families import FAMILIES, VIT, run
 
-COUNTS = {"expressions": 100, "recipes": 60, "configs": 100, "files": 100, "models": 150}
+COUNTS = {"expressions": 100, "recipes": 60, "configs": 100, "files": 100, "models": 80}
 
 
 def test_what_failed_once(tmp_path):

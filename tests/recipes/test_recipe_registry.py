@@ -1,8 +1,11 @@
 """What is known of recipes: what `vitmods recipes` shows, commands that exist, models that can be built."""
 
+import io
 import math
 import re
 import shlex
+from contextlib import redirect_stdout
+from functools import cache
 
 import pytest
 import torch
@@ -28,15 +31,20 @@ def test_every_recipe_says_what_for_and_what_to_expect(name):
     assert [argument.partition("=")[0] for argument in arguments(name)] == list(settings_of(RECIPES[name]))
 
 
+@cache
+def options_of(command):
+    with redirect_stdout(io.StringIO()) as printed:
+        assert main([command, "--help-all"]) == 0
+    return set(re.findall(r"--[a-z][\w-]*", printed.getvalue()))
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_papers_recipe_names_the_paper_and_a_command_that_exists(name, capsys):
+def test_a_papers_recipe_names_the_paper_and_a_command_that_exists(name):
     text = evidence(name)
     assert re.search(r"arXiv:\d{4}\.\d{5}", text.paper)
     program, command, *words = shlex.split(text.command)
     assert program == "vitmods"
-    assert main([command, "--help-all"]) == 0
-    options = set(re.findall(r"--[a-z][\w-]*", capsys.readouterr().out))
-    assert {word for word in words if word.startswith("--")} <= options
+    assert {word for word in words if word.startswith("--")} <= options_of(command)
     assert isinstance(parse_recipe(words[words.index("--recipe") + 1]), vm.Recipe)
 
 

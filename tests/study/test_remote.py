@@ -672,7 +672,7 @@ def comparable(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [3, pytest.param(200, marks=pytest.mark.long)])
 def test_kills_and_dropped_requests_end_in_the_same_files(kills, bucket, server, tmp_path, monkeypatch):
     """A tenth of all requests is dropped, half of these after they were carried out. Every fourth kill takes the local
     copy with it, and every fourth one is no kill: the copy is removed while the run works in it."""
@@ -680,7 +680,7 @@ def test_kills_and_dropped_requests_end_in_the_same_files(kills, bucket, server,
 
     draw = random.Random(kills)
     server.fault = lambda _: draw.choice(("drop", "lose")) if draw.random() < 0.1 else None
-    command = ["compare", "--base", "mu2/2", "--arms", "dpn", "--seeds", "1", "--epochs", "6", "--limit-train", "200"]
+    command = ["compare", "--base", "mu2/2", "--arms", "dpn", "--seeds", "1", "--epochs", "4", "--limit-train", "200"]
     command += ["--device", "cpu", "--cost-seconds", "0", "--workers", "1", "--checkpoint-minutes", "0.002", "--quiet"]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))

@@ -37,13 +37,13 @@ def make(arms=("dpn", "x=placement(attn=post,mlp=post)"), seeds=2, **options):
 
 
 def run(study, out, **options):
-    return study.run(out, **{"workers": 1, "device": "cpu", "cost_seconds": 0.1, "progress": False, **options})
+    return study.run(out, **{"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False, **options})
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("study") / "out"
-    return run(make(), out), out
+    return run(make(), out, cost_seconds=0.1), out
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_arms_and_seeds_may_be_added(tmp_path):
     run(make(["dpn"], seeds=1), out)
     before = {path: data for path, data in contents(out).items() if "trials" in path.parts}
     created = json.loads((out / "study.json").read_text())["created"]
-    grown = run(make(["dpn", "rms"], seeds=2), out)
+    grown = run(make(["dpn", "rms"], seeds=2), out, cost_seconds=0.1)
     assert grown.complete
     assert set(grown.to_dict()["base"]["scores"]) == {"0", "1"}
     assert grown.to_dict()["arms"][1]["cost"] is not None
@@ -426,8 +426,9 @@ def test_arms_that_are_added_later_are_warned_of_unless_they_were_planned(tmp_pa
         make(["dpn", "rms"], family=1)
     for family, planned in ((None, 1), (3, 3)):
         out = tmp_path / str(family)
-        assert run(make(["dpn"], family=family), out).decision.family == planned
-        grown = run(make(["dpn", "rms"]), out)
+        few = {"limit_train": 128, "limit_val": 20}
+        assert run(make(["dpn"], family=family, **few), out).decision.family == planned
+        grown = run(make(["dpn", "rms"], **few), out)
         assert grown.decision.family == max(planned, 2)
         added = "Arms were added after scores were seen: 1 arm was" in " ".join(grown.doubts)
         assert added is (family is None)

@@ -16,7 +16,7 @@ from vitmods.util.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
 
-RECIPE = plain(epochs=3).with_(batch_size=64)
+RECIPE = plain(epochs=2).with_(batch_size=64)
 HOW = {"workers": 1, "device": "cpu", "cost_seconds": 0.05, "progress": False}
 
 
@@ -60,7 +60,7 @@ def test_a_fraction_of_the_images_is_trained_on(fractions):
     assert len(quarter.splits["train"]) == round(len(whole.splits["train"]) / 4)
     assert set(quarter.splits["train"].ids) < set(whole.splits["train"].ids)
     assert list(quarter.splits["test"].ids) == list(whole.splits["test"].ids)
-    assert few == 3 * quarter.steps_per_epoch(64) < many
+    assert few == 2 * quarter.steps_per_epoch(64) < many
 
 
 def test_steps_to_base_are_when_val_first_reached_bases_end(fractions):
