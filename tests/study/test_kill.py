@@ -20,7 +20,7 @@ from vitmods.train import checkpoint
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
 
 COMMAND = [sys.executable, "-m", "vitmods", "compare", "--base", "mu2/2", "--arms", "dpn", "--seeds", "1"]
-COMMAND += ["--epochs", "9", "--workers", "2", "--device", "cpu", "--cost-seconds", "0"]
+COMMAND += ["--epochs", "14", "--workers", "2", "--device", "cpu", "--cost-seconds", "0"]
 COMMAND += ["--checkpoint-minutes", "0.002"]
 STARTED = []
 
@@ -79,12 +79,12 @@ def open_files(pid):
     return links
 
 
-def stopped_in_the_middle(out, parent):
+def stopped_in_the_middle(out, workers):
     """Those whose trial has come to step 20, one after the other: none ends its trial while another one starts."""
     stopped = []
     for path in out.glob("trials/*/*/metrics.jsonl"):
         if any(int(step) >= 20 for step in re.findall(r'"step": (\d+),', path.read_text())):
-            stopped += [pid for pid in children(parent) if path in open_files(pid)]
+            stopped += [pid for pid in workers if path in open_files(pid)]
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     return stopped
@@ -126,7 +126,7 @@ def test_a_killed_study_ends_in_the_same_numbers(tmp_path):
 
     # A worker that is killed loses its trial alone.
     run = start(broken)
-    wait_for(lambda: len(stopped_in_the_middle(broken, run.pid)) == 2, run)
+    wait_for(lambda: len(stopped_in_the_middle(broken, children(run.pid))) == 2, run)
     workers = children(run.pid)
     assert len(workers) == 2
     os.kill(workers[0], signal.SIGKILL)
