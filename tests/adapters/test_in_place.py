@@ -155,11 +155,11 @@ def composition(index):
 def test_compositions_compute_what_a_vitmods_vit_computes(index):
     text = composition(index)
     model = make("timm vit").double()
-    ours, theirs = vm.apply(model, *vm.parse_changes(text)), change(model, text)
+    read, in_place = vm.apply(model, *vm.parse_changes(text)), change(model, text)
     torch.manual_seed(index)
-    weights = ours.state_dict()
+    weights = read.state_dict()
     names = {}
-    for name, parameter in theirs.named_parameters():
+    for name, parameter in in_place.named_parameters():
         names[name] = name
         for pattern, replacement in NAMES:
             names[name] = re.sub(pattern, replacement, names[name])
@@ -167,16 +167,16 @@ def test_compositions_compute_what_a_vitmods_vit_computes(index):
             parameter.copy_(torch.randn_like(parameter) * 0.2)
         weights[names[name]] = parameter.detach().clone()
     assert weights.keys() == {*names.values()}
-    ours.load_state_dict(weights)
+    read.load_state_dict(weights)
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     outputs = []
-    for net in (ours, theirs):
+    for net in (read, in_place):
         output = net(images)
         output.square().sum().backward()
         outputs.append(output)
     torch.testing.assert_close(*outputs, rtol=1e-9, atol=1e-9)
-    gradients = dict(ours.named_parameters())
-    for name, parameter in theirs.named_parameters():
+    gradients = dict(read.named_parameters())
+    for name, parameter in in_place.named_parameters():
         torch.testing.assert_close(parameter.grad, gradients[names[name]].grad, rtol=1e-8, atol=1e-8)
 
 
@@ -277,15 +277,15 @@ def check_lora(name, model, inputs, expected, folder):
 
 def check_distributed(name, model, inputs, expected, folder):
     model = Logits(copy.deepcopy(model))
-    own = gradients(model, inputs)
+    single = gradients(model, inputs)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
     try:
         wrapped = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
         shared = gradients(wrapped, inputs)
     finally:
         torch.distributed.destroy_process_group()
-    assert own.keys() == {key.removeprefix("module.") for key in shared}
-    for key, gradient in own.items():
+    assert single.keys() == {key.removeprefix("module.") for key in shared}
+    for key, gradient in single.items():
         torch.testing.assert_close(shared[f"module.{key}"], gradient)
 
 

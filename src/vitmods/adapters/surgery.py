@@ -361,10 +361,10 @@ def repeat(model: nn.Module, record: Sequence[Mapping[str, Any]]) -> nn.Module:
     try:
         for values in record:
             (change,) = parse_changes(values["change"])
-            found = dict(values["parts"])
-            found["branches"] = tuple(Branch(**branch) for branch in found["branches"])
-            found["norm"] = NormConfig(**found["norm"])
-            model = _Operation(model, change, Parts(**found), dict(values["heads"])).run()
+            parts = dict(values["parts"])
+            parts["branches"] = tuple(Branch(**branch) for branch in parts["branches"])
+            parts["norm"] = NormConfig(**parts["norm"])
+            model = _Operation(model, change, Parts(**parts), dict(values["heads"])).run()
             changes.append(change)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, LookupError) as error:
         if isinstance(error, UserError):
@@ -378,7 +378,7 @@ def repeat(model: nn.Module, record: Sequence[Mapping[str, Any]]) -> nn.Module:
 
 
 def record_of_changes(model: nn.Module) -> list[Mapping[str, Any]]:
-    """What was put into a model, or into one that is a part of it, for `repeat`."""
+    """The record for `repeat` of a changed model, or of one with a changed part."""
     return [values for module in model.modules() for values in getattr(module, "vm_record", ())]
 
 
