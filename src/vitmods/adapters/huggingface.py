@@ -53,9 +53,6 @@ _FAMILIES: dict[str, dict[str, Any]] = {
 }
 """Model type -> defaults of its config where they are not ViT's; ``pool`` is what a classifier reads, where it is not
 the class token, and ``drop_path_shape`` as in ViTConfig."""
-_LISTED = (
-    "the Models and ForImageClassification of ViT, DeiT, DINOv2, MAE, MSN, I-JEPA, BEiT, Data2Vec, SigLIP and CLIP"
-)
 
 _NAMES = {
     "cls_token": ("embeddings.cls_token", "embeddings.class_embedding"),
@@ -117,7 +114,8 @@ def read_config(model: Any) -> ViTConfig:
     is_theirs = kind.__module__.startswith("transformers.models.")
     is_kind = kind.__name__.endswith(("Model", "ForImageClassification", "ForImageClassificationWithTeacher"))
     if not (is_theirs and is_kind and values.get("model_type") in _FAMILIES):
-        raise UserError(f"{source} is not covered; {_LISTED} are. {transfer.OTHERWISE}")
+        listed = f"models and image classifiers of {', '.join(_FAMILIES)} are"
+        raise UserError(f"{source} is not covered; {listed}. {transfer.OTHERWISE}")
     return _read_config(source, values, model.state_dict())
 
 
@@ -129,7 +127,7 @@ def read_saved(source: str, tensors: Mapping[str, Tensor], values: Mapping[str, 
         names = {str(key): str(name) for key, name in (values.get("id2label") or {}).items()}
     except UserError:
         raise
-    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+    except (TypeError, ValueError, OverflowError, AttributeError, LookupError) as error:
         raise UserError(f"{source}: its config.json cannot be read; it may be damaged: {error}") from error
     pair, left_out = _rows_of(tensors, config)
     model, coverage = transfer.read_weights(source, config, pair, tensors, left_out)
@@ -302,14 +300,13 @@ def to_huggingface(model: ViT, like: nn.Module | None = None) -> nn.Module:
 
         fill_timm(model, inside)
     else:
-        target, nearest = (
-            f"Hugging Face's {type(new).__name__.removesuffix('ForImageClassification')}",
+        nearest, target = (
             read_config(new),
+            f"Hugging Face's {type(new).__name__.removesuffix('ForImageClassification')}",
         )
-        started = (
-            {} if config.layer_scale is None or nearest.layer_scale is None else {"layer_scale": config.layer_scale}
-        )
-        transfer.refuse_slots(target, config, nearest.with_(**started))
+        if nearest.layer_scale and config.layer_scale:
+            nearest = nearest.with_(layer_scale=config.layer_scale)
+        transfer.refuse_slots(target, config, nearest)
         pair, _ = _rows_of(new.state_dict(), config)
         transfer.export_model(target, model, new, pair(model.state_dict()), partial(_look, config))
     if model.grad_checkpointing:
@@ -365,14 +362,13 @@ def _read_config(source: str, values: Mapping[str, Any], tensors: Mapping[str, T
         missing.append("a text model")
     transfer.refuse(source, missing)
     norm, is_clip = NormConfig("layer", float(values.get("layer_norm_eps", 1e-12))), kind.startswith("clip")
-    is_distilled, after_pool = "distillation_classifier" in names, "pooler.layernorm" in names
-    if is_distilled:
-        pool = "prefix"
-    elif has_head:
-        pool = values.get("pool", "avg" if after_pool else "token")
-    else:
-        pool = "map" if "head.probe" in names else "avg" if after_pool or not has_class_token else "token"
-    head = tensors[_choose(names, ("classifier", "cls_classifier")) + ".weight"] if has_head else ()
+    after_pool = "pooler.layernorm" in names
+    pool = "avg" if after_pool or not has_class_token else "token"
+    if has_head:
+        pool = "prefix" if "distillation_classifier" in names else values.get("pool", pool)
+    elif "head.probe" in names:
+        pool = "map"
+    head = tensors.get(_choose(names, ("classifier", "cls_classifier")) + ".weight", ())
     fc2 = tensors.get(_choose(names, _IN_BLOCK["mlp.fc2"]).replace("*", "0") + ".weight")
     scale = values.get("layerscale_value", values.get("layer_scale_init_value", 1.0))
     has_norm = bool(names.keys() & {*_NAMES["norm"], *_NAMES["fc_norm"]}) and not (is_clip and has_head)
@@ -441,10 +437,8 @@ def _rows_of(tensors: Iterable[str], config: ViTConfig) -> tuple[Callable[[Itera
     table: dict[str, Any] = {ours: _choose(names, choices) for ours, choices in _NAMES.items()}
     table |= {f"blocks.*.{ours}": _choose(names, choices) for ours, choices in _IN_BLOCK.items()}
     query = _choose(names, _QUERIES)
-    key, value = (
-        re.sub(r"query$|q_proj$", word, query)
-        for word in (("key", "value") if query.endswith("query") else ("k_proj", "v_proj"))
-    )
+    words = ("key", "value") if query.endswith("query") else ("k_proj", "v_proj")
+    key, value = (re.sub(r"\w+$", word, query) for word in words)
     table["blocks.*.attn.qkv"] = ((query, key, value), _KINDS)
     if f"{key}.bias" not in names.values():
         table["blocks.*.attn.qkv.bias"] = ((query, value), {"bias": (".bias", WITHOUT_KEYS)})
@@ -468,12 +462,7 @@ def _rows_of(tensors: Iterable[str], config: ViTConfig) -> tuple[Callable[[Itera
     unused = dict(_UNUSED)
     if "classifier" in names:
         unused[r"head\."] = "pools the tokens, of which the classifier reads the mean"
-        unused |= (
-            {}
-            if config.final_norm
-            else {"post_layernorm": "is a norm of the class token, which the classifier does not read"}
-        )
-    reasons = (
-        (name, next((why for part, why in unused.items() if re.search(rf"(^|\.){part}", name)), "")) for name in tensors
-    )
-    return lambda names: rows_of(names, table), {name: why for name, why in reasons if why}
+    if config.final_norm is None:
+        unused["post_layernorm"] = "is a norm that the classifier does not read"
+    left_out = {name: why for name in tensors for part, why in unused.items() if re.search(rf"(^|\.){part}", name)}
+    return lambda names: rows_of(names, table), left_out
