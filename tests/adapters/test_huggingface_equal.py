@@ -144,8 +144,8 @@ FAMILIES = [
     ("CLIPVisionModel", {}),
     ("CLIPForImageClassification", {}),
     ("BeitModel", {"use_absolute_position_embeddings": True}),
-    ("BeitForImageClassification", {"use_mean_pooling": False}),
-    ("Data2VecVisionModel", {}),
+    ("BeitForImageClassification", {"use_mean_pooling": False, "use_relative_position_bias": True}),
+    ("Data2VecVisionModel", {"use_relative_position_bias": True}),
     ("Data2VecVisionForImageClassification", {}),
 ]
 
@@ -225,7 +225,7 @@ def changed(act):
         (lambda: small("ViTModel", pooler_act="relu"), "pooler_act relu"),
         (lambda: small("ViTModel", pooler_output_size=16), r"pre_logits.weight is \(16, 32\)"),
         (lambda: small("ViTForMaskedImageModeling"), "ViTForMaskedImageModeling is not covered"),
-        (lambda: family("BeitModel", use_relative_position_bias=True), "relative positions.*in_place=True.$"),
+        (lambda: family("BeitModel", use_shared_relative_position_bias=True), "all blocks share.*in_place=True.$"),
         (lambda: family("CLIPVisionModelWithProjection"), "CLIPVisionModelWithProjection is not covered"),
         (lambda: transformers.BertModel(transformers.BertConfig(num_hidden_layers=1)), "BertModel is not covered"),
         (lambda: changed(lambda m: m.add_module("more", nn.Linear(2, 2))), "without a place here: more.bias"),

@@ -155,6 +155,7 @@ def test_a_sample_of_the_models_that_are_counted_as_read(monkeypatch):
 
 
 EVA = {
+    "beit_base_patch16_224": {},
     "eva_giant_patch14_224": {},
     "eva_giant_patch14_clip_224": {},
     "eva02_tiny_patch14_224": {},
@@ -216,7 +217,7 @@ def test_training_losses_are_the_same_under_one_seed(options):
         (lambda: small(mlp_layer=timm.layers.GluMlp, act_layer=nn.SiLU), "MLP GluMlp gated by its second half"),
         (lambda: small(norm_layer=nn.SyncBatchNorm), "SyncBatchNorm"),
         (lambda: timm.create_model("swin_tiny_patch4_window7_224"), "SwinTransformer"),
-        (lambda: timm.create_model("cait_xxs24_224"), "Cait is not covered; VisionTransformer and Eva are"),
+        (lambda: timm.create_model("cait_xxs24_224"), "Cait is not covered; VisionTransformer, Eva and Beit are"),
     ],
 )
 def test_what_cannot_be_read_is_listed(make, says):

@@ -73,6 +73,9 @@ _NAMES = {
 _IN_BLOCK = {
     "norm1": ("block.layernorm_before", "block.layer_norm1", "block.norm1"),
     "attn.proj": ("block.attention.output.dense", "block.attention.o_proj", "block.self_attn.out_proj"),
+    "attn.rel_pos.table": tuple(
+        f"block.{at}relative_position_bias.relative_position_bias_table" for at in ("", "attention.attention.")
+    ),
     "ls1.gamma": ("block.lambda_1", "block.layer_scale1.lambda1"),
     "norm2": ("block.layernorm_after", "block.layer_norm2", "block.norm2"),
     "mlp.fc1": ("block.intermediate.dense", "block.mlp.fc1"),
@@ -86,6 +89,7 @@ _KINDS = {kind: (f".{kind}", STACKED) for kind in ("weight", "bias")}
 _UNUSED = {
     r"embeddings\.mask_token$": "stands for masked patches, which a plain forward pass does not have",
     r"embeddings\.position_ids$": "numbers the positions",
+    r"\w.*relative_position_index$": "numbers the offsets of tokens",
 }
 
 
@@ -356,8 +360,8 @@ def _read_config(source: str, values: Mapping[str, Any], tensors: Mapping[str, T
         missing.append(f"pooler_act {values['pooler_act']} (tanh is)")
     if pooled and has_head:
         missing.append("a pooler and a classifier in one")
-    if any("relative_position_bias" in name for name in names):
-        missing.append("relative positions")
+    if any(not name.startswith("block") and "position_bias" in name for name in names):
+        missing.append("relative positions that all blocks share")
     if "text_model" in names:
         missing.append("a text model")
     transfer.refuse(source, missing)
@@ -387,6 +391,7 @@ def _read_config(source: str, values: Mapping[str, Any], tensors: Mapping[str, T
         stem=StemConfig(bias=not is_clip),
         position="learn" if names.keys() & set(_NAMES["pos_embed"]) else "none",
         position_on_prefix="embeddings.register_tokens" not in names,
+        rel_pos=bool(names.keys() & set(_IN_BLOCK["attn.rel_pos.table"])),
         position_norm=norm if "pre_layrnorm" in names else None,
         position_norm_on_prefix="pre_layrnorm" in names,
         class_token=has_class_token,

@@ -10,6 +10,7 @@ from typing import Any
 import timm
 import timm.layers
 import torch
+from timm.models import beit as timm_beit
 from timm.models import eva as timm_eva
 from timm.models import vision_transformer as timm_vit
 from timm.models.deit import VisionTransformerDistilled
@@ -27,11 +28,12 @@ from vitmods.util.text import printable
 
 timm_layers: Any = timm.layers
 _ACTIVATIONS = (nn.GELU, timm_layers.GELU, timm_layers.GELUTanh, timm_layers.QuickGELU)
-_MODULES = ("vision_transformer", "deit", "eva")  # of timm, where the classes are
-_CLASSES = (timm_vit.VisionTransformer, VisionTransformerDistilled, timm_eva.Eva)
+_MODULES = ("vision_transformer", "deit", "eva", "beit")  # of timm, where the classes are
+_CLASSES = (timm_vit.VisionTransformer, VisionTransformerDistilled, timm_eva.Eva, timm_beit.Beit)
+_NAMED = "VisionTransformer, Eva and Beit"
 _RES_POST = (timm_vit.ResPostBlock, timm_eva.EvaBlockPostNorm)
-_BLOCKS = (timm_vit.Block, timm_vit.ParallelThingsBlock, timm_eva.EvaBlock, *_RES_POST)
-_ATTENTIONS = (timm_layers.Attention, timm_layers.AttentionRope, timm_eva.EvaAttention)
+_BLOCKS = (timm_vit.Block, timm_vit.ParallelThingsBlock, timm_eva.EvaBlock, timm_beit.Block, *_RES_POST)
+_ATTENTIONS = (timm_layers.Attention, timm_layers.AttentionRope, timm_eva.EvaAttention, timm_beit.Attention)
 _PLAIN = {name for kind in _CLASSES for name in inspect.signature(kind).parameters} - {
     *("embed_layer", "block_fn", "mlp_layer", "attn_layer", "device", "dtype")  # which are code
 }
@@ -47,8 +49,8 @@ _POOLS = {"token": "token", "avg": "avg", "map": "map", "": "none"}
 
 
 def from_timm(model: Any) -> ViT:
-    """A vitmods ViT with the config and weights of a timm VisionTransformer (DeiT's too) or Eva, checked on random
-    images.
+    """A vitmods ViT with the config and weights of a timm VisionTransformer (DeiT's too), Eva or Beit, checked on
+    random images.
 
     Raises UserError that lists every part of the model without a counterpart here.
     """
@@ -85,7 +87,7 @@ def read_saved(weights: Path, tensors: Mapping[str, Tensor]) -> tuple[ViT, Cover
     architecture = record["architecture"]
     check_timm(source, architecture, arguments)
     if not timm.models.is_model_in_modules(architecture, _MODULES):
-        raise UserError(f"{source}: timm's {printable(architecture)} is not covered; VisionTransformer and Eva are.")
+        raise UserError(f"{source}: timm's {printable(architecture)} is not covered; {_NAMED} are.")
     if unknown := sorted(arguments.keys() - _PLAIN):
         raise UserError(f"{source}: the model takes no argument {printable(unknown[0])} from a file.")
     transfer.check_numbers(source, [arguments, pretrained])
@@ -160,7 +162,7 @@ def _rows_of(model: Any) -> Callable[[Iterable[str]], list[Row]]:
     if type(_first_branches(model.blocks[0]).mlp) is timm_layers.GluMlp:
         for mlp in ("mlp", *(f"ffns.{k}.mlp" for k in range(getattr(model.blocks[0], "num_parallel", 0)))):
             table |= packed_gate(f"blocks.*.{mlp}", f"blocks.*.{mlp}.fc1")
-    if isinstance(model, timm_eva.Eva):
+    if isinstance(model, timm_eva.Eva | timm_beit.Beit):
         table |= _eva_table(model.blocks[0])
     return lambda names: [
         _frequencies(row) if row.ours.endswith("rope.freqs") else row for row in rows_of(names, table)
@@ -169,8 +171,9 @@ def _rows_of(model: Any) -> Callable[[Iterable[str]], list[Row]]:
 
 def _eva_table(block: Any) -> dict[str, Any]:
     """Queries, keys and values in one map or three; fewer keys and values than queries are repeated."""
-    attn, head_dim, inside = block.attn, block.attn.head_dim, "blocks.*.attn"
+    attn, inside = block.attn, "blocks.*.attn"
     table: dict[str, Any] = {f"blocks.*.ls{n}.gamma": f"blocks.*.gamma_{n}" for n in (1, 2)}
+    table[f"{inside}.rel_pos.table"] = f"{inside}.relative_position_bias_table"
     if getattr(block, "gamma_2", None) is None:  # a scale of attention alone
         ones = Layout(torch.ones_like)
         table["blocks.*.ls2.gamma"] = (("blocks.*.norm2.weight",), {"gamma": ("", ones)})
@@ -178,6 +181,8 @@ def _eva_table(block: Any) -> dict[str, Any]:
         if getattr(attn, "q_bias", None) is not None:
             table[f"{inside}.qkv.bias"] = ((f"{inside}.q_bias", f"{inside}.v_bias"), {"bias": ("", WITHOUT_KEYS)})
         return table
+
+    head_dim = attn.head_dim
 
     def stack(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (x.unflatten(0, (-1, head_dim)).repeat_interleave(len(q) // len(x), 0).flatten(0, 1) for x in (k, v))
@@ -206,12 +211,15 @@ def uncovered(model: Any) -> list[str]:
         missing.append("dynamic_img_pad")
     if model.global_pool not in _POOLS:
         missing.append(f"pooling '{model.global_pool}'")
-    if not isinstance(model.patch_drop, nn.Identity | None):
+    if not isinstance(getattr(model, "patch_drop", None), nn.Identity | None):
         missing.append("patch dropout")
     missing += sorted({problem for block in model.blocks for problem in _block_problems(block)})
     first = model.blocks[0]
-    if model.attn_pool is not None and not isinstance(model.attn_pool.mlp.act, _ACTIVATIONS):
-        missing.append(f"attn_pool with {type(model.attn_pool.mlp.act).__name__}")
+    if getattr(model, "rel_pos_bias", None) is not None:
+        missing.append("relative positions that all blocks share")
+    pooling = getattr(model, "attn_pool", None)
+    if pooling is not None and not isinstance(pooling.mlp.act, _ACTIVATIONS):
+        missing.append(f"attn_pool with {type(pooling.mlp.act).__name__}")
     if any(_parts(block) != _parts(first) for block in model.blocks):
         missing.append("blocks that differ from one another")
     rope = getattr(model, "rope", None)
@@ -277,7 +285,7 @@ def read_config(model: Any) -> ViTConfig:
     """The config of a timm VisionTransformer, its weights aside. Raises UserError as ``from_timm``."""
     source = f"timm's {type(model).__name__}"
     if type(model) not in _CLASSES:
-        raise UserError(f"{source} is not covered; VisionTransformer and Eva are. {transfer.OTHERWISE}")
+        raise UserError(f"{source} is not covered; {_NAMED} are. {transfer.OTHERWISE}")
     transfer.refuse(source, uncovered(model))
     return _config_of(model)
 
@@ -293,14 +301,15 @@ def _config_of(model: Any) -> ViTConfig:
     attn_norms: dict[str, Any] = {"before": None, place: _read_norm(block.norm1)}
     mlp_norms: dict[str, Any] = {"before": None, place: _read_norm(block.norm2)}
     is_distilled = isinstance(model, VisionTransformerDistilled)
-    attn, pooling, head_dim = block.attn, model.attn_pool, block.attn.head_dim
+    attn, pooling, none = block.attn, getattr(model, "attn_pool", None), nn.Identity()
+    width = attn.proj.in_features
     queries = attn.qkv if attn.qkv is not None else attn.q_proj
     reads_prefix = getattr(model, "pool_include_prefix", pooling is not None and model.num_prefix_tokens)
     pool: dict[str, Any] = {}  # settings of map pooling that differ from those of the blocks
     if pooling is not None:
-        norm, width, heads = _read_norm(pooling.norm), pooling.mlp.fc2.in_features, pooling.num_heads
+        norm, hidden, heads = _read_norm(pooling.norm), pooling.mlp.fc2.in_features, pooling.num_heads
         pool = {} if norm == (_read_norm(model.norm) or NormConfig()) else {"pool_norm": norm}
-        pool |= {} if width == block.mlp.fc2.in_features else {"pool_mlp_dim": width}
+        pool |= {} if hidden == block.mlp.fc2.in_features else {"pool_mlp_dim": hidden}
         pool |= {} if heads == attn.num_heads else {"pool_heads": heads}
     if scale is not None:
         scale = getattr(block, "ls1", block).init_values if scale.is_meta else _mean_scale(scale)
@@ -313,22 +322,23 @@ def _config_of(model: Any) -> ViTConfig:
         depth=len(model.blocks),
         parallel=getattr(model.blocks[0], "num_parallel", 1),
         num_heads=block.attn.num_heads,
-        head_dim=None if head_dim * block.attn.num_heads == model.embed_dim else head_dim,
+        head_dim=None if width == model.embed_dim else width // attn.num_heads,
         mlp_dim=block.mlp.fc2.in_features,
         mlp_kind="swiglu" if _is_gated(block.mlp) else "mlp",
         qkv_bias=queries.bias is not None or getattr(attn, "q_bias", None) is not None,
         proj_bias=block.attn.proj.bias is not None,
-        qk_norm=_read_norm(block.attn.q_norm),
+        qk_norm=_read_norm(getattr(attn, "q_norm", none)),
         activation=_read_activation((block if pooling is None else pooling).mlp.act),
         stem=StemConfig(bias=stem.proj.bias is not None, after=_read_norm(stem.norm)),
         position="none" if model.pos_embed is None else "learn",
-        position_on_prefix=not model.no_embed_class,
+        position_on_prefix=not getattr(model, "no_embed_class", False),
+        rel_pos=getattr(attn, "relative_position_bias_table", None) is not None,
         rope=_read_rope(getattr(model, "rope", None)),
-        position_norm=_read_norm(model.norm_pre),
-        position_norm_on_prefix=not isinstance(model.norm_pre, nn.Identity),
+        position_norm=_read_norm(getattr(model, "norm_pre", none)),
+        position_norm_on_prefix=not isinstance(getattr(model, "norm_pre", none), nn.Identity),
         class_token=model.cls_token is not None,
         reg_tokens=model.num_prefix_tokens - (model.cls_token is not None),
-        attn=BranchConfig(**attn_norms, inner=_read_norm(block.attn.norm)),
+        attn=BranchConfig(**attn_norms, inner=_read_norm(getattr(attn, "norm", none))),
         mlp=BranchConfig(**mlp_norms, inner=_read_norm(block.mlp.norm)),
         layer_scale=scale,
         final_norm=_read_norm(model.fc_norm if after_pool else model.norm),
@@ -341,7 +351,7 @@ def _config_of(model: Any) -> ViTConfig:
         attn_drop=block.attn.attn_drop.p,
         head_drop=model.head_drop.p,
         drop_path=round(rates[-1], 6),  # timm has it in float32
-        dynamic_img_size=model.dynamic_img_size,
+        dynamic_img_size=getattr(model, "dynamic_img_size", False),
         crop_border=any(side % patch for side, patch in zip(stem.img_size, stem.patch_size, strict=True)),
         drop_path_shape="constant" if len(rates) > 1 and rates[0] == rates[-1] > 0 else "linear",
     )
