@@ -381,7 +381,7 @@ def test_models_that_cannot_be_changed_in_place(model, message):
 
 
 def test_a_model_that_cannot_be_read_is_changed_in_place_without_being_asked():
-    model = make("timm dinov3")
+    model = make("timm swin")
     assert type(vm.apply(model, vm.LayerScale())) is type(model)
     assert isinstance(vm.apply(make("timm vit"), vm.LayerScale()), vm.ViT)
     with pytest.raises(UserError, match="not covered"):
