@@ -36,9 +36,7 @@ def test_the_arms_of_a_table_make_a_study(table):
     arms = arms_from_text(f"paper:{table.name}")
     assert len({arm.name for arm in arms}) == len(table.study.every_arm)
     assert line_up(f" paper:{table.name} ") is table
-    settings = table.line_up.settings(2)
-    sweep = {name: values for name, values in settings["sweep"].items() if name != "base"}
-    study = vm.Study("mu/4", f"paper:{table.name}", "digits", sweep=sweep)
+    study = vm.Study("mu/4", f"paper:{table.name}", "digits", sweep=table.line_up.sweep)
     assert len(study.settings.arms) == len(arms)
 
 

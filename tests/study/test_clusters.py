@@ -12,9 +12,8 @@ import pytest
 
 import vitmods as vm
 from vitmods.study.executors import ClusterOptions
+from vitmods.study.executors.clusters import RayCluster, RayWorker, Run, Slurm, SlurmJob
 from vitmods.study.executors.processes import Processes
-from vitmods.study.executors.ray import RayCluster, RayWorker, Run
-from vitmods.study.executors.slurm import Slurm, SlurmJob
 from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 from vitmods.train import RunOptions
@@ -94,9 +93,9 @@ def test_a_node_that_is_killed_loses_nothing(hostile, two_nodes, alone, tmp_path
     assert not hostile.exists()
 
 
-@pytest.mark.parametrize("answer", [{"failure": "there is no data at images"}, None])
+@pytest.mark.parametrize("answer", [("there is no data at images", True), ("it was killed", False)])
 def test_a_failure_on_a_node_without_the_folder_of_the_start_says_so(tmp_path, monkeypatch, answer) -> None:
-    worker = SimpleNamespace(send=lambda work: None, answer=lambda: answer, failure_reason=lambda: "it was killed")
+    worker = SimpleNamespace(send=lambda work: None, answer=lambda: answer)
     monkeypatch.setattr(Processes, "start", lambda self, index: worker)
     for folder, is_elsewhere in ((tmp_path, False), (tmp_path / "elsewhere", True)):
         node = RayWorker(Processes(StudyFolder(tmp_path), workers=1, threads=1, working_folder=str(folder)), 0)

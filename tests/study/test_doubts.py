@@ -11,9 +11,9 @@ from PIL import Image
 
 import vitmods as vm
 from vitmods.stats.decide import decide
+from vitmods.study.answer import outcome_doubts
 from vitmods.study.arms import make_arms
-from vitmods.study.doubts import outcome_doubts
-from vitmods.study.prepare import few_images, study_warnings, trained_weights
+from vitmods.study.prepare import arm_warnings, few_images, join_warnings, trained_weights
 from vitmods.study.state import Curve, TrialRecord
 from vitmods.study.study import Study
 from vitmods.study.trial import already_reported
@@ -135,7 +135,11 @@ def record(dataset):
     def warnings_of(arms, **recipe):
         base = vm.vit("mu2/4", img_size=8, in_chans=1)
         models = {"base": base} | {arm.name: vm.apply(base, *arm.changes) for arm in make_arms(arms)}
-        return study_warnings([(name, model, vm.Recipe().with_(**recipe)) for name, model in models.items()], dataset)
+        arms = {}
+        for name, model in models.items():
+            for warning in arm_warnings(model, vm.Recipe().with_(**recipe), dataset):
+                arms.setdefault(warning, []).append(name)
+        return [*join_warnings(arms)]
 
     return warnings_of
 

@@ -48,7 +48,7 @@ def made(k=3, trial_s=60.0, spread=None, finished=0, **options):
     """An estimate as if every trial took `trial_s`."""
     settings = Study("S/16", ["dpn", "rms", "layerscale"][:k], "digits", img_size=224, in_chans=3, **options).settings
     trials = len(settings.seeds) - finished
-    arms = [ArmEstimate(arm.name, arm.short, 10, 10, 0.1, trial_s, trials, finished) for arm in settings.every_arm]
+    arms = [ArmEstimate(arm.name, arm.short, 10, 10, 0.1, trial_s, trials) for arm in settings.every_arm]
     return Estimate(settings, tuple(arms), 1, 1, {"": 100}, {"train": 1000, "test": 400}, spread)
 
 
@@ -111,7 +111,7 @@ def test_an_unknown_spread_and_arms_that_are_added_later_count():
 )
 def test_as_many_seeds_as_fit(budget, options, seeds):
     estimate = fit_to_budget(make_budget(budget), made(**options))
-    assert (estimate.refused, len(estimate.settings.seeds), estimate.tuning_s) == (None, seeds, 0)
+    assert (estimate.refused, len(estimate.settings.seeds), estimate.seconds(0)) == (None, seeds, 0)
     assert estimate.total_s == 4 * (seeds - options.get("finished", 0)) * 60
     assert len(fit_to_budget(make_budget("30m"), replace(made(), workers=2, parallel=2)).settings.seeds) == 15
 
@@ -121,7 +121,7 @@ def test_tuned_trials_come_first():
     estimate = replace(
         estimate, arms=tuple(replace(arm, trials=7) for arm in estimate.arms)
     )  # 5, and one for each value
-    assert (estimate.tuning_trials, estimate.tuning_s, estimate.seconds(5)) == (8, 8 * 60, 28 * 60)
+    assert (sum(estimate.trials(0)), estimate.seconds(0), estimate.seconds(5)) == (8, 8 * 60, 28 * 60)
     assert len(fit_to_budget(make_budget("28m"), estimate).settings.seeds) == 5
     assert len(fit_to_budget(make_budget("28trials"), estimate).settings.seeds) == 5
 

@@ -107,7 +107,7 @@ def test_images_of_other_classes_are_for_features_alone(seeds, tmp_path, two_cla
     ],
 )
 def test_what_is_wrong_is_reported_before_work(seeds, settings, message, monkeypatch):
-    monkeypatch.setattr("vitmods.study.evaluate.run_protocols", lambda *_, **__: pytest.fail("work has begun"))
+    monkeypatch.setattr("vitmods.study.trial.run_protocols", lambda *_, **__: pytest.fail("work has begun"))
     with pytest.raises(UserError, match=message):
         evaluate(seeds / "seed0", device="cpu", **settings)
 

@@ -10,9 +10,8 @@ from vitmods.recipes import plain
 from vitmods.report import render
 from vitmods.report import write_report as write
 from vitmods.study import Answer, Study
-from vitmods.study.arms import Arm, arm_from_text, make_arms
-from vitmods.study.factors import FactorialPlan, make_plan
-from vitmods.study.plan import Settings
+from vitmods.study.arms import Arm, FactorialPlan, arm_from_text, make_arms
+from vitmods.study.plan import Settings, make_plan
 from vitmods.util.errors import UserError
 
 RECIPE = plain(epochs=2).with_(batch_size=64)

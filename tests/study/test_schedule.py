@@ -11,12 +11,9 @@ import pytest
 from vitmods.recipes import Recipe
 from vitmods.study.arms import make_arms
 from vitmods.study.executors import Inline
-from vitmods.study.factors import make_plan
-from vitmods.study.plan import Settings, make_seeds
-from vitmods.study.progress import Progress
-from vitmods.study.schedule import Budget, Schedule, make_budget
-from vitmods.study.scores import decision_at, looks
-from vitmods.study.state import Evaluated, StudyState
+from vitmods.study.plan import Settings, make_plan, make_seeds
+from vitmods.study.schedule import Budget, Progress, Schedule, make_budget
+from vitmods.study.state import Evaluated, StudyState, decision_at, looks
 from vitmods.study.store import Plan, StudyFolder
 from vitmods.train.trial import write_scores
 from vitmods.util.errors import UserError
@@ -196,7 +193,7 @@ def test_the_time_to_go_is_on_every_line_and_follows_from_seconds_a_step(tmp_pat
         Played(tmp_path, {"base": 0.8, "dpn": 0.8}, seeds=2, until_decided=False),
         iter((0, 100, 100, 110, 110, 210)),
     )
-    monkeypatch.setattr("vitmods.study.progress.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("vitmods.study.schedule.time.monotonic", lambda: float(next(clock)))
     state, work = played.state(), list(played.state().records)
     progress = Progress(
         played.folder.trial, {work[0]: 100, work[1]: 100, work[2]: 300, work[3]: 500}.get, 1, quiet=False

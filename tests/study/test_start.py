@@ -8,6 +8,8 @@ import torch
 import vitmods as vm
 from vitmods.adapters import open_checkpoint
 from vitmods.cli import main
+from vitmods.cli.compare import USUAL_ARMS, Compare, make_study
+from vitmods.cli.options import parse
 from vitmods.finetune import parameter_roles
 from vitmods.recipes import plain
 from vitmods.study import Study
@@ -230,6 +232,8 @@ def test_a_folder_of_files(folder):
 def test_the_shell_takes_the_arms_of_the_folder(folder, capsys):
     assert main(["compare", "--from", str(folder), "--limit-train", "128", "--epochs", "1", "--dry-run"]) == 0
     assert "wide" in capsys.readouterr().out
+    usual = make_study(parse(Compare, ["--from", str(folder), "--arms", *USUAL_ARMS], "compare"))
+    assert tuple(arm.name for arm in usual.settings.arms) == USUAL_ARMS
 
 
 def test_a_seed_that_was_not_trained_is_named(pretrained, tmp_path):

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class Bench:
     """Time models against the first one: paired, interleaved, after a warm-up, on one CPU thread or a GPU.
 
-    A model is a size with changes or none (S/16, S/16+dpn), timm:NAME, torchvision:NAME, hf:FOLDER, or a file or
-    folder of weights. With fast: in front (fast:S/16) it is optimized for inference first; with apart: too, but its
-    parallel branches stay one after another (apart:S18x2/16 fast:S18x2/16).
+    A model is a size with changes or none (S/16, S/16+dpn), timm:NAME, torchvision:NAME, hf:FOLDER, or a trial's
+    folder or a file of weights. With fast: in front (fast:S/16) it is optimized for inference first; with apart: too,
+    but its parallel branches stay one after another (apart:S18x2/16 fast:S18x2/16).
 
     examples:
       vitmods bench --models S/16 fast:S/16 timm:vit_small_patch16_224 --batch 1 8
@@ -85,9 +85,15 @@ def main(arguments: Sequence[str]) -> int:
 def _open(name: str, size: tuple[int, int]) -> nn.Module:
     from vitmods.adapters import open_model
     from vitmods.fast import optimize_for_inference
+    from vitmods.model.vit import ViT
+    from vitmods.study.checkpoints import Checkpoint
 
     way = next((prefix for prefix in ("fast", "apart") if name.startswith(f"{prefix}:")), "")
-    model = open_model(name.removeprefix(f"{way}:"), size)
+    source = name.removeprefix(f"{way}:")
+    if not Path(source).exists():
+        model = open_model(source, size)
+    elif isinstance(model := Checkpoint.open(source).model, ViT):
+        model.set_input_size(size)
     if not way:
         return model
     if way == "apart" and getattr(getattr(model, "vit_config", None), "parallel", 1) == 1:

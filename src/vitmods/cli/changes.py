@@ -101,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
 def change_named(name: str) -> Any:
     """Find a change's class by its name or a short form. Raises UserError, naming the nearest, for other names."""
     from vitmods.changes import REGISTRY
-    from vitmods.study.line_ups import find_line_up
+    from vitmods.study.arms import find_line_up
 
     if line_up := find_line_up(name):
         raise UserError(f"{name} is a line-up of several changes: `vitmods paper show {line_up.name}`.")
@@ -131,7 +131,7 @@ def show_diff(arguments: Sequence[str]) -> int:
     from vitmods.adapters.files import LIBRARIES, open_model
     from vitmods.changes import parse_changes
     from vitmods.model.vit import vit
-    from vitmods.study.line_ups import refuse_line_ups
+    from vitmods.study.arms import refuse_line_ups
 
     refuse_line_ups(options.arm)
     changes = parse_changes(options.arm)

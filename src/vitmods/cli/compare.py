@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from vitmods.util.registry import plugin_options
 
 if TYPE_CHECKING:
     from vitmods.study import Answer, Study
-    from vitmods.study.line_ups import LineUp
+    from vitmods.study.arms import LineUp
 
 FAILED = 1
 USUAL_ARMS = ("dpn", "rms", "placement(attn=post,mlp=post)")
@@ -67,11 +68,11 @@ class Compare:
     options: StudyOptions
     settings: StudySettings
     protocols: Options
-    arms: tuple[str, ...] = USUAL_ARMS
+    arms: tuple[str, ...] = ()
     """changes to compare against base, joined by +, or NAME=CHANGES; `vitmods changes` lists them. replace(rms),
     replace(dtn): other norms in any transformer. attention, ffn, head, train(ROLES): what is trained; full: all of it.
     paper:TABLE: the arms of a published table, and its task, bases and sweep unless you set them (`vitmods paper`);
-    norms: only the arms of one"""
+    norms: only the arms of one. None: dpn rms placement(attn=post,mlp=post), or all arms of the folder of --from"""
     base: tuple[str, ...] = ()
     """the model without changes, or several: then every arm is compared with each. Ti/16, S/16, B/16, S36/16 (36 deep),
     or a timm name; any other model as timm:NAME, torchvision:NAME, hf:FOLDER, python:MODULE:FUNCTION
@@ -122,7 +123,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Compare, arguments, "compare", COMMON)
     if not options.quiet:  # importing torch takes seconds
         print(f"Reading {options.dataset.data} ...", file=sys.stderr, flush=True)
-    from vitmods.study.line_ups import find_line_up
+    from vitmods.study.arms import find_line_up
     from vitmods.study.schedule import make_budget
 
     machine = replace(options.options, progress=not options.quiet)
@@ -132,7 +133,8 @@ def main(arguments: Sequence[str]) -> int:
     if len(tables) > 1:
         raise UserError(f"A study has the bases and settings of one table: give one of {' and '.join(tables)}.")
     line_up = find_line_up(tables[0]) if tables else None
-    study = make_study(fill_in(options, line_up) if line_up else options)
+    task_given = any(re.match("--task(=|$)", word) for word in arguments)
+    study = make_study(fill_in(options, line_up, task_given) if line_up else options)
     names = [line_up.name] if line_up else []
     if options.base or not line_up:
         bases = options.base or (str(study.settings.fixed["base"]),)
@@ -164,7 +166,7 @@ def main(arguments: Sequence[str]) -> int:
     return max(_show(type(result).load(out)), FAILED if confirmed.failed else 0)
 
 
-def fill_in(options: Compare, line_up: LineUp) -> Compare:
+def fill_in(options: Compare, line_up: LineUp, task_given: bool) -> Compare:
     """Use the bases, the sweep, the task and the metric of a line-up where the command line does not set them.
 
     Raises UserError where a line-up needs trained weights and none are given, or where an arm that changes the model
@@ -184,26 +186,23 @@ def fill_in(options: Compare, line_up: LineUp) -> Compare:
                 "without the change: give --from the folder of a study with both. What the change does to trained "
                 f"weights of base is another question: `vitmods compare --from {options.start} --arms {missing}`."
             )
-    patch = "" if options.start else defaults_for(options.dataset.data).base.rpartition("/")[2]
-    of_table = line_up.settings(int(patch) if patch.isdigit() else 16)
-    swept = make_grid(options.settings.sweep, "--sweep").to_dict()
-    sweep, bases, using = of_table["sweep"], options.base, list[str]()
-    table_bases = tuple(sweep.pop("base", [of_table["base"]] if "base" in of_table else ()))
-    task = options.dataset.task
-    if task == "classification" != line_up.task:
-        task = line_up.task
-        using.append(f"--task {task}")
-    if not swept:
-        using += [f"--sweep {name}={','.join(map(str, values))}" for name, values in sweep.items()]
-    if not (bases or options.start or "base" in swept) and table_bases:
-        bases = table_bases
+    task = options.dataset.task if task_given else line_up.task
+    using = [f"--task {task}"] if task != options.dataset.task else []
+    bases, sweep = options.base, make_grid(options.settings.sweep, "--sweep").to_dict()
+    if line_up.bases and not (bases or options.start or "base" in sweep):
+        patch = defaults_for(options.dataset.data).base.rpartition("/")[2]
+        bases = tuple(line_up.scaled(int(patch) if patch.isdigit() else 16))
         using.append(f"--base {' '.join(bases)}")
-    settings = replace(options.settings, sweep=swept or sweep)
-    if settings.metric is None and line_up.metric:
-        settings = replace(settings, metric=line_up.metric)
-        using.append(f"--metric {line_up.metric}")
+    if not sweep:
+        sweep = {name: list(values) for name, values in line_up.sweep.items()}
+        using += [f"--sweep {name}={','.join(map(str, values))}" for name, values in sweep.items()]
+    metric = options.settings.metric
+    if metric is None and line_up.metric:
+        metric = line_up.metric
+        using.append(f"--metric {metric}")
     if not options.quiet:
         note(f"{line_up.title}.{' Using ' if using else ''}{' '.join(using)}")
+    settings = replace(options.settings, sweep=sweep, metric=metric)
     return replace(options, dataset=replace(options.dataset, task=task), base=bases, settings=settings)
 
 
@@ -213,9 +212,7 @@ def make_study(options: Compare) -> Study:
     from vitmods.study.arms import BASE
     from vitmods.study.checkpoints import arm_names
 
-    texts = options.arms
-    if options.start and texts == USUAL_ARMS:
-        texts = arm_names(options.start) or texts
+    texts = options.arms or (arm_names(options.start) if options.start else ()) or USUAL_ARMS
     names_of_base = {BASE, "full"} if options.training.overrides.get("train", ALL) == ALL else {BASE}
     for arm in sorted(names_of_base.intersection(map(str.strip, texts))):
         subject = BASE if arm == BASE else f"{arm}, which is base here,"

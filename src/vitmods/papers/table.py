@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitmods.study.line_ups import LINE_UPS, LineUp
+from vitmods.study.arms import LINE_UPS, LineUp
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.registry import Registry
 

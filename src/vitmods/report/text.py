@@ -243,7 +243,7 @@ def fine_ratio(value: float) -> str:
 
 
 def built_differently(costs: Iterable[tuple[str, ArmCost | None]]) -> list[str]:
-    """`Costs of dpn and rms: base is timed as vitmods builds it, …` if base and arms are built differently."""
+    """`Costs of dpn and rms: base is built by timm and the arm by vitmods …` if they are built differently."""
     arms = grouped((name, cost.against) for name, cost in costs if cost is not None and cost.against)
     return [f"Costs of {listing(names)}: {against}." for against, names in arms.items()]
 

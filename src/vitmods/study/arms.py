@@ -1,5 +1,9 @@
 """Arms: changes, other norms in any transformer, or functions of the user's, and how users name them.
 
+Line-ups are the arms of a study under one name, such as those of a published table (`paper:dpn-table6`). In a factorial
+study arms are switched on and off together: a run is an ordinary arm, `dpn+rms`, with the edits and the recipe
+overrides of its changes joined. The runs are chosen once, kept in study.json and never chosen again.
+
 Imports without torch.
 """
 
@@ -18,15 +22,101 @@ from typing import TYPE_CHECKING, Any
 
 from vitmods.adapters.libraries import LIBRARIES
 from vitmods.finetune.roles import chosen_roles
-from vitmods.study.line_ups import find_line_up, refuse_line_ups
+from vitmods.stats.design import Design
 from vitmods.util.errors import UserError
-from vitmods.util.registry import load_plugins, named_by_user
+from vitmods.util.registry import Registry, load_plugins, named_by_user
 from vitmods.util.shorthand import read_settings, split_form, split_outside
 
 if TYPE_CHECKING:
     from torch import nn
 
     from vitmods.changes import Change
+
+
+@dataclass(frozen=True)
+class LineUp:
+    """The arms of a study, and the settings that it has unless others are given.
+
+    name: names the study's folder.
+    title: what it compares, for people.
+    arms: each as text, `NAME=CHANGES`.
+    bases: models, with patches for images of 224 pixels.
+    sweep: field -> values, besides the bases.
+    start: the trained weights that it needs; empty: none.
+    """
+
+    name: str
+    title: str
+    arms: tuple[str, ...]
+    bases: tuple[str, ...]
+    task: str = "classification"
+    metric: str | None = None
+    sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    start: str = ""
+
+    def scaled(self, patch: int = 16) -> list[str]:
+        """The bases for smaller images, where the side of a patch is `patch` and not 16: S/32 becomes S/4 for 2. Models
+        of other libraries stay as they are."""
+
+        def smaller(side: re.Match[str]) -> str:
+            return f"/{max(1, int(side[1]) * patch // 16)}"
+
+        return [base if ":" in base else re.sub(r"/(\d+)$", smaller, base) for base in self.bases]
+
+
+LINE_UPS: Registry[Callable[[str], LineUp | None]] = Registry("kind of line-up", "vitmods.papers.table")
+"""kind -> a function that finds the line-up of a text. It returns None for other texts, and raises UserError where the
+text names none of this kind."""
+
+
+_VIT5 = {
+    "rms": "norm(kind=rms,exact=false)",
+    "layerscale": "layerscale",
+    "qknorm": "qknorm(norm=rms)",
+    "nobias": "nobias",
+    "registers": "registers",
+    "rope": "rope(base=10000)",
+    "registers-turn": "rope(base=10000,register_base=100)",
+}
+
+
+@LINE_UPS.register("vit5")
+def _vit5(text: str) -> LineUp | None:
+    """ViT-5 (Wang et al., 2026) whole, each of its parts alone, and each left out. Registers turn with the rotary
+    positions, so that these, and registers, are alone and whole beside that part."""
+    if text != "vit5":
+        return None
+
+    def join(*names: str) -> str:
+        names = tuple(name for name in names if name != "rope" or "registers-turn" not in names)
+        return "+".join(_VIT5[name] for name in names)
+
+    arms = [f"vit5={join(*_VIT5)}"]
+    for name in _VIT5:
+        others = [other for other in _VIT5 if other != name]
+        if name == "registers-turn":
+            arms += [f"{name}={join('registers', name)}", f"without-{name}={join(*others)}"]
+            continue
+        if name in ("registers", "rope"):  # without one of the two nothing is left to turn
+            others.remove("registers-turn")
+        arms += [f"{name}={join(name)}", f"without-{name}={join(*others)}"]
+    return LineUp("vit5", "ViT-5, each of its parts alone, and each left out", tuple(arms), ("S/16",))
+
+
+def find_line_up(text: str) -> LineUp | None:
+    """The line-up that a text names; None for anything else."""
+    return next((line_up for find in LINE_UPS.values() if (line_up := find(text.strip()))), None)
+
+
+def refuse_line_ups(text: str) -> None:
+    """Raise UserError where one of several changes, joined by +, is a line-up."""
+    for part in text.split("+"):
+        if line_up := find_line_up(part):
+            name = part.strip()
+            raise UserError(
+                f"'{name}' is a line-up, several arms of a study: use it alone, as in `vitmods compare --arms {name}`, "
+                f"or choose one of its arms here: {', '.join(line_up.arms)}."
+            )
 
 
 PYTHON = "python"
@@ -372,3 +462,54 @@ def _make_arm(name: str, content: Any) -> Arm:
                 "function model -> model."
             )
     return Arm(name, tuple(edits))
+
+
+@dataclass(frozen=True)
+class FactorialPlan:
+    """The changes as arms, in the order in which a run has them, and which runs there are."""
+
+    factors: tuple[Arm, ...]
+    design: Design
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """The runs, without base."""
+        return tuple(self.run(names) for name, names in self.design.arms.items() if name != BASE)
+
+    def run(self, names: Iterable[str]) -> Arm:
+        """These changes together, whether that is one of the runs or not."""
+        on = set(names)
+        chosen = [factor for factor in self.factors if factor.name in on]
+        recipe = {name: value for factor in chosen for name, value in factor.recipe.items()}
+        return Arm("+".join(arm.name for arm in chosen), sum((arm.changes for arm in chosen), ()), recipe)
+
+    def continuing(self, recorded: FactorialPlan) -> FactorialPlan:
+        """The recorded runs where they are as many, of the same changes; else these."""
+        changes, recorded_changes = ({arm.name: arm.identity() for arm in plan.factors} for plan in (self, recorded))
+        if changes != recorded_changes or len(self.design.runs) != len(recorded.design.runs):
+            return self
+        by_name = {factor.name: factor for factor in self.factors}
+        return FactorialPlan(tuple(by_name[name] for name in recorded.design.changes), recorded.design)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        design = self.design
+        return {
+            "kind": "factorial",
+            "factors": {factor.name: factor.identity() for factor in self.factors},
+            "runs": [[name for name in design.changes if name in run] for run in design.runs],
+            "conflicts": [list(pair) for pair in design.conflicts],
+            "left_out": list(design.left_out),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> FactorialPlan:
+        """The inverse of `to_dict`. Raises KeyError or TypeError for other values."""
+        factors = tuple(Arm.from_identity(name, arm) for name, arm in values["factors"].items())
+        design = Design(
+            tuple(factor.name for factor in factors),
+            tuple(map(frozenset, values["runs"])),
+            tuple((first, second) for first, second in values["conflicts"]),
+            tuple(values["left_out"]),
+        )
+        return cls(factors, design)

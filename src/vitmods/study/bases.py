@@ -7,8 +7,8 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -17,13 +17,13 @@ from urllib.parse import parse_qsl
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from vitmods.adapters.apply import apply, as_vit, config_of
 from vitmods.adapters.libraries import LIBRARIES, Library
 from vitmods.adapters.replace import put_norms, replace_norms
 from vitmods.adapters.surgery import record_of_changes, repeat
 from vitmods.adapters.transfer import MOST_CLASSES, MOST_NUMBER, bounded, check_numbers, evaluating, most_bytes, outline
-from vitmods.bench import peak_bytes
 from vitmods.changes import Change
 from vitmods.changes.compose import edit as edit_config
 from vitmods.model.config import ViTConfig
@@ -40,8 +40,10 @@ from vitmods.study.arms import (
 )
 from vitmods.tasks.base import TaskModel, noise
 from vitmods.tasks.features import without_head
+from vitmods.util.address import named
 from vitmods.util.errors import UserError, nearest
-from vitmods.util.limits import check_file, offline
+from vitmods.util.files import check_weights
+from vitmods.util.limits import check_file, offline, read_bytes
 
 if TYPE_CHECKING:
     from vitmods.recipes.recipe import ModelSettings
@@ -62,7 +64,6 @@ class ForeignBase:
     spec: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER` or a name of another of `LIBRARIES`, each with
         `?option=value&...` if wanted, or `python:module:function`. Options are arguments of the library's own function
         (fields of the config for Hugging Face); `pretrained=1` loads trained weights and gives them a new head.
-    call: the function, where the spec names one that this process alone knows.
     in_place: whether changes are put into the model, which keeps its class; False: it is read as a vitmods ViT.
     """
 
@@ -70,19 +71,16 @@ class ForeignBase:
     num_classes: int
     img_size: tuple[int, int]
     in_chans: int
-    call: Callable[..., nn.Module] | None = None
     in_place: bool = True
 
     def __post_init__(self) -> None:
         # They are arguments of the function, and may come from a file that somebody else wrote.
         numbers = (self.num_classes, *self.img_size, self.in_chans)
-        limits = (MOST_CLASSES, MOST_NUMBER, MOST_NUMBER, MOST_NUMBER)
-        if not all(
-            isinstance(number, int) and 0 <= number <= most for number, most in zip(numbers, limits, strict=True)
-        ):
+        are_numbers = all(isinstance(number, int) and 0 <= number <= MOST_NUMBER for number in numbers)
+        if not are_numbers or self.num_classes > MOST_CLASSES:
             raise UserError(
-                f"{self.spec}: classes, sides and channels of images are whole numbers up to {limits[:2]}, not "
-                f"{numbers!r:.60}."
+                f"{self.spec}: classes, sides and channels of images are whole numbers up to "
+                f"{(MOST_CLASSES, MOST_NUMBER)}, not {numbers!r:.60}."
             )
 
     def build(self, settings: ModelSettings | None = None, pretrained: bool = True) -> nn.Module:
@@ -114,7 +112,8 @@ class ForeignBase:
         if library == PYTHON:
             if drop_path is not None:
                 raise _not_set(self.spec, "drop_path", drop_path)
-            model = Function(name, self.call).resolve()(self.num_classes, self.img_size, self.in_chans)
+            function = Function(name, getattr(self.spec, "call", None)).resolve()
+            model = function(self.num_classes, self.img_size, self.in_chans)
             if not isinstance(model, nn.Module):
                 raise UserError(f"{self.spec} gave {type(model).__name__}, not an nn.Module: it has to return a model.")
             return model
@@ -157,8 +156,12 @@ Base = ViTConfig | ForeignBase
 
 def options_of(spec: str) -> Options:
     """The options behind the question mark of a base's spec."""
-    query = spec.partition("?")[2]
-    return {key: _literal(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+    options: Options = dict(parse_qsl(spec.partition("?")[2], keep_blank_values=True))
+    for key, text in options.items():
+        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # it stays a word
+            is_constant = text.lower() in ("true", "false", "none")
+            options[key] = ast.literal_eval(text.capitalize() if is_constant else text)
+    return options
 
 
 def make_base(
@@ -167,7 +170,7 @@ def make_base(
     """The base that settings name, for these images: a ViTConfig, or a ForeignBase."""
     rows, columns = img_size
     if is_foreign(base):
-        return ForeignBase(str(base), num_classes, (rows, columns), in_chans, getattr(base, "call", None), in_place)
+        return ForeignBase(base, num_classes, (rows, columns), in_chans, in_place)  # type: ignore[arg-type]  # a str
     shape: dict[str, Any] = {"img_size": (rows, columns), "num_classes": num_classes, "in_chans": in_chans}
     return ViTConfig.from_name(base, **shape) if isinstance(base, str) else ViTConfig.from_dict(base).with_(**shape)
 
@@ -265,16 +268,6 @@ def _not_set(spec: str, name: str, value: Any) -> UserError:
         "None, or choose one of vitmods' own ViTs as base. Options of the model itself may follow its name, as in "
         "timm:swin_tiny_patch4_window7_224?drop_rate=0.1."
     )
-
-
-def _literal(text: str) -> Any:
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return text
 
 
 def edited(
@@ -455,6 +448,26 @@ def rebuilt(record: Mapping[str, Any], weights: Path) -> nn.Module:
     return model.eval()
 
 
+def load_into(model: nn.Module, weights: Path, strict: bool = True) -> tuple[list[str], list[str]]:
+    """Load a trial's weights; returns the names that are missing and unexpected."""
+    try:
+        missing, unexpected = model.load_state_dict(read_weights(weights), strict)
+    except RuntimeError as error:
+        raise UserError(f"{named(weights)} holds other weights: {error}") from error
+    return missing, unexpected
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read a trial's weights, by checksum. Raises UserError for a damaged file."""
+    from safetensors.torch import load as read_tensors
+
+    check_weights(path)
+    try:
+        return read_tensors(read_bytes(path, "weights"))
+    except Exception as error:  # safetensors raises what it likes
+        raise UserError(f"{named(path)} cannot be read: {error}") from error
+
+
 def base_name(base: Any) -> str:
     """The base as reports name it."""
     return base if isinstance(base, str) else "ViTConfig"
@@ -474,16 +487,16 @@ def model_facts(model: nn.Module, base: Base) -> dict[str, Any]:
         inside = module.extra_repr() or ", ".join(parameters)
         pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", name) or "(model)"
         modules[pattern][f"{type(module).__name__}({inside})"] += 1
+    texts = {
+        name: ", ".join(f"{kind} {count}x" if count > 1 else kind for kind, count in kinds.items())
+        for name, kinds in modules.items()
+    }
     return {
         "class": type(model).__name__,
         "params": sum(parameter.numel() for parameter in model.parameters()),
         "img_size": list(base.img_size),
-        "modules": {name: ", ".join(_counted(kinds)) for name, kinds in modules.items()},
+        "modules": texts,
     }
-
-
-def _counted(kinds: Counter[str]) -> list[str]:
-    return [f"{kind} {count}x" if count > 1 else kind for kind, count in kinds.items()]
 
 
 def macs_of(model: nn.Module, base: Base) -> int | None:
@@ -509,24 +522,18 @@ def activation_bytes(model: nn.Module, base: Base) -> int:
     if config is not None:
         tokens = config.num_patches + config.num_prefix_tokens
         return 4 * config.depth * tokens * (10 * config.embed_dim + 2 * config.mlp_dim)
+    kept: dict[int, int] = {}  # storage -> bytes that backward needs
+    weights = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
     count = 2 if base.reads_tokens else 1
-    device, image = next(model.parameters()).device, _noise(base, count)
-
-    def total(outputs: Any) -> Tensor | float:
-        """Sum all numbers with a gradient, also of tensors in lists and mappings."""
-        if isinstance(outputs, Tensor):
-            return outputs.sum() if outputs.requires_grad else 0.0
-        return sum(map(total, outputs.values() if isinstance(outputs, Mapping) else outputs), 0.0)
-
-    def step() -> None:
-        loss = total(model(image.to(device)))
-        if isinstance(loss, Tensor):
-            loss.backward()
-
-    with evaluating(model), torch.random.fork_rng(devices=[]):
+    images = _noise(base, count).to(next(model.parameters()).device)
+    with evaluating(model), torch.random.fork_rng(devices=[]), saved_tensors_hooks(keep, lambda tensor: tensor):
         model.train(base.reads_tokens)  # Reformer makes gradients in training alone
-        weights = [*model.parameters(), *model.buffers()]
-        held = sum(2 * parameter.nbytes for parameter in weights)
-        peak = peak_bytes(step, weights, torch.device("cpu")) - held
-    model.zero_grad(set_to_none=True)
-    return max(peak, 0) // count
+        outputs = model(images)  # noqa: F841 - keeps what it needs for backward until here
+    return sum(kept.values()) // count

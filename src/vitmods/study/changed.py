@@ -18,11 +18,10 @@ from vitmods.adapters.running import find_inputs, tensors_of
 from vitmods.adapters.surgery import TOLERANCE, difference, outputs_of, width_of
 from vitmods.changes import Change
 from vitmods.study.arms import FunctionSpec
-from vitmods.study.bases import ForeignBase, options_of, rebuilt, record_of
+from vitmods.study.bases import ForeignBase, load_into, options_of, rebuilt, record_of
 from vitmods.study.store import read_object
 from vitmods.util.errors import UserError
-from vitmods.util.files import check_weights, write_atomically, write_json
-from vitmods.util.limits import read_bytes
+from vitmods.util.files import write_atomically, write_json
 
 DESCRIPTION, CONFIG, WEIGHTS = "vitmods.json", "config.json", "model.safetensors"
 
@@ -56,7 +55,7 @@ def write_changed(model: nn.Module, folder: Path, base: str | Callable[..., nn.M
         spec = f"timm:{name}" if base is None else base if isinstance(base, str) else FunctionSpec.of(base)
         size = getattr(getattr(model, "patch_embed", None), "img_size", None) or images.shape[2:]
         classes = getattr(model, "num_classes", outputs[0].shape[-1])
-        foreign = ForeignBase(spec, classes, (size[0], size[1]), images.shape[1], getattr(spec, "call", None))
+        foreign = ForeignBase(spec, classes, (size[0], size[1]), images.shape[1])
         changes: tuple[Change, ...] = model.vm_changes  # type: ignore[assignment]
         if spec.startswith("timm:"):
             architecture = _write_as_timm(model, folder, foreign, changes)
@@ -128,14 +127,8 @@ def open_changed(folder: Path) -> nn.Module | None:
     record = read_object(folder / DESCRIPTION)
     if not weights.is_file():
         raise UserError(f"{folder} describes a model without its weights: {WEIGHTS} is missing.")
-    check_weights(weights)
-    from safetensors.torch import load
-
     model = rebuilt(record, weights)
-    try:
-        model.load_state_dict(load(read_bytes(weights, "weights")))
-    except Exception as error:  # safetensors and torch raise what they like
-        raise UserError(f"{weights} cannot be read, or holds other weights: {error}") from error
+    load_into(model, weights)
     return model
 
 

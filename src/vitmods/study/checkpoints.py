@@ -21,7 +21,7 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.vit import Resampling, ViT, vit
 from vitmods.recipes import Recipe
 from vitmods.study.arms import BASE, Arm, is_foreign, parse_edits, split_training
-from vitmods.study.bases import Base, ForeignBase, described, edited, rebuilt
+from vitmods.study.bases import Base, ForeignBase, described, edited, load_into, read_weights, rebuilt
 from vitmods.study.changed import open_changed, pixels_of
 from vitmods.study.plan import MOST_SEEDS, Settings, image_settings
 from vitmods.study.state import Evaluated, StudyState
@@ -30,8 +30,8 @@ from vitmods.tasks.base import TASKS, TaskModel
 from vitmods.train.trial import MODULES, WEIGHTS
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
-from vitmods.util.files import check_weights, check_weights_kept
-from vitmods.util.limits import parse_json, read_bytes
+from vitmods.util.files import check_weights_kept
+from vitmods.util.limits import parse_json
 from vitmods.util.text import printable
 
 _FILES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
@@ -143,7 +143,7 @@ def open_trial(folder: Path) -> Any:
     record = config.get("model")
     if isinstance(record, dict) and "base" in record:
         backbone = rebuilt(record, weights)
-        _load_into(backbone, weights)
+        load_into(backbone, weights)
     else:
         backbone = load(folder)
     if not (folder / MODULES).exists():
@@ -151,32 +151,12 @@ def open_trial(folder: Path) -> Any:
     with torch.random.fork_rng(devices=[]):  # the initial weights are not used
         task = TASKS[config["task"]].from_recipe(Recipe.from_dict(config["recipe"]))
         model = task.wrap(backbone, len(config["data"]["classes"]))
-    missing, unexpected = _load_into(model, folder / MODULES, strict=False)
+    missing, unexpected = load_into(model, folder / MODULES, strict=False)
     if wrong := [*(name for name in missing if not name.startswith("backbone.")), *unexpected]:
         raise UserError(
             f"{named(folder / MODULES)} does not hold the modules of the task {config['task']}: {', '.join(wrong[:5])}."
         )
     return model.eval()
-
-
-def _load_into(model: nn.Module, weights: Path, strict: bool = True) -> tuple[list[str], list[str]]:
-    """Load a trial's weights; returns the names that are missing and unexpected."""
-    try:
-        missing, unexpected = model.load_state_dict(read_weights(weights), strict)
-    except RuntimeError as error:
-        raise UserError(f"{named(weights)} holds other weights: {error}") from error
-    return missing, unexpected
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read a trial's weights, by checksum. Raises UserError for a damaged file."""
-    from safetensors.torch import load as read_tensors
-
-    check_weights(path)
-    try:
-        return read_tensors(read_bytes(path, "weights"))
-    except Exception as error:  # safetensors raises what it likes
-        raise UserError(f"{named(path)} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from vitmods.adapters.apply import apply
 from vitmods.bench import BLOCK_S, ROUNDS, Ratio, Work, interleave, now, peak_bytes, quiet_threads, seconds_per_call
 from vitmods.changes import Change
 from vitmods.changes.compose import edit
@@ -32,7 +30,6 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_params
 from vitmods.model.vit import ViT, vit
 from vitmods.recipes import Recipe
-from vitmods.study.arms import BASE
 from vitmods.study.bases import Base, macs_of
 from vitmods.study.plan import Settings
 from vitmods.study.store import StudyFolder
@@ -178,8 +175,7 @@ def measure(
     """Measure the costs of models, the first of which is base. They are trained a few steps on `device`: pass copies.
 
     Each arm is timed alternately with base, until the interval of each ratio is narrow enough. If `models` builds
-    models on demand, base and one arm are in memory at a time. If base is of another library and the arm a ViT of
-    vitmods, base is timed as vitmods builds it, if a reader exists.
+    models on demand, base and one arm are in memory at a time.
 
     Args:
         models: (name, model); all take the same images.
@@ -200,36 +196,25 @@ def measure(
     _, first = next(remaining)
     images = images or first.vit_config  # type: ignore[assignment]
     assert images is not None
+    first_backbone = first.backbone if isinstance(first, TaskModel) else first
+    library = None if isinstance(first_backbone, ViT) else type(first_backbone).__module__.partition(".")[0]
     with quiet_threads(device):
         base = _TimedModel(Steps(first, task, recipe, device, images), images, budget_s=budget_s / max(arms, 1))
-        as_vitmods: _TimedModel | None = None
         ratios: dict[str, Any] = {}
         base_s: dict[str, list[float]] = {kind: [] for kind in base.calls}
         fewest, end = ROUNDS[1], time.monotonic() + budget_s
         for count in range(arms, 0, -1):
             name, model = next(remaining)
-            reference, against = base, None
-            if library := _other_library(first, model):
-                with suppress(UserError):  # without a reader for it
-                    as_vitmods = as_vitmods or _TimedModel(
-                        Steps(apply(first), task, recipe, device, images), images, base
-                    )
-                reference = as_vitmods or base
-                against = (
-                    f"base is timed as vitmods builds it, like the arm, and trained as {library} builds it"
-                    if as_vitmods
-                    else f"base is built by {library} and the arm by vitmods: the ratios hold that difference too"
-                )
+            against = None
+            if library and isinstance(model.backbone if isinstance(model, TaskModel) else model, ViT):
+                against = f"base is built by {library} and the arm by vitmods: the ratios hold that difference too"
             arm = _TimedModel(Steps(model, task, recipe, device, images), images, base)
-            seconds = partial(_seconds, {BASE: reference, name: arm})
-            limit_s = max(0.0, end - time.monotonic()) / count
-            rounds = interleave({kind: kind for kind in base.calls}, [BASE, name], seconds, limit_s)
-            if reference is base:
-                base_s = {kind: [*base_s[kind], *(times[BASE] for times in rounds[kind])] for kind in rounds}
+            rounds = _time_alternately(base, arm, max(0.0, end - time.monotonic()) / count)
+            base_s = {kind: [*base_s[kind], *(times["base"] for times in rounds[kind])] for kind in rounds}
             fewest = min([fewest, *map(len, rounds.values())])
-            timed = {kind: [times[name] / times[BASE] for times in rounds[kind]] for kind in rounds}
-            ratios[name] = {**arm.ratios(reference, timed), "against": against}
-            del arm, model, seconds
+            timed = {kind: [times["arm"] / times["base"] for times in rounds[kind]] for kind in rounds}
+            ratios[name] = {**arm.ratios(base, timed), "against": against}
+            del arm, model  # before the next one is built
         for kind, times in base_s.items():
             times += [] if times else [base.seconds(kind) for _ in range(ROUNDS[0])]
     return {
@@ -250,16 +235,10 @@ def measure(
     }
 
 
-def _other_library(base: nn.Module, arm: nn.Module) -> str | None:
-    """Name the library that builds base where vitmods builds the arm: ratios would compare two implementations."""
-    base, arm = (m.backbone if isinstance(m, TaskModel) else m for m in (base, arm))
-    if isinstance(base, ViT) or not isinstance(arm, ViT):
-        return None
-    return type(base).__module__.partition(".")[0]
-
-
-def _seconds(models: Mapping[str, _TimedModel], kind: str, name: str) -> float:
-    return models[name].seconds(kind)
+def _time_alternately(base: _TimedModel, arm: _TimedModel, limit_s: float) -> dict[str, list[dict[str, float]]]:
+    models = {"base": base, "arm": arm}
+    kinds = {kind: kind for kind in base.calls}
+    return interleave(kinds, [*models], lambda kind, name: models[name].seconds(kind), limit_s)
 
 
 class _TimedModel:
@@ -386,19 +365,16 @@ class Memory:
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.average + self.gathered + self.activations
+        return int(sum(vars(self).values())) - self.part
 
     def __str__(self) -> str:
-        named = {
-            "weights": self.weights,
-            "gradients": self.gradients,
-            "optimizer": self.optimizer,
-            "moving average": self.average,
-            "whole blocks": self.gathered,
-            f"activations of {self.part} images at once": self.activations,
+        names = {
+            "average": "moving average",
+            "gathered": "whole blocks",
+            "activations": f"activations of {self.part} images at once",
         }
-        parts = ", ".join(f"{name} {size(count)}" for name, count in named.items() if count)
-        return f"{size(self.total)}: {parts}"
+        parts = (f"{names.get(name, name)} {size(n)}" for name, n in vars(self).items() if n and name != "part")
+        return f"{size(self.total)}: {', '.join(parts)}"
 
 
 def memory_of(
@@ -434,7 +410,7 @@ def memory_of(
         weights = _bytes([*steps.model.parameters(), *steps.model.buffers()])
         gradients = _bytes([p for p in steps.model.parameters() if p.requires_grad])
         states = [value for state in steps.optimizer.state.values() for value in state.values()]
-        optimizer = _bytes([value for value in states if isinstance(value, torch.Tensor)])
+        optimizer = _bytes([value for value in states if isinstance(value, Tensor)])
         average = _bytes([*steps.ema.model.parameters(), *steps.ema.model.buffers()]) if steps.ema else 0
         average -= _bytes([p for p in steps.model.parameters() if not p.requires_grad]) if steps.ema else 0
     activations = max(0, peak - weights - gradients - optimizer - average)
@@ -479,5 +455,5 @@ def trial_memory(settings: Settings, options: RunOptions, devices: int = 1) -> d
     return memory
 
 
-def _bytes(tensors: list[torch.Tensor] | list[nn.Parameter]) -> int:
+def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

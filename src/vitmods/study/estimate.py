@@ -9,6 +9,7 @@ import statistics
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
 from pathlib import Path
@@ -23,7 +24,7 @@ from vitmods.changes import Change, conflicts
 from vitmods.data.dataset import independent
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs, count_params
-from vitmods.model.names import parse_name
+from vitmods.model.names import MODELS, parse_name
 from vitmods.recipes import Recipe
 from vitmods.recipes.recipe import Schedule
 from vitmods.recipes.schedule import resolve, resolve_on
@@ -40,8 +41,7 @@ from vitmods.study.executors import Keep
 from vitmods.study.plan import AS_IS, MOST_SEEDS, Point, Settings, as_now
 from vitmods.study.prepare import PreparedStudy, build_arms, parallel_trials, say, smallest_first
 from vitmods.study.schedule import ENDLESS, Budget
-from vitmods.study.scores import decision_at
-from vitmods.study.state import Evaluated, StudyState, TrialRecord, evaluated_of
+from vitmods.study.state import Evaluated, StudyState, decision_at, evaluated_of
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, already_reported, answer_splits, base_config, task_of
 from vitmods.train.device import does_not_fit, is_out_of_memory
@@ -54,7 +54,6 @@ from vitmods.util.text import duration, listing, plural, size
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
-    from vitmods.recipes.schedule import Resolved
 
 T = TypeVar("T")
 SEEDS = (3, 5, 8, 16)
@@ -79,10 +78,8 @@ class Spread:
 
 @dataclass(frozen=True)
 class ArmEstimate:
-    """One arm: sizes, and seconds of a trial, on average over the points that are tried.
-
-    `trials` remain to be run; `finished` counts those of the study's own seeds. `macs` is None if unknown.
-    """
+    """One arm: sizes, seconds of a trial on average over the points that are tried, and the trials to be run. `macs` is
+    None if unknown."""
 
     arm: str
     changes: str
@@ -91,11 +88,6 @@ class ArmEstimate:
     step_s: float
     trial_s: float
     trials: int
-    finished: int = 0
-
-    def remaining(self, trials: int) -> int:
-        """Count how many of so many trials are not finished."""
-        return max(0, trials - self.finished)
 
 
 @dataclass(frozen=True)
@@ -128,12 +120,6 @@ class Estimate:
     factorial: str = ""
     keep_weights: Keep = "all"
 
-    def with_seeds(self, seeds: tuple[int, ...]) -> Estimate:
-        """Estimate the same study with other seeds; the finished ones are among the first."""
-        more = self.each * (len(seeds) - len(self.settings.seeds))
-        arms = tuple(replace(arm, trials=max(0, arm.trials + more)) for arm in self.arms)
-        return replace(self, settings=self.settings.with_seeds(seeds), arms=arms)
-
     @property
     def finished(self) -> int:
         return self.settings.planned - sum(arm.trials for arm in self.arms)
@@ -141,30 +127,21 @@ class Estimate:
     @property
     def each(self) -> int:
         """Trials of an arm with one seed, under one setting."""
-        return len(self.settings.grid.points) if self.settings.same_seeds else 1
+        return len(self.settings.tune.points) if self.settings.same_seeds else 1
+
+    def trials(self, seeds: int) -> list[int]:
+        """Trials of each arm to be run in a study with so many seeds, of which the finished ones are the first. With 0
+        seeds: the trials that points are chosen by."""
+        more = self.each * (seeds - len(self.settings.seeds))
+        return [max(0, arm.trials + more) for arm in self.arms]
+
+    def seconds(self, seeds: int) -> float:
+        """Seconds of these trials, `parallel` at a time, without the measurement of costs and the report."""
+        return sum(arm.trial_s * n for arm, n in zip(self.arms, self.trials(seeds), strict=True)) / self.parallel
 
     @property
     def total_s(self) -> float:
-        """Seconds of all trials, `parallel` at a time, without the measurement of costs and the report."""
-        return sum(arm.trial_s * arm.trials for arm in self.arms) / self.parallel
-
-    @property
-    def tuning_trials(self) -> int:
-        """Trials to be run that points are chosen by, before the study's own seeds."""
-        return sum(self._tuning(arm) for arm in self.arms) if self.settings.grid else 0
-
-    @property
-    def tuning_s(self) -> float:
-        """Seconds of `tuning_trials`."""
-        return sum(arm.trial_s * self._tuning(arm) for arm in self.arms) / self.parallel
-
-    def _tuning(self, arm: ArmEstimate) -> int:
-        return arm.trials - arm.remaining(self.each * len(self.settings.seeds))
-
-    def seconds(self, seeds: int) -> float:
-        """Seconds of a study with so many seeds, without finished trials."""
-        trials_s = sum(arm.trial_s * arm.remaining(self.each * seeds) for arm in self.arms)
-        return trials_s / self.parallel + self.tuning_s
+        return self.seconds(len(self.settings.seeds))
 
     def weights_bytes(self, keep: Keep | None = None) -> int:
         """Bytes of the final weights that are kept of the trials to be run."""
@@ -176,18 +153,13 @@ class Estimate:
         """More bytes while trials run: three checkpoints per worker (the last two, and one that is being written) of
         weights and Adam's state; in a tuned study also weights that wait for the choice."""
         checkpoints = self.workers * 3 * 12 * max((arm.params for arm in self.arms if arm.trials), default=0)
-        is_tuned = len(self.settings.grid.points) > 1
+        is_tuned = len(self.settings.tune.points) > 1
         return checkpoints + (self.weights_bytes("all") - self.weights_bytes() if is_tuned else 0)
 
     @property
     def alpha(self) -> float:
         """The level of each look of a study until decided, or of the only one."""
         return nominal_level(len(self.settings.seeds)) if self.settings.until_decided else 0.05
-
-    @property
-    def family(self) -> int:
-        """The number of arms whose intervals hold together, later ones included."""
-        return self.settings.compared
 
     @property
     def unit(self) -> str:
@@ -199,7 +171,7 @@ class Estimate:
         sd, unit = (self.spread.sd, self.unit) if self.spread else (1.0, "sd of a trial")
         # Intervals are wider if seeds are tested on other parts of the images.
         overlap = self.dataset["test"] / self.dataset["train"] if self.settings.folds else 0.0
-        effect = (detectable(self.family, seeds, self.alpha, round(images_sd / sd, 2)) * sd).effect
+        effect = (detectable(self.settings.compared, seeds, self.alpha, round(images_sd / sd, 2)) * sd).effect
         return f"{effect * math.sqrt(1 + seeds * overlap):.2g} {unit}".rstrip()
 
     def decides(self) -> str:
@@ -224,7 +196,7 @@ class Estimate:
         lengths = [f"{count:,} steps with {setting}" for setting, count in self.steps.items()]
         if len(counts := set(self.steps.values())) == 1:
             lengths = [f"{counts.pop():,} steps"]
-        points = len(self.settings.grid.points)
+        points = len(self.settings.tune.points)
         tried = f" Every arm is tried with {points} points of the grid." if points > 1 else ""
         done = f" ({self.finished} are finished)" if self.finished else ""
         lasts = f"about {duration(self.total_s)} of training, and the measurement of costs"
@@ -248,7 +220,7 @@ class Estimate:
 
     def _effects_by_seeds(self) -> Iterator[str]:
         """Yield the effects that can be found by the number of seeds, and what it takes to show equivalence."""
-        settings, spread, k = self.settings, self.spread, self.family
+        settings, spread, k = self.settings, self.spread, self.settings.compared
         if k < 1 or settings.design:  # whose effects are not those of runs
             return
         worst = 0.0  # sqrt of the images' part of the variance at worst
@@ -286,10 +258,8 @@ def _format_table(rows: Sequence[Sequence[str]], left: int) -> list[str]:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, heading in enumerate(rows[0]):
-        if number < left:
-            table.add_column(heading, overflow="fold")
-        else:
-            table.add_column(heading, justify="right", no_wrap=True)
+        is_text = number < left
+        table.add_column(heading, overflow="fold", justify="left" if is_text else "right", no_wrap=not is_text)
     for row in rows[1:]:
         table.add_row(*row)
     return [line for line in rendered(table, WIDTH).splitlines() if line]
@@ -309,7 +279,6 @@ def estimate(study: PreparedStudy, budget: Budget, command: str | None, fixed: b
     state = StudyState(runner.folder, settings, Evaluated(splits, constant))
     workers = study.workers(len(state.missing))
     stopwatch = Stopwatch(runner, device_of(options.device), max(1, torch.get_num_threads() // workers))
-    counted = state.tried if settings.same_seeds else state.answered
     timed: dict[tuple[str, Point], ArmEstimate] = {}
     rows = len(settings.every_arm) * len(settings.sweep.points)
     with already_reported():
@@ -318,13 +287,13 @@ def estimate(study: PreparedStudy, budget: Budget, command: str | None, fixed: b
                 trials = [trial for trial in state.records if (trial.arm, trial.setting) == (arm, point)]
                 points = [trial.point for trial in trials if not state.records[trial].ended]
                 points += [AS_IS] * (settings.planned // rows - len(trials))  # their point is not chosen yet
-                done = sum(trial in counted and counted[trial].ended for trial in trials)
-                arm_time = timed[arm.name, point] = stopwatch.time(arm, model, recipe, points, done, point)
+                arm_time = timed[arm.name, point] = stopwatch.time(arm, model, recipe, points, point)
                 times = f"{duration(arm_time.step_s)} a step, about {duration(arm_time.trial_s)} a trial"
                 say(options, f"{len(timed):>3} of {rows}  {arm_time.arm}: {times}")
                 del model  # before the next one is built
     arms = [timed[arm.name, point] for point in settings.sweep.points for arm in settings.every_arm]
     parallel = min(workers, parallel_trials(options))
+    counted = state.tried if settings.same_seeds else state.answered
     first = [record for trial, record in counted.items() if trial.setting == settings.sweep.points[0]]
     walls = [record.wall_s for record in first if record.arm == BASE and record.status == "finished" and record.wall_s]
     if walls:
@@ -341,7 +310,7 @@ def estimate(study: PreparedStudy, budget: Budget, command: str | None, fixed: b
         parallel,
         {str(point): stopwatch.steps(point) for point in settings.sweep.points},
         {name: len(split) for name, split in dataset.splits.items()},
-        known_spread(folder, state, resolve_on(settings.recipe, dataset)),
+        known_spread(folder, state),
         test_images,
         grouped,
         budget.seconds,
@@ -361,10 +330,10 @@ def estimate_trial(settings: Settings, options: RunOptions) -> ArmEstimate:
     runner = TrialRunner(StudyFolder(os.devnull), settings, options)
     *_, (arm, model, recipe) = build_arms(settings, AS_IS, runner.dataset(settings.recipe).num_classes)
     with already_reported():
-        return Stopwatch(runner, device_of(options.device), torch.get_num_threads()).time(arm, model, recipe, (), 0)
+        return Stopwatch(runner, device_of(options.device), torch.get_num_threads()).time(arm, model, recipe)
 
 
-def known_spread(path: Path | None, state: StudyState, length: Resolved) -> Spread | None:
+def known_spread(path: Path | None, state: StudyState) -> Spread | None:
     """Estimate the spread from the studies next to this one with the same images, metric, base and recipe, or else from
     its own finished trials. None if neither has two trials of one arm."""
     expected = state.settings.to_dict()
@@ -378,13 +347,10 @@ def known_spread(path: Path | None, state: StudyState, length: Resolved) -> Spre
             if facts is None or path is None or folder.path == path.absolute() or "sweep" in facts.settings:
                 continue
             recorded = as_now(facts.settings)
-            lengths = facts.resolved.get("steps"), facts.resolved.get("images_seen")
-            if lengths != (length.steps, length.images_seen):
-                continue
             if any(recorded.get(name) != expected.get(name) for name in names):
                 continue
             other = StudyState(folder, Settings.from_dict(facts.settings), evaluated_of(folder, facts))
-            spread, scores = spread_of(other), {(trial.seed, _score(other, trial)) for trial in _learned(other)}
+            spread, scores = spread_of(other), set(_learned(other).items())
         except UserError:  # a damaged study, or one of another version
             continue
         if spread is not None and not scores <= counted:  # else a copy, or the same seeds of base again
@@ -403,41 +369,36 @@ def known_spread(path: Path | None, state: StudyState, length: Resolved) -> Spre
 def spread_of(state: StudyState) -> Spread | None:
     """Estimate from the residuals of arms and seeds, or from base if only base has finished; without failed trials."""
     settings = state.settings
-    base = [] if settings.sweep else _learned(state)
+    base = {} if settings.sweep else _learned(state)
     if len(base) < 2:
         return None
     decision = decision_at(state, settings.seeds)
     sd, df, source = decision.sd, float(decision.df), "from this study's trials"
     if not df > 0:
         scale = POINTS if settings.measure.metric.unit == "%" else 1
-        sd, df = scale * statistics.stdev(_score(state, trial) for trial in base), float(len(base) - 1)
+        sd, df = scale * statistics.stdev(base.values()), float(len(base) - 1)
         source = f"from {plural(len(base), 'trial')} of base"
     if not sd > 0:
         return None
-    values = [trial.images.values for trial in base if trial.images is not None]
+    images = [state.answered[trial].images for trial in state.answered if trial.arm.name == BASE and trial.seed in base]
+    values = [scores.values for scores in images if scores is not None]
     if settings.folds or len(values) < 2 or not all(np.isin(scores, (0, 1)).all() for scores in values):
         return Spread(sd, df, source)  # folds have other images
     disagree = statistics.fmean(float(np.mean(scores != others)) for scores, others in combinations(values, 2))
     return Spread(sd, df, source, disagree, len(values[0]))
 
 
-def _learned(state: StudyState) -> list[TrialRecord]:
-    """List the finished trials of base that are neither constant nor collapsed."""
-    records = [record for trial, record in state.answered.items() if trial.arm.name == BASE]
-    trials = [record for record in records if record.status == "finished" and not record.constant]
+def _learned(state: StudyState) -> dict[int, float]:
+    """Return seed -> score of the finished trials of base that are neither constant nor collapsed."""
     metric = state.settings.measure.metric
+    records = (record for trial, record in state.answered.items() if trial.arm.name == BASE and not record.constant)
+    scores = {record.seed: record.metrics[metric.name] for record in records if record.status == "finished"}
     chance, sign = state.images.constant.get(metric.name), 1 if metric.higher_is_better else -1
-    if chance is None or not trials:
-        return trials
-    scores = sign * np.array([_score(state, trial) for trial in trials])
-    if not has_learned(scores, np.zeros(len(scores), bool), sign * chance, 0.0):
-        return trials
-    failed = collapsed(scores[None], sign * chance)[0]
-    return [trial for trial, has_failed in zip(trials, failed, strict=True) if not has_failed]
-
-
-def _score(state: StudyState, trial: TrialRecord) -> float:
-    return trial.metrics[state.settings.measure.metric.name]
+    values = sign * np.array([*scores.values()])
+    if chance is None or not scores or not has_learned(values, np.zeros(len(values), bool), sign * chance, 0.0):
+        return scores
+    failed = collapsed(values[None], sign * chance)[0]
+    return {seed: score for (seed, score), has_failed in zip(scores.items(), failed, strict=True) if not has_failed}
 
 
 def compare_with_factorial(planned: Estimate, base: Base) -> str:
@@ -446,11 +407,10 @@ def compare_with_factorial(planned: Estimate, base: Base) -> str:
     settings = planned.settings
     changes: dict[str, tuple[Change, ...]] = {}
     for arm in settings.arms:
-        change = arm.changes[0] if len(arm.changes) == 1 else None
-        if isinstance(change, Change) and not arm.recipe and arm.start is None:
-            changes[arm.name] = (change,)
+        if [isinstance(change, Change) for change in arm.changes] == [True] and not arm.recipe and arm.start is None:
+            changes[arm.name] = arm.changes  # type: ignore[assignment]
     k, seeds = len(settings.arms), len(settings.seeds)
-    if not 3 <= len(changes) == k <= MOST_CHANGES or not isinstance(base, ViTConfig) or settings.grid:
+    if not 3 <= len(changes) == k <= MOST_CHANGES or not isinstance(base, ViTConfig) or settings.tune:
         return ""
     try:
         design = plan_factorial(list(changes), conflicts(changes, base))
@@ -485,25 +445,25 @@ def fit_to_budget(budget: Budget, planned: Estimate) -> Estimate:
     least = LOOKS[0] if settings.until_decided else FEWEST
 
     def fits(seeds: int) -> bool:
-        trials = sum(arm.remaining(per_seed * seeds) for arm in planned.arms) + planned.tuning_trials
         in_time = budget.seconds is None or planned.seconds(seeds) <= budget.seconds
-        return in_time and (budget.trials is None or trials <= budget.trials)
+        return in_time and (budget.trials is None or sum(planned.trials(seeds)) <= budget.trials)
 
     seeds = 0
     while seeds < MOST_SEEDS and fits(seeds + 1):
         seeds += 1
     try:
         if seeds < least and budget.seconds is not None:  # raises, with the arithmetic of all that the study takes
-            base, *arms = (arm.trial_s * per_seed / planned.parallel for arm in planned.arms)
-            seeds_within(budget.seconds - planned.tuning_s, base, statistics.fmean(arms), k, least)
+            base_s, *arms_s = (arm.trial_s * per_seed / planned.parallel for arm in planned.arms)
+            seeds_within(budget.seconds - planned.seconds(0), base_s, statistics.fmean(arms_s), k, least)
         elif seeds < least:
-            trials = (budget.trials or 0) - planned.tuning_trials
+            trials = (budget.trials or 0) - sum(planned.trials(0))
             seeds_within(trials, per_seed, per_seed, k, least, lambda count: plural(round(count), "trial"))
     except UserError as error:
         return replace(planned, refused=error)
     if settings.until_decided:
         seeds = max((most for most in NOMINAL if most <= seeds), default=seeds)
-    return planned.with_seeds(tuple(range(seeds)))
+    arms = [replace(arm, trials=count) for arm, count in zip(planned.arms, planned.trials(seeds), strict=True)]
+    return replace(planned, settings=settings.with_seeds(tuple(range(seeds))), arms=tuple(arms))
 
 
 def suggest_smaller(planned: Estimate, limit_s: float, command: str | None) -> str:
@@ -514,15 +474,8 @@ def suggest_smaller(planned: Estimate, limit_s: float, command: str | None) -> s
     command: the shell command to change; None: the study was started from Python.
     """
     settings, recipe, fixed = planned.settings, planned.settings.recipe, planned.settings.fixed
-    options: dict[str, Any] = {}
-    is_vit = isinstance(fixed["base"], str) and not is_foreign(fixed["base"]) and "start" not in fixed
-
-    def parsed_base() -> tuple[str, int | None, int, int] | None:
-        """Size, depth, parallel branches and patch of base; None if it is not a ViT by its name."""
-        try:
-            return parse_name(options.get("base", fixed["base"]))[:4] if is_vit else None
-        except UserError:
-            return None
+    options: dict[str, Any] = {}  # that differ, as the shell names them
+    rows, columns = fixed["img_size"]
 
     def base_macs() -> int:
         """Multiply-adds of base; 0 for other libraries' models."""
@@ -531,34 +484,31 @@ def suggest_smaller(planned: Estimate, limit_s: float, command: str | None) -> s
         config = make_base(options.get("base", fixed["base"]), 10, img_size, fixed["in_chans"])
         return count_macs(config) if isinstance(config, ViTConfig) else 0
 
-    def smaller_images() -> dict[str, Any]:
-        (rows, columns), base = fixed["img_size"], parsed_base()
-        if base is None or rows != columns:
-            return {}
-        side, patch = options.get("img-size", rows), base[3]
-        smaller = [new for new in SIDES if new < side and new % patch == 0 and new // patch >= FEWEST_PATCHES]
-        return {"img-size": smaller[0]} if smaller else {}
-
-    def smaller_base() -> dict[str, Any]:
-        name, depth, parallel, patch = parsed_base() or ("", None, 1, 1)
-        is_plain = depth is None and parallel == 1 and name in NEXT_SIZE
-        return {"base": f"{NEXT_SIZE[name]}/{patch}"} if is_plain else {}
-
-    def fewer_epochs() -> dict[str, Any]:
-        half = options.get("epochs", recipe.epochs) // 2
-        if recipe.steps is not None or half < FEWEST_EPOCHS:
-            return {}
-        try:
-            resolve(recipe.with_(epochs=half), 100 * recipe.batch_size)
-        except UserError:  # the warm-up would be as long
-            return {}
-        return {"epochs": half}
+    def reduced(option: str) -> Any:
+        """The next smaller value of an option; None without any."""
+        if option == "epochs":
+            half = options.get("epochs", recipe.epochs) // 2
+            with suppress(UserError):  # the warm-up would be as long
+                if recipe.steps is None and half >= FEWEST_EPOCHS:
+                    resolve(recipe.with_(epochs=half), 100 * recipe.batch_size)
+                    return half
+            return None
+        base = options.get("base", fixed["base"])
+        if not isinstance(base, str) or is_foreign(base) or base in MODELS or "start" in fixed:
+            return None
+        size, depth, branches, patch = parse_name(base)[:4]
+        if option == "base":
+            is_plain = depth is None and branches == 1 and size in NEXT_SIZE
+            return f"{NEXT_SIZE[size]}/{patch}" if is_plain else None
+        side = options.get("img-size", rows) if rows == columns else 0
+        smaller = (new for new in SIDES if new < side and new % patch == 0 and new // patch >= FEWEST_PATCHES)
+        return next(smaller, None)
 
     seeds, least, full_macs = len(settings.seeds), LOOKS[0] if settings.until_decided else FEWEST, base_macs()
     tuning = len(settings.tuning_trials()) / len(planned.arms) * (not settings.same_seeds)
     if seeds > USUAL_SEEDS and not settings.until_decided:
         seeds = options["seeds"] = USUAL_SEEDS
-    reductions = [smaller_images, smaller_base, fewer_epochs]
+    reductions = ["img-size", "base", "epochs"]
     while True:
         fraction = float(options.get("epochs", recipe.epochs)) / recipe.epochs
         fraction *= base_macs() / full_macs if full_macs else 1.0
@@ -568,10 +518,9 @@ def suggest_smaller(planned: Estimate, limit_s: float, command: str | None) -> s
         if seconds <= limit_s:
             break
         if reductions:
-            reduce = reductions.pop(0)
-            if reduced := reduce():
-                options |= reduced
-                reductions.append(reduce)
+            if (value := reduced(option := reductions.pop(0))) is not None:
+                options[option] = value
+                reductions.append(option)
         elif seeds > least:
             seeds = options["max-seeds" if settings.until_decided else "seeds"] = least
         else:
@@ -631,9 +580,10 @@ class Stopwatch:
         return resolve_on(recipe, self.runner.dataset(recipe, setting)).steps
 
     def time(
-        self, arm: Arm, model: nn.Module, recipe: Recipe, points: Sequence[Point], finished: int, setting: Point = AS_IS
+        self, arm: Arm, model: nn.Module, recipe: Recipe, points: Sequence[Point] = (), setting: Point = AS_IS
     ) -> ArmEstimate:
-        """Time trials at these points; the model is trained a little. UserError if a part of a batch does not fit."""
+        """Time trials at these points; the model is trained a little. Raises UserError if a part of a batch does not
+        fit."""
         settings = self.runner.settings.at(setting)
         dataset = self.runner.dataset(recipe, setting)
         images = base_config(settings, dataset.num_classes)
@@ -658,7 +608,7 @@ class Stopwatch:
         step_s = recipe.batch_size * pace.image_s + pace.update_s
         step_s = max(step_s, read_s) if self.runner.data_workers else step_s + read_s
         val, test = (len(dataset.splits[split]) for split in (dataset.val_split, dataset.eval_split))
-        last = 0.0 if dataset.val_split == dataset.eval_split else test / len(self.runner.settings.grid.points)
+        last = 0.0 if dataset.val_split == dataset.eval_split else test / len(self.runner.settings.tune.points)
         seconds = []
         for point in points or [AS_IS]:
             trained = settings.recipe_of(arm, point)  # its batch may differ from that of the timed steps
@@ -667,7 +617,7 @@ class Stopwatch:
             training_s = length.steps * step_s * trained.batch_size / recipe.batch_size
             seconds.append(training_s + evaluated * (pace.infer_s + read_one_s))
         name = ", ".join(filter(None, (str(setting), arm.name)))
-        return ArmEstimate(name, arm.short, params, macs, step_s, statistics.fmean(seconds), len(points), finished)
+        return ArmEstimate(name, arm.short, params, macs, step_s, statistics.fmean(seconds), len(points))
 
     def scale_pace(self, arm: str, place: str) -> Pace | None:
         """Derive an arm's pace on a CPU from base's, by how the two compare on the base that was timed first."""

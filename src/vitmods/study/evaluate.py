@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 from vitmods.evals.base import PROTOCOLS
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import Progress, silent
-from vitmods.evals.protocols import check_protocols, run_protocols
+from vitmods.evals.protocols import check_protocols
 from vitmods.stats.width import mean_over_seeds
 from vitmods.study.checkpoints import Checkpoint, seeds_in
 from vitmods.study.plan import measure_of
-from vitmods.study.trial import load_images, own_evaluation
+from vitmods.study.trial import load_images, measure_model
 from vitmods.tasks.base import DEFAULT, make_task
-from vitmods.train.device import place
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -84,17 +83,11 @@ def evaluate(
             warnings.warn("the images are no longer those that the trial was trained on.", stacklevel=2)
     evaluations = []
     for checkpoint, dataset in pairs:
-        placement, where = place(device, checkpoint.recipe.precision), split or dataset.eval_split
-        model = checkpoint.model.to(placement.device)
-        if names:
-            results = run_protocols(
-                model, dataset, names, split=where, batch_size=batch_size, device=placement.device, options=options,
-                autocast=placement.autocast, progress=progress,
-            )  # fmt: skip
-        else:
-            own_task = make_task(task, checkpoint.recipe)
-            with placement.autocast():
-                results = {task: own_evaluation(own_task, model.eval(), dataset, where, batch_size, placement.device)}
+        where = split or dataset.eval_split
+        results = measure_model(
+            checkpoint.model, make_task(task, checkpoint.recipe), checkpoint.recipe, dataset, names, where, batch_size,
+            device, options, progress,
+        )  # fmt: skip
         evaluation: dict[str, Any] = {
             "checkpoint": checkpoint.source,
             "name": checkpoint.name,

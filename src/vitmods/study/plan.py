@@ -27,8 +27,8 @@ import tyro
 from vitmods.data.splits import SplitOptions
 from vitmods.evals.options import Options
 from vitmods.recipes.recipe import Recipe, fields_by_name, tupled
-from vitmods.study.arms import BASE, Arm, is_foreign
-from vitmods.study.factors import FactorialPlan, make_plan
+from vitmods.stats.design import plan_factorial
+from vitmods.study.arms import BASE, Arm, FactorialPlan, Replace, is_foreign
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.text import flatten
 
@@ -461,6 +461,31 @@ def make_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
     return chosen
 
 
+def make_plan(arms: Sequence[Arm], fixed: Mapping[str, Any], runs: int | None) -> FactorialPlan:
+    """Choose the runs for these arms of a study with `fixed` settings. Raises UserError if no design exists.
+
+    Two arms cannot be one if their changes exclude each other, if both replace norms or set one field of the recipe,
+    or if one starts from its own weights.
+    """
+    from vitmods.changes import Change
+    from vitmods.changes.compose import conflicts, in_order
+    from vitmods.model.config import ViTConfig
+    from vitmods.study.bases import make_base
+
+    base = make_base(fixed["base"], 2, fixed["img_size"], fixed["in_chans"])
+    config = base if isinstance(base, ViTConfig) else None
+    changes = {arm.name: [edit for edit in arm.changes if isinstance(edit, Change)] for arm in arms}
+    excluding = list(conflicts(changes, config))
+    replaces = {arm.name for arm in arms if any(isinstance(edit, Replace) for edit in arm.changes)}
+    for first, second in itertools.combinations(arms, 2):
+        shared = set(first.recipe) & set(second.recipe) or {first.name, second.name} <= replaces
+        if shared or first.start or second.start:
+            excluding.append((first.name, second.name))
+    by_name = {arm.name: arm for arm in arms}
+    design = plan_factorial(in_order(changes, config), excluding, runs)
+    return FactorialPlan(tuple(by_name[name] for name in design.changes), design)
+
+
 @dataclass(frozen=True)
 class Settings(StudySettings):
     """Everything that defines a study: `StudySettings`, resolved for its images, task and arms.
@@ -510,11 +535,6 @@ class Settings(StudySettings):
     def measure(self) -> Measure:
         """The metric that is compared."""
         return self.metric
-
-    @property
-    def grid(self) -> Grid:
-        """The points that every arm is trained with."""
-        return self.tune
 
     @property
     def compared(self) -> int:
@@ -576,7 +596,7 @@ class Settings(StudySettings):
 
     def for_tuning(self, trial: Trial) -> bool:
         """Whether the trial is one that points are compared by: it must not see test."""
-        return bool(self.grid) and trial.seed in self.tuning_seeds
+        return bool(self.tune) and trial.seed in self.tuning_seeds
 
     @property
     def planned(self) -> int:
@@ -587,9 +607,9 @@ class Settings(StudySettings):
 
     def tuning_trials(self) -> list[Trial]:
         """The trials by which points are chosen; empty if nothing is tuned."""
-        if not self.grid:
+        if not self.tune:
             return []
-        places = itertools.product(self.sweep.points, self.tuning_seeds, self.every_arm, self.grid.points)
+        places = itertools.product(self.sweep.points, self.tuning_seeds, self.every_arm, self.tune.points)
         return [Trial(arm, seed, point, setting) for setting, seed, arm, point in places]
 
     def work(self, name: Mapping[str, Any]) -> Work:
@@ -644,32 +664,34 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     was trained depends on them.
     """
     if old.get("design") != new.get("design"):
-        return [f"design: {_show_design(old)} -> {_show_design(new)}"]
+        shown = []
+        for settings in (old, new):
+            design = settings.get("design") or {"factors": {}}
+            changes = ", ".join(factor["changes"] for factor in design["factors"].values())
+            runs = (
+                f"{design['kind']} of {changes} in {len(design['runs'])} runs" if changes else "each arm against base"
+            )
+            shown.append(runs)
+        return [f"design: {' -> '.join(shown)}"]
     may_grow = {"arms", "seeds", *(field.name for field in fields(StudySettings))} - {"folds"}
     before, after = (
         flatten({name: value for name, value in settings.items() if name not in may_grow})
         for settings in (as_now(old), new)
     )
-    changed = []
-    for name in dict.fromkeys([*before, *after]):
-        was, now = before.get(name, "(not set)"), after.get(name, "(not set)")
-        if was != now:
-            changed.append(f"{name}: {was} -> {now}")
+    names = dict.fromkeys([*before, *after])
+    pairs = [(name, before.get(name, "(not set)"), after.get(name, "(not set)")) for name in names]
     for name, arm in old["arms"].items():
-        if name not in new["arms"]:
-            changed.append(f"arm {name}: {arm['changes']} -> (missing)")
-        elif new["arms"][name] != arm:
-            changed.append(f"arm {name}: {_show_arm(arm)} -> {_show_arm(new['arms'][name])}")
+        pairs.append((f"arm {name}", _show_arm(arm), _show_arm(new["arms"].get(name))))
     for grid in ("tune", "sweep"):
         was, now = old.get(grid, {}), new.get(grid, {})
         if set(was) != set(now):  # every trial has a value of each field
-            changed.append(f"{grid}: {' '.join(was) or '(nothing)'} -> {' '.join(now) or '(nothing)'}")
+            pairs.append((grid, " ".join(was) or "(nothing)", " ".join(now) or "(nothing)"))
             continue
         left_out = [name for name in was if any(value not in now[name] for value in was[name])]
-        changed += [f"{grid} {name}: {was[name]} -> {now[name]}" for name in left_out]
+        pairs += [(f"{grid} {name}", was[name], now[name]) for name in left_out]
     if not set(old["seeds"]) <= set(new["seeds"]):
-        changed.append(f"seeds: {old['seeds']} -> {new['seeds']}")
-    return changed
+        pairs.append(("seeds", old["seeds"], new["seeds"]))
+    return [f"{name}: {was} -> {now}" for name, was, now in pairs if was != now]
 
 
 def as_now(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -678,15 +700,9 @@ def as_now(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, "recipe": recipe}
 
 
-def _show_design(settings: Mapping[str, Any]) -> str:
-    if "design" not in settings:
-        return "each arm against base"
-    design = settings["design"]
-    factors = ", ".join(factor["changes"] for factor in design["factors"].values())
-    return f"{design['kind']} of {factors} in {len(design['runs'])} runs"
-
-
-def _show_arm(arm: Mapping[str, Any]) -> str:
+def _show_arm(arm: Mapping[str, Any] | None) -> str:
+    if arm is None:
+        return "(missing)"
     overrides = ", ".join(f"{name}={value}" for name, value in arm["recipe"].items())
     start = f" from {arm['start']}" if "start" in arm else ""
     return f"{arm['changes']}{start}{f' with {overrides}' if overrides else ''}"
@@ -706,7 +722,7 @@ def check_plan(settings: Settings) -> None:
     _ = settings.looks  # a UserError for too few or too many seeds
     if settings.design and len(settings.seeds) < 2:
         raise UserError("A factorial study needs 2 seeds or more: a spread cannot be estimated from one.")
-    for grid, what in ((settings.grid, "tuned"), (settings.sweep, "swept over")):
+    for grid, what in ((settings.tune, "tuned"), (settings.sweep, "swept over")):
         names = {name for name, _ in grid.fields}
         for arm in settings.arms:
             for name in sorted(names.intersection(arm.recipe)):
@@ -714,7 +730,7 @@ def check_plan(settings: Settings) -> None:
                     f"Arm {arm.name} sets {name}={arm.recipe[name]}, and {name} is {what} for every arm alike. Leave "
                     f"it out of the arm, or of what is {what}."
                 )
-    for setting, arm, point in itertools.product(settings.sweep.points, settings.every_arm, settings.grid.points):
+    for setting, arm, point in itertools.product(settings.sweep.points, settings.every_arm, settings.tune.points):
         place = ", ".join(filter(None, map(str, (setting, point))))
         try:
             settings.at(setting).recipe_of(arm, point)

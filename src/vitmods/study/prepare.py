@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from vitmods.train.device import resolve
 from vitmods.train.optim import freeze
 from vitmods.train.options import RunOptions
 from vitmods.train.trial import fit_to_images
+from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream
 from vitmods.util.text import first_of
@@ -85,8 +86,9 @@ def open_study(folder: StudyFolder, settings: Settings, options: StudyOptions) -
 
     Raises UserError if the folder holds a trial or another study, or if an arm cannot be built or trained.
     """
-    folder.refuse_trial()
     facts = folder.facts()
+    if facts is None and (folder.path / "config.json").exists():
+        raise UserError(f"{named(folder.path)} holds a single trial. Choose another folder for a study with --out.")
     if facts is not None:  # compare what is known before the images are read, which may take a while
         folder.check_same_study({**settings.to_dict(), "images": facts.settings["images"]})
     runner = TrialRunner(folder, settings, options)
@@ -133,35 +135,34 @@ def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], tuple[str, ...]
     Returns the description of each model, the warnings about arms, and the bytes of the largest trial.
     """
     models: dict[str, ModelFacts] = {}
-    sizes: list[int] = []
-
-    def described(setting: Point, base: Base) -> Iterator[tuple[str, nn.Module, Recipe]]:
-        old: tuple[dict[str, torch.Size], torch.Tensor] | None = None
-        for arm, model, recipe in build_arms(runner.settings, setting, base.num_classes):
-            facts = describe_model(runner.settings.at(setting), arm, model, base)
-            if "start" in runner.settings.fixed and not arm.start:
-                dataset = runner.dataset(recipe, setting)
-                fit_to_images(model, dataset)
-                images = next(dataset.plain_images("train", FIRST_IMAGES, FIRST_IMAGES))
-                new = {name: value.shape for name, value in model.state_dict().items()}, outputs_on(model, images)
-                old = old or new
-                if arm.changes:
-                    effect = _first_step(*old, *new)
-                    say(runner.options, f"{arm.name} before the first step: {effect.summary}")
-                    facts = replace(facts, changes=(*facts.changes, effect))
-            models[model_name(setting, arm.name)] = facts
-            # The interpreter, weights with gradients and Adam's state, and activations.
-            weights = sum(parameter.numel() for parameter in model.parameters())
-            sizes.append(600 * 2**20 + 16 * weights + recipe.part_size * activation_bytes(model, base))
-            yield arm.name, model, recipe
-
+    trial_bytes = 0
     points_by_notice: dict[str, list[str]] = {}
     for point in runner.settings.sweep.points:
         settings = runner.settings.at(point)
         dataset = runner.dataset(settings.recipe, point)
         base = base_config(settings, dataset.num_classes)
-        notices = *study_warnings(described(point, base), dataset), *few_images(settings, dataset), *_read(settings)
-        for notice in notices:
+        arms_by_warning: dict[tuple[str, str], list[str]] = {}
+        old: tuple[dict[str, torch.Size], torch.Tensor] | None = None  # of base
+        for arm, model, recipe in build_arms(runner.settings, point, dataset.num_classes):
+            facts = describe_model(settings, arm, model, base)
+            if "start" in runner.settings.fixed and not arm.start:
+                fit_to_images(model, images := runner.dataset(recipe, point))
+                pixels = next(images.plain_images("train", FIRST_IMAGES, FIRST_IMAGES))
+                new = {name: value.shape for name, value in model.state_dict().items()}, outputs_on(model, pixels)
+                old = old or new
+                if arm.changes:
+                    effect = _first_step(*old, *new)
+                    say(runner.options, f"{arm.name} before the first step: {effect.summary}")
+                    facts = replace(facts, changes=(*facts.changes, effect))
+            models[model_name(point, arm.name)] = facts
+            # The interpreter, weights with gradients and Adam's state, and activations.
+            weights = sum(parameter.numel() for parameter in model.parameters())
+            size = 600 * 2**20 + 16 * weights + recipe.part_size * activation_bytes(model, base)
+            trial_bytes = max(trial_bytes, size)
+            for warning in arm_warnings(model, recipe, dataset):
+                arms_by_warning.setdefault(warning, []).append(arm.name)
+            del model  # before the next one is built
+        for notice in (*join_warnings(arms_by_warning), *few_images(settings, dataset), *_read(settings)):
             points_by_notice.setdefault(notice, []).append(str(point))
     notices = tuple(
         text if len(points) == len(runner.settings.sweep.points) else f"{'; '.join(points)}: {text}"
@@ -172,7 +173,7 @@ def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], tuple[str, ...]
     images = runner.dataset(runner.settings.recipe).summary()["warnings"]
     for text in (*images, *design, *notices):
         warnings.warn(text, stacklevel=5)  # the caller of Study.run or Study.dry_run
-    return models, notices, max(sizes)
+    return models, notices, trial_bytes
 
 
 def outputs_on(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
@@ -296,25 +297,14 @@ def trained_weights(settings: Mapping[str, Any]) -> str:
     return TRAINED.get(size, "") if suits else ""
 
 
-def study_warnings(arms: Iterable[tuple[str, nn.Module, Recipe]], dataset: ImageDataset) -> list[str]:
-    """Return a sentence for each warning.
-
-    Args:
-        arms: name, model and recipe of each arm, base first; models are not kept.
-        dataset: the training images, for their number.
-    """
-    arms_by_warning: dict[tuple[str, str], list[str]] = {}  # (change or nothing, text) -> names of arms
-    for arm, model, recipe in arms:
-        for warning in _arm_warnings(model, recipe, dataset):
-            arms_by_warning.setdefault(warning, []).append(arm)
-    texts = []
+def join_warnings(arms_by_warning: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str]:
+    """Yield a sentence for each warning of `arm_warnings`, with the names of its arms."""
     for (change, text), names in arms_by_warning.items():
         subject = f"{'Arm' if len(names) == 1 else 'Arms'} {', '.join(names)}"
-        texts.append(f"{subject}{f', {change}' if change and names != [change] else ''}: {text}")
-    return texts
+        yield f"{subject}{f', {change}' if change and [*names] != [change] else ''}: {text}"
 
 
-def _arm_warnings(model: nn.Module, recipe: Recipe, dataset: ImageDataset) -> Iterator[tuple[str, str]]:
+def arm_warnings(model: nn.Module, recipe: Recipe, dataset: ImageDataset) -> Iterator[tuple[str, str]]:
     """Yield the change that each warning is about, if it is one, and the warning."""
     # A norm that reads the whole batch in training keeps running statistics for the evaluation.
     running = [module for module in model.modules() if isinstance(module, RunningNorm)]

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,13 +25,11 @@ from vitmods.stats.sequential import LOOKS
 from vitmods.study.answer import Answer, costs_under, read_answer, read_costs
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.executors import Executor, Inline, StudyOptions
+from vitmods.study.executors.clusters import RayCluster, Slurm
 from vitmods.study.executors.processes import Processes
-from vitmods.study.executors.ray import RayCluster
-from vitmods.study.executors.slurm import Slurm
-from vitmods.study.plan import VAL, Evaluation, Settings, Work, make_measure, measure_of, trial_of
+from vitmods.study.plan import Evaluation, Settings, StudySettings, Work, make_measure, measure_of, trial_of
 from vitmods.study.prepare import PreparedStudy, build_arms, open_study, say, user_functions
-from vitmods.study.progress import Progress
-from vitmods.study.schedule import ENDLESS, Budget, Schedule, check_weights_are_there
+from vitmods.study.schedule import ENDLESS, Budget, Progress, Schedule, check_weights_are_there
 from vitmods.study.state import Evaluated, StudyState, evaluated_of
 from vitmods.study.store import Facts, Plan, StudyFolder, read_object
 from vitmods.study.trial import TrialRunner, already_reported, answer_splits, base_config, logged_run, task_of
@@ -51,45 +49,41 @@ if TYPE_CHECKING:
 
 def python_call(settings: Settings, out: str) -> str:
     """Return the Python code that runs this study, for the report of a study that was not started from the shell."""
-    fixed = dict(settings.fixed)
-    base, start, defaults = fixed.pop("base"), fixed.pop("start", None), Recipe().settings()
+    fixed, defaults = dict(settings.fixed), Recipe().settings()
+    base, start, data = fixed.pop("base"), fixed.pop("start", None), fixed.pop("data")
+    del fixed["recipe"]
+    fixed.pop("in_place", None)  # it follows from the arms
     recipe = {name: value for name, value in settings.recipe.settings().items() if value != defaults[name]}
-    data, _ = fixed.pop("data"), fixed.pop("recipe")
     arms = []
     for arm in settings.factors:
         overrides = f", {dict(arm.recipe)!r}" if arm.recipe else ""
         weights = f", start={arm.start!r}" if arm.start else ""
         arms.append(f"Arm({arm.name!r}, parse_edits({arm.short!r}){overrides}{weights})")
-    fields = {
-        "base": repr(str(base)) if isinstance(base, str) else f"vm.ViTConfig.from_dict({base!r})",
+    of_base = repr(str(base)) if isinstance(base, str) else f"vm.ViTConfig.from_dict({base!r})"
+    texts = {
+        **({"start": repr(start["source"])} if start else {"base": of_base}),
         "arms": f"[{', '.join(arms)}]",
         "data": repr(data),
         "recipe": f"vm.Recipe().with_({', '.join(f'{name}={value!r}' for name, value in recipe.items())})",
         "seeds": repr(list(settings.seeds)),
         **{name: repr(value) for name, value in fixed.items()},
     }
-    if start:
-        fields = {"start": repr(start["source"]), **{name: text for name, text in fields.items() if name != "base"}}
-    measure = settings.measure
-    if measure != make_measure(measure.name):
-        fields["metric"] = f"vm.study.Measure.from_dict({measure.to_dict()!r})"
-    elif measure != measure_of(settings.fixed["task"]):
-        fields["metric"] = repr(measure.name)
-    fields |= {"margin": repr(settings.margin), "generalize": repr(settings.generalize)}
-    fields |= {name: repr(value) for name in ("family", "folds") if (value := getattr(settings, name))}
-    if settings.until_decided:
-        fields["until_decided"] = "True"
-    if settings.design:
-        fields |= {"design": "'factorial'", "runs": repr(len(settings.design.design.runs))}
-    if settings.sweep:
-        fields["sweep"] = repr(settings.sweep.to_dict())
-    if settings.grid:
-        fields |= {"tune": repr(settings.grid.to_dict()), "tune_on": repr(VAL)}
-        if settings.same_seeds:
-            fields["same_seeds"] = "True"
-        else:
-            fields["tuning_seeds"] = repr(len(settings.tuning_seeds))
-    arguments = ", ".join(f"{name}={text}" for name, text in fields.items())
+    is_fresh = settings.tune and not settings.same_seeds
+    resolved = {
+        "metric": None if settings.measure == measure_of(fixed["task"]) else settings.measure.name,
+        "design": settings.design and "factorial",
+        "tune": settings.tune.to_dict() or (),
+        "tuning_seeds": len(settings.tuning_seeds) if is_fresh else 1,
+        "sweep": settings.sweep.to_dict() or (),
+    }
+    usual = StudySettings()
+    for field in fields(StudySettings):
+        value = resolved.get(field.name, getattr(settings, field.name))
+        if value != getattr(usual, field.name):
+            texts[field.name] = repr(value)
+    if settings.measure != make_measure(settings.measure.name):
+        texts["metric"] = f"vm.study.Measure.from_dict({settings.measure.to_dict()!r})"
+    arguments = ", ".join(f"{name}={text}" for name, text in texts.items())
     return f"import vitmods as vm\nfrom vitmods.study import Arm, parse_edits\n\nvm.Study({arguments}).run({out!r})"
 
 
@@ -125,28 +119,18 @@ def log_verdicts(names: Iterable[str], folder: StudyFolder, facts: Facts, settin
         low, high = effect.interval
         numbers = {"effect": effect.effect, "low": low, "high": high, "margin": effect.margin}
         numbers = {f"verdict/{key}": value for key, value in numbers.items() if math.isfinite(value)}
-        fields = {
-            "verdict": str(effect.verdict),
-            "effect": repr(effect),
-            "metric": answer.metric.name,
-            "seeds": len(settings.seeds),
-        }
-        message = {**fields, **numbers}
+        seeds = len(settings.seeds)
+        about = {"verdict": str(effect.verdict), "effect": repr(effect), "metric": answer.metric.name, "seeds": seeds}
+        message = {**about, **numbers}
         loggers = [logger for logger in names if noted.get(logger, {}).get(name) != message]
         if loggers:
-            run = logged_run(folder, facts, arms.get(name, Arm(name)), f"verdict of {name}", fields)
+            run = logged_run(folder, facts, arms.get(name, Arm(name)), f"verdict of {name}", about)
             for logger in Logs(loggers, replace(run, folder=folder.path)).close("finished", numbers):
                 noted.setdefault(logger, {})[name] = message
             write_json(path, noted)
 
 
 SAMPLES = 12  # images shown in the report
-
-
-def plan_of(settings: Settings) -> Plan:
-    """Return what is recorded of the settings before any score is known."""
-    family = settings.compared
-    return Plan(len(settings.seeds), settings.until_decided, settings.generalize, settings.measure.name, family)
 
 
 def write_facts(study: PreparedStudy, command: str, plan: Plan) -> Facts:
@@ -207,19 +191,14 @@ MOST_FOR_COSTS = 0.1  # of the time that the trials took: while one process meas
 
 
 def run_study(
-    settings: Settings,
-    path: Path,
-    options: StudyOptions,
-    command: str,
-    budget: Budget = ENDLESS,
-    seeds_given: bool = True,
+    settings: Settings, path: Path, options: StudyOptions, budget: Budget, seeds_given: bool, command: str | None
 ) -> Answer:
     """Run what is missing in a study's folder and return the answer: see `Study.run`.
 
     Without given seeds, a study that is in the folder keeps its own, and as many as fit the budget are planned for
     another one.
     """
-    folder = StudyFolder(path)
+    folder, command = StudyFolder(path), command or python_call(settings, str(path))
     folder.check_place(settings.fixed["data"])
     with folder.lock() as lease:
         settings, is_planned = _as_recorded(folder, settings, seeds_given)
@@ -248,17 +227,12 @@ def run_study(
 
 
 def dry_run(
-    settings: Settings,
-    path: Path | None,
-    options: StudyOptions,
-    command: str | None = None,
-    budget: Budget = ENDLESS,
-    seeds_given: bool = True,
+    settings: Settings, path: Path, options: StudyOptions, budget: Budget, seeds_given: bool, command: str | None
 ) -> Estimate:
     """Estimate the time, disk and findings of a study without writing a file: see `Study.dry_run`."""
     from vitmods.study.estimate import estimate
 
-    folder = StudyFolder(path or os.devnull)
+    folder = StudyFolder(path)
     folder.refresh()
     settings, is_planned = _as_recorded(folder, settings, seeds_given)
     _say_what_is_planned(folder, settings, options, is_planned or budget == ENDLESS)
@@ -266,13 +240,7 @@ def dry_run(
 
 
 def run_pilot(
-    settings: Settings,
-    path: Path,
-    options: StudyOptions,
-    command: str,
-    budget: Budget = ENDLESS,
-    seeds_given: bool = True,
-    shell_command: str | None = None,
+    settings: Settings, path: Path, options: StudyOptions, budget: Budget, seeds_given: bool, command: str | None
 ) -> Estimate:
     """Train base on the first seeds and estimate the study: see `Study.pilot`. The seeds stay unplanned, so that the
     estimate may determine their number."""
@@ -285,11 +253,18 @@ def run_pilot(
         seeds = (settings.seeds if seeds_given or is_planned else tuple(range(PILOT)))[:PILOT]
         say(options, f"Pilot: {plural(len(seeds), 'trial')} of base, in {named(folder.path)}")
         study = open_study(folder, settings if is_planned else settings.with_seeds(seeds), options)
-        facts = write_facts(study, command, plan_of(settings) if is_planned else Plan())
+        plan = plan_of(settings) if is_planned else Plan()
+        facts = write_facts(study, command or python_call(settings, str(path)), plan)
         base_alone = replace(study.settings, arms=(), until_decided=False).with_seeds(seeds)
         _work(study, StudyState(folder, base_alone, evaluated_of(folder, facts)), ENDLESS, lease)
         study.runner.settings = study.settings.with_seeds(settings.seeds)
-        return estimate(study, budget, shell_command, fixed=is_planned)
+        return estimate(study, budget, command, fixed=is_planned)
+
+
+def plan_of(settings: Settings) -> Plan:
+    """Return what is recorded of the settings before any score is known."""
+    count, family = len(settings.seeds), settings.compared
+    return Plan(count, settings.until_decided, settings.generalize, settings.measure.name, family)
 
 
 def _as_recorded(folder: StudyFolder, settings: Settings, seeds_given: bool) -> tuple[Settings, bool]:

@@ -1,10 +1,18 @@
-"""The state of a study's folder: how every trial ended, which points are chosen, and what every trial scored."""
+"""The state of a study's folder: how every trial ended, which points are chosen, and what every trial scored.
+
+Decisions on a study's trials: their scores as `vitmods.stats` reads them, and the looks at which arms stop.
+
+A fixed study is looked at once, when its seeds are done. One that runs until it is decided is looked at after 4, 5, 6,
+8, ... seeds, each time at a level that keeps false claims of the whole study at 5 %. Looks follow from the scores
+alone, so a study that was killed or extended has the same ones. A factorial study is looked at after 2, 3, 4, 6 and 8
+seeds, and stops as a whole, since every run informs every change.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -13,7 +21,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmods.study.arms import Arm
+from vitmods.stats.decide import decide
+from vitmods.stats.decision import Decision
+from vitmods.stats.factorial import LOOKS as FACTORIAL_LOOKS
+from vitmods.stats.factorial import Factorial, factorial
+from vitmods.stats.sequential import LOOKS, next_maximum
+from vitmods.stats.settings import OverSettings, over_settings
+from vitmods.stats.verdict import FRACTION, Effect
+from vitmods.study.arms import BASE, Arm
 from vitmods.study.plan import AS_IS, VAL, Evaluation, Grid, Measure, Point, Settings, Trial, choose, options_from
 from vitmods.study.store import Facts, Plan, StudyFolder, read_object, read_warnings
 from vitmods.train.trial import read_scores
@@ -200,10 +215,10 @@ class StudyState:
 
     def _selection(self, setting: Point, arm: Arm) -> Selection:
         settings, metric = self.settings, self.settings.measure.metric
-        if not settings.grid:
+        if not settings.tune:
             return Selection(arm, setting, {}, AS_IS)
         scores, ended = {}, True
-        for point in settings.grid.points:
+        for point in settings.tune.points:
             records = [self.tried[Trial(arm, seed, point, setting)] for seed in settings.tuning_seeds]
             scores[point] = {record.seed: record.score(metric.name) for record in records}
             ended &= all(record.ended for record in records)
@@ -299,3 +314,165 @@ def at_the_edge(grid: Grid, chosen: Point) -> list[str]:
     numbers = {name: values for name, values in grid.fields if all(isinstance(v, int | float) for v in values)}
     tried = {name: values for name, values in numbers.items() if len(values) > 1}
     return [name for name, value in chosen.values if name in tried and value in (min(tried[name]), max(tried[name]))]
+
+
+Arguments = dict[str, Any]
+"""of `decide`"""
+
+
+def decision_at(
+    state: StudyState,
+    seeds: Sequence[int],
+    setting: Point = AS_IS,
+    frozen: Mapping[str, Effect] | None = None,
+    base: str = BASE,
+    without: Container[str] = (),
+) -> Decision:
+    """Decide on every arm from the finished trials of these seeds; `frozen` are the effects of arms that have stopped.
+
+    Raises UserError if trials were evaluated on different images.
+    """
+    scores, criteria = _scores(state, seeds, [setting], without)
+    return decide(
+        base=base, family=_family(state, base), frozen=frozen, most_seeds=_most(state, LOOKS), planned=len(seeds),
+        resampled=state.images.sizes, **scores[setting], **criteria,
+    )  # fmt: skip
+
+
+def factorial_at(state: StudyState, seeds: Sequence[int], setting: Point = AS_IS) -> Factorial:
+    """Decide on the changes of a factorial study, on average over the other changes."""
+    assert state.settings.design is not None
+    scores, criteria = _scores(state, seeds, [setting])
+    return factorial(
+        design=state.settings.design.design, most_seeds=_most(state, FACTORIAL_LOOKS), planned=len(seeds),
+        **scores[setting], **criteria,
+    )  # fmt: skip
+
+
+def over_settings_at(state: StudyState, base: str = BASE) -> OverSettings:
+    """Decide on every arm on average over the settings of a sweep, and under each."""
+    seeds, points = state.settings.seeds, state.settings.sweep.points
+    scores, criteria = _scores(state, seeds, points)
+    by_setting: Arguments = {
+        name: {str(point): scores[point][name] for point in points} for name in ("scores", "failed", "constant")
+    }
+    return over_settings(base=base, family=_family(state, base), planned=len(seeds), **by_setting, **criteria)
+
+
+def _family(state: StudyState, base: str) -> int | Literal["pairs"]:
+    """The arms that were planned or have been added; all pairs for a reference that was chosen after the scores."""
+    return max(len(state.settings.arms), state.images.plan.family) if base == BASE else "pairs"
+
+
+def _scores(
+    state: StudyState, seeds: Sequence[int], points: Sequence[Point], without: Container[str] = ()
+) -> tuple[dict[Point, Arguments], Arguments]:
+    """Return `scores`, `failed` and `constant` of `decide` for each setting, and the criteria that they share. An arm
+    does not have trials before its point is chosen."""
+    settings, metric = state.settings, state.settings.measure.metric
+    by_setting: dict[Point, dict[str, list[TrialRecord]]] = {}
+    for point in points:
+        for arm in (arm.name for arm in settings.every_arm if arm.name not in without):
+            trials = (state.trial(point, arm, seed) for seed in seeds)
+            by_setting.setdefault(point, {})[arm] = [state.answered[trial] for trial in trials if trial is not None]
+    records = [trial for arms in by_setting.values() for trials in arms.values() for trial in trials]
+    finished = [trial for trial in records if trial.status == "finished"]
+    folds = settings.folds or 1  # trials of one fold, or all, have the same images
+    evaluated = {(trial.seed % folds, trial.images.images) for trial in finished if trial.images is not None}
+    if len(evaluated) > len({fold for fold, _ in evaluated}):
+        raise UserError(
+            f"Trials in {named(state.folder.path)} were evaluated on different images, so they cannot be compared. Run "
+            "the study again in another folder."
+        )
+    has_images = all(trial.images is not None for trial in finished)
+    arguments: dict[Point, Arguments] = {}
+    for setting, arms in by_setting.items():
+        scores: dict[str, dict[int, Any]] = {arm: {} for arm in arms}
+        failed: dict[str, dict[int, str]] = {arm: {} for arm in arms}
+        constant: dict[str, set[int]] = {arm: set() for arm in arms}
+        for arm, records in arms.items():
+            for trial in records:
+                by_image = trial.images if trial.status == "finished" and has_images else None
+                scores[arm][trial.seed] = trial.score(metric.name) if by_image is None else by_image.values
+                if trial.status == "diverged":
+                    failed[arm][trial.seed] = trial.message or "diverged"
+                if trial.constant:
+                    constant[arm].add(trial.seed)
+        arguments[setting] = {"scores": scores, "failed": failed, "constant": constant}
+    criteria = {
+        "margin": settings.margin,
+        "unit": FRACTION if metric.unit == "%" else metric.unit,
+        "higher_is_better": metric.higher_is_better,
+        "generalize": settings.generalize,
+        "chance": state.images.constant.get(metric.name),
+        "groups": state.images.groups if has_images and finished else None,
+    }
+    return arguments, criteria
+
+
+def _most(state: StudyState, looks: Sequence[int]) -> int | None:
+    """The maximum of a study that is looked at more than once; None if its seeds were fixed before."""
+    count, plan = len(state.settings.seeds), state.images.plan
+    if state.settings.until_decided or plan.until_decided:
+        return min(max(count, looks[0]), looks[-1])
+    extended = 1 < plan.seeds < count and not state.settings.folds
+    return min(next_maximum(count), looks[-1]) if extended else None
+
+
+@dataclass(frozen=True)
+class Look:
+    """The decision on the first `seeds` seeds; `stopped` are the arms that end there."""
+
+    seeds: int
+    decision: Decision | Factorial
+    stopped: tuple[str, ...]
+
+
+def looks(
+    state: StudyState, setting: Point = AS_IS, retried: Container[Trial] | None = None, known: Sequence[Look] = ()
+) -> list[Look]:
+    """Return the looks of a study that runs until it is decided, as far as its trials reach; none of a fixed study.
+
+    An arm one of whose trials failed, e.g. for lack of memory, is left out of a look: no verdict waits for it.
+
+    Args:
+        retried: trials that a run has tried; trials that failed earlier are waited for. None: not waited for.
+        known: the first looks, from an earlier call of the same run.
+    """
+    settings, taken = state.settings, list(known)
+    frozen: dict[str, Effect] = {}
+    if not settings.design:
+        frozen = {arm: look.decision.effects[arm] for look in known for arm in look.stopped}
+    if known and (known[-1].stopped if settings.design else len(frozen) == len(settings.arms)):
+        return taken
+    for count in settings.looks[len(known) :]:
+        seeds = settings.seeds[:count]
+        failed, is_complete = set(), True
+        for arm in (arm.name for arm in settings.every_arm if arm.name not in frozen):
+            trials = [trial for seed in seeds if (trial := state.trial(setting, arm, seed)) is not None]
+            unfinished = [trial for trial in trials if not state.answered[trial].ended]
+            if any(
+                state.answered[trial].status in ("failed", "damaged") and (retried is None or trial in retried)
+                for trial in unfinished
+            ):
+                failed.add(arm)
+            elif unfinished or len(trials) < count:
+                is_complete = False
+        if taken and len(frozen) + len(failed - {BASE}) == len(settings.arms):
+            break
+        if BASE in failed or (settings.design and failed) or not is_complete:
+            break
+        if settings.design is not None:
+            changes = factorial_at(state, seeds, setting)
+            taken.append(Look(count, changes, tuple(arm.name for arm in settings.arms if changes.is_decided)))
+            if changes.is_decided:
+                break
+            continue
+        decision = decision_at(state, seeds, setting, frozen, without=failed)
+        effects = {arm: effect for arm, effect in decision.effects.items() if arm not in frozen}
+        stopped = {arm: effect for arm, effect in effects.items() if effect.stops or effect.futile}
+        taken.append(Look(count, decision, tuple(stopped)))
+        frozen |= stopped
+        if len(frozen) + len(failed) == len(settings.arms):
+            break
+    return taken

@@ -420,11 +420,6 @@ class StudyFolder:
         if self.settings_file.exists():
             raise UserError(f"{named(self.path)} holds a study. Choose another folder for a single trial with --out.")
 
-    def refuse_trial(self) -> None:
-        """Raise UserError if the folder is a single trial's, as `vitmods train` writes it."""
-        if (self.path / "config.json").exists() and not self.settings_file.exists():
-            raise UserError(f"{named(self.path)} holds a single trial. Choose another folder for a study with --out.")
-
     def write_samples(self, samples: Sequence[Sample]) -> None:
         """Write images with their names, (H, W) or (H, W, C) in uint8, of any sizes."""
         images = {f"image{i}": image for i, (_, image) in enumerate(samples)}

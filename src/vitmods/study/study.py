@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import asdict, fields, replace
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from vitmods.study.answer import Answer
     from vitmods.study.estimate import Estimate
     from vitmods.study.retrain import Retrained
+    from vitmods.study.schedule import Budget
 
 T = TypeVar("T", bound=StudyOptions | StudySettings | ImageOptions)
 SEEDS, MOST = {None: 5, "factorial": 3}, {None: 16, "factorial": 8}
@@ -125,11 +127,9 @@ class Study:
             UserError: another run holds the folder, it holds another study, or something cannot be used as given.
             KeyboardInterrupt: a signal came; what was trained is saved.
         """
-        from vitmods.study.run import python_call, run_study
-        from vitmods.study.schedule import make_budget
+        from vitmods.study.run import run_study
 
-        options, command = _for_this_machine(options, overrides), command or python_call(self.settings, str(out))
-        return run_study(self.settings, Path(out), options, command, make_budget(budget), self._seeds_given)
+        return run_study(*self._arguments(out, budget, options, overrides), command)
 
     def confirm(self, out: str | Path, seeds: int = SEEDS[None], **options: Any) -> Answer:
         """Train the best combination that a factorial study in `out` predicts against base, on fresh seeds.
@@ -192,7 +192,8 @@ class Study:
         """
         from vitmods.study.retrain import retrain_study
 
-        return retrain_study(self.settings, Path(out), arm, seed, _for_this_machine(options, overrides))
+        settings, path, options, *_ = self._arguments(out, None, options, overrides)
+        return retrain_study(settings, path, arm, seed, options)
 
     def dry_run(
         self,
@@ -209,10 +210,8 @@ class Study:
         Arguments and errors are those of `run`; with a budget it estimates the study that `run` would plan for it.
         """
         from vitmods.study.run import dry_run
-        from vitmods.study.schedule import make_budget
 
-        path, options = None if out is None else Path(out), _for_this_machine(options, overrides)
-        return dry_run(self.settings, path, options, command, make_budget(budget), self._seeds_given)
+        return dry_run(*self._arguments(out or os.devnull, budget, options, overrides), command)
 
     def pilot(
         self,
@@ -225,11 +224,18 @@ class Study:
     ) -> Estimate:
         """Train base alone on the first four seeds, which count as trials of the study; then estimate with
         the variance now known. Arguments and errors are those of `run`."""
-        from vitmods.study.run import python_call, run_pilot
+        from vitmods.study.run import run_pilot
+
+        return run_pilot(*self._arguments(out, budget, options, overrides), command)
+
+    def _arguments(
+        self, out: str | Path, budget: str | int | None, options: StudyOptions, overrides: Mapping[str, Any]
+    ) -> tuple[Settings, Path, StudyOptions, Budget, bool]:
         from vitmods.study.schedule import make_budget
 
-        options, recorded = _for_this_machine(options, overrides), command or python_call(self.settings, str(out))
-        return run_pilot(self.settings, Path(out), options, recorded, make_budget(budget), self._seeds_given, command)
+        options = override(options, overrides)
+        options.check_here()
+        return self.settings, Path(out), options, make_budget(budget), self._seeds_given
 
 
 def override(options: T, overrides: Mapping[str, Any], what: str = "a run", others: Iterable[str] = ()) -> T:
@@ -239,12 +245,6 @@ def override(options: T, overrides: Mapping[str, Any], what: str = "a run", othe
         if name not in names:
             raise TypeError(f"{name!r} is not an option of {what}. {nearest(name, [*names, *others])}")
     return replace(options, **overrides)
-
-
-def _for_this_machine(options: StudyOptions, overrides: Mapping[str, Any]) -> StudyOptions:
-    options = override(options, overrides)
-    options.check_here()
-    return options
 
 
 def fixed_settings(
@@ -262,7 +262,12 @@ def fixed_settings(
 
     kind = TASKS[task]
     if not isinstance(base, str | ViTConfig | None):
-        base = FunctionSpec.of(_check_function(base))
+        if hasattr(base, "forward") or not callable(base):
+            raise UserError(
+                f"base is a ViT's name, a ViTConfig, or a function (num_classes, img_size, in_chans) -> nn.Module that "
+                f"makes new models, not a {type(base).__name__}: every trial starts with the weights of its seed."
+            )
+        base = FunctionSpec.of(base)
     if function := base_function(base):
         function.load()
     if isinstance(base, str) and not is_foreign(base) and base not in MODELS:
@@ -300,16 +305,3 @@ def fixed_settings(
     if isinstance(base, FunctionSpec):
         in_json["base"] = base  # which remembers its function
     return in_json
-
-
-def _check_function(base: Any) -> Callable[..., nn.Module]:
-    """Raise UserError for anything but a function, such as a model that is built already."""
-    from torch import nn
-
-    if isinstance(base, nn.Module) or not callable(base):
-        raise UserError(
-            f"base is a ViT's name, a ViTConfig, or a function (num_classes, img_size, in_chans) -> nn.Module that "
-            f"makes new models, not a {type(base).__name__}: every trial starts with the weights of its seed."
-        )
-    function: Callable[..., nn.Module] = base
-    return function

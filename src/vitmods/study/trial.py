@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from torch import nn
 import vitmods
 from vitmods.data.batch import for_device
 from vitmods.evals.base import ProtocolResult
+from vitmods.evals.outputs import Progress, silent
 from vitmods.evals.protocols import check_protocols, run_protocols
 from vitmods.layers.norms.contract import SmallBatchWarning
 from vitmods.layers.norms.whitening import NotFittedWarning
@@ -31,7 +32,7 @@ from vitmods.study.bases import Base, ForeignBase, edited, make_base, record_of
 from vitmods.study.checkpoints import Start, open_trial
 from vitmods.study.plan import AS_IS, VAL, Evaluation, Point, Settings, Trial, Work, image_settings
 from vitmods.study.state import read_trial
-from vitmods.study.store import WARNINGS, Facts, StudyFolder, read_json, read_warnings
+from vitmods.study.store import WARNINGS, Facts, StudyFolder, read_warnings
 from vitmods.tasks.base import DEFAULT, TASKS, Task, make_task
 from vitmods.tasks.features import without_head
 from vitmods.train import RunOptions, train_trial
@@ -44,8 +45,8 @@ from vitmods.util.files import write_json
 
 if TYPE_CHECKING:
     from vitmods.data import Batch, ImageDataset
+    from vitmods.evals.options import Options
     from vitmods.recipes import Recipe
-    from vitmods.study.plan import Measure, Settings
     from vitmods.tasks.base import Task
 
 
@@ -73,82 +74,68 @@ def answer_splits(settings: Settings, dataset: ImageDataset) -> tuple[str, ...]:
     """The splits that the answer is about: test, or val without a test split. Where vitmods made both and nothing is
     chosen on val, all images that are held out; with folds test alone, so that each image counts once."""
     made = dataset.summary()["split_origin"].startswith("made") and {VAL, "test"} <= set(dataset.splits)
-    return (VAL, "test") if made and not (settings.grid or settings.folds) else (dataset.eval_split,)
+    return (VAL, "test") if made and not (settings.tune or settings.folds) else (dataset.eval_split,)
 
 
 def check_images(settings: Settings, dataset: ImageDataset) -> None:
     """UserError where the images lack a split that is needed, or do not allow a recipe or the metric's protocol."""
     splits, split = dataset.splits, dataset.eval_split
-    if settings.grid and VAL not in splits:
+    if settings.tune and VAL not in splits:
         raise UserError(
             "Without a val split nothing can be chosen. Make one from train with a val_fraction above 0 "
             "(--val-fraction 0.2), or give a folder named val."
         )
-    if settings.grid and split == VAL:
+    if settings.tune and split == VAL:
         raise UserError(
             "The test split is missing: what is chosen on val cannot be reported on val, where the chosen number is "
             "too good. Add a test split (a folder named test); a source with train alone is cut into all three."
         )
     for arm in settings.every_arm:
-        for point in settings.grid.points:
+        for point in settings.tune.points:
             resolve_on(settings.recipe_of(arm, point), dataset)
-    measure, evaluated_on = settings.measure, {split, *([VAL] if settings.grid else [])}
+    measure, evaluated_on = settings.measure, {split, *([VAL] if settings.tune else [])}
     for evaluated in evaluated_on if measure.metric.protocol else ():
         check_protocols(dataset, [measure.metric.protocol], split=evaluated, options=measure.options)
 
 
-def own_evaluation(
-    task: Task, model: nn.Module, dataset: ImageDataset, split: str, batch_size: int, device: torch.device
-) -> ProtocolResult:
-    """Run the task's own evaluation of a model in evaluation mode, on `device`; returns it as a protocol's."""
-    batches = for_device(dataset, device).eval_batches(split, batch_size)
-    measured = task.evaluate(model, (batch.to(device) for batch in batches))
+def measure_model(
+    model: nn.Module,
+    task: Task,
+    recipe: Recipe,
+    dataset: ImageDataset,
+    protocols: Sequence[str],
+    split: str,
+    batch_size: int,
+    device: str,
+    options: Options | None = None,
+    progress: Progress = silent,
+) -> dict[str, ProtocolResult]:
+    """Run protocols on a trained model, or without any the task's own evaluation, whose result has the task's name."""
+    placement = place(device, recipe.precision)
+    model = model.to(placement.device)
+    if protocols:
+        return run_protocols(
+            model, dataset, protocols, split=split, batch_size=batch_size, device=placement.device, options=options,
+            autocast=placement.autocast, progress=progress,
+        )  # fmt: skip
+    with placement.autocast():
+        batches = for_device(dataset, placement.device).eval_batches(split, batch_size)
+        measured = task.evaluate(model.eval(), (batch.to(placement.device) for batch in batches))
     names = {metric.name for metric in task.metrics}
     means = {name: mean_over_images(scores) for name, scores in measured.per_image.items() if name in names}
-    return ProtocolResult(
+    result = ProtocolResult(
         {name: value for name, value in measured.metrics.items() if name in names},
         {name: dict(zip(dataset.classes, values, strict=True)) for name, values in measured.detail.items()},
         {name: ends for name, ends in means.items() if ends is not None},
         measured.per_image,
     )
+    return {task.name: result}
 
 
 def trial_scores(folder: Path, split: str) -> dict[str, NDArray[Any]]:
     """Read the scores of each image of a split, (n,) arrays by name and `ids`, from the training's own evaluation and
     from protocols. Empty for tasks without scores of single images. Raises UserError for a damaged file."""
     return read_scores(folder / f"{split}.npz")
-
-
-def evaluate_trial(
-    folder: Path, dataset: ImageDataset, task: Task, recipe: Recipe, measure: Measure, split: str, device: str
-) -> None:
-    """Run the measure's protocol, or the task's own evaluation without one, on a finished trial's weights.
-
-    Writes the metrics to <split>.json, and those of each image to <split>.npz, in the trial's folder. Raises UserError
-    if the images or the options do not allow the protocol.
-    """
-    placement = place(device, recipe.precision)
-    model, protocol = open_trial(folder).to(placement.device), measure.metric.protocol
-    if protocol:
-        result = run_protocols(
-            model, dataset, [protocol], split=split, batch_size=recipe.part_size, device=placement.device,
-            options=measure.options, autocast=placement.autocast,
-        )[protocol]  # fmt: skip
-    else:
-        with placement.autocast():
-            result = own_evaluation(task, model.eval(), dataset, split, recipe.part_size, placement.device)
-    if measure.name not in result.metrics:
-        raise UserError(
-            f"The {protocol or task.name} evaluation does not give {measure.name} with these options; compare another "
-            "metric."
-        )
-    if result.per_image:
-        scores = {"ids": np.array(dataset.splits[split].ids, dtype=str), **result.per_image}
-        write_scores(folder / f"{split}.npz", {**trial_scores(folder, split), **scores})
-    before = (read_json(folder / f"{split}.json") or {}).get("protocols", {})
-    record = {"options": measure.to_dict()["options"], **result.to_dict()}
-    protocols = {**before, protocol or task.name: record}
-    write_json(folder / f"{split}.json", {"schema": 1, "split": split, "protocols": protocols, "failed": None})
 
 
 def load_images(
@@ -253,9 +240,28 @@ class TrialRunner:
         return recipe, self.dataset(recipe, trial.setting, trial.seed), task_of(settings.fixed, recipe)
 
     def _evaluate(self, trial: Trial, split: str) -> None:
-        recipe, dataset, task = self._of(trial)
-        measure = self.settings.measure
-        evaluate_trial(self.folder.trial(trial), dataset, task, recipe, measure, split, self.options.device)
+        """Run the measure's protocol, or the task's own evaluation without one, on a finished trial's weights.
+
+        Writes the metrics to <split>.json, and those of each image to <split>.npz, in the trial's folder. Raises
+        UserError if the images or the options do not allow the protocol.
+        """
+        (recipe, dataset, task), measure, folder = self._of(trial), self.settings.measure, self.folder.trial(trial)
+        protocols, model = [name] if (name := measure.metric.protocol) else [], open_trial(folder)
+        results = measure_model(
+            model, task, recipe, dataset, protocols, split, recipe.part_size, self.options.device, measure.options
+        )
+        ((name, result),) = results.items()
+        if measure.name not in result.metrics:
+            raise UserError(
+                f"The {name} evaluation does not give {measure.name} with these options; compare another metric."
+            )
+        if result.per_image:
+            scores = {"ids": np.array(dataset.splits[split].ids, dtype=str), **result.per_image}
+            write_scores(folder / f"{split}.npz", {**trial_scores(folder, split), **scores})
+        evaluation = self.folder.evaluation(trial, split)
+        record = {"options": measure.to_dict()["options"], **result.to_dict()}
+        protocols_done = {**evaluation["protocols"], name: record}
+        write_json(folder / f"{split}.json", {**evaluation, "protocols": protocols_done, "failed": None})
 
     def _train(self, trial: Trial) -> None:
         """Train or resume; warnings of vitmods are shown, and kept in the trial's folder for the report."""

@@ -69,9 +69,9 @@ class Processes:
                         source.waiting()
                     for answers in ready:
                         worker = running.pop(answers)
-                        answer = worker.answer()
-                        free[worker.index] = None if answer is None else worker
-                        source.ended(worker.work, worker.failure_reason() if answer is None else answer["failure"])
+                        failure, is_alive = worker.answer()
+                        free[worker.index] = worker if is_alive else None
+                        source.ended(worker.work, failure)
             except BaseException:
                 workers = [*running.values(), *filter(None, free.values())]
                 for worker in workers:  # all save their checkpoints at the same time
@@ -138,9 +138,12 @@ class Worker:
             self.process.stdin.write(json.dumps(work).encode() + b"\n")
             self.process.stdin.flush()
 
-    def answer(self) -> dict[str, Any] | None:
+    def answer(self) -> tuple[str | None, bool]:
+        """Wait for the end of the work; returns why it failed, or None, and whether the process is alive."""
         line = self.answers.readline()
-        return json.loads(line) if line.endswith(b"\n") else None
+        if line.endswith(b"\n"):
+            return json.loads(line)["failure"], True
+        return self._why_it_ended(), False
 
     def stop(self) -> None:
         """Let it save its checkpoint and end; kill it if it does not."""
@@ -154,8 +157,7 @@ class Worker:
             self.process.kill()
         self.dismiss()
 
-    def failure_reason(self) -> str:
-        """Return why the process ended, for the report."""
+    def _why_it_ended(self) -> str:
         code = self.process.wait()
         self.dismiss()
         if code < 0:
