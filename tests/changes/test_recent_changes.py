@@ -10,8 +10,7 @@ from timm.models.beit import Beit
 import vitmods as vm
 from vitmods.changes.compose import edit
 from vitmods.layers import Attention, AttentionSlots, RelativePositionBias
-from vitmods.study.arms import arms_from_text
-from vitmods.study.line_ups import find_line_up
+from vitmods.study.arms import arms_from_text, find_line_up
 
 DOUBLE = {"atol": 1e-9, "rtol": 0}
 
