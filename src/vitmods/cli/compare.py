@@ -129,7 +129,8 @@ def main(arguments: Sequence[str]) -> int:
     machine = replace(options.options, progress=not options.quiet)
     machine.check_here()
     make_budget(options.budget)
-    tables = [arm for arm in options.arms if find_line_up(arm)]
+    named_line_ups = ((arm, line_up.name) for arm in options.arms if (line_up := find_line_up(arm)))
+    tables = [arm for arm, name in named_line_ups if arm.strip() in (name, f"paper:{name}")]  # not `norms`
     if len(tables) > 1:
         raise UserError(f"A study has the bases and settings of one table: give one of {' and '.join(tables)}.")
     line_up = find_line_up(tables[0]) if tables else None
