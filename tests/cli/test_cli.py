@@ -143,7 +143,6 @@ REFUSED = {
     "train": [
         ("--lr ten", "--lr"),
         ("--seed -1", "Seeds are whole numbers"),
-        ("--arm dpn+dpn --data digits", "dpn"),
         ("--recipe augrge", "augreg"),
     ],
     "finetune": [
