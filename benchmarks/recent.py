@@ -58,13 +58,16 @@ def infer(model: nn.Module, images: torch.Tensor) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--only", nargs="*", default=[], help="ingredients, or all")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     one_thread()
     torch.manual_seed(0)
-    images = torch.randn(BATCH, 3, SIZE["img_size"], SIZE["img_size"])
+    images = torch.randn(arguments.batch, 3, SIZE["img_size"], SIZE["img_size"])
     results: dict[str, Any] = {}
-    for text, (ours, other) in pairs().items():
+    chosen = {text: pair for text, pair in pairs().items() if text in arguments.only or not arguments.only}
+    for text, (ours, other) in chosen.items():
         for mode, run in (("step", train), ("inference", infer)):
             for model in (ours, other):
                 model.train(mode == "step")
