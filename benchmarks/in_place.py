@@ -36,7 +36,7 @@ FAMILIES = (
 )  # fmt: skip
 """timm's modules of plain ViTs and their relatives"""
 OTHER_NORM = "another norm"
-CHANGES = (OTHER_NORM, "layerscale(init=1.0)", "qknorm", "dpn")
+CHANGES = (OTHER_NORM, "rms", "layerscale(init=1.0)", "qknorm", "dpn")
 IN_PLACE, HAS_IT = "in place", "has it"
 MOST_PARAMETERS = 200_000_000
 HEADS = {"num_hidden_layers": 2, "num_attention_heads": 4}

@@ -9,10 +9,11 @@ import transformers
 from torch import nn
 
 import vitmods as vm
+from vitmods.adapters.surgery import repeat
 from vitmods.layers import LayerNorm, RMSNorm
 from vitmods.layers.norms import CenteredLayerNorm
 from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig
-from vitmods.util.errors import NoEffect, SlotConflict, UserError
+from vitmods.util.errors import NoEffect, NotCertified, NotRecognized, SlotConflict, UserError
 
 NO_PREFIX_POSITION = {"position_on_prefix": False}
 BIG_VISION = {"init": "big_vision", "position": "sincos2d", "representation": True, **NO_PREFIX_POSITION}
@@ -407,3 +408,62 @@ def test_the_norm_inside_map_pooling_stays_and_can_follow_or_be_left():
     new.reset_classifier(3, global_pool="avg")
     assert new.vit_config.pool_norm is None
     assert outputs(new).shape == (1, 3)
+
+
+SMALL = {"num_classes": 3, "img_size": 32, "depth": 2, "embed_dim": 64, "num_heads": 2}
+HF = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+IN_PLACE = {
+    "clip": lambda: timm.create_model("vit_base_patch16_clip_quickgelu_224", **SMALL),
+    "dinov3": lambda: timm.create_model("vit_small_patch16_dinov3", **SMALL),
+    "relpos": lambda: timm.create_model("vit_relpos_small_patch16_224", **SMALL),
+    "cait": lambda: timm.create_model("cait_xxs24_224", **SMALL),
+    "hf dinov2": lambda: transformers.Dinov2Model(transformers.Dinov2Config(**HF)),
+    "hf siglip": lambda: transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**HF, intermediate_size=64)),
+}
+
+
+def read(output):
+    return output if isinstance(output, torch.Tensor) else output[0]
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place_all_outputs_stay_and_the_norms_keep_their_biases(name):
+    old = trained(IN_PLACE[name]()).double()
+    new = vm.apply(old, vm.Norm("rms"), in_place=True)
+    assert type(new) is type(old)
+    assert new.state_dict().keys() == old.state_dict().keys()
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(read(new(images)), read(old(images)), rtol=1e-8, atol=1e-8)
+    loaded = repeat(IN_PLACE[name]().double().eval(), new.vm_record)
+    loaded.load_state_dict(new.state_dict())
+    torch.testing.assert_close(read(loaded(images)), read(new(images)))
+    blocks = [m for n, m in new.named_modules() if isinstance(m, RMSNorm) and m.bias.abs().max() > 0.01]
+    assert len(blocks) >= 4
+    read(new(images)).square().sum().backward()
+    assert all(norm.bias.grad is not None and norm.weight.grad is not None for norm in blocks)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: transformers.BertModel(
+                transformers.BertConfig(
+                    hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+                )
+            ),
+            NotRecognized,
+            r"cannot be exact here: a norm before .* is not recognized. Write norm\(kind=rms,exact=false\)",
+        ),
+        (
+            lambda: timm.create_model("vit_pe_lang_large_patch14_448", **SMALL | {"img_size": 28}),
+            NotCertified,
+            r"changes the outputs by .* Write norm\(kind=rms,exact=false\)",
+        ),
+        (lambda: vm.apply(IN_PLACE["dinov3"](), vm.Norm("rms")), NoEffect, "are not LayerNorms already"),
+    ],
+)
+def test_in_place_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        vm.apply(trained(make()), vm.Norm("rms"), in_place=True)

@@ -28,6 +28,7 @@ from vitmods.adapters.anatomy import (
     order_of_calls,
     widths,
 )
+from vitmods.adapters.exact_rms import center_stream, rms_swaps
 from vitmods.adapters.grid import UNKNOWN, ReadsMask, give_grids
 from vitmods.adapters.norm_choice import choose_norms, is_frozen
 from vitmods.adapters.running import Inputs, check_not_wrapped, copy_model, find_inputs, reads_last, run, tensors_of
@@ -39,6 +40,7 @@ from vitmods.changes.insertions import (
     AroundPatches,
     Before,
     Branch,
+    ExactRMS,
     Factor,
     Gate,
     Heads,
@@ -54,6 +56,7 @@ from vitmods.util.errors import NoEffect, NotCertified, NotRecognized, UnfitStem
 PREFIX = "vm_"
 """of the names of inserted modules"""
 TOLERANCE = 2e-5
+INEXACT = "Write norm(kind=rms,exact=false), which keeps the weights and alters the outputs."
 
 
 class Insert(nn.Module):
@@ -439,6 +442,8 @@ class _Operation:
                 return self._gate(branch, per)
             case Without(branch):
                 return partial(self._without, branch)
+            case ExactRMS():
+                return self._to_rms()
             case _:
                 return self._swap()
 
@@ -656,6 +661,21 @@ class _Operation:
 
         return finish
 
+    def _to_rms(self) -> Callable[[], None]:
+        """Exactly, which the certificate shows."""
+        anatomy = Anatomy(self.model)
+        try:
+            swaps = rms_swaps(anatomy, self.parts)
+            if self.inputs is not None:
+                self.removed += center_stream(anatomy, self.parts, self.called)
+        except NotRecognized as error:
+            raise NotRecognized(f"'{self.change}' cannot be exact here: {error}. {INEXACT}") from None
+        except NoEffect as error:
+            raise NoEffect(f"'{self.change}' alters nothing: {error}.") from None
+        for name, new in swaps.items():
+            self.model.set_submodule(name, norm_like(anatomy.modules[name], new, 0.0))
+        return lambda: None
+
     def _like(self, module: nn.Module, holder: nn.Module) -> nn.Module:
         reference = next((p for p in holder.parameters() if p.is_floating_point()), None)
         if reference is None:
@@ -670,7 +690,7 @@ class _Operation:
         if not moved <= _tolerance(self.model):
             raise NotCertified(
                 f"'{self.change}' cannot be put into this model: in its neutral form it changes the outputs by "
-                f"{moved:.0e} of the largest."
+                f"{moved:.0e} of the largest." + (f" {INEXACT}" if self.change == Norm("rms") else "")
             )
 
 

@@ -113,4 +113,9 @@ class Swap:
     """Other norms in all blocks, as `vitmods.replace_norms` chooses them for the change."""
 
 
-Insertion = After | Before | Without | AroundPatches | Heads | Gate | Swap
+@dataclass(frozen=True)
+class ExactRMS:
+    """RMSNorms for the LayerNorms before the branches, with a stream of zero mean: all outputs stay the same."""
+
+
+Insertion = After | Before | Without | AroundPatches | Heads | Gate | Swap | ExactRMS

@@ -7,7 +7,7 @@ from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Self
 
 from vitmods.changes.base import Change, Preserves, Weights
-from vitmods.changes.insertions import Insertion, Parts, Swap
+from vitmods.changes.insertions import ExactRMS, Insertion, Parts, Swap
 from vitmods.model import rms_conversion
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig, Slot
@@ -189,7 +189,7 @@ class Norm(Change):
         return carried
 
     def insertions(self, parts: Parts) -> list[Insertion]:
-        return [Swap()]
+        return [ExactRMS() if self._is_exact else Swap()]
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
         """Weights without a place in the new norms, or in another unit there."""
