@@ -27,7 +27,7 @@ keeps its class. A model that is read takes every change ([how](foreign-models.m
 | not recognized | refused: the model does not have the part, as Mamba does not have attention |
 
 `subln(rescale=false)`, `normformer` and `placement(reading=branch)` use the same branches as `layerscale`. The others
-(`parallel`, `size`, `gpsa`, `swiglu`, `stem`) need a model that is read. A study with such an arm reads base and all
+(`parallel`, `size`, `gpsa`) need a model that is read. A study with such an arm reads base and all
 arms ([any model](any-model.md)).
 """
 

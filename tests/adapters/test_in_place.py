@@ -17,7 +17,7 @@ from torch import nn
 import vitmods as vm
 from vitmods.adapters.anatomy import find_parts
 from vitmods.changes.compose import check_conflicts
-from vitmods.util.errors import NoEffect, NotCertified, NotRecognized, UserError
+from vitmods.util.errors import NoEffect, NotCertified, NotRecognized, UnfitStem, UserError
 
 VISION = {
     "hidden_size": 32,
@@ -113,6 +113,7 @@ def test_a_model_keeps_its_class_and_its_weights(name, text):
 
 
 NAMES = (
+    (r"patch_embed\.proj\.stem\.", "patch_embed."),
     (r"patch_embed\.vm_proj_norms_\w+\.norm_before", "patch_embed.norm_before"),
     (r"patch_embed\.vm_proj_norms_\w+\.norm_after", "patch_embed.norm"),
     (r"(attn|mlp)\.vm_\w+_norm_before\.norm", r"\1.norm"),
@@ -133,14 +134,19 @@ PIECES = (
     "placement(attn=pre+post,reading=branch)",
     "norm(kind=rms,exact=false)",
     "norm(kind=scale)",
+    "swiglu",
+    "stem(kind=hmlp,norm=layer)",
 )
 
 
+FIRST = ("norm(", "swiglu", "stem(")
+
+
 def composition(index):
-    """One to four changes that go together. A kind of norm comes first: in place it leaves insertions alone."""
+    """One to four changes that go together. What replaces modules comes first: in place it leaves insertions alone."""
     draw = random.Random(index)
     chosen = []
-    for piece in sorted(draw.sample(PIECES, draw.randint(1, 4)), key=lambda piece: not piece.startswith("norm(")):
+    for piece in sorted(draw.sample(PIECES, draw.randint(1, 4)), key=lambda piece: not piece.startswith(FIRST)):
         try:
             check_conflicts(vm.parse_changes("+".join([*chosen, piece])))
         except UserError:
@@ -352,7 +358,11 @@ def test_a_causal_model_stays_causal():
 @pytest.mark.parametrize(
     ("name", "text", "error", "message"),
     [
-        ("timm beit", "swiglu", UserError, "'swiglu' needs a model that vm.apply can read"),
+        ("timm beit", "parallel", UserError, "'parallel' needs a model that vm.apply can read"),
+        ("hf llama", "swiglu", NoEffect, "mlp is gated already"),
+        ("hf bert", "swiglu", NotRecognized, "that of encoder.layer.0 is not one module"),
+        ("hf bert", "hmlp", UnfitStem, "needs a stem of one projection of patches"),
+        ("timm vit", "normformer+swiglu", UserError, "of an earlier change out: give it first"),
         ("timm beit", "subln", UserError, r"write subln\(rescale=false\)"),
         ("timm beit", "postnorm", UserError, "write reading=branch"),
         ("timm beit", "normformer(head_scale=true)", UserError, "write normformer for the two norms alone"),
@@ -387,7 +397,7 @@ def test_a_model_that_cannot_be_read_is_changed_in_place_without_being_asked():
     with pytest.raises(UserError, match="not covered"):
         vm.apply(model, vm.LayerScale(), in_place=False)
     with pytest.raises(UserError, match="tried in place, since the model cannot be read"):
-        vm.apply(model, vm.SwiGLU())
+        vm.apply(model, vm.Parallel())
 
 
 def test_a_second_change_at_the_same_place_is_kept_beside_the_first():

@@ -461,7 +461,7 @@ def test_in_place_all_outputs_stay_and_the_norms_keep_their_biases(name):
             NotCertified,
             r"changes the outputs by .* Write norm\(kind=rms,exact=false\)",
         ),
-        (lambda: vm.apply(IN_PLACE["dinov3"](), vm.Norm("rms")), NoEffect, "are not LayerNorms already"),
+        (lambda: vm.apply(IN_PLACE["dinov3"](), vm.Norm("rms"), in_place=True), NoEffect, "are not LayerNorms already"),
     ],
 )
 def test_in_place_refused(make, error, message):

@@ -43,14 +43,19 @@ from vitmods.changes.insertions import (
     ExactRMS,
     Factor,
     Gate,
+    GatedMLP,
     Heads,
     Insertion,
+    NewStem,
     Parts,
     Without,
 )
 from vitmods.changes.norm import Norm
-from vitmods.model.build import make_norm, norm_factory
-from vitmods.model.slots import NormConfig, Slot
+from vitmods.layers.mlp import SwiGLU
+from vitmods.layers.stems import Stem
+from vitmods.model.build import make_norm, make_stem, norm_factory
+from vitmods.model.config import ViTConfig
+from vitmods.model.slots import NormConfig, Slot, StemConfig
 from vitmods.util.errors import NoEffect, NotCertified, NotRecognized, UnfitStem, UserError
 
 PREFIX = "vm_"
@@ -203,6 +208,24 @@ class Gates(Insert):
             return args
         gates = self.gate(tokens).sigmoid()
         return ((heads.unflatten(-1, (gates.shape[-1], -1)) * gates[..., None]).flatten(-2), *args[1:])
+
+
+class StemOfImages(nn.Module):
+    """A stem in place of a convolution: images (B, channels, height, width) -> (B, C, rows, columns)."""
+
+    def __init__(self, stem: Stem) -> None:
+        super().__init__()
+        self.stem = stem
+        stem.strict_img_size, stem.crop_border, stem.output_fmt = False, True, "NHWC"
+
+    @property
+    def weight(self) -> Any:
+        """Models ask the projection for its type."""
+        return self.stem.proj.weight
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens: Tensor = self.stem(images)
+        return tokens.permute(0, 3, 1, 2)
 
 
 class HeadNorms(Insert):
@@ -442,6 +465,10 @@ class _Operation:
                 return self._gate(branch, per)
             case Without(branch):
                 return partial(self._without, branch)
+            case GatedMLP(branch, hidden):
+                return self._gated_mlp(branch, hidden)
+            case NewStem(stem, config):
+                return self._new_stem(stem, config)
             case ExactRMS():
                 return self._to_rms()
             case _:
@@ -504,11 +531,60 @@ class _Operation:
 
         return finish
 
-    def _around_patches(self, stem: str, before: NormConfig | None, after: NormConfig | None) -> Callable[[], None]:
+    def _projection(self, stem: str) -> Any:
+        """The projection of patches. Raises UnfitStem if they overlap."""
         projection: Any = self.model.get_submodule(stem)
         kernel = getattr(projection, "kernel_size", None)
         if kernel is not None and (kernel != projection.stride or (set(projection.padding) - {0, *"valid"})):
             raise UnfitStem(f"'{self.change}' needs patches that do not overlap, and those of {stem} do.")
+        return projection
+
+    def _new_stem(self, name: str, config: StemConfig) -> Callable[[], None]:
+        self._check_free(name)
+        projection = self._projection(name)
+        if not isinstance(projection, nn.Conv2d):
+            raise UnfitStem(
+                f"'{self.change}' needs a convolution of images, and {name} is a {type(projection).__name__}."
+            )
+        sides = cast(tuple[int, int], projection.kernel_size)
+        try:
+            stem = make_stem(
+                ViTConfig(sides, sides, projection.in_channels, 0, projection.out_channels, num_heads=1, stem=config)
+            )
+        except UserError as error:
+            raise UnfitStem(f"'{self.change}' does not fit {name}: {error}") from None
+        return partial(self._replace, name, StemOfImages(stem))
+
+    def _gated_mlp(self, branch: Branch, hidden: int) -> Callable[[], None]:
+        """In place of the outermost module that maps what the branch reads to what it puts out."""
+        name, modules = branch.module, dict(self.model.named_modules())
+        maps = [m for n, m in modules.items() if n.startswith(f"{name}.") and is_map(m)]
+        self._check_free(name)
+        has_norm = branch.norm is not None and branch.norm.startswith(f"{name}.")
+        if has_norm or len(maps) < 2:
+            raise NotRecognized(f"'{self.change}' replaces MLPs, and that of {branch.block} is not one module.")
+        if any(not isinstance(m, nn.Linear) for m in maps) or widths(maps[0])[0] != branch.dim:
+            raise NotRecognized(f"'{self.change}': the linear maps of {name} are not recognized.")
+        if len(maps) > 2 or widths(maps[0])[1] != branch.hidden:
+            raise NoEffect(f"'{self.change}' alters nothing: {name} is gated already.")
+        mlp = SwiGLU(branch.dim, hidden, bias=cast(Any, maps[-1]).bias is not None)
+        return partial(self._replace, name, mlp)
+
+    def _check_free(self, name: str) -> None:
+        """Raise UserError if an earlier change has put something into a module that is to be replaced."""
+        for own_name, module in self.model.named_modules():
+            for child in module.places if isinstance(module, Insert) else ():
+                served = f"{own_name.rpartition('.')[0]}.{child}".rstrip(".")
+                if f"{served}.".startswith(f"{name}."):
+                    raise UserError(f"'{self.change}' would take {own_name} of an earlier change out: give it first.")
+
+    def _replace(self, name: str, new: nn.Module) -> None:
+        old = self.model.get_submodule(name)
+        self.removed += [f"{name}.{key}" for key in old.state_dict()]
+        self.model.set_submodule(name, self._like(new, old))
+
+    def _around_patches(self, stem: str, before: NormConfig | None, after: NormConfig | None) -> Callable[[], None]:
+        projection = self._projection(stem)
         holder, child, label = self._holder(stem)
         sides = tuple(side for side, norm in (("before", before), ("after", after)) if norm is not None)
         norms = PatchNorms(nn.Identity(), nn.Identity(), {child: sides})

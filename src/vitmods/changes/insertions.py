@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from vitmods.model.slots import NormConfig
+from vitmods.model.slots import NormConfig, StemConfig
 
 
 @dataclass(frozen=True)
@@ -118,4 +118,20 @@ class ExactRMS:
     """RMSNorms for the LayerNorms before the branches, with a stream of zero mean: all outputs stay the same."""
 
 
-Insertion = After | Before | Without | AroundPatches | Heads | Gate | Swap | ExactRMS
+@dataclass(frozen=True)
+class GatedMLP:
+    """SwiGLU with ``hidden`` channels for the MLP of a branch."""
+
+    branch: Branch
+    hidden: int
+
+
+@dataclass(frozen=True)
+class NewStem:
+    """Another stem for the projection of patches, with the same grid and channels."""
+
+    stem: str
+    config: StemConfig
+
+
+Insertion = After | Before | Without | AroundPatches | Heads | Gate | Swap | ExactRMS | GatedMLP | NewStem

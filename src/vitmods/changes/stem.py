@@ -5,9 +5,10 @@ from inspect import signature
 from typing import TYPE_CHECKING, Literal
 
 from vitmods.changes.base import Change
+from vitmods.changes.insertions import Insertion, NewStem, Parts
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import NormConfig, Slot
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UnfitStem, UserError, nearest
 
 if TYPE_CHECKING:
     from vitmods import layers
@@ -80,6 +81,11 @@ class Stem(Change):
         inner = norm if kind.inner else None
         stem = replace(config.stem, bias=bias, before=None, after=norm, kind=self.kind, inner=inner, gelu=self.gelu)
         return config.with_(stem=stem)
+
+    def insertions(self, parts: Parts) -> list[Insertion]:
+        if parts.stem is None:
+            raise UnfitStem(f"'{self}' needs a stem of one projection of patches, and this model does not have one.")
+        return [NewStem(parts.stem, self.edit(ViTConfig()).stem)]
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
         if old.stem.kind != new.stem.kind:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from vitmods.changes.base import Change
+from vitmods.changes.insertions import GatedMLP, Insertion, Parts
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError
@@ -38,9 +39,15 @@ class SwiGLU(Change):
     def edit(self, config: ViTConfig) -> ViTConfig:
         if config.mlp_kind == self.name and self.hidden in (None, config.mlp_dim):
             return config
-        width = self.hidden or -(-config.mlp_dim * 2 // 3 // 8) * 8
+        width = self._width(config.mlp_dim)
         pool = (config.pool_mlp_dim or config.mlp_dim) if config.pool == "map" else None
         return config.with_(mlp_kind=self.name, mlp_dim=width, pool_mlp_dim=pool)
+
+    def _width(self, hidden: int) -> int:
+        return self.hidden or -(-hidden * 2 // 3 // 8) * 8
+
+    def insertions(self, parts: Parts) -> list[Insertion]:
+        return [GatedMLP(b, self._width(b.hidden)) for b in parts.branches if b.kind == "mlp"]
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
         return ("blocks.*.mlp.*",)
