@@ -179,7 +179,10 @@ def fit_to_images(model: nn.Module, ds: Images) -> dict[str, Any]:
             module.fit(ds.plain_images("train", FITTED_IMAGES, FITTED_BATCH))
             counts[name] = min(FITTED_IMAGES, len(ds.splits["train"]))
         for change in (*getattr(module, "changes", ()), *getattr(module, "vm_changes", ())):
-            if change.fit(module, ds.plain_images("train", GENTLE_IMAGES, FITTED_BATCH)):
+            # Sequences do not have images, and no change starts from them.
+            if hasattr(ds, "plain_images") and change.fit(
+                module, ds.plain_images("train", GENTLE_IMAGES, FITTED_BATCH)
+            ):
                 counts[str(change)] = min(GENTLE_IMAGES, len(ds.splits["train"]))
     return {"fitted_to_images": counts} if counts else {}
 
