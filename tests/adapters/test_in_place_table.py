@@ -106,6 +106,10 @@ def test_the_example_of_the_readme_works_on_the_models_of_the_page(benchmark, pa
         with pytest.raises(Refused, match="patches"):
             exec("\n".join(lines), {"model": model})
         lines = [line.replace("vm.DualPatchNorm(), ", "") for line in lines]
+    if name == "Swin":  # between stages tokens are joined, each with a mean of its own
+        with pytest.raises(Refused, match=r"Write norm\(kind=rms,exact=false\)"):
+            exec("\n".join(lines), {"model": model})
+        lines = [line.replace('vm.Norm("rms")', 'vm.Norm("rms", exact=False)') for line in lines]
     names = {"model": model}
     exec("\n".join(lines), names)
     assert "RMSNorm" in str(vm.diff(model, names["better"]))
