@@ -20,6 +20,7 @@ MODELS = {  # every change, and every kind of norm that may stand in a block: fe
     "dropkey+dpn+dtn(blocks=1)+layerscale+normformer+gpsa(blocks=1)+qknorm+swiglu": {"depth": 2},
     "rms+subln+parallel+patchdropout+hmlp": {"depth": 2},
     "placement(attn=post,mlp=pre+post)+local+rope+size(deeper=2)": {},
+    "relpos+gate+valueresidual+layernormscaling+registers+nobias": {"depth": 2},
     "levit": {
         "attn": BranchConfig(*map(NormConfig, ("scale", "batch", "instance", "group"))),
         "mlp": BranchConfig(*map(NormConfig, ("power", "switchable", "dyt", "derf"))),

@@ -133,7 +133,7 @@ class _Parts(NamedTuple):
 
 def _parts(block: Any) -> _Parts | None:
     """Return the parts of a block; None for a block that may have been changed."""
-    if exact(block, Block) and isinstance(block.norm_scale, nn.Identity):
+    if exact(block, Block) and exact(block.norm_scale, nn.Identity):
         attn = _Branch(block.norm1, block.attn, block.norm1_branch, block.ls1, block.drop_path1)
         mlp = _Branch(block.norm2, block.mlp, block.norm2_branch, block.ls2, block.drop_path2)
         return _Parts([attn], block.norm1_after, [mlp], block.residual_scale, block.norm2_after)

@@ -266,7 +266,7 @@ class RelativePositionBias(nn.Module):
         is_kept = self.grid_size == self._kept
         table = self.table if is_kept else self._resample(self.grid_size)
         index = self.index if is_kept else self._make_index(self.grid_size)
-        bias = table.to(q.dtype)[index[: q.shape[2]]].movedim(-1, 0)[None]
+        bias = table.to(q.dtype)[index[: q.shape[2]]].permute(2, 0, 1)[None]
         if attn_mask is None:
             return bias
         if attn_mask.dtype == torch.bool:
