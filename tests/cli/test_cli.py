@@ -130,7 +130,6 @@ REFUSED = {
         ("--metric briar", "Did you mean 'brier'"),
         ("--metric fewshot5 --shots 1", "shots"),
         ("--limit-val 0", "limit_val"),
-        ("--arms", "needs an arm besides base"),
         ("--arms dpm", "dpn"),
         ("--arms nroms", "Did you mean 'norm'?"),
         ("--arms dpn x=dpn", "dpn"),

@@ -91,7 +91,7 @@ def _layer_scales(anatomy: Anatomy, block: str, branches: list[Branch]) -> dict[
         for owner, module in anatomy.modules.items()
         if f"{owner}.".startswith(f"{block}.") and not (is_map(module) or _is_norm(module) or owner in anatomy.rms)
         for name, parameter in module.named_parameters(owner, False)
-        if "bias" not in name and parameter.numel() == parameter.shape[-1] == branches[0].dim
+        if "bias" not in name and parameter.ndim and parameter.numel() == parameter.shape[-1] == branches[0].dim
     }
     if len(gains) not in (0, len(branches)):
         raise NotRecognized(f"the factors of the branches of {block} are not recognized")

@@ -567,7 +567,8 @@ class _Operation:
             raise NotRecognized(f"'{self.change}': the linear maps of {name} are not recognized.")
         if len(maps) > 2 or widths(maps[0])[1] != branch.hidden:
             raise NoEffect(f"'{self.change}' alters nothing: {name} is gated already.")
-        mlp = SwiGLU(branch.dim, hidden, bias=cast(Any, maps[-1]).bias is not None)
+        dropouts = (m.p for n, m in modules.items() if n.startswith(f"{name}.") and isinstance(m, nn.Dropout))
+        mlp = SwiGLU(branch.dim, hidden, bias=cast(Any, maps[-1]).bias is not None, drop=max(dropouts, default=0.0))
         return partial(self._replace, name, mlp)
 
     def _check_free(self, name: str) -> None:

@@ -8,7 +8,7 @@ from vitmods.changes.base import Change, Preserves, Weights
 from vitmods.changes.insertions import Gate, Insertion, Parts
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import Slot
-from vitmods.util.errors import UserError
+from vitmods.util.errors import NeedsReading, UserError
 
 _OPEN = 4.0
 
@@ -69,8 +69,8 @@ class GatedAttention(Change):
 
     def insertions(self, parts: Parts) -> list[Insertion]:
         if self.start == "open":
-            raise UserError(
+            raise NeedsReading(
                 f"'{self}' multiplies weights, for which it needs a model that vm.apply can read "
-                "(docs/foreign-models.md): write gate for gates that start at one half."
+                "(docs/models.md): write gate for gates that start at one half."
             )
         return [Gate(branch, self.per) for branch in parts.branches if branch.kind == "attn"]

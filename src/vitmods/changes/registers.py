@@ -38,6 +38,10 @@ class Registers(Change):
         return frozenset({Slot.PREFIX_TOKENS, Slot.PREFIX_POSITION})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
+        if config.pool == "prefix" or config.pool_prefix:
+            raise UserError(
+                "registers adds tokens that no head reads, and the head of this model reads all prefix tokens."
+            )
         return config.with_(reg_tokens=self.count, position_on_prefix=False)
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:

@@ -46,6 +46,12 @@ class ValueResidual(Change):
     def edit(self, config: ViTConfig) -> ViTConfig:
         if config.depth == 1:
             raise UserError("valueresidual needs a second block: take a deeper model.")
+        norm = config.branches(0)[0].before
+        if norm is not None and norm.kind in ("batch", "power", "switchable"):
+            raise UserError(
+                f"valueresidual computes the first norm twice, so a {norm.kind} norm counts each batch twice: use a "
+                "norm without running statistics."
+            )
         return config.with_(value_mix=True)
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:

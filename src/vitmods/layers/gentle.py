@@ -25,7 +25,7 @@ def fit_norms(model: nn.Module, norms: Sequence[nn.Module], batches: Iterable[Te
         norms: with `weight`, and `bias` or none; (..., C) in and out. Each is fitted after the ones before it.
         batches: images (B, channels, height, width).
     """
-    was_training, batches = model.training, list(batches)
+    modes, batches = [(module, module.training) for module in model.modules()], list(batches)
     model.eval()
     for i, norm in enumerate(norms):
         sums = torch.zeros(())
@@ -40,7 +40,8 @@ def fit_norms(model: nn.Module, norms: Sequence[nn.Module], batches: Iterable[Te
         else:
             weight.copy_((xz - x * z) / (zz - z * z).clamp_min(TINY))
             bias.copy_(x - weight * z)
-    model.train(was_training)
+    for module, is_training in modes:
+        module.training = is_training
 
 
 def _inputs(model: nn.Module, images: Tensor, left_out: Sequence[nn.Module]) -> dict[nn.Module, Tensor]:

@@ -283,6 +283,12 @@ class RelativePositionBias(nn.Module):
         index[:prefix], index[:, :prefix], index[:prefix, :prefix] = last, last + 1, last + 2
         return index
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """The index is not saved: it is made anew where a model gets memory, from the meta device."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.index = self._make_index(self._kept).to(self.table.device)
+        return self
+
     def _resample(self, grid: tuple[int, int]) -> Tensor:
         old, new = ((2 * rows - 1, 2 * columns - 1) for rows, columns in (self._kept, grid))
         image = self.table[: old[0] * old[1]].T.unflatten(1, old)[None]

@@ -390,9 +390,11 @@ class Start:
         settings, edits = recipe.model if recipe else None, parse_edits(record["edits"])
         trained_base = replace(base, in_place=record.get("in_place", True))
         # The head are the tensors whose shapes depend on the number of classes.
-        wider = edited(replace(trained_base, num_classes=base.num_classes + 1).build(settings), edits, base, head=False)
+        wider = edited(
+            replace(trained_base, num_classes=base.num_classes + 1).build(settings, False), edits, base, head=False
+        )
         torch.manual_seed(seed)
-        model = edited(trained_base.build(settings), edits, base, head=False)
+        model = edited(trained_base.build(settings, False), edits, base, head=False)
         new, others = model.state_dict(), wider.state_dict()
         head = {name for name, value in new.items() if value.shape != others[name].shape}
         trained = read_weights(folder / WEIGHTS)

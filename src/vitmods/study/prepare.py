@@ -145,7 +145,8 @@ def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], tuple[str, ...]
         old: tuple[dict[str, torch.Size], torch.Tensor] | None = None  # of base
         for arm, model, recipe in build_arms(runner.settings, point, dataset.num_classes):
             facts = describe_model(settings, arm, model, base)
-            if "start" in runner.settings.fixed and not arm.start:
+            is_classified = settings.fixed["task"] in ("classification", "multilabel")  # others have no logits (B, K)
+            if "start" in settings.fixed and not arm.start and is_classified and hasattr(dataset, "plain_images"):
                 fit_to_images(model, images := runner.dataset(recipe, point))
                 pixels = next(images.plain_images("train", FIRST_IMAGES, FIRST_IMAGES))
                 new = {name: value.shape for name, value in model.state_dict().items()}, outputs_on(model, pixels)
@@ -187,7 +188,7 @@ def _first_step(
     old_shapes: Mapping[str, torch.Size], old: torch.Tensor, shapes: Mapping[str, torch.Size], new: torch.Tensor
 ) -> ChangeFacts:
     """What an arm does to the trained weights before its first step: from names and shapes of tensors and outputs."""
-    difference = float((new - old).norm() / (old - old.mean(0)).norm())
+    difference = float((new - old).norm() / (old - old.mean(0)).norm().clamp_min(torch.finfo(old.dtype).tiny))
     scratch = [re.sub(r"\.\d+\.", ".*.", name) for name, shape in shapes.items() if old_shapes.get(name) != shape]
     lost = [re.sub(r"\.\d+\.", ".*.", name) for name, shape in old_shapes.items() if shapes.get(name) != shape]
     text = "The outputs stay as they are."
@@ -280,7 +281,7 @@ def _read(settings: Settings) -> list[str]:
     if settings.fixed.get("in_place", True):
         return []
     reasons = (getattr(edit, "needs_reading", "") for arm in settings.arms for edit in arm.changes)
-    reason = next(filter(None, reasons))
+    reason = next(filter(None, reasons), "an earlier arm needs it.")
     return [f"Base and all arms are built as vitmods ViTs, so that costs compare the changes alone: {reason}"]
 
 

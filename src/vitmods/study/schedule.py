@@ -210,8 +210,7 @@ def make_budget(budget: str | int | None) -> Budget:
     text = f"{budget}trials" if isinstance(budget, int) else budget
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(h|m|min|s|trials?)?\s*", text)
     number, unit = (float(match[1]), match[2]) if match else (0.0, "")
-    is_part = unit is not None and unit.startswith("trial") and number != int(number)
-    if number <= 0 or is_part:
+    if number <= 0:
         raise UserError(
             f"A budget is a time such as 2h, 30m or 90s, or a number of trials such as 40trials, not {budget!r}."
         )

@@ -173,7 +173,7 @@ def build_model(
     torch.manual_seed(seed)
     if arm.start is not None:
         assert start is not None, "an arm starts from its own weights only where base does"
-        return Start(arm.start, None, start["positions"]).build(config, seed, recipe)
+        return edited(Start(arm.start, None, start["positions"]).build(config, seed, recipe), (), config, head)
     if start:
         base = Start(**start).build(config, seed, recipe)
     elif isinstance(config, ForeignBase):

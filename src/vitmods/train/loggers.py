@@ -162,8 +162,12 @@ class MetricsFile:
             os.truncate(path, length)
             rows = self.rows() if tensorboard or open_logs else []
             self._file = open(path, "ab")  # noqa: SIM115, closed by close()
-        self._board = TensorBoard(tensorboard, rows) if tensorboard else None
-        self._logs = open_logs(rows, written.count(b"\n")) if open_logs else None
+        try:
+            self._board = TensorBoard(tensorboard, rows) if tensorboard else None
+            self._logs = open_logs(rows, written.count(b"\n")) if open_logs else None
+        except BaseException:
+            self._file.close()
+            raise
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows so far. Raises UserError if one is damaged."""
@@ -224,9 +228,14 @@ class TensorBoard:
             name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
             self._file = open(folder / name, "wb")  # noqa: SIM115, closed by close()
         self._records = RecordWriter(self._file)
-        self._add(file_version="brain.Event:2")
-        for row in rows:
-            self.write(row)
+        try:
+            self._add(file_version="brain.Event:2")
+            for row in rows:
+                self.write(row)
+        except BaseException:
+            with suppress(OSError):  # a full disk refuses what is buffered, too
+                self._file.close()
+            raise
 
     def write(self, row: dict[str, Any]) -> None:
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars_of(row).items()]
