@@ -69,7 +69,7 @@ def test_the_shell_knows_them_and_a_study_takes_them_along(tmp_path, capsys, for
     words += ["--device", "cpu", "--out", str(tmp_path / "study")]
     report = ["report", str(tmp_path / "study")]
     assert main(["compare", "--arms", "peaknorm", "--out", str(tmp_path / "study")]) == 2
-    assert "There is no change 'peaknorm'" in capsys.readouterr().err
+    assert "Unknown change 'peaknorm'" in capsys.readouterr().err
     assert main([*plugin_options, *words, "--workers", "1", "--budget", "1trials"]) == 0
     assert (
         main([*plugin_options, *words, "--workers", "2", "--budget", "1trials"]) == 0

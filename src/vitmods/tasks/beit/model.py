@@ -1,0 +1,81 @@
+"""The network of BeiT: a ViT with mask tokens, a head over masked patches, and whether its stem leaks masked pixels."""
+
+import copy
+import warnings
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vitmods.model.build import make_stem
+from vitmods.model.vit import ViT
+from vitmods.tasks.base import TaskModel
+from vitmods.tasks.beit.codes import Codes
+from vitmods.tasks.beit.masks import Masks
+from vitmods.tasks.beit.recipes import BeitPart
+from vitmods.util.errors import UserError
+
+_EQUAL = 1e-9  # of tokens in float64, relative to their size
+
+
+class BeitModel(TaskModel):
+    """Images and their masks -> logits (M, K) of the codes of masked patches, image by image; without masks those of
+    all patches, (B, T, K). The stem computes visible patches alone if masking changes none of its tokens."""
+
+    roles: ClassVar = {"head": "head"}
+
+    def __init__(self, backbone: nn.Module, part: BeitPart) -> None:
+        if not isinstance(backbone, ViT) or backbone.vit_config.reads_tokens:
+            raise UserError(
+                f"BeiT needs mask tokens, which a {type(backbone).__name__} does not have: use a vitmods ViT."
+            )
+        super().__init__(backbone)
+        if backbone.mask_token is None:
+            backbone.vit_config = backbone.vit_config.with_(mask_token=True)
+            backbone.mask_token = nn.Parameter(torch.empty(1, 1, backbone.embed_dim))
+            nn.init.trunc_normal_(backbone.mask_token, std=0.02)
+        self.head = nn.Linear(backbone.embed_dim, part.codes)
+        nn.init.trunc_normal_(self.head.weight, std=0.02)
+        nn.init.zeros_(self.head.bias)
+        self.codes = Codes(part, backbone)
+        self.leaks = stem_leaks(backbone)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(rows, columns) of patches."""
+        grid: tuple[int, int] = self.backbone.vit_config.grid  # type: ignore[union-attr, assignment]
+        return grid
+
+    def forward(self, images: Tensor, masks: Masks | None = None) -> Tensor:
+        backbone = self.backbone
+        assert isinstance(backbone, ViT)
+        if masks is None:
+            tokens = backbone.forward_features(images)
+        else:
+            tokens = backbone.forward_features(images, keep=None if self.leaks else masks.visible, mask=masks.mask)
+        patches = tokens[:, backbone.num_prefix_tokens :]
+        logits: Tensor = self.head(patches if masks is None else patches.flatten(0, 1)[masks.masked])
+        return logits
+
+
+@torch.no_grad()
+def stem_leaks(backbone: ViT) -> bool:
+    """Whether, in training, the pixels of a masked patch change the token of any other patch, in any image.
+
+    A stem with overlapping windows leaks, and so does one whose norms use the statistics of a batch. Everything after
+    the stem reads the mask token instead, so nothing else can leak.
+    """
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of statistics that are not fitted, or of few images
+        is_outline = next(backbone.patch_embed.parameters()).is_meta  # other weights show the same
+        stem = make_stem(backbone.vit_config) if is_outline else copy.deepcopy(backbone.patch_embed)
+        stem.to("cpu", torch.float64).train()
+        images = stem.example(2, torch.Generator().manual_seed(0)).double()
+        (row, column), (rows, columns) = (side // 2 for side in stem.grid_size), stem.patch_size
+        patch = ..., slice(row * rows, (row + 1) * rows), slice(column * columns, (column + 1) * columns)
+        changed = images.clone()
+        changed[0][patch] += 1 + images[1][patch]
+        before, after = stem(images), stem(changed)
+    difference = (after - before).abs().amax(dim=-1)
+    difference[0, row * stem.grid_size[1] + column] = 0
+    return bool(difference.max() > _EQUAL * before.abs().max())

@@ -1,0 +1,169 @@
+"""Sources of image-text pairs, and the target "text": captions, or the names of a class.
+
+A JSON Lines file has an object a line, next to the images:
+
+    {"image": "cats/1.jpg", "captions": ["a cat", "a cat on a chair"], "split": "train", "group": "1"}
+
+A CSV file has the columns image and caption, a line a caption, and perhaps split and group. Without splits they are
+made; images of one group stay in one.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from unicodedata import normalize
+
+import numpy as np
+
+from vitmods.data.multilabel import TARGETS, Target, with_target
+from vitmods.data.records import SPLITS, Source, printable, split_named
+from vitmods.data.sources import Spec, data_source, open_source
+from vitmods.data.sources.folder import file_records
+from vitmods.util.errors import UserError
+from vitmods.util.limits import parse_json, read_table, read_text
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Captions:
+    """The texts of an image: captions, each of which describes it, or all names of its class (`is_class`), which are
+    embedded together. of_copies: captions of other images with the same bytes, which are correct too."""
+
+    texts: tuple[str, ...]
+    is_class: bool = False
+    of_copies: tuple[str, ...] = ()
+
+    @property
+    def stamp(self) -> str:
+        return "\1".join((*self.texts, "class" * self.is_class))
+
+    @property
+    def candidates(self) -> tuple[tuple[str, ...], ...]:
+        """The entries that retrieval ranks, each a tuple of texts whose embeddings are averaged."""
+        return (self.texts,) if self.is_class else tuple((text,) for text in self.texts)
+
+
+def with_class_names(source: Source) -> Source:
+    """Convert a source of classes to text: the words of each class's name, or several names separated by commas."""
+    captions = []
+    for name in source.classes:
+        words = (" ".join(part.replace("_", " ").split()) for part in name.split(","))
+        captions.append(Captions(tuple(dict.fromkeys(text for text in words if text)), is_class=True))
+    splits = {
+        name: replace(part, annotations=tuple(captions[label] for label in part.labels), label_sets=None)
+        for name, part in source.splits.items()
+    }
+    return replace(source, splits=splits, target="text", class_map=None)
+
+
+TARGETS.add(
+    "text",
+    Target("captions", "Train it with --task lit.", conversions={"class": with_class_names}, located=False),
+)
+
+
+class _Line(NamedTuple):
+    number: int
+    split: str
+    image: str
+    captions: list[Any]
+    group: str
+
+
+@data_source(
+    "pairs",
+    "pairs:FILE.jsonl",
+    "images with captions, from a JSON Lines or CSV file",
+    options=("image", "captions", *SPLITS, "zero_shot"),
+)
+def pairs(spec: Spec) -> Source:
+    """Images with captions. Options name other columns of the captions and of the image, in all splits or in one.
+
+    `zero_shot` is a set of images with classes that replaces the test split; its texts are the names of the classes.
+    Raises UserError with the lines that cannot be used.
+    """
+    path, wrong = spec.folder, list[str]()
+    images: dict[str, list[_Line]] = {}
+    first_of_group: dict[str, _Line] = {}
+    for line in _lines(spec, path, wrong):
+        images_of, group = images.setdefault(line.image, []), first_of_group.setdefault(line.group, line)
+        if not line.image or not (path.parent / line.image).is_file():
+            reason = f"the image {printable(line.image) or '(without name)'} is missing"
+        elif not line.captions or not all(isinstance(text, str) and text.strip() for text in line.captions):
+            reason = f"{printable(line.image)} has an empty caption, or none"
+        elif line.group and group.split != line.split:
+            reason = (
+                f"the group {printable(line.group)} is in {line.split}, and in {group.split} by line {group.number}"
+            )
+        elif images_of and images_of[0][1:3] + images_of[0][4:] != line[1:3] + line[4:]:
+            reason = f"{printable(line.image)} has another split or group in line {images_of[0].number}"
+        else:
+            images_of.append(line)
+            continue
+        wrong.append(f"line {line.number}: {reason}")
+    if wrong:
+        more = f"\n  and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        reasons = "".join(f"\n  {text}" for text in wrong[:_SHOWN])
+        raise UserError(f"{printable(str(path))} cannot be used as it is ({len(wrong)} lines):{reasons}{more}")
+    splits = {}
+    for split in SPLITS:
+        names = sorted(name for name, lines in images.items() if lines[0].split == split)
+        if names:
+            ids = tuple(normalize("NFC", name) for name in names)
+            captions = [
+                dict.fromkeys(text.strip() for line in images[name] for text in line.captions) for name in names
+            ]
+            groups = tuple(images[name][0].group or name for name in names)
+            splits[split] = replace(
+                file_records(ids, np.zeros(len(ids), np.int64), [path.parent / name for name in names]),
+                annotations=tuple(Captions(tuple(texts)) for texts in captions),
+                groups=groups if len(set(groups)) < len(ids) else None,
+            )
+    if "train" not in splits:
+        raise UserError(f"{printable(str(path))} does not name images of the split train.")
+    source = Source(printable(path.stem), ("image",), splits, target="text")
+    return _with_classes(source, spec.options["zero_shot"]) if "zero_shot" in spec.options else source
+
+
+def _lines(spec: Spec, path: Path, wrong: list[str]) -> Iterator[_Line]:
+    """Read the lines of the file; `wrong` gets those that are not objects or are of an unknown split."""
+    is_csv = path.suffix.lower() == ".csv"
+    rows: Iterable[tuple[int, dict[str, Any]]] = read_table(path, ()) if is_csv else _json_lines(path, wrong)
+    column = spec.options.get("captions", "caption" if is_csv else "captions")
+    for number, row in rows:
+        split, captions = split_named(str(row.get("split") or "train").strip()), row.get(column) or []
+        if split is None:
+            wrong.append(f"line {number}: the split {printable(str(row['split']))} is not train, val or test")
+            continue
+        image = row.get(spec.options.get(split, spec.options.get("image", "image")))
+        captions = captions if isinstance(captions, list) else [captions]
+        yield _Line(number, split, str(image or ""), captions, str(row.get("group") or ""))
+
+
+def _json_lines(path: Path, wrong: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        lines = read_text(path).split("\n")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{printable(str(path))} cannot be read as JSON Lines in UTF-8: {error}") from error
+    for number, text in enumerate(lines, 1):
+        if text.strip():
+            try:
+                row = parse_json(text)
+            except ValueError:
+                row = None
+            if isinstance(row, dict):
+                yield number, row
+            else:
+                wrong.append(f"line {number}: not a JSON object")
+
+
+def _with_classes(source: Source, spec: str) -> Source:
+    """Replace the test split by the images of a set with classes: its split test, val or, without both, train."""
+    labeled = with_target(open_source(spec), "text")
+    records = next(labeled.splits[name] for name in reversed(SPLITS) if name in labeled.splits)
+    if not all(captions.is_class for captions in records.annotations or ()):  # type: ignore[attr-defined]
+        raise UserError(f"zero_shot needs images with classes, and {printable(spec)} has captions.")
+    splits = {**source.splits, "test": replace(records, labels=np.zeros_like(records.labels))}
+    return replace(source, splits=splits, allow=labeled.allow)

@@ -1,0 +1,206 @@
+"""BeiT against arrays of the official code, masks, codes, leaks of stems, and tiny trials."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import vitmods as vm
+from vitmods.adapters import load, save
+from vitmods.recipes import RECIPES
+from vitmods.recipes.schedule import lr_at, resolve
+from vitmods.study.checkpoints import open_trial
+from vitmods.study.cost import memory_of
+from vitmods.tasks import TASKS
+from vitmods.tasks.beit.masks import Masks, block_mask, draw_masks
+from vitmods.tasks.beit.model import BeitModel, stem_leaks
+from vitmods.tasks.beit.recipes import BeitPart
+from vitmods.train.trial import fit_to_images
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+CPU = torch.device("cpu")
+
+
+def test_masks_are_the_official_ones():
+    golden = np.load(GOLDEN / "beit_masks.npz")
+    numbers = random.Random(0)
+    masks = np.array([block_mask((14, 14), 75, 16, numbers) for _ in range(2000)])
+    assert (masks[:500] == golden["masks"]).all()
+    counts = np.unique(masks.sum(axis=(1, 2)), return_counts=True)
+    np.testing.assert_array_equal(counts, [golden["count_hist_values"], golden["count_hist_freq"]])
+    np.testing.assert_allclose(masks.mean(axis=0), golden["mean_rate_map"], atol=1e-12)
+
+
+def test_masks_of_own_numbers_have_the_official_distribution():
+    golden = np.load(GOLDEN / "beit_masks.npz")
+    seeds = np.arange(2000, dtype=np.uint64) << np.uint64(40)
+    masks = draw_masks(BeitPart(), (14, 14), seeds, CPU)
+    counts = masks.mask.sum(dim=1).numpy()
+    assert counts.max() == 75
+    assert abs((counts == 75).mean() - golden["count_hist_freq"][-1] / 2000) < 0.05
+    rates = masks.mask.double().mean(dim=0).view(14, 14).numpy()
+    assert np.abs(rates - golden["mean_rate_map"]).max() < 0.06  # 4 standard errors of a difference
+    hidden = torch.ones(2000, 196, dtype=torch.bool).scatter(1, masks.visible, False)
+    assert not (hidden & ~masks.mask).any()
+    assert torch.equal(masks.masked, masks.mask.flatten().nonzero()[:, 0])
+
+
+def test_the_schedule_is_the_official_one():
+    length = resolve(RECIPES["beit_base"](8).with_(warmup_epochs=2.0), 9 * 2048)
+    rates = [lr_at(length, step) for step in range(72)]
+    np.testing.assert_allclose(rates, np.load(GOLDEN / "beit_schedule.npz")["lr"], atol=1e-12, rtol=0)
+
+
+def official_weights(golden):
+    """The official model's parameters under our names."""
+    names = {"gamma_1": "ls1.gamma", "gamma_2": "ls2.gamma", "rel_pos_bias": "blocks.0.attn.rel_pos"}
+    names |= {"relative_position_bias_table": "table"}
+    weights = {}
+    for key in golden.files:
+        if not key.startswith("param.") or key.endswith(("index", "q_bias", "v_bias")):
+            continue
+        name = key.removeprefix("param.")
+        for old, new in names.items():
+            name = name.replace(old, new)
+        name = name.replace("lm_head", "head") if "lm_head" in name else f"backbone.{name}"
+        weights[name] = torch.from_numpy(golden[key])
+    for i in range(2):
+        q, v = (torch.from_numpy(golden[f"param.blocks.{i}.attn.{part}_bias"]) for part in "qv")
+        weights[f"backbone.blocks.{i}.attn.qkv.bias"] = torch.cat([q, torch.zeros_like(q), v])
+    return weights
+
+
+def official_model(golden):
+    config = {"img_size": 32, "patch_size": 8, "embed_dim": 12, "depth": 2, "num_heads": 3, "mlp_dim": 48}
+    config |= {"num_classes": 0, "layer_scale": 0.1, "rel_pos": "shared", "position": "none"}
+    config |= {"position_on_prefix": False}
+    model = BeitModel(vm.vit(vm.ViTConfig(**config)), BeitPart(codes=11)).double()
+    missing, unexpected = model.load_state_dict(official_weights(golden), strict=False)
+    assert not unexpected
+    assert set(missing) == {"codes.centers", "backbone.blocks.1.attn.rel_pos.table"}
+    return model
+
+
+def test_the_model_is_the_official_one():
+    golden = np.load(GOLDEN / "beit_mim_model.npz")
+    model = official_model(golden)
+    images, mask = torch.from_numpy(golden["in.x"]), torch.from_numpy(golden["in.mask"])
+    masks = masks_of(mask)
+    logits = model(images, masks)
+    loss = F.cross_entropy(logits, torch.from_numpy(golden["in.labels"]))
+    loss.backward()
+    close = {"atol": 1e-10, "rtol": 0}
+    torch.testing.assert_close(logits.detach(), torch.from_numpy(golden["out.masked_logits"]), **close)
+    torch.testing.assert_close(loss.detach(), torch.from_numpy(golden["out.loss"]), **close)
+    backbone = model.backbone
+    gradients = {
+        "cls_token": backbone.cls_token,
+        "mask_token": backbone.mask_token,
+        "patch_embed.proj.weight": backbone.patch_embed.proj.weight,
+        "patch_embed.proj.bias": backbone.patch_embed.proj.bias,
+        "rel_pos_bias.relative_position_bias_table": backbone.blocks[1].attn.rel_pos.table,
+        "norm.weight": backbone.norm.weight,
+        "norm.bias": backbone.norm.bias,
+        "lm_head.weight": model.head.weight,
+        "lm_head.bias": model.head.bias,
+    }
+    for name, parameter in gradients.items():
+        torch.testing.assert_close(parameter.grad, torch.from_numpy(golden[f"grad_param.{name}"]), **close, msg=name)
+    everything = model.head(backbone.forward_features(images, mask=mask)[:, 1:])
+    torch.testing.assert_close(everything.detach(), torch.from_numpy(golden["out.all_logits"]), **close)
+
+
+def masks_of(mask):
+    visible = mask.long().argsort(dim=1, stable=True)[:, : int((~mask).sum(dim=1).max())]
+    return Masks(mask, mask.flatten().nonzero()[:, 0], visible)
+
+
+def test_relative_positions_are_shared_then_each_blocks_own(tmp_path):
+    golden = np.load(GOLDEN / "beit_mim_model.npz")
+    shared = official_model(golden).backbone.eval()
+    parameters = [name for name, _ in shared.named_parameters() if name.endswith("table")]
+    assert parameters == ["blocks.0.attn.rel_pos.table"]
+    own = vm.apply(shared, vm.RelativePositions()).eval()
+    images = torch.from_numpy(golden["in.x"])
+    assert torch.equal(own.forward_features(images), shared.forward_features(images))
+    assert own.vit_config.rel_pos is True
+    tables = [block.attn.rel_pos.table for block in own.blocks]
+    assert torch.equal(*tables)
+    assert tables[0] is not tables[1]
+    save(shared, tmp_path / "shared.safetensors")
+    again = load(tmp_path / "shared.safetensors")
+    assert again.blocks[0].attn.rel_pos is again.blocks[1].attn.rel_pos
+    assert torch.equal(again.forward_features(images), shared.forward_features(images))
+
+
+LEAKS = {
+    "base": False, "dpn(before=whiten)": False, "dpn": False, "hmlp-ln": False, "local": False, "hmlp": True,
+    "stem(kind=linear,norm=batch)": True, "levit": True, "stem(kind=levit,norm=layer)": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stem", LEAKS)
+def test_a_leak_is_what_masked_pixels_change(stem):
+    torch.manual_seed(0)
+    backbone = vm.vit("mu2/16", img_size=64, num_classes=0)
+    if stem != "base":
+        backbone = vm.apply(backbone, *vm.parse_changes(stem))
+    model = BeitModel(backbone, BeitPart(codes=8)).double().train()
+    assert model.leaks == stem_leaks(backbone) == LEAKS[stem]
+    images = torch.randn(2, 3, 64, 64, dtype=torch.double)
+    changed = images.clone()
+    changed[0, :, 16:32, 32:48] = 0
+    mask = torch.zeros(2, 16, dtype=torch.bool)
+    mask[:, 3], mask[0, 6], mask[1, 9:] = True, True, True
+    masks = masks_of(mask)
+    before, after = model(images, masks), model(changed, masks)
+    assert torch.allclose(before, after, atol=1e-9, rtol=0) != LEAKS[stem]
+    full = model.head(model.backbone.forward_features(images, mask=mask)[:, 1:].flatten(0, 1)[masks.masked])
+    torch.testing.assert_close(before, full, atol=1e-9, rtol=0)
+
+
+def small_recipe(**options):
+    small = {"codes": 16, "masked": 0.4, "least_block": 0.1, "mean": (0.5,), "std": (0.5,)}
+    return RECIPES["beit_base"](2, batch_size=24).with_(**{**small, "drop_path": 0.0, **options})
+
+
+def made(recipe, *changes):
+    task = TASKS["beit"].from_recipe(recipe)
+    images = task.load_data(
+        "digits", img_size=8, in_chans=1, augment=recipe.augment, limit_train=96, limit_val=40, test_fraction=0.05
+    )
+    torch.manual_seed(0)
+    backbone = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=0)
+    return task.wrap(vm.apply(backbone, *changes) if changes else backbone, 10), task, images
+
+
+@pytest.mark.parametrize("changes", ["relpos(shared=true)", "dpn", "stem(kind=linear,norm=batch)"])
+def test_a_trial_resumes_in_the_same_bits(tmp_path, ends_in_the_same_bits, changes):
+    recipe = small_recipe()
+    ends_in_the_same_bits(lambda: made(recipe, *vm.parse_changes(changes)), recipe, tmp_path, "test", 5)
+    trained = open_trial(tmp_path / "whole")
+    assert len(trained.codes.centers.unique(dim=0)) == 16
+    assert trained.backbone.mask_token.abs().sum() > 0
+
+
+def test_codes_are_the_nearest_centers_in_the_same_bits_each_time():
+    recipe = small_recipe()
+    centers = []
+    for _ in range(2):
+        model, _, images = made(recipe)
+        fit_to_images(model, images)
+        centers.append(model.codes.centers)
+    assert torch.equal(*centers)
+    pixels = next(images.eval_batches("test", 8)).inputs
+    vectors = model.codes.describe(pixels)
+    assert vectors.shape == (8, 16, 4)
+    expected = torch.cdist(vectors, model.codes.centers.expand(8, -1, -1)).argmin(dim=-1)
+    assert torch.equal(model.codes(pixels), expected)
+
+
+def test_memory_is_estimated_without_weights():
+    config = vm.ViTConfig.from_name("mu2/8", img_size=32)
+    assert memory_of(config, small_recipe(), "beit").total > memory_of(config, small_recipe(batch_size=4), "beit").total

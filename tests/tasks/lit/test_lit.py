@@ -1,0 +1,292 @@
+"""LiT against arrays of big_vision, retrieval against slow loops, and tiny trials on colored squares."""
+
+import csv
+import json
+import sys
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from PIL import Image
+from safetensors.torch import load_file
+
+import vitmods as vm
+from vitmods.data.sources import open_source
+from vitmods.recipes import RECIPES, Recipe
+from vitmods.study.checkpoints import open_trial
+from vitmods.study.evaluate import evaluate
+from vitmods.study.executors import StudyOptions
+from vitmods.tasks import TASKS
+from vitmods.tasks.base import make_task
+from vitmods.tasks.classification import sigmoid_cross_entropy
+from vitmods.tasks.lit.model import learn_tokenizer
+from vitmods.tasks.lit.task import ranks, sigmoid_loss, softmax_loss
+from vitmods.train import Processes, RunOptions, train_trial
+from vitmods.util.errors import UserError
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+COLORS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (40, 50, 220), "yellow": (230, 220, 40)}
+PLACES = {"left": (0, 0), "right": (0, 8), "low": (8, 4)}
+SMALL = {"text_width": 32, "text_depth": 1, "text_heads": 2, "text_mlp": 64, "text_length": 8, "vocabulary": 400}
+CPU = RunOptions("cpu", progress=False, tensorboard=False)
+
+
+def square(color, place, noise):
+    pixels = np.random.default_rng(noise).integers(0, 60, (16, 16, 3), dtype=np.uint8)
+    top, left = PLACES[place]
+    pixels[top : top + 8, left : left + 8] = COLORS[color]
+    return Image.fromarray(pixels)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """pairs.jsonl with 5 images of each color and place, 3 of them for training; classes/ with one folder a color"""
+    root = tmp_path_factory.mktemp("pairs")
+    (root / "images").mkdir()
+    lines = []
+    for number, (color, place, copy) in enumerate(product(COLORS, PLACES, range(5))):
+        square(color, place, number).save(root / "images" / f"{number}.png")
+        captions = [f"a {color} square, {place}", f"{place}: {color}"]
+        split = ("train", "train", "train", "val", "test")[copy]
+        lines.append({"image": f"images/{number}.png", "captions": captions, "split": split, "group": str(number)})
+        (root / "classes" / color).mkdir(parents=True, exist_ok=True)
+        square(color, place, number + 1000).save(root / "classes" / color / f"{number}.png")
+    (root / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return root
+
+
+def recipe(epochs=2, batch_size=12, **options) -> Recipe:
+    return RECIPES["small_lit"](epochs, batch_size=batch_size).with_(**{**SMALL, **options})
+
+
+def made(spec, settings, **options):
+    task = make_task("lit", settings)
+    images = task.load_data(str(spec), img_size=16, in_chans=3, augment=settings.augment, **options)
+    torch.manual_seed(0)
+    return task.wrap(vm.vit("mu2/4", img_size=16, num_classes=0), 1), task, images
+
+
+def test_the_losses_are_big_visions():
+    golden = {name: torch.from_numpy(array) for name, array in np.load(GOLDEN / "bv_losses.npz").items()}
+    inputs = [golden[name].requires_grad_() for name in ("zimg", "ztxt", "t")]
+    loss = softmax_loss(*inputs)
+    loss.backward()
+    for actual, name in zip(
+        (loss.detach(), *(value.grad for value in inputs)), ("contrastive", "grad_zimg", "grad_ztxt", "grad_t")
+    ):
+        torch.testing.assert_close(actual, golden[name], atol=1e-10, rtol=0)
+    sigmoid = sigmoid_cross_entropy(golden["logits"], golden["labels"]).mean()
+    torch.testing.assert_close(sigmoid, golden["sigmoid_xent"], atol=1e-10, rtol=0)
+    images, texts = golden["zimg"].detach(), golden["ztxt"].detach()
+    signs = 2 * torch.eye(5, dtype=torch.double) - 1
+    expected = -torch.nn.functional.logsigmoid(signs * (images @ texts.T * 7 - 2)).sum() / 5
+    torch.testing.assert_close(sigmoid_loss(images, texts, torch.tensor(7.0), torch.tensor(-2.0)), expected)
+
+
+def test_ranks_are_those_of_slow_loops(monkeypatch):
+    monkeypatch.setattr("vitmods.tasks.lit.task.CHUNK", 3)
+    torch.manual_seed(0)
+    images, texts = torch.randn(8, 4), torch.randn(6, 4)
+    texts[5] = texts[4]
+    correct = [(i, i % 5) for i in range(8)] + [(0, 5), (3, 1)]
+    actual = ranks(images, texts, torch.tensor(correct))
+    s = images @ texts.T
+    for i in range(8):
+        right = {text for image, text in correct if image == i}
+        best = max(s[i, text] for text in right)
+        assert actual.of_images[i] == 1 + sum(s[i, text] >= best for text in range(6) if text not in right)
+    for text in range(6):
+        right = {image for image, other in correct if other == text}
+        best = max(s[image, text] for image in right)
+        assert actual.of_texts[text] == 1 + sum(s[image, text] >= best for image in range(8) if image not in right)
+    equal = ranks(torch.ones(8, 4), torch.ones(6, 4), torch.tensor(correct))
+    assert equal.of_images.min() >= 5, "equal embeddings must not be hits"
+    assert equal.of_texts.min() >= 6
+
+
+def test_equal_captions_and_images_count_as_correct(tmp_path):
+    for name, color in (("a", "red"), ("b", "red"), ("c", "blue")):
+        square(color, "left", 0).save(tmp_path / f"{name}.png")
+    rows = [
+        {"image": f"{name}.png", "captions": [text], "group": group, "split": split}
+        for name, text, group, split in (
+            ("a", "one", "1", "test"),
+            ("b", "two", "1", "test"),
+            ("c", "one", "2", "train"),
+        )
+    ]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    _, _, images = made(f"pairs:{tmp_path}/p.jsonl", recipe())
+    first, second = next(images.eval_batches("test", 8)).targets
+    assert first.texts == ("one",)
+    assert second.texts == ("two",)
+    assert set(first.of_copies) == set(second.of_copies) == {"one", "two"}
+    assert images.splits["test"].groups == ("1", "1")
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([{"image": "x.png", "captions": ["a"]}], "line 1: the image x.png is missing"),
+        ([{"image": "0.png", "captions": ["a", " "]}], "line 1: 0.png has an empty caption, or none"),
+        ([{"image": "0.png"}], "line 1: 0.png has an empty caption, or none"),
+        ([{"image": "0.png", "captions": ["a"], "split": "some"}], "line 1: the split some is not train, val or test"),
+        ([{"image": "0.png", "captions": ["a"], "group": "g"},
+          {"image": "1.png", "captions": ["b"], "group": "g", "split": "test"}],
+         "line 2: the group g is in test, and in train by line 1"),
+        ([{"image": "0.png", "captions": ["a"]}, {"image": "0.png", "captions": ["b"], "split": "val"}],
+         "line 2: 0.png has another split or group in line 1"),
+        ([{"image": "0.png", "captions": ["a"], "split": "val"}], "does not name images of the split train"),
+        ([["0.png"]], "line 1: not a JSON object"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_file_and_the_line(tmp_path, lines, words):
+    for name in ("0.png", "1.png"):
+        square("red", "left", 0).save(tmp_path / name)
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(UserError, match=r"pairs\.jsonl") as error:
+        open_source(f"pairs:{tmp_path}/pairs.jsonl")
+    assert words in str(error.value)
+
+
+def test_a_group_stays_on_one_side_of_a_split_that_is_made(folder, tmp_path):
+    with open(folder / "pairs.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["image", "caption", "group"])
+        rows.writerows([f"images/{i}.png", f"text {i} {j}", str(i // 4)] for i in range(60) for j in range(2))
+    _, _, images = made(f"pairs:{folder}/pairs.csv", recipe())
+    groups = [set(split.groups) for split in images.splits.values()]
+    assert len(groups) == 3
+    assert not groups[0] & groups[1]
+    assert not (groups[0] | groups[1]) & groups[2]
+    assert len(images.splits["train"].annotations[0].texts) == 2
+
+
+def test_a_caption_is_drawn_by_seed_and_epoch(folder):
+    _, _, images = made(f"pairs:{folder}/pairs.jsonl", recipe())
+    texts = [
+        next(images.train_batches(seed=seed, epoch=epoch, batch_size=36)) for seed, epoch in ((0, 0), (0, 0), (0, 1))
+    ]
+    drawn = [dict(zip(batch.index.tolist(), batch.targets)) for batch in texts]
+    assert drawn[0] == drawn[1] != drawn[2]
+    parts = [next(images.for_process(rank, 2).train_batches(seed=0, epoch=0, batch_size=36)) for rank in (0, 1)]
+    assert drawn[0] == dict(pair for batch in parts for pair in zip(batch.index.tolist(), batch.targets))
+
+
+def test_the_tokenizer_is_learned_and_encodes_any_text(folder):
+    texts = ["a red square", "a blue square", "red"] * 3
+    first, second = (learn_tokenizer(texts, 300) for _ in range(2))
+    assert first.to_str() == second.to_str()
+    assert len(first.encode("zebra ☃").ids) >= 8
+    model, task, images = made(f"pairs:{folder}/pairs.jsonl", recipe())
+    task.fit(model, images)
+    tokens = model.text.encode(["a red square, left", "", "one two three four five six seven eight nine"])
+    assert tokens.shape == (3, 8)
+    assert (tokens[:, -1] == 1).all()
+    assert tokens.min() == 1
+    assert (tokens[1] == 1).all()
+    model.text.tokenizer.save(str(folder / "tokenizer.json"))
+    again, task, _ = made(f"pairs:{folder}/pairs.jsonl", recipe(tokenizer=str(folder / "tokenizer.json")))
+    task.fit(again, images)
+    assert torch.equal(again.text.encode(["a red square"]), model.text.encode(["a red square"]))
+    _, task, _ = made(f"pairs:{folder}/pairs.jsonl", recipe(tokenizer=str(folder / "tokenizer.json"), vocabulary=260))
+    with pytest.raises(UserError, match="more than the vocabulary of 260"):
+        task.fit(again, images)
+
+
+def test_a_missing_library_is_an_error_with_a_remedy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UserError, match=r"pip install 'vitmods\[tasks\]'"):
+        learn_tokenizer(["a"], 300)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_a_trial_resumes_in_the_same_bits(tmp_path, folder, ends_in_the_same_bits, loss):
+    settings = recipe(loss=loss)
+    ends_in_the_same_bits(lambda: made(f"pairs:{folder}/pairs.jsonl", settings), settings, tmp_path, "test", 4)
+    rows = map(json.loads, (tmp_path / "whole/metrics.jsonl").read_text().splitlines())
+    assert any({"loss", "text_r1", "image_r1", "scale"} <= row.keys() for row in rows if row["split"] == "train")
+    trained, start = open_trial(tmp_path / "whole"), made(f"pairs:{folder}/pairs.jsonl", settings)[0]
+    for name, value in start.backbone.state_dict().items():
+        assert torch.equal(value, trained.backbone.state_dict()[name]), "the image tower is frozen"
+    assert trained.text.encode(["red"])[0, 0] > 1
+
+
+def test_training_finds_texts_and_classes(tmp_path, folder):
+    settings = recipe(40, frozen_image=False, prompts=("a {} square, left", "a {} square, low"))
+    model, task, images = made(f"pairs:{folder}/pairs.jsonl?zero_shot={folder}/classes", settings)
+    train_trial(model, task, images, settings, out=tmp_path, options=CPU)
+    for split, metric in (("val", "text_r1"), ("test", "zero_shot")):
+        measured = task.evaluate(model.eval(), images.eval_batches(split, 8))
+        chance = task.constant_scores([images.splits[split]], 1)[metric]
+        assert measured.metrics[metric] > 1.5 * chance > 0.1
+        assert measured.per_image[metric].mean() == measured.metrics[metric]
+    assert measured.metrics["zero_shot"] == measured.metrics["text_r1"]
+    model.text.length = 3
+    with pytest.warns(UserWarning, match="have the tokens of another: increase text_length"):
+        task.evaluate(model, images.eval_batches("test", 8))
+
+
+def test_a_study_starts_from_the_towers_of_another(tmp_path, folder):
+    sizes = {"img_size": 16, "in_chans": 3, "seeds": 2}
+    towers = vm.Study("mu2/4", ["dpn"], folder / "classes", RECIPES["plain"](1).with_(batch_size=16), **sizes)
+    towers.run(tmp_path / "towers", options=StudyOptions("cpu", workers=1, progress=False))
+    data = f"pairs:{folder}/pairs.jsonl?zero_shot={folder}/classes"
+    study = vm.Study(None, (), data, recipe(1), task="lit", start=tmp_path / "towers", metric="zero_shot", **sizes)
+    answer = study.run(tmp_path / "lit", options=StudyOptions("cpu", workers=1, progress=False))
+    assert answer["dpn"].effect is not None
+    for arm in ("base", "dpn"):
+        weights = [load_file(tmp_path / name / f"trials/{arm}/seed1/model.safetensors") for name in ("towers", "lit")]
+        assert all(torch.equal(value, weights[0][name]) for name, value in weights[1].items())
+    numbers = evaluate(tmp_path / "lit/trials/dpn/seed0", data=f"{folder}/classes", split="train")[0]
+    assert 0 <= numbers["intervals"]["zero_shot"][0] <= numbers["metrics"]["zero_shot"]
+    with pytest.raises(UserError, match="start from trained weights"):
+        vm.Study("mu2/4", ["dpn"], data, recipe(1), task="lit", **sizes)
+
+
+def work(rank, store, folder, out):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    train_both(folder, Path(out) / "two", Processes(rank, 2, rank))
+    train_both(folder, Path(out) / "sharded", Processes(rank, 2, rank), shard=True)
+    dist.destroy_process_group()
+
+
+def train_both(folder, out, processes, shard=False):
+    options = RunOptions("cpu", progress=False, tensorboard=False, shard=shard)
+    for loss in ("softmax", "sigmoid"):
+        settings = recipe(loss=loss, frozen_image=loss == "sigmoid", optimizer="sgd", lr=0.1)  # Adam amplifies rounding
+        trial = made(f"pairs:{folder}/pairs.jsonl", settings)
+        train_trial(*trial, settings, out=out / loss, options=options, processes=processes)
+
+
+@pytest.mark.forks
+def test_two_processes_are_one(tmp_path, folder):
+    torch.set_num_threads(1)
+    train_both(folder, tmp_path / "one", Processes())
+    mp.start_processes(work, (str(tmp_path / "store"), str(folder), str(tmp_path)), nprocs=2, start_method="fork")
+    for count, loss, name in product(("two", "sharded"), ("softmax", "sigmoid"), ("model", "task")):
+        alone, together = (load_file(tmp_path / part / loss / f"{name}.safetensors") for part in ("one", count))
+        assert alone.keys() == together.keys()
+        for key, value in alone.items():
+            torch.testing.assert_close(value, together[key], atol=1e-6, rtol=0, msg=f"{count} {loss} {key}")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"loss": "bce"}, "softmax and sigmoid"),
+        ({"drop_path": 0.1}, "frozen, which ignores drop_path"),
+        ({"accumulate": 2}, "does not read accumulate"),
+        ({"prompts": ("no place",)}, "one {} for the name"),
+    ],
+)
+def test_settings_without_effect_are_refused(options, words):
+    with pytest.raises(UserError) as error:
+        make_task("lit", recipe(**options))
+    assert words in str(error.value)
+    assert TASKS["lit"].whole_batch
