@@ -447,7 +447,7 @@ for name, says, rows in (
     ("names_an_image_that_is_missing", "names 1 images that", ["image,split", *listed(), "cat/99.png,val"]),
     ("has_an_unknown_split", 'into the split "holdout"', ["image,split", *listed(cat3="holdout")]),
     ("names_an_image_twice", "names cat/0.png 2 times", ["image,split", *listed(), "cat/0.png,val"]),
-    ("has_other_labels", "images other labels", ["image,split,label", *(f"{row},cat" for row in listed())]),
+    ("has_other_labels", "labels of the data set", ["image,split,label", *(f"{row},cat" for row in listed())]),
     (
         "leaves_train_empty",
         "does not name any training image",
@@ -463,10 +463,10 @@ for name, says, rows in (
 ):
     FAULTS[f"split_file_{name}"] = classes, says, "class", {"split_file": split_file(rows)}
 for name, says, options in (
-    ("that_leave_images_out", "images belong to no group, such as", {"group_by": "(cat)"}),
+    ("that_leave_images_out", "images without a group, such as", {"group_by": "(cat)"}),
     ("that_are_one", "Images to evaluate on are missing", {"group_by": "png"}),
     ("that_are_no_expression", "is not a valid regular expression", {"group_by": "("}),
-    ("fewer_than_folds", "too few images, or groups", {"group_by": "^[a-z]+", "fold": (0, 9)}),
+    ("fewer_than_folds", "Too few images, or groups", {"group_by": "^[a-z]+", "fold": (0, 9)}),
 ):  # fmt: skip
     FAULTS[f"groups_{name}"] = classes, says, "class", options
 

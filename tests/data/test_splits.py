@@ -194,7 +194,7 @@ def test_groups_that_are_taken_out_are_whole_and_evaluation_sets_are_left():
         (("train",), {"fold": (5, 5)}, "i from 0 to k - 1"),
         (("train",), {"fold": (0, 1)}, "k at least 2"),
         (("train",), {"fold": (0, 5), "val_fraction": 0.8}, "nothing to train on"),
-        (("train",), {"fold": (60, 101)}, "too few images, or groups of them, for 101 folds"),
+        (("train",), {"fold": (60, 101)}, "Too few images, or groups of them, for 101 folds"),
         (("train",), {"val_fraction": 0.1, "split_file": "split.csv"}, "the split file says"),
     ],
 )
@@ -232,7 +232,7 @@ def test_folds_are_a_partition_that_keeps_groups(seed, n, classes, groups, count
 def test_folds_of_single_images_are_stratified(labels, seed, count):
     table = records(labels)
     if sum(n for n in np.bincount(labels) if n > 1) < count:
-        with pytest.raises(UserError, match="too few images"):
+        with pytest.raises(UserError, match="Too few images"):
             cut(table, seed, {"test": 1 / count}, None, (0, count))
         return
     sizes = np.array(

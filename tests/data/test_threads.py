@@ -46,11 +46,14 @@ def test_errors_reach_the_consumer(workers):
 
 
 def test_threads_end_with_the_consumer():
+    before = set(threading.enumerate())
     items = in_order(lambda n: n, range(1000), 3)
     next(items)
+    own = set(threading.enumerate()) - before
+    assert len(own) == 3
     items.close()
     deadline = time.monotonic() + 60
-    while any(thread.name.startswith("images") for thread in threading.enumerate()):
+    while any(thread.is_alive() for thread in own):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -121,7 +124,7 @@ def test_a_slow_item_is_waited_for_as_long_as_the_setting_says(setting, waits, m
     if waits:
         assert list(items) == [0]
         return
-    with pytest.raises(UserError, match="their threads do not come to an end"):
+    with pytest.raises(UserError, match="their threads do not finish"):
         next(items)
     read.set()
 

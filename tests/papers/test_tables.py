@@ -16,12 +16,12 @@ COUNTS = {
     "dpn-table2-finetune": (16, 0), "dpn-table3": (76, 8), "dpn-table4": (8, 0), "dpn-table5": (10, 0),
     "dpn-table6": (30, 0), "dpn-table7": (12, 0), "dpn-appendix-a": (0, 0), "dtn-table1": (66, 0),
     "dtn-table2": (18, 0), "dtn-table3": (16, 0), "dtn-table4": (18, 0), "dtn-table5": (5, 0),
-    "dtn-table6": (80, 3), "dtn-imagenet-r": (4, 0), "dtn-table7": (15, 0), "dtn-table8": (5, 0),
+    "dtn-table6": (80, 3), "dtn-imagenet-r": (4, 0), "dtn-table7a": (15, 0), "dtn-table8": (5, 0),
     "dtn-table9": (18, 0), "dtn-table10": (8, 0), "dtn-table10b": (4, 0), "dtn-table11": (48, 2),
     "dtn-table12": (24, 0), "norm-choice": (0, 0), "tt-table1": (40, 0), "tt-figure1": (0, 0),
     "tt-figure2": (0, 0), "tt-figure3": (0, 0), "tt-table2": (16, 0), "tt-table3": (15, 4),
     "tt-table3-l24": (19, 3), "tt-table4": (56, 0), "tt-table5": (36, 0), "tt-table6": (54, 0),
-    "tt-table7": (40, 0),
+    "tt-table7": (40, 0), "tt-table7-beit": (5, 0),
 }  # fmt: skip
 
 

@@ -42,7 +42,7 @@ def test_values_that_are_accepted_and_keys():
         ({"mean": (0.5, 0.4)}, "mean must be one number, or three"),
         ({"randaugment": (2, 31)}, "randaugment"),
         ({"randaugment": (2, 11), "randaugment_space": "timm"}, "randaugment"),
-        ({"randaugment": (2, 9), "randaugment_noise": 0.5}, "randaugment_noise is for the operations of timm"),
+        ({"randaugment": (2, 9), "randaugment_noise": 0.5}, "randaugment_noise is only for the operations of timm"),
         ({"epochs": 3, "warmup_epochs": 3.0}, "warmup_epochs=3 leaves nothing"),
         ({"min_lr": 1.0}, "min_lr=1 is above lr"),
         ({"warmup_lr": 1e-2}, "warmup_lr=0.01 is above lr=0.001"),

@@ -92,7 +92,7 @@ def test_recipes_as_the_shell_writes_them():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("diet", "no recipe 'diet'. Did you mean 'deit'"),
+        ("diet", "Unknown recipe 'diet'. Did you mean 'deit'"),
         ("deit(", "not a recipe"),
         ("a2(layerscal=true)", "not have the setting 'layerscal'. Did you mean 'layerscale'"),
         ("a2(layerscale=maybe)", "true or false"),
@@ -107,7 +107,7 @@ def test_recipes_that_cannot_be_read(text, words):
 
 
 def test_a_model_without_a_name_must_be_reported():
-    with pytest.raises(UserError, match=r"say which, as in a2\(model=S/16\)"):
+    with pytest.raises(UserError, match=r"name it, as in a2\(model=S/16\)"):
         parse_recipe("a2", model=None)
     assert parse_recipe("a2(model=S/16)", model=None) == a2(model="S/16")
 

@@ -132,7 +132,7 @@ def test_a_service_that_never_answers_is_left_alone(monkeypatch):
 
 
 def test_unknown_and_missing_loggers_are_refused_before_any_work():
-    with pytest.raises(UserError, match=r"no logger 'wandbb'\. Did you mean 'wandb'"):
+    with pytest.raises(UserError, match=r"Unknown logger 'wandbb'\. Did you mean 'wandb'"):
         RunOptions(log="wandbb").check_here()
     missing = pytest.raises(UserError, match=r"lost needs no_such_library: pip install 'vitmods\[lost\]'")
     with registered("lost", object, needs="no_such_library"), missing:

@@ -85,7 +85,7 @@ def _inception_box(sizes: Ints, scale: tuple[float, float], aspect: Floats, draw
     tallest = np.minimum(np.where(_width(tallest, aspect) > image_w, widest, tallest), image_h)
     shortest = np.minimum(shortest, tallest)
     height = shortest + (draws[0] * (tallest - shortest + 1)).astype(np.int64)
-    height += _width(height, aspect) * height < least  # rounding alone shall not make it fail
+    height += _width(height, aspect) * height < least  # rounding shall not make it fail
     height -= _width(height, aspect) * height > most
     width = _width(height, aspect)
     area = width * height

@@ -34,7 +34,7 @@ class DeferredTransforms:
     before_erased: Erased = ()
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """The same with `function` of each tensor."""
+        """Apply a function to each tensor."""
         tensors: dict[str, Any] = {n: function(value) for n, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **tensors)
 
@@ -163,7 +163,7 @@ def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _sliced(value: Any, part: slice) -> Any:
-    """A part of tensors and lists, which count images, and of those in dicts and tuples."""
+    """Slice tensors and lists along the images, also inside dicts and tuples."""
     if value is None or isinstance(value, DeferredTransforms):
         return value and value.part(part)
     if isinstance(value, dict):

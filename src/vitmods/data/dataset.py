@@ -86,7 +86,7 @@ class Split:
     it is among them. labels then has the one that the set gave before (ImageNet's, for ReaL). Where the set's target is
     "labels", they are the labels of each image, and `labels` has the rarest of them.
 
-    groups: in the same order, which images belong together (see `vitmods.data.splits`); None: each is alone.
+    groups: in the same order, which images belong together (see `vitmods.data.splits`); None: none do.
     annotations: in the same order, where the target has facts beyond classes. geometry: a Geometry;
     None for other inputs."""
 
@@ -104,7 +104,7 @@ class Split:
 
 
 def independent(splits: Iterable[Any]) -> tuple[int, bool]:
-    """The number of independent images of splits, and whether these are groups of images that belong together."""
+    """Count the independent images of splits, and report whether some belong together and count as one."""
     splits = list(splits)
     return sum(len(set(split.groups or split.ids)) for split in splits), any(split.groups for split in splits)
 
@@ -144,7 +144,7 @@ class ImageDataset(SplitDataset):
     resuming change nothing. A set without a train split is for evaluation only. class_map: positions of `classes` among
     those of the evaluated model, where they are some of a larger set's; None: they are the model's. target: the fact
     that batches have of each image, such as "class" or "labels". joint: augments images and targets together; None:
-    images alone, by `augment`. joint_view: prepares them for evaluation; None: images alone, resized and cropped in the
+    only images, by `augment`. joint_view: prepares them for evaluation; None: only images, resized and cropped in the
     center. buffer: the number of places that a streamed image of shards may move.
     """
 
@@ -238,11 +238,15 @@ class ImageDataset(SplitDataset):
 
     def plain_images(self, split: str, most: int, batch_size: int) -> Iterator[Tensor]:
         """Up to `most` evaluation views of a split, evenly spread: float32 (B, C, H, W), all in every process."""
+        return (pixels for pixels, _ in self.plain_batches(split, most, batch_size))
+
+    def plain_batches(self, split: str, most: int, batch_size: int) -> Iterator[tuple[Tensor, Any]]:
+        """`plain_images` with their targets."""
         count = len(self.splits[split])
         chosen = np.linspace(0, count - 1, min(most, count)).round().astype(np.int64)
         for start in range(0, len(chosen), batch_size):
-            pixels, _ = self._views(self.splits[split], chosen[start : start + batch_size])
-            yield normalize(pixels, *self._mean_and_std)
+            pixels, targets = self._views(self.splits[split], chosen[start : start + batch_size])
+            yield normalize(pixels, *self._mean_and_std), targets
 
     def order(self, seed: int, epoch: int) -> Ints:
         """The order (n,) in which an epoch visits the training images."""
@@ -252,7 +256,7 @@ class ImageDataset(SplitDataset):
         return permutation(seed, epoch, len(self.train))
 
     def _own(self, index: Ints) -> Ints:
-        """The part of a batch that belongs to this process."""
+        """Select the part of a batch for this process."""
         return index[self.rank :: self.world_size]
 
     def _train_batch(self, views: Ints, seed: int, epoch: int, number: int) -> Batch:
@@ -338,7 +342,7 @@ class ImageDataset(SplitDataset):
     def _targets(self, split: str, index: Ints) -> Any:
         """Classes int64 (B,); labels float32 (B, K), 1 for each label of an image; or a list of Annotated."""
         images = self.splits[split]
-        if self.target in ("class", "nothing"):
+        if self.target in ("class", "none"):
             return torch.from_numpy(images.labels[index])
         if self.target != "labels":
             assert images.annotations is not None

@@ -58,6 +58,7 @@ def load(
     source = open_source(spec)
     with naming_the_source(spec):
         source = with_target(source, target)
+    target = source.target
     if (inputs := source.inputs) is not None:
         raise UserError(
             f"{printable(source.spec)} has {inputs.title}, and this task reads images: train it with --task "
@@ -119,7 +120,7 @@ def geometry_of(split: str, size: tuple[int, int], augment: Augment, target: str
 
 def _split(name: str, records: Records, store: Store, geometry: Geometry, group_by: str | Path | None) -> Split:
     kept = records.take(store.index.kept)
-    groups = groups_of(kept.ids, group_by, store.index.digests)
+    groups = groups_of(kept.ids, group_by, store.index.digests, kept.groups)
     return Split(name, kept.ids, kept.labels, store, geometry, kept.label_sets, groups, kept.annotations)
 
 
@@ -148,7 +149,7 @@ def check(spec: str | Path, **split: Any) -> Checked:
     """Read every image of a set and describe it. split: fields of `SplitOptions`. Raises UserError only for an invalid
     spec or option."""
     options, source = SplitOptions(**split), open_source(spec)
-    source = with_target(source, "class") if source.target == "nothing" else source
+    source = with_target(source, "class") if source.target == "none" else source
     if source.inputs is not None:
         summary = source.inputs.summarize(source, options)
         return Checked(summary, describe(summary))
@@ -197,7 +198,7 @@ _SHARED = 5  # images that are named one by one, although they have one reason
 
 
 def facts(source: Source, records: dict[str, Records], splits: Splits, origin: str) -> dict[str, Any]:
-    """The summary: what was found, left out and warned of. Counts are of images that could be read."""
+    """Summarize a data set: its content, warnings, and what was left out. Counts are of readable images."""
     unreadable = [
         Broken(name, records[name].ids[position], reason)
         for name, split in splits.items()
@@ -291,7 +292,7 @@ def problems(
 
 
 def record(broken: Broken) -> dict[str, str]:
-    """For the summary, and for any terminal."""
+    """Return a broken entry as printable text, for the summary."""
     return {field: printable(value) for field, value in broken._asdict().items()}
 
 
@@ -348,7 +349,7 @@ def _warnings(source: Source, splits: Splits) -> list[str]:
     warnings = [source.unseen] if source.unseen and "missing" in source.allow else []
     spellings = grouped((name, "".join(filter(str.isalnum, name.casefold()))) for name in source.classes)
     if similar := [" = ".join(map(repr, names)) for key, names in spellings.items() if key and len(names) > 1]:
-        text = "Classes whose names differ in case, spaces or signs alone"
+        text = "Classes whose names differ only in case, spaces or signs"
         warnings.append(f"{text}: {first_of(similar, _LISTED)}. Are they one?")
     for name, split in splits.items():
         counts = _per_class(source, split)
@@ -392,14 +393,14 @@ def _warnings(source: Source, splits: Splits) -> list[str]:
     largest = max((int(train.store.image(i).max()) for i in sample), default=255)
     if largest <= _DARK:
         warnings.append(
-            f"All of {count} training images that were looked at are nearly black: the largest value is {largest} of "
+            f"All {count} training images that were sampled are nearly black: the largest value is {largest} of "
             "255. If 16-bit files hold values of 10 or 12 bits, scale these up to 16 bits first."
         )
     return warnings
 
 
 def _conflicts(source: Source, splits: Splits) -> list[str]:
-    """Equal images, byte for byte, that are labelled differently."""
+    """Warn of byte-identical images with different labels."""
     ids: list[str] = []
     labels: list[Any] = []
     for split in splits.values():
@@ -419,7 +420,7 @@ def _conflicts(source: Source, splits: Splits) -> list[str]:
 
 
 def _untrained(source: Source, splits: Splits) -> list[str]:
-    """The classes of val and test without an image in train."""
+    """Describe the classes of val and test without an image in train."""
     texts, trained = [], _per_class(source, splits["train"]) > 0
     for name, split in splits.items():
         missing = np.flatnonzero((_per_class(source, split) > 0) & ~trained)
@@ -430,7 +431,7 @@ def _untrained(source: Source, splits: Splits) -> list[str]:
 
 
 def _repeats(splits: Splits) -> list[str]:
-    """How many images of val and test are also trained on, with examples."""
+    """Describe how many images of val and test are also in train, with examples."""
     if "train" not in splits:
         return []
     train, texts = splits["train"], []

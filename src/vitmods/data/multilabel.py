@@ -29,7 +29,8 @@ class Target:
 
 
 TARGETS: Registry[Target] = Registry("target", "vitmods.tasks.*.sources")
-TARGETS.add("nothing", Target("no class", "Put the images of each class into a folder.", located=False))
+TARGETS.add("none", Target("no class", "Put the images of each class into a folder.", located=False))
+TARGETS.add("any", Target("a class or none", located=False))
 TARGETS.add("class", Target("a class", located=False))
 TARGETS.add("labels", Target("labels", "Train it with --task multilabel.", located=False))
 
@@ -40,14 +41,17 @@ def target_named(name: str) -> Target:
 
 
 def with_target(source: Source, target: str) -> Source:
-    """The source with what a task asks of it; "labels" are given by classes, masks and boxes too, "instances" by boxes
-    whose objects have outlines, and "nothing" by all images.
+    """Convert a source to the target of a task: "labels" from classes, masks and boxes, "instances" from boxes whose
+    objects have outlines, "none" from all images, and "any" to "class" if images have several classes, else to "none".
 
-    Classes called as several joined by + are several labels. Raises UserError if it lacks them.
+    A class name with + means several labels. Raises UserError if the source lacks the target.
     """
+    if target == "any":
+        numbers = np.concatenate([part.labels for part in source.splits.values()])
+        target = "class" if source.target == "class" and len(np.unique(numbers)) > 1 else "none"
     if source.target == target:
         return source
-    if target == "nothing":
+    if target == "none":
         splits = {
             name: replace(part, labels=np.zeros_like(part.labels), label_sets=None, annotations=None)
             for name, part in source.splits.items()
@@ -57,7 +61,7 @@ def with_target(source: Source, target: str) -> Source:
     if source.target in wanted.conversions:
         return wanted.conversions[source.target](source)
     sets = [part.label_sets for part in source.splits.values()]
-    if target == "labels" and source.target not in ("class", "nothing") and None not in sets:
+    if target == "labels" and source.target not in ("class", "none") and None not in sets:
         return replace(source, target=target)
     if target != "labels" or source.target != "class":
         raise UserError(
@@ -79,13 +83,13 @@ def with_target(source: Source, target: str) -> Source:
 
 
 def label_counts(sets: Iterable[tuple[int, ...]], labels: int) -> list[int]:
-    """How many images have each label."""
+    """Count the images with each label."""
     counts = Counter(label for image in sets for label in image)
     return [counts[label] for label in range(labels)]
 
 
 def with_rarest(source: Source) -> Source:
-    """Labels are split and limited in proportion by the rarest that each image has; those without any by themselves."""
+    """Set each image's class to its rarest label (or none), by which splits and limits keep proportions."""
     sets = [labels for part in source.splits.values() for labels in part.label_sets or ()]
     counts, none = label_counts(sets, len(source.classes)), len(source.classes)
 

@@ -44,22 +44,18 @@ from vitmods.util.files import expand_user, make_folder, tracked, write_atomical
 MEGABYTE = 1_000_000
 UNFINISHED = "unfinished"
 _END = bytes(2 * tarfile.BLOCKSIZE)  # of a tar file
-_SHOWN = 20  # equal images
 
 
 @dataclass(frozen=True)
 class Packed:
     """The result of `pack`.
 
-    manifest: as in manifest.json; kept: number of shards that were there already; equal: the images that are equal byte
-    for byte, those of one kind in one line; leaking: number of these lines in train and in another split.
+    manifest: as in manifest.json; kept: number of shards that were there already.
     """
 
     folder: Path
     manifest: dict[str, Any]
     kept: int
-    equal: tuple[str, ...]
-    leaking: int
 
     @property
     def shards(self) -> int:
@@ -73,14 +69,6 @@ class Packed:
         ]
         if self.manifest["unreadable"]:
             lines.append(f"Left out: {unreadable_text(self.manifest['unreadable'])}")
-        if self.equal:
-            lines += ["Warning: these images are equal, byte for byte:", *(f"  {t}" for t in self.equal[:_SHOWN])]
-            lines += [f"  and {len(self.equal) - _SHOWN} more"] if len(self.equal) > _SHOWN else []
-        if self.leaking:
-            lines.append(
-                f"Warning: {self.leaking} of these lines are in train and in val or test, and studies refuse the pack: "
-                "remove the images from one and pack again, or write ?allow=overlap behind it to use them as they are."
-            )
         kept = f" ({self.kept} of {self.shards} were there, and were compared)" if self.kept else ""
         lines.append(f"Packed in {printable(str(self.folder))}{kept}. Use it as --data {printable(str(self.folder))}")
         return "\n".join(lines)
@@ -116,7 +104,7 @@ def pack(
     if unreadable not in ("stop", "skip"):
         raise UserError(f'unreadable must be "stop" or "skip", not "{unreadable}".')
     source = open_source(spec)
-    source = with_target(source, "class") if source.target == "nothing" else source
+    source = with_target(source, "class") if source.target == "none" else source
     if unknown := [split for split in splits if split not in source.splits]:
         raise UserError(
             f'{printable(source.spec)} does not have a split "{unknown[0]}". {nearest(unknown[0], source.splits)}'
@@ -142,7 +130,7 @@ def pack(
             write_atomically(folder / UNFINISHED, lambda file: None)
         kept, bad = 0, [record(item) for item in source.broken if item.split in chosen]
         contents: dict[str, Any] = {}
-        written: list[tuple[str, str, bytes]] = []  # split, name and digest of each image
+        names: list[str] = []
         parts: list[Any] = []  # rows of each shard
         for split, records in chosen.items():
             shards, counts = [], Counter[int]()
@@ -159,7 +147,7 @@ def pack(
                     write_atomically(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
                 parts.append(rows)
                 counts.update(image.label for image in images)
-                written += [(split, image.name, image.digest) for image in images]
+                names += [image.name for image in images]
             contents[split] = {
                 "images": counts.total(),
                 "bytes": sum(shard["bytes"] for shard in shards),
@@ -172,7 +160,7 @@ def pack(
                 'out with unreadable="skip" (--unreadable skip).'
             )
         index = io.BytesIO()
-        write_index(index, [name for _, name, _ in written], np.concatenate([np.zeros(0, ROW), *parts]))
+        write_index(index, names, np.concatenate([np.zeros(0, ROW), *parts]))
         manifest = {
             "format": MANIFEST_FORMAT,
             "name": source.name,
@@ -192,12 +180,7 @@ def pack(
                     path.unlink()
             write_json(folder / MANIFEST, manifest)
         (folder / UNFINISHED).unlink(missing_ok=True)
-    kinds: dict[bytes, list[tuple[str, str]]] = {}
-    for split, name, image_digest in written:
-        kinds.setdefault(image_digest, []).append((split, name))
-    equal = [images for images in kinds.values() if len(images) > 1]
-    lines = sorted(" = ".join(sorted(printable(name) for _, name in images)) for images in equal)
-    return Packed(folder, manifest, kept, tuple(lines), sum({"train"} < {split for split, _ in im} for im in equal))
+    return Packed(folder, manifest, kept)
 
 
 class _Image(NamedTuple):

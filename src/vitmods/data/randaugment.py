@@ -245,14 +245,14 @@ def change_big_vision(pixels: Pixels, name: str, magnitude: float, draw: Draw) -
 
 
 def _blend(start: NDArray[Any], end: NDArray[Any], level: float) -> Pixels:
-    """From `start` towards `end` by the factor of colors, brightness and so on, or beyond it."""
+    """Blend from `start` towards `end`, or beyond it, by TensorFlow's factor for this level."""
     start, end, factor = start.astype(np.float32), end.astype(np.float32), np.float32(level * 1.8 + 0.1)
     blended: Pixels = (start + factor * (end - start)).clip(0, 255).astype(np.uint8)
     return blended
 
 
 def _look_up(pixels: Pixels, table: NDArray[Any]) -> Pixels:
-    """Every value replaced by its entry in the table (256,)."""
+    """Replace every value by its entry in the table (256,)."""
     # bytes.translate is several times faster than indexing, which makes 8-byte integers of the pixels first
     changed = pixels.tobytes().translate(table.astype(np.uint8).tobytes())
     looked_up: Pixels = np.frombuffer(changed, np.uint8).reshape(pixels.shape)

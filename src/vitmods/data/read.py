@@ -26,7 +26,7 @@ class Unreadable(Exception):
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Whatever goes wrong within becomes Unreadable with a reason for people."""
+    """Turn any error inside into Unreadable, with a reason for people."""
     try:
         yield
     except Unreadable:

@@ -26,7 +26,7 @@ SPLIT_NAMES = {
 
 
 def split_named(word: str) -> str | None:
-    """The split of this name, in upper or lower case; None if there is none."""
+    """Return the split that a word names, in upper or lower case; None for other words."""
     return next((split for split, names in SPLIT_NAMES.items() if word.lower() in names), None)
 
 
@@ -45,7 +45,7 @@ class Annotation(Protocol):
         ...
 
 
-_COLUMNS = ("ids", "labels", "keys", "label_sets", "annotations", "shards", "native", "digests", "rows")
+_COLUMNS = ("ids", "labels", "keys", "label_sets", "annotations", "groups", "shards", "native", "digests", "rows")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class Records:
     the classes. stamps: one for each image of the part of the source that these were taken from, which changes
     whenever the image may have; they key the cache. rows (n,): the place of each among them. label_sets: all labels of
     each image, where there may be several. annotations: of each image, where the target has facts beyond classes;
-    label_sets then has the classes in it.
+    label_sets then has the classes in it. groups: the group of each image, if the source names them; those of one group
+    belong together.
 
     If a source knows more without reading an image: shards (n,), the number of the file of each, one after the other by
     their keys; native (n, 2), heights and widths, 0 if unknown; digests (n, 16), as in Index. sequential: to fetch an
@@ -70,6 +71,7 @@ class Records:
     keys: NDArray[np.int64]
     label_sets: tuple[tuple[int, ...], ...] | None = None
     annotations: tuple[Annotation, ...] | None = None
+    groups: tuple[str, ...] | None = None
     shards: NDArray[np.int64] | None = None
     native: NDArray[np.int64] | None = None
     digests: NDArray[np.uint8] | None = None
@@ -121,9 +123,10 @@ class Streaming:
 
 
 def joined(*parts: Records) -> Records:
-    """All images of the parts, one part after the other."""
+    """Concatenate the images of several records."""
     starts = np.cumsum([0, *(len(part) for part in parts)])
     sets, annotations = [part.label_sets for part in parts], [part.annotations for part in parts]
+    groups = [part.groups for part in parts]
 
     def fetch(key: int) -> Raw:
         part = int(np.searchsorted(starts, key, side="right")) - 1
@@ -137,6 +140,7 @@ def joined(*parts: Records) -> Records:
         keys=np.arange(starts[-1]),
         label_sets=None if None in sets else tuple(labels for part in sets for labels in part or ()),
         annotations=None if None in annotations else tuple(item for part in annotations for item in part or ()),
+        groups=None if None in groups else tuple(name for part in groups for name in part or ()),
     )
 
 

@@ -45,6 +45,10 @@ class Stream(IntEnum):
     CUTOUT_LEFT = 22
     MASK_SIZE = 40
     PHOTOMETRIC = 41
+    VIEW = 42
+    VIEW_COLOR = 43
+    CAPTION = 48
+    PATCH_MASK = 50
     CORRUPTION = 64  # what is not training starts here
 
 

@@ -1,4 +1,4 @@
-"""In which order images are visited: a permutation or shard by shard, and each once or, with repeated augmentation,
+"""The order in which images are visited: a permutation or shard by shard, and each once or, with repeated augmentation,
 several times in a row (Hoffer et al., "Augment your batch", CVPR 2020; Berman et al., arXiv:1902.05509).
 
 A view is an image together with the number of its copy, in one int64: the position of the image plus COPY times the

@@ -1,9 +1,9 @@
-"""Train, val and test where a source does not bring them: stratified, and a function of the split seed and the names.
+"""Split the images of a source without splits into train, val and test: stratified, and by seed and names only.
 
-An image's place depends on its name and on the number of images of its class, never on the order of files. Images of
-one group stay together: the group goes where its first image in the drawn order would, in that image's class.
+The split of an image depends on its name and on the number of images of its class, not on the order of files. Images of
+one group stay together: the group follows its first image in the drawn order, in that image's class.
 
-Images that belong together: of one patient, of one video, or equal byte for byte. A split that is made keeps them in
+Images of one patient or video, or with the same bytes, belong together. A split that is made keeps them in
 one part, and statistics count them as one. `group_by` is a regular expression, whose first group (or whole match) in an
 image's path names its group; or a CSV file with the columns image and group. Paths are those that `vitmods data` shows.
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from vitmods.data.dataset import ImageDataset, Split
 
 
+Indices = NDArray[np.int64]
+Groups = Sequence[str] | None
 SUGGESTED = (
     r"([^/]+)[-_.](?:frame|tile|crop|f)?[-_]?\d+\.[^./]+$",
     r"(?i)(?<![a-z0-9])((?:patient|subject|case|person|pat|subj|pid|p|video|vid|clip|scene|slide)[-_]?\d+)(?![a-z0-9])",
@@ -43,7 +45,7 @@ SUGGESTED = (
 
 
 def group_keys(group_by: str | Path, ids: Sequence[str]) -> tuple[str, ...]:
-    """The group of each image. UserError where `group_by` cannot be understood or leaves images out."""
+    """Return the group of each image. Raises UserError if `group_by` is invalid or leaves images out."""
     keys: list[str | None]
     if str(group_by).lower().endswith(".csv"):
         group_of = {row["image"]: row["group"] for row in read_columns(group_by, ("image", "group"))}
@@ -53,9 +55,9 @@ def group_keys(group_by: str | Path, ids: Sequence[str]) -> tuple[str, ...]:
         keys = [match[min(1, expression.groups)] if match else None for match in map(expression.search, ids)]
     if without := [name for name, key in zip(ids, keys, strict=True) if not key]:
         raise UserError(
-            f'By group_by="{printable(str(group_by))}" {len(without)} of {len(ids)} images belong to no group, such as '
-            f"{printable(without[0])}. Give an expression that finds one in each path, or a CSV file with the columns "
-            "image and group that names each."
+            f'group_by="{printable(str(group_by))}" leaves {len(without)} of {len(ids)} images without a group, '
+            f"such as {printable(without[0])}. Use an expression that matches every path, or a CSV file with the "
+            "columns image and group that lists every image."
         )
     return tuple(map(str, keys))
 
@@ -68,15 +70,18 @@ def _compile(group_by: str | Path) -> re.Pattern[str]:
         raise UserError(f'group_by="{text}" is not a valid regular expression: {error}.') from error
 
 
-def groups_of(ids: Sequence[str], group_by: str | Path | None, digests: NDArray[np.uint8]) -> tuple[str, ...] | None:
-    """The group of each image, by name; None where each is alone.
+def groups_of(
+    ids: Sequence[str], group_by: str | Path | None, digests: NDArray[np.uint8], listed: Groups = None
+) -> tuple[str, ...] | None:
+    """The group of each image, by name; None where no images belong together.
 
-    Equal groups and equal bytes join two images, if by others. A group is called as `group_by` calls that of its first
-    image by name; without it, as that image. digests (n, 16): of the images' bytes, 0 where they are not known.
+    Images with the same group or the same bytes belong together, also indirectly. A group has the name that `group_by`
+    gives its first image (by name), or else that image's name. digests (n, 16): of the images' bytes, 0 if unknown.
+    listed: the groups that the source names, without `group_by`.
     """
     if not (n := len(ids)):
         return None
-    keys = group_keys(group_by, ids) if group_by else None
+    keys = group_keys(group_by, ids) if group_by else listed
     readable = np.flatnonzero(digests.any(axis=1))
     kinds, kind = np.unique(hashes(digests[readable]), return_inverse=True)
     if keys is None and len(kinds) == len(readable):
@@ -105,7 +110,7 @@ def hashes(digests: NDArray[np.uint8]) -> NDArray[np.bytes_]:
 
 
 def suggest_grouping(ids: Sequence[str], classes: int) -> tuple[str, int] | None:
-    """An expression by which images seem to belong together, and the number of its groups; or None.
+    """Suggest an expression that seems to group the images, with its number of groups; None if none does.
 
     It finds a group for every image and several for each class; most images share theirs with one of the same folder,
     and a group has at most a fifth of them.
@@ -125,7 +130,7 @@ def suggest_grouping(ids: Sequence[str], classes: int) -> tuple[str, int] | None
 
 
 def read_columns(path: str | Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a CSV file that has these columns, and maybe others. UserError if it does not, or is not a table."""
+    """Read a CSV file with at least these columns. Raises UserError if one is missing or the file is not a table."""
     rows = [row for _, row in read_table(expand_user(path), columns, errors="surrogateescape", strict=True)]
     counts = Counter(row["image"] for row in rows) if "image" in columns else {}
     if repeated := [image for image, count in counts.items() if count > 1]:
@@ -180,14 +185,14 @@ def read_split(path: str | Path, source: Source) -> dict[str, Records]:
         if wrong:
             image, label, other = map(printable, wrong[0])
             raise UserError(
-                f"{file} gives {len(wrong)} images other labels than they have: {image} is {label}, not {other}."
+                f"{file} disagrees with {len(wrong)} labels of the data set: {image} is {label}, not {other}."
             )
         for name, positions in chosen.items():
             parts[name] += [records.take(np.array(positions))] if positions else []
     if rows:
         raise UserError(
             f"{file} names {len(rows)} images that {printable(source.spec)} does not have, such as "
-            f"{printable(next(iter(rows)))}. Give the images that it was written for."
+            f"{printable(next(iter(rows)))}. Use the images for which it was written."
         )
     if not parts["train"]:
         raise UserError(f"{file} does not name any training image.")
@@ -197,7 +202,7 @@ def read_split(path: str | Path, source: Source) -> dict[str, Records]:
 
 
 def groups_in(path: str | Path | None) -> str | Path | None:
-    """The file again if it has a column of groups, so that it can serve as `group_by`."""
+    """Return the split file if it has a column of groups, and so can serve as `group_by`; else None."""
     return path if path is not None and all("group" in row for row in read_columns(path, ("image", "split"))) else None
 
 
@@ -207,8 +212,6 @@ def _labels(split: "Split | Records", classes: Sequence[str], target: str) -> li
     return [classes[label] for label in split.labels]
 
 
-Indices = NDArray[np.int64]
-Groups = Sequence[str] | None
 VAL_FRACTION, TEST_FRACTION = 0.1, 0.2
 """Default fractions of the images, for the splits that are made."""
 
@@ -221,26 +224,26 @@ def _check_limit(count: float | None) -> None:
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """Which images are trained on, chosen by and reported."""
+    """How images are divided into train, val and test."""
 
     split_seed: int = 0
-    """for images without splits: which split is made"""
+    """seed of the split, for images without splits"""
     val_fraction: float | None = None
-    """for images without a val split: the fraction of them that it gets; None: 0.1"""
+    """fraction of the images for val, if they lack a val split; None: 0.1"""
     test_fraction: float | None = None
-    """for images without splits: the fraction of them for the test; None: 0.2"""
+    """fraction of the images for test, if they lack splits; None: 0.2"""
     fold: tuple[int, int] | None = None
-    """I K: test is part I of K, from 0 to K - 1, of images without splits. Over all I, each image is tested once
-    (never, if all images of its class belong together)"""
+    """I K: cross-validation, for images without splits: test is part I of K, from 0 to K - 1. Each image is in one test
+    part (in none, if all images of its class belong together)"""
     group_by: str | None = None
-    """keep what belongs together (a patient, a video) in one split: a regular expression whose first group, or match,
-    in a path names it, or a CSV file with the columns image and group (docs/data.md)"""
+    """keep images that belong together (of one patient or video) in one split: a regular expression whose first group,
+    or match, in a path is the group's name, or a CSV file with the columns image and group (docs/data.md)"""
     split_file: Path | None = None
-    """a CSV file with the columns image and split, such as the split.csv of a study: split as it says"""
+    """a CSV file with the columns image and split that defines the splits, such as the split.csv of a study"""
     limit_train: int | float | None = None
-    """use at most so many training images, or a fraction of them (0.25), classes in proportion"""
+    """number of training images to use, or a fraction of them (0.25), classes in proportion"""
     limit_val: int | None = None
-    """use only so many images for validation; without a val split, they are taken out of train"""
+    """number of images for validation; without a val split, they are taken out of train"""
 
     def __post_init__(self) -> None:
         """Raise UserError for values that no images can be split by, before any image is read."""
@@ -251,7 +254,7 @@ class SplitOptions:
         _check_limit(self.limit_train)
         for name in ("val_fraction", "test_fraction"):
             if (value := getattr(self, name)) is not None and not 0 <= value < 1:
-                raise UserError(f"{name} must lie between 0 and 1 (0 makes no such split), not {value}.")
+                raise UserError(f"{name} must be at least 0 (no such split) and below 1, not {value}.")
         if (fold := self.fold) is not None and (len(fold) != 2 or not 0 <= fold[0] < fold[1] or fold[1] < 2):
             raise UserError(f"fold is (i, k): part i of k, with k at least 2 and i from 0 to k - 1, not {tuple(fold)}.")
         for name, excluded, reason in (
@@ -282,9 +285,9 @@ def make_splits(
     train_on_all: bool = False,
     cache_dir: Path | None = None,
 ) -> tuple[dict[str, Records], str]:
-    """The splits to use, and their origin in words.
+    """Return the splits to use, and a description of their origin.
 
-    A source with train alone is cut into train, val and test. Without val, a part of train becomes val. With val and
+    A source with only train is cut into train, val and test. Without val, a part of train becomes val. With val and
     without test it is evaluated on val, so that numbers stay comparable with others on that split. A source without
     train is for evaluation only. Warnings about groups are added to the source's.
     train_on_all: join all splits to train, for a model that was evaluated before.
@@ -309,7 +312,7 @@ def make_splits(
             fractions["val"] = VAL_FRACTION if options.val_fraction is None else options.val_fraction
         if sum(fractions.values()) >= 1:
             val, test = (fractions.get(name, 0) for name in ("val", "test"))
-            raise UserError(f"A val_fraction of {val:g} and {test:g} for test leave nothing to train on: lower them.")
+            raise UserError(f"val_fraction {val:g} and test_fraction {test:g} leave nothing to train on: lower them.")
         if "test" in fractions or fractions.get("val") or (needs_val and limit_val is not None):
             train, groups = splits["train"], _train_groups(source, options.group_by, cache_dir)
             parts = cut(train, seed, fractions, groups, fold)
@@ -330,7 +333,7 @@ def make_splits(
 
 
 def _train_groups(source: Source, group_by: str | Path | None, cache_dir: Path | None) -> Groups:
-    """Groups of train's images; adds to the source's warnings."""
+    """Return the groups of train's images; adds to the source's warnings."""
     from vitmods.data.store import digests_of  # imports torch, so only here: --help does without
 
     train = source.splits["train"]
@@ -339,20 +342,20 @@ def _train_groups(source: Source, group_by: str | Path | None, cache_dir: Path |
     digests = digests_of(train, cache_dir)
     copies = np.unique(hashes(digests[digests.any(axis=1)]), return_counts=True)[1]
     if equal := copies[copies > 1].sum():
-        source.warnings.append(f"{equal} images have equals, byte for byte: they are in the same split as those.")
-    if group_by is None and (suggestion := suggest_grouping(train.ids, len(source.classes))):
+        source.warnings.append(f"{equal} images have exact copies (byte for byte): copies stay in one split.")
+    if group_by is None and train.groups is None and (suggestion := suggest_grouping(train.ids, len(source.classes))):
         pattern, count = suggestion
         source.warnings.append(
             f"By their names, images may belong together in {count} groups (patients, videos, scenes). If they do, "
-            f"keep each in one split with --group-by '{pattern}' (group_by), or test shows what was trained on."
+            f"keep each in one split with --group-by '{pattern}' (group_by); otherwise training images leak into test."
         )
-    return groups_of(train.ids, group_by, digests)
+    return groups_of(train.ids, group_by, digests, train.groups)
 
 
 def cut(
     records: Records, seed: int, fractions: dict[str, float], groups: Groups = None, fold: Sequence[int] | None = None
 ) -> dict[str, Indices]:
-    """Positions of each named part, and of the rest as "train"; each class is cut by itself, rounded to the nearest.
+    """Return the positions of each part, and of the rest as "train". Each class is cut by itself, with rounding.
 
     A part takes at least one image of a class that has three left, and every class keeps one in train. Of groups (n,) a
     part takes those that bring it nearer to its number of images. With a fold, test is that fold.
@@ -390,7 +393,7 @@ def _deal(classes: "list[list[Unit]]", count: int) -> list[list[int]]:
             totals[fold] += len(units[unit])
         folds.append(fold_of)
     if not all(totals):
-        raise UserError(f"There are too few images, or groups of them, for {count} folds: make it fewer.")
+        raise UserError(f"Too few images, or groups of them, for {count} folds: use fewer folds.")
     return folds
 
 
@@ -420,7 +423,7 @@ def take_out(records: Records, count: int, seed: int, groups: Groups = None) -> 
 
 
 def _drawn(records: Records, count: int, seed: int, purpose: str, spare: int, groups: Groups = None) -> Indices:
-    """Sorted positions of `count` images, leaving `spare` of every class."""
+    """Draw `count` images, leaving `spare` of every class; returns their sorted positions."""
     classes = [units for units in _by_class(records, seed, purpose, groups) if units]
     counts = _quotas(np.array([sum(map(len, units)) for units in classes]), count, spare)
     chosen = [_nearest(units, int(n), over=0)[0] for units, n in zip(classes, counts, strict=True)]
@@ -428,7 +431,7 @@ def _drawn(records: Records, count: int, seed: int, purpose: str, spare: int, gr
 
 
 def _quotas(sizes: Indices, count: int, spare: int) -> Indices:
-    """How many of `count` each class gives."""
+    """Divide `count` among classes in proportion to their sizes, leaving room for those that are kept."""
     shares, total, room = [count * int(size) for size in sizes], int(sizes.sum()), sizes - spare
     counts = np.minimum([share // total for share in shares], room)
     by_remainder = sorted(range(len(sizes)), key=lambda c: (int(counts[c]) * total - shares[c], c))
@@ -448,7 +451,7 @@ Unit = list[int]
 
 
 def _by_class(records: Records, seed: int, purpose: str, groups: Groups) -> list[list[Unit]]:
-    """Each class's units in an order drawn from seed and names; a unit belongs to the class of its first image."""
+    """Return each class's units in an order drawn from seed and names; a unit has the class of its first image."""
     units: dict[str | int, Unit] = {}
     for i in text_order(seed, purpose, records.ids).tolist():
         units.setdefault(i if groups is None else groups[i], []).append(i)

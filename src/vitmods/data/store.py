@@ -199,7 +199,7 @@ def _in_memory(records: Records, geometry: Geometry | None, channels: int) -> St
 
 
 def cache_key(records: Records, geometry: Geometry | None, channels: int) -> str:
-    """A name for the cache of the part that the records were taken from."""
+    """Name the cache of the part of a source that the records were taken from."""
     content = [_FORMAT, repr(geometry), str(channels), *records.stamps]
     return sha256("\0".join(content).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
@@ -231,7 +231,7 @@ def read_cache(folder: Path, records: Records) -> Store | None:
 
 
 def estimate(records: Records, geometry: Geometry, channels: int) -> int:
-    """Bytes: images kept whole are taken to be 3:2, and originals as large as some of them are on average."""
+    """Estimate the bytes of the store: whole images count as 3:2, originals as the mean of a few that are read."""
     if geometry.whole and not geometry.shrink:
         sizes = []
         for _, raw in _some(records):
@@ -243,7 +243,7 @@ def estimate(records: Records, geometry: Geometry, channels: int) -> int:
 
 
 def _some(records: Records) -> Iterator[tuple[int, Raw]]:
-    """A few of the images that can be fetched, by their rows."""
+    """Yield the row and content of a few images that can be fetched."""
     sample = records.some(SAMPLED)
     for row, key in zip(sample.rows.tolist(), sample.keys.tolist(), strict=True):
         with suppress(Unreadable):
@@ -251,7 +251,7 @@ def _some(records: Records) -> Iterator[tuple[int, Raw]]:
 
 
 def _read_table(folder: Path) -> _Table | None:
-    """The table of a cache; None where it is missing, or it or its pixels are cut off."""
+    """Read the table of a cache; None if it is missing, or if it or the pixels are truncated."""
     try:
         arrays = read_npz(folder / "index.npz", ["rows", "reasons", "end"])
         reasons = {int(row): reason for row, reason in parse_json(arrays["reasons"].tobytes()).items()}
@@ -269,7 +269,7 @@ def _completed(folder: Path, records: Records, geometry: Geometry | None, channe
     try:
         lock.acquire(timeout=_NOTICE_S)
     except Timeout:
-        progress_console().print("Another process is reading these images: waiting for it.")
+        progress_console().print("Waiting for another process that is reading these images.")
         lock.acquire()
     try:
         for other in folder.parent.iterdir() if clean_up else ():
@@ -287,7 +287,7 @@ def _completed(folder: Path, records: Records, geometry: Geometry | None, channe
             _append(folder, table, records, geometry, channels)
     finally:
         lock.release()
-    raise UserError(f"what is written to {printable(str(folder))} is not what is read there: check the disk")
+    raise UserError(f"{printable(str(folder))} does not return what was written to it: check the disk")
 
 
 def _append(folder: Path, table: _Table, records: Records, geometry: Geometry | None, channels: int) -> None:
@@ -336,7 +336,7 @@ def remembered(
 
 
 def file_key(path: Path, status: stat_result, kind: str = "") -> str:
-    """A name for facts remembered of a file; another one once the file changes."""
+    """Name the facts that are remembered of a file; the name changes with the file."""
     text = f"{kind}{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
     return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
@@ -365,7 +365,7 @@ def digests_of(records: Records, cache_dir: Path | None = None) -> NDArray[np.ui
     def read(path: Path) -> NDArray[np.uint8]:
         digests: NDArray[np.uint8] = np.load(path, allow_pickle=False)
         if digests.shape != (len(records), 16) or digests.dtype != np.uint8:
-            raise ValueError("these are digests of others")
+            raise ValueError("digests of other images")
         return digests
 
     if len(records) < REMEMBERED:

@@ -104,7 +104,7 @@ def in_order(
                     for item, since, thread in sorted(busy, key=lambda entry: entry[1])[:3]
                 ]
                 raise UserError(
-                    f"No images for {limit:g} s: {'; '.join(reading) or 'their threads do not come to an end'}. Check "
+                    f"No images for {limit:g} s: {'; '.join(reading) or 'their threads do not finish'}. Check "
                     f"that the disk or the network answers; {PATIENCE_SETTING} sets how many seconds to wait, 0 for "
                     "ever."
                 ) from None
@@ -122,7 +122,7 @@ def in_order(
 
 
 def ahead(items: Iterator[Item], prepare: Callable[[Item], Item]) -> Iterator[Item]:
-    """The items in their order, taken and prepared by a thread that stays two ahead of the consumer."""
+    """Yield the items in order, prepared by a thread that stays two ahead of the consumer."""
     end: Any = object()
 
     def take(_: int) -> Item:

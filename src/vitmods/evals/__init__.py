@@ -1,4 +1,4 @@
-"""What is measured of a trained model: accuracy, calibration, few-shot transfer, robustness.
+"""Evaluation protocols for a trained model: accuracy, calibration, few-shot transfer, robustness.
 
 Names are imported when first used: the shell reads the options of the protocols without torch.
 """

@@ -1,6 +1,7 @@
-"""What the logits of a split show: accuracy, average precision, calibration, confusions."""
+"""Protocols that need only the logits of a split: accuracy, average precision, calibration, confusions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,7 @@ BINS = 15
 
 @protocol(
     "calibration",
-    "whether probabilities are what they say",
+    "whether probabilities are right as often as they claim",
     (
         Metric("ece", "calibration error, ECE", "calibration", higher_is_better=False),
         Metric("adaptive_ece", "ECE in bins of equal size", "calibration", higher_is_better=False),
@@ -117,7 +118,7 @@ def calibration(outputs: ModelOutputs) -> ProtocolResult:
     Expected calibration error over 15 bins (Guo et al., 2017, arXiv:1706.04599, Eq. 3), the Brier score and the
     negative log-likelihood, both of which also reward being right. Probabilities are the softmax of the logits. NLL and
     Brier score are means over images and have intervals; the binned errors do not, since they are biased upwards if
-    images are few.
+    images are few, in arms alike.
     """
     log_p, targets = outputs.logits.double().log_softmax(dim=1), outputs.targets
     p = log_p.exp()
@@ -127,11 +128,12 @@ def calibration(outputs: ModelOutputs) -> ProtocolResult:
     confidence, correct = top.values.numpy(), (top.indices == targets).numpy()
     equal_width = bins_of_equal_width(confidence)
     errors = {
-        "ece": calibration_error(confidence, correct, equal_width),
-        "adaptive_ece": calibration_error(confidence, correct, bins_of_equal_size(confidence)),
+        "ece": calibration_errors(confidence, correct, equal_width),
+        "adaptive_ece": calibration_errors(confidence, correct, bins_of_equal_size(confidence)),
     }
-    rows = reliability(confidence, correct, equal_width)
-    return means_of({"nll": nll.numpy(), "brier": brier.numpy()}, errors, images=len(targets), reliability=rows)
+    rows, metrics = reliability(confidence, correct, equal_width), {name: float(x.mean()) for name, x in errors.items()}
+    result = means_of({"nll": nll.numpy(), "brier": brier.numpy()}, metrics, images=len(targets), reliability=rows)
+    return replace(result, per_image={**result.per_image, **errors})
 
 
 def bins_of_equal_width(confidence: Floats, bins: int = BINS) -> Ints:
@@ -149,14 +151,17 @@ def bins_of_equal_size(confidence: Floats, bins: int = BINS) -> Ints:
     return places * bins // len(confidence)
 
 
-def calibration_error(confidence: Floats, correct: NDArray[np.bool_], bin_of: Ints) -> float:
-    """The mean over images of |accuracy - mean confidence| of the bin that the image is in."""
-    gaps = np.bincount(bin_of, weights=correct - confidence)
-    return float(np.abs(gaps).sum() / len(confidence))
+def calibration_errors(confidence: Floats, correct: NDArray[np.bool_], bin_of: Ints) -> Floats:
+    """Return correct - confidence of each image (n,), with the sign of its mean over the bin of the image.
+
+    The mean over images is the expected calibration error: |accuracy - mean confidence| of each bin, by its images.
+    """
+    gaps = correct - confidence
+    return np.asarray(np.sign(np.bincount(bin_of, gaps))[bin_of] * gaps)
 
 
 def reliability(confidence: Floats, correct: NDArray[np.bool_], bin_of: Ints) -> list[dict[str, Any]]:
-    """The number of images, mean confidence and accuracy of each bin with images, in order."""
+    """Return the points of a reliability diagram: images, mean confidence and accuracy of each bin with images."""
     inside = {int(number): bin_of == number for number in np.unique(bin_of)}
     return [
         {"bin": number, "images": int(mask.sum()), "confidence": float(confidence[mask].mean()),
@@ -169,7 +174,7 @@ LARGEST_MATRIX, LISTED = 200, 20
 
 
 @protocol(
-    "confusion", "which classes are taken for which", (Metric("macro_f1", "mean F1 of the classes", "confusion"),)
+    "confusion", "which classes are mistaken for which", (Metric("macro_f1", "mean F1 of the classes", "confusion"),)
 )
 def confusion(outputs: ModelOutputs) -> ProtocolResult:
     """True classes in rows, predicted ones in columns. The mean of F1 is over classes with images.
@@ -185,19 +190,19 @@ def confusion(outputs: ModelOutputs) -> ProtocolResult:
 
 
 def confusion_matrix(true: Ints, predicted: Ints, classes: int) -> Ints:
-    """Counts (K, K): of images of the row's class, how many were taken for the column's."""
+    """Count the images of each class (row) by the predicted class (column), (K, K)."""
     return np.bincount(true * classes + predicted, minlength=classes**2).reshape(classes, classes)
 
 
 def macro_f1(matrix: Ints) -> float:
-    """The mean, over classes with images, of 2 * hits / (images of the class + images taken for it)."""
+    """Return the mean F1 over classes with images, F1 = 2 * hits / (images of the class + predictions of it)."""
     images, taken = matrix.sum(axis=1), matrix.sum(axis=0)
     seen = images > 0
     return float((2 * matrix.diagonal()[seen] / (images + taken)[seen]).mean())
 
 
 def most_confused(matrix: Ints, classes: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The most frequent confusions, most frequent first: the class, what it was taken for, and how many images."""
+    """List the most frequent confusions: the true class, the predicted one, and the number of images."""
     errors = matrix.copy()
     np.fill_diagonal(errors, 0)
     order = np.argsort(-errors, axis=None, kind="stable")[:LISTED]

@@ -1,4 +1,4 @@
-"""Protocols, ways of measuring a trained model, and their registry: files of this folder and plugins add to it."""
+"""The interface and registry of protocols for trained models; files of this folder and plugins add to it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ProtocolResult:
     per_image: Mapping[str, NDArray[Any]] = field(default_factory=dict, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types for JSON, without the scores of each image."""
+        """Return plain types for JSON, without the scores of each image."""
         intervals = {name: list(ends) for name, ends in self.intervals.items()}
         return {"metrics": self.metrics, "intervals": intervals, "detail": self.detail}
 
@@ -59,7 +59,9 @@ class Protocol:
     check_metric: Callable[[str, Options], None] = lambda metric, options: None
 
 
-PROTOCOLS: Registry[Protocol] = Registry("protocol", "vitmods.evals", "vitmods.papers.corruptions")
+PROTOCOLS: Registry[Protocol] = Registry(
+    "protocol", "vitmods.evals", "vitmods.papers.corruptions", check="vitmods.evals.protocols:metrics"
+)
 Run = Callable[["ModelOutputs"], ProtocolResult]
 
 
@@ -89,7 +91,7 @@ def means_of(per_image: Mapping[str, NDArray[Any]], metrics: Mapping[str, float]
 
 
 def training_counts(dataset: ImageDataset, split: str, protocol: str) -> Mapping[str, int]:
-    """Training images of each class. UserError without any, or if they are what is evaluated."""
+    """Return the training images of each class. Raises UserError without any, or if the train split is evaluated."""
     splits = dataset.summary()["splits"]
     if "train" not in splits:
         raise UserError(f"{protocol} learns from training images, and {dataset.name} does not have any: leave it out.")
@@ -100,7 +102,7 @@ def training_counts(dataset: ImageDataset, split: str, protocol: str) -> Mapping
 
 
 def check_can_learn(dataset: ImageDataset, split: str, protocol: str) -> None:
-    """UserError if a class is without training images, or `training_counts` raises."""
+    """Raise UserError if a class is without training images, or if `training_counts` raises."""
     missing = [name for name, count in training_counts(dataset, split, protocol).items() if count == 0]
     if missing:
         raise UserError(f"{protocol} learns from training images, which are missing for {', '.join(missing)}.")

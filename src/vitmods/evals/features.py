@@ -186,11 +186,11 @@ def check_probe(dataset: "ImageDataset", split: str, options: Options) -> None:
 )
 def probe(outputs: ModelOutputs) -> ProtocolResult:
     """Accuracy on the evaluated split with Wilson's interval."""
-    train, tested = outputs.features("train"), outputs.features(outputs.split)
+    train, tested = outputs.probe_features("train"), outputs.probe_features(outputs.split)
     classes, device = len(outputs.dataset.classes), outputs.device
     by = _choosing_split(outputs.dataset, outputs.split)
     if by:
-        learnt, evaluated = train, outputs.features(by)
+        learnt, evaluated = train, outputs.probe_features(by)
     else:  # four fifths of each class and the rest; a class of two gives one to each
         labels = train.targets.numpy()
         rank = np.empty(len(labels), dtype=np.int64)
@@ -213,7 +213,7 @@ def probe(outputs: ModelOutputs) -> ProtocolResult:
 
 
 @dataclass(frozen=True)
-class Fit:
+class LinearProbe:
     """Weights (C + 1, K), the bias last, for features that are standardized by mean and std (C,)."""
 
     weights: Floats
@@ -227,7 +227,7 @@ class Fit:
         return scores.argmax(dim=1) == on.targets
 
 
-def fit(on: Features, classes: int, l2: float, device: torch.device, start: Floats | None = None) -> Fit:
+def fit(on: Features, classes: int, l2: float, device: torch.device, start: Floats | None = None) -> LinearProbe:
     """Weights that minimize the mean cross-entropy + l2 / 2 * |W|^2; the bias is not punished.
 
     By L-BFGS from `start`, or from zero; loss and gradient are computed on `device`.
@@ -252,4 +252,4 @@ def fit(on: Features, classes: int, l2: float, device: torch.device, start: Floa
     first = np.zeros(shape) if start is None else start
     options = {"maxiter": _ITERATIONS, "gtol": 1e-5}
     solution = minimize(loss_and_gradient, first.ravel(), jac=True, method="L-BFGS-B", options=options)
-    return Fit(solution.x.reshape(shape), mean, std)
+    return LinearProbe(solution.x.reshape(shape), mean, std)

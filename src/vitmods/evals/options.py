@@ -1,4 +1,4 @@
-"""What can be set of the protocols. Imports without torch."""
+"""The options of the protocols. Imports without torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,20 +10,20 @@ SHOTS, SEVERITIES = (1, 5, 10, 25), (1, 2, 3, 4, 5)
 
 @dataclass(frozen=True)
 class Options:
-    """Settings of the protocols; the defaults are those of the papers.
+    """Settings of evaluation protocols; the defaults are those of the papers.
 
     Raises:
         UserError: a value is out of its range.
     """
 
     shots: tuple[int, ...] = SHOTS
-    """training images of each class that few-shot transfer learns from"""
+    """training images per class for few-shot transfer"""
     corruptions: tuple[str, ...] | None = None
     """names of `vitmods.papers.corruptions`; None: the 15 that count in ImageNet-C"""
     severities: tuple[int, ...] = SEVERITIES
-    """of each corruption, 1 to 5"""
+    """severities of each corruption, 1 to 5"""
     textures: Path | None = None
-    """a folder of frost images, which the corruption `frost` blends in; None: $VITMODS_FROST"""
+    """folder of the images that the corruption `frost` blends in; None: $VITMODS_FROST"""
 
     def __post_init__(self) -> None:
         for name in ("shots", "corruptions", "severities"):

@@ -1,8 +1,8 @@
 """A model's outputs on the images of a split, computed once for all protocols."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from vitmods.data.batch import for_device
 from vitmods.evals.options import Options
-from vitmods.tasks.base import TaskModel
+from vitmods.tasks.base import Task, TaskModel
+from vitmods.tasks.features import check_head, head_inputs, head_of, last_blocks
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 
 
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
-"""passes on so many steps of a kind, and may show how far it is"""
+"""yields the given steps, and may show a progress bar for them"""
 
 
 def silent(steps: Iterable[Any], total: int, kind: str) -> Iterable[Any]:
-    """Shows nothing."""
+    """Show no progress."""
     return steps
 
 
@@ -40,8 +41,8 @@ class Features:
 class ModelOutputs:
     """A model (in evaluation mode, on `device`), images, and the split that is evaluated.
 
-    `autocast` surrounds every forward pass, for arithmetic in lower precision; `progress` may show batches and
-    corruptions. Outputs are kept on the CPU.
+    `task` computes features if it does so by itself (`Task.features`). `autocast` surrounds every forward pass, for
+    arithmetic in lower precision; `progress` may show batches and corruptions. Outputs are kept on the CPU.
     """
 
     model: nn.Module
@@ -50,6 +51,7 @@ class ModelOutputs:
     batch_size: int
     device: torch.device
     options: Options
+    task: Task | None = None
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     progress: Progress = silent
     _features: dict[str, Features] = field(default_factory=dict)
@@ -67,14 +69,35 @@ class ModelOutputs:
         return self._outputs(self.split).targets
 
     def features(self, split: str) -> Features:
-        """The inputs of the head: after pooling, norm and representation layer. UserError if the model's head is not
-        known."""
-        if head_of(self.model) is None:
-            raise UserError(
-                f"The features of a {type(self.model).__name__} are not known: give it a method get_classifier() that "
-                "returns its last linear layer, as timm's models have, or leave out protocols that read features."
-            )
+        """The task's features, by default the inputs of the head: after pooling, norm and representation layer.
+        UserError if the model's head is not known."""
+        if not self._asks_task:
+            check_head(self._backbone)
         return self._outputs(split)
+
+    @torch.inference_mode()
+    def probe_features(self, split: str) -> Features:
+        """Features of the task's `probe_blocks`, by default `features`. UserError if the model does not have them."""
+        blocks = 1 if self.task is None else self.task.probe_blocks
+        if blocks == 1:
+            return self.features(split)
+        features, targets = [], []
+        for batch in for_device(self.dataset, self.device).eval_batches(split, self.batch_size):
+            batch = batch.to(self.device)
+            with self.autocast():
+                features.append(last_blocks(self._backbone, batch.inputs, blocks).float().cpu())
+            targets.append(batch.targets.cpu())
+        return Features(torch.cat(features), torch.cat(targets))
+
+    @property
+    def _backbone(self) -> nn.Module:
+        return self.model.backbone if isinstance(self.model, TaskModel) else self.model
+
+    @property
+    def _asks_task(self) -> bool:
+        """Whether the task computes features by itself: without logits, or otherwise than by default."""
+        task = self.task
+        return task is not None and (not task.uses_head or type(task).features is not Task.features)
 
     def _outputs(self, split: str) -> Features:
         if split not in self._features:
@@ -101,41 +124,23 @@ class ModelOutputs:
     def _run(self, split: str) -> Features:
         logits, targets = [], []
         count = math.ceil(self.dataset.summary()["splits"][split]["count"] / self.batch_size)
-        reader = _read_by_head(self.model) if head_of(self.model) is not None else nullcontext(list[Tensor]())
+        reads_head = not self._asks_task and head_of(self._backbone) is not None
+        reader = head_inputs(self._backbone) if reads_head else nullcontext(list[Tensor]())
+        has_logits = self.task is None or self.task.uses_head
         with reader as read:
             batches = for_device(self.dataset, self.device).eval_batches(split, self.batch_size)
             for batch in self.progress(batches, count, split):
+                batch = batch.to(self.device)
                 with self.autocast():
-                    outputs = self.model(batch.to(self.device).inputs).float()
-                if split == self.split:  # of the training images they would fill the memory, and nobody asks
-                    logits.append(outputs)
+                    if self.task is not None and self._asks_task:
+                        read.append(self.task.features(self.model, batch).float())
+                    if has_logits and (reads_head or split == self.split):
+                        outputs = self.model(batch.inputs).float()
+                        if split == self.split:  # those of training images would fill the memory
+                            logits.append(outputs)
                 targets.append(batch.targets)
         if not targets:
             raise UserError(f"The split {split} is empty.")
         if logits:
             self._logits = torch.cat(logits).cpu()
         return Features(torch.cat(read).cpu() if read else torch.empty(0), torch.cat(targets))
-
-
-def head_of(model: nn.Module) -> nn.Module | None:
-    """The classifier: that of `get_classifier()` (timm's contract), or the last linear map under a usual name of heads;
-    None: not known of this model."""
-    model = model.backbone if isinstance(model, TaskModel) else model
-    if hasattr(model, "get_classifier"):
-        return model.get_classifier()  # type: ignore[operator,no-any-return]
-    heads = [getattr(model, name, None) for name in ("heads", "head", "classifier", "fc")]
-    parts = [part for head in heads if head is not None for part in head.modules() if isinstance(part, nn.Linear)]
-    return parts[-1] if parts else None
-
-
-@contextmanager
-def _read_by_head(model: nn.Module) -> Iterator[list[Tensor]]:
-    """The inputs of the model's head in each forward pass: cheaper than all tokens, of which the head reads few."""
-    seen: list[Tensor] = []
-    head = head_of(model)
-    assert head is not None
-    hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].float()))
-    try:
-        yield seen
-    finally:
-        hook.remove()

@@ -12,7 +12,7 @@ from vitmods.evals.base import PROTOCOLS, Protocol, ProtocolResult
 from vitmods.evals.features import fewshot_metric, shots_of
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import ModelOutputs, Progress, silent
-from vitmods.tasks.base import TASKS
+from vitmods.tasks.base import TASKS, Task
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError, nearest
 
@@ -40,7 +40,7 @@ def metrics() -> dict[str, Metric]:
 
 
 _OTHER_WORDS = {"accuracy": "top1", "acc": "top1"}
-"""what a metric may be looked for by"""
+"""other words by which users look for a metric"""
 
 
 def metric_named(name: str) -> Metric:
@@ -54,7 +54,7 @@ def metric_named(name: str) -> Metric:
 
 
 def options_for(metric: str, options: Options) -> Options:
-    """The options with which a protocol computes this metric alone.
+    """The options with which a protocol computes only this metric.
 
     Raises:
         UserError: the metric is unknown, or the options leave it out.
@@ -67,12 +67,17 @@ def options_for(metric: str, options: Options) -> Options:
 
 
 def check_protocols(
-    dataset: "ImageDataset", names: Iterable[str], *, split: str, options: Options | None = None
+    dataset: "ImageDataset",
+    names: Iterable[str],
+    *,
+    split: str,
+    options: Options | None = None,
+    task: Task | None = None,
 ) -> None:
     """Raise UserError, before long work, where `run_protocols` would fail.
 
-    That is: an unknown protocol (the nearest is named), a missing split, images and options that a protocol cannot use,
-    or an option that none of them reads.
+    That is: an unknown protocol (the nearest is named), a missing split, images, options and a task's model that a
+    protocol cannot use, or an option that none of them reads.
     """
     protocols, options = [PROTOCOLS[name] for name in names], options or Options()
     for option in unread(options, protocols):
@@ -85,10 +90,21 @@ def check_protocols(
         raise UserError(f'The split "{split}" does not exist; this set has {", ".join(dataset.summary()["splits"])}.')
     for protocol in protocols:
         if protocol.target != dataset.target:
+            if dataset.target == "none":
+                raise UserError(
+                    f"The protocol {protocol.name} needs the {protocol.target} of each image, which these images do "
+                    "not have: compare by a metric of the task (--metric), or add classes to the images."
+                )
             fit = ", ".join(other.name for other in PROTOCOLS.values() if other.target == dataset.target)
             raise UserError(
                 f"The protocol {protocol.name} needs the {protocol.target} of each image, and these are trained by "
                 f"their {dataset.target}: ask for {fit}."
+            )
+        if task is not None and protocol.reads_logits and not task.uses_head:
+            fit = ", ".join(other.name for other in PROTOCOLS.values() if not other.reads_logits)
+            raise UserError(
+                f"The protocol {protocol.name} reads logits of classes, which models of the task {task.name} do not "
+                f"have: use {fit}."
             )
         protocol.check(dataset, split, options)
 
@@ -109,6 +125,7 @@ def run_protocols(
     batch_size: int,
     device: torch.device,
     options: Options | None = None,
+    task: Task | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     progress: Progress = silent,
 ) -> dict[str, ProtocolResult]:
@@ -119,15 +136,16 @@ def run_protocols(
         dataset: see `vitmods.data.load`.
         names: keys of `PROTOCOLS`.
         split: "train", "val" or "test"; training images are seen without augmentation.
+        task: the task that trained the model, which may compute features by itself (`Task.features`).
         autocast: surrounds every forward pass, for arithmetic in lower precision.
-        progress: may show how far it is.
+        progress: may show a progress bar.
 
     Raises:
         UserError: as `check_protocols`.
     """
     names, options = list(names), options or Options()
-    check_protocols(dataset, names, split=split, options=options)
-    outputs = ModelOutputs(model, dataset, split, batch_size, device, options, autocast, progress)
+    check_protocols(dataset, names, split=split, options=options, task=task)
+    outputs = ModelOutputs(model, dataset, split, batch_size, device, options, task, autocast, progress)
     training = model.training
     model.eval()
     try:

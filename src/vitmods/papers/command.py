@@ -41,7 +41,7 @@ class List:
 
 
 @dataclass(frozen=True)
-class Show:
+class ShowTable:
     """Show a published table: its numbers with ±, how to read them, and the commands that run it again."""
 
     table: Annotated[str, tyro.conf.Positional]
@@ -56,12 +56,12 @@ def main(arguments: Sequence[str]) -> int:
     if action == "run":
         return _run(words)
     if action == "show":
-        show = parse(Show, words, "paper show")
+        show = parse(ShowTable, words, "paper show")
         table = TABLES[show.table]
         print(json.dumps(_describe(table), indent=1)) if show.json else _print_table(table)
         return 0
     if action and not action.startswith("-") and action != "list":
-        raise UserError(f"It is `vitmods paper list`, `paper show TABLE` or `paper run TABLE`, not 'paper {action}'.")
+        raise UserError(f"Unknown action 'paper {action}': use `paper list`, `paper show TABLE` or `paper run TABLE`.")
     options = parse(List, words if action == "list" else arguments, "paper")
     if options.json:
         print(json.dumps([_describe(table) for table in TABLES.values()], indent=1))
@@ -80,7 +80,7 @@ def _run(arguments: list[str]) -> int:
     if arguments[:1] in (["-h"], ["--help"], [HELP_ALL]):
         return compare.main(arguments[:1])
     if not arguments or arguments[0].startswith("-"):
-        raise UserError("Say which table: `vitmods paper run dpn-table6 --data ...`. `vitmods paper` lists all.")
+        raise UserError("Name a table: `vitmods paper run dpn-table6 --data ...`. `vitmods paper` lists all.")
     name, *options = arguments
     table = TABLES[name]
     if not table.bench:

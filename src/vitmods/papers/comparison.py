@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vitmods.stats.verdict import Effect
 
 PATCHES = (16, 8, 4, 2, 1)
-FEW = 3  # arms from which on a study is recognized as a table's by its arms alone
+FEW = 3  # arms from which on a study is recognized as a table's only by its arms
 WIDE = 2  # half-widths above this multiple of the published difference test nothing
 
 
@@ -161,7 +161,7 @@ def comparison(answer: Answer) -> Comparison | None:
 
 
 def _labels(table: Table, answer: Answer, values: Mapping[str, Any]) -> set[str]:
-    """The table's words for a setting; empty if the table does not have it."""
+    """Return the table's words for a setting; empty if the table does not have it."""
     study = table.study
     assert study is not None
     labels = set()

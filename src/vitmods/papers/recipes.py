@@ -159,7 +159,7 @@ def better_plain(epochs: int = 90, *, batch_size: int = 1024, warmup_epochs: flo
     return recipe.with_(loss="softmax", head_bias=0.0)
 
 
-# ImageNet-1k alone with strong augmentation: DeiT, and those that train in its framework. Rates follow the batch size.
+# Only ImageNet-1k, with strong augmentation: DeiT, and those that train in its framework. Rates follow the batch size.
 
 
 def imagenet_views() -> Recipe:
@@ -258,7 +258,7 @@ def swin(
     """ImageNet-1k from scratch as in Swin: 20 epochs of warm-up, one view of each image, gradients clipped at 5.
 
     Rates are 5e-4 for 512 images, from 5e-7 and down to 5e-6, changed every step; those of the warm-up's start and of
-    the end follow the batch as the highest does there, here the end alone.
+    the end follow the batch as the highest does there, here only the end.
 
     Args:
         size: drop path 0.2 for T, 0.3 for S.

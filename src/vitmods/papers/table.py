@@ -202,11 +202,11 @@ class TableStudy:
     base: the label of the arm base.
     bases: label -> model, at `img_size`.
     row, column: where the number of an arm is, with {base}, {arm}, or a field of the sweep in braces.
-    beside: arms that are not in the table.
+    beside: further arms, which are not in the table.
     sweep: field -> label -> value, besides the bases.
     reference: the arm that the table's numbers are differences to; empty: they are not differences.
     start: the trained weights that it needs, with `--from`; empty: new weights.
-    own: a user's data, as written in the shell.
+    user_data: data of a user, as written in the shell.
     data, recipe, img_size, seeds, options: the same at the paper's scale; an img_size of 0 follows from the data.
     images: training images there, if the recipe does not say it.
     differs: what differs from the paper even then.
@@ -223,7 +223,7 @@ class TableStudy:
     metric: str | None = None
     reference: str = ""
     start: str = ""
-    own: str = "path/to/images"
+    user_data: str = "path/to/images"
     data: str = "imagenet:path/to/imagenet"
     recipe: str = ""
     img_size: int = 224
@@ -255,7 +255,7 @@ class TableStudy:
         options += [f"--seeds {self.seeds}", self.options]
         run = f"vitmods paper run {name} --data"
         full = f"{run} {shlex.quote(self.data)}{start} {' '.join(options)}".rstrip()
-        return f"{run} {self.own}{start} --budget 2h", full
+        return f"{run} {self.user_data}{start} --budget 2h", full
 
 
 def read_paper(path: Path) -> None:
@@ -318,7 +318,7 @@ def published(table: Table, arm: str) -> list[Published]:
 
 
 def covered(table: Table) -> tuple[int, int]:
-    """How many of a table's results its study reproduces, and how many the table has, in its unit."""
+    """Count the results of a table that its study reproduces, and all that it has in its unit."""
     study = table.study
     assert study is not None
     labels = itertools.product(study.bases, (None, *study.arms), study.points)

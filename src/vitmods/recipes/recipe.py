@@ -82,7 +82,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Augment:
-    """How images reach the model. The images that are kept for training follow from these values alone."""
+    """How images are cropped, augmented and normalized."""
 
     crop: Literal["none", "pad", "random_resized", "inception"] = "pad"
     """resize only; pad by an eighth of the side and crop at random; or random area and aspect, drawn as torchvision
@@ -103,7 +103,7 @@ class Augment:
     """whose operations: torchvision's (magnitude 0 to 30), big_vision's (10 is its scale, more is stronger), or timm's
     increasing ones (0 to 10), each of which is done with probability 0.5"""
     randaugment_noise: float = 0.0
-    """standard deviation of the magnitude, of timm's operations alone"""
+    """standard deviation of the magnitude; only for timm's operations"""
     erasing: float = 0.0
     """probability of erasing a random rectangle (arXiv:1708.04896)"""
     mixup: float = 0.0
@@ -139,7 +139,7 @@ class Augment:
             )
             require(
                 self.randaugment_noise <= 0 or self.randaugment_space == "timm",
-                "randaugment_noise is for the operations of timm alone: set it to 0, or randaugment_space to timm.",
+                "randaugment_noise is only for the operations of timm: set it to 0, or randaugment_space to timm.",
             )
 
 
@@ -173,6 +173,8 @@ class Optimizer:
     """each block learns at this fraction of the rate of the one above it, stem and positions below all; None: alike"""
     weight_decay: float = 0.05
     """decay per step is lr * weight_decay (PyTorch's convention); not on biases, norms, position or tokens"""
+    weight_decay_end: float | None = None
+    """weight decay at the end, reached along half a cosine; None: constant"""
     decay_all: bool = False
     """weights decay on those too"""
     beta1: float = 0.9
@@ -185,11 +187,14 @@ class Optimizer:
     """added to the root in the denominator of Adam and LAMB"""
     clip_norm: float | None = 1.0
     """largest global gradient norm; None: no clipping"""
+    clip_each: bool = False
+    """clip the gradient of each parameter by its own norm, not all by their global norm"""
 
     def __post_init__(self) -> None:
         check_fields(self)
         is_stored = self.name != "lamb" or self.moment != "bfloat16"
         require(is_stored, "moment=bfloat16 is for adamw and sgd; LAMB keeps its means in float32.")
+        require(self.clip_norm is not None or not self.clip_each, "clip_each needs a clip_norm.")
 
 
 @dataclass(frozen=True)
@@ -197,10 +202,12 @@ class Schedule:
     """How the learning rate changes over the training."""
 
     name: Annotated[
-        Literal["cosine", "linear", "rsqrt", "epoch_cosine", "poly", "step"], tyro.conf.arg(name="schedule")
+        Literal["cosine", "linear", "rsqrt", "epoch_cosine", "dino_cosine", "poly", "step"],
+        tyro.conf.arg(name="schedule"),
     ] = "cosine"
-    """how the rate falls: by half a cosine, by a line, as 1 / sqrt(step), by the cosine once an epoch as in DeiT, as a
-    power of the steps that are left, or to a tenth at some of them"""
+    """how the rate falls: by half a cosine, by a line, as 1 / sqrt(step), by the cosine once an epoch as in DeiT, by a
+    cosine whose warm-up ends a step earlier as in DINO, as a power of the steps that are left, or to a tenth at some of
+    them"""
     warmup_epochs: float | None = None
     """epochs of linear warm-up; None: a tenth of `epochs`, at most 5, or a tenth of `steps`"""
     warmup_steps: int | None = None
@@ -251,7 +258,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class TaskPart:
-    """Fields of a recipe that one task alone reads. A task registers its own::
+    """Fields of a recipe that only one task reads. A task registers its own::
 
         @TASK_PARTS.register("depth")
         @dataclass(frozen=True)
@@ -275,8 +282,8 @@ P = TypeVar("P", bound=TaskPart)
 class Recipe:
     """How one trial is trained: its length and batches, five parts, and parts of tasks.
 
-    Fields of the parts have one name each, so that they are set by it: `recipe.with_(lr=1e-4, crop="none")`, on the
-    command line `--lr 1e-4 --crop none`; `optimizer="sgd"` sets the name of that part.
+    Fields of the parts are set by their names: `recipe.with_(lr=1e-4, crop="none")`, or `--lr 1e-4 --crop none` in the
+    shell. `optimizer="sgd"` sets the name of that part.
 
     Raises:
         UserError: a value is out of its range; the message names the field and the range.
@@ -293,7 +300,7 @@ class Recipe:
     train: str = "all"
     """what is trained, the rest is frozen: attention, ffn, norms, head or other roles joined by + (docs/finetune.md)"""
     ema: float | None = None
-    """decay of the moving average of weights, which is then what is evaluated; None: no average"""
+    """decay of the moving average of weights, which is then evaluated; None: no average"""
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     """float32 throughout, or float32 weights with bfloat16 arithmetic"""
     augment: Augment = field(default_factory=Augment)
@@ -302,7 +309,7 @@ class Recipe:
     schedule: Schedule = field(default_factory=Schedule)
     model: ModelSettings = field(default_factory=ModelSettings)
     task_parts: Annotated[tuple[TaskPart, ...], tyro.conf.Fixed, tyro.conf.Suppress] = ()
-    """parts of tasks; those with defaults alone are left out"""
+    """parts of tasks; those that have only defaults are left out"""
 
     def __post_init__(self) -> None:
         parts = sorted((part for part in self.task_parts if part != type(part)()), key=lambda part: type(part).__name__)
@@ -460,7 +467,7 @@ def _fields_by_name(of_tasks: tuple[tuple[str, type], ...]) -> dict[str, tuple[s
 
 
 def tupled(value: Any) -> Any:
-    """JSON is without tuples."""
+    """Turn lists, as JSON has them, back into tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 

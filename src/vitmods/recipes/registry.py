@@ -72,12 +72,12 @@ def evidence(name: str) -> Evidence:
 
 
 def summary(name: str) -> str:
-    """The first sentence of its docstring."""
+    """Return the first sentence of the recipe's docstring."""
     return (inspect.getdoc(RECIPES[name]) or "").partition("\n")[0].replace("`", "").rstrip(".")
 
 
 def arguments(name: str) -> list[str]:
-    """The settings for the parentheses, with defaults, as Python writes them."""
+    """List the settings for the parentheses with their defaults, as Python writes them."""
     parameters = inspect.signature(RECIPES[name]).parameters.values()
     return [f"{a.name}={a.default}" if a.default not in (None, "") else a.name for a in parameters if a.name != "like"]
 
@@ -121,7 +121,7 @@ def parse_recipe(text: str, **defaults: Any) -> Recipe:
     function = RECIPES[name]
     parameters = inspect.signature(function).parameters
     if "model" in parameters and defaults.get("model", "") is None and "model" not in settings:
-        raise UserError(f"The recipe {name!r} depends on the model: say which, as in {name}(model=S/16).")
+        raise UserError(f"The recipe {name!r} depends on the model: name it, as in {name}(model=S/16).")
     return function(**{key: value for key, value in defaults.items() if key in parameters} | settings)
 
 
@@ -140,14 +140,14 @@ def size_and_patch(model: str) -> str:
 
 
 def published(table: Mapping[str, T], key: str, what: str, remedy: str) -> T:
-    """The entry of a model in a paper's table. UserError, with the remedy, if the paper does not have it."""
+    """Look a model up in a paper's table. Raises UserError, with the remedy, if the paper does not have it."""
     if key not in table:
         raise UserError(f"No {what} is published for {key}, only for {', '.join(table)}. {remedy}")
     return table[key]
 
 
 def one_of(name: str, word: str, table: Mapping[str, T]) -> T:
-    """The entry of that word. UserError naming the nearest."""
+    """Look a word up. Raises UserError that names the nearest one."""
     if word not in table:
         raise UserError(f"Unknown {name} {word!r}. {nearest(word, table)}")
     return table[word]

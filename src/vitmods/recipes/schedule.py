@@ -23,14 +23,16 @@ def lr_at(length: Resolved, step: int) -> float:
     - `poly`: min_lr + (lr - min_lr) (1 - p) ** power (Liu et al., arXiv:1506.04579);
     - `rsqrt`: lr / sqrt(1 + max(0, step - w) / timescale) (Zhai et al., arXiv:2106.04560);
     - `step`: lr / 10 ** (how many fractions of `step_at` of all T steps are behind it);
-    - `epoch_cosine`: see `_epoch_cosine`.
+    - `epoch_cosine`: see `_epoch_cosine`;
+    - `dino_cosine`: `cosine`, whose warm-up ends at step w - 1.
 
     The warm-up goes in a line from warmup_lr at step 0, the cool-down multiplies by (T - step) / cooldown_steps.
     """
     if length.schedule == "epoch_cosine":
         rate = _epoch_cosine(length, step)
     else:
-        warmed_up = min(1.0, step / length.warmup_steps if length.warmup_steps else 1.0)
+        warmup = length.warmup_steps - (length.schedule == "dino_cosine")
+        warmed_up = min(1.0, step / warmup if warmup > 0 else 1.0)
         rate = length.warmup_lr + (_decayed(length, step) - length.warmup_lr) * warmed_up
     if length.cooldown_steps:
         rate *= min(1.0, (length.steps - step) / length.cooldown_steps)
@@ -46,7 +48,7 @@ def _decayed(length: Resolved, step: int) -> float:
             return length.lr / math.sqrt(1 + max(0.0, after) / length.rsqrt_timescale)
         case "step":
             return length.lr / math.pow(10, sum(step >= round(at * length.steps) for at in length.step_at))
-        case "cosine":
+        case "cosine" | "dino_cosine":
             fraction = 0.5 * (1 + math.cos(math.pi * progress))
         case "linear":
             fraction = 1 - progress
@@ -66,6 +68,11 @@ def _epoch_cosine(length: Resolved, step: int) -> float:
     if number < warmup:
         return length.warmup_lr + number * (length.lr - length.warmup_lr) / warmup
     return length.min_lr + 0.5 * (length.lr - length.min_lr) * (1 + math.cos(math.pi * number / length.epochs))
+
+
+def half_cosine(start: float, end: float, step: int, steps: int) -> float:
+    """The value at `step`, the first being 0, of half a cosine from `start` to `end` over `steps`."""
+    return end + 0.5 * (start - end) * (1 + math.cos(math.pi * step / steps))
 
 
 MOST_EVALUATIONS, FEW_EVALUATIONS = 100, 10
@@ -89,7 +96,7 @@ class Resolved:
     """images that are on the device at once"""
     images_seen: int
     """views; with `repeats`, so many of them are of one image"""
-    schedule: Literal["cosine", "linear", "rsqrt", "epoch_cosine", "poly", "step"]
+    schedule: Literal["cosine", "linear", "rsqrt", "epoch_cosine", "dino_cosine", "poly", "step"]
     rsqrt_timescale: int
     lr: float
     min_lr: float
@@ -104,12 +111,12 @@ class Resolved:
         return max(epochs, math.ceil(self.epochs / most)) * self.steps_per_epoch
 
     def evaluations(self, epochs: int = 1, images: int = 1) -> int:
-        """How often a trial is evaluated on so many images, the end included."""
+        """Return the number of evaluations of a trial, including the one at the end."""
         return math.ceil(self.steps / self.evaluate_every(epochs, images))
 
 
-class Images(Protocol):
-    """The interface of a data set."""
+class TrainingSet(Protocol):
+    """The part of a data set's interface that `resolve_on` reads."""
 
     @property
     def splits(self) -> Mapping[str, Sized]: ...
@@ -129,7 +136,7 @@ def resolve(recipe: Recipe, images: int, steps_per_epoch: int | None = None) -> 
         if images < FEW_IMAGES:
             raise UserError(
                 f"{more}, and these are too few to learn from or to compare models on: add images, hundreds at least. "
-                f"To try the command alone, set batch_size to {images} or less."
+                f"To only try the command, set batch_size to {images} or less."
             )
         raise UserError(f"{more}: set batch_size to {images} or less.")
     per_epoch = steps_per_epoch or images // recipe.batch_size
@@ -165,7 +172,7 @@ def resolve(recipe: Recipe, images: int, steps_per_epoch: int | None = None) -> 
     )
 
 
-def resolve_on(recipe: Recipe, dataset: Images) -> Resolved:
-    """The same on a data set. Raises UserError as `resolve` does."""
+def resolve_on(recipe: Recipe, dataset: TrainingSet) -> Resolved:
+    """Resolve a recipe for a data set. Raises UserError as `resolve` does."""
     steps = dataset.steps_per_epoch(recipe.batch_size)  # first: it is what refuses a set without train
     return resolve(recipe, len(dataset.splits["train"]), steps)

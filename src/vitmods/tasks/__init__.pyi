@@ -2,9 +2,12 @@ from .base import TASKS as TASKS
 from .base import Measured as Measured
 from .base import Task as Task
 from .base import TaskModel as TaskModel
+from .beit.task import Beit as Beit
 from .classification import Classification as Classification
 from .detection.task import Detection as Detection
 from .detection.task import InstanceSegmentation as InstanceSegmentation
+from .dino.task import Dino as Dino
+from .lit.task import Lit as Lit
 from .metrics import Metric as Metric
 from .multilabel import MultiLabel as MultiLabel
 from .segmentation.task import Segmentation as Segmentation

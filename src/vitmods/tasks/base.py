@@ -1,4 +1,4 @@
-"""What a task is: all that the loop, the study and the report ask about what is trained and how it is measured."""
+"""The interface of tasks: everything that loop, study and report need to know about training and measuring."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -16,13 +17,18 @@ from vitmods.data.dataset import Joint, JointView, Split
 from vitmods.data.loading import load
 from vitmods.recipes import TASK_PARTS, Recipe, TaskPart
 from vitmods.recipes.recipe import fields_by_name
+from vitmods.tasks.features import head_inputs
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry
 
 DEFAULT = "classification"
+WITHOUT_LABELS = ("none", "any", "text")
+"""targets of tasks for pre-training"""
 Splits = Sequence[Split]
-TASKS: Registry[type["Task"]] = Registry("task", "vitmods.tasks", "vitmods.tasks.*.task")
+TASKS: Registry[type["Task"]] = Registry(
+    "task", "vitmods.tasks", "vitmods.tasks.*.task", check="vitmods.evals.protocols:metrics"
+)
 """name -> Task. A file adds its own with `@TASKS.register("name")`, here or in a plugin."""
 
 
@@ -42,13 +48,15 @@ class Measured:
     metrics: the task's, by their names, and `loss`. per_image: (n,) arrays in the order of the images, among them one
     for each metric that is a mean over images. Its `predicted` is the number of the class of a whole image (-1:
     several): a trial with one class for all images has learned nothing. examples: drawings of a few images. detail:
-    JSON-able lists by name, with one entry per class.
+    JSON-able lists by name, with one entry per class. failure: why the model learned nothing, if it did: the trial ends
+    as diverged.
     """
 
     metrics: dict[str, float]
     per_image: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
     detail: Mapping[str, list[Any]] = field(default_factory=dict)
+    failure: str | None = None
 
 
 class Predicted(NamedTuple):
@@ -71,16 +79,22 @@ class Task(ABC):
     title: ClassVar[str]
     """a description in a few words"""
     target: ClassVar[str] = "class"
-    """the fact that it asks of each image: "class", "labels" (any number), "nothing" (images alone), or another name of
-    `vitmods.data.multilabel.TARGETS` or of a user's source"""
+    """the fact that it asks of each image: "class", "labels" (any number), "none" (only images), "any" (a class
+    if there is one), or another name of `vitmods.data.multilabel.TARGETS` or of a user's source"""
     inputs: ClassVar[str] = "images"
     """the inputs of its model; a task with another word here overrides `load_data` and `read_files`"""
     metrics: ClassVar[tuple[Metric, ...]]
-    """the results of `evaluate`; trials are compared by the first unless the user names another"""
+    """the results of `evaluate`; trials are compared by the first unless `compared_by` or the user names another"""
+    compared_by: ClassVar[str | None] = None
+    """the metric of a protocol, such as "knn", that trials are compared by where the images allow it"""
+    protocol_epochs: ClassVar[int] = 20
+    """epochs between two measurements of `compared_by` in training; it is also measured at the end"""
     usual_recipe: ClassVar[str | None] = None
     """the default recipe; None: chosen to fit the images"""
+    small_recipe: ClassVar[str | None] = None
+    """the default recipe for few or small images; None: `usual_recipe`"""
     recipe_part: ClassVar[type[TaskPart] | None] = None
-    """the part of the recipe that this task alone reads; see `vitmods.recipes.TASK_PARTS`"""
+    """the part of the recipe that only this task reads; see `vitmods.recipes.TASK_PARTS`"""
     unread: ClassVar[tuple[str, ...]] = ()
     """fields of other parts that the task ignores: `make_task` refuses them"""
     divides: ClassVar[bool] = True
@@ -90,6 +104,13 @@ class Task(ABC):
     """the task's name on the Hugging Face Hub"""
     uses_head: ClassVar[bool] = True
     """whether the backbone keeps its head, with an output for each class"""
+    probe_blocks: int = 1
+    """number of last blocks whose class tokens the protocol probe reads; 1: `features`"""
+    reads_any_classes: ClassVar[bool] = False
+    """whether `evaluate` reads images of other classes than those of training"""
+    whole_batch: ClassVar[bool] = False
+    """whether the loss compares the images of a batch with each other: the batch is then not accumulated from parts,
+    and the loss gathers those of other processes by `gather`"""
 
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> Self:
@@ -104,14 +125,22 @@ class Task(ABC):
 
     @classmethod
     def ignored_fields(cls) -> list[str]:
-        """`unread`, and the fields of other tasks' parts."""
+        """List the fields of a recipe that the task does not read: `unread`, those of other tasks' parts, and what a
+        teacher or a loss over the whole batch replaces."""
         others = {name for name, kind in TASK_PARTS.items() if kind is not cls.recipe_part}
-        return [*cls.unread, *(name for name, (part, *_) in fields_by_name().items() if part in others)]
+        replaced = {"ema": cls.has_teacher(), "accumulate": cls.whole_batch}
+        fields = [*cls.unread, *(name for name, (part, *_) in fields_by_name().items() if part in others)]
+        return [*fields, *(name for name, is_replaced in replaced.items() if is_replaced and name not in fields)]
+
+    @classmethod
+    def has_teacher(cls) -> bool:
+        """Whether the task keeps another model, which is evaluated and saved instead of the trained one."""
+        return cls.evaluated is not Task.evaluated
 
     @property
-    def metric(self) -> str:
-        """The metric that trials are compared by."""
-        return self.metrics[0].name
+    def needs_trained_backbone(self) -> bool:
+        """Whether training a new backbone makes no sense, as where it is frozen: a study then needs trained weights."""
+        return False
 
     @classmethod
     def constant_scores(cls, splits: Splits, classes: int) -> dict[str, float]:
@@ -122,15 +151,20 @@ class Task(ABC):
         """
         return {}
 
+    def warnings(self, model: nn.Module) -> Iterable[str]:
+        """Facts about an arm's model that a reader of its results in this task must know, such as a leak of what is to
+        be predicted: "its ..."; dry runs and reports have them."""
+        return ()
+
     @property
     def joint(self) -> Joint | None:
-        """The function that augments images and targets together; None: images are augmented and mixed alone. A class
+        """The function that augments images and targets together; None: only images are augmented and mixed. A class
         may set it to a staticmethod."""
         return None
 
     @property
     def joint_view(self) -> JointView | None:
-        """The function that prepares both for evaluation; None: images are resized and cropped alone. To predict,
+        """The function that prepares both for evaluation; None: only images are resized and cropped. To predict,
         annotations are None."""
         return None
 
@@ -146,7 +180,7 @@ class Task(ABC):
         raise UserError(f"The task {self.name} cannot read files to predict: give it `read_files` (docs/tasks.md).")
 
     def stack(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Inputs of `read_files` as one batch."""
+        """Stack inputs from `read_files` to one batch."""
         return torch.stack(list(inputs))
 
     def wrap(self, backbone: nn.Module, classes: int) -> nn.Module:
@@ -157,11 +191,23 @@ class Task(ABC):
     def check_size(self, img_size: tuple[int, int]) -> None:  # noqa: B027 - most tasks take any
         """Raise UserError if the task's settings do not suit images of this size (rows, columns)."""
 
+    def fit(self, model: nn.Module, dataset: Any) -> None:  # noqa: B027
+        """Fit parts of the model to the training split, such as a tokenizer: called before the first step, also of a
+        resumed trial, without random numbers. What `evaluate` needs later belongs into the model's state dict."""
+
     def begin(self, model: nn.Module) -> None:  # noqa: B027 - most tasks keep nothing
-        """Called before the first step, also of a resumed trial, with the model on its device."""
+        """Prepare the training: called before the first step, also of a resumed trial, with the model on its device."""
+
+    def evaluated(self, model: nn.Module) -> nn.Module | None:
+        """The model that is evaluated and saved instead of `model`, such as a teacher made in `begin`; None: `model`
+        or, with the recipe's `ema`, its average. `state_dict` saves it between steps."""
+        return None
+
+    def before_step(self, model: nn.Module, step: int, steps: int) -> None:  # noqa: B027
+        """Called with clipped gradients before the optimizer's step number `step` (from 1) of `steps`."""
 
     def after_step(self, model: nn.Module, step: int, steps: int) -> None:  # noqa: B027
-        """Called after the optimizer's step number `step` (from 1) of `steps`."""
+        """Update the task's state: called after the optimizer's step number `step` (from 1) of `steps`."""
 
     def state_dict(self) -> dict[str, Any]:
         """State that later steps depend on: tensors and plain values."""
@@ -182,6 +228,27 @@ class Task(ABC):
     @abstractmethod
     def synthetic(self, count: int, shape: tuple[int, int, int], classes: int, recipe: Recipe) -> Batch:
         """A batch of noise at the cost of a real one: `count` images of `shape` (C, H, W), and their targets."""
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Concatenate a tensor (B, ...) of `loss` over the processes that train together. Gradients return to each: if
+        all compute the same loss of the whole batch, they train as one process would."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return tensor
+        from torch.distributed.nn.functional import all_gather
+
+        return torch.cat(all_gather(tensor.contiguous()))
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """Average a tensor of `loss` over the processes that train together, with gradients."""
+        return self.gather(tensor[None]).mean(dim=0)
+
+    def features(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Features (B, C) of a batch's images, which k-NN, probes and few-shot transfer read; by default the inputs of
+        the backbone's head. UserError if the head is not known."""
+        backbone = model.backbone if isinstance(model, TaskModel) else model
+        with head_inputs(backbone) as inputs:
+            backbone(batch.inputs)
+        return inputs[0]
 
     def outputs(self, model: nn.Module, batch: Batch) -> Any:
         """The inputs of `predictions` for a batch with unknown targets."""
@@ -221,7 +288,7 @@ class TaskModel(nn.Module):
     """A backbone with the modules that a task adds; subclasses define the forward.
 
     Submodules other than `backbone` are the task's: saved in a separate file, trained at `lr_scales` times the learning
-    rate (default 1), and of the role `roles` (default head) for recipes that train some roles alone.
+    rate (default 1), and of the role `roles` (default head) for recipes that train only some roles.
     """
 
     also_forward: ClassVar[tuple[str, ...]] = ()
@@ -232,6 +299,10 @@ class TaskModel(nn.Module):
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
         self.backbone = backbone
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters of the task's own modules that are matrices but do not decay, such as positions."""
+        return set()
 
     @property
     def vit_config(self) -> Any:
@@ -250,17 +321,17 @@ class TaskModel(nn.Module):
 
 
 def noise(count: int, shape: tuple[int, int, int]) -> Tensor:
-    """Images of noise, float32 (count, C, H, W), always the same."""
+    """Return images of noise, float32 (count, C, H, W), always the same."""
     return torch.randn(count, *shape, generator=torch.Generator().manual_seed(0))
 
 
 def likeliest(p: Tensor, classes: tuple[str, ...], top: int) -> list[dict[str, float]]:
-    """The `top` largest probabilities of each row (B, K) by name, in descending order."""
+    """Return the `top` largest probabilities of each row (B, K) by class name, in descending order."""
     values, places = p.topk(min(top, p.shape[1]), dim=1)
     rows = zip(places.tolist(), values.tolist(), strict=True)
     return [{classes[k]: value for k, value in zip(*row, strict=True)} for row in rows]
 
 
 def on_cpu(columns: Mapping[str, list[Tensor]]) -> dict[str, NDArray[Any]]:
-    """Columns that grew batch by batch on the device, as arrays (n,)."""
+    """Concatenate columns of several batches into arrays (n,) on the CPU."""
     return {name: np.asarray(torch.cat(parts).cpu()) for name, parts in columns.items()}

@@ -14,7 +14,7 @@ _GOLDEN = 0.618033988749895  # of the circle, from one hue to the next of all fu
 
 
 def palette(classes: int) -> NDArray[np.uint8]:
-    """Colors (K, 3), always the same: the first 21 differ in lightness where hues are alike."""
+    """Return colors (K, 3), always the same: the first 21 differ in lightness where hues are alike."""
     colors = [[factor * value + white for value in color] for factor, white in _SHADES for color in _SEVEN]
     more = (hsv_to_rgb(k * _GOLDEN % 1, 0.5 + 0.5 * (k % 2), 0.55 + 0.2 * (k % 3)) for k in range(classes))
     colors += [[255 * value for value in color] for color in more]

@@ -7,6 +7,8 @@ resampled bilinearly.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -53,6 +55,24 @@ def _positions(stem: Any, rows: int, columns: int) -> Tensor:
     grid = embeddings.transpose(1, 2).unflatten(2, (height, width))
     resampled = F.interpolate(grid, size=(rows, columns), mode="bilinear", align_corners=False)
     return resampled.flatten(2).transpose(1, 2)
+
+
+def last_blocks(backbone: nn.Module, images: Tensor, blocks: int) -> Tensor:
+    """Class tokens of the last blocks after the final norm, side by side (B, blocks * C); without a class token, means
+    over patches. UserError if the model does not give the outputs of its blocks."""
+    if not hasattr(backbone, "forward_intermediates"):
+        raise UserError(
+            f"{type(backbone).__name__} does not give the outputs of its blocks, which a probe of {blocks} blocks "
+            "reads: set probe_blocks=1, or use a vitmods ViT or one of timm."
+        )
+    run: Any = backbone.forward_intermediates
+    count = min(blocks, len(feature_info(backbone)))
+    outputs = run(images, count, return_prefix_tokens=True, norm=True, output_fmt="NLC", intermediates_only=True)
+    has_class = getattr(backbone, "cls_token", None) is not None
+    pairs = [output if isinstance(output, tuple) else (output, output[:, :0]) for output in outputs]
+    return torch.cat(
+        [prefix[:, 0] if has_class and prefix.shape[1] else patches.mean(1) for patches, prefix in pairs], dim=1
+    )
 
 
 _FOR_A_HEAD = ("attn_pool", "fc_norm", "pre_logits")
@@ -115,6 +135,37 @@ def _stages(backbone: nn.Module) -> list[dict[str, Any]]:
     return feature_info(backbone) if is_pyramid(backbone) else feature_info(backbone)[-1:]
 
 
+def head_of(backbone: nn.Module) -> nn.Module | None:
+    """The classifier: that of `get_classifier()` (timm's contract), or the last linear map under a usual name of heads;
+    None: not known of this model."""
+    if hasattr(backbone, "get_classifier"):
+        return backbone.get_classifier()  # type: ignore[operator,no-any-return]
+    heads = [getattr(backbone, name, None) for name in ("heads", "head", "classifier", "fc")]
+    parts = [part for head in heads if head is not None for part in head.modules() if isinstance(part, nn.Linear)]
+    return parts[-1] if parts else None
+
+
+def check_head(backbone: nn.Module) -> nn.Module:
+    """The classifier. Raises UserError if it is not known."""
+    if (head := head_of(backbone)) is None:
+        raise UserError(
+            f"The features of a {type(backbone).__name__} are not known: give it a method get_classifier() that "
+            "returns its last linear layer, as timm's models have, or leave out protocols that read features."
+        )
+    return head
+
+
+@contextmanager
+def head_inputs(backbone: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the inputs of the head in each forward pass: cheaper than all tokens, of which the head reads few."""
+    inputs: list[Tensor] = []
+    hook = check_head(backbone).register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0].float()))
+    try:
+        yield inputs
+    finally:
+        hook.remove()
+
+
 def without_head(backbone: nn.Module) -> nn.Module:
     """Remove the head of a model in place; modules that only a head would read are frozen. UserError for a model with
     an unknown head."""
@@ -129,6 +180,6 @@ def without_head(backbone: nn.Module) -> nn.Module:
             setattr(backbone, name, nn.Identity())
             return backbone
     raise UserError(
-        f"{type(backbone).__name__} has an unknown head, which this task removes: use a model with "
+        f"{type(backbone).__name__} has an unknown head, which this task cannot remove: use a model with "
         "`reset_classifier`, as timm's and vitmods' have."
     )

@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vitmods.data.batch import Batch
 from vitmods.recipes import Recipe
+from vitmods.stats.images import jackknife, precision
 from vitmods.tasks.base import TASKS, Measured, Splits, Task, likeliest, noise, on_cpu
 from vitmods.tasks.classification import LOSSES
 from vitmods.tasks.metrics import Metric
@@ -45,8 +47,8 @@ class MultiLabel(Task):
         """With the recipe's loss and label smoothing. UserError for a softmax, in which labels exclude each other."""
         if recipe.loss.name == "softmax":
             raise UserError(
-                "multilabel decides each label by itself, and the recipe's loss is a softmax, in which they exclude "
-                "each other: set loss to sigmoid or bce (--loss sigmoid)."
+                "multilabel decides each label by itself; the recipe's softmax makes labels exclude each other: set "
+                "loss to sigmoid or bce (--loss sigmoid)."
             )
         return cls(recipe.loss.name, recipe.loss.label_smoothing)
 
@@ -131,7 +133,10 @@ def measured(logits: Tensor, targets: Tensor) -> tuple[dict[str, float], dict[st
         "ranking_precision": ranking.double().mean().item(),
         "exact_match": exact.double().mean().item(),
     }
-    columns = {"ranking_precision": ranking, "exact_match": exact, "nll": nll, "brier": brier}
+    every, of_label = np.arange(len(targets)), targets.numpy() > 0
+    changes = [precision(logits[:, k], of_label[:, k], every, of_label[:, k])[1] for k in precisions]
+    form = torch.from_numpy(jackknife(metrics["map"], np.stack(changes, 1)))
+    columns = {"ranking_precision": ranking, "exact_match": exact, "nll": nll, "brier": brier, "map": form}
     return metrics, {name: [column] for name, column in columns.items()}
 
 

@@ -24,7 +24,7 @@ MOST_WORKERS = 8  # threads that prepare images, by default
 
 
 @dataclass(frozen=True)
-class Placement:
+class DeviceAndPrecision:
     """The device and precision of a model."""
 
     device: torch.device
@@ -38,7 +38,7 @@ class Placement:
 
 def place(
     device: str, precision: Literal["32-true", "bf16-mixed"] = "32-true", processes: "Processes | None" = None
-) -> Placement:
+) -> DeviceAndPrecision:
     """Return the device and precision of this process.
 
     Args:
@@ -62,7 +62,7 @@ def place(
     if target.type == "cuda":
         target = torch.device("cuda", target.index or 0)
         torch.cuda.set_device(target)
-    return Placement(target, precision)
+    return DeviceAndPrecision(target, precision)
 
 
 def resolve(device: str) -> torch.device:

@@ -41,7 +41,7 @@ def peer_ended(error: BaseException) -> PeerEnded | None:
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those that train one model; alone by default, and then nothing here costs anything."""
+    """This process among those that train one model; by default the only one, and then nothing here costs anything."""
 
     rank: int = 0
     size: int = 1

@@ -3,7 +3,8 @@
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -17,7 +18,7 @@ from vitmods.data.batch import Batch, for_device
 from vitmods.data.threads import ahead
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import lr_at, resolve_on
-from vitmods.tasks.base import Example, Task
+from vitmods.tasks.base import Example, Measured, Task
 from vitmods.train import checkpoint
 from vitmods.train.device import DataWait, check_tf32, place, remove_unfinished_graphs, tf32_products
 from vitmods.train.distributed import (
@@ -49,6 +50,7 @@ from vitmods.train.optim import (
     clip_gradients,
     freeze,
     make_optimizer,
+    set_weight_decay,
     without_gradient,
 )
 from vitmods.train.options import RunOptions
@@ -59,7 +61,11 @@ FORMAT = 2  # of the checkpoint
 SAVE_FRACTION = 0.05  # of the time, at most, goes into checkpoints that are due by the clock
 
 
-class Images(Protocol):
+MeasureSplit = Callable[[nn.Module, str], Measured]
+"""Measures a model on a split by its name."""
+
+
+class TrialData(Protocol):
     """A data set as the loop reads it; `vitmods.data.load` returns one."""
 
     @property
@@ -91,7 +97,7 @@ class TrialRun:
         self,
         model: nn.Module,
         task: Task,
-        ds: Images,
+        ds: TrialData,
         recipe: Recipe,
         *,
         folder: Path,
@@ -99,10 +105,13 @@ class TrialRun:
         options: RunOptions | None = None,
         processes: Processes = ALONE,
         logged: LoggedRun | None = None,
+        measure: MeasureSplit | None = None,
     ) -> None:
         self.task, self.recipe, self.seed, self.folder = task, recipe, seed, folder
+        self._measure = measure
         self.options = options = options or RunOptions()
         options.check_processes(processes.size)
+        options.check_task(task, recipe)
         self.length = resolve_on(recipe, ds)
         self.log_every = min(50, max(5, self.length.steps // 100))
         evaluated = len(ds.splits[ds.val_split]) if ds.val_split in ds.splits else 0
@@ -159,7 +168,9 @@ class TrialRun:
 
     @property
     def evaluated_model(self) -> nn.Module:
-        """The model whose numbers count: the moving average where there is one."""
+        """The model whose numbers count: the task's teacher, or the moving average, where there is one."""
+        if (teacher := self.task.evaluated(self.model)) is not None:
+            return teacher
         return self.model if self.ema is None else self.ema.model
 
     @property
@@ -185,7 +196,7 @@ class TrialRun:
                 self._train(request, bar)
                 if not self._has_evaluation:
                     return {}
-                if self.ds.val_split not in self._scored:  # a resumed trial has the metrics alone
+                if self.ds.val_split not in self._scored:  # a resumed trial has only the metrics
                     self._metrics(self.ds.val_split, request)
                 is_val = self.ds.eval_split == self.ds.val_split
                 return self.last_evaluation if is_val else self._metrics(self.ds.eval_split, request)
@@ -245,13 +256,15 @@ class TrialRun:
         lr = lr_at(self.length, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
+        set_weight_decay(self.optimizer, self.recipe, self.step, self.length.steps)
         self.optimizer.zero_grad(set_to_none=True)
         statistics = self._backward(batch) | gradient_norms(self._layers, self.processes.size)
         if self.recipe.optimizer.clip_norm is not None:
-            norm = clip_gradients(self.parameters, self.recipe.optimizer.clip_norm)
+            norm = clip_gradients(self.parameters, self.recipe.optimizer.clip_norm, self.recipe.optimizer.clip_each)
             statistics["grad_norm"] = norm / self.processes.size  # statistics are parts of a sum over processes
         if self.step == 0 and (names := without_gradient(self.model)):
             warnings.warn(f"{len(names)} trainable parameters get no gradient: {', '.join(names[:5])}", stacklevel=2)
+        self.task.before_step(self.model, self.step + 1, self.length.steps)
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update()
@@ -327,8 +340,23 @@ class TrialRun:
         self.model.train()
         if not math.isfinite(evaluation.metrics["loss"]):
             raise Diverged(f"the loss on {split} was not finite after step {self.step}")
+        if evaluation.failure:
+            raise Diverged(f"{evaluation.failure} after step {self.step}")
+        if self._measure is not None and self._is_protocol_due():
+            measured = self._measure(self.evaluated_model, split)
+            self.model.train()
+            evaluation = replace(
+                evaluation,
+                metrics={**evaluation.metrics, **measured.metrics},
+                per_image={**evaluation.per_image, **measured.per_image},
+            )
         self._scored[split], self.examples[split] = (index, evaluation.per_image), evaluation.examples
         return evaluation.metrics
+
+    def _is_protocol_due(self) -> bool:
+        """Whether this evaluation is the last one, or the first after another `protocol_epochs` epochs."""
+        period = self.task.protocol_epochs * self.length.steps_per_epoch
+        return self.step == self.length.steps or self.step % period < self.eval_every <= self.step
 
     def _checkpoint_is_due(self) -> bool:
         steps, minutes = self.options.checkpoint_every_steps, self.options.checkpoint_minutes

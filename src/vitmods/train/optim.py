@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from vitmods.finetune import train_only
 from vitmods.finetune.roles import ALL
 from vitmods.recipes import Recipe
+from vitmods.recipes.schedule import half_cosine
 from vitmods.tasks.base import TaskModel
 from vitmods.train.distributed import load_weights, local, whole
 from vitmods.util.errors import UserError
@@ -89,11 +90,12 @@ def parameter_groups(
     do not decay, unless `decay_all`. `layer_decay`: see `layer_scales`; a task's own modules have `lr_scales`.
     """
     backbone, prefix = (model.backbone, "backbone.") if isinstance(model, TaskModel) else (model, "")
-    no_weight_decay: Any = getattr(backbone, "no_weight_decay", set)  # timm's contract; others spare by shape alone
+    no_weight_decay: Any = getattr(backbone, "no_weight_decay", set)  # timm's contract; others spare by shape
     spared = {prefix + name for name in no_weight_decay()}
     scales = {} if layer_decay is None else layer_scales(backbone, layer_decay)
     scales = {prefix + name: scale for name, scale in scales.items()}
     if isinstance(model, TaskModel):
+        spared |= model.no_weight_decay()
         task_scales = ((name, model.lr_scales.get(name.partition(".")[0])) for name, _ in model.named_parameters())
         scales |= {name: scale for name, scale in task_scales if scale is not None}
     parameters: dict[tuple[float, bool], list[nn.Parameter]] = {}
@@ -179,20 +181,37 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     fakes = any(type(p) is FakeTensor and p.device.type == "cpu" for p in parameters)
     fused = not fakes and all(p.is_floating_point() and p.device.type in _FUSED for p in parameters)
     kernels: dict[str, Any] = {"fused": fused, "foreach": None if fused else True}
-    if settings.name == "sgd":
-        return torch.optim.SGD(groups, **momentum, **kernels)
+    if settings.name == "sgd":  # the fused form fails where a task trains a parameter only from some step on
+        return torch.optim.SGD(groups, **momentum, foreach=True)
     return torch.optim.AdamW(groups, **adam, **kernels)
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor:
-    """Scale all gradients by largest / norm if their global norm is larger. Returns the norm before, 0-d.
+def clip_gradients(parameters: Sequence[nn.Parameter], largest: float, each: bool = False) -> Tensor:
+    """Scale all gradients by largest / norm if their global norm is larger; `each`: every one by its own norm. Returns
+    the global norm before, 0-d.
 
     Exact, as optax's: torch.nn.utils.clip_grad_norm_ divides by the norm plus 1e-6.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = whole(nn.utils.get_total_norm(gradients))
-    torch._foreach_mul_([local(gradient) for gradient in gradients], (largest / norm).clamp(max=1.0))
+    parts = [local(gradient) for gradient in gradients]
+    if each:
+        scales = [(largest / whole(gradient.norm())).clamp(max=1.0) for gradient in gradients]
+        torch._foreach_mul_(parts, scales)
+    else:
+        torch._foreach_mul_(parts, (largest / norm).clamp(max=1.0))
     return norm
+
+
+def set_weight_decay(optimizer: torch.optim.Optimizer, recipe: Recipe, step: int, steps: int) -> None:
+    """Set the weight decay of the parameters that decay at `step`, the first being 0, of `steps`."""
+    settings = recipe.optimizer
+    if settings.weight_decay_end is None:
+        return
+    decay = half_cosine(settings.weight_decay, settings.weight_decay_end, step, steps)
+    for group in optimizer.param_groups:
+        if group["name"] == "decay":
+            group["weight_decay"] = decay
 
 
 def check_every_parameter_is_trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

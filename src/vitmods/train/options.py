@@ -13,6 +13,9 @@ from vitmods.util.errors import UserError, nearest
 if TYPE_CHECKING:
     from torch import nn
 
+    from vitmods.recipes import Recipe
+    from vitmods.tasks.base import Task
+
 Recorded = Literal["gradients", "lambdas"]
 WAYS = ("recompute", "checkpointing", "tf32", "compile")
 """fields of RunOptions that are on or off, and may change the last digits or the speed"""
@@ -30,8 +33,8 @@ class RunOptions:
     data_workers: int | None = None
     """threads per trial that prepare images ahead; None: none on a CPU, one per core and at most 8 for a GPU"""
     checkpoint_minutes: float | None = 5.0
-    """minutes between the checkpoints of a trial, or more where writing takes over a twentieth of the time; None: by
-    steps alone"""
+    """minutes between the checkpoints of a trial, or more where writing takes over a twentieth of the time; None:
+    only by steps"""
     cache_dir: Path | None = None
     """folder for decoded images, shared by all trials and later runs; None: the user's cache folder"""
     recompute: bool = False
@@ -98,6 +101,15 @@ class RunOptions:
         """Raise UserError if `size` processes cannot train a model together like this."""
         if self.shard and size == 1:
             raise UserError("--shard divides a model among several processes: use `vitmods train --devices N`.")
+
+    def check_task(self, task: Task, recipe: Recipe) -> None:
+        """Raise UserError if the recipe or these options do not support the task's teacher, or its loss."""
+        if task.has_teacher() and recipe.ema is not None:
+            raise UserError(f"The task {task.name} evaluates its teacher, not an average of weights: set ema to None.")
+        if task.has_teacher() and self.shard:
+            raise UserError(f"--shard does not divide the teacher of the task {task.name}: drop --shard.")
+        if task.whole_batch and recipe.accumulate > 1:
+            raise UserError(f"The loss of the task {task.name} compares all images of a batch: set accumulate to 1.")
 
     def save_memory(self, model: nn.Module) -> None:
         """Switch on recomputation or checkpointing in the model. Raises UserError if the model does not support it."""

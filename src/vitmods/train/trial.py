@@ -1,13 +1,17 @@
 """One trial as a folder: its settings, its training, its result, its weights, scores and examples."""
 
 import json
+import os
 import platform
 import re
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,7 +22,7 @@ from torch import nn
 
 import vitmods
 from vitmods.data.read import Unreadable, decode
-from vitmods.layers import DualPatchNormStem
+from vitmods.ops.native import is_switched_on
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import resolve_on
 from vitmods.tasks.base import DEFAULT, Example, Task, TaskModel
@@ -27,25 +31,29 @@ from vitmods.train.device import device_name, does_not_fit, is_out_of_memory, re
 from vitmods.train.distributed import ALONE, PeerEnded, Processes, peer_ended, whole_state
 from vitmods.train.interrupt import Interrupted, StopRequest, stop_on_signals
 from vitmods.train.loggers import Diverged, LoggedRun, ProgressBar
-from vitmods.train.loop import Images, TrialRun
+from vitmods.train.loop import MeasureSplit, TrialData, TrialRun
 from vitmods.train.options import WAYS, RunOptions, check_divides
 from vitmods.util.errors import UserError
 from vitmods.util.files import checksum, make_folder, write_atomically, write_json
 from vitmods.util.limits import read_bytes, read_json, read_npz
 from vitmods.util.text import flatten
 
+NUMERICS = 2
+"""To be raised when the same settings give other numbers: finished trials of another version are not reused."""
 CONFIG, RESULT, WEIGHTS = "config.json", "result.json", "model.safetensors"
 MODULES = "task.safetensors"
 EXAMPLES = "examples"
 FITTED_IMAGES, GENTLE_IMAGES, FITTED_BATCH = 1000, 250, 50
 _IDENTIFIES_DATA = ("name", "classes", "splits", "split_origin", "fingerprint", "vocabulary")  # but not its folder
+_NOT_COMPARED = ("environment", "resolved", "id", "split", "code", "start_weights")
+"""parts of config.json that may differ when a trial resumes"""
 _COLOR = re.compile("#[0-9a-f]{6}")
 
 
 def train_trial(
     model: nn.Module,
     task: Task,
-    ds: Images,
+    ds: TrialData,
     recipe: Recipe,
     *,
     seed: int = 0,
@@ -54,6 +62,7 @@ def train_trial(
     processes: Processes = ALONE,
     metadata: Mapping[str, Any] | None = None,
     logged: LoggedRun | None = None,
+    measure: MeasureSplit | None = None,
 ) -> dict[str, Any]:
     """Train `model` in the folder `out`, or resume an earlier call. Returns the content of result.json.
 
@@ -74,6 +83,7 @@ def train_trial(
         processes: those that train the model together (`vitmods.train.join`); each batch is divided among them.
         metadata: added to config.json; `arm` and `changes` are the study's.
         logged: how loggers identify the trial; None: by its folder.
+        measure: measures the model on a split, in addition to `task.evaluate`, every `task.protocol_epochs` epochs.
 
     Raises:
         UserError: the recipe does not fit the images or the model, the folder holds a trial with other settings or
@@ -82,13 +92,12 @@ def train_trial(
     """
     options = options or RunOptions()
     _check_model(model, recipe)
-    length = resolve_on(recipe, ds)
+    resolve_on(recipe, ds)  # raises before a folder is made
     check_divides(min(recipe.batch_size, len(ds.splits["train"])), processes.size)
     out = make_folder(Path(out))
-    settings = {"seed": seed, "eval_every_epochs": options.eval_every_epochs, "task": task.name, **(metadata or {})}
-    settings |= fit_to_images(model, ds)
-    config = _config(model, ds, recipe, settings)
-    config |= {"resolved": asdict(length), "environment": _environment(options, processes)}
+    metadata = {**(metadata or {}), **fit_to_images(model, ds)}
+    task.fit(model, ds)
+    config = trial_config(model, task, ds, recipe, seed, options, processes, metadata)
     result = processes.once(lambda: _resume(out, config))
     if result is None:
         split = ds.eval_split if ds.eval_split in ds.splits else None
@@ -98,8 +107,9 @@ def train_trial(
         try:
             with torch.random.fork_rng(devices=[]), stop_on_signals() as request:
                 run = TrialRun(
-                    model, task, ds, recipe, folder=out, seed=seed, options=options, processes=processes, logged=logged
-                )
+                    model, task, ds, recipe, folder=out, seed=seed, options=options, processes=processes,
+                    logged=logged, measure=measure,
+                )  # fmt: skip
                 title = f"{config['arm']} seed {seed}"
                 shows_bar = options.progress and processes.first
                 with ProgressBar(shows_bar, title, run.length.steps, run.step, task.metrics) as bar:
@@ -166,8 +176,8 @@ def _train(run: TrialRun, request: StopRequest, bar: ProgressBar) -> dict[str, A
     }
 
 
-def fit_to_images(model: nn.Module, ds: Images) -> dict[str, Any]:
-    """Compute the whitening of patches of a model that needs it, from up to 1,000 training images, evenly spread over
+def fit_to_images(model: nn.Module, ds: TrialData) -> dict[str, Any]:
+    """Fit modules that wait for images (whitening of patches, codes) to up to 1,000 training images, evenly spread over
     the split, as evaluation sees them.
 
     No random number is drawn, so a resumed trial computes the same. Returns the record for config.json, module ->
@@ -175,8 +185,9 @@ def fit_to_images(model: nn.Module, ds: Images) -> dict[str, Any]:
     """
     counts: dict[str, Any] = {}
     for name, module in model.named_modules():
-        if isinstance(module, DualPatchNormStem) and module.waits_for_images:
-            module.fit(ds.plain_images("train", FITTED_IMAGES, FITTED_BATCH))
+        if getattr(module, "waits_for_images", False):
+            fit: Any = module.fit
+            fit(ds.plain_images("train", FITTED_IMAGES, FITTED_BATCH))
             counts[name] = min(FITTED_IMAGES, len(ds.splits["train"]))
         for change in (*getattr(module, "changes", ()), *getattr(module, "vm_changes", ())):
             # Sequences do not have images, and no change starts from them.
@@ -246,7 +257,7 @@ def _save_weights(model: nn.Module, state: Mapping[str, torch.Tensor], folder: P
 
 
 def write_scores(path: Path, scores: Mapping[str, NDArray[Any]]) -> None:
-    """Write scores of each image, (n,) arrays by name beside `ids`, as .npz."""
+    """Write scores of each image, (n,) arrays by name in addition to `ids`, as .npz."""
     write_atomically(path, lambda file: np.savez_compressed(file, **scores))  # type: ignore[arg-type]
 
 
@@ -276,13 +287,14 @@ def _resume(out: Path, config: dict[str, Any]) -> dict[str, Any] | None:
     moved = _differences(old["environment"], config["environment"])
     if moved:
         warnings.warn(f"{out}: resumed in another environment, numbers may differ: {'; '.join(moved)}", stacklevel=3)
+        write_json(path, {**old, "id": None})
     (out / RESULT).unlink(missing_ok=True)
     return None
 
 
 def _decisive(config: dict[str, Any]) -> dict[str, Any]:
     """Return what must be equal to resume a trial. Fields that its recipe did not have yet have their defaults."""
-    settings = {name: value for name, value in config.items() if name not in ("environment", "resolved")}
+    settings = {name: value for name, value in config.items() if name not in _NOT_COMPARED}
     recipe = json.loads(json.dumps(Recipe.from_dict(config["recipe"]).to_dict()))
     return {"task": DEFAULT, **settings, "recipe": recipe}
 
@@ -316,29 +328,82 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return [f"{name} was {before.get(name)!r}, now {now.get(name)!r}" for name in names]
 
 
-def _config(model: nn.Module, ds: Images, recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return all that decides the numbers, as it is read back from JSON."""
-    model_config: Any = getattr(model, "vit_config", None)
-    description = json.loads(model_config.to_json()) if hasattr(model_config, "to_json") else type(model).__name__
-    data = {key: value for key, value in ds.summary().items() if key in _IDENTIFIES_DATA}
-    config = {"schema": 1, "arm": "base", "changes": "", "model": description, **settings, "data": data}
-    content: dict[str, Any] = json.loads(json.dumps({**config, "recipe": recipe.to_dict()}, allow_nan=False))
-    return content
+def trial_config(
+    model: Any,
+    task: Task,
+    ds: TrialData,
+    recipe: Recipe,
+    seed: int,
+    options: RunOptions,
+    processes: Processes = ALONE,
+    metadata: Mapping[str, Any] = MappingProxyType({}),
+    threads: int | None = None,
+) -> dict[str, Any]:
+    """Return the content of config.json: all that decides the numbers, as it is read back from JSON.
+
+    Args:
+        model: the model, or its config.
+        threads: of the process that trains; None: of this one.
+    """
+    model_config = getattr(model, "vit_config", model)
+    config = {
+        "schema": 1,
+        "arm": "base",
+        "changes": "",
+        "model": json.loads(model_config.to_json()) if hasattr(model_config, "to_json") else type(model).__name__,
+        "seed": seed,
+        "eval_every_epochs": options.eval_every_epochs,
+        "task": task.name,
+        **metadata,
+        "data": {key: value for key, value in ds.summary().items() if key in _IDENTIFIES_DATA},
+        "recipe": recipe.to_dict(),
+        "split": ds.eval_split,
+        "resolved": asdict(resolve_on(recipe, ds)),
+        "environment": _environment(options, processes, threads),
+    }
+    content: dict[str, Any] = json.loads(json.dumps(config, allow_nan=False))
+    return {**content, "id": identify(content)}
+
+
+def identify(config: Mapping[str, Any]) -> str:
+    """Return a short hash of what a trial's numbers depend on. Trials with one hash end with the same numbers."""
+    return sha256(json.dumps(decisive_settings(config), sort_keys=True).encode()).hexdigest()[:32]
+
+
+def decisive_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Select from config.json what a trial's numbers depend on: not names and places, which its content stands for."""
+    settings = _decisive({**config, "start": dict(config.get("start", {})), "images": dict(config.get("images", {}))})
+    for name in ("schema", "arm", "fitted_to_images"):
+        settings.pop(name, None)
+    if os.path.exists(str(settings["images"].get("data"))):  # else it is a name, and may stand for a stream
+        del settings["images"]["data"]
+    start = settings["start"]
+    if config.get("start_weights"):
+        settings["start"] = {"weights": config["start_weights"], "positions": start.get("positions")}
+    environment = {name: value for name, value in config["environment"].items() if name not in ("vitmods", "python")}
+    if environment["device"] != "cpu":
+        environment = {name: value for name, value in environment.items() if name not in ("threads", "cpu", "native")}
+    return {**settings, "split": config["split"], "code": config.get("code"), "environment": environment}
 
 
 def _numerics(options: RunOptions, processes: Processes) -> dict[str, Any]:
     return {**{way: getattr(options, way) for way in WAYS}, "processes": processes.size, "shard": options.shard}
 
 
-def _environment(options: RunOptions, processes: Processes) -> dict[str, Any]:
+def _environment(options: RunOptions, processes: Processes, threads: int | None = None) -> dict[str, Any]:
     """Describe what may change the last digits of the numbers, or their speed."""
     return {
         "vitmods": vitmods.__version__,
+        "numerics": NUMERICS,
         "torch": torch.__version__,
+        "numpy": np.__version__,
+        "pillow": version("pillow"),
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "device": device_name(options.device),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "native": is_switched_on(),
         **_numerics(options, processes),
-        "threads": torch.get_num_threads(),
+        "threads": threads or torch.get_num_threads(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
     }

@@ -117,9 +117,9 @@ def test_frost_says_which_files_go_where_and_which_is_broken(tmp_path, textures,
     ):
         check_corruptions(ALL)
     (tmp_path / "frost2.png").write_bytes(b"")
-    with pytest.raises(UserError, match=f"finds no frost1.png, frost3.png, frost4.jpg, frost5.jpg in {tmp_path}"):
+    with pytest.raises(UserError, match=f"cannot find frost1.png, frost3.png, frost4.jpg, frost5.jpg in {tmp_path}"):
         check_corruptions(["frost"], textures=tmp_path)
-    with pytest.raises(UserError, match=r"finds no frost1\.png"):
+    with pytest.raises(UserError, match=r"cannot find frost1\.png"):
         corrupt(IMAGE, "frost", 1, seed=0, index=np.arange(1), textures=tmp_path)
     monkeypatch.setenv("VITMODS_FROST", str(textures))
     check_corruptions(ALL)

@@ -213,13 +213,13 @@ def test_images_beside_their_masks_are_not_two_classes(make_folder, images, mask
 def test_images_without_class_folders_have_no_class(make_folder):
     root = make_folder({"train": 3, "val": 2})
     source = folder(str(root))
-    assert source.target == "nothing"
+    assert source.target == "none"
     assert {name: len(part) for name, part in source.splits.items()} == {"train": 3, "val": 2}
     augment = vm.Recipe().augment
     for path in (root / "train", make_folder({"cat": 5}, under="one")):
         with pytest.raises(UserError, match=r"no class of each image, not a class.*folder|All images have one class"):
             data.load(path, img_size=8, augment=augment)
-        dataset = data.load(path, img_size=8, augment=augment, target="nothing", test_fraction=0.2, val_fraction=0.2)
+        dataset = data.load(path, img_size=8, augment=augment, target="none", test_fraction=0.2, val_fraction=0.2)
         batch = next(dataset.train_batches(seed=0, epoch=0, batch_size=2))
         assert batch.targets.tolist() == [0] * len(batch.inputs)
         assert dataset.classes == ("image",)

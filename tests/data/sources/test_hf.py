@@ -158,7 +158,7 @@ def test_labels_of_a_streamed_set_may_be_words(tmp_path):
 def test_options_that_are_refused(tmp_path):
     with pytest.raises(UserError, match="streaming is 0 or 1"):
         open_source("hf:some/set?streaming=yes")
-    with pytest.raises(UserError, match="buffer is for streaming=1 alone"):
+    with pytest.raises(UserError, match="buffer is only for streaming=1"):
         open_source("hf:some/set?buffer=5")
     with pytest.raises(UserError, match='unknown option "color" of hf'):
         open_source("hf:some/set?color=red")

@@ -307,7 +307,7 @@ def test_what_is_missing_is_reported_with_all_layouts(tmp_path, write_files, fil
         ({f"val/{val_name(1)}": b"", "val/n01484850/b.JPEG": b""}, "two layouts are mixed"),
         ({"val/n01484850/b.JPEG": b"", "val/cats/b.JPEG": b""}, "are not classes of this set: cats"),
         ({"val/n01484850/readme": b""}, "No images in class folders under"),
-        ({f"val/{val_name(1)}": b"", "val.txt": b"1\n"}, "Numbers alone do not suffice"),
+        ({f"val/{val_name(1)}": b"", "val.txt": b"1\n"}, "Numbers do not suffice"),
         ({f"val/{val_name(1)}": b"", "val.txt": b"a.jpg 7\n"}, "without an image and class of ImageNet: 'a.jpg 7'"),
         ({f"val/{val_name(2)}": b"", "val.txt": f"{val_name(1)} 7\n".encode()}, "lacks 1 of the 1 validation"),
         ({f"val/{val_name(1)}": b"", "val.txt": b"n00000000\n"}, "Line 1 of the labels in .* is not a class"),

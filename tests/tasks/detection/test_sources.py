@@ -185,7 +185,7 @@ def test_an_image_that_exif_turns_does_not_fit_boxes_of_the_unturned(tmp_path):
         content["images"][0]["file_name"] = "0.jpg"
         (tmp_path / f"{split}.json").write_text(json.dumps(content))
         image(tmp_path / split / "0.jpg", seed=len(split), exif=turned)
-    with pytest.raises(UserError, match="without the turn that its EXIF asks for"):
+    with pytest.raises(UserError, match="before the rotation in its EXIF data"):
         loaded(f"coco:{tmp_path}")
 
 

@@ -187,7 +187,7 @@ def test_metrics_are_torchmetrics(sizes):
 def test_examples_are_spread_over_the_images():
     images, masks = torch.zeros(11, 3, 16, 20), torch.zeros(11, 16, 20, dtype=torch.uint8)
     masks[:, :4] = IGNORE
-    outcome = evaluated([4, 7], Segmentation().wrap(vit(), 3).eval(), images, masks, mean=(0.2,), std=(0.5,))
+    outcome = evaluated([4, 7], Segmentation().wrap(vit(), 3).eval(), images, masks, image_mean=(0.2,), std=(0.5,))
     with pytest.raises(UserError, match="is empty"):
         Segmentation().evaluate(vit(), [])
     assert [example.index for example in outcome.examples] == [0, 4, 6, 10]

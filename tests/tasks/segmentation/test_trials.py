@@ -81,7 +81,7 @@ def test_a_trial_is_evaluated_again(study, capsys):
     for name in ("miou", "image_miou", "pixel_accuracy"):
         assert evaluated["metrics"][name] == pytest.approx(expected[name])
     assert set(evaluated["protocols"]["segmentation"]["iou"]) == {"background", "disc", "square"}
-    assert list(evaluated["intervals"]) == ["image_miou", "pixel_accuracy"]
+    assert list(evaluated["intervals"]) == ["image_miou", "pixel_accuracy", "miou"]
     assert main(["evaluate", str(trial), "--protocol", "top1"]) == 2
     assert "trained by their mask" in capsys.readouterr().err
 

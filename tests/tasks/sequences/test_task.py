@@ -170,7 +170,7 @@ def test_files_that_are_no_table_are_named(folder, content):
         ("listops:generated?train=0", {}, "at least 1 each"),
         ("listops:generated?length=3", {}, "unknown option"),
         ("listops:nowhere", {}, "cannot be read"),
-        ("listops:nowhere?seed=1", {}, "of listops:generated alone"),
+        ("listops:nowhere?seed=1", {}, "only for listops:generated"),
         (SPEC, {"img_size": (2, 9)}, "img_size of sequences"),
         (SPEC, {"in_chans": 3}, "has 16 tokens with padding"),
         ("digits", {}, "does not hold sequences of tokens"),
@@ -184,7 +184,7 @@ def test_what_cannot_be_is_refused(spec, options, words):
 def test_images_and_sequences_are_not_taken_for_each_other(tmp_path):
     with pytest.raises(UserError, match="--task sequence_classification"):
         vm.Study(base="Ti/4", arms=["dtn"], data=SPEC, recipe=RECIPES["plain"]()).run(tmp_path, workers=1)
-    with pytest.raises(UserError, match="reads images, and the task has sequences"):
+    with pytest.raises(UserError, match="reads images, and the task needs sequences"):
         SequenceClassification().wrap(vm.vit("mu2/2", img_size=8), 10)
     with pytest.raises(UserError, match="the recipe sets crop, flip, eval_crop of images"):
         SequenceClassification.from_recipe(Recipe())

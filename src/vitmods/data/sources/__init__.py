@@ -1,6 +1,6 @@
 """Where images come from. A source is one file here, or in a module of the user's, that reads it and carries its facts.
 
-A spec is "NAME:REST?option=value&...", a name alone ("digits"), or the path of a folder.
+A spec is "NAME:REST?option=value&...", only a name ("digits"), or the path of a folder.
 """
 
 import os
@@ -163,7 +163,7 @@ def naming_the_source(spec: str | Path) -> Iterator[None]:
 
 
 def known_specs() -> str:
-    """All specs that may replace a folder, in a line."""
+    """List all specs that may replace a folder, in one line."""
     published = [name for name, kind in SOURCES.items() if kind.layout and "root=" not in kind.usage]
     others = [kind.usage for name, kind in SOURCES.items() if not kind.layout and name != "folder"]
     return f"{', '.join(others)}, or NAME:FOLDER for a known set ({', '.join(published)})"
@@ -206,7 +206,7 @@ def _folder_and_options(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _allowance(spec: str) -> tuple[str, frozenset[str]]:
-    """The spec without its options "allow", and their values. A question mark in a folder's name is left alone."""
+    """The spec without its options "allow", and their values. A question mark in a folder's name is kept."""
     head, mark, query = spec.rpartition("?")
     options = query.split("&") if mark else []
     allowed = [name for o in options if o.startswith("allow=") for name in o.removeprefix("allow=").split(",")]

@@ -81,7 +81,7 @@ def open_folder(spec: Spec) -> Source:
 
 
 def folder(path: str | Path) -> Source:
-    """List the images of a folder. Without any class folder its target is "nothing". Raises UserError if it is missing,
+    """List the images of a folder. Without any class folder its target is "none". Raises UserError if it is missing,
     not a folder, or without images."""
     where, root = printable(str(path)), expand_user(path)
     if not os.path.exists(root):  # unlike Path.exists, False for a name that is too long for the system
@@ -107,7 +107,7 @@ def folder(path: str | Path) -> Source:
                 paths = [path / image for image in loose_images(path)]
                 ids = tuple(normalize("NFC", image.relative_to(root).as_posix()) for image in paths)
                 splits[split] = file_records(ids, np.zeros(len(ids), dtype=np.int64), paths)
-            return Source(name, ("image",), splits, warnings, target="nothing")
+            return Source(name, ("image",), splits, warnings, target="none")
     classes, splits, more = class_folders(root, folders)
     nested = not of_splits and any(image.count("/") > 1 for image in splits["train"].ids)
     if nested and (below := _deeper(root, classes)):

@@ -41,7 +41,7 @@ def hf(spec: Spec) -> Source:
     Raises UserError without the extra, and where no image or label column can be found.
     """
     if "buffer" in spec.options and spec.options.get("streaming") != "1":
-        raise UserError(f'"{spec}": buffer is for streaming=1 alone.')
+        raise UserError(f'"{spec}": buffer is only for streaming=1.')
     return hf_set(spec.rest, spec.options, spec.streaming("streaming", BUFFER))
 
 

@@ -6,6 +6,7 @@ Nothing is downloaded unless the spec says download=1.
 import inspect
 from collections.abc import Callable, Mapping
 from hashlib import sha256
+from importlib.util import find_spec
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -149,11 +150,12 @@ def _records(name: str, dataset: Any, labels: NDArray[np.int64], files: str) -> 
 @data_source("digits", "digits", "scikit-learn's 1,797 handwritten digits, 8 x 8 gray, no download")
 def digits(spec: Spec) -> Source:
     """All of them (Alpaydin and Kaynak, UCI 1998) as train, for splits to be made of."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
+    # The file that load_digits reads, as importing scikit-learn takes seconds, in every worker.
+    sklearn = find_spec("sklearn")
+    folder = Path(str(sklearn and sklearn.origin)).parent
+    rows = np.loadtxt(folder / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    pixels = np.rint(rows[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     n = len(pixels)
     ids = tuple(f"{i:04d}" for i in range(n))
-    records = Records(ids, bunch.target.astype(np.int64), ids, lambda key: pixels[key], np.arange(n))
-    return Source("digits", tuple(str(name) for name in bunch.target_names), {"train": records})
+    records = Records(ids, rows[:, -1].astype(np.int64), ids, lambda key: pixels[key], np.arange(n))
+    return Source("digits", tuple(map(str, range(10))), {"train": records})

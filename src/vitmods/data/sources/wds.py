@@ -66,7 +66,7 @@ class Damaged(tarfile.ReadError):
 
 
 def members(file: BinaryIO, start: int = 0, end: int | None = None, needs_end_mark: bool = True) -> Iterator[Member]:
-    """The files in the tar at start:end of a file, from their headers alone.
+    """The files in the tar at start:end of a file, read from their headers.
 
     Raises Damaged after the last that is whole, and tarfile.TarError if the file is not a tar.
     """

@@ -45,8 +45,8 @@ def corrupt(
 ) -> Tensor:
     """Corrupt images, uint8 (B, C, H, W) with C 1 or 3: a new uint8 tensor of the same shape.
 
-    The random numbers of an image depend on the seed, the corruption, the severity and the image's index, an int64
-    (B,), alone: not on the batch. The severity's numbers are those published for 32, 64 or 224 pixels, whichever is
+    The random numbers of an image depend on the seed, the corruption, the severity and the image's index (int64,
+    (B,)), not on the batch. The severity's numbers are those published for 32, 64 or 224 pixels, whichever is
     nearest to the short side. `textures` is the folder with frost's textures, by default $VITMODS_FROST.
 
     UserError: unknown name, severity not 1 to 5, images of another shape or type or below 8 pixels, textures missing,

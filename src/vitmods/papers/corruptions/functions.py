@@ -32,21 +32,21 @@ class Draws:
         self._generators = [torch.Generator().manual_seed(seed >> 1) for seed in seeds]  # torch takes 63 bits
 
     def normal(self, *shape: int) -> Tensor:
-        """Unit normal."""
+        """Draw standard normal numbers."""
         return self._draw(torch.empty(len(self._generators), *shape), Tensor.normal_).double()
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """Even in [low, high)."""
+        """Draw uniform numbers in [low, high)."""
         numbers = self._draw(torch.empty(len(self._generators), *shape), Tensor.uniform_)
         return numbers.double() * (high - low) + low
 
     def integers(self, low: int, high: int, *shape: int) -> Tensor:
-        """int64, even in low ... high - 1."""
+        """Draw uniform int64 in low ... high - 1."""
         numbers = torch.empty(len(self._generators), *shape, dtype=torch.int64)
         return self._draw(numbers, Tensor.random_, low, high)
 
     def poisson(self, rates: Tensor) -> Tensor:
-        """Counts at the rates (B, ...)."""
+        """Draw Poisson counts at the rates (B, ...)."""
         pairs = zip(rates.unbind(), self._generators, strict=True)
         return torch.stack([torch.poisson(row, generator=generator) for row, generator in pairs])
 
@@ -137,7 +137,7 @@ def zoom(values: Tensor, factor: float) -> Tensor:
 
 
 def by_pillow(images: Tensor, change: Callable[[Image.Image], Image.Image]) -> Tensor:
-    """Pass each image through Pillow, (H, W, 3) or (H, W)."""
+    """Apply a function of Pillow to each image, (H, W, 3) or (H, W)."""
     is_gray = images.shape[1] == 1
     stacked = (images[:, 0] if is_gray else images.permute(0, 2, 3, 1)).contiguous().numpy()
     changed = torch.from_numpy(np.stack([np.asarray(change(Image.fromarray(img))) for img in stacked]))
@@ -314,13 +314,13 @@ def frost(images: Tensor, draws: Draws, kept: float, amount: float, scale: float
     for index, corner in zip(draws.integers(0, len(textures)).tolist(), draws.uniform(2).tolist(), strict=True):
         texture = textures[index]
         sides = zip(corner, texture.shape[-2:], (height, width), strict=True)
-        top, left = (int(fraction * max(1, whole - side)) for fraction, whole, side in sides)
+        top, left = (int(fraction * max(1, full - side)) for fraction, full, side in sides)
         parts.append(texture[:, top : top + height, left : left + width])
     return levels(unit(images).mul_(kept).add_(unit(torch.stack(parts)).mul_(amount)))
 
 
 def texture_folder(folder: Path | None) -> Path:
-    """The given folder, or that of $VITMODS_FROST. UserError without one, or if a texture is missing in it."""
+    """Return the given folder, or that of $VITMODS_FROST. Raises UserError if none is set or a texture is missing."""
     name = folder or os.environ.get(VARIABLE)
     if not name:
         raise UserError(
@@ -330,7 +330,7 @@ def texture_folder(folder: Path | None) -> Path:
     path = Path(name)
     if missing := [name for name in FILES if not (path / name).is_file()]:
         raise UserError(
-            f"The frost corruption finds no {', '.join(missing)} in {path}. Put {', '.join(FILES)} there, or set "
+            f"The frost corruption cannot find {', '.join(missing)} in {path}. Put {', '.join(FILES)} there, or set "
             f"{VARIABLE} to a folder that has them. {SOURCE}"
         )
     return path
@@ -347,12 +347,12 @@ def read_textures(folder: Path, scale: float, shape: tuple[int, int, int]) -> tu
         except (OSError, UnidentifiedImageError) as error:
             raise UserError(f"The frost texture {path} cannot be read ({error}). Copy it anew. {SOURCE}") from error
         sides = list(zip(shape[1:], texture.shape[1:], strict=True))
-        needed = max(side / whole for side, whole in sides)
+        needed = max(side / full for side, full in sides)
         values = texture[None].double()
         if scale != 1 and needed <= scale:  # without antialiasing, as the published scripts have it
             values = F.interpolate(values, scale_factor=scale, mode="bilinear", align_corners=False)
         elif needed > 1:
-            size = [max(side, round(whole * needed)) for side, whole in sides]
+            size = [max(side, round(full * needed)) for side, full in sides]
             values = F.interpolate(values, size, mode="bilinear", align_corners=False)
         textures.append((gray(values) if shape[0] == 1 else values)[0].round().to(torch.uint8))
     return tuple(textures)
@@ -421,7 +421,7 @@ def edges(drops: Tensor) -> Tensor:
 
 
 def distance(edge: Tensor) -> Tensor:
-    """To the nearest edge pixel (B, 1, H, W), at most 20: the shortest way by moves (1, 0), (1, 1) and (2, 1)."""
+    """Return the distance to the nearest edge pixel (B, 1, H, W), at most 20, by moves (1, 0), (1, 1) and (2, 1)."""
     height, width = edge.shape[-2:]
     moves = [(y, x) for y in range(-2, 3) for x in range(-2, 3) if {abs(y), abs(x)} in ({0, 1}, {1}, {1, 2})]
     near = torch.where(edge, 0.0, float(_FAR)).double()

@@ -2,7 +2,7 @@
 
 Two numbers, which are not comparable with one another: the mean error over all corruptions and severities, and mCE, in
 which each corruption's error is divided by AlexNet's on ImageNet-C. mCE weighs corruptions as that paper does on any
-images, but its values compare with published ones on ImageNet-C alone.
+images, but its values compare with published ones only on ImageNet-C.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ _SEED = 0
 def check(dataset: "ImageDataset", split: str, options: Options) -> None:
     """Raise UserError for a corruption that is unknown or that such images cannot have, or frost without textures."""
     if not hasattr(dataset, "img_size"):
-        raise UserError(f"Corruptions are of images, which {dataset.name} does not have.")
+        raise UserError(f"Corruptions need images, and {dataset.name} has none.")
     names = options.corruptions or tuple(ALEXNET)
     check_corruptions(names, textures=options.textures)
     blank, index = torch.zeros(1, dataset.in_chans, *dataset.img_size, dtype=torch.uint8), torch.zeros(1).long()

@@ -156,7 +156,7 @@ def _from_list(path: Path) -> dict[int, int]:
         return _numbered([_positions().get(row[0]) for row in words], where)
     if not words or any(len(row) != 2 for row in words):
         raise UserError(
-            f"{where} does not say which class each validation image has. Numbers alone do not suffice: they count "
+            f"{where} does not say which class each validation image has. Numbers do not suffice: they count "
             f"classes in an order that only {DEVKIT}.tar.gz knows. Put that next to it, or a list with lines of "
             "image and class, where the class is a WordNet number (n01440764) or its position, 0 to 999."
         )
@@ -199,7 +199,7 @@ def minival(source: Source, value: str) -> Source:
 def imagenet(spec: Spec) -> Source:
     """train and val of ImageNet-1k.
 
-    With val alone, an evaluation set. A part of the classes is read as it is, with their class_map.
+    With only val, an evaluation set. A part of the classes is read as it is, with their class_map.
     """
     root = spec.folder
     if list(root.glob("data/train-*.parquet")) or list(root.glob("data/validation-*.parquet")):

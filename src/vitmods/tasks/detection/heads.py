@@ -39,7 +39,7 @@ class Neck(nn.Module):
 
     levels: "retinanet", strides 8 to 128, the last two by convolutions of the coarsest map; or "rcnn", 4 to 64, the
     last by pooling. norm: makes one of so many channels, after each convolution of a feature pyramid network; None: the
-    simple pyramid alone has norms, its own.
+    simple pyramid has norms, the others do not.
 
     Raises:
         UserError: a pyramid whose strides are others than 4, 8, 16 and 32.

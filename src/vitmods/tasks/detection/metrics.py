@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitmods.stats.images import jackknife, precision
 from vitmods.tasks.detection.objects import Objects
 from vitmods.util.errors import UserError
 
@@ -46,6 +47,7 @@ class AveragePrecision:
             ) from error
         self._metric.warn_on_many_detections = False
         self._masks, self._objects = masks, 0
+        self._rated: list[tuple[NDArray[Any], ...]] = []
 
     def add(self, predicted: dict[str, Tensor], truth: Objects) -> None:
         """One image: boxes, labels, scores and perhaps masks on the CPU, in pixels of the image in its file."""
@@ -58,9 +60,12 @@ class AveragePrecision:
         wanted |= {"masks": torch.from_numpy(truth.masks())} if self._masks else {}
         self._metric.update([predicted], [wanted])
         self._objects += int((~truth.crowd).sum())
+        scores, order = predicted["scores"].sort(descending=True, stable=True)
+        boxes, labels = predicted["boxes"][order], predicted["labels"][order].numpy()
+        self._rated.append((scores.numpy(), labels, _right(boxes, labels, truth), truth.labels[~truth.crowd]))
 
     def result(self) -> dict[str, float]:
-        """By name; of masks with `mask_` before it."""
+        """Return the results by name; those of masks start with `mask_`."""
         values = self._values
         metrics = {
             f"{prefix}{name}": float(values.get(f"{their_prefix}{theirs_name}", 0.0))
@@ -79,6 +84,23 @@ class AveragePrecision:
             metrics[f"{prefix}ap"] = [by_class.get(k) for k in range(classes)]
         return metrics
 
+    def of_images(self) -> dict[str, NDArray[np.float64]]:
+        """The jackknife forms (n,) of `ap`, `ap50` and `ap75` of boxes; empty without any object."""
+        if not self._objects:
+            return {}
+        scores, labels, right, wanted = (np.concatenate(part, axis=-1) for part in zip(*self._rated, strict=True))
+        owner, holder = (np.repeat(np.arange(len(self._rated)), [len(row[i]) for row in self._rated]) for i in (0, 3))
+        classes, changes = np.unique(wanted), np.zeros((len(OVERLAPS), len(self._rated)))
+        for k in classes:
+            objects = np.bincount(holder[wanted == k], minlength=len(self._rated))
+            for row, rated in zip(changes, right, strict=True):
+                counted = (labels == k) & (rated != 0)
+                found = precision(scores[counted], rated[counted] > 0, owner[counted], objects, interpolated=True)
+                row += found[1] / len(classes)
+        values = self.result()
+        rows = {"ap": changes.mean(0), "ap50": changes[0], "ap75": changes[5]}
+        return {name: jackknife(values[name], row) for name, row in rows.items()}
+
     @cached_property
     def _values(self) -> dict[str, Any]:
         """The results of torchmetrics, once all images are added."""
@@ -86,7 +108,7 @@ class AveragePrecision:
 
     @property
     def _kinds(self) -> dict[str, str]:
-        """Beginnings of names: ours -> torchmetrics'."""
+        """Map the beginnings of our names to those of torchmetrics."""
         return {"": "bbox_", "mask_": "segm_"} if self._masks else {"": ""}
 
 
@@ -101,7 +123,7 @@ def image_ap50(predicted: dict[str, Tensor], truth: Objects) -> float:
     scores, order = predicted["scores"].sort(descending=True, stable=True)
     boxes, labels = predicted["boxes"][order], predicted["labels"][order].numpy()
     objects = int((~truth.crowd).sum())
-    right = _right(boxes, labels, truth)
+    right = _right(boxes, labels, truth)[0]
     counted = right != 0
     if not objects:
         return 1.0 - (float(scores[torch.from_numpy(counted)].max()) if counted.any() else 0.0)
@@ -112,7 +134,7 @@ def image_ap50(predicted: dict[str, Tensor], truth: Objects) -> float:
 
 
 def _right(boxes: Tensor, labels: NDArray[np.int64], truth: Objects) -> NDArray[np.int8]:
-    """Rate each detection, the likeliest first: 1 right, -1 wrong, 0 not counted."""
+    """Rate each detection, the likeliest first, by each overlap (10, d): 1 right, -1 wrong, 0 not counted."""
     from torchvision.ops import box_iou  # seconds
 
     objects = torch.from_numpy(truth.boxes)
@@ -125,12 +147,12 @@ def _right(boxes: Tensor, labels: NDArray[np.int64], truth: Objects) -> NDArray[
     )
     area = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1).clamp(min=1e-9)
     inside = ((end - corner).clamp(min=0).prod(dim=2) / area[:, None]).numpy() * same_class
-    free = ~truth.crowd
-    right = np.full(len(labels), -1, dtype=np.int8)
-    for i in range(len(labels)):
+    least, rows = np.array(OVERLAPS), np.arange(len(OVERLAPS))
+    free = np.tile(~truth.crowd, (len(rows), 1))
+    right = np.full((len(rows), len(labels)), -1, dtype=np.int8)
+    for i in range(len(labels) if len(truth.crowd) else 0):
         able = np.where(free, overlap[i], 0.0)
-        if len(able) and able.max() >= 0.5:
-            right[i], free[able.argmax()] = 1, False
-        elif (inside[i][truth.crowd] >= 0.5).any():
-            right[i] = 0
+        is_right, in_crowd = able.max(1) >= least, inside[i][truth.crowd].max(initial=0.0) >= least
+        right[:, i] = np.where(is_right, 1, np.where(in_crowd, 0, -1))
+        free[rows[is_right], able.argmax(1)[is_right]] = False
     return right

@@ -47,7 +47,7 @@ class Objects:
 
     @cached_property
     def stamp(self) -> str:
-        """A hash of all columns."""
+        """Return a hash of all columns."""
         digest = blake2b(digest_size=16)
         for column in (self.boxes, self.labels, self.crowd, self.area):
             digest.update(column.tobytes())
@@ -76,13 +76,13 @@ class Objects:
 
 
 def drawn(segment: Segment, size: tuple[int, int]) -> NDArray[np.bool_]:
-    """The mask (height, width) of an outline, as COCO's own tools draw it."""
+    """Draw the mask (height, width) of an outline, as COCO's tools do."""
     mask: NDArray[np.bool_] = np.asarray(coco_masks().decode(_runs(segment, size))).astype(np.bool_)
     return mask
 
 
 def outline_area(segment: Segment, size: tuple[int, int] | None) -> float:
-    """The area of its mask in pixels; without a size, of its polygons, as a fraction of the image."""
+    """Return the area of an outline's mask in pixels; without a size, of its polygons, as a fraction of the image."""
     if size is not None:
         return float(coco_masks().area(_runs(segment, size)))
     assert not isinstance(segment, Mapping)

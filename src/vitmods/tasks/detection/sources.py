@@ -97,7 +97,7 @@ class ListedImage:
         self.wrong = self.wrong or reason
 
     def extent(self) -> str:
-        """Width and height in words."""
+        """Describe the image's size in a message: `640 x 480 pixels`, or `its image` if it is unknown."""
         return "its image" if self.size is None else f"{self.size[1]} x {self.size[0]} pixels"
 
 
@@ -171,7 +171,7 @@ def _records(images: Sequence[ListedImage], ids: tuple[str, ...], number: Mappin
     files = file_records(ids, np.zeros(len(ids), np.int64), [image.path for image in images])
 
     def fetch(key: int) -> Raw:
-        """Raises Unreadable where boxes would not lie on their objects; reads the head of the file alone."""
+        """Raises Unreadable where boxes would not lie on their objects; reads only the head of the file."""
         raw, annotated = files.fetch(key), annotations[key].size
         assert isinstance(raw, bytes)
         try:
@@ -181,7 +181,7 @@ def _records(images: Sequence[ListedImage], ids: tuple[str, ...], number: Mappin
         if max(size) > LONGEST * min(size):
             raise Unreadable(f"longer than {LONGEST}:1 ({size[1]} x {size[0]} pixels): boxes need the whole image")
         if annotated not in (None, size):
-            turned = ", as it is without the turn that its EXIF asks for" if annotated == size[::-1] else ""
+            turned = ", its size before the rotation in its EXIF data" if annotated == size[::-1] else ""
             boxes = f"its boxes are for {annotated[1]} x {annotated[0]}"
             raise Unreadable(f"is {size[1]} x {size[0]} pixels, and {boxes}{turned}")
         return raw
@@ -585,13 +585,6 @@ class _Builder(ElementTree.TreeBuilder):
 
     def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
         raise ValueError("it has a document type (<!DOCTYPE>), which is not read: leave it out")
-
-
-def _text(element: ElementTree.Element, path: str) -> str:
-    text = (element.findtext(path) or "").strip()
-    if not text:
-        raise ValueError(f"{path} is missing")
-    return text
 
 
 BOXES, IMAGES = "boxes.csv", "images.csv"

@@ -112,7 +112,7 @@ class Detection(Task):
 
     @property
     def joint_view(self) -> JointView:
-        """The same, not flipped."""
+        """Images with their boxes, and masks, not flipped."""
         return partial(evaluation_views, masks=self.masks)
 
     @classmethod
@@ -138,8 +138,9 @@ class Detection(Task):
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Measured:
-        """Average precisions and the mean loss, in pixels of the images in their files. Per image: image_ap50 and the
-        numbers of its objects and of its detections with a score of 0.3 or more.
+        """Average precisions and the mean loss, in pixels of the images in their files. Per image: image_ap50, the
+        numbers of its objects and of its detections with a score of 0.3 or more, and the jackknife forms of the boxes'
+        `ap`, `ap50` and `ap75`.
 
         Sizes (`ap_small`, ...) without objects are left out; without any object `ap`, `ap50` and `ap75` are 0. In
         detail `ap` of each class, and `mask_ap`. model: a `Detector` in evaluation mode, on the device of the batches.
@@ -164,7 +165,7 @@ class Detection(Task):
                     examples.append(self._example(int(batch.index[i]), batch.inputs[i].cpu(), detected, target))
         if not losses:
             raise UserError("The split that is to be evaluated is empty.")
-        per_image = {name: np.array(column) for name, column in columns.items()}
+        per_image = {**{name: np.array(column) for name, column in columns.items()}, **precision.of_images()}
         images = sum(weights)
         metrics = {**precision.result(), "image_ap50": math.fsum(columns["image_ap50"]) / images}
         loss = math.fsum(loss * weight for loss, weight in zip(losses, weights, strict=True)) / images

@@ -105,7 +105,7 @@ class MaskFile:
             raise UserError(f"{printable(str(self.path))} cannot be read any more: {error}. Repair it.") from error
 
 
-class Pair(NamedTuple):
+class ImageAndMask(NamedTuple):
     """An image, by its name, and its mask."""
 
     id: str
@@ -123,13 +123,18 @@ class _Seen(NamedTuple):
     pixels: tuple[int, ...]
 
 
-def masked_records(split: str, pairs: Sequence[Pair], coding: Coding) -> tuple[Records, list[Broken], set[int]]:
+def masked_records(split: str, pairs: Sequence[ImageAndMask], coding: Coding) -> tuple[Records, list[Broken], set[int]]:
     """The images with their masks, those with unusable masks, and the values that the masks hold. Every mask is read;
     the outcome of many is kept in the user's cache folder until a file changes."""
     ids, none = tuple(pair.id for pair in pairs), np.zeros(len(pairs), np.int64)
     images = file_records(ids, none, [pair.image for pair in pairs])
     masks = file_records(ids, none, [pair.mask for pair in pairs])
-    seen = _remembered(images, masks, coding)
+    if len(images) < _REMEMBERED:
+        seen = _look(images, masks, coding)
+    else:
+        content = "\0".join([_FORMAT, repr(coding), *images.stamps, *masks.stamps]).encode("utf-8", "surrogateescape")
+        rows = remembered(f"masks/{sha256(content).hexdigest()[:32]}.json", lambda: _look(images, masks, coding))
+        seen = [_Seen(reason, stamp, tuple(places), tuple(pixels)) for reason, stamp, places, pixels in rows]
     good = np.array([i for i, mask in enumerate(seen) if not mask.reason], dtype=np.int64)
     annotations = []
     for i in good.tolist():
@@ -144,15 +149,6 @@ def masked_records(split: str, pairs: Sequence[Pair], coding: Coding) -> tuple[R
     )
     values = {coding.meanings[place][0] for look in seen for place in look.places}
     return records, [Broken(split, ids[i], mask.reason) for i, mask in enumerate(seen) if mask.reason], values
-
-
-def _remembered(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
-    if len(images) < _REMEMBERED:
-        return _look(images, masks, coding)
-    content = "\0".join([_FORMAT, repr(coding), *images.stamps, *masks.stamps]).encode("utf-8", "surrogateescape")
-    name = f"masks/{sha256(content).hexdigest()[:32]}.json"
-    rows = remembered(name, lambda: _look(images, masks, coding))
-    return [_Seen(reason, stamp, tuple(places), tuple(pixels)) for reason, stamp, places, pixels in rows]
 
 
 def _look(images: Records, masks: Records, coding: Coding) -> list[_Seen]:
@@ -202,7 +198,7 @@ def training_views(
     The steps of mmsegmentation for ADE20K: each image is resized to a random size (`resize_range`), cropped (drawn
     anew, up to ten times, while more than `most_of_class` of the labelled pixels are of one class), mirrored, its
     colors are distorted, and it is padded on the right and below, in the mean color with masks of IGNORE. All is a
-    function of (seed, epoch, view) alone.
+    function of (seed, epoch, view).
     """
     height, width = draw.img_size
     views, masks = [], torch.full((len(stored), height, width), IGNORE, dtype=torch.int64)

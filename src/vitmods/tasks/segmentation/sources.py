@@ -10,13 +10,13 @@ from vitmods.data.multilabel import TARGETS, Target, with_rarest
 from vitmods.data.records import Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.folder import CLASSES, class_names, folders_of_splits, images_below, loose_images
-from vitmods.tasks.segmentation.masks import IGNORE, Coding, Pair, masked_records
+from vitmods.tasks.segmentation.masks import IGNORE, Coding, ImageAndMask, masked_records
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.limits import read_table
 
 PALETTE = "palette.csv"
 LAYOUT = (
-    f"Expected images/ and masks/ with files of the same names, alone or below train, val and test, and next to them "
+    f"Expected images/ and masks/ with files of the same names, here or below train, val and test, and next to them "
     f"{CLASSES} (one class a line: pixels have its number, from 0, or the value after a comma, as in cell,255) or "
     f"{PALETTE} (columns name, r, g and b)."
 )
@@ -89,7 +89,7 @@ def _unseen(source: Source, coding: Coding, held: set[int]) -> str:
     return f"No mask shows {', '.join(missing)}; masks hold {('; ' if coding.colored else ', ').join(values)}."
 
 
-def _pairs(split: str, images: Path, annotated: Path) -> tuple[list[Pair], list[Broken]]:
+def _pairs(split: str, images: Path, annotated: Path) -> tuple[list[ImageAndMask], list[Broken]]:
     """Files of the same path below the two folders, whatever their ending, and those without a partner."""
     images_of, masks_of = _by_stem(images), _by_stem(annotated)
     pairs, broken = [], []
@@ -97,7 +97,7 @@ def _pairs(split: str, images: Path, annotated: Path) -> tuple[list[Pair], list[
         names = [normalize("NFC", path.relative_to(images.parent).as_posix()) for path in paths]
         partners = masks_of.pop(stem, [])
         if len(paths) == len(partners) == 1:
-            pairs.append(Pair(names[0], paths[0], partners[0]))
+            pairs.append(ImageAndMask(names[0], paths[0], partners[0]))
         elif not partners:
             broken += [Broken(split, name, f"lacks a mask in {printable(str(annotated))}") for name in names]
         else:

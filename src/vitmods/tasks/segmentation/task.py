@@ -23,6 +23,7 @@ from vitmods.data.batch import Batch
 from vitmods.data.dataset import Joint, JointView
 from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
+from vitmods.stats.images import mean_ratio
 from vitmods.tasks.base import TASKS, Example, Measured, Predicted, Splits, Task, TaskModel, noise
 from vitmods.tasks.drawing import legend, palette, pixels_of
 from vitmods.tasks.features import feature_channels, feature_maps, feature_strides
@@ -185,7 +186,7 @@ class Segmentation(Task):
 
     label_smoothing: float = 0.0
     part: SegmentationPart = field(default_factory=SegmentationPart)
-    mean: tuple[float, ...] = (0.5,)
+    image_mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
 
     @classmethod
@@ -252,9 +253,9 @@ class Segmentation(Task):
         predicted. `image_miou`: the same in each image over its classes, mean over images. `loss`: mean over pixels of
         the negative log-probability.
 
-        Per image: its only predicted class (-1: several), `image_miou`, and `pixel_accuracy` in the linear form of a
-        ratio, A + (right - A pixels) / (mean pixels): its mean over images is the accuracy A over pixels. In `detail`
-        the IoU of each class.
+        Per image: its only predicted class (-1: several), `image_miou`, `pixel_accuracy` in the linear form of a
+        ratio, A + (right - A pixels) / (mean pixels), whose mean over images is the accuracy A over pixels, and the
+        jackknife form of `miou`. In `detail` the IoU of each class.
 
         model: a Segmenter in evaluation mode, on the device of the batches of `evaluation_views`. Raises UserError
         without images.
@@ -333,7 +334,7 @@ class Segmentation(Task):
     def _example(self, batch: Batch, i: int, predicted: Tensor) -> Example:
         """In the size that the model sees."""
         height, width = batch.targets["size"][i].tolist()
-        image = pixels_of(batch.inputs[i, :, :height, :width], self.mean, self.std)
+        image = pixels_of(batch.inputs[i, :, :height, :width], self.image_mean, self.std)
         drawn = {"image": image}
         for name, labels in (("annotation", batch.targets["mask"][i]), ("prediction", predicted)):
             small = F.interpolate(labels[None, None].cpu(), (height, width), mode="nearest-exact")[0, 0]
@@ -362,10 +363,11 @@ def measured(counts: Tensor, loss: float, examples: tuple[Example, ...] = ()) ->
         "pixel_accuracy": overall.item(),
         "loss": loss,
     }
+    miou = mean_ratio(right.numpy(), (predicted + wanted - right).numpy())
     single = torch.where((predicted > 0).sum(dim=1) == 1, predicted.argmax(dim=1), -1)
     detail = {"iou": [None if np.isnan(value) else value for value in iou.tolist()]}
-    columns = {"predicted": single.numpy(), "image_miou": of_image.numpy(), "pixel_accuracy": accuracy.numpy()}
-    return Measured(metrics, columns, examples, detail)
+    columns = {"image_miou": of_image.numpy(), "pixel_accuracy": accuracy.numpy(), "miou": miou}
+    return Measured(metrics, {"predicted": single.numpy(), **columns}, examples, detail)
 
 
 def overlay(image: NDArray[np.uint8], labels: NDArray[np.uint8]) -> NDArray[np.uint8]:

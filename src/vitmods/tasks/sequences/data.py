@@ -15,7 +15,7 @@ from vitmods.data.dataset import Split, SplitDataset
 from vitmods.data.loading import facts, parse_size, problems, stop_on_problems
 from vitmods.data.multilabel import with_target
 from vitmods.data.read import digest
-from vitmods.data.records import Inputs, Records, Source, printable
+from vitmods.data.records import Inputs, Source, printable
 from vitmods.data.rng import permutation
 from vitmods.data.sources import open_source
 from vitmods.data.splits import SplitOptions, make_splits
@@ -39,18 +39,11 @@ class TokenStore:
         return np.array([len(sequence) for sequence in self.sequences], dtype=np.int64)
 
 
-def _split(name: str, records: Records) -> Split:
-    sequences = [np.asarray(records.fetch(int(key)), dtype=np.int16) for key in records.keys]
-    digests = np.frombuffer(b"".join(map(digest, sequences)), dtype=np.uint8).reshape(-1, 16)
-    store = TokenStore(sequences, Index(np.arange(len(sequences)), digests))
-    return Split(name, records.ids, records.labels, store)
-
-
 @dataclass(frozen=True)
 class SequenceDataset(SplitDataset):
     """A data set of sequences, of which the model reads the first `longest` tokens.
 
-    Shorter sequences of a batch are filled up with PADDING. Their order is a function of seed and epoch alone, and
+    Shorter sequences of a batch are filled up with PADDING. Their order is a function of seed and epoch, and
     nothing else is random.
     """
 
@@ -176,11 +169,16 @@ def read_splits(
     """The splits and their summary, with its problems."""
     assert isinstance(source.inputs, Tokens)
     records, origin = make_splits(source, options, train_on_all=train_on_all)
-    splits = {name: _split(name, part) for name, part in records.items()}
+    splits = {}
+    for name, part in records.items():
+        sequences = [np.asarray(part.fetch(int(key)), dtype=np.int16) for key in part.keys]
+        digests = np.frombuffer(b"".join(map(digest, sequences)), dtype=np.uint8).reshape(-1, 16)
+        store = TokenStore(sequences, Index(np.arange(len(sequences)), digests))
+        splits[name] = Split(name, part.ids, part.labels, store)
     summary = facts(source, records, splits, origin)
     counts = {name: int((split.store.lengths > longest).sum()) for name, split in splits.items()}
     if cut := ", ".join(f"{count:,} of {len(splits[name]):,} in {name}" for name, count in counts.items() if count):
-        summary["warnings"].append(f"Sequences longer than {longest:,} tokens, of which the rest is not read: {cut}.")
+        summary["warnings"].append(f"Sequences longer than {longest:,} tokens are cut to that length: {cut}.")
     lengths = np.concatenate([split.store.lengths for split in splits.values()])
     ends = {"shortest": lengths.min(), "median": np.median(lengths), "longest": lengths.max()} if len(lengths) else {}
     return splits, summary | {

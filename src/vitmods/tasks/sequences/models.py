@@ -26,7 +26,7 @@ def from_text(base: Any, name: str, trained: bool, options: dict[str, Any]) -> n
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as KNOWN
 
     if trained or "drop_path" in options:
-        raise UserError(f"{base.spec}: models of tokens start from new weights, without drop path.")
+        raise UserError(f"{base.spec}: models of tokens do not support pretrained weights or drop path.")
     if name not in KNOWN:
         raise UserError(
             f"Hugging Face does not have a model '{name}' that classifies sequences. {nearest(name, KNOWN)}"
@@ -83,7 +83,7 @@ _SEEDS = {
 
 
 class ReadsTokens:
-    """Hooks around a model of text that is called with tokens alone. In evaluation its random numbers (of hashing) are
+    """Hooks around a model of text that is called only with tokens. In evaluation its random numbers (of hashing) are
     the same at each call, and those outside stay as they were."""
 
     def __init__(self, class_token: int, length: int):

@@ -102,7 +102,7 @@ def listops(spec: Spec) -> Source:
     if spec.rest == "generated":
         return _source(spec, _generated(_options_of(spec)))
     if spec.options:
-        raise UserError(f'"{spec}": options are of listops:generated alone; a folder has what its files have.')
+        raise UserError(f'"{spec}": options are only for listops:generated; a folder has what its files have.')
     folder = expand_user(spec.rest)
     wrong: list[str] = []
     splits = {name: _read(folder / f"basic_{name}.tsv", wrong) for name in ("train", "val", "test")}
@@ -167,7 +167,7 @@ def _draw(options: ListOpsOptions) -> tuple[list[NDArray[np.int16]], NDArray[np.
         tried += 1
         if tried > 2000 * (count + 100):
             raise UserError(
-                f"There are hardly {count:,} expressions of {options.min_length + 1} to {options.max_length - 1} "
+                f"Fewer than {count:,} expressions exist of {options.min_length + 1} to {options.max_length - 1} "
                 "tokens: ask for fewer, or for other lengths."
             )
         try:

@@ -63,7 +63,7 @@ class SequenceClassification(Classification):
     def read_files(self, paths: Sequence[Path], data: Mapping[str, Any], longest: int) -> dict[str, Tensor]:
         """A sequence for each line of text files that is not empty, named FILE:NUMBER."""
         if not data.get("vocabulary"):
-            raise UserError("This model does not know its tokens: give the folder of its trial, which has them.")
+            raise UserError("The tokens of this model are unknown: give the folder of its trial, which lists them.")
         sequences: dict[str, Tensor] = {}
         for path in paths:
             try:
@@ -77,7 +77,7 @@ class SequenceClassification(Classification):
                     name = f"{printable(str(path))}:{number}"
                     sequences[name] = torch.from_numpy(encode(line, tuple(data["vocabulary"]), name))
         if not sequences:
-            raise UserError("The files are without sequences: give text files with one a line.")
+            raise UserError("The files do not contain sequences: give text files with one sequence a line.")
         if long := [name for name, tokens in sequences.items() if len(tokens) > longest]:
             warnings.warn(f"{len(long)} sequences are cut to {longest} tokens: {', '.join(long[:5])}", stacklevel=3)
         return {name: tokens[:longest] for name, tokens in sequences.items()}
@@ -89,7 +89,7 @@ class SequenceClassification(Classification):
     def wrap(self, backbone: nn.Module, classes: int) -> nn.Module:
         """The backbone. UserError for a ViT that reads images."""
         if isinstance(backbone, ViT) and not backbone.vit_config.reads_tokens:
-            raise UserError("This model reads images, and the task has sequences: take a base such as LRA-64.")
+            raise UserError("This model reads images, and the task needs sequences: use a base such as LRA-64.")
         return backbone
 
     def synthetic(self, count: int, shape: tuple[int, int, int], classes: int, recipe: Recipe) -> Batch:
