@@ -196,7 +196,7 @@ def reshaped(name, *shape):
         (without(), {"img_size": (30, 32)}, r"needs 12 or 13"),
         (without(), {"num_heads": 2}, "says num_heads=4, not 2"),
         (without(), {"in_chans": 1}, "says in_chans=3, not 1"),
-        (without(), {"num_head": 4}, "no setting 'num_head'. Did you mean 'num_heads'"),
+        (without(), {"num_head": 4}, "not have a setting 'num_head'. Did you mean 'num_heads'"),
         (without(), {"depth": 1}, "without a place here: .*encoderblock"),
     ],
 )

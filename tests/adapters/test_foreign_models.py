@@ -65,7 +65,7 @@ def test_no_weights_and_half_precision(make):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda model: setattr(model.blocks[1], "mlp", model.blocks[0].mlp), "shares a parameter"),
+        (lambda model: setattr(model.blocks[1], "mlp", model.blocks[0].mlp), "uses one parameter in two places"),
         (lambda model: model.head.bias.data.fill_(float("nan")), "outputs are not finite"),
         (lambda model: model.head.register_forward_hook(lambda module, args, out: out + 1), "outputs differ"),
         (lambda model: model.blocks[1].norm1.register_forward_hook(lambda m, i, out: out * 2), "tokens differ"),

@@ -41,6 +41,7 @@ DINO = {name: value for name, value in VISION.items() if name != "intermediate_s
 SMALL = {"num_classes": 3, "img_size": 32, "depth": 2, "embed_dim": 64, "num_heads": 2}
 MODELS = {
     "timm vit": lambda: timm.create_model("vit_tiny_patch16_224", **SMALL),
+    "timm vit with norms inside": lambda: timm.create_model("vit_tiny_patch16_224", **SMALL, scale_mlp_norm=True),
     "timm dinov3": lambda: timm.create_model("vit_small_patch16_dinov3", **SMALL),
     "timm beit": lambda: timm.create_model("beit_base_patch16_224", **SMALL),
     "timm relpos": lambda: timm.create_model("vit_relpos_small_patch16_224", **SMALL),
@@ -347,6 +348,20 @@ def test_lora_on_every_linear_map_merges(name):
     check_lora(name, model, inputs, output_of(model, inputs).detach(), None)
 
 
+def test_a_model_that_is_compiled_before_its_first_call_hooks_the_wrapped_maps():
+    model = change(make("timm vit"), "qknorm+normformer")
+    config = peft.LoraConfig(target_modules=["qkv", "proj", "fc1", "fc2"], init_lora_weights=False)
+    eager, *others, whole = (peft.get_peft_model(copy.deepcopy(model), config) for _ in range(4))
+    images = inputs_of(model)
+    for compiled in others:  # also where code is reused that was compiled for another model
+        compiled.load_state_dict(eager.state_dict())
+        for _ in range(2):
+            equal(torch.compile(compiled, backend="eager")(images), eager(images))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="Run a model once before compiling it"):
+        torch.compile(whole, fullgraph=True, backend="eager")(images)
+
+
 def test_a_causal_model_stays_causal():
     model = change(make("hf llama"), "layerscale(init=0.5)+qknorm+subln(rescale=false)")
     words = torch.randint(3, 50, (2, 6))
@@ -358,6 +373,7 @@ def test_a_causal_model_stays_causal():
 @pytest.mark.parametrize(
     ("name", "text", "error", "message"),
     [
+        ("timm vit with norms inside", "swiglu", NotRecognized, r"replaces the MLP \S+mlp and would lose \S+mlp.norm"),
         ("timm beit", "parallel", UserError, "'parallel' needs a model that vm.apply can read"),
         ("hf llama", "swiglu", NoEffect, "mlp is gated already"),
         ("hf bert", "swiglu", NotRecognized, "that of encoder.layer.0 is not one module"),
@@ -365,7 +381,7 @@ def test_a_causal_model_stays_causal():
         ("timm vit", "normformer+swiglu", UserError, "of an earlier change out: give it first"),
         ("timm beit", "subln", UserError, r"write subln\(rescale=false\)"),
         ("timm beit", "postnorm", UserError, "write reading=branch"),
-        ("timm beit", "normformer(head_scale=true)", UserError, "write normformer for the two norms alone"),
+        ("timm beit", "normformer(head_scale=true)", UserError, "write normformer for only the two norms"),
         ("timm beit", "dpn(after_position=true)", UserError, "needs a model that vm.apply can read"),
         ("hf bert", "placement(attn=post,reading=branch)", UserError, "a norm before .* is not recognized"),
         ("hf llama", "norm(kind=rms,exact=false)", NoEffect, "no norm to replace"),
@@ -375,6 +391,18 @@ def test_a_causal_model_stays_causal():
 def test_what_cannot_be_put_in_is_refused(name, text, error, message):
     with pytest.raises(error, match=message):
         change(make(name), text)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_first_example_of_the_readme_works_or_says_what_does(name):
+    model, images = make(name), inputs_of(make(name))
+    try:
+        changed = vm.apply(model, vm.DualPatchNorm(), vm.Norm("rms"))
+    except UserError as error:
+        remedy = re.search(r"Write (norm\(.*?\)),", str(error))[1]
+        changed = change(model, f"dpn+{remedy}")
+    assert output_of(changed, images).isfinite().all()
+    assert "norm" in str(vm.diff(model, changed))
 
 
 @pytest.mark.parametrize(

@@ -524,7 +524,7 @@ def test_each_stage_of_a_pyramid_pools_by_its_side():
     assert (model.eval()(images) - exact.eval()(images)).abs().max() > 1e-6
     with pytest.raises(UserError, match="has 3 sides, and the model 4 stages"):
         vm.replace_norms(swin, vm.DynamicTokenNorm(pool=(4, 2, 1)))
-    with pytest.raises(UserError, match="a ViT has none"):
+    with pytest.raises(UserError, match="a ViT does not have stages"):
         vm.apply(vm.vit("mu2/4", img_size=8), vm.DynamicTokenNorm(pool=(2, 1)))
     with pytest.raises(UserError, match="is 1"):
         vm.DynamicTokenNorm(pool=(2, 0))

@@ -136,8 +136,8 @@ def test_pixels_that_are_none(tmp_path, pixels):
         ({"embed_dim": "a"}, "embed_dim of a ViTConfig is a whole number"),
         ({"attn": None}, "attn of a ViTConfig is BranchConfig"),
         ({"stem": {"kind": "hmlp", "inner": 5}}, "inner of a StemConfig is NormConfig or None"),
-        ({"stem": {"kind": "evil"}}, "There is no stem 'evil'"),
-        ({"bogus": 1}, "no setting 'bogus'"),
+        ({"stem": {"kind": "evil"}}, "Unknown stem 'evil'"),
+        ({"bogus": 1}, "does not have a setting 'bogus'"),
     ],
     ids=str,
 )

@@ -146,7 +146,7 @@ def test_short_sequences_of_big_bird_attend_to_all_and_it_says_so():
     [
         ("hf-text:bigbirds", "does not have a model 'bigbirds'"),
         ("hf-text:bert?hidden=3", "the config does not have 'hidden'"),
-        ("hf-text:bert?pretrained=1", "start from new weights"),
+        ("hf-text:bert?pretrained=1", "do not support pretrained weights"),
     ],
 )
 def test_bases_that_cannot_be_made(spec, words):

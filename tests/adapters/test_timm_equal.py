@@ -186,6 +186,16 @@ def test_eva_and_its_relatives_are_read_exactly(scatter, same_function, name, op
     assert assumed == (("rescale_coords=None", "num_kv_heads=num_heads") if "sapiens2" in name else ())
 
 
+@pytest.mark.parametrize("side", [96, (48, 80), 32])
+def test_relative_positions_are_resampled_as_timm_does(scatter, same_function, side):
+    sizes = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 5}
+    reference = scatter(timm.create_model("beit_base_patch16_224", **sizes))
+    converted = from_timm(reference)
+    reference.set_input_size(img_size=side)
+    converted.set_input_size(side)
+    same_function(reference, converted, (3, *converted.vit_config.img_size))
+
+
 def test_dropout_rates_are_read():
     config = from_timm(small(drop_rate=0.1, pos_drop_rate=0.2, proj_drop_rate=0.3, attn_drop_rate=0.4)).vit_config
     assert (config.head_drop, config.pos_drop, config.proj_drop, config.attn_drop) == (0.1, 0.2, 0.3, 0.4)

@@ -31,7 +31,7 @@ from vitmods.util.errors import NoEffect, SlotConflict, UserError
 def test_a_change_that_alters_nothing_is_an_error_naming_it(base, model, changes):
     model = vm.apply(base, *vm.parse_changes(model))
     change = vm.parse_changes(changes)
-    with pytest.raises(NoEffect, match="alters nothing") as error:
+    with pytest.raises(NoEffect, match="changes nothing") as error:
         vm.apply(model, *change)
     assert str(change[0]) in str(error.value)
 
@@ -300,7 +300,7 @@ def test_two_changes_of_one_name_are_refused(liar):
 
 
 def test_a_slot_that_is_none_is_an_error(base, liar):
-    change, message = liar("weights", with_layer_scale(0.5)), "fills 'mlp nrom before', and there is no such slot"
+    change, message = liar("weights", with_layer_scale(0.5)), "fills 'mlp nrom before', which is not a slot"
     type(change).fills = frozenset({"mlp nrom before"})
     with pytest.raises(UserError, match=f"'liar' {message}.*'mlp norm before'"):
         vm.apply(base, change)

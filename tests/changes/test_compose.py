@@ -8,7 +8,7 @@ import vitmods as vm
 from vitmods.changes import parse_changes
 from vitmods.changes.compose import conflicts, edit, in_order
 from vitmods.stats.design import plan_factorial
-from vitmods.util.errors import NoEffect, UserError
+from vitmods.util.errors import NoEffect, SlotConflict, UserError
 
 CONFIG = vm.ViTConfig.from_name("Ti/16", img_size=64)
 
@@ -29,6 +29,18 @@ def test_what_only_the_config_shows_needs_the_config():
     pairs = conflicts(chosen, CONFIG)
     assert set(pairs) == {("patchdropout", "dtn")}  # rms goes before dtn, though not after it
     assert "whole grid" in pairs["patchdropout", "dtn"]
+
+
+@pytest.mark.parametrize("text", ["nobias+rms", "nobias+qknorm+rms"])
+def test_a_change_that_undoes_another_comes_before_it(text):
+    with pytest.raises(SlotConflict, match=r"'rms' would undo 'nobias': write 'rms\+nobias'"):
+        edit(CONFIG, parse_changes(text))
+    with pytest.raises(SlotConflict, match="would undo"):  # also later
+        vm.apply(vm.apply(vm.vit("mu1/4", img_size=8), vm.BiasFree()), vm.Norm("rms"))
+    assert not edit(CONFIG, parse_changes("rms+nobias")).qkv_bias
+    assert not edit(CONFIG, parse_changes("nobias+norm(kind=rms,exact=false)")).qkv_bias
+    assert conflicts(arms("nobias", "rms"), CONFIG) == {}
+    assert in_order(arms("nobias", "rms"), CONFIG) == ("rms", "nobias")
 
 
 def test_arms_of_several_changes_are_compared_whole():

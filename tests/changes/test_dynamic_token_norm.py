@@ -186,5 +186,5 @@ def test_rms_after_dtn_keeps_the_biases_of_dtn():
 
 
 def test_placement_does_not_move_half_of_the_norms():
-    with pytest.raises(UserError, match="norms of their own"):
+    with pytest.raises(UserError, match="different norms"):
         vm.apply(vm.apply(build(), vm.DynamicTokenNorm()), vm.Placement(attn="post", mlp="post"))

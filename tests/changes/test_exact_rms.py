@@ -53,6 +53,28 @@ def moved(old, new, **options):
     return float((a - b).abs().max() / a.abs().max())
 
 
+def test_devices_without_float64_compute_on_the_cpu(monkeypatch):
+    """MPS refuses float64, so that tensors are on the CPU before they have it."""
+    on_cpu, to_cpu, to_double = set(), torch.Tensor.cpu, torch.Tensor.double
+
+    def cpu(tensor):
+        new = to_cpu(tensor).clone()
+        on_cpu.add(new)
+        return new
+
+    def double(tensor):
+        assert tensor in on_cpu or tensor.dtype == torch.float64, "MPS does not have float64"
+        return to_double(tensor)
+
+    model, norms = tiny(layer_scale=0.1), vm.DualPatchNorm(start="gentle")
+    other = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, embed_dim=16, num_heads=2, num_classes=2)
+    monkeypatch.setattr(torch.Tensor, "cpu", cpu)
+    monkeypatch.setattr(torch.Tensor, "double", double)
+    vm.apply(model, vm.Norm("rms"))
+    vm.apply(trained(other), vm.Norm("rms"), in_place=True)
+    norms.fit(vm.apply(other, norms, in_place=True), [torch.randn(2, 3, 32, 32)])
+
+
 SHAPES = {
     "Ti": ("Ti/16", {}),
     "Ti-registers-layerscale": ("Ti/16", {"reg_tokens": 4, "layer_scale": 0.1}),

@@ -56,7 +56,7 @@ def test_short_forms(text, changes):
         ("norm(kind=batchnorm)", "'batch'"),
         ("norm(kind=rms,warmup=5)", "kind=power"),
         ("norm(kind=scale,gain=vector)", "scalar"),
-        ("norm(kind=layer,exact=false)", "concerns kind=rms"),
+        ("norm(kind=layer,exact=false)", "which is for kind=rms"),
         ("placement(attn=before)", "pre, post or pre\\+post"),
         ("placement(reading=residuals)", "'residual'"),
         ("dpn(before=false", "parentheses"),

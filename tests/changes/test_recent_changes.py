@@ -4,12 +4,13 @@ import pytest
 import timm
 import torch
 from timm.layers import AttentionRope
-from timm.layers.pos_embed_rel import resize_rel_pos_bias_table_simple
+from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
 from timm.models.beit import Beit
 
 import vitmods as vm
 from vitmods.changes.compose import edit
 from vitmods.layers import Attention, AttentionSlots, RelativePositionBias
+from vitmods.layers.registers import RegisterNeurons
 from vitmods.study.arms import arms_from_text, find_line_up
 
 DOUBLE = {"atol": 1e-9, "rtol": 0}
@@ -63,8 +64,8 @@ def test_a_table_is_resampled_as_timms(prefix):
     q = torch.randn(1, 3, 36 + prefix, 4, dtype=torch.float64)
     dynamic = bias(q, q)
     bias.set_grid((6, 6))
-    expected = resize_rel_pos_bias_table_simple(old, (6, 6), bias.table.shape)
-    torch.testing.assert_close(bias.table.detach(), expected, **DOUBLE)
+    expected = resize_rel_pos_bias_table(old, (6, 6), bias.table.shape)
+    torch.testing.assert_close(bias.table.detach(), expected, rtol=0, atol=1e-6)  # timm computes in float32
     torch.testing.assert_close(bias(q, q), dynamic, **DOUBLE)
     mask = torch.ones(36 + prefix, 36 + prefix, dtype=torch.bool).tril()
     assert torch.equal(bias(q, q, mask).isinf(), ~mask.expand(1, 3, -1, -1))
@@ -208,3 +209,62 @@ def test_what_does_not_go_together():
     ):
         with pytest.raises(vm.util.errors.UserError, match=message):
             edit(config.with_(**fields), vm.parse_changes(text))
+
+
+@pytest.fixture
+def with_outliers():
+    """A model, images with a bright patch, and neuron 3 of block 1, which makes that patch stick out."""
+    torch.manual_seed(0)
+    model = vm.vit("mu3/4", img_size=16, num_classes=5).eval()
+    images = 0.1 * torch.randn(6, 3, 16, 16)
+    images[:, :, 4:8, 8:12] += 0.2
+    fc1, fc2 = model.blocks[1].mlp.fc1, model.blocks[1].mlp.fc2
+    seen = {}
+    hook = fc1.register_forward_hook(lambda module, args, output: seen.update(x=args[0][:, 1:]))
+    with torch.no_grad():
+        model(images)
+        hook.remove()
+        bright = seen["x"][:, 6].mean(0)
+        fc1.weight[3], fc1.bias[3] = bright / bright.norm(), -0.9 * bright.norm()
+        fc2.weight[:, 3] = 40.0
+    return model, images
+
+
+def test_registers_that_are_not_trained_take_over_what_makes_patches_stick_out(with_outliers):
+    model, images = with_outliers
+
+    def norms(model):
+        tokens = model.forward_intermediates(images, [1], intermediates_only=True, output_fmt="NLC")[0].detach()
+        return tokens.norm(dim=-1) / tokens.norm(dim=-1).median(dim=1, keepdim=True).values
+
+    assert norms(model).argmax(1).unique().tolist() == [6]
+    assert norms(model).max() > 3
+    change = vm.Registers(count=1, trained=False, neurons=1)
+    new = vm.apply(model, change).eval()
+    assert change.fit(new, images.split(4))
+    assert [block.mlp.norm.neurons.nonzero().flatten().tolist() for block in new.blocks[:3]] == [[], [3], []]
+    assert norms(new).max() < 2
+    assert "reg_token" not in dict(new.named_parameters())
+    assert not new.reg_token.any()
+
+    hidden = torch.rand(2, 18, len(new.blocks[1].mlp.norm.neurons))
+    expected = hidden.clone()
+    for image in expected:
+        image[1, 3] = max(image[t, 3] for t in range(2, 18))
+        image[2:, 3] = 0
+    assert torch.equal(new.blocks[1].mlp.norm(hidden), expected)
+
+    again = vm.vit(new.vit_config)
+    again.load_state_dict(new.state_dict())
+    assert torch.equal(again.eval()(images), new(images))
+
+
+def test_registers_that_are_not_trained_need_patches_that_stick_out(images, base):
+    new = vm.apply(base, change := vm.Registers(trained=False))
+    with pytest.warns(UserWarning, match="no patch sticks out"):
+        change.fit(new, [images])
+    assert not any(module.neurons.any() for module in new.modules() if isinstance(module, RegisterNeurons))
+    with pytest.raises(ValueError, match="trained=false too"):
+        vm.Registers(neurons=3)
+    with pytest.raises(ValueError, match="without registers"):
+        vm.apply(new, vm.Registers(count=2, trained=False))

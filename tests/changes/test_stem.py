@@ -102,7 +102,7 @@ def test_tokens_start_at_a_sound_size(row, init):
         ("mu/14", "hmlp", "4, 8, 16, 32.*not 14"),
         ("mu/14", "levit", "2, 4, 8, 16.*not 14"),
         ("mu/14", "local", "multiples of 4 pixels, not 14 x 14"),
-        ("mu/16", "hmlp+dpn(after=false)", "norm on the pixels of a patch belongs to the linear stem"),
+        ("mu/16", "hmlp+dpn(after=false)", "norm on the pixels of a patch is only for the linear stem"),
         ("mu/16", "stem(kind=linear,gelu=true)+rms", "GELU at the end of the stem"),
         ("mu/16", "hmlp+rms", "stem.*writes a mean"),
     ],

@@ -125,7 +125,7 @@ def test_a_first_block_without_trained_positions_asks_for_no_gradient_of_its_inp
 def test_recomputing_needs_a_frozen_mlp_that_can_be_run_again():
     with pytest.raises(UserError, match="No MLP of this model is frozen"):
         fast.recompute_frozen_mlps(build("all"))
-    with pytest.raises(UserError, match="can be run again"):
+    with pytest.raises(UserError, match="can be recomputed"):
         fast.recompute_frozen_mlps(build("attention", "norm(kind=scale)"))
 
 

@@ -65,8 +65,8 @@ def test_training_on_after_saving_changes_no_delta(saved):
     _, model, path, delta = saved
     with torch.no_grad():
         model.head.weight.add_(1)
-    assert torch.equal(delta.own["head.weight"], load_file(path)["head.weight"])
-    assert not torch.equal(delta.own["head.weight"], model.head.weight)
+    assert torch.equal(delta.weights["head.weight"], load_file(path)["head.weight"])
+    assert not torch.equal(delta.weights["head.weight"], model.head.weight)
 
 
 def test_running_statistics_are_part_of_it(tmp_path):
@@ -137,7 +137,7 @@ def config(**fields):
         (None, lambda m: m | {"digests": "[1, 2"}, "damaged: its metadata"),
         (None, lambda m: m | {"own": "7"}, "damaged: its metadata"),
         (None, lambda m: {k: v for k, v in m.items() if k != "config"}, "damaged"),
-        (None, config(color=3), "damaged: its metadata.*no setting 'color'"),
+        (None, config(color=3), "damaged: its metadata.*not have a setting 'color'"),
         (None, config(depth=10**9), "does not fit its own config"),
         (None, config(mlp_dim=10**9), "does not fit its own config"),
         (None, config(num_classes=6), r"does not fit its own config: head\.weight"),
@@ -171,7 +171,10 @@ def test_truncated_files_and_pickles_are_not_opened(saved, keep, capsys):
     ("call", "message"),
     [
         (lambda base, model, folder: vm.load_delta(base, folder / "none.safetensors"), "does not exist"),
-        (lambda base, model, folder: vm.save_delta(model, base, folder / "pets.pth"), r"written as \.safetensors"),
+        (
+            lambda base, model, folder: vm.save_delta(model, base, folder / "pets.pth"),
+            r"a delta is a \.safetensors file",
+        ),
         (lambda base, model, folder: vm.save_delta(base, base, folder / "pets.safetensors"), "equals its base"),
         (
             lambda base, model, folder: vm.save_delta(model, base, folder / "none" / "a.safetensors"),

@@ -202,7 +202,7 @@ def test_another_grid_needs_no_other_parameters_and_masks_are_refused():
         attention(x)
     attention.positions.grid_size = (4, 5)
     torch.testing.assert_close(attention(x), written_out(attention, x, 0, (4, 5))[0], atol=1e-12, rtol=0)
-    with pytest.raises(ValueError, match="take no mask"):
+    with pytest.raises(ValueError, match="masks are not supported"):
         build((2, 2))(tokens((2, 2)), attn_mask=torch.ones(4, 4, dtype=torch.bool))
 
 

@@ -385,9 +385,9 @@ def test_copies(twin):
         ({"window": 3, "pool": 2}, "pool"),
         ({"window": 4}, "odd"),
         ({"offsets": "half"}, "offsets"),
-        ({"offsets": "whole", "init": "noise"}, "no offsets"),
-        ({"offsets": "whole", "band": 3}, "learned kernels"),
-        ({"init": "noise", "trade_off": 1.0}, "learned kernels"),
+        ({"offsets": "whole", "init": "noise"}, "does not use offsets"),
+        ({"offsets": "whole", "band": 3}, "learned kernel"),
+        ({"init": "noise", "trade_off": 1.0}, "learned kernel"),
     ],
     ids=str,
 )

@@ -11,7 +11,7 @@ import vitmods as vm
 from vitmods.layers import DynamicTokenNorm, TokenMixing
 from vitmods.ops import native, separable
 from vitmods.ops.native import dynamic_token
-from vitmods.ops.separable import Layout, axis_kernels, separable_norm
+from vitmods.ops.separable import MixingLayout, axis_kernels, separable_norm
 
 pytestmark = pytest.mark.skipif(native.library("dynamic_token") is None, reason="there is no C++ compiler")
 
@@ -49,7 +49,7 @@ def with_gradients(form, inputs, cotangent):
 def three_forms(shape, unbiased=False, offset=0.0):
     """Output and gradients: native, Python's in float32, and Python's in float64 of the same numbers."""
     inputs, cotangent = values(shape, offset)
-    layout = Layout(shape[1:3], shape[-1], EPS, unbiased)
+    layout = MixingLayout(shape[1:3], shape[-1], EPS, unbiased)
 
     def python(*tensors):
         return separable._SeparableNorm.apply(*tensors, layout, False)
@@ -156,7 +156,7 @@ def test_memory_that_is_not_contiguous(calls):
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_number_of_threads_changes_nothing(batch):
-    (inputs, cotangent), layout = values((batch, 5, 6, 96, 3)), Layout((5, 6), 3, EPS)
+    (inputs, cotangent), layout = values((batch, 5, 6, 96, 3)), MixingLayout((5, 6), 3, EPS)
     before, by_threads = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
@@ -240,7 +240,7 @@ def test_checkpointing_and_what_is_kept(calls):
     inputs, _ = values((2, 14, 14, 128, 2))
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        separable_norm(*[t.requires_grad_() for t in inputs], Layout((14, 14), 2, EPS))
+        separable_norm(*[t.requires_grad_() for t in inputs], MixingLayout((14, 14), 2, EPS))
     assert sum(t.nbytes for t in kept) == sum(t.nbytes for t in inputs)
 
 

@@ -146,7 +146,8 @@ def test_a_cache_that_cannot_be_used_has_a_second_place(source, tmp_path, monkey
         monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
     elif cache == "noexec":
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        monkeypatch.setattr(build, "_is_fit", lambda folder: folder == temporary)
+        statvfs, noexec = os.statvfs, types.SimpleNamespace(f_flag=os.ST_NOEXEC)
+        monkeypatch.setattr(os, "statvfs", lambda path: statvfs(path) if Path(path) == temporary else noexec)
     calls = compiles(monkeypatch)
     assert again().twice(21) == 42
     assert again().twice(21) == 42

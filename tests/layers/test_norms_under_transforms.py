@@ -235,7 +235,7 @@ class Called(torch.nn.Module):
 @pytest.mark.parametrize("way", WAYS)
 def test_the_rule_of_power_norm_has_no_derivative(way):
     norm = make("power").train()
-    with pytest.raises(UserError, match="rule of its paper"):
+    with pytest.raises(UserError, match="its paper's rule"):
         way(lambda x: weighted(norm(x)), (images(),), (images(),))
 
 

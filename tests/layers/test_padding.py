@@ -192,7 +192,7 @@ def test_what_cannot_be_is_refused():
         DynamicTokenNorm(C, 2, mixing=TokenMixing(kernel="uniform")),
         DynamicTokenNorm(C, 2, mixing=TokenMixing(band=3)),
     ):
-        with padded(MASK), pytest.raises(UserError, match="Padding is left out of sequences with learned kernels"):
+        with padded(MASK), pytest.raises(UserError, match="Padding is left out of sequences only with learned kernels"):
             other(drawn().float())
 
 

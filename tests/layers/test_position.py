@@ -35,7 +35,7 @@ EMBEDDINGS = {
 def test_timms_embeddings(form, grid):
     settings, make = EMBEDDINGS[form]
     reference = make()
-    rope = RotaryPositions(16, 3, (4, 6), 2, **settings)
+    rope = RotaryPositions(16, 3, (4, 6), 2, settings=RopeConfig(**settings))
     embedding = reference.get_embed(grid)
     if form == "mixed":
         rope.freqs.data = reference.freqs[:, 0].detach()
@@ -54,7 +54,7 @@ def test_timms_embeddings(form, grid):
 
 @pytest.mark.parametrize("frequencies", ["axial", "mixed"])
 def test_products_depend_on_the_offset_alone(frequencies):
-    rope = RotaryPositions(8, 2, (5, 5), frequencies=frequencies).double()
+    rope = RotaryPositions(8, 2, (5, 5), settings=RopeConfig(frequencies)).double()
     q, k = torch.randn(2, 1, 2, 1, 8, dtype=torch.float64).expand(-1, -1, -1, 25, -1)
     turned_q, turned_k = rope(q, k)
     products = (turned_q @ turned_k.mT).view(2, 5, 5, 5, 5)
@@ -66,7 +66,7 @@ def test_products_depend_on_the_offset_alone(frequencies):
 
 
 def test_the_mixed_start_is_the_axial_one_turned():
-    rope = RotaryPositions(16, 3, (4, 4), frequencies="mixed", base=10.0)
+    rope = RotaryPositions(16, 3, (4, 4), settings=RopeConfig("mixed", 10.0))
     torch.manual_seed(0)
     rope.reset_parameters()
     torch.manual_seed(0)

@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitmods.layers import DynamicTokenNorm
 from vitmods.ops import separable
-from vitmods.ops.separable import Layout, axis_kernels, separable_norm
+from vitmods.ops.separable import MixingLayout, axis_kernels, separable_norm
 
 HEADS, DIM, EPS = 3, 12, 1e-3  # eps large, so that a misplaced one is seen
 GRIDS = [(4, 4), (3, 5), (5, 2), (1, 7), (7, 1), (1, 1)]
@@ -36,7 +36,7 @@ def dense(x, a, mix_mean, mix_var, weight, bias, grid, unbiased):
 def separate(form):
     def run(x, a, mix_mean, mix_var, weight, bias, grid, unbiased):
         return FORMS[form](
-            x, *axis_kernels(a, grid), mix_mean, mix_var, weight, bias, Layout(grid, HEADS, EPS, unbiased)
+            x, *axis_kernels(a, grid), mix_mean, mix_var, weight, bias, MixingLayout(grid, HEADS, EPS, unbiased)
         )
 
     return run

@@ -94,9 +94,9 @@ def test_every_parameter_of_a_model_is_trained(changes):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: model("dpn"), "belongs to the linear stem"),
+        (lambda: model("dpn"), "is only for the linear stem"),
         (lambda: model().set_input_size(None, 8), "16 pixels"),
-        (lambda: vm.ViTConfig.from_dict({"stem": {"kind": "t3t"}}), "no stem 't3t'"),
+        (lambda: vm.ViTConfig.from_dict({"stem": {"kind": "t3t"}}), "Unknown stem 't3t'"),
         (lambda: vm.vit("T2T-15"), "T2T-14"),
     ],
 )

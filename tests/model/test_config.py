@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 import vitmods as vm
 from vitmods import ViTConfig
 from vitmods.layers import MLPS, NORMS
-from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, RopeConfig, StemConfig
+from vitmods.model.slots import BranchConfig, FirstBlocks, NormConfig, PositionalConfig, StemConfig
+from vitmods.ops.rotary import RopeConfig
 from vitmods.util.errors import UserError, nearest
 
 options = st.sampled_from([(), (("variant", "released"), ("pool", 2), ("trade_off", None))])
@@ -76,6 +77,7 @@ def configs(draw):
         ),
         "head_scale": draw(st.booleans()),
         "rel_pos": False,
+        "register_neurons": False,
         "gate": draw(st.sampled_from(["none", "channel", "head"])),
         "value_mix": parallel == 1 and not prefix_from and draw(st.booleans()),
         "norm_scale": parallel == 1 and draw(st.booleans()),

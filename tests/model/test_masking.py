@@ -1,4 +1,4 @@
-"""Visible patches alone (keep) and mask tokens in place (mask), for masked pre-training."""
+"""Only visible patches (keep) and mask tokens in place (mask), for masked pre-training."""
 
 import pytest
 import torch
@@ -127,7 +127,6 @@ def test_it_compiles_and_exports(which):
 @pytest.mark.parametrize(
     ("changes", "which", "message"),
     [
-        ("", {"keep": KEEP, "mask": MASK}, "keep.*or mask.*not both"),
         ("", {"keep": torch.tensor([[0, 0], [1, 2]])}, "repeats a patch of image 0"),
         ("", {"keep": torch.tensor([[0], [6]])}, r"names the patches \[6\]"),
         ("levit", {"keep": KEEP}, "overlapping windows"),
@@ -143,6 +142,19 @@ def test_what_does_not_fit_is_an_error(changes, which, message):
         make(changes)(random_images(), **which)
     with pytest.raises(UserError, match="mask_token=True"):
         make(mask_token=False)(random_images(), mask=MASK)
+
+
+@pytest.mark.parametrize("changes", ["", "dpn", "hmlp-ln", "local", "dtn"])
+def test_the_stem_may_leave_masked_patches_out(changes):
+    model, images = make(changes), random_images()
+    mask = torch.tensor([[True, False, True, True, True, False], [False, True, True, True, True, True]])
+    keep = torch.tensor([[5, 1], [0, 3]])
+    same(model(images, keep=keep, mask=mask), model(images, mask=mask))
+    mask[1, 2] = False  # a patch in neither gets the mask token too
+    same(
+        model(images, keep=keep, mask=mask),
+        model(images, keep=keep, mask=mask.logical_or(mask.new_tensor([0, 0, 1, 0, 0, 0]))),
+    )
 
 
 def test_other_sizes_norms_and_types():

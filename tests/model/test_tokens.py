@@ -89,7 +89,7 @@ def test_saved_as_weights_and_not_as_a_graph(tmp_path, write):
     vit, batch = model("dtn").float().eval(), tokens(17, 9)
     write(vit, tmp_path / "model.safetensors")
     torch.testing.assert_close(load(tmp_path / "model.safetensors").eval()(batch), vit(batch))
-    with pytest.raises(UserError, match="of sequences take safetensors"):
+    with pytest.raises(UserError, match="sequence models as safetensors"):
         vm.export(vit, tmp_path / "model.pt2")
 
 
@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_refused(settings, words):
     ("call", "error", "message"),
     [
         (lambda vit: vit(torch.ones(1, 25, dtype=torch.long)), ValueError, "longer than the 24"),
-        (lambda vit: vit(torch.ones(1, 5)), ValueError, "reads tokens"),
+        (lambda vit: vit(torch.ones(1, 5)), ValueError, "expects tokens"),
         (torch.fx.symbolic_trace, UserError, r"torch\.fx cannot trace"),
         (lambda vit: vm.apply(vit, vm.Norm("rms")), UserError, "RMSNorm cannot take LayerNorm's place exactly"),
     ],

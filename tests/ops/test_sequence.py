@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import vitmods.ops.sequence as sequence
 from vitmods.layers.norms import DynamicTokenNorm
 from vitmods.ops.padding import padded
-from vitmods.ops.separable import Layout, axis_kernels, separable_norm
+from vitmods.ops.separable import MixingLayout, axis_kernels, separable_norm
 
 HEADS, WIDTH = 3, 12
 
@@ -55,7 +55,7 @@ KERNELS = {
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_equals_the_definition(kernels, length, some_padding):
     values = arguments(length, KERNELS[kernels])
-    layout, padding = Layout((1, length), HEADS, 1e-3), ends(length, 0.2, 0.7) if some_padding else None
+    layout, padding = MixingLayout((1, length), HEADS, 1e-3), ends(length, 0.2, 0.7) if some_padding else None
     read = 1.0 if padding is None else (~padding)[..., None].double()
     result = sequence.sequence_norm(*values, layout, padding)
     expected = by_definition(*values, layout, padding)
@@ -77,7 +77,7 @@ def test_any_kernel_and_any_mask(kernels, length, mask):
     values = arguments(length, kernels, batch=1)
     padding = torch.tensor(mask[:length])[None]
     padding[0, length // 2] = False
-    layout = Layout((1, length), HEADS, 1e-2)
+    layout = MixingLayout((1, length), HEADS, 1e-2)
     result, expected = (form(*values, layout, padding) for form in (sequence.sequence_norm, by_definition))
     assert result.isfinite().all()
     torch.testing.assert_close(result[~padding], expected[~padding], rtol=1e-6, atol=1e-6)
@@ -85,14 +85,14 @@ def test_any_kernel_and_any_mask(kernels, length, mask):
 
 def test_float32_keeps_its_digits_where_logits_are_large():
     values = arguments(400, KERNELS["far"])
-    layout = Layout((1, 400), HEADS, 1e-2)
+    layout = MixingLayout((1, 400), HEADS, 1e-2)
     result = sequence.sequence_norm(*(v.detach().float() for v in values), layout)
     torch.testing.assert_close(result.double(), by_definition(*values, layout), rtol=1e-4, atol=1e-4)
 
 
 def test_second_derivatives():
     values = arguments(80, KERNELS["local"], batch=1)
-    layout, padding = Layout((1, 80), HEADS, 1e-2), ends(80, 0.8)
+    layout, padding = MixingLayout((1, 80), HEADS, 1e-2), ends(80, 0.8)
     gradients = []
     for form in (sequence.sequence_norm, by_definition):
         out = form(*values, layout, padding)[:, :60].square().sum()
@@ -103,7 +103,7 @@ def test_second_derivatives():
 
 def test_parts_that_are_made_again_give_the_same(monkeypatch):
     length = 300
-    layout = Layout((1, length), HEADS, 1e-2)
+    layout = MixingLayout((1, length), HEADS, 1e-2)
     kernels = [KERNELS["local"][0], KERNELS["wide"][0], KERNELS["no bell"][0]]
     results = []
     for numbers in (sequence.NUMBERS, 1 << 13):
@@ -119,7 +119,7 @@ def test_memory_grows_with_the_length_and_not_its_square():
     values = arguments(3000, KERNELS["local"], batch=1)
     sizes = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
-        sequence.sequence_norm(*values, Layout((1, 3000), HEADS, 1e-2)).sum().backward()
+        sequence.sequence_norm(*values, MixingLayout((1, 3000), HEADS, 1e-2)).sum().backward()
     assert max(sizes) <= 3000 * HEADS * (sequence.BLOCK + 60)
 
 
@@ -129,7 +129,7 @@ def test_a_long_sequence_takes_this_way_and_a_short_one_the_other():
     for length in (40, 700):
         x = torch.randn(2, length, WIDTH)
         mixes = [mix.detach() for mix in norm.lambdas()]
-        layout = Layout((1, length), HEADS, norm.eps)
+        layout = MixingLayout((1, length), HEADS, norm.eps)
         expected = separable_norm(x, *axis_kernels(norm.a, (1, length)), *mixes, norm.weight, norm.bias, layout)
         torch.testing.assert_close(norm(x), expected, rtol=1e-4, atol=1e-5)
         assert ("SequenceNorm" in type(norm(x).grad_fn).__name__) == (length == 700)

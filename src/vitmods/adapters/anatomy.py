@@ -153,8 +153,8 @@ class Anatomy:
         return tuple(self._site(name) for name in layer or self._batch_norms())
 
     def _is_norm(self, name: str) -> bool:
-        ours = tuple(kind.module for kind in NORMS.values())
-        return isinstance(self.modules[name], (nn.LayerNorm, *ours)) or name in self.rms
+        vitmods_norms = tuple(kind.module for kind in NORMS.values())
+        return isinstance(self.modules[name], (nn.LayerNorm, *vitmods_norms)) or name in self.rms
 
     def _batch_norms(self) -> Iterator[str]:
         """Names of BatchNorms that follow a linear map in a module of the two."""
@@ -350,8 +350,8 @@ def find_parts(model: nn.Module, inputs: Inputs) -> Parts:
     config = NormConfig()
     if before:
         norm = anatomy.modules[before.name]
-        ours = (name for name, kind in NORMS.items() if type(norm) is kind.module)
-        config = NormConfig(next(ours, "rms" if before.name in anatomy.rms else "layer"), eps_of(norm))
+        kinds = (name for name, kind in NORMS.items() if type(norm) is kind.module)
+        config = NormConfig(next(kinds, "rms" if before.name in anatomy.rms else "layer"), eps_of(norm))
     stem = _stem(anatomy, list(chains), last, {branch.dim for branch in branches})
     return Parts(tuple(chains), tuple(branches), tuple(attentions), stem, config, tuple(remaining))
 

@@ -54,6 +54,7 @@ def apply(model: nn.Module, *changes: Change, in_place: bool | None = None, exam
             return operate(model, *changes, example=example)
         except UserError as refused:
             raise type(refused)(f"{refused} It was tried in place, since the model cannot be read: {unread}") from None
+    check_conflicts(changes, old.changes)
     _check_shared(old)
     config, parallel = old.vit_config, old.vit_config.parallel
     weights = {sequential_name(name, parallel): value.clone() for name, value in old.state_dict().items()}
@@ -122,7 +123,8 @@ def _check_shared(model: ViT) -> None:
     places: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         other = places.setdefault(id(parameter), name)
-        if other != name:
+        is_described = name.endswith("rel_pos.table") and model.vit_config.rel_pos == "shared"
+        if other != name and not is_described:
             raise UserError(
                 f"{other} and {name} are one parameter, and in the new model they would be two: give each place a copy "
                 "(copy.deepcopy) first."
@@ -212,7 +214,7 @@ def _difference(old: ViT, new: ViT, images: torch.Tensor | None) -> float:
         training = model.training
         outputs.append(_read_out(model.eval(), images))
         model.train(training)
-    a, b = (out.double() for out in outputs)
+    a, b = (out.cpu().double() for out in outputs)  # some devices do not have float64
     if a.shape != b.shape:
         return float("nan")
     moved = a - b

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitmods.adapters.anatomy import Anatomy, eps_of, is_map, widths
 from vitmods.changes.insertions import Branch, Parts
 from vitmods.layers.norms import NORMS, CenteredLayerNorm, RMSNorm
+from vitmods.model.rms_conversion import centered, split_gain, to_double
 from vitmods.util.errors import NoEffect, NotRecognized
 
 
@@ -79,7 +80,12 @@ def center_stream(anatomy: Anatomy, parts: Parts, called: Mapping[str, int]) -> 
             continue
         for name, values in (*module.named_parameters(owner, False), *module.named_buffers(owner, False)):
             if values.ndim > 1 and values.shape[-1] in dims and values.is_floating_point():
-                values.copy_(values.double() - values.double().mean(-1, keepdim=True))
+                exact = to_double(values)
+                new = centered(exact, -1)
+                saved = name.rpartition(".")[2] not in module._non_persistent_buffers_set
+                if not saved and not new.allclose(exact):
+                    raise NotRecognized(f"{name} is not saved with the weights: a loaded model would lack the change")
+                values.copy_(new.to(values))
                 names.append(name)
     return names
 
@@ -107,14 +113,11 @@ def _center_map(name: str, module: Any, gain: nn.Parameter | None) -> list[str]:
     the names of its weights."""
     if isinstance(module, nn.MultiheadAttention):
         name, module = f"{name}.out_proj", module.out_proj
-    before = after = torch.ones((), dtype=torch.float64)
-    if gain is not None and gain.any():
-        before = gain.detach().double().flatten().clone()
-        least = before.norm() / len(before)  # no division by zero, and a map of about its size
-        after = before.where(before.abs() >= least, least)
-        gain.copy_(after.view(gain.shape))
+    before, after = split_gain(gain)
     for kind, values in module.named_parameters(recurse=False):
         axis = 1 if kind == "weight" and type(module).__name__ == "Conv1D" else 0
-        scaled = values.double().movedim(axis, -1) * before
-        values.copy_(((scaled - scaled.mean(-1, keepdim=True)) / after).movedim(-1, axis))
+        scaled = to_double(values).movedim(axis, -1) * before
+        values.copy_((centered(scaled, -1) / after).movedim(-1, axis).to(values))
+    if gain is not None and gain.any():
+        gain.copy_(after.view(gain.shape).to(gain))
     return [f"{name}.{kind}" for kind, _ in module.named_parameters(recurse=False)]

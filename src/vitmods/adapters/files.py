@@ -162,6 +162,27 @@ def open_checkpoint(source: str) -> ViT:
     return from_timm(model).eval()
 
 
+def cached_checkpoints() -> list[str]:
+    """List weights of ViTs in the caches of Hugging Face and torch hub, by name, as `open_checkpoint` takes them.
+    No weights are read, and nothing is downloaded."""
+    from huggingface_hub import constants
+
+    paths = []
+    for weights in Path(constants.HF_HUB_CACHE).glob("models--*/snapshots/*/model.safetensors"):
+        with suppress(OSError, ValueError, AttributeError):  # not a model's folder
+            config = read_json(weights.with_name("config.json"))
+            if _is_vit_name(config.get("architecture") or "") or config.get("model_type") in huggingface.FAMILIES:
+                paths.append(weights.parent)
+    hub = Path(torch.hub.get_dir(), "checkpoints")
+    paths += [path for path in hub.glob("*") if path.suffix in _ENDINGS and _is_vit_name(path.name)]
+    return sorted(map(str, paths))
+
+
+def _is_vit_name(name: str) -> bool:
+    """Whether weights of this name are a plain ViT's, which may still have parts that are not covered."""
+    return name.startswith(("vit_", "deit", "beit", "eva", "dino"))
+
+
 def _read(path: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
     weights = _find_weights(path)
     model, account = _read_weights(path, weights, settings)

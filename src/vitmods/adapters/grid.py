@@ -47,11 +47,11 @@ class CallGrid:
                 f"{self.name} is called without a tensor of tokens, so that nobody knows whose rows and columns its "
                 f"norms see: leave {' and '.join(self.norms)} out with where=..., or use a norm without a grid."
             )
-        grid, prefix = self._read(tokens, values)
+        grid, prefix = self._grid_and_prefix(tokens, values)
         for norm in self.norms.values():
             norm.grid_size, norm.prefix_tokens = grid, prefix  # type: ignore[assignment]
 
-    def _read(self, tokens: Tensor, values: Sequence[Any]) -> tuple[tuple[Any, Any], int]:
+    def _grid_and_prefix(self, tokens: Tensor, values: Sequence[Any]) -> tuple[tuple[Any, Any], int]:
         if tokens.ndim == 4:
             first = 1 if tokens.shape[-1] == self.dim else 2  # (B, rows, columns, C) or (B, C, rows, columns)
             return (tokens.shape[first], tokens.shape[first + 1]), 0

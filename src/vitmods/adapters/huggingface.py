@@ -1,6 +1,6 @@
 """Hugging Face's Vision Transformers as a vitmods ViT and back, exactly; also their saved files.
 
-A family of them is a line of ``_FAMILIES``: the defaults of its config. Names of tensors are those of one table.
+A family of them is a line of ``FAMILIES``: the defaults of its config. Names of tensors are those of one table.
 """
 
 import copy
@@ -36,7 +36,7 @@ _DINOV2 = {"layer_norm_eps": 1e-6, "layerscale_value": 1.0, "drop_path_shape": "
 _BEIT = {"layer_scale_init_value": 0.1, "drop_path_rate": 0.1, "use_mean_pooling": True}
 _SIGLIP = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "pool": "avg"}
 _CLIP = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "patch_size": 32, "pool": "avg"}
-_FAMILIES: dict[str, dict[str, Any]] = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "vit": {},
     "deit": {},
     "vit_mae": {},
@@ -117,8 +117,8 @@ def read_config(model: Any) -> ViTConfig:
     source = f"Hugging Face's {kind.__name__}"
     is_theirs = kind.__module__.startswith("transformers.models.")
     is_kind = kind.__name__.endswith(("Model", "ForImageClassification", "ForImageClassificationWithTeacher"))
-    if not (is_theirs and is_kind and values.get("model_type") in _FAMILIES):
-        listed = f"models and image classifiers of {', '.join(_FAMILIES)} are"
+    if not (is_theirs and is_kind and values.get("model_type") in FAMILIES):
+        listed = f"models and image classifiers of {', '.join(FAMILIES)} are"
         raise UserError(f"{source} is not covered; {listed}. {transfer.OTHERWISE}")
     return _read_config(source, values, model.state_dict())
 
@@ -343,9 +343,9 @@ def _look(config: ViTConfig, model: Any, images: Tensor) -> tuple[Tensor, Tensor
 def _read_config(source: str, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ViTConfig:
     """A setting that config.json leaves out has Hugging Face's default. UserError lists what is not covered."""
     kind, names = values.get("model_type", "vit"), _local_names(tensors)
-    if not isinstance(kind, str) or kind not in _FAMILIES:
-        transfer.refuse(source, [f"model_type {kind} ({', '.join(_FAMILIES)} are)"])
-    values = {**_FAMILIES[kind], **values, **(values.get("vision_config") or {})}
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        transfer.refuse(source, [f"model_type {kind} ({', '.join(FAMILIES)} are)"])
+    values = {**FAMILIES[kind], **values, **(values.get("vision_config") or {})}
     pooled, has_class_token = "pooler.dense" in names, bool(names.keys() & set(_NAMES["cls_token"]))
     has_head = bool(names.keys() & {"classifier", "cls_classifier"})
     missing = []
@@ -419,17 +419,17 @@ def _local_names(tensors: Iterable[str]) -> dict[str, str]:
     in_block = re.compile(rf"((?:{re.escape(prefix)})?(?:encoder\.)?layers?)\.\d+\.(.+)")
     for name in tensors:
         if block := in_block.fullmatch(name):
-            local, whole = f"block.{block[2]}", f"{block[1]}.*.{block[2]}"
+            local, full_name = f"block.{block[2]}", f"{block[1]}.*.{block[2]}"
         else:
-            local, whole = name.removeprefix(prefix), name
+            local, full_name = name.removeprefix(prefix), name
         while local and local not in names:
-            names[local] = whole
-            local, whole = local.rpartition(".")[0], whole.rpartition(".")[0]
+            names[local] = full_name
+            local, full_name = local.rpartition(".")[0], full_name.rpartition(".")[0]
     return names
 
 
 def _choose(names: Mapping[str, str], choices: Iterable[str]) -> str:
-    """The whole name of the first of these that the model has; the last, if it has none."""
+    """The full name of the first of these that the model has; otherwise of the last."""
     for choice in choices:
         if choice in names:
             break
@@ -439,8 +439,8 @@ def _choose(names: Mapping[str, str], choices: Iterable[str]) -> str:
 def _rows_of(tensors: Iterable[str], config: ViTConfig) -> tuple[Callable[[Iterable[str]], list[Row]], dict[str, str]]:
     """Pair our tensors with those of such a model or file; and which of its tensors take no part, with the reason."""
     names = _local_names(tensors := list(tensors))
-    table: dict[str, Any] = {ours: _choose(names, choices) for ours, choices in _NAMES.items()}
-    table |= {f"blocks.*.{ours}": _choose(names, choices) for ours, choices in _IN_BLOCK.items()}
+    table: dict[str, Any] = {target: _choose(names, choices) for target, choices in _NAMES.items()}
+    table |= {f"blocks.*.{target}": _choose(names, choices) for target, choices in _IN_BLOCK.items()}
     query = _choose(names, _QUERIES)
     words = ("key", "value") if query.endswith("query") else ("k_proj", "v_proj")
     key, value = (re.sub(r"\w+$", word, query) for word in words)
@@ -451,8 +451,8 @@ def _rows_of(tensors: Iterable[str], config: ViTConfig) -> tuple[Callable[[Itera
         table |= packed_gate("blocks.*.mlp", packed)
     pooling = _choose(names, ("head.attention",))
     for kind in ("weight", "bias"):
-        for ours, part in (("q", lambda x: x[: len(x) // 3]), ("kv", lambda x: x[len(x) // 3 :])):
-            table[f"attn_pool.{ours}.{kind}"] = ((f"{pooling}.in_proj_{kind}",), {kind: ("", part_of(part))})
+        for target, part in (("q", lambda x: x[: len(x) // 3]), ("kv", lambda x: x[len(x) // 3 :])):
+            table[f"attn_pool.{target}.{kind}"] = ((f"{pooling}.in_proj_{kind}",), {kind: ("", part_of(part))})
     token, positions = table["cls_token"], table["pos_embed"]
     if positions.endswith("weight"):  # (N, C), and the class token (C,)
         table["pos_embed"] = ((positions,), {"pos_embed": ("", Layout(lambda x: x[None], lambda x: (x[0],)))})

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vitmods.adapters.tensors import Coverage, rows_of
@@ -89,7 +90,9 @@ def write_own(model: ViT, path: Path) -> None:
     disk."""
     from safetensors.torch import save
 
-    weights = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
+    weights = {
+        name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in model.state_dict().items()
+    }
     metadata = {"format": "pt", KEY: model.vit_config.to_json(), SEEN: json.dumps(preparation(model))}
     write_atomically(path, lambda file: file.write(save(weights, metadata)))
 

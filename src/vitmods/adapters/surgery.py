@@ -47,6 +47,7 @@ from vitmods.changes.insertions import (
     Heads,
     Insertion,
     NewStem,
+    OnBranch,
     Parts,
     Without,
 )
@@ -104,12 +105,12 @@ class Insert(nn.Module):
 
     def hang(self, holder: nn.Module, args: Any = ()) -> None:
         """Put the hooks on the children as they are now."""
-        if torch.compiler.is_compiling():
-            return
         for child, methods in self.places.items():
             module = holder.get_submodule(child)
             if child in self.hung and self.hung[child][0] is module:
                 continue
+            if torch.compiler.is_compiling():  # hooks are put on outside the graph
+                torch._dynamo.graph_break(msg="Run a model once before compiling it if its modules were wrapped.")
             for handle in self.hung.get(child, [None])[1:]:
                 handle.remove()
             handles = [
@@ -429,7 +430,7 @@ class _Operation:
             raise NotRecognized(f"In a {type(self.model).__name__} no block with attention is recognized.")
         # All insertions are made in their neutral form, certified together, and then get their modules.
         insertions = list(self.change.insertions(self.parts))
-        if not insertions or any(hasattr(insertion, "branch") for insertion in insertions):
+        if not insertions or any(isinstance(insertion, OnBranch) for insertion in insertions):
             self._check_branches()
         ready = [self._insert(insertion) for insertion in insertions]
         if self.inputs is not None:
@@ -558,16 +559,21 @@ class _Operation:
     def _gated_mlp(self, branch: Branch, hidden: int) -> Callable[[], None]:
         """In place of the outermost module that maps what the branch reads to what it puts out."""
         name, modules = branch.module, dict(self.model.named_modules())
-        maps = [m for n, m in modules.items() if n.startswith(f"{name}.") and is_map(m)]
+        inside = {n: m for n, m in modules.items() if f"{n}.".startswith(f"{name}.")}
+        maps = [m for m in inside.values() if is_map(m)]
         self._check_free(name)
         has_norm = branch.norm is not None and branch.norm.startswith(f"{name}.")
         if has_norm or len(maps) < 2:
             raise NotRecognized(f"'{self.change}' replaces MLPs, and that of {branch.block} is not one module.")
+        norms = {site.name for site in norm_sites(self.model)}
+        lost = [n for n, m in inside.items() if m not in maps and (n in norms or [*m.parameters(False)])]
+        if lost:
+            raise NotRecognized(f"'{self.change}' replaces the MLP {name} and would lose {lost[0]} inside it.")
         if any(not isinstance(m, nn.Linear) for m in maps) or widths(maps[0])[0] != branch.dim:
             raise NotRecognized(f"'{self.change}': the linear maps of {name} are not recognized.")
         if len(maps) > 2 or widths(maps[0])[1] != branch.hidden:
             raise NoEffect(f"'{self.change}' alters nothing: {name} is gated already.")
-        dropouts = (m.p for n, m in modules.items() if n.startswith(f"{name}.") and isinstance(m, nn.Dropout))
+        dropouts = (m.p for m in inside.values() if isinstance(m, nn.Dropout))
         mlp = SwiGLU(branch.dim, hidden, bias=cast(Any, maps[-1]).bias is not None, drop=max(dropouts, default=0.0))
         return partial(self._replace, name, mlp)
 

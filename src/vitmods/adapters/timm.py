@@ -20,8 +20,9 @@ from vitmods.adapters import transfer
 from vitmods.adapters.own import read_seen
 from vitmods.adapters.tensors import DISTILLED, STACKED, WITHOUT_KEYS, Coverage, Layout, Row, packed_gate, rows_of
 from vitmods.model.config import ViTConfig
-from vitmods.model.slots import BranchConfig, NormConfig, RopeConfig, StemConfig
+from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
+from vitmods.ops.rotary import RopeConfig
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.limits import read_json
 from vitmods.util.text import printable

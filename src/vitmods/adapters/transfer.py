@@ -203,7 +203,7 @@ def check_readable(source: str, model: nn.Module) -> None:
             "(model.float()) and convert the result."
         )
     if len(parameters) != sum(1 for _ in model.named_parameters(remove_duplicate=False)):
-        raise UserError(f"{source} shares a parameter between two places; each place has its own here. {OTHERWISE}")
+        raise UserError(f"{source} uses one parameter in two places, which vitmods ViTs cannot share. {OTHERWISE}")
 
 
 OTHERWISE = (

@@ -65,10 +65,13 @@ class Change:
         """``fills``, checked. Raises UserError for an unknown slot."""
         for name in self.fills:
             if name not in list(Slot):
-                raise UserError(
-                    f"The change '{self.name}' fills '{name}', and there is no such slot. {nearest(name, Slot)}"
-                )
+                raise UserError(f"The change '{self.name}' fills '{name}', which is not a slot. {nearest(name, Slot)}")
         return frozenset(map(Slot, self.fills))
+
+    @property
+    def undoes(self) -> frozenset[Slot]:
+        """The slots of other changes that this one would empty again; those changes may only come after it."""
+        return frozenset()
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         """The config with this change. A config that comes back equal means that the change does nothing here."""
@@ -95,7 +98,7 @@ class Change:
 
     @property
     def needs_reading(self) -> str:
-        """Why the change cannot be put into any model of another library; empty if it can."""
+        """Explain why the change needs a vitmods ViT and cannot be made in place; empty if it can."""
         try:
             self.insertions(EXAMPLE)
         except NeedsReading as error:
@@ -124,7 +127,7 @@ class Change:
         return cls(**values | read_settings(cls.name, "change", inside, {name: hints[name] for name in cls.settings()}))
 
     def values(self) -> dict[str, Any]:
-        """Its settings that are not at their defaults."""
+        """Return the settings that differ from their defaults."""
         values = {name: getattr(self, name) for name in self.settings()}
         return {name: value for name, value in values.items() if value != self.settings()[name]}
 

@@ -24,16 +24,21 @@ def edit_one(config: ViTConfig, change: Change) -> ViTConfig:
     """The config with one change. Raises NoEffect where it is built that way already."""
     edited = change.edit(config)
     if edited == config:
-        raise NoEffect(f"'{change}' alters nothing: the model is built that way already. Leave it out.")
+        raise NoEffect(f"'{change}' changes nothing: the model already has it. Leave it out.")
     return edited
 
 
-def check_conflicts(changes: Sequence[Change]) -> None:
-    """Raises SlotConflict, naming both, when two changes claim the same slot; UserError for anything but a change."""
+def check_conflicts(changes: Sequence[Change], earlier: Sequence[Change] = ()) -> None:
+    """Raise SlotConflict, naming both, if two changes claim the same slot, or one undoes another or one of `earlier`
+    that the model has; UserError for anything but a change."""
     owner: dict[str, Change] = {}
+    filled = {slot: change for change in earlier for slot in change.claims}
     for change in changes:
         if not isinstance(change, Change):
             raise UserError(f"{change!r} is not a change: give one as DualPatchNorm(), or parse_changes('dpn').")
+        for slot in change.undoes & filled.keys():
+            raise SlotConflict(f"'{change}' would undo '{filled[slot]}': write '{change}+{filled[slot]}'.")
+        filled |= dict.fromkeys(change.claims, change)
         for slot in sorted(change.claims):
             if slot in owner:
                 raise SlotConflict(
@@ -56,7 +61,7 @@ def conflicts(arms: Mapping[str, Sequence[Change]], config: ViTConfig | None = N
 
 
 def in_order(arms: Mapping[str, Sequence[Change]], config: ViTConfig | None = None) -> tuple[str, ...]:
-    """The arms as given, save that of two which go together in one order alone (`rms` before `dtn`) the one that has to
+    """The arms as given, except where two go together in only one order (`rms` before `dtn`): then the one that has to
     be first comes before the other."""
     refused = _refused(arms, config)
     remaining, placed = list(arms), []
@@ -70,7 +75,7 @@ def in_order(arms: Mapping[str, Sequence[Change]], config: ViTConfig | None = No
 
 
 def _refused(arms: Mapping[str, Sequence[Change]], config: ViTConfig | None) -> dict[tuple[str, str], str]:
-    """Pairs that fail in this order, and why."""
+    """Return the pairs that fail in this order, with the reasons."""
     reasons = {}
     for first, then in permutations(arms, 2):
         try:

@@ -52,7 +52,7 @@ class DualPatchNorm(Change):
     paper = "Kumar, Dehghani & Houlsby: Dual PatchNorm. TMLR 2023"
     url = "https://openreview.net/forum?id=jgMqve6Qhw"
     summary = "Normalizes each patch before and after its linear projection; the blocks stay as they are."
-    cost = "2 (patch values + width) parameters (S/16: 2,304), no multiply-adds; the stem alone is slower"
+    cost = "2 (patch values + width) parameters (S/16: 2,304), no multiply-adds; only the stem is slower"
     published = (
         "ImageNet-1k top-1, 93k steps: Ti/16 72.5 ± 0.07 to 73.9 ± 0.09, S/32 72.1 ± 0.07 to 74.0 ± 0.09, "
         "S/16 78.6 ± 0.32 to 79.7 ± 0.2, B/16 80.4 ± 0.06 to 81.1 ± 0.09 (Table 1)"
@@ -74,17 +74,15 @@ class DualPatchNorm(Change):
             hint = nearest(str(self.before), ("true", "false", *_WHITENINGS))
             raise UserError(f"dpn(before=...) cannot be '{self.before}'. {hint}")
         if self.before == "whiten_norm" and self.norm != "layer":
-            raise UserError("dpn(before=whiten_norm) has a LayerNorm behind: leave norm out, or take before=whiten.")
+            raise UserError("dpn(before=whiten_norm) already has a LayerNorm: leave norm out, or use before=whiten.")
         if not (self.before or self.after or self.after_position):
             raise UserError("dpn without any norm changes nothing: leave before, after or after_position on.")
         if self.class_token and not self.after_position:
-            raise UserError(
-                "dpn(class_token=true) speaks of the norm after the positions: set after_position=true too."
-            )
+            raise UserError("dpn(class_token=true) needs the norm after the positions: set after_position=true too.")
         if self.start == "gentle" and (
             self.norm == "no_learnable" or self.after_position or isinstance(self.before, str)
         ):
-            raise UserError("dpn(start=gentle) fits learned norms before and after the projection, and no others.")
+            raise UserError("dpn(start=gentle) fits only learned norms before and after the projection.")
 
     def describe(self) -> dict[str, str]:
         """Describe the change; the published gain is that of both norms, and of none of the ablations in Table 6."""

@@ -50,7 +50,7 @@ class DynamicTokenNorm(Change, TokenMixing):
     def edit(self, config: ViTConfig) -> ViTConfig:
         blocks = first_blocks(self.name, self.blocks, config)
         if not isinstance(self.pool, int):
-            raise UserError(f"'{self}' has a side for each stage of a pyramid, and a ViT has none: give one number.")
+            raise UserError(f"'{self}' sets pool for each stage, and a ViT does not have stages: give one number.")
         if any(side % self.pool for side in config.grid):
             rows, columns = config.grid
             raise UserError(f"dtn(pool={self.pool}) does not divide the grid of {rows} x {columns} tokens.")

@@ -10,7 +10,7 @@ from vitmods.model.slots import NormConfig, StemConfig
 class Branch:
     """A residual branch of a block in a foreign model.
 
-    ``module`` is the outermost module whose output is the branch's alone, without the residual; ``projection`` the
+    ``module`` is the outermost module whose output is only the branch's, without the residual; ``projection`` the
     linear map that ends the branch, from ``hidden`` channels to ``dim``. ``norm`` is the norm before the branch, None
     in post-norm blocks.
     """
@@ -60,26 +60,29 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class After:
-    """A norm or a factor on the output of a branch, before it is added to the stream."""
+class OnBranch:
+    """An insertion at a branch of a block."""
 
     branch: Branch
+
+
+@dataclass(frozen=True)
+class After(OnBranch):
+    """A norm or a factor on the output of a branch, before it is added to the stream."""
+
     module: NormConfig | Factor
 
 
 @dataclass(frozen=True)
-class Before:
+class Before(OnBranch):
     """A norm on what the last projection of a branch reads."""
 
-    branch: Branch
     module: NormConfig
 
 
 @dataclass(frozen=True)
-class Without:
+class Without(OnBranch):
     """The norm before a branch becomes the identity."""
-
-    branch: Branch
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,10 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class Gate:
+class Gate(OnBranch):
     """Gates of what the last projection of an attention branch reads, set by what its queries read: one for each
     channel or for each head."""
 
-    branch: Branch
     per: Literal["channel", "head"]
 
 
@@ -119,10 +121,9 @@ class ExactRMS:
 
 
 @dataclass(frozen=True)
-class GatedMLP:
+class GatedMLP(OnBranch):
     """SwiGLU with ``hidden`` channels for the MLP of a branch."""
 
-    branch: Branch
     hidden: int
 
 

@@ -31,5 +31,5 @@ class LayerNormScaling(Change):
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         if not all(branch.before for block in range(config.depth) for branch in config.branches(block)):
-            raise UserError("layernormscaling scales norms before branches, and a branch here does not have one.")
+            raise UserError("layernormscaling scales the norms before branches, which this model lacks in places.")
         return config.with_(norm_scale=True)

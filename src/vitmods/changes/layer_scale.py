@@ -18,7 +18,7 @@ class LayerScale(Change):
     """``x + gamma * F(LN(x))`` with a vector gamma for each branch, started at ``init`` (Touvron et al., 2021, CaiT).
 
     Started at 1 the function is unchanged; the published small starts (1e-4 in Three Things, 1e-5 in deep CaiT) give
-    a model that is nearly the identity at first. A model with LayerScale starts at ``init`` instead of its own value,
+    a model that is nearly the identity at first. A model with LayerScale starts at ``init`` instead of its value,
     unless its factors were trained.
     """
 
@@ -71,5 +71,5 @@ class LayerScale(Change):
         return () if old.layer_scale is None else (_GAMMAS,)
 
     def insertions(self, parts: Parts) -> list[Insertion]:
-        """A factor on every branch; where the model has one already, it multiplies that."""
+        """Put a factor on every branch; it multiplies a factor that the model already has."""
         return [After(branch, Factor(self.init)) for branch in parts.branches]

@@ -34,7 +34,7 @@ def kinds() -> dict[str, "NormKind"]:
 
 
 class _ShortForms:
-    """The short forms that kinds of norm bring, read when they are asked for."""
+    """The short forms that kinds of norm define, read on first use."""
 
     def __get__(self, change: object, owner: type) -> Mapping[str, Mapping[str, Any]]:
         return {short: {"kind": name} for name, kind in kinds().items() for short in kind.shorts}
@@ -87,15 +87,12 @@ class Norm(Change):
             raise UserError(f"{what} {nearest(kind, norms)}")
         chosen = {**dict(options), **more}
         for name in chosen:
-            others = [other for other, about in norms.items() if name in about.options]
+            others = [other for other, facts in norms.items() if name in facts.options]
             if name not in norms[kind].options and others:
-                raise UserError(
-                    f"norm({name}=...) belongs to kind={' or '.join(others)}, and the kind here is {kind}: leave it "
-                    "out."
-                )
+                raise UserError(f"norm({name}=...) is only for kind={' or '.join(others)}, not {kind}: leave it out.")
         norms[kind].check(True, chosen)
         if not exact and kind != "rms":
-            raise UserError(f"norm(kind={kind}) is never exact: leave exact=false out, it concerns kind=rms.")
+            raise UserError(f"norm(kind={kind}) is never exact: leave exact=false out, which is for kind=rms.")
         arguments = norms[kind].arguments
         options = tuple((name, value) for name, value in sorted(chosen.items()) if value != arguments[name].default)
         for field, value in zip(fields(self), (kind, exact, options), strict=True):
@@ -117,7 +114,7 @@ class Norm(Change):
             inside = f"kind={inside}"
         named = re.search(r"\bkind\s*=\s*([\w-]+)", inside)
         first = norms.get(named[1] if named else values.get("kind", ""))
-        types = {name: kind for about in norms.values() for name, kind in about.options.items()}
+        types = {name: kind for facts in norms.values() for name, kind in facts.options.items()}
         types |= {"kind": str, "exact": bool, **(first.options if first else {})}
         return cls(**values | read_settings(cls.name, "change", inside, types))
 
@@ -133,8 +130,8 @@ class Norm(Change):
         kind = self.about
         exact = " No output changes." if self._is_exact else ""
         summary = f"The norms of all blocks become {kind.title}: {kind.how}.{exact}"
-        about = {"title": kind.title, "paper": kind.paper, "url": kind.url, "published": kind.published}
-        return {**super().describe(), **about, "summary": summary}
+        facts = {"title": kind.title, "paper": kind.paper, "url": kind.url, "published": kind.published}
+        return {**super().describe(), **facts, "summary": summary}
 
     @property
     def preserves(self) -> Preserves:
@@ -147,6 +144,10 @@ class Norm(Change):
     @property
     def fills(self) -> frozenset[Slot]:
         return frozenset({Slot.NORM_KIND})
+
+    @property
+    def undoes(self) -> frozenset[Slot]:
+        return frozenset({Slot.QKV_BIAS} if self._is_exact else ())  # it takes up the biases of the norms
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         if self._is_exact:
@@ -192,7 +193,7 @@ class Norm(Change):
         return [ExactRMS() if self._is_exact else Swap()]
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
-        """Weights without a place in the new norms, or in another unit there."""
+        """List weights that the new norms lack or hold in another unit."""
         if self._is_exact:
             return rms_conversion.absorbed(old)
         return tuple(name for norm in _changed(old, new) for name in _lost(*norm, old, new))
@@ -209,7 +210,7 @@ def _lost(module: str, before: NormConfig, after: NormConfig, old: ViTConfig, ne
 
 
 def _blank(module: str, norm: NormConfig, config: ViTConfig) -> "nn.Module":
-    """The norm of that name, without numbers."""
+    """Return the norm of that name on the meta device, without numbers."""
     import torch
 
     from vitmods.model.build import make_norm
@@ -221,16 +222,14 @@ def _blank(module: str, norm: NormConfig, config: ViTConfig) -> "nn.Module":
 
 def _changed(old: ViTConfig, new: ViTConfig) -> Iterator[tuple[str, NormConfig, NormConfig]]:
     """(module, its old config, its new config) of every norm whose config is another."""
-    pairs = [(f"blocks.{i}.{name}", a, b) for i in range(new.depth) for name, a, b in _of_block(old, new, i)]
+    pairs = []
+    for i in range(new.depth):
+        for names, before, after in zip(_MODULES.values(), old.branches(i), new.branches(i), strict=True):
+            slots = [(name, getattr(before, slot), getattr(after, slot)) for slot, name in names.items()]
+            pairs += [(f"blocks.{i}.{name}", a, b) for name, a, b in slots]
     pairs += [(name, old.final_norm, new.final_norm) for name in ("norm", "fc_norm")]
     pairs.append(("attn_pool.norm", old.pool_norm or old.final_norm, new.pool_norm or new.final_norm))
     return ((name, a, b) for name, a, b in pairs if a is not None and b is not None and a != b)
-
-
-def _of_block(old: ViTConfig, new: ViTConfig, index: int) -> Iterator[tuple[str, NormConfig | None, NormConfig | None]]:
-    for names, before, after in zip(_MODULES.values(), old.branches(index), new.branches(index), strict=True):
-        for slot, name in names.items():
-            yield name, getattr(before, slot), getattr(after, slot)
 
 
 def _width(module: str, config: ViTConfig) -> int:

@@ -15,7 +15,7 @@ class NormFormer(Change):
 
     ``head_scale`` adds the paper's learned factor for each head, before the output projection; ``residual_scale`` a
     learned vector r on the stream to which the MLP's output is added, ``r x + fc2(...)``, 1 at first: an option of the
-    released code. The variant that Dual PatchNorm compares with has the two norms alone, which is the default.
+    released code. The variant that Dual PatchNorm compares with has only the two norms, which is the default.
     """
 
     name = "normformer"
@@ -48,7 +48,7 @@ class NormFormer(Change):
         if self.head_scale or self.residual_scale:
             raise NeedsReading(
                 f"'{self}' scales heads or the stream, for which it needs a model that vm.apply can read "
-                "(docs/models.md): write normformer for the two norms alone."
+                "(docs/models.md): write normformer for only the two norms."
             )
         norm = NormConfig("layer", self.eps)
         return [(After if branch.kind == "attn" else Before)(branch, norm) for branch in parts.branches]

@@ -32,4 +32,4 @@ def _parse_one(text: str) -> Change:
         if name in kinds:
             return kind.from_settings(inside, **kinds[name][1])
     hint = nearest(name, [*REGISTRY, *kinds], REGISTRY.words)
-    raise UserError(f"There is no change '{name}'. {hint} {REGISTRY.advice}")
+    raise UserError(f"Unknown change '{name}'. {hint} {REGISTRY.advice}")

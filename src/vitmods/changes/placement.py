@@ -63,7 +63,7 @@ class Placement(Change):
     def edit(self, config: ViTConfig) -> ViTConfig:
         if config.first_blocks is not None:
             raise UserError(
-                f"'{self}' moves the norms of all blocks, and the first blocks here have norms of their own."
+                f"'{self}' moves the norms of all blocks, and the first blocks of this model have different norms."
             )
         norm = _kind(config)
         attn, mlp = self._place(config.attn, self.attn, norm), self._place(config.mlp, self.mlp, norm)
@@ -84,10 +84,12 @@ class Placement(Change):
         """A norm that leaves its slot gives its weights to the slot that is new in the same branch."""
         moved = dict(weights)
         for number, before, after in ((1, old.attn, new.attn), (2, old.mlp, new.mlp)):
-            left = [s for s in _SLOTS if getattr(before, s) and not getattr(after, s)]
-            come = [s for s in _SLOTS if getattr(after, s) and not getattr(before, s)]
-            for source, target in zip(left, come):
-                _rename(moved, f"norm{number}{_SLOTS[source]}.", f"norm{number}{_SLOTS[target]}.")
+            emptied = [s for s in _SLOTS if getattr(before, s) and not getattr(after, s)]
+            filled = [s for s in _SLOTS if getattr(after, s) and not getattr(before, s)]
+            for source, target in zip(emptied, filled):
+                former, later = (f".norm{number}{_SLOTS[slot]}." for slot in (source, target))
+                for name in [name for name in moved if name.startswith("blocks.") and former in name]:
+                    moved[name.replace(former, later)] = moved.pop(name)
         return moved
 
     def insertions(self, parts: Parts) -> list[Insertion]:
@@ -121,8 +123,3 @@ def _kind(config: ViTConfig) -> NormConfig:
             if norm is not None:
                 return norm
     return config.final_norm or NormConfig()
-
-
-def _rename(weights: Weights, old: str, new: str) -> None:
-    for name in [n for n in weights if n.startswith("blocks.") and f".{old}" in n]:
-        weights[name.replace(f".{old}", f".{new}")] = weights.pop(name)

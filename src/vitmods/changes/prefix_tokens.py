@@ -1,14 +1,8 @@
-"""Class and register tokens that join after the first blocks, because those work on the grid of patch tokens alone."""
-
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+"""Class and register tokens that join after the first blocks, because those work only on the grid of patch tokens."""
 
 from vitmods.changes.base import Weights
 from vitmods.model.config import ViTConfig
 from vitmods.util.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def first_blocks(change: str, blocks: int | None, config: ViTConfig) -> int:
@@ -31,7 +25,7 @@ def first_blocks(change: str, blocks: int | None, config: ViTConfig) -> int:
 
 
 def join_late(config: ViTConfig) -> ViTConfig:
-    """The config whose class and register tokens, without positions of their own, join after all first blocks."""
+    """The config whose class and register tokens, without positions, join after all first blocks."""
     counts = [part.count for part in (config.first_blocks, config.positional) if part is not None]
     return config.with_(
         prefix_from=max(counts) if config.num_prefix_tokens else 0,
@@ -41,26 +35,20 @@ def join_late(config: ViTConfig) -> ViTConfig:
 
 
 def carry_positions(weights: Weights, old: ViTConfig) -> Weights:
-    """Tokens take the positions that they had along."""
+    """Add the former positions of class and register tokens to these tokens."""
     if not _had_positions(old):
         return weights
     positions, carried = weights["pos_embed"], dict(weights)
     names = [name for name in ("cls_token", "reg_token") if name in weights]
     lengths = [weights[name].shape[1] for name in names]
-    for name, own in zip(names, _pieces(positions, lengths), strict=True):
-        carried[name] = weights[name] + own
+    for name, own_positions in zip(names, positions[:, : sum(lengths)].split(lengths, dim=1), strict=True):
+        carried[name] = weights[name] + own_positions
     carried["pos_embed"] = positions[:, sum(lengths) :].clone()
     return carried
 
 
-def _pieces(positions: "Tensor", lengths: list[int]) -> "list[Tensor]":
-    """The first entries (1, lengths of them, C), in pieces of those lengths."""
-    ends = list(accumulate(lengths, initial=0))
-    return [positions[:, start:end] for start, end in pairwise(ends)]
-
-
 def dropped_positions(old: ViTConfig) -> tuple[str, ...]:
-    """Names of old weights that ``carry_positions`` makes anew."""
+    """List the old weights that ``carry_positions`` rewrites."""
     return ("pos_embed", "cls_token", "reg_token") if _had_positions(old) else ()
 
 

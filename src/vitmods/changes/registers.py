@@ -1,6 +1,8 @@
-"""Register tokens: learned tokens that blocks may write to and no head reads."""
+"""Register tokens: tokens that blocks may write to and no head reads, learned or for trained models."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vitmods.changes.base import Change, Weights
 from vitmods.changes.prefix_tokens import carry_positions, dropped_positions
@@ -8,14 +10,22 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 
 @dataclass(frozen=True)
 class Registers(Change):
-    """``count`` learned tokens beside the class token and the patches, without positions, whose output no head reads
+    """``count`` learned tokens next to the class token and the patches, without positions, whose output no head reads
     (Darcet et al., 2024). Large trained ViTs otherwise keep global facts in patches of little content, which then stick
     out of feature maps.
 
     The class token takes the position that it had along. A model with another number of registers gets new ones.
+
+    ``trained=False`` is for trained models without registers (Jiang et al., 2025, arXiv:2506.08010): the tokens are
+    zeros, and the ``neurons`` of the MLPs that are most active on patches that stick out act on them instead of on the
+    patches. Trials choose these neurons from 250 training images before the first step, and
+    ``vitmods.layers.registers.find_register_neurons(model, batches, count)`` does so elsewhere.
     """
 
     name = "registers"
@@ -28,21 +38,33 @@ class Registers(Change):
     words = ("register", "reg_tokens")
 
     count: int = 4
+    trained: bool = True
+    neurons: int = 10
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise UserError(f"registers(count=...) is a whole number, at least 1, got {self.count}.")
+        for name in ("count", "neurons"):
+            if getattr(self, name) < 1:
+                raise UserError(f"registers({name}=...) is a whole number, at least 1, got {getattr(self, name)}.")
+        if self.trained and "neurons" in self.values():
+            raise UserError("registers(neurons=...) is for registers that are not trained: set trained=false too.")
 
     @property
     def fills(self) -> frozenset[Slot]:
-        return frozenset({Slot.PREFIX_TOKENS, Slot.PREFIX_POSITION})
+        places = {Slot.PREFIX_TOKENS, Slot.PREFIX_POSITION}
+        return frozenset(places if self.trained else {*places, Slot.MLP_INNER})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         if config.pool == "prefix" or config.pool_prefix:
             raise UserError(
                 "registers adds tokens that no head reads, and the head of this model reads all prefix tokens."
             )
-        return config.with_(reg_tokens=self.count, position_on_prefix=False)
+        occupied = config.reg_tokens or config.parallel > 1 or config.prefix_from or config.mlp.inner is not None
+        if not self.trained and occupied:
+            raise UserError(
+                "registers(trained=false) is for models without registers, parallel branches, norms inside the MLP and "
+                "a class token that joins late."
+            )
+        return config.with_(reg_tokens=self.count, position_on_prefix=False, register_neurons=not self.trained)
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
         carried = carry_positions(weights, old)
@@ -50,3 +72,10 @@ class Registers(Change):
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
         return (*dropped_positions(old), *(("reg_token",) if old.reg_tokens else ()))
+
+    def fit(self, model: "nn.Module", images: "Iterable[Tensor]") -> bool:
+        if not self.trained:
+            from vitmods.layers.registers import find_register_neurons
+
+            find_register_neurons(model, list(images), self.neurons)
+        return not self.trained

@@ -12,7 +12,8 @@ class RelativePositions(Change):
     """``softmax(q_i k_j / sqrt(D) + b[i - j]) v_j`` with a table b of offsets in rows and columns for each block and
     head, and three entries for class and register tokens (Bao et al., 2022, BEiT, after Shaw et al., 2018, and Swin).
 
-    All entries start at 0, so that the function stays. Another grid later resamples the table.
+    All entries start at 0, so that the function stays. Another grid later resamples the table. With ``shared`` all
+    blocks have one table, as in BeiT's pre-training; each has a copy of it after ``relpos``, and in fine-tuning.
     """
 
     name = "relpos"
@@ -21,8 +22,10 @@ class RelativePositions(Change):
     url = "https://arxiv.org/abs/2106.08254"
     summary = "Adds a learned number for each offset of two tokens to the logits of attention."
     cost = "((2 rows - 1) (2 columns - 1) + 3) heads parameters a block; no multiply-adds"
-    published = "none by itself: BEiT has it beside its pre-training"
+    published = "none by itself: BEiT has it together with its pre-training"
     words = ("rel_pos", "relative", "beit")
+
+    shared: bool = False
 
     @property
     def preserves(self) -> Preserves:
@@ -33,4 +36,4 @@ class RelativePositions(Change):
         return frozenset({Slot.REL_POS})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
-        return config.with_(rel_pos=True)
+        return config.with_(rel_pos="shared" if self.shared else True)

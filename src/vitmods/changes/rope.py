@@ -6,7 +6,8 @@ from typing import Literal
 from vitmods.changes.base import Change, Weights
 from vitmods.changes.prefix_tokens import carry_positions
 from vitmods.model.config import ViTConfig
-from vitmods.model.slots import RopeConfig, Slot
+from vitmods.model.slots import Slot
+from vitmods.ops.rotary import RopeConfig
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class RoPE(Change):
     "centered" has [-1, 1] on any grid, times 2 pi, as DINOv3.
 
     ``absolute=False`` leaves the learned positions out; class and register tokens keep theirs. ``register_base`` lets
-    register tokens turn as a square grid of their own (ViT-5: 100 beside a base of 10000).
+    register tokens turn as a separate square grid (ViT-5: 100, with a base of 10000).
     """
 
     name = "rope"
@@ -31,8 +32,8 @@ class RoPE(Change):
     summary = "Turns pairs of channels of queries and keys by angles that grow with the row and column."
     cost = "no parameters (mixed: one width a block) and no multiply-adds of matrices"
     published = (
-        "ImageNet-1k top-1, DeiT III with 400 epochs: S/16 80.4 to 80.9 (axial and mixed; beside absolute positions "
-        "80.7 and 80.9), B/16 83.4 to 83.6 and 83.8 (beside them 83.7 and 83.8) (tables of the code's repository)"
+        "ImageNet-1k top-1, DeiT III with 400 epochs: S/16 80.4 to 80.9 (axial and mixed; with absolute positions "
+        "80.7 and 80.9), B/16 83.4 to 83.6 and 83.8 (with them 83.7 and 83.8) (tables of the code's repository)"
     )
     words = ("rotary", "rotary_positions", "axial")
 

@@ -83,7 +83,7 @@ class Size(Change):
         return round(size)
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
-        """All weights where the width stays, but those of blocks that are gone."""
+        """Carry all weights if the width stays, except those of removed blocks."""
         if old.embed_dim != new.embed_dim:
             return {}
         return {name: value for name, value in weights.items() if _block(name) < new.depth}

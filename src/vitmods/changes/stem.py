@@ -29,7 +29,7 @@ class Stem(Change):
     """Another map from images to patch tokens: the rows of Three Things' Table 7.
 
     ``hmlp`` is the paper's own (section 5): linear maps that join 2 x 2 neighbors from 4 x 4 pixels up to the patch,
-    each with a norm and, except the last, a GELU; tokens depend on their own patch alone, so that it commutes with
+    each with a norm and, except the last, a GELU; tokens depend only on their own patch, so that it commutes with
     masking. ``levit`` convolves with overlap, ``local`` runs a transformer inside each patch, ``linear`` is the usual
     one. ``norm`` is ``batch``, ``layer`` or ``none``, in every layer of hmlp and levit and after the projection of the
     others; left out, as published (batch for hmlp and levit, none else). ``gelu`` adds a GELU at the end of ``linear``.

@@ -56,7 +56,7 @@ class SubLN(Change):
         if self.rescale:
             raise NeedsReading(
                 f"'{self}' multiplies weights, for which it needs a model that vm.apply can read "
-                "(docs/models.md): write subln(rescale=false) for the norms alone."
+                "(docs/models.md): write subln(rescale=false) for only the norms."
             )
         return [Before(branch, NormConfig("layer", self.eps)) for branch in parts.branches]
 

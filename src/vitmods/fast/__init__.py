@@ -1,4 +1,4 @@
-"""The same function in less time or memory, put on from outside, and files for other programs."""
+"""Faster and smaller forms of a model with the same outputs, and export to other programs."""
 
 import lazy_loader
 

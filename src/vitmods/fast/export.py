@@ -1,4 +1,4 @@
-"""A ViT as a file for other programs: torch.export's program, ONNX, or the weights with their config."""
+"""Export a ViT to other programs: as torch.export's program, as ONNX, or as weights with their config."""
 
 import contextlib
 import io
@@ -47,14 +47,16 @@ def export(model: nn.Module, path: str | Path, to: Format | None = None, batch: 
     kind: str | None = to or next((kind for kind, ending in ENDINGS.items() if path.suffix == ending), None)
     if kind is None:
         endings = ", ".join(ENDINGS.values())
-        raise UserError(f"{path.name}: say the format ({', '.join(ENDINGS)}), or end the name in {endings}.")
+        raise UserError(f"{path.name}: give the format ({', '.join(ENDINGS)}), or end the name in {endings}.")
     if kind not in ENDINGS:
         raise UserError(f"The format '{kind}' is unknown. {nearest(kind, ENDINGS)}")
     if batch is not None and batch < 1:
-        raise UserError(f"batch is a number of images from 1 on, or None for any, got {batch}.")
+        raise UserError(f"batch is a number of images, at least 1, or None for any, got {batch}.")
     vit = as_vit(model)
     if vit.vit_config.reads_tokens and kind != "safetensors":
-        raise UserError(f"Graphs are written of models that read images; of sequences take safetensors, not {kind}.")
+        raise UserError(
+            f"Graphs are only for models that read images: export sequence models as safetensors, not {kind}."
+        )
     if vit.training:
         raise UserError("The model is in training mode, where norms and dropout differ: call model.eval() first.")
     make_folder(path.parent)
@@ -65,7 +67,7 @@ def export(model: nn.Module, path: str | Path, to: Format | None = None, batch: 
             difference = write(vit, temporary, batch)
             exact = next(vit.parameters()).dtype in (torch.float32, torch.float64)
             if not difference <= (TOLERANCE if exact else 5e-2):
-                raise UserError(f"What {kind} computes differs by {difference:.1e} of the largest output: not written.")
+                raise UserError(f"The {kind} outputs differ by {difference:.1e} of the largest output: not written.")
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -142,6 +144,6 @@ def _write_onnx(model: ViT, path: Path, batch: int | None) -> float:
 
 def _write_safetensors(model: ViT, path: Path, batch: int | None) -> float:
     if batch is not None:
-        raise UserError("safetensors holds weights, which take any batch: leave batch out.")
+        raise UserError("safetensors holds only weights, which fit any batch: leave batch out.")
     save(model, path)
     return _difference(model, load(path).to(next(model.parameters())), None)

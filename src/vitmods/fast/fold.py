@@ -138,7 +138,7 @@ def _folded(norm: NormConfig | None) -> NormConfig | None:
 
 
 def _folds(norm: NormConfig) -> bool:
-    """Whether its last step is a gain and a bias, of which we know."""
+    """Whether the norm ends in a gain and bias that can be folded."""
     return norm.facts.folds or norm.kind in WHOLLY_AFFINE
 
 
@@ -178,7 +178,7 @@ def _fold_into_writer(weights: "Weights", norm: NormConfig | None, name: str, wr
 
 
 def _scale(weights: "Weights", name: str, gain: "Tensor") -> None:
-    """Rows of a map (or channels of a norm) and of its bias times a factor each."""
+    """Multiply the rows of a map (or the channels of a norm) and of its bias by a factor each."""
     for key in (f"{name}.weight", f"{name}.bias"):
         if key in weights:
             old = weights[key]
@@ -186,7 +186,7 @@ def _scale(weights: "Weights", name: str, gain: "Tensor") -> None:
 
 
 def _take_affine(weights: "Weights", norm: NormConfig, name: str, dim: int) -> "tuple[Tensor, Tensor]":
-    """Gain and bias of a norm's last step, (dim,) each in float64, and out of the weights with what made them."""
+    """Remove a norm's gain and bias from the weights; returns them, (dim,) each in float64."""
 
     def take(part: str, default: float) -> "Tensor":
         value = weights.pop(f"{name}.{part}", None)

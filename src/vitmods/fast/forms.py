@@ -32,7 +32,7 @@ class Forms:
         surviving: with stochastic depth, a branch runs for the images that keep it, on a CPU, where choosing them costs
             nothing.
         recompute: outputs of norms and GELUs are recomputed in backward instead of kept.
-        recompute_frozen_mlps: of a frozen MLP its input alone is kept, and its first linear map runs again in backward,
+        recompute_frozen_mlps: only the input of a frozen MLP is kept, and its first linear map runs again in backward,
             except in the last ``keep_last`` blocks.
     """
 
@@ -59,7 +59,7 @@ class Forms:
     def run_block(
         self, block: Any, x: Tensor, first: bool = False, recomputes: bool = False, recomputes_frozen: bool = False
     ) -> Tensor:
-        """``block(x)``, or where only the ``first`` token is read perhaps that alone."""
+        """``block(x)``, or where only the ``first`` token is read perhaps only that."""
         out: Tensor
         chooses = type(x) is Tensor and x.device.type == "cpu" and x.shape[0] > 1  # reads which images survive
         surviving = self.surviving and block.training and chooses and eager(x)
@@ -185,7 +185,7 @@ def _add(onto: Tensor, x: Tensor, branches: Sequence[_Branch], forms: Sequence[F
     for branch, form in zip(branches, forms, strict=True):
         drop, *parts = branch.drop_path, *branch[:-1]
         drops = exact(drop, DropPath) and drop.training and drop.rate > 0
-        # A branch may run for some images alone if it treats each by itself, and nothing else is drawn.
+        # A branch may run for only some images if it treats each by itself, and nothing else is drawn.
         if not (surviving and drops and image_wise(*parts) and not any(map(random, parts))):
             h = drop(branch.behind(form(x)))
         else:

@@ -1,4 +1,4 @@
-"""Which modules a fast form may replace: exactly those that are known, without hooks."""
+"""Recognize the modules that a fast form may replace: exactly the known ones, without hooks."""
 
 from typing import Any
 
@@ -41,8 +41,7 @@ _NAMES: dict[type[nn.Module], str] = {
     DropKey: "rate",
     GatedPositions: "a gate grid_size prefix_tokens init start",
     RelativePositionBias: "table index grid_size prefix_tokens _kept",
-    RotaryPositions: "freqs table head_dim num_heads prefix_tokens registers base pairs coordinates offset "
-    "columns_first reference register_base grid_size _kept",
+    RotaryPositions: "freqs table head_dim num_heads prefix_tokens registers settings grid_size _kept",
     nn.Linear: "weight bias in_features out_features",
     PackedLinear: "weight bias in_features out_features gelu _blocks",
     nn.GELU: "approximate",
@@ -58,9 +57,9 @@ _PER_IMAGE = (DynamicTokenNorm, InstanceNorm, GroupNorm)
 
 
 def exact(module: Any, *kinds: type[nn.Module]) -> bool:
-    """Whether it is of one of these very kinds (of any known one without), with the kind's attributes, parts and
-    parameters alone, its own forward, plain tensors, and without hooks. Under an old torch.compile, which cannot know,
-    none is."""
+    """Whether a module is exactly of one of these kinds (without kinds: of any known one): only the kind's attributes,
+    parts and parameters, its own forward, plain tensors, and no hooks. Under an old torch.compile, which cannot know,
+    always False."""
     kind = type(module)
     if kind not in (kinds or _KNOWN):
         return False
@@ -86,7 +85,7 @@ def image_wise(*modules: nn.Module) -> bool:
 
 def reads_heads(attn: Any) -> bool:
     """Whether it is our attention with known parts, each of which treats each token by itself, and without a mask now:
-    one may compute some of its queries alone."""
+    one may compute only some of its queries."""
     return (
         exact(attn, Attention)
         and exact(attn.qkv, nn.Linear, PackedLinear)

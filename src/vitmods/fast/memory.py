@@ -1,8 +1,8 @@
-"""Fewer tensors kept for backward: what is cheap to recompute is recomputed.
+"""Keep fewer tensors for backward, and recompute what is cheap.
 
-The output of a norm and of a GELU cost as much memory as what they were made from. Here the modules run as they are,
-and where autograd would keep such an output, it keeps how to make it: the same operations on what is kept anyway, so
-that outputs and gradients, second ones too, are the same to the last bit.
+The outputs of a norm and of a GELU take as much memory as their inputs. Here the modules run unchanged, but where
+autograd would keep such an output, it keeps the recipe for it: the same operations on tensors that are kept anyway.
+So outputs and gradients, including second ones, are bit-identical.
 """
 
 import dataclasses
@@ -52,13 +52,13 @@ def recompute_frozen_mlps(model: nn.Module, enable: bool = True, keep_last: int 
         if enable and not any(is_frozen(mlp) for _, mlp in mlps):
             raise UserError("No MLP of this model is frozen: call vitmods.train_only(model, 'attention') first.")
         if enable and not any(supports_mlp(norm, mlp) for norm, mlp in mlps):
-            raise UserError("No MLP of this model can be run again: it needs LayerNorm or RMSNorm before it.")
+            raise UserError("No MLP of this model can be recomputed: it needs LayerNorm or RMSNorm before it.")
         forms: Any = vit.forms or default_forms()
         vit.forms = dataclasses.replace(forms, recompute_frozen_mlps=enable, keep_last=keep_last)
 
 
 def checkpoint(model: nn.Module, enable: bool = True) -> None:
-    """Keep the input of each block alone and run the block again in backward: a third to a half of the memory for a
+    """Keep only the input of each block and run the block again in backward: a third to a half of the memory for a
     quarter more time. Raises UserError for a model that cannot (ours, timm's and Hugging Face's can)."""
     if hasattr(model, "set_grad_checkpointing"):
         model.set_grad_checkpointing(enable)  # type: ignore[operator]
@@ -104,7 +104,7 @@ def is_frozen(mlp: nn.Module) -> bool:
 
 
 def norm_then(x: Tensor, norm: nn.Module, branch: Callable[[Tensor], Tensor]) -> Tensor:
-    """``branch(norm(x))`` that keeps of the norm its input alone; (B, N, C) -> what the branch gives."""
+    """``branch(norm(x))`` that keeps only the norm's input; (B, N, C) -> what the branch gives."""
     normalize = partial(_normalize, norm, product_type(x))
     y = normalize(x)
     with _made_again(y, normalize, x):
@@ -120,7 +120,7 @@ def norm_mlp(x: Tensor, norm: nn.Module, mlp: Any) -> Tensor:
 
 
 def norm_frozen_mlp(x: Tensor, norm: nn.Module, mlp: Any) -> Tensor:
-    """``mlp(norm(x))`` that keeps the norm's input alone and runs fc1 again in backward, for a frozen MLP."""
+    """``mlp(norm(x))`` that keeps only the norm's input and runs fc1 again in backward, for a frozen MLP."""
     normalize = partial(_normalize, norm, product_type(x))
     h = mlp.fc1(normalize(x))
     with _made_again(h, lambda x: mlp.fc1(normalize(x)), x):
@@ -180,7 +180,7 @@ def _keep(tensor: Tensor) -> tuple[Tensor, int]:
 def _give(kept: tuple[Tensor, int]) -> Tensor:
     tensor, version = kept
     if tensor._version != version:
-        raise RuntimeError("A tensor that is needed for backward was written to meanwhile: leave it as it is.")
+        raise RuntimeError("A tensor that backward needs was changed in place: do not modify it before backward.")
     return tensor
 
 

@@ -1,4 +1,4 @@
-"""A ViT for inference: the same outputs, in less time."""
+"""Optimize a ViT for inference: the same outputs in less time."""
 
 import torch
 from torch import nn

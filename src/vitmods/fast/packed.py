@@ -1,4 +1,4 @@
-"""Linear maps whose weights are stored as the CPU's product reads them."""
+"""Linear maps with weights in the memory layout that the CPU's matrix product reads fastest."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ class PackedLinear(nn.Linear):
 
     @classmethod
     def of(cls, linear: nn.Linear, gelu: str | None = None) -> "PackedLinear":
-        """The map with the same parameters (shared, not copied)."""
+        """Wrap a linear map; its parameters are shared, not copied."""
         packed = cls(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
         packed.weight, packed.bias, packed.gelu = linear.weight, linear.bias, gelu
         packed._blocks = None

@@ -28,7 +28,7 @@ class Delta:
 
     source:  name in messages
     config:  of the task's model
-    own:     the tensors that differ
+    weights: the tensors that differ
     digests: of every tensor of the task's model
     base:    fingerprint of the base that it was made from
     modules: all tensors of the task's own modules (a decoder), by their names in the task's model: for its
@@ -37,7 +37,7 @@ class Delta:
 
     source: str
     config: ViTConfig
-    own: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]
     digests: Mapping[str, str]
     base: str
     modules: Mapping[str, Tensor] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Delta:
     @property
     def nbytes(self) -> int:
         """Bytes of the task's own tensors."""
-        return sum(tensor.nbytes for tensor in (*self.own.values(), *self.modules.values()))
+        return sum(tensor.nbytes for tensor in (*self.weights.values(), *self.modules.values()))
 
     def tensors(self, base: ViT) -> dict[str, Tensor]:
         """Return all tensors of the task's model: its own, and for the rest the very tensors of ``base``.
@@ -53,11 +53,13 @@ class Delta:
         Raises UserError if a tensor is in neither, or the base's is not the one that the delta was made from.
         """
         shared = base.state_dict()
-        missing = [name for name in self.digests if name not in self.own and name not in shared]
+        missing = [name for name in self.digests if name not in self.weights and name not in shared]
         if missing:
             raise UserError(f"{self.source} is incomplete: {first_of(missing, 3)} is neither in it nor in the base.")
-        assembled = {name: self.own[name] if name in self.own else shared[name] for name in self.digests}
-        wrong = [name for name in assembled if name not in self.own and digest(assembled[name]) != self.digests[name]]
+        assembled = {name: self.weights[name] if name in self.weights else shared[name] for name in self.digests}
+        wrong = [
+            name for name in assembled if name not in self.weights and digest(assembled[name]) != self.digests[name]
+        ]
         if wrong:
             raise UserError(
                 f"{self.source} belongs to another base: {first_of(wrong, 3)} differ from the base that it was trained "
@@ -87,7 +89,7 @@ def save_delta(model: nn.Module, base: nn.Module, path: str | Path) -> Delta:
     modules = {n: t.detach().cpu().clone() for n, t in state.items() if not n.startswith("backbone.")}
     path, model, base = Path(path), as_vit(model.backbone if is_task_model else model), as_vit(base)  # type: ignore[arg-type]
     if path.suffix != ".safetensors":
-        raise UserError(f"{path.name}: a delta is written as .safetensors; give it that ending.")
+        raise UserError(f"{path.name}: a delta is a .safetensors file; give it that ending.")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     digests = {name: digest(tensor) for name, tensor in tensors.items()}
     of_base = {name: digest(tensor) for name, tensor in base.state_dict().items()}
@@ -224,7 +226,7 @@ class MultiTask(nn.Module):
             else:
                 delta = source if isinstance(source, Delta) else read_delta(source)
                 of_task = delta.tensors(base)
-                tensors = {key: tensor if key in delta.own else shared[key] for key, tensor in of_task.items()}
+                tensors = {key: tensor if key in delta.weights else shared[key] for key, tensor in of_task.items()}
             self.models[self._keys[name]] = assemble(delta, base, tensors)
         for parameter in self.parameters():
             parameter.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""The role of each parameter of a Vision Transformer, by the kind of its module, and training of some roles alone.
+"""The role of each parameter of a Vision Transformer, by the kind of its module, and training of only some roles.
 Imports without torch."""
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ def _visit(module: nn.Module, prefix: str, role: str | None, role_of: dict[str, 
 def chosen_roles(what: str) -> tuple[set[str], set[str]]:
     """Return the roles that a choice names, and those that are trained along with them.
 
-    ``what`` is one of ROLES or several joined by +, or ``all``. The head is always trained along, and with anything but
-    the head alone the position embedding, as attention-only fine-tuning was released (Touvron et al., 2022, section 4).
+    ``what`` is one of ROLES or several joined by +, or ``all``. The head is always trained along, and unless only the
+    head is chosen the position embedding too, as released for attention-only fine-tuning (Touvron et al., 2022,
+    section 4).
     Raises UserError on an unknown role, naming the nearest.
     """
     words = [word.strip() for word in what.split("+")]
@@ -132,7 +133,7 @@ def train_only(model: nn.Module, what: str | Callable[[str], bool]) -> Trained:
     Args:
         model: a ViT of vitmods, timm, Hugging Face or torchvision. Make the optimizer afterwards.
         what: ``attention``, ``ffn``, ``norms``, ``head`` or another key of ``vitmods.finetune.ROLES``, several joined
-            by + (``attention+norms``), or ``all``. The head goes along, and with anything but the head alone the
+            by + (``attention+norms``), or ``all``. The head goes along, and unless only the head is chosen the
             position embedding, as published (Touvron et al., 2022, "Three things everyone should know about Vision
             Transformers", section 4). Or a function of the role that says what is trained; nothing goes along then.
 

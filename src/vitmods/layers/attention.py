@@ -53,7 +53,7 @@ class Attention(nn.Module):
     - ``head_scale``: a learned factor for each head (NormFormer).
     - ``norm``: on the concatenated heads, before the output projection (Sub-LN).
     - ``gate``: ``sigmoid(gate(x))`` multiplies the concatenated heads, each channel or each head by its own.
-    - ``value_mix``: two learned factors, 0.5 each at first, of values of another layer and of its own.
+    - ``value_mix``: two learned factors, 0.5 each at first, of another layer's values and its own.
 
     Heads have ``head_dim`` channels, or C / H; ValueError where the heads do not divide the width then.
     """
@@ -102,7 +102,9 @@ class Attention(nn.Module):
         if self.value_mix is not None and values is not None:
             v = self.value_mix(values, v)
         if self.positions is not None and attn_mask is not None:
-            raise ValueError("Positions in attention read the whole grid and take no mask: leave attn_mask out.")
+            raise ValueError(
+                "Positions in attention need the whole grid: masks are not supported, leave attn_mask out."
+            )
         if self.rel_pos is not None:
             attn_mask = self.rel_pos(q, k, attn_mask)
         if self.mask is not None:
@@ -125,9 +127,9 @@ class Attention(nn.Module):
         return out
 
     def values(self, x: Tensor) -> Tensor:
-        """(B, N, C) -> the values (B, H, N, D) alone."""
-        weight, bias, own = self.qkv.weight, self.qkv.bias, 2 * self.num_heads * self.head_dim
-        v = F.linear(x, weight[own:], None if bias is None else bias[own:])
+        """(B, N, C) -> only the values (B, H, N, D)."""
+        weight, bias, start = self.qkv.weight, self.qkv.bias, 2 * self.num_heads * self.head_dim
+        v = F.linear(x, weight[start:], None if bias is None else bias[start:])
         values: Tensor = v.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
         return values
 

@@ -88,8 +88,8 @@ class Block(nn.Module):
         (timm's)."""
         if is_causal:
             raise ValueError("This block does not have causal attention: give the mask as attn_mask.")
-        given = {} if values is None else {"values": values}  # attention of other kinds does not take them
-        h = self.norm1_branch(self.attn(self.norm_scale(self.norm1(x)), attn_mask=attn_mask, **given))
+        first_values = {} if values is None else {"values": values}  # attention of other kinds does not take them
+        h = self.norm1_branch(self.attn(self.norm_scale(self.norm1(x)), attn_mask=attn_mask, **first_values))
         x = self.norm1_after(x + self.drop_path1(self.ls1(h)))
         h = self.norm2_branch(self.mlp(self.norm_scale(self.norm2(x))))
         x = self.norm2_after(self.residual_scale(x) + self.drop_path2(self.ls2(h)))

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-TINY = 1e-12  # a channel that never varies keeps its mean alone
+TINY = 1e-12  # a channel that never varies keeps only its mean
 
 
 @torch.no_grad()
 def fit_norms(model: nn.Module, norms: Sequence[nn.Module], batches: Iterable[Tensor]) -> None:
-    """Fit the new norms of a model to what they replace: the values at their places without any of them.
+    """Fit new norms so that their outputs come close to their inputs, which the trained model expects in their place.
 
     Args:
         model: with the new norms, whose gains are 1 and biases 0.
@@ -31,7 +31,7 @@ def fit_norms(model: nn.Module, norms: Sequence[nn.Module], batches: Iterable[Te
         sums = torch.zeros(())
         for images in batches:
             old, new = _inputs(model, images, norms)[norm], _inputs(model, images, norms[i:])[norm]
-            x, z = (values.double().flatten(0, -2) for values in (old, norm(new)))
+            x, z = (values.cpu().double().flatten(0, -2) for values in (old, norm(new)))  # not all devices have float64
             sums = sums + torch.stack((torch.ones_like(x), x, z, z * z, x * z)).sum(1)
         x, z, zz, xz = sums[1:] / sums[0]
         weight, bias = norm.get_parameter("weight"), getattr(norm, "bias", None)
@@ -39,13 +39,13 @@ def fit_norms(model: nn.Module, norms: Sequence[nn.Module], batches: Iterable[Te
             weight.copy_(xz / zz.clamp_min(TINY))
         else:
             weight.copy_((xz - x * z) / (zz - z * z).clamp_min(TINY))
-            bias.copy_(x - weight * z)
+            bias.copy_(x - weight.to(x) * z)
     for module, is_training in modes:
         module.training = is_training
 
 
 def _inputs(model: nn.Module, images: Tensor, left_out: Sequence[nn.Module]) -> dict[nn.Module, Tensor]:
-    """What each of these norms reads while the model runs without them."""
+    """Collect the inputs of each of these norms while the model runs without them."""
     inputs: dict[nn.Module, Tensor] = {}
 
     def leave_out(norm: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:

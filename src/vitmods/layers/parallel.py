@@ -14,7 +14,7 @@ class ParallelBlock(nn.Module):
     tokens, then their MLP branches. (B, N, C) in and out, as ``Block``.
 
     Each branch keeps its norm, LayerScale and drop path; names are those of timm's ParallelThingsBlock. Raises
-    ValueError where a block has norms after the residual sum or a residual scale, which belong to no branch alone.
+    ValueError where a block has norms after the residual sum or a residual scale, which do not belong to one branch.
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
@@ -46,7 +46,7 @@ def _branch(**parts: nn.Module) -> nn.Sequential:
 
 
 def _sum(branches: Any) -> Tensor:
-    """Computed while they are added, so that random numbers are drawn branch by branch."""
+    """Add branches one by one, so that each draws its random numbers in turn."""
     total: Tensor = next(branches)
     for branch in branches:
         total = total + branch

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from math import isqrt
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from vitmods.ops.rotary import RopeConfig
 
 
 def sincos2d(grid: tuple[int, int], dim: int, temperature: float = 10_000.0, centered: bool = False) -> Tensor:
@@ -86,14 +88,8 @@ class RotaryPositions(nn.Module):
         num_heads: heads H.
         grid_size: (rows, columns).
         prefix_tokens: class and register tokens in front of the grid.
-        registers: how many of these, the last ones, turn as a square grid of indexes with ``register_base``.
-        frequencies: "axial" or "mixed".
-        base: of the frequencies.
-        pairs: "interleaved" for channels (2i, 2i + 1), "halved" for channels (i, i + D/2).
-        coordinates: "index" counts tokens from ``offset`` on; "centered" has their centers, moved by ``offset`` tokens,
-            between -2 pi and 2 pi (DINOv3).
-        columns_first: x takes y's place and the reverse.
-        reference: (rows, columns) to which the indexes of any grid are stretched; None leaves them as they are.
+        registers: how many of these, the last ones, are registers.
+        settings: frequencies, coordinates and pairs of channels; None: the defaults.
     """
 
     takes = ("num_heads", "grid_size", "prefix_tokens")
@@ -105,28 +101,15 @@ class RotaryPositions(nn.Module):
         grid_size: tuple[int, int],
         prefix_tokens: int = 0,
         registers: int = 0,
-        frequencies: Literal["axial", "mixed"] = "axial",
-        base: float = 100.0,
-        pairs: Literal["interleaved", "halved"] = "interleaved",
-        coordinates: Literal["index", "centered"] = "index",
-        offset: float = 0.0,
-        columns_first: bool = False,
-        reference: tuple[int, int] | None = None,
-        register_base: float | None = None,
+        settings: RopeConfig | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.head_dim, self.num_heads, self.prefix_tokens, self.registers = (
-            head_dim,
-            num_heads,
-            prefix_tokens,
-            registers,
-        )
-        self.base, self.pairs, self.coordinates, self.offset = base, pairs, coordinates, offset
-        self.columns_first, self.reference, self.register_base = columns_first, reference, register_base
+        self.head_dim, self.num_heads, self.settings = head_dim, num_heads, settings or RopeConfig()
+        self.prefix_tokens, self.registers = prefix_tokens, registers
         freqs = torch.empty(2, num_heads, head_dim // 2, device=device, dtype=dtype)
-        self.freqs = nn.Parameter(freqs) if frequencies == "mixed" else None
+        self.freqs = nn.Parameter(freqs) if self.settings.frequencies == "mixed" else None
         self.register_buffer("table", freqs, persistent=False)
         self.reset_parameters()
         self.set_grid(grid_size)
@@ -136,10 +119,10 @@ class RotaryPositions(nn.Module):
         if self.freqs is not None:
             turns = torch.rand(self.num_heads, 1, device=self.freqs.device) * 2 * torch.pi
             angles = torch.cat([turns, turns + torch.pi / 2], 1).repeat_interleave(self.head_dim // 4, 1)
-            self.freqs.copy_(torch.stack([angles.cos(), angles.sin()]) * self._omega(self.base).repeat(2))
+            self.freqs.copy_(torch.stack([angles.cos(), angles.sin()]) * self._omega(self.settings.base).repeat(2))
 
     def set_grid(self, grid_size: tuple[int, int]) -> None:
-        """Computes and keeps what depends on the grid alone."""
+        """Compute and keep the table of another grid."""
         self.grid_size = self._kept = grid_size
         self.table = self._make_table(grid_size)
 
@@ -162,26 +145,28 @@ class RotaryPositions(nn.Module):
 
     def _turn(self, x: Tensor, table: Tensor) -> Tensor:
         half = self.head_dim // 2
-        swapped = x.roll(half, -1) if self.pairs == "halved" else x.unflatten(-1, (half, 2)).flip(-1).flatten(-2)
+        halved = self.settings.pairs == "halved"
+        swapped = x.roll(half, -1) if halved else x.unflatten(-1, (half, 2)).flip(-1).flatten(-2)
         return (x * table[0] + swapped * table[1]).to(x.dtype)
 
     def _make_table(self, grid: tuple[int, int]) -> Tensor:
         """Factors (2, N, D) of a token's channels and of their swapped pairs, or the places (N, 2) that mixed
         frequencies multiply, in float32 at least."""
-        scale = [1.0, 1.0] if self.reference is None else [r / n for r, n in zip(self.reference, grid, strict=True)]
+        settings, reference = self.settings, self.settings.reference or grid
         rows, columns = (self._arange(n) for n in grid)
-        if self.coordinates == "centered":
-            rows, columns = (2 * torch.pi * ((2 * t + 1 + 2 * self.offset) / len(t) - 1) for t in (rows, columns))
+        if settings.coordinates == "centered":
+            rows, columns = (2 * torch.pi * ((2 * t + 1 + 2 * settings.offset) / len(t) - 1) for t in (rows, columns))
         else:
-            rows, columns = ((t + self.offset) * s for t, s in zip((rows, columns), scale, strict=True))
+            scales = (full / n for full, n in zip(reference, grid, strict=True))
+            rows, columns = ((t + settings.offset) * s for t, s in zip((rows, columns), scales, strict=True))
         table = self._places(rows, columns)
         if self.freqs is None:
-            table = self._axial(table, self.base)
+            table = self._axial(table, settings.base)
         table = nn.functional.pad(table, (0, 0, self.prefix_tokens, 0))
-        if self.register_base is not None and self.registers:
+        if settings.register_base is not None and self.registers:
             side = self._arange(isqrt(self.registers))
             turned = slice(self.prefix_tokens - self.registers, self.prefix_tokens)
-            table[turned] = self._axial(self._places(side, side), self.register_base)
+            table[turned] = self._axial(self._places(side, side), settings.register_base)
         table = table if self.freqs is not None else self._turns(table)
         return table.to(torch.promote_types(self.table.dtype, torch.float32))
 
@@ -190,20 +175,20 @@ class RotaryPositions(nn.Module):
         of a pair."""
         cos, sin = angles.cos(), angles.sin()
         first, second = torch.stack([cos, -sin]), torch.stack([cos, sin])
-        return (
-            torch.cat([first, second], -1) if self.pairs == "halved" else torch.stack([first, second], -1).flatten(-2)
-        )
+        if self.settings.pairs == "halved":
+            return torch.cat([first, second], -1)
+        return torch.stack([first, second], -1).flatten(-2)
 
     def _places(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """(rows * columns, 2)"""
+        """Return the (y, x) of each token, (rows * columns, 2)."""
         places = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1)
-        return places.flip(-1) if self.columns_first else places
+        return places.flip(-1) if self.settings.columns_first else places
 
     def _axial(self, places: Tensor, base: float) -> Tensor:
         return (places[:, :, None] * self._omega(base)).flatten(1)
 
     def _omega(self, base: float) -> Tensor:
-        """The frequencies as numbers of float32, as in the published models."""
+        """Return the frequencies, rounded to float32 as in the published models."""
         exponents = (self._arange(self.head_dim // 4) / (self.head_dim // 4)).float()
         return (1 / base**exponents).to(self._arange(0).dtype)
 
@@ -218,8 +203,29 @@ class RotaryPositions(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        frequencies = "axial" if self.freqs is None else "mixed"
-        return f"grid_size={self.grid_size}, prefix_tokens={self.prefix_tokens}, {frequencies}, base={self.base:g}"
+        form = f"{self.settings.frequencies}, base={self.settings.base:g}"
+        return f"grid_size={self.grid_size}, prefix_tokens={self.prefix_tokens}, {form}"
+
+
+def _stretch(old: int, new: int) -> Tensor:
+    """The linear map (2 new - 1, 2 old - 1) from values at the offsets of ``old`` positions to those of ``new``.
+
+    As in BEiT, the old offsets keep their number and stand at 0, 1, 1 + q, 1 + q + q^2, ... on both sides, with q
+    between 1.01 and 1.5 so that the last is at ``new - 1``: near offsets keep their values. Between them values are
+    linear, and beyond them constant.
+    """
+    low, high = 1.01, 1.5
+    while high - low > 1e-6:
+        ratio = (low + high) / 2
+        low, high = (low, ratio) if sum(ratio**i for i in range(old - 1)) > new - 1 else (ratio, high)
+    steps = torch.tensor([ratio**i for i in range(old - 1)]).cumsum(0)
+    places = torch.cat([-steps.flip(0), torch.zeros(1), steps])
+    targets = torch.arange(1.0 - new, new).clamp(places[0], places[-1])
+    right = torch.bucketize(targets, places)
+    left = (right - 1).clamp(min=0)
+    share = (targets - places[left]) / (places[right] - places[left]).clamp(min=1)
+    to_left, to_right = torch.eye(len(places))[left], torch.eye(len(places))[right]
+    return to_left + share[:, None] * (to_right - to_left)
 
 
 class RelativePositionBias(nn.Module):
@@ -290,10 +296,12 @@ class RelativePositionBias(nn.Module):
         return self
 
     def _resample(self, grid: tuple[int, int]) -> Tensor:
-        old, new = ((2 * rows - 1, 2 * columns - 1) for rows, columns in (self._kept, grid))
-        image = self.table[: old[0] * old[1]].T.unflatten(1, old)[None]
-        image = F.interpolate(image, size=new, mode="bicubic")
-        return torch.cat([image[0].flatten(1).T, self.table[old[0] * old[1] :]])
+        if grid == self._kept:
+            return self.table
+        sides = [2 * n - 1 for n in self._kept]
+        image = self.table[: sides[0] * sides[1]].T.unflatten(1, sides)
+        rows, columns = (_stretch(*ends).to(self.table) for ends in zip(self._kept, grid, strict=True))
+        return torch.cat([(rows @ image @ columns.T).flatten(1).T, self.table[sides[0] * sides[1] :]])
 
     def extra_repr(self) -> str:
         return f"num_heads={self.table.shape[1]}, grid_size={self.grid_size}, prefix_tokens={self.prefix_tokens}"

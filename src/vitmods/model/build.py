@@ -1,5 +1,6 @@
-"""From the slots of a config to the modules that fill them."""
+"""Make the modules that fill the slots of a config."""
 
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -28,6 +29,7 @@ from vitmods.layers import (
 )
 from vitmods.layers.norms import NORMS
 from vitmods.layers.position import sincos1d, sincos2d
+from vitmods.layers.registers import RegisterNeurons
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig
 
@@ -84,18 +86,28 @@ def block_config(config: ViTConfig, index: int) -> BlockConfig:
         slots = (branch.before, branch.inner, branch.branch, branch.after)
         return BranchNorms(*(norm_factory(norm, **model) for norm in slots))
 
+    mlp_norms = norms(mlp)
+    if config.register_neurons and prefix:
+        mlp_norms = replace(
+            mlp_norms, inner=partial(RegisterNeurons, registers=config.reg_tokens, prefix_tokens=prefix)
+        )
+
     fraction = index / max(config.depth - 1, 1) if config.drop_path_shape == "linear" else 1.0
 
     def make_attn(dim: int, num_heads: int, norm: nn.Module) -> Attention:
         positions = None
         if positional is not None and index < positional.count:
             positions = GatedPositions(num_heads, config.grid, prefix, init=positional.init, gate=positional.gate)
+        rope = None
+        if config.rope is not None:
+            head_dim, registers = config.head_dim or dim // num_heads, config.reg_tokens if prefix else 0
+            rope = RotaryPositions(head_dim, num_heads, config.grid, prefix, registers, config.rope)
         slots = AttentionSlots(
             qk_norm=norm_factory(config.qk_norm),
             mask=DropKey(config.key_drop_at(index)) if config.key_drop else None,
             positions=positions,
             head_scale=config.head_scale,
-            rope=_rope(config, prefix),
+            rope=rope,
             rel_pos=RelativePositionBias(num_heads, config.grid, prefix) if config.rel_pos else None,
             gate=config.gate,
             value_mix=config.value_mix and index > 0,
@@ -119,20 +131,12 @@ def block_config(config: ViTConfig, index: int) -> BlockConfig:
         attn=make_attn,
         mlp=partial(kind, bias=config.proj_bias, drop=config.proj_drop, **act),
         attn_norms=norms(attn),
-        mlp_norms=norms(mlp),
+        mlp_norms=mlp_norms,
         layer_scale=config.layer_scale,
         residual_scale=config.residual_scale,
         norm_scale=config.norm_scale_at(index),
         drop_path=config.drop_path * fraction,
     )
-
-
-def _rope(config: ViTConfig, prefix: int) -> RotaryPositions | None:
-    if config.rope is None:
-        return None
-    head_dim, settings = config.head_dim or config.embed_dim // config.num_heads, vars(config.rope)
-    registers = config.reg_tokens if prefix else 0
-    return RotaryPositions(head_dim, config.num_heads, config.grid, prefix, registers, **settings)
 
 
 def _activation(config: ViTConfig) -> nn.Module:

@@ -13,12 +13,12 @@ from vitmods.model.slots import (
     FirstBlocks,
     NormConfig,
     PositionalConfig,
-    RopeConfig,
     StemConfig,
-    check_types,
     parse,
 )
+from vitmods.ops.rotary import RopeConfig
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.fields import check_types
 from vitmods.util.limits import parse_json
 
 __all__ = ["BranchConfig", "FirstBlocks", "NormConfig", "PositionalConfig", "RopeConfig", "StemConfig", "ViTConfig"]
@@ -52,11 +52,12 @@ class ViTConfig:
     position: Literal["learn", "sincos2d", "sincos2d_centered", "sincos1d", "none"] = "learn"
     position_on_prefix: bool = True  # the class and register tokens have position entries too
     rope: RopeConfig | None = None
-    rel_pos: bool = False  # a learned bias of attention for each offset of two tokens
+    rel_pos: Literal[False, True, "shared"] = False  # a learned bias of attention for each offset of two tokens
     position_norm: NormConfig | None = None
     position_norm_on_prefix: bool = False
     class_token: bool = True
     reg_tokens: int = 0
+    register_neurons: bool = False  # registers are zeros, and take over chosen neurons of the patches
     mask_token: bool = False  # a learned token for patches that are masked
     prefix_from: int = 0  # the block before which the class and register tokens join the patch tokens
 
@@ -189,7 +190,7 @@ class ViTConfig:
         names = [f.name for f in dataclasses.fields(self)]
         for name in overrides:
             if name not in names:
-                raise UserError(f"A ViT has no setting '{name}'. {nearest(name, names)}")
+                raise UserError(f"A ViT does not have a setting '{name}'. {nearest(name, names)}")
         return dataclasses.replace(self, **overrides)
 
     def to_json(self) -> str:
@@ -307,6 +308,8 @@ def _check(config: ViTConfig) -> None:
             "With prefix_from above 0 the class and register tokens come after the positions: set position_on_prefix "
             "and position_norm_on_prefix to False."
         )
+    if config.rel_pos == "shared" and config.prefix_from:
+        raise UserError("Blocks share relative positions where all see the same tokens: leave prefix_from at 0.")
     if config.parallel > 1 and any(b.after for i in (0, config.depth - 1) for b in config.branches(i)):
         raise UserError(
             "Parallel branches share one residual sum, and a norm after it (post-norm) is not published there: "

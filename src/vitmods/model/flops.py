@@ -1,4 +1,4 @@
-"""Sizes and costs that follow from a model or a config by counting."""
+"""Count parameters and multiply-adds of a model or a config."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ def count_params(model: "nn.Module") -> int:
 
 
 def count_macs(config: ViTConfig, dense_norms: bool = False) -> int:
-    """Multiply-adds for one image, as the papers count their FLOPs: matrix products alone, all tokens of all blocks.
+    """Multiply-adds for one image, as the papers count their FLOPs: only matrix products, all tokens of all blocks.
 
     Per block 12 N C^2 + 2 N^2 C for an MLP of width 4 C, times its parallel branches, plus the stem, representation
     layer and head. Norms, activations and softmax are not counted, nor is what the last block can leave out; the matrix

@@ -1,4 +1,4 @@
-"""Initial weights by name: timm's and big_vision's."""
+"""Initialize weights as timm or big_vision does."""
 
 import math
 from typing import Any
@@ -19,8 +19,10 @@ def initialize(model: Any, only: str = "") -> None:
       Xavier uniform (query, key and value each by itself), MLP biases normal 1e-6, positions normal
       1 / sqrt(C), class and register tokens and head 0.
 
-    The head's bias starts at ``config.head_bias``.
+    The head's bias starts at ``config.head_bias``. A model on the meta device, without weights, is left as it is.
     """
+    if next(model.parameters()).is_meta:  # where PyTorch would import its tracer
+        return
     rules = {"timm": _timm, "big_vision": _big_vision}
     for name, module in model.named_modules():
         if name.startswith(only):
@@ -36,7 +38,7 @@ def _tokens(model: Any, position_std: float, token_std: float) -> None:
     if model.mask_token is not None:
         nn.init.trunc_normal_(model.mask_token, std=0.02)
     for token in (model.cls_token, model.reg_token):
-        if token is not None:
+        if isinstance(token, nn.Parameter):
             nn.init.normal_(token, std=token_std) if token_std else nn.init.zeros_(token)
 
 

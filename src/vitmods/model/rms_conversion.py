@@ -112,7 +112,7 @@ def rms_weights(weights: "Weights", config: ViTConfig) -> "Weights":
     new = dict(weights)
     tokens = {"pos_embed": config.position == "learn", "cls_token": config.class_token, "reg_token": config.reg_tokens}
     for name in (name for name, present in tokens.items() if present):
-        new[name] = _centered(_double(_take(new, name)), -1).to(new[name])
+        new[name] = centered(to_double(_take(new, name)), -1).to(new[name])
     _centre_map(new, "patch_embed.proj", "")
     _centre_norm(new, "patch_embed.norm", "")
     of_attn = tuple(f"attn.{name}" for name in attention_readers(config))
@@ -138,32 +138,41 @@ def _take(weights: "Weights", name: str) -> "Tensor":
     return weights[name]
 
 
-def _double(values: "Tensor") -> "Tensor":
-    return values.cpu().double()  # some devices have no float64
+def to_double(values: "Tensor") -> "Tensor":
+    """In float64, on the CPU: some devices do not have it."""
+    return values.detach().cpu().double()
 
 
-def _centered(values: "Tensor", channels: int) -> "Tensor":
+def centered(values: "Tensor", channels: int) -> "Tensor":
+    """Values without their mean over channels."""
     return values - values.mean(channels, keepdim=True)
+
+
+def split_gain(gain: "Tensor | None") -> tuple[Any, Any]:
+    """A LayerScale's factors in float64, as they are and raised where they are smaller than |g| / C; (1, 1) without."""
+    if gain is None or not gain.any():
+        return 1.0, 1.0
+    before = to_double(gain).flatten()
+    least = before.norm() / len(before)
+    return before, to_double(before.where(before.abs() >= least, least).to(gain.dtype))
 
 
 def _centre_map(weights: "Weights", name: str, gain: str) -> None:
     """A linear map (C, ...), its bias and the LayerScale behind it, so that what they write has zero mean."""
-    before = after = _double(_take(weights, f"{name}.weight").new_ones(1))
+    _take(weights, f"{name}.weight")
+    before, after = split_gain(weights.get(gain))
     if gain in weights and weights[gain].any():
-        before = _double(weights[gain])
-        least = before.norm() / len(before)
-        weights[gain] = before.where(before.abs() >= least, least).to(weights[gain])
-        after = _double(weights[gain])
+        weights[gain] = after.to(weights[gain])
     for key in (f"{name}.weight", f"{name}.bias"):
         if key in weights:
-            channels_last = _double(weights[key]).movedim(0, -1)
-            weights[key] = (_centered(channels_last * before, -1) / after).movedim(-1, 0).to(weights[key])
+            channels_last = to_double(weights[key]).movedim(0, -1)
+            weights[key] = (centered(channels_last * before, -1) / after).movedim(-1, 0).to(weights[key])
 
 
 def _centre_norm(weights: "Weights", name: str, gain: str) -> None:
     _check_even(weights, f"{name}.weight", gain)
     if f"{name}.bias" in weights:
-        weights[f"{name}.bias"] = _centered(_double(weights[f"{name}.bias"]), 0).to(weights[f"{name}.bias"])
+        weights[f"{name}.bias"] = centered(to_double(weights[f"{name}.bias"]), 0).to(weights[f"{name}.bias"])
 
 
 def _check_even(weights: "Weights", *names: str) -> None:
@@ -192,5 +201,5 @@ def _absorb(weights: "Weights", norm: str, *readers: str, scale: float = 1.0) ->
         return
     for reader in readers:
         weight, bias = _take(weights, f"{reader}.weight"), weights.get(f"{reader}.bias")
-        shift = scale * _double(weight) @ _double(beta)
-        weights[f"{reader}.bias"] = (shift if bias is None else _double(bias) + shift).to(weight)
+        shift = scale * to_double(weight) @ to_double(beta)
+        weights[f"{reader}.bias"] = (shift if bias is None else to_double(bias) + shift).to(weight)

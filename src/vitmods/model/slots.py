@@ -4,50 +4,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from functools import cache
-from numbers import Integral, Real
-from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vitmods.util.errors import UserError, nearest
+from vitmods.util.fields import check_types
 
 if TYPE_CHECKING:
     from vitmods.layers.norms import NormKind
     from vitmods.layers.stems import Stem
-
-_KINDS = {bool: (bool, "True or False"), int: (Integral, "a whole number"), float: (Real, "a finite number")}
-_LARGEST = 2**31  # of sizes and counts, so that products of some fit
-
-
-def check_types(config: Any) -> None:
-    """Raise UserError for a field of a description whose value is of another type than its own, or outside its choices.
-    Types other than numbers, booleans, strings, choices and parts are not checked."""
-    for name, (kinds, words, choices) in _types(config.__class__).items():
-        value = getattr(config, name)
-        if choices:
-            if value not in choices:
-                raise UserError(f"{name} cannot be '{value}'. {nearest(str(value), choices)}")
-            continue
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        fits = isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)
-        if not fits or (number and not abs(value) < _LARGEST):
-            below = f" below {_LARGEST:,}" if number and isinstance(value, Integral) else ""
-            raise UserError(f"{name} of a {type(config).__name__} is {words}{below}, not {str(value)[:60]!r}.")
-
-
-@cache
-def _types(config: Any) -> dict[str, tuple[tuple[type, ...], str, tuple[str, ...]]]:
-    types: dict[str, tuple[tuple[type, ...], str, tuple[str, ...]]] = {}
-    for field in fields(config):
-        if get_origin(field.type) is Literal:
-            types[field.name] = ((), "", get_args(field.type))
-            continue
-        options = [kind for kind in get_args(field.type) or (field.type,) if isinstance(kind, type)]
-        if options and field.name not in ("img_size", "patch_size", "options", "reference"):
-            kinds, words = zip(*(_KINDS.get(kind, (kind, kind.__name__)) for kind in options if kind is not NoneType))
-            none = (NoneType,) if NoneType in options else ()
-            types[field.name] = ((*kinds, *none), " or ".join([*words, *("None" for _ in none)]), ())
-    return types
 
 
 def parse(kind: Any, values: Any) -> Any:
@@ -58,7 +22,7 @@ def parse(kind: Any, values: Any) -> Any:
     types = {field.name: field.type for field in fields(kind)}
     for name in values:
         if name not in types:
-            raise UserError(f"{kind.__name__} has no setting '{name}'. {nearest(name, types)}")
+            raise UserError(f"{kind.__name__} does not have a setting '{name}'. {nearest(name, types)}")
     parts = {
         name: [option for option in (get_args(hint) or (hint,)) if is_dataclass(option)] for name, hint in types.items()
     }
@@ -157,7 +121,7 @@ class StemConfig:
         facts = self.facts
         if not facts.around and (self.before or self.gelu):
             part = "A norm on the pixels of a patch" if self.before else "A GELU at the end"
-            raise UserError(f"{part} belongs to the linear stem; the stem here is '{self.kind}'.")
+            raise UserError(f"{part} is only for the linear stem, not '{self.kind}'.")
         if self.inner and not facts.inner:
             raise UserError(f"The stem '{self.kind}' does not have layers to put a norm between: leave inner out.")
 
@@ -212,27 +176,3 @@ class PositionalConfig:
             raise UserError(f"The number of blocks with positions must be at least 1, got {self.count}.")
         if not math.isfinite(self.gate):
             raise UserError(f"The gate of positions is a number, got {self.gate}.")
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary positions of queries and keys: settings of ``vitmods.layers.RotaryPositions``, all but its sizes."""
-
-    frequencies: Literal["axial", "mixed"] = "axial"
-    base: float = 100.0
-    pairs: Literal["interleaved", "halved"] = "interleaved"
-    coordinates: Literal["index", "centered"] = "index"
-    offset: float = 0.0
-    columns_first: bool = False
-    reference: tuple[int, int] | None = None
-    register_base: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.reference is not None:
-            object.__setattr__(self, "reference", tuple(self.reference))
-        check_types(self)
-        for name in ("base", "register_base"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise UserError(f"The {name} of rotary positions must be positive, got {getattr(self, name)}.")
-        if self.frequencies == "mixed" and self.register_base is not None:
-            raise UserError("Registers turn (register_base) with axial frequencies alone: leave one of them out.")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.utils.checkpoint import checkpoint
 
+from vitmods.layers.attention import Attention
 from vitmods.layers.position import RelativePositionBias, RotaryPositions, positions_on_grid, resample
 from vitmods.model.build import (
     initial_positions,
@@ -20,7 +21,7 @@ from vitmods.model.build import (
     timm_cfg,
 )
 from vitmods.model.config import ViTConfig
-from vitmods.model.forms import Forms, default_forms
+from vitmods.model.forms import BlockRunner, default_forms
 from vitmods.model.init import initialize
 from vitmods.model.tracing import given, keep_whole, scriptable
 from vitmods.ops.padding import Padding, padded
@@ -52,7 +53,7 @@ class Masks(NamedTuple):
     values: Tensor | None = None
 
     def of(self, x: Tensor) -> Tensor | None:
-        """All of them as one mask, for tokens (B, N, C)."""
+        """Combine them to one mask for tokens (B, N, C)."""
         mask = self.attn_mask
         if self.is_causal:
             mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
@@ -82,11 +83,13 @@ class ViT(nn.Module):
     (of the last block ``forward`` then computes only what the head reads; docs/training.md).
 
     Both take masks. ``attn_mask`` is for attention, True or 0 where a token may look, and ``is_causal`` lets it look at
-    no later token. One of two is for masked pre-training: ``keep`` (B, K) names the visible patches of each image; the
+    no later token. Two are for masked pre-training: ``keep`` (B, K) names the visible patches of each image; the
     others are not computed, and the patch tokens are K, in its order (He et al., 2022, MAE). ``mask`` (B, T) is True
-    where the learned mask token replaces a patch (Bao et al., 2022, BEiT; the config's ``mask_token`` makes one).
-    UserError says what does not fit. Training with the config's ``patch_drop`` draws a ``keep`` where none of
-    them is given (``forward_intermediates`` does not).
+    where the learned mask token replaces a patch (Bao et al., 2022, BEiT; the config's ``mask_token`` makes one). With
+    both, the stem computes ``keep`` alone, and the mask token stands for all others too: the same, in less time, where
+    ``keep`` holds all that is not masked and tokens do not depend on other patches. UserError says what does not fit.
+    Training with the config's ``patch_drop`` draws a ``keep`` where none of them is given (``forward_intermediates``
+    does not).
 
     Where the stem reads tokens, x is (B, T) of any T up to the config's length. Nothing looks at token 0, padding.
 
@@ -109,12 +112,19 @@ class ViT(nn.Module):
         self._grid: Grid | None = None  # of the images that are in the model, where they may have any size
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, config.reg_tokens, dim)) if config.reg_tokens else None
+        if config.register_neurons:
+            del self.reg_token
+            self.register_buffer("reg_token", torch.zeros(1, config.reg_tokens, dim))
         self.mask_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.mask_token else None
         positions = initial_positions(config)
         self._set_positions(None if positions is None else positions.to(torch.get_default_dtype()))
         self.pos_drop = nn.Dropout(config.pos_drop)
         self.norm_pre = make_norm(config.position_norm, dim)
         self.blocks = nn.ModuleList(make_block(config, i) for i in range(config.depth))
+        if config.rel_pos == "shared":
+            first, *others = (module for module in self.blocks.modules() if isinstance(module, Attention))
+            for attention in others:
+                attention.rel_pos = first.rel_pos
         self.norm = nn.Identity() if config.norm_after_pool else make_norm(config.final_norm, dim)
         self.attn_pool = make_attn_pool(config) if config.pool == "map" else None
         self.fc_norm = make_norm(config.final_norm, dim) if config.norm_after_pool else nn.Identity()
@@ -124,7 +134,7 @@ class ViT(nn.Module):
         self.head_drop = nn.Dropout(config.head_drop)
         self.head = nn.Linear(width, config.num_classes) if config.num_classes else nn.Identity()
         self.grad_checkpointing = False
-        self.forms: Forms | None = default_forms()
+        self.forms: BlockRunner | None = default_forms()
         self.feature_info = [
             {"module": f"blocks.{i}", "num_chs": dim, "reduction": max(config.patch_size)} for i in range(config.depth)
         ]
@@ -208,7 +218,7 @@ class ViT(nn.Module):
         return scriptable(self)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keep the input of each block alone and run the block again in backward."""
+        """Keep only the input of each block and run the block again in backward."""
         self.grad_checkpointing = enable
 
     def get_classifier(self) -> nn.Module:
@@ -218,7 +228,7 @@ class ViT(nn.Module):
         """A fresh head for another number of classes (0: no head), and another pooling if given ("" for none)."""
         pool = self.vit_config.pool if global_pool is None else (global_pool or "none")
         if pool == "map" and self.attn_pool is None:
-            raise UserError("Map pooling has weights of its own: build the model with pool='map' instead.")
+            raise UserError("Map pooling has learned weights: build the model with pool='map' instead.")
         none = {} if pool == "map" else dict.fromkeys(("pool_norm", "pool_mlp_dim", "pool_heads"))
         prefix = self.vit_config.pool_prefix and pool in ("avg", "map")
         self.vit_config = self.vit_config.with_(num_classes=num_classes, pool=pool, pool_prefix=prefix, **none)
@@ -286,7 +296,7 @@ class ViT(nn.Module):
     ) -> Any:
         """The outputs of chosen blocks, as in timm: the last ``indices`` blocks, or those listed, or all.
 
-        Returns (final tokens, list), or the list alone. Entries are (B, C, rows, columns), or (B, T, C) with
+        Returns (final tokens, list), or only the list. Entries are (B, C, rows, columns), or (B, T, C) with
         ``output_fmt="NLC"``, paired with the prefix tokens (B, prefix, C) if asked for. With ``output_dict`` a
         dictionary of ``image_features``, ``image_intermediates`` and ``image_intermediates_prefix``. Raises ValueError
         on an unknown format or block.
@@ -396,14 +406,21 @@ class ViT(nn.Module):
         if keep is None:
             x = self.patch_embed(images)
         else:
-            self._check_visible(mask)
+            if mask is None:
+                self._check_visible()
+            drawn = drawn or mask is not None  # the caller's as well: a check of values would wait for a GPU
             x = self.patch_embed(images, keep, drawn=True) if drawn else self.patch_embed(images, keep)
         if mask is not None:
             if self.mask_token is None:
                 raise UserError("mask needs a learned mask token: build the model with mask_token=True.")
-            if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
-                raise UserError(f"mask is boolean and {tuple(x.shape[:2])} here, not {mask.dtype} {tuple(mask.shape)}.")
-            x = torch.where(mask[..., None], self.mask_token.to(x.dtype), x)
+            rows, columns = self.patch_embed.dynamic_feat_size((images.shape[-2], images.shape[-1]))
+            shape = images.shape[0], rows * columns
+            if mask.dtype != torch.bool or mask.shape != shape:
+                raise UserError(f"mask is boolean and {shape} here, not {mask.dtype} {tuple(mask.shape)}.")
+            token = self.mask_token.to(x.dtype)
+            if keep is not None:
+                x, keep = token.expand(*shape, -1).scatter(1, keep[..., None].expand_as(x), x), None
+            x = torch.where(mask[..., None], token, x)
         if self.pos_embed is not None:
             positions = self._positions_for(images)
             x = x + (positions if keep is None else positions[0, keep])
@@ -428,13 +445,11 @@ class ViT(nn.Module):
         order = torch.rand(len(images), rows * columns, device=images.device).argsort(dim=1)
         return order[:, :count].sort(dim=1).values
 
-    def _check_visible(self, mask: Tensor | None) -> None:
-        """Raise UserError where visible patches alone cannot be computed."""
-        if mask is not None:
-            raise UserError("Give keep (visible patches alone) or mask (mask tokens in their place), not both.")
+    def _check_visible(self) -> None:
+        """Raise UserError where visible patches cannot be computed without the others."""
         if on_grid := {type(module).__name__ for module in _read_grid(self)}:
             raise UserError(
-                f"{', '.join(sorted(on_grid))} reads the whole grid of patches, which visible ones alone do not form: "
+                f"{', '.join(sorted(on_grid))} reads the whole grid of patches, which the visible ones do not form: "
                 "use mask, which keeps all tokens in place."
             )
 
@@ -473,14 +488,14 @@ class ViT(nn.Module):
         return torch.cat([tokens.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
 
     def _around(self, padding: Tensor | None) -> AbstractContextManager[None]:
-        """The context in which norms know the padding of sequences; images do not have any."""
+        """Return a context that gives norms the padding of sequences; images do not have any."""
         return padded(padding) if self.patch_embed.sequences else nullcontext()
 
     def _run(self, index: int, x: Tensor, masks: Masks, for_head: bool = False) -> Tensor:
-        """The block of that index; ``for_head`` says that nothing but the head reads its output."""
+        """Run the block of that index; ``for_head``: only the head reads its output."""
         if masks.is_causal:
             if masks.attn_mask is not None:
-                raise UserError("is_causal is a mask of its own: give it or attn_mask, not both.")
+                raise UserError("is_causal already sets the mask: give it or attn_mask, not both.")
             if mixing := {type(m).__name__ for m in self.modules() if not getattr(m, "token_wise", True)}:
                 names = ", ".join(sorted(mixing))
                 raise UserError(f"{names} mixes tokens: with is_causal a token would see later ones.")
@@ -492,7 +507,7 @@ class ViT(nn.Module):
         return self._run_block(index, x, masks, for_head, self._grid)
 
     def _run_block(self, index: int, x: Tensor, masks: Masks, for_head: bool, grid: Grid | None) -> Tensor:
-        """One with a mask on its attention is called as it is written."""
+        """Run a block; with a mask on its attention it is called without fast forms."""
         if grid is not None:
             _set_grid(self.blocks[index], grid)
         with self._around(masks.padding):

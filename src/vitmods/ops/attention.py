@@ -18,10 +18,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dro
     PyTorch's kernel takes 1.2 to 11 times its time in float32 there (benchmarks/bf16.py). Wide heads are then taken as
     plain products in bfloat16, narrow ones in float32.
     """
-    form = _form(q, k, v, dropout)
-    if form == "fused":
+    kernel = _kernel_for(q, k, v, dropout)
+    if kernel == "fused":
         return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=dropout)
-    if form == "float32":
+    if kernel == "float32":
         mask = attn_mask if attn_mask is None or attn_mask.dtype == torch.bool else attn_mask.float()
         with torch.autocast("cpu", enabled=False):  # which would take it back
             return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask).to(v.dtype)
@@ -33,7 +33,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dro
     return out
 
 
-def _form(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Literal["fused", "float32", "products"]:
+def _kernel_for(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Literal["fused", "float32", "products"]:
     if not isinstance(q, Tensor) or q.dtype != torch.bfloat16 or q.device.type != "cpu" or dropout:
         return "fused"
     differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))

@@ -29,8 +29,8 @@ def without_autocast(x: Tensor) -> AbstractContextManager[None]:
 
 
 def transformed() -> bool:
-    """Whether torch.func differentiates or maps here, or torch.jit traces, or an old torch.compile: they take single
-    operations alone."""
+    """Whether torch.func, torch.jit.trace or an old torch.compile is at work: they support only plain
+    operations."""
     if torch.compiler.is_compiling():
         return OLD_COMPILER
     return torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None
@@ -41,7 +41,7 @@ _TENSORS = (nn.Parameter, Tensor, FakeTensor, type(None))  # fake ones while a g
 
 
 def is_as_written(module: nn.Module, names: frozenset[str]) -> bool:
-    """Whether a module has the attributes, parts and parameters ``names`` alone, the forward of its class and plain
+    """Whether a module has only the attributes, parts and parameters ``names``, the forward of its class and plain
     tensors, without buffers and hooks. Never inside an old torch.compile, which cannot know."""
     if OLD_COMPILER and torch.compiler.is_dynamo_compiling():
         return False

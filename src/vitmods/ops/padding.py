@@ -3,7 +3,7 @@
     with padded(mask):
         model(tokens)
 
-Norms that take statistics over tokens leave the filling out, so that a sequence is normalized as if it stood alone.
+Norms that take statistics over tokens leave the padding out, so that a sequence is normalized as without it.
 """
 
 import threading

@@ -71,7 +71,7 @@ def rows(kernel: Tensor, x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Layout:
+class MixingLayout:
     """Settings of the function below besides tensors. ``unbiased`` divides LayerNorm's variance by C - 1."""
 
     grid: Grid
@@ -81,7 +81,14 @@ class Layout:
 
 
 def separable_norm(
-    x: Tensor, px: Tensor, py: Tensor, mix_mean: Tensor, mix_var: Tensor, weight: Tensor, bias: Tensor, layout: Layout
+    x: Tensor,
+    px: Tensor,
+    py: Tensor,
+    mix_mean: Tensor,
+    mix_var: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    layout: MixingLayout,
 ) -> Tensor:
     """``weight (x - mu) / sqrt(var + eps) + bias`` with, per head, ``mu = mix_mean mean_C(x) + (1 - mix_mean) P x`` and
     ``var = mix_var var_C(x) + (1 - mix_var) (P x^2 - (P x)^2)``.
@@ -98,9 +105,16 @@ def separable_norm(
 
 
 def composed(
-    x: Tensor, px: Tensor, py: Tensor, mix_mean: Tensor, mix_var: Tensor, weight: Tensor, bias: Tensor, layout: Layout
+    x: Tensor,
+    px: Tensor,
+    py: Tensor,
+    mix_mean: Tensor,
+    mix_var: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    layout: MixingLayout,
 ) -> Tensor:
-    """The same in single operations, for the compiler, which fuses them by itself, and for second derivatives."""
+    """Compute ``separable_norm`` in plain operations, for compilers, which fuse them, and second derivatives."""
     grid, heads = layout.grid, layout.heads
     lm, lv = mix_mean.view(-1, 1, 1, 1, 1), mix_var.view(-1, 1, 1, 1, 1)
     mean, var = x.mean(-1), x.var(-1, unbiased=layout.unbiased)
@@ -127,7 +141,7 @@ class _SeparableNorm(torch.autograd.Function):
         mix_var: Tensor,
         weight: Tensor,
         bias: Tensor,
-        layout: Layout,
+        layout: MixingLayout,
         by_native: bool,
     ) -> Tensor:
         values = (x, px, py, mix_mean, mix_var, weight, bias)
@@ -154,7 +168,14 @@ class _SeparableNorm(torch.autograd.Function):
 
 
 def _forward(
-    x: Tensor, px: Tensor, py: Tensor, mix_mean: Tensor, mix_var: Tensor, weight: Tensor, bias: Tensor, layout: Layout
+    x: Tensor,
+    px: Tensor,
+    py: Tensor,
+    mix_mean: Tensor,
+    mix_var: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    layout: MixingLayout,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The norm, and mean and variance over channels and the mean over tokens.
 
@@ -178,7 +199,7 @@ def _forward(
     return y, mean, var, center
 
 
-def _gradients(grad: Tensor, saved: tuple[Tensor, ...], layout: Layout) -> tuple[Tensor, ...]:
+def _gradients(grad: Tensor, saved: tuple[Tensor, ...], layout: MixingLayout) -> tuple[Tensor, ...]:
     """Return the gradients of x, px, py, mix_mean, mix_var, weight and bias."""
     x, px, py, mix_mean, mix_var, weight, mean, var, center = saved
     grid, heads, c = layout.grid, layout.heads, x.shape[-1]
@@ -229,13 +250,13 @@ def _heads_copy(x: Tensor, grid: Grid, heads: int) -> Tensor:
     return to_heads(x, grid, heads).clone(memory_format=torch.contiguous_format)
 
 
-def _centered(x: Tensor, center: Tensor, layout: Layout) -> Tensor:
+def _centered(x: Tensor, center: Tensor, layout: MixingLayout) -> Tensor:
     """(B, T, C) minus (B, 1, C) -> (H, columns, rows, B, D)"""
     return _heads_copy(x, layout.grid, layout.heads).sub_(to_heads(center, (1, 1), layout.heads))
 
 
 def _deviation(
-    xc: Tensor, m: Tensor, center: Tensor, mean: Tensor, mix_mean: Tensor, layout: Layout, out: Tensor
+    xc: Tensor, m: Tensor, center: Tensor, mean: Tensor, mix_mean: Tensor, layout: MixingLayout, out: Tensor
 ) -> Tensor:
     """x - mu, from the centered tokens and their mean m = P xc."""
     lm = mix_mean.view(-1, 1, 1, 1, 1)
@@ -243,7 +264,7 @@ def _deviation(
     return out.add_(lm * to_heads(center, (1, 1), layout.heads)).sub_(lm * per_token(mean, layout.grid))
 
 
-def _reciprocal_deviation(v: Tensor, var: Tensor, mix_var: Tensor, layout: Layout, out: Tensor) -> Tensor:
+def _reciprocal_deviation(v: Tensor, var: Tensor, mix_var: Tensor, layout: MixingLayout, out: Tensor) -> Tensor:
     """1 / sqrt(mix_var var + (1 - mix_var) v + eps)"""
     lv = mix_var.view(-1, 1, 1, 1, 1)
     torch.addcmul(lv * per_token(var, layout.grid) + layout.eps, v, 1 - lv, out=out)

@@ -2,7 +2,7 @@
 
 Row i of ``P[i, j] = softmax_j(a d^2 + b d)``, d = j - i, is a piece of a bell around ``i - b / 2a`` where a < 0: beyond
 ``sqrt(TAIL / |a|)`` of its largest weight it has less than exp(-TAIL) of it, and is taken as 0. So blocks of rows are
-multiplied with the columns that they see alone, in time and memory that grow as T times the window. Heads without such
+multiplied only with the columns that they see, in time and memory that grow as T times the window. Heads without such
 a bell (a >= 0, or as wide as the sequence) are summed over all columns, a block of rows after the other: T^2 time, and
 memory that grows as T. Logits are taken relative to the row's largest one in a form that does not cancel,
 ``(d - dm) (a (d + dm) + b)``, so that nothing overflows for any a and b.
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from vitmods.ops.context import differentiates_again, gradients_with_graph, transformed, without_autocast
-from vitmods.ops.separable import Layout
+from vitmods.ops.separable import MixingLayout
 
 TAIL = 69.0  # exp(-69) is 1e-30: beside weights that sum to 1, nothing in float32 nor in float64
 BLOCK = 64  # rows
@@ -31,7 +31,7 @@ FAINT = 1e-12  # a sum of weights that is made anew, since what was taken as 0 m
 
 
 def sequence_norm(
-    x: Tensor, a: Tensor, mix_mean: Tensor, mix_var: Tensor, weight: Tensor, bias: Tensor, layout: Layout,
+    x: Tensor, a: Tensor, mix_mean: Tensor, mix_var: Tensor, weight: Tensor, bias: Tensor, layout: MixingLayout,
     padding: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Like ``separable_norm``, for sequences x (B, T, C) and the kernels' parameters a (H, 3), of which the first two
@@ -67,7 +67,7 @@ class _SequenceNorm(torch.autograd.Function):
 
 
 def composed(
-    x: Tensor, a: Tensor, mix_mean: Tensor, mix_var: Tensor, weight: Tensor, bias: Tensor, layout: Layout,
+    x: Tensor, a: Tensor, mix_mean: Tensor, mix_var: Tensor, weight: Tensor, bias: Tensor, layout: MixingLayout,
     padding: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """The same in operations that torch differentiates."""
@@ -150,7 +150,7 @@ def _summed(function: Any, again: bool, *values: Any) -> Tensor:
 
 
 def _rows(a: Tensor, row: Tensor, z: Tensor) -> Tensor:
-    """All columns for some rows."""
+    """Multiply some rows of P with all columns."""
     column = torch.arange(len(z), device=z.device)
     return _weights(a, row[:, None], column, len(z)) @ z
 

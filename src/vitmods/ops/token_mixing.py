@@ -51,9 +51,9 @@ class TokenMixing:
         if self.trade_off is not None and not 0 <= self.trade_off <= 1:
             raise UserError(f"dtn(trade_off=...) is a fraction between 0 and 1, got {self.trade_off}.")
         if not 0 < self.lambda_init < 1:
-            raise UserError(f"dtn(lambda_init=...) lies between 0 and 1, got {self.lambda_init}.")
+            raise UserError(f"dtn(lambda_init=...) must be between 0 and 1, got {self.lambda_init}.")
         if self.trade_off is not None and self.lambda_init != 0.5:
-            raise UserError("dtn(trade_off=...) fixes lambda, so that lambda_init has no effect: give one of them.")
+            raise UserError("dtn(trade_off=...) fixes lambda, so lambda_init cannot apply: give one of them.")
         for name in ("band", "window"):
             side = getattr(self, name)
             if side is not None and (side < 1 or side % 2 == 0):
@@ -67,18 +67,18 @@ class TokenMixing:
             "kernel=uniform": self.kernel == "uniform",
             "pool": max(self.pools) > 1,
         }
-        chosen = ["band"] * (self.band is not None) + [name for name, given in others.items() if given]
+        chosen = ["band"] * (self.band is not None) + [name for name, is_set in others.items() if is_set]
         if len(chosen) > 1 and chosen[0] != "kernel=uniform":
-            raise UserError(f"dtn({chosen[0]}=...) has a kernel of its own: leave {chosen[1]} out, or {chosen[0]}.")
+            raise UserError(f"dtn({chosen[0]}=...) already sets the kernel: leave {chosen[1]} out, or {chosen[0]}.")
         starts = [name for name in ("init", "offsets") if getattr(self, name) not in ("local", "centered")]
         if starts and not self.learns_kernel:
-            raise UserError(f"dtn({starts[0]}=...) is of learned kernels, and here is none: leave it out.")
+            raise UserError(f"dtn({starts[0]}=...) needs a learned kernel: leave it out.")
         if len(starts) > 1:
-            raise UserError("dtn(init=noise) has no offsets: leave offsets out, or init.")
+            raise UserError("dtn(init=noise) does not use offsets: leave offsets out, or init.")
 
     @property
     def pools(self) -> tuple[int, ...]:
-        """``pool`` of each stage, of one where it is one number."""
+        """``pool`` of each stage; a single number means one stage."""
         return (self.pool,) if isinstance(self.pool, int) else self.pool
 
     @property

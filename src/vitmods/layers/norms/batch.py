@@ -72,7 +72,7 @@ class BatchNorm(RunningNorm):
         return y.view_as(x).to(x.dtype)
 
     def statistics(self, mean: Tensor, var: Tensor, length: Tensor | int) -> tuple[Tensor, Tensor]:
-        """Over all processes."""
+        """Return mean and variance over all processes."""
         mean, var, tokens = batch_moments(mean, var, length)
         self.gather("running_mean", mean, self.momentum)
         self.gather("running_var", var * (tokens / (tokens - 1)), self.momentum)

@@ -31,8 +31,8 @@ _OF_THE_SLOT = ("self", "dim", "eps", "affine", "device", "dtype")
 class NormKind:
     """A norm and its facts, which lists, drawings, pages, folding and the change ``norm`` read.
 
-    The class itself says in ``token_wise`` whether a token's output depends on that token alone, in ``image_wise``
-    whether an image's does on that image alone (both False if it says nothing), and in ``takes`` what it wants to know
+    The class itself says in ``token_wise`` whether a token's output depends only on that token, in ``image_wise``
+    whether an image's does only on that image (both False if it says nothing), and in ``takes`` what it wants to know
     of the model: ``num_heads``, ``grid_size``, ``prefix_tokens``.
     """
 
@@ -98,7 +98,7 @@ class NormKind:
         """Raises UserError for an unknown option, a value outside its choices, and a gain that cannot be left out."""
         allowed = self.options
         if not affine and "affine" not in self.arguments:
-            raise UserError(f"The norm '{self.name}' always has learned weights: leave affine=False out.")
+            raise UserError(f"The norm '{self.name}' always has learned weights: affine=False is not supported.")
         for name, value in options.items():
             if name not in allowed:
                 hint = nearest(name, allowed) if allowed else "It does not have any."
@@ -141,7 +141,7 @@ def norm_kind(name: str, **facts: Any) -> Callable[[N], N]:
 
 
 class SmallBatchWarning(UserWarning):
-    """Statistics are taken from so few images that they are noisy."""
+    """The batch is so small that its statistics are noisy."""
 
 
 def check(name: str, eps: float) -> None:
@@ -151,7 +151,7 @@ def check(name: str, eps: float) -> None:
 
 
 def processes() -> int:
-    """How many processes train together; 1 without torch.distributed."""
+    """Return the number of processes that train together; 1 without torch.distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -176,7 +176,7 @@ def sum_over_processes(x: Tensor) -> Tensor:
 
 
 def batch_moments(mean: Tensor, var: Tensor, length: Tensor | int) -> tuple[Tensor, Tensor, Tensor]:
-    """Moments over the tokens of all processes from those of each image, (B, 1, C) -> (1, 1, C), and the number of
+    """Combine the moments of each image over all processes, (B, 1, C) -> (1, 1, C); also returns the number of
     those tokens (1,). ``length`` is how many an image has, or each of them (B, 1, 1); processes may have batches of
     different size."""
     if not (isinstance(length, Tensor) and length.ndim):  # torch.jit.trace makes a tensor of every length
@@ -188,7 +188,7 @@ def batch_moments(mean: Tensor, var: Tensor, length: Tensor | int) -> tuple[Tens
 
 
 def unbiased(var: Tensor, length: Tensor | int) -> Tensor:
-    """The biased variance over ``length`` tokens, (B, 1, 1) or for all the same, divided by one less of them."""
+    """Turn the biased variance over ``length`` tokens (a number, or (B, 1, 1)) into the unbiased one."""
     if isinstance(length, Tensor):  # integers, which torch.jit.trace makes of sizes too: their ratio would be float32
         length = length.to(var.dtype)
     less = length - 1
@@ -290,7 +290,7 @@ class RunningNorm(AffineNorm):
         self.register_buffer(name, torch.full((self.dim,), start, device=device, dtype=kind))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RunningNorm":
-        """Half types are too coarse to gather small steps in: the statistics follow to the device alone."""
+        """Move running statistics to the device but keep float32: half types would lose small updates."""
         kept = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in self.named_buffers(recurse=False):
@@ -302,7 +302,7 @@ class RunningNorm(AffineNorm):
 
     @property
     def gathers(self) -> bool:
-        """Whether this forward adds to the running statistics. One that gradient checkpointing runs again does not."""
+        """Whether this forward updates the running statistics: not when gradient checkpointing recomputes it."""
         return self.training and (torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1)
 
     def gather(self, name: str, value: Tensor, momentum: float) -> None:
@@ -318,7 +318,7 @@ class RunningNorm(AffineNorm):
         self._warned = True
         warnings.warn(
             f"{type(self).__name__} takes its statistics from {images} images: below {SMALL_BATCH} they are noisy. "
-            "Use a larger batch, or a norm without the batch as LayerNorm.",
+            "Use a larger batch, or a norm that does not use the batch, such as LayerNorm.",
             SmallBatchWarning,
             stacklevel=3,
         )

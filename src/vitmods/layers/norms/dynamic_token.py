@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from vitmods.layers.norms.contract import Device, Dtype, check, dtn_table, norm_kind
 from vitmods.ops.context import transformed, upcast, without_autocast
 from vitmods.ops.padding import padding_of
-from vitmods.ops.separable import Grid, Layout, axis_kernels, separable_norm
+from vitmods.ops.separable import Grid, MixingLayout, axis_kernels, separable_norm
 from vitmods.ops.sequence import sequence_norm
 from vitmods.ops.token_mixing import TokenMixing
 from vitmods.util.errors import UserError
@@ -84,7 +84,7 @@ class DynamicTokenNorm(nn.Module):
             raise ValueError(f"{num_heads} heads do not divide {dim} channels: choose a divisor.")
         check("DynamicTokenNorm", eps)
         if not isinstance(mixing.pool, int):
-            raise ValueError(f"A layer has one side to pool by, not {mixing.pool}: that is for models with stages.")
+            raise ValueError(f"pool is one number for a layer, not {mixing.pool}: several are for models with stages.")
         self.mixing = m = mixing
         self.dim, self.num_heads, self.eps, self.prefix_tokens = dim, num_heads, eps, prefix_tokens
         self.grid_size = (1, grid_size) if isinstance(grid_size, int) else grid_size
@@ -180,7 +180,7 @@ class DynamicTokenNorm(nn.Module):
             padding = None
         elif refused:
             raise UserError(
-                "Padding is left out of sequences with learned kernels alone: dtn(kernel=..., band=..., window=..., "
+                "Padding is left out of sequences only with learned kernels: dtn(kernel=..., band=..., window=..., "
                 "pool=...) and grids of several rows take batches without padding."
             )
         released = m.variant == "released"
@@ -188,7 +188,7 @@ class DynamicTokenNorm(nn.Module):
             heads = self._heads(wide)
             wide = (heads * (heads.square().mean(-1, keepdim=True) + self.eps).rsqrt()).flatten(-2)
         weight, bias = self._affine(x)
-        layout = Layout(grid, self.num_heads, self.eps, unbiased=released)
+        layout = MixingLayout(grid, self.num_heads, self.eps, unbiased=released)
         lm, lv = (t if isinstance(t, Tensor) else wide.new_full((self.num_heads,), t) for t in self.lambdas())
         if m.band is not None or max(m.pools) > 1:
             return (self._averaged(wide, lm, lv, layout) * weight + bias).to(x.dtype)
@@ -209,7 +209,7 @@ class DynamicTokenNorm(nn.Module):
             return ones, torch.zeros_like(ones)
         return upcast(self.weight), upcast(self.bias)
 
-    def _averaged(self, x: Tensor, mix_mean: Tensor, mix_var: Tensor, layout: Layout) -> Tensor:
+    def _averaged(self, x: Tensor, mix_mean: Tensor, mix_var: Tensor, layout: MixingLayout) -> Tensor:
         """The norm without gain and shift where the statistics across tokens are of a band or of pooled tokens."""
         (rows, columns), (pool,), band = layout.grid, self.mixing.pools, self.mixing.band
 

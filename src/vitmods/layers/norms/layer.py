@@ -1,4 +1,4 @@
-"""Layer normalization over the channels of each token (Ba, Kiros & Hinton, 2016), and its learnable half alone."""
+"""Layer normalization over the channels of each token (Ba, Kiros & Hinton, 2016), and its learnable half by itself."""
 
 import torch
 from torch import Tensor, nn

@@ -38,8 +38,8 @@ class _PowerNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         if differentiates_again():
             raise UserError(
-                "PowerNorm's gradient in training is the rule of its paper, not a derivative, and has none itself: "
-                "leave create_graph out, or take another norm."
+                "PowerNorm's gradient in training is its paper's rule and cannot be differentiated again: leave "
+                "create_graph out, or use another norm."
             )
         x, weight, phi, (batch, mean) = ctx.saved_tensors
         inverse, batch_inverse = (phi + ctx.eps).rsqrt(), (batch + ctx.eps).rsqrt()
@@ -124,7 +124,7 @@ class PowerNorm(RunningNorm):
             return torch.addcmul(bias, rows, weight * scale).to(x.dtype).view_as(x)
         if torch._C._are_functorch_transforms_active():
             raise UserError(
-                "PowerNorm's gradient in training is the rule of its paper, which torch.func cannot take: call eval()."
+                "PowerNorm's gradient in training is its paper's rule, which torch.func does not support: call eval()."
             )
         with torch.no_grad():
             squares = rows.square()

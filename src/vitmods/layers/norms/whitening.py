@@ -12,7 +12,7 @@ from vitmods.ops.context import upcast, without_autocast
 
 
 class NotFittedWarning(UserWarning):
-    """A norm that is computed from images before the training was not."""
+    """The whitening was not computed from images before training."""
 
 
 @norm_kind(
@@ -21,7 +21,7 @@ class NotFittedWarning(UserWarning):
     paper="Kumar, Dehghani & Houlsby: Dual PatchNorm. TMLR 2023, appendix A",
     url="https://openreview.net/forum?id=jgMqve6Qhw",
     how="the values of a patch are decorrelated by a fixed matrix from training images",
-    published="whitened patches by themselves can lose, and a LayerNorm of the patches alone is enough (appendix A)",
+    published="whitened patches by themselves can lose, a LayerNorm of the patches is enough (appendix A)",
     replaces=False,
     macs=lambda grid, width, dense: grid[0] * grid[1] * width**2,
 )

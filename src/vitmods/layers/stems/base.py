@@ -1,4 +1,4 @@
-"""Shared code of stems: sizes, checks, and computing the visible patches alone."""
+"""Shared code of stems: sizes, checks, and computing only the visible patches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,18 +45,18 @@ def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
 
 
 class Stem(nn.Module):
-    """Images (B, channels, height, width) -> patch tokens (B, T, C) in row-major order.
+    """Map images (B, channels, height, width) to patch tokens (B, T, C) in row-major order.
 
     With ``keep`` (B, K), the indices of visible patches, only these are computed: (B, K, C) in the order of ``keep``,
-    equal to computing all tokens and selecting. A norm that takes statistics over the batch in training takes them
-    over what is visible.
+    equal to computing all tokens and selecting. In training, norms with batch statistics then see only these.
 
-    A subclass takes a ``StemSize`` and what fills its slots (``bias``, ``norm_layer``, ``inner_norm``, ``gelu``), makes
-    ``proj``, the last linear map, and ``norm``, the slot after it, and gives ``project``. It registers in ``STEMS``,
-    and says what it is (``title``), whether a token depends on its own patch alone (``patch_wise``), what fits it
-    (``check``) and what it costs (``macs``, ``normed``). ``strict_img_size`` may be set to False, to take images of any
-    size that patches fill, ``crop_border`` to True, to leave out the pixels after the last whole patch, and
-    ``output_fmt`` to "NHWC", to give (B, rows, columns, C).
+    A subclass registers in ``STEMS``. Its constructor gets a ``StemSize`` and the content of its slots (``bias``,
+    ``norm_layer``, ``inner_norm``, ``gelu``). It makes ``proj``, the last linear map, and ``norm``, the slot after it,
+    and defines ``project``. Class attributes and ``check``, ``macs`` and ``normed`` describe it.
+
+    Three attributes may be set: ``strict_img_size=False`` accepts images of any size that patches fill,
+    ``crop_border=True`` ignores the pixels after the last whole patch, and ``output_fmt="NHWC"`` returns tokens as
+    (B, rows, columns, C).
 
     Raises ValueError when an image does not have the size that the stem was made for, and UserError on a ``keep``
     that is empty, repeats itself or names patches that do not exist, and where the stem is not patch-wise.
@@ -65,14 +65,15 @@ class Stem(nn.Module):
     proj: nn.Module
     norm: nn.Module
     patch_wise = True
+    """Whether a token depends only on its own patch."""
     first_layer = "proj"
     """Name of the layer that reads the images."""
     title: ClassVar[str]
-    """for drawings"""
+    """name in drawings"""
     inner: ClassVar[bool] = False
-    """whether it has layers, and takes ``inner_norm`` for the norms between them"""
+    """whether it has several layers, with ``inner_norm`` between them"""
     around: ClassVar[bool] = False
-    """whether it takes a norm on the pixels of a patch, and a GELU at its end"""
+    """whether it may have a norm on the pixels of a patch, and a GELU at its end"""
     sequences: ClassVar[bool] = False
     """whether it reads tokens, whole numbers (B, T), instead of images"""
     published_norm: ClassVar[str | None] = "none"
@@ -81,16 +82,16 @@ class Stem(nn.Module):
 
     @classmethod
     def check(cls, embed_dim: int, patch_size: tuple[int, int]) -> None:
-        """Raises UserError where it cannot be built so."""
+        """Raise UserError if the stem cannot have this width and patch size."""
 
     @classmethod
     def macs(cls, size: StemSize) -> int:
-        """Multiply-adds for one image."""
+        """Count the multiply-adds for one image."""
         return size.patches * size.values * size.embed_dim
 
     @classmethod
     def normed(cls, size: StemSize, inner: bool) -> int:
-        """Values of one image that pass norms between its layers, ``inner`` if these are filled."""
+        """Count the values of one image that pass norms between its layers, if these slots are filled (``inner``)."""
         return 0
 
     def __init__(self, size: StemSize) -> None:
@@ -132,7 +133,7 @@ class Stem(nn.Module):
         return torch.randn(count, self.in_chans, *self.img_size, generator=generator)
 
     def forward(self, images: Tensor, keep: Tensor | None = None, drawn: bool = False) -> Tensor:
-        """Images (B, channels, height, width) to tokens (B, T, C), or (B, K, C) of the patches ``keep`` (B, K) alone,
+        """Images (B, channels, height, width) to tokens (B, T, C), or (B, K, C) of only the patches ``keep`` (B, K),
         whose values are not looked at where the model has ``drawn`` them itself."""
         self._check(images)
         if self.crop_border:
@@ -149,7 +150,7 @@ class Stem(nn.Module):
                 "so keep cannot be exact. Use a patch-wise stem (linear, dpn, hmlp, local), or mask the tokens."
             )
         if self.output_fmt == "NHWC":
-            raise UserError("The visible patches alone do not form a grid: leave output_fmt at NLC to use keep.")
+            raise UserError("The visible patches do not form a grid: leave output_fmt at NLC to use keep.")
         if not drawn:
             rows, columns = self.dynamic_feat_size((images.shape[-2], images.shape[-1]))
             check_keep(keep, len(images), rows * columns)

@@ -39,7 +39,7 @@ class DualPatchNormStem(LinearStem):
         """Compute what ``norm_before`` knows of training images (whitening): images (B, channels, height, width) as the
         model is given them, or batches of them. UserError where it needs none."""
         if not isinstance(self.norm_before, Whitening):
-            raise UserError("This stem computes nothing from images: only dpn(before=whiten) does.")
+            raise UserError("This stem has nothing to fit to images: only dpn(before=whiten) does.")
         batches = (images,) if isinstance(images, Tensor) else images
         self.norm_before.fit(patchify(batch, self.patch_size) for batch in batches)
 

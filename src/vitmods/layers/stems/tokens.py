@@ -43,7 +43,7 @@ class TokenStem(Stem):
         return tokens[:, None, None] if tokens.ndim == 2 else tokens
 
     def padding(self, images: Tensor) -> Tensor | None:
-        """(B, T), True for token 0; None where there is none, which is asked on a CPU alone: a compiled graph cannot,
+        """(B, T), True for token 0; None where there is none, which is asked only on a CPU: a compiled graph cannot,
         and a GPU would be waited for."""
         mask = images.flatten(1) == 0
         return mask if torch.compiler.is_compiling() or images.device.type != "cpu" or mask.any() else None
@@ -58,7 +58,7 @@ class TokenStem(Stem):
 
     def _check(self, images: Tensor) -> None:
         if images.is_floating_point():
-            raise ValueError("This model reads tokens, whole numbers (B, T), and was given floating-point numbers.")
+            raise ValueError("This model expects tokens as integers (B, T), got floating-point numbers.")
         if images.shape[-1] > self.img_size[1]:
             raise ValueError(
                 f"A sequence of {images.shape[-1]} tokens is longer than the {self.img_size[1]} that the model is made "

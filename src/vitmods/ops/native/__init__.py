@@ -19,13 +19,18 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from vitmods.ops.context import transformed
-from vitmods.ops.native.build import load
+from vitmods.ops.native.build import find_compiler, load
 
-__all__ = ["function", "library", "operator", "usable"]
+__all__ = ["function", "is_switched_on", "library", "operator", "usable"]
 
 NAMESPACE: Any = torch.library.Library("vitmods", "FRAGMENT")
 TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 _PLAIN = (Tensor, Parameter)  # of which other subclasses may have no numbers in memory, or elsewhere
+
+
+def is_switched_on() -> bool:
+    """Whether native forms would be built here."""
+    return os.environ.get("VITMODS_NATIVE") != "0" and bool(os.environ.get("CXX") or find_compiler())
 
 
 @cache

@@ -1,4 +1,4 @@
-"""From a C++ file to a loaded library: find a compiler, build, keep, load.
+"""Build C++ files to libraries, cache them, and load them.
 
 A library is kept under a hash of all that decides it and a hash of itself. It is written under another name and renamed
 when complete: of several processes that build the same, each gets a whole one, and a damaged one is built again. One
@@ -74,7 +74,8 @@ def build(source: Path, compiler: list[str]) -> CDLL:
     for folder in _folders():
         if (kept := _kept(folder, stem)) is not None:
             return kept
-        if _is_fit(folder):
+        loads = not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0)  # libraries, from this file system
+        if loads and os.access(folder, os.W_OK | os.X_OK):
             with tempfile.TemporaryDirectory(dir=folder, prefix=".") as name:
                 made, library = _compile(source, compiler, Path(name))
                 with suppress(OSError):
@@ -89,7 +90,7 @@ def _digest(*parts: bytes) -> str:
 
 
 def _folders() -> Iterator[Path]:
-    """Where libraries are kept, the best place first: the user's cache, and one that can be used where that cannot."""
+    """Return the folders for libraries, the preferred one first: the user's cache, then a temporary one."""
     for cache in (user_cache, temporary_cache):
         try:
             folder = cache() / "native"
@@ -104,14 +105,9 @@ def _folders() -> Iterator[Path]:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether nobody but this user and root can have written it."""
+    """Whether only this user and root can have written it."""
     status = path.stat()
     return status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022
-
-
-def _is_fit(folder: Path) -> bool:
-    """Whether a library can be written to the folder and loaded from it."""
-    return os.access(folder, os.W_OK | os.X_OK) and not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0)
 
 
 def _kept(folder: Path, stem: str) -> CDLL | None:

@@ -1,4 +1,4 @@
-"""Operators for dynamic token normalization; what they compute is said in ../separable.py.
+"""Native operators for dynamic token normalization; ../separable.py defines what they compute.
 
 x is (B, T, C); px (H, columns, columns) and py (H, rows, rows); the mixes are (H,), weight and bias (C,).
 """
