@@ -39,7 +39,9 @@ def refused(capsys, *arguments):
     said = capsys.readouterr()
     assert said.out == ""
     # a study says first what it does
-    error = re.sub(r"^(Reading .* \.\.\.|(At most )?\d+ trials?,.* in .*)\n", "", said.err, flags=re.MULTILINE)
+    error = re.sub(
+        r"^(Reading .* \.\.\.|(At most )?\d+ trials?,.* in .*|Recipe .*)\n", "", said.err, flags=re.MULTILINE
+    )
     assert "Traceback" not in error
     assert error.startswith(f"vitmods {arguments[0]}: ") or f"vitmods {arguments[0]} --help" in error
     return " ".join(re.sub("[\u2500-\u257f]", " ", error).split())
@@ -130,6 +132,7 @@ REFUSED = {
         ("--metric briar", "Did you mean 'brier'"),
         ("--metric fewshot5 --shots 1", "shots"),
         ("--limit-val 0", "limit_val"),
+        ("--arms", "needs an arm besides base"),
         ("--arms dpm", "dpn"),
         ("--arms nroms", "Did you mean 'norm'?"),
         ("--arms dpn x=dpn", "dpn"),

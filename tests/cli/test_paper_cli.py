@@ -32,7 +32,7 @@ def test_the_list_has_every_table_and_what_is_missing(capsys, monkeypatch):
     assert "not available: JFT-4B is not public" in text
     record = {one["name"]: one for one in json.loads(said(capsys, "paper", "list", "--json").out)}
     assert list(record) == list(TABLES)
-    assert not record["dpn-table4"]["runs"]
+    assert not record["dpn-table2"]["runs"]
     assert record["dpn-table6"]["numbers"]["Pre"]["B/32"] == "-2.6"
     assert record["dtn-table11"]["numbers"]["PVT-Tiny, LN"]["APm"] == "?"
 
@@ -105,7 +105,7 @@ def test_arms_of_a_table_in_compare(capsys, tmp_path, monkeypatch):
     ("arguments", "says"),
     [
         (["paper", "rum", "dpn-table6"], "paper run TABLE"),
-        (["paper", "run"], "Say which table"),
+        (["paper", "run"], "Name a table"),
         (["paper", "run", "dpn-table6", "--arms", "dpn"], "compare --arms paper:TABLE dpn"),
         (["paper", "run", "dpn-tabel6"], "Did you mean 'dpn-table6'?"),
         (["paper", "show", "dpn-tabel6"], "Did you mean 'dpn-table6'?"),

@@ -71,7 +71,7 @@ def test_the_command_writes_a_page_and_files(study, tmp_path, capsys):
             assert len(list(csv.DictReader(file))) > 1
         assert (tmp_path / "a" / f"{name}.svg").stat().st_size < 100_000
         assert (tmp_path / "a" / f"{name}.png").stat().st_size > 1000
-    assert "base: it does not have kernels of positions" in page
+    assert "base: it does not have position kernels" in page
     assert main(["analyse", str(study), "--figures", *FAST, "branches", "--out", str(tmp_path / "b")]) == 0
     assert (tmp_path / "b" / "index.html").read_text() == page
 
@@ -82,7 +82,7 @@ def test_one_trial_and_models_that_have_nothing(study, tmp_path, capsys):
     assert "2 of 2" in capsys.readouterr().out
     assert main(["analyse", "new:mu2/4", "--figures", "kernels", "gradients", "variation", "--out", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
-    assert "not made: kernels: it does not have kernels" in printed
+    assert "not made: kernels: it does not have position kernels" in printed
     assert "not made: gradients: its gradients were not recorded: train it with --record gradients." in printed
     assert "not made: variation: it needs images" in printed
     assert main(["analyse", str(study), "--figures", "kernel"]) == 2
@@ -110,7 +110,7 @@ def test_figures_of_other_studies_are_not_missed(tmp_path):
 
     def named(models, **how):
         made = write_gallery("x", kinds, models, tmp_path, **how)
-        return [figure.kind.name for figure in made.shown], [kind.name for kind, _ in made.missing]
+        return [figure.kind.name for figure in made.figures], [kind.name for kind, _ in made.missing]
 
     assert named(alike, every=True) == ([], ["kernels"])
     assert named(alike) == ([], ["stems", "branches", "kernels"])

@@ -275,9 +275,9 @@ def opened(synthetic, **values):
 def test_the_forecast_of_an_open_arm_and_the_command(synthetic):
     answer = opened(synthetic, effect=1.5, sd=1.0, df=16.0, leans="up")
     (line,) = (text for text in advice(answer) if text.startswith("dpn (leaning positive): chance of a verdict "))
-    assert re.search(r"\d+ % with 8 seeds, \d+ % with 16, \d+ % with 32; 16 seeds take [\d.]+ h more\.$", line)
+    assert re.search(r"\d+ % with 8 seeds, \d+ % with 16, \d+ % with 32; 8 seeds take [\d.]+ h more\.$", line)
     (command,) = (step.command for step in next_steps(answer) if step.text == "To decide these arms:")
-    assert command.endswith(" --until-decided --max-seeds 16")
+    assert command.endswith(" --until-decided --max-seeds 8")
     assert " --seeds" not in command
 
 

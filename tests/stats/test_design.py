@@ -234,8 +234,8 @@ def test_seeds_for_is_the_least_number_and_what_images_resolve():
     assert seeds_for(0.0, 4) is None
     assert finest(0.5, 4) == pytest.approx(0.5 * 2.442, abs=1e-3), "the critical value of four arms and endless seeds"
     enough = images_for(1.0, sd=0.6, images_sd=0.5, m=300, k=4)
-    assert enough == 3400
-    assert detectable(4, 32, 0.0075, 0.15).equivalent * 0.6 <= 1.0
+    assert enough == 2400
+    assert detectable(4, 32, 0.028, 0.18).equivalent * 0.6 <= 1.0
     assert images_for(1.0, sd=1.5, images_sd=0.5, m=300, k=4) is None, "endless images and 32 seeds do not either"
 
 

@@ -278,7 +278,7 @@ def test_looks_use_their_own_level_and_whole_looks_alone():
     scores = scores_of(design, {"dpn": 2.0}, n=5)
     study = points(scores, design, most_seeds=8)
     assert (study.n, study["dpn"].alpha) == (4, NOMINAL)
-    assert "look 3 of 5, at 4 seeds" in study.look
+    assert "look at 4 of at most 8 seeds" in study.look
     fixed = points({name: dict(list(seeds.items())[:4]) for name, seeds in scores.items()}, design)
     assert study["dpn"].low < fixed["dpn"].low
     assert points({name: {0: seeds[0]} for name, seeds in scores.items()}, design, most_seeds=8).n == 0

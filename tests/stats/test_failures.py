@@ -53,8 +53,10 @@ def test_it_is_rarely_false_at_any_rate_of_divergence():
 def test_it_is_rarely_false_at_any_look():
     """Eight arms as unstable as base, and seven looks at up to 16 seeds."""
     rng, wrong = np.random.default_rng(0), []
-    level = nominal_level(16) / 8
-    tables = {n: [[less_stable(a, n, b, n, level) for b in range(n + 1)] for a in range(n + 1)] for n in looks(16)}
+    tables = {
+        n: [[less_stable(a, n, b, n, nominal_level(16, n) / 8) for b in range(n + 1)] for a in range(n + 1)]
+        for n in looks(16)
+    }
     for rate in (0.3, 0.5, 0.7):
         failed = (rng.random((2000, 9, 16)) < rate).cumsum(-1)
         claims = [np.array(table)[failed[:, 1:, n - 1], failed[:, :1, n - 1]].any(1) for n, table in tables.items()]

@@ -123,3 +123,29 @@ def test_a_correlation_needs_three_shared_seeds():
     result = fit(scores).correlation
     assert np.isnan(result).tolist() == [False, True, False]
     assert result[0] == pytest.approx(np.corrcoef(scores[:2])[0, 1])
+
+
+def test_seeds_of_base_that_no_arm_has_count():
+    scores = np.random.default_rng(0).standard_normal((3, 16))
+    complete = fit(scores).against
+    assert not complete.knows_more.any()
+    assert (complete.paired == complete.estimate).all()
+    scores[1:, 3:] = np.nan
+    against = fit(scores).against
+    assert against.base_seeds.tolist() == [16, 16]
+    assert against.estimate == pytest.approx(np.nanmean(scores[1:], -1) - scores[0].mean())
+    assert against.paired == pytest.approx(np.nanmean(scores[1:] - scores[0], -1))
+    assert against.rho == pytest.approx(3 / 19)
+    few = fit(scores[:, :7]).against
+    assert not few.knows_more.any(), "of fewer than 8"
+
+
+def test_an_arm_that_follows_a_known_base_is_compared_in_pairs():
+    rng = np.random.default_rng(0)
+    scores = rng.standard_normal((2, 16))
+    scores[1] = scores[0] + 0.01 * rng.standard_normal(16)
+    scores[1, 5:] = np.nan
+    against = fit(scores).against
+    half = against_base(against, None, 0.05, 1)
+    assert against.estimate + half.shift == pytest.approx(against.paired)
+    assert half.seeds < 0.1

@@ -6,7 +6,16 @@ from scipy import integrate, special, stats
 
 import vitmods as vm
 from vitmods.stats.fit import fit
-from vitmods.stats.sequential import decided, extended, futile, looks, nominal_level
+from vitmods.stats.sequential import (
+    INTERIM_LEVEL,
+    LAST_LEVEL,
+    decided,
+    extended,
+    futile,
+    interim_level,
+    looks,
+    nominal_level,
+)
 from vitmods.stats.width import critical_value, exceedance
 from vitmods.util.errors import UserError
 
@@ -15,7 +24,10 @@ def test_looks_and_levels():
     assert looks(16) == (4, 5, 6, 8, 10, 12, 16)
     assert looks(7) == (4, 5, 6, 7)
     assert looks(4) == (4,)
-    assert [nominal_level(most) for most in (4, 8, 9, 16, 32)] == [0.017, 0.017, 0.010, 0.010, 0.0075]
+    assert [nominal_level(16, n) for n in (4, 8, 16)] == [LAST_LEVEL / 16, LAST_LEVEL / 4, LAST_LEVEL]
+    assert nominal_level(9, 9) == nominal_level(32, 32) == LAST_LEVEL
+    assert [interim_level(*seeds) for seeds in ((5, 5), (3, None))] == [None, None]
+    assert interim_level(1, 5) == interim_level(2, 5) < interim_level(4, 5) == INTERIM_LEVEL * 0.8**2
     for most in (3, 33):
         with pytest.raises(UserError, match="4 to 32 seeds"):
             looks(most)
@@ -46,12 +58,12 @@ def test_futile_arms_are_those_that_more_seeds_would_not_decide():
     scores -= scores.mean(-1, keepdims=True)
     scores[1:] += np.array([[0.1], [0.2], [1.2], [3.0]])
     result = fit(scores).against
-    assert futile(result, None, "seeds", 0.05, 0.010, 4, 16).tolist() == [True, True, False, False]
-    assert futile(result, None, "seeds", 1.5, 0.010, 4, 16).tolist() == [False, False, False, False]
+    assert futile(result, None, "seeds", 0.05, 4, 16).tolist() == [True, True, False, False]
+    assert futile(result, None, "seeds", 1.5, 4, 16).tolist() == [False, False, False, False]
     for n, hopeless in ((5, False), (6, True)):  # not before 6 seeds
         few = fit(scores[:, :n] - scores[:, :n].mean(-1, keepdims=True)).against
-        assert futile(few, None, "seeds", 0.05, 0.017, 4, 8).all() == hopeless
-    assert not futile(result, None, "seeds", 0.05, 0.017, 4, 8).any()  # no seeds are left
+        assert futile(few, None, "seeds", 0.05, 4, 8).all() == hopeless
+    assert not futile(result, None, "seeds", 0.05, 4, 8).any()  # no seeds are left
     study = {name: dict(enumerate(row)) for name, row in zip(("base", "a", "b", "c", "d"), scores)}
     decision = vm.decide(study, unit="nats", margin=0.05, most_seeds=16)
     assert [effect.futile for effect in decision.effects.values()] == [True, True, False, False]

@@ -292,3 +292,20 @@ def test_what_cannot_be_compared_is_an_error(change, match):
     change(scores)
     with pytest.raises(UserError, match=match):
         points(scores)
+
+
+def test_data_sets_have_other_images_even_if_as_many():
+    """The images' part of an average is a quarter of the sum of both, and each set has its own chance."""
+    rng = np.random.default_rng(3)
+    scores = {
+        name: {arm: {seed: (rng.random(400) < 0.8).astype(float) for seed in range(4)} for arm in ("base", "dpn")}
+        for name in "ab"
+    }
+    over = over_settings(scores, shared_images=False, chance={"a": 0.1, "b": 0.5})
+    single = [decide(scores[name], chance=0.1)["dpn"] for name in "ab"]
+    assert over["dpn"].images == 800
+    assert over["dpn"].images_sd == pytest.approx(math.hypot(*(one.images_sd for one in single)) / 2, rel=0.02)
+    for name, one in zip("ab", single, strict=True):
+        assert over.each["dpn"][name].effect == pytest.approx(one.effect)
+    lost = over_settings(scores, shared_images=False, chance={"a": 0.1, "b": 0.85})
+    assert lost.each["dpn"]["b"].verdict == lost["dpn"].verdict == Verdict.WITHHELD != lost.each["dpn"]["a"].verdict

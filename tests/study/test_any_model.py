@@ -277,8 +277,12 @@ def test_a_change_that_needs_a_model_that_can_be_read_makes_every_model_a_vitmod
     for arm in ("base", "dpn", "parallel"):
         assert isinstance(open_trial(tmp_path / f"out/trials/{arm}/seed0"), vm.ViT)
     assert 'class="drawing"' in result.report().read_text()
-    with pytest.raises(UserError, match="in_place: False -> "):  # base would be another model
+    # Base would be another model.
+    with pytest.raises(UserError, match=r"models: read as vitmods ViTs, .* -> changed in place"):
         run(study_of(VIT, ["dpn"]), tmp_path / "out")
+    run(study_of(VIT, ["dpn"]), tmp_path / "other", cost_seconds=0)
+    with pytest.raises(UserError, match=r"models: changed in place -> read .* in a folder of their own"):
+        run(study_of(VIT, ["dpn", "parallel"]), tmp_path / "other")
     with pytest.raises(UserError, match=r"SwinTransformer is not covered.* 'parallel' needs a model"):
         study_of(SWIN, ["parallel"]).dry_run()
 

@@ -1,13 +1,16 @@
 """Warnings of a study: of its settings before it trains, and of its outcome before verdicts are acted on."""
 
 import dataclasses
+import json
 import re
 import warnings
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
+from timm.models import save_for_hf
 
 import vitmods as vm
 from vitmods.stats.decide import decide
@@ -63,11 +66,11 @@ def test_test_images_that_are_too_few_for_the_margin():
     )
     few = study(images=300)
     (doubt,) = doubts(few)
-    more = "More images do not help: trials vary by 2.9 points, so 32 seeds resolve only 3.1 points."
+    more = "More images do not help: trials vary by 2.9 points, so 32 seeds resolve only 2.6 points."
     assert doubt.startswith(cannot + more)
     steady = dataclasses.replace(few["a"], sd=0.2)
     (doubt,) = doubts(dataclasses.replace(few, effects={"a": steady}))
-    assert doubt.startswith(cannot + "About 77,000 test images could, with up to 32 seeds. Or restrict the claim")
+    assert doubt.startswith(cannot + "About 54,000 test images could, with up to 32 seeds. Or restrict the claim")
     (doubt,) = doubts(dataclasses.replace(few, effects={"a": dataclasses.replace(steady, grouped=True)}))
     assert "with 300 groups of test images" in doubt
     assert doubts(dataclasses.replace(few, generalize="seeds")) == []
@@ -120,6 +123,35 @@ def test_few_photographs_ask_for_trained_weights(dataset):
     start = "100 training images are few to train S/16 from scratch. Start from trained weights (--from "
     assert text.startswith(start)
     assert advice(in_chans=1) == advice("timm:swin_tiny_patch4_window7_224", in_chans=3) == []
+
+
+def test_weights_that_are_on_disk_are_suggested(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "torch"))
+    study = Study("S/16", ["dpn"], "digits", img_size=64, in_chans=3)
+    assert "on this machine" not in few_images(study.settings, dataset)[0]
+    model = timm.create_model("test_vit", num_classes=3)
+    expected = []
+    for name, config in {
+        "timm--vit_small": {"architecture": "vit_small_patch16_224"},
+        "facebook--dinov2": {"model_type": "dinov2"},
+        "timm--resnet18": {"architecture": "resnet18"},
+        "google--bert": {"model_type": "bert"},
+        "someone--damaged": [],
+    }.items():
+        folder = tmp_path / "hub" / f"models--{name}" / "snapshots" / "1a2b"
+        save_for_hf(model, str(folder), safe_serialization="both")
+        (folder / "config.json").write_text(json.dumps(config))
+        expected += [str(folder)] if name in ("timm--vit_small", "facebook--dinov2") else []
+    (tmp_path / "torch" / "checkpoints").mkdir(parents=True)
+    for name in ("deit_small_patch16_224-cd65a155.pth", "resnet50-11ad3fa6.pth", "vit_b.txt"):
+        (tmp_path / "torch" / "checkpoints" / name).touch()
+    expected.append(str(tmp_path / "torch" / "checkpoints" / "deit_small_patch16_224-cd65a155.pth"))
+    (text,) = few_images(study.settings, dataset)
+    assert text.endswith(f"These are on this machine already: --from {', '.join(sorted(expected))}.")
+    vit = tmp_path / "hub" / "models--timm--vit_small" / "snapshots" / "1a2b"
+    save_for_hf(model, str(vit), safe_serialization=True)
+    assert isinstance(vm.adapters.open_checkpoint(str(vit)), vm.ViT)  # as the suggestion says
 
 
 KINDS = ("rms", "scale", "batch", "instance", "group")

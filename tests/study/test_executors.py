@@ -10,7 +10,7 @@ import pytest
 
 from vitmods.study.arms import Arm
 from vitmods.study.executors import Inline, describe
-from vitmods.study.executors.processes import OUT_OF_MEMORY, SAVE_GRACE_S, Processes
+from vitmods.study.executors.processes import OUT_OF_MEMORY, SAVE_GRACE_S, Copy, Processes, Template
 from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 
@@ -63,8 +63,15 @@ def test_inline_goes_on_after_a_failure_but_not_after_an_interruption():
 
 # A worker that follows the protocol of vitmods.study.executors.processes, and misbehaves as its task says.
 WORKER = """
-import json, os, signal, sys, time
-task = json.loads(sys.argv[1])
+import json, os, signal, socket, sys, time
+if sys.argv[1] == "--fork":
+    from vitmods.study.executors.processes import serve
+    task = serve(socket.socket(fileno=int(sys.argv[2])))
+    if task is None:
+        sys.exit()
+    sys.stdin = open(0)
+else:
+    task = json.loads(sys.argv[1])
 for line in sys.stdin:
     name = json.loads(line)
     with open(task["record"], "a") as record:
@@ -80,22 +87,38 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture
-def pool(tmp_path, monkeypatch):
-    """Processes whose workers run WORKER."""
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
-    python = tmp_path / "python"
-    python.write_text(
-        f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$4"\n'
-    )  # python -P -m vitmods.study.executors.processes TASK
+@pytest.fixture(scope="module")
+def misbehaving(tmp_path_factory):
+    """The path of a Python that runs WORKER."""
+    folder = tmp_path_factory.mktemp("python")
+    (folder / "worker.py").write_text(WORKER)
+    python = folder / "python"  # -P -m vitmods.study.executors.processes TASK, or --fork NUMBER
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{folder / "worker.py"}" "$4" "$5"\n')
     python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
+    return str(python)
+
+
+@pytest.fixture(scope="module")
+def template(misbehaving):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", misbehaving)
+        started = Template(3)
+    with started:
+        yield started
+
+
+@pytest.fixture(params=["fresh", "copies"])
+def pool(tmp_path, monkeypatch, request, misbehaving):
+    """Processes whose workers run WORKER."""
+    if request.param == "copies" and sys.platform != "linux":
+        pytest.skip("workers are copies on Linux alone")
+    template = request.getfixturevalue("template") if request.param == "copies" else None
+    monkeypatch.setattr(sys, "executable", misbehaving)
     record = tmp_path / "record"
 
     def make(workers=2, **task):
         monkeypatch.setattr(Processes, "task", lambda executor, index: {"record": str(record), **task})
-        return Processes(StudyFolder(tmp_path), workers, threads=3)
+        return Processes(StudyFolder(tmp_path), workers, threads=3, template=template)
 
     make.record_file = record
     make.record = lambda: [line.split() for line in record.read_text().splitlines()]
@@ -112,6 +135,17 @@ def test_every_trial_goes_to_one_worker_with_its_share_of_threads(pool):
 def test_a_killed_worker_loses_its_trial_alone(pool):
     assert ran(pool(die_at=1)) == {TRIALS[1]: f"its worker process was killed by SIGKILL: {OUT_OF_MEMORY}"}
     assert sorted(int(seed) for _, seed, _ in pool.record()) == [0, 1, 2, 3]
+
+
+def test_without_its_template_a_worker_is_a_fresh_interpreter(tmp_path, monkeypatch, misbehaving):
+    monkeypatch.setattr(sys, "executable", misbehaving)
+    monkeypatch.setattr(Processes, "task", lambda executor, index: {"record": str(tmp_path / "record")})
+    with Template(3) as template:
+        template._process.kill()
+        template._process.wait()
+        processes = Processes(StudyFolder(tmp_path), 1, threads=3, template=template)
+        assert not isinstance(processes.start(0).process, Copy)
+        assert ran(processes) == {}
 
 
 def test_a_worker_that_ends_is_quoted(pool):

@@ -84,7 +84,7 @@ def test_a_model_divided_in_bfloat16_is_a_whole_one_and_takes_what_was_told(tmp_
 @pytest.mark.parametrize("name", CASES)
 def test_a_real_step_takes_what_was_told(name, monkeypatch):
     """To 6 % where random numbers are kept to run a block again, 5 kB a block; otherwise to the byte."""
-    monkeypatch.setattr("vitmods.ops.attention._form", lambda *_: "fused")  # as on a GPU
+    monkeypatch.setattr("vitmods.ops.attention._kernel_for", lambda *_: "fused")  # as on a GPU
     fields, ways = CASES[name]
     recipe, how = RECIPE.with_(**fields), RunOptions("cpu", **ways)
     told = memory_of(CONFIG, recipe, options=how)

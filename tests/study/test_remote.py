@@ -112,8 +112,8 @@ UNKNOWN += ["simplecache::s3://KEY:VALUE@b/x", "zip://x", "tar://x", "gist://x",
 WITH_KEYS = ["s3://KEY:VALUE@bucket/x", "s3://KEY@bucket/x", "sftp://user:VALUE@host/x", "abfs://x/y?sig=VALUE"]
 WRONG_ADDRESSES = {
     "is not an address of a folder": ["s3://", "s3://bucket/../x", "s3:bucket/x"],
-    "is not a place for a study": UNKNOWN,
-    "has keys or options in it": WITH_KEYS,
+    "cannot hold a study": UNKNOWN,
+    "contains keys or options": WITH_KEYS,
 }
 
 

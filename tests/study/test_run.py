@@ -325,7 +325,7 @@ def test_a_trial_s_evaluation_can_be_repeated(finished, tmp_path):
 
 
 def test_defaults_follow_the_size_of_the_images(tmp_path):
-    from vitmods.study.defaults import ORDINARY, defaults_for
+    from vitmods.study.defaults import defaults_for
 
     assert defaults_for("digits").img_size == 8
     for side, base, size in ((28, "Ti/4", 32), (64, "Ti/8", 64), (100, "Ti/8", 96), (500, "Ti/16", 224)):
@@ -335,8 +335,7 @@ def test_defaults_follow_the_size_of_the_images(tmp_path):
             Image.new("RGB", (side + 20, side)).save(folder / "0.png")
             (folder / "broken.jpg").write_text("no image")
         defaults = defaults_for(str(tmp_path / str(side)))
-        assert (defaults.base, defaults.img_size) == (base, size)
-    assert defaults_for(str(tmp_path / "500")) == ORDINARY
+        assert (defaults.base, defaults.img_size, defaults.side) == (base, size, side)
     with pytest.raises(UserError):
         defaults_for(str(tmp_path / "nowhere"))
 

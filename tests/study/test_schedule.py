@@ -11,7 +11,7 @@ import pytest
 from vitmods.recipes import Recipe
 from vitmods.study.arms import make_arms
 from vitmods.study.executors import Inline
-from vitmods.study.plan import Settings, make_plan, make_seeds
+from vitmods.study.plan import Settings, Trial, make_plan, make_seeds
 from vitmods.study.schedule import Budget, Progress, Schedule, make_budget
 from vitmods.study.state import Evaluated, StudyState, decision_at, looks
 from vitmods.study.store import Plan, StudyFolder
@@ -151,7 +151,7 @@ def test_looks_are_not_undone_by_calling_the_seeds_fixed(tmp_path):
         ).alpha
         for one in (True, False)
     ]
-    assert alphas == [0.017, 0.05]
+    assert alphas == [0.028, 0.05]
 
 
 def test_a_diverged_arm_is_an_outcome(tmp_path):
@@ -255,3 +255,18 @@ def test_until_decided_it_is_looked_at_and_stops_as_a_whole(tmp_path):
     undecided.run()
     assert len(undecided.order) == 4 * 3
     assert not undecided.last().stopped
+
+
+def test_seeds_of_base_beyond_the_study_are_read_and_not_planned_for_arms(tmp_path):
+    play = Played(tmp_path, {"base": 0.5, "dpn": 0.5}, seeds=2, until_decided=False, known=5)
+    assert Settings.from_dict(play.settings.to_dict()) == play.settings
+    assert play.settings.planned == 7
+    for seed in range(5):
+        play.train(Trial(play.settings.arm("base"), seed))
+    play.run()
+    assert play.order == [("dpn", 0), ("dpn", 1)]
+    assert len(play.state().answered) == 7
+    assert decision_at(play.state(), play.settings.seeds)["dpn"].n == 2
+    (play.folder.trial(Trial(play.settings.arm("base"), 4)) / "result.json").unlink()
+    play.run()
+    assert play.order == [("base", 4)]

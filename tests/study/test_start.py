@@ -1,6 +1,8 @@
 """Studies that begin with trained weights, of one checkpoint or of a folder of them, and arms that train a part."""
 
 import json
+import re
+import shutil
 
 import pytest
 import torch
@@ -36,7 +38,7 @@ def checkpoint(tmp_path_factory):
     """The folder of a trial of one epoch."""
     out = tmp_path_factory.mktemp("checkpoint") / "trial"
     recipe = RECIPE.with_(mean=(0.4,), std=(0.3,))
-    fixed = fixed_settings("mu2/4", "digits", recipe, ImageOptions(limit_train=128, **IMAGES))
+    fixed, *_ = fixed_settings("mu2/4", "digits", recipe, ImageOptions(limit_train=128, **IMAGES))
     runner = TrialRunner(StudyFolder(out), Settings(fixed, (), (0,)), RunOptions("cpu"))
     runner.train(Trial(Arm("base"), 0), out)
     return out
@@ -89,6 +91,38 @@ def test_every_arm_and_seed_begins_with_the_checkpoint(checkpoint):
     assert torch.equal(changed["blocks.0.mlp.fc1.weight"], trained["blocks.0.mlp.fc1.weight"])
 
 
+def first_steps(out):
+    models = json.loads((out / "study.json").read_text())["models"]
+    return {arm: facts["changes"][-1]["summary"] for arm, facts in models.items() if facts["changes"]}
+
+
+def test_the_statement_before_the_first_step_has_the_accuracy_of_the_trained_head(checkpoint, tmp_path):
+    study = make(checkpoint, ["dpn", "rms"])
+    study.run(tmp_path / "same", **RUN)
+    steps = first_steps(tmp_path / "same")
+    dataset = TrialRunner(StudyFolder(tmp_path), study.settings, RunOptions("cpu")).dataset(study.settings.recipe)
+    top1 = []
+    for changes in ((), (vm.DualPatchNorm(),)):
+        model = vm.apply(open_trial(checkpoint), *changes) if changes else open_trial(checkpoint)
+        hits = [model(x).argmax(1) == torch.as_tensor(y) for x, y in dataset.plain_batches("val", 256, 256)]
+        top1.append(f"{100 * torch.cat(hits).double().mean():.1f}")
+    assert f"Top-1 is {top1[1]} instead of {top1[0]} on up to 256 validation images." in steps["dpn"]
+    assert steps["rms"].startswith("The outputs stay as they are.")  # with the biases of norms in that of the head
+
+
+def test_the_statement_before_the_first_step_sees_through_a_head_of_zeros(folder, tmp_path):
+    zeros = {**SHORT, "recipe": RECIPE.with_(init="big_vision", head_bias=-3.0)}
+    study = Study(start=folder / "base.safetensors", arms=["dpn", "layerscale(init=1.0)"], **zeros, seeds=1)
+    settings = study.settings
+    base = build_model(base_config(settings, 10), Arm("base"), 0, settings.fixed["start"], settings.recipe)
+    assert not base.head.weight.any()
+    study.run(tmp_path / "out", **RUN)
+    steps = first_steps(tmp_path / "out")
+    assert "of their spread. New weights" in steps["dpn"]
+    assert "differ by 0%" not in steps["dpn"]
+    assert steps["layerscale(init=1.0)"].startswith("The outputs stay as they are.")
+
+
 @pytest.mark.parametrize("positions", ["bicubic", "bilinear"])
 def test_another_size_and_other_classes(checkpoint, positions):
     start, _, config = Start.of(str(checkpoint), positions)
@@ -101,7 +135,8 @@ def test_another_size_and_other_classes(checkpoint, positions):
 
 
 def test_the_call_in_the_report_is_the_same_study(checkpoint, settings_of_call):
-    study = make(checkpoint)
+    study = make(checkpoint, positions="bilinear", img_size=16)
+    assert study.settings.fixed["start"]["positions"] == "bilinear"
     assert settings_of_call(study).to_dict() == study.settings.to_dict()
     assert str(checkpoint) in repr(study)
 
@@ -260,10 +295,18 @@ def test_a_model_of_another_library_is_trained_further(tmp_path):
     trial = trials / "base" / "seed0"
     study = Study(start=trial, arms=["layerscale(init=1.0)", "dpn(start=gentle)"], seeds=1, **SHORT)
     study.run(tmp_path / "second", **run)
-    models = json.loads((tmp_path / "second" / "study.json").read_text())["models"]
-    effects = {arm: facts["changes"][-1]["summary"] for arm, facts in models.items() if facts["changes"]}
+    effects = first_steps(tmp_path / "second")
     assert effects["layerscale(init=1.0)"].startswith("The outputs stay as they are. New weights:")
-    assert "differ by" in effects["dpn(start=gentle)"]
+    assert re.search(r"differ by .* Top-1 is \S+ instead of", effects["dpn(start=gentle)"])
+
+    folder = tmp_path / "plain"  # whose trials are named by hand
+    for name, arm in (("base", "base"), ("scaled", "layerscale*")):
+        shutil.copytree(next(trials.glob(arm)), folder / name)
+    again = Study(start=folder, seeds=1, **SHORT)
+    assert again.settings.arm("scaled").changes == (vm.LayerScale(init=0.5),)
+    again.run(tmp_path / "third", **run)
+    opened = open_trial(tmp_path / "third" / "trials" / "scaled" / "seed0")
+    assert [str(change) for change in opened.vm_changes] == ["layerscale(init=0.5)"]
 
     start, _, spec = Start.of(str(trial))
     assert spec == base

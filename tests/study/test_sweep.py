@@ -6,12 +6,15 @@ import re
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from vitmods.cli import main as shell
 from vitmods.data.loading import load
 from vitmods.recipes import Augment, Recipe, plain
 from vitmods.report import render
 from vitmods.study import Answer, Study
 from vitmods.study.plan import Settings, check_plan
+from vitmods.study.state import over_studies
 from vitmods.util.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
@@ -150,3 +153,57 @@ def test_what_cannot_be_swept_over(sweep, fixed, message):
 def test_one_setting_is_no_sweep():
     with pytest.raises(UserError, match=r"two values or more, not lr=0.001 alone"):
         make({"lr": [1e-3]})
+
+
+def test_data_sets_have_a_study_each_and_an_average(tmp_path, capsys):
+    photos = tmp_path / "photos"
+    for number in range(90):
+        folder = photos / f"class{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 128, (16, 16, 3)) + 100 * (number % 2)
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
+    out = tmp_path / "sets"
+    command = ["compare", "--sweep", f"data=digits,{photos}", "--arms", "dpn", "--base", "mu/4", "--seeds", "3"]
+    command += [
+        "--epochs",
+        "1",
+        "--warmup-epochs",
+        "0",
+        "--batch-size",
+        "16",
+        "--limit-train",
+        "48",
+        "--workers",
+        "1",
+        "--device",
+        "cpu",
+        "--cost-seconds",
+        "0",
+    ]
+    assert shell([*command, "--quiet", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "dpn on each data set" in printed
+    assert "On average over 2 data sets" in printed
+
+    folders = [path.parent for path in sorted(out.glob("*/study.json"))]
+    studies = [Answer.load(folder) for folder in folders]
+    assert {study.settings["in_chans"] for study in studies} == {1, 3}  # as fits each
+    over = over_studies(folders)
+    assert over["dpn"].effect == pytest.approx(np.mean([study["dpn"].effect for study in studies]))
+    assert over["dpn"].images == sum(study["dpn"].images for study in studies)
+    written = json.loads((out / "over_data.json").read_text())
+    assert written["average"]["effects"]["dpn"]["effect"] == pytest.approx(over["dpn"].effect)
+    assert set(written["each"]["dpn"]) == {"digits", str(photos)}
+
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
+    assert shell([*command, "--quiet", "--dry-run", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.count("0 trials to run (6 are finished)") == 2
+    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
+    with pytest.raises(UserError, match="Two studies are of"):
+        over_studies([folders[0], folders[0]])
+    assert shell([*command, "--data", "digits"]) == 2
+    missing = [word.replace(f",{photos}", f",{tmp_path}/missing") for word in command]
+    assert shell([*missing, "--out", str(tmp_path / "refused")]) == 2
+    assert not (tmp_path / "refused").exists()
+    with pytest.raises(UserError, match="a study of its own"):
+        Study("mu/4", ["dpn"], sweep={"data": ["digits", str(photos)]})

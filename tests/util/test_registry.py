@@ -27,7 +27,7 @@ def test_the_nearest_name_is_suggested_also_for_other_words():
 def test_an_unknown_name_is_a_user_error_with_the_nearest():
     metrics: Registry[int] = Registry("metric", advice="`vitmods evaluate --help` lists all.")
     metrics.add("top1", 1, words=("accuracy",))
-    with pytest.raises(UserError, match=r"There is no metric 'accuracy'. Did you mean 'top1'\? `vitmods evaluate"):
+    with pytest.raises(UserError, match=r"Unknown metric 'accuracy'. Did you mean 'top1'\? `vitmods evaluate"):
         metrics["accuracy"]
     assert "accuracy" not in metrics
     assert metrics.get("accuracy") is None
@@ -46,7 +46,7 @@ def test_a_second_thing_of_a_name_is_refused_naming_both():
     class Second:
         pass
 
-    with pytest.raises(UserError, match=r"two changes 'dpn': .*First and .*Second. Rename one of them"):
+    with pytest.raises(UserError, match=r"Two changes are called 'dpn': .*First and .*Second. Rename one of them"):
         changes.add("dpn", Second)
 
     assert changes["dpn"] is First

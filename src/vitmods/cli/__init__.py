@@ -18,7 +18,9 @@ from vitmods.util.text import printable
 
 COMMANDS = {
     "compare": "train a base ViT and changed ones with paired seeds; say which change helps and what it costs",
+    "base": "train base alone, as the reference of later studies next to it; report its spread, curve and time",
     "train": "train one arm with one seed",
+    "pretrain": "train one arm without labels, by DINO or another task",
     "finetune": "adapt trained weights to other images: all of them, or attention alone",
     "analyse": "look inside models: the figures of the papers, with numbers and captions",
     "evaluate": "evaluate trained weights: accuracy, calibration, few-shot, corruptions",
@@ -37,9 +39,11 @@ COMMANDS = {
 
 ELSEWHERE = {
     "analyse": "vitmods.analysis.command:main",
+    "base": "vitmods.cli.compare:train_base",
     "decide": "vitmods.cli.report:decide_scores",
     "diff": "vitmods.cli.changes:show_diff",
     "paper": "vitmods.papers.command:main",
+    "pretrain": "vitmods.cli.train:pretrain",
     "recipes": "vitmods.cli.recipe:list_recipes",
 }
 """commands that are not the `main` of a file of this package"""

@@ -30,7 +30,7 @@ class Bench:
     """
 
     models: tuple[str, ...] = ("S/16", "timm:vit_small_patch16_224")
-    """what is measured; the first is what the others are compared with"""
+    """models to measure; the others are compared with the first"""
     batch: tuple[int, ...] = (1, 8)
     """images at a time"""
     kind: tuple[Literal["inference", "training"], ...] = ("inference", "training")
@@ -40,11 +40,11 @@ class Bench:
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps"""
     bf16: bool = False
-    """under bfloat16 autocast"""
+    """run under bfloat16 autocast"""
     compile: bool = False
-    """the models under torch.compile"""
+    """compile the models with torch.compile"""
     seconds: float = 30.0
-    """for the rounds of each batch and kind; seven rounds are always made"""
+    """time limit for each batch and kind, in seconds; at least seven rounds run"""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """also write bench.json and bench.png into this folder"""
 

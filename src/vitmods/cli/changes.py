@@ -33,7 +33,7 @@ class Changes:
 
 
 @dataclass(frozen=True)
-class Diff:
+class DiffOptions:
     """Show what changes alter in a model: modules, parameters, FLOPs, what is preserved, papers. Nothing is trained.
 
     examples:
@@ -123,7 +123,7 @@ def describe(kind: Any) -> dict[str, Any]:
 
 def show_diff(arguments: Sequence[str]) -> int:
     """Run `vitmods diff`; returns the exit code."""
-    options = parse(Diff, arguments, "diff")
+    options = parse(DiffOptions, arguments, "diff")
     import torch
 
     from vitmods.adapters.apply import apply

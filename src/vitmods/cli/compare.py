@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from vitmods.study.executors import StudyOptions
 from vitmods.study.plan import Measure, StudySettings, make_grid, measure_of
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
+from vitmods.util.files import write_json
 from vitmods.util.registry import plugin_options
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ COMMON = (
     "data arms base from task img-size recipe epochs seeds until-decided budget margin metric workers device out "
     "dry-run"
 )
+COMMON_OF_BASE = "data base from task img-size recipe epochs seeds budget metric workers device out dry-run"
 """options that --help shows"""
 
 
@@ -68,7 +71,7 @@ class Compare:
     options: StudyOptions
     settings: StudySettings
     protocols: Options
-    arms: tuple[str, ...] = ()
+    arms: tuple[str, ...] | None = None
     """changes to compare against base, joined by +, or NAME=CHANGES; `vitmods changes` lists them. replace(rms),
     replace(dtn): other norms in any transformer. attention, ffn, head, train(ROLES): what is trained; full: all of it.
     paper:TABLE: the arms of a published table, and its task, bases and sweep unless you set them (`vitmods paper`);
@@ -89,12 +92,14 @@ class Compare:
     """most trials per arm, with --until-decided; None: 16, or 8 in a factorial study; with --budget as many as fit, at
     most 32"""
     budget: str | None = None
-    """how much this run may take: 2h, 30m, or 40trials; re-running the command resumes. None: no limit"""
+    """how much this run may take: 2h, 30m, or 40trials; re-running the command resumes. A new study with a time also
+    gets model, image size, epochs and seeds that fit, as far as you do not set them (docs/study.md). None: no limit"""
     recipe: str | None = None
     """recipe with the defaults of training: plain, deit, augreg(level=light1), ...; `vitmods recipes` lists them. None:
     what fits the images, or finetune with --from"""
     out: Path | None = None
-    """folder of the study, or an address such as s3://bucket/folder (docs/clusters.md); None: runs/DATA-BASE"""
+    """folder of the study, or an address such as s3://bucket/folder (docs/clusters.md); None: runs/DATA-BASE, or
+    runs/DATA if base is chosen for a budget"""
     quiet: bool = False
     """print no progress on the error stream"""
     retrain: str | None = None
@@ -118,9 +123,71 @@ class Compare:
             raise UserError("--retrain trains one arm once, after the study: drop --dry-run, --pilot and --budget.")
 
 
+@dataclass(frozen=True)
+class Base:
+    """Train a model without changes on many seeds; report its spread, learning curve and time.
+
+    Studies of the same images and recipe in folders next to it reuse its trials, so that they train arms alone.
+
+    examples:
+      vitmods base --data path/to/images --base Ti/16 --seeds 16
+      vitmods compare --data path/to/images --base Ti/16 --arms dpn     (then: base is known from 16 trials)
+    """
+
+    dataset: DataOptions
+    training: RecipeChoice
+    options: StudyOptions
+    settings: StudySettings
+    base: str | None = None
+    """the model: Ti/16, S/16, B/16, or a timm name; any other as timm:NAME, torchvision:NAME, hf:FOLDER,
+    python:MODULE:FUNCTION (docs/any-model.md); None: what fits the images"""
+    start: Annotated[str | None, tyro.conf.arg(name="from")] = None
+    """trained weights to start from, which also set base"""
+    seeds: int = 16
+    """number of trials"""
+    budget: str | None = None
+    """how much this run may take: 2h, 30m, or 40trials; re-running the command resumes. None: no limit"""
+    recipe: str | None = None
+    """recipe with the defaults of training; `vitmods recipes` lists them. None: what fits the images, or finetune with
+    --from"""
+    out: Path | None = None
+    """folder of the study, or an address; None: runs/DATA-BASE-base"""
+    quiet: bool = False
+    """print no progress on the error stream"""
+    dry_run: bool = False
+    """train nothing: show sizes and an estimate of time and disk"""
+
+
+def train_base(arguments: Sequence[str]) -> int:
+    """Run `vitmods base`; returns the exit code."""
+    options = parse(Base, arguments, "base", COMMON_OF_BASE)
+    from vitmods.study import Study
+
+    machine = replace(options.options, progress=not options.quiet)
+    machine.check_here()
+    dataset = options.dataset
+    study = Study(
+        options.base, None, dataset.data, options.training, options.seeds, task=dataset.task, start=options.start,
+        settings=options.settings, images=dataset,
+    )  # fmt: skip
+    name = Path(options.start).name if options.start else str(study.settings.fixed["base"])
+    out = options.out or readable_folder(dataset.data, name, "base")
+    command = shlex.join(["vitmods", "base", *arguments, *plugin_options()])
+    if options.dry_run:
+        print(study.dry_run(out, budget=options.budget, command=command, options=machine))
+        return 0
+    reference = study.run_base(out, budget=options.budget, command=command, options=machine)
+    print(reference)
+    for failure in reference.failed:
+        print(f"failed: {failure}", file=sys.stderr)
+    return FAILED if reference.failed else 0
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Compare, arguments, "compare", COMMON)
+    if "data" in (sweep := make_grid(options.settings.sweep, "--sweep").to_dict()):
+        return over_data(options, arguments, sweep)
     if not options.quiet:  # importing torch takes seconds
         print(f"Reading {options.dataset.data} ...", file=sys.stderr, flush=True)
     from vitmods.study.arms import find_line_up
@@ -128,8 +195,8 @@ def main(arguments: Sequence[str]) -> int:
 
     machine = replace(options.options, progress=not options.quiet)
     machine.check_here()
-    make_budget(options.budget)
-    named_line_ups = ((arm, line_up.name) for arm in options.arms if (line_up := find_line_up(arm)))
+    budget = make_budget(options.budget)
+    named_line_ups = ((arm, line_up.name) for arm in options.arms or () if (line_up := find_line_up(arm)))
     tables = [arm for arm, name in named_line_ups if arm.strip() in (name, f"paper:{name}")]  # not `norms`
     if len(tables) > 1:
         raise UserError(f"A study has the bases and settings of one table: give one of {' and '.join(tables)}.")
@@ -137,7 +204,8 @@ def main(arguments: Sequence[str]) -> int:
     task_given = any(re.match("--task(=|$)", word) for word in arguments)
     study = make_study(fill_in(options, line_up, task_given) if line_up else options)
     names = [line_up.name] if line_up else []
-    if options.base or not line_up:
+    chooses = budget.seconds is not None and not (options.base or options.start)  # base is not known yet
+    if (options.base or not line_up) and not chooses:
         bases = options.base or (str(study.settings.fixed["base"]),)
         names.append(Path(options.start).name if options.start else "-".join(bases))
     out = options.out or readable_folder(options.dataset.data, *names)
@@ -147,7 +215,7 @@ def main(arguments: Sequence[str]) -> int:
         retrained = study.retrain(out, options.retrain, options=machine)
         print(f"{retrained}\nReport: {named(Answer.load(out).report())}")
         return 0 if retrained.finished else FAILED
-    run: dict[str, Any] = {"options": machine, "budget": options.budget}
+    run: dict[str, Any] = {"options": machine, "budget": budget}
     run["command"] = shlex.join(["vitmods", "compare", *arguments, *plugin_options()])
     if options.dry_run:
         if options.out:  # without it any folder may do: nothing is written
@@ -165,6 +233,52 @@ def main(arguments: Sequence[str]) -> int:
     confirmed = study.confirm(out, **run)
     confirmed.report()
     return max(_show(type(result).load(out)), FAILED if confirmed.failed else 0)
+
+
+def over_data(options: Compare, arguments: Sequence[str], sweep: dict[str, list[str]]) -> int:
+    """Run a study for each data set, in a folder of its own, and answer over all of them; returns the exit code."""
+    from vitmods.stats import tables
+    from vitmods.study.prepare import open_study
+    from vitmods.study.state import over_studies
+    from vitmods.study.store import StudyFolder, slug
+
+    given = {"--data": any(re.match("--data(=|$)", word) for word in arguments), "--budget": options.budget is not None}
+    given |= {"--retrain": options.retrain is not None, "--pilot": options.pilot, "another sweep": len(sweep) > 1}
+    if refused := [name for name, is_given in given.items() if is_given]:
+        raise UserError(f"--sweep data=... excludes {refused[0]}: leave it out, or compare on each data set by itself.")
+    out = options.out or readable_folder("-".join(Path(name.partition("?")[0]).name for name in sweep["data"]))
+    machine = replace(options.options, progress=not options.quiet)
+    machine.check_here()
+    alone = replace(options.settings, sweep=())
+    studies = {
+        name: make_study(replace(options, settings=alone, dataset=replace(options.dataset, data=name)))
+        for name in sweep["data"]
+    }
+    for name, study in studies.items() if not options.dry_run else ():  # check all before the first one runs
+        with warnings.catch_warnings():  # which come again
+            warnings.simplefilter("ignore")
+            open_study(StudyFolder(out / slug(name)), study.settings, replace(machine, progress=False))
+    command, results = shlex.join(["vitmods", "compare", *arguments, *plugin_options()]), []
+    for name, study in studies.items():
+        run: dict[str, Any] = {"options": machine, "command": command}
+        if options.dry_run:
+            print(f"{name}:\n{study.dry_run(out / slug(name), **run)}\n")
+        else:
+            if not options.quiet:
+                print(f"{name}:", file=sys.stderr, flush=True)
+            results.append(study.run(out / slug(name), **run))
+    if options.dry_run:
+        return 0
+    over = over_studies(result.path for result in results)
+    write_json(out / "over_data.json", over.to_dict())
+    for arm, effects in over.each.items():
+        print(f"{arm} on each data set:\n{tables.text(list(effects.values()))}\n")
+    print(f"On average over {len(results)} data sets:\n{over}\n")
+    for result in results:
+        print(f"Report: {named(result.report())}")
+    for failure in (failure for result in results for failure in result.failed):
+        print(f"failed: {failure}", file=sys.stderr)
+    return FAILED if any(result.failed for result in results) else 0
 
 
 def fill_in(options: Compare, line_up: LineUp, task_given: bool) -> Compare:
@@ -213,7 +327,9 @@ def make_study(options: Compare) -> Study:
     from vitmods.study.arms import BASE
     from vitmods.study.checkpoints import arm_names
 
-    texts = options.arms or (arm_names(options.start) if options.start else ()) or USUAL_ARMS
+    texts = options.arms
+    if texts is None:
+        texts = (arm_names(options.start) if options.start else ()) or USUAL_ARMS
     names_of_base = {BASE, "full"} if options.training.overrides.get("train", ALL) == ALL else {BASE}
     for arm in sorted(names_of_base.intersection(map(str.strip, texts))):
         subject = BASE if arm == BASE else f"{arm}, which is base here,"

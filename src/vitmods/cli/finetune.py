@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from vitmods.cli.options import DataOptions, parse, readable_folder
 from vitmods.cli.train import run_trial, show
@@ -16,7 +18,7 @@ from vitmods.util.errors import UserError
 from vitmods.util.remote import upload
 
 DELTA = "delta.safetensors"
-COMMON = "model data img-size train recipe epochs lr seed device out"
+COMMON = "from data img-size train recipe epochs lr seed device out"
 """options that --help shows"""
 
 
@@ -24,7 +26,7 @@ COMMON = "model data img-size train recipe epochs lr seed device out"
 class Finetune:
     """Adapt trained weights to other images, all of them or a part. Re-running the command resumes.
 
-    Beside what `vitmods train` writes, delta.safetensors in the folder of --out holds only what was trained:
+    In addition to the files of `vitmods train`, delta.safetensors in the folder of --out holds only what was trained:
     `vitmods.load_delta(base, file)` gives the model, `vitmods.MultiTask` serves several of them.
 
     examples:
@@ -36,7 +38,7 @@ class Finetune:
     dataset: DataOptions
     training: RecipeChoice
     options: RunOptions
-    model: str | None = None
+    model: Annotated[str | None, tyro.conf.arg(aliases=["--from"])] = None
     """a trial's folder, a file of weights (.pth, .safetensors, .npz), or a timm model with published weights"""
     positions: Literal["bicubic", "bilinear"] = "bicubic"
     """how position embeddings become those of --img-size: as timm, or with aligned corners as big_vision"""
@@ -56,8 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Finetune, arguments, "finetune", COMMON)
     if options.model is None:
         raise UserError(
-            "Say what is adapted: --model with a trial's folder, a file of weights or a timm model's name (--from is "
-            "an option of `vitmods compare`)."
+            "Say what is adapted: --model (or --from) with a trial's folder, a file of weights or a timm model's name."
         )
     machine = replace(options.options, progress=not options.quiet)
     machine.check_processes(1)
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.finetune import save_delta, train_only
     from vitmods.study.checkpoints import Checkpoint, arms_in
     from vitmods.study.plan import Settings, make_seeds
+    from vitmods.study.prepare import say
     from vitmods.study.study import fixed_settings
 
     if arms := arms_in(options.model):
@@ -75,9 +77,11 @@ def main(arguments: Sequence[str]) -> int:
     data, overrides = options.dataset, {"train": "attention", **options.training.overrides}
     recipe, trained = RecipeChoice(options.recipe, overrides), overrides["train"]
     seeds = make_seeds([options.seed])
-    fixed = fixed_settings(
+    fixed, _, recipe_note = fixed_settings(
         None, data.data, recipe, data, task=data.task, start=options.model, positions=options.positions
     )
+    if recipe_note:
+        say(machine, recipe_note)
     words = (Path(options.model).name, "finetune", trained, f"seed{options.seed}")
     out = place(options.out) if options.out else readable_folder(data.data, *words)
     code = show(run_trial(Settings(fixed, (), seeds), machine, out), out)

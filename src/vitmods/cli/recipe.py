@@ -165,6 +165,9 @@ def print_recipe(
     if optimizer.moment == "bfloat16":
         moments += f", {'momentum' if optimizer.name == 'sgd' else 'first moment'} in bfloat16"
     decay = f"{optimizer.weight_decay:g} times the learning rate" if optimizer.weight_decay else "none"
+    if optimizer.weight_decay_end is not None:
+        decay += f", along a cosine to {optimizer.weight_decay_end:g} times it"
+    clipped = "each parameter's" if optimizer.clip_each else "global"
     if optimizer.name == "adamw" and optimizer.weight_decay:
         alone = optimizer.weight_decay * length.lr
         decay += f"; {alone:.3g} where it is not multiplied, as in big_vision"
@@ -200,7 +203,7 @@ def print_recipe(
         "optimizer": {
             {"adamw": "AdamW", "sgd": "SGD", "lamb": "LAMB"}[optimizer.name]: moments,
             "decay": decay,
-            "clipping": "none" if optimizer.clip_norm is None else f"at global norm {optimizer.clip_norm:g}",
+            "clipping": "none" if optimizer.clip_norm is None else f"at {clipped} norm {optimizer.clip_norm:g}",
             "trains": recipe.train if recipe.train != "all" else "",
             "layer decay": "" if optimizer.layer_decay is None else f"{optimizer.layer_decay:g}",
             "precision": recipe.precision if recipe.precision != "32-true" else "",

@@ -1,4 +1,4 @@
-"""`vitmods train`: one trial."""
+"""`vitmods train` and `vitmods pretrain`: one trial."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ COMMON = "data base arm task img-size recipe epochs seed device out dry-run"
 class Train:
     """Train one arm with one seed. Re-running the command resumes.
 
-    model.safetensors, metrics.jsonl, tb/ (TensorBoard) and result.json lie in the folder of --out.
+    model.safetensors, metrics.jsonl, tb/ (TensorBoard) and result.json are in the folder of --out.
 
     Several processes train one model together where torchrun starts them, or --devices asks for them: same weights as
     one process, each batch divided among them.
@@ -56,7 +56,7 @@ class Train:
     """recipe with the defaults of training: plain, deit, augreg(level=light1), ...; `vitmods recipes` lists them. None:
     what fits the images"""
     out: Path | None = None
-    """the trial's folder, or an address as s3://bucket/folder (docs/clusters.md); None:
+    """the trial's folder, or an address such as s3://bucket/folder (docs/clusters.md); None:
     runs/DATA-BASE-train-ARM-seedSEED"""
     devices: int = 1
     """processes that train together, each on its own GPU or on the CPU; torchrun does it on several machines"""
@@ -67,20 +67,46 @@ class Train:
     that each of them needs, which takes none of it"""
 
 
-def main(arguments: Sequence[str]) -> int:
+@dataclass(frozen=True)
+class Pretrain(Train):
+    """Train one arm with one seed by a task without labels: `vitmods train` with --task dino unless you name another.
+
+    The weights in the folder of --out are where `vitmods finetune --from` and `vitmods compare --from` start.
+
+    examples:
+      vitmods pretrain --data path/to/images --base S/16 --out runs/dino
+      vitmods finetune --from runs/dino --data path/to/labeled
+    """
+
+    dataset: DataOptions = field(default=DataOptions(task="dino"), kw_only=True)
+
+
+def pretrain(arguments: Sequence[str]) -> int:
+    """Run `vitmods pretrain`; returns the exit code."""
+    return main(arguments, Pretrain, "pretrain")
+
+
+def main(arguments: Sequence[str], kind: type[Train] = Train, command: str = "train") -> int:
     """Run the command; returns the exit code."""
-    options = parse(Train, arguments, "train", COMMON)
+    options = parse(kind, arguments, command, COMMON)
     machine = replace(options.options, progress=not options.quiet)
     machine.check_here()
     from vitmods.study.arms import BASE, arm_from_text
     from vitmods.study.plan import Settings, make_seeds
+    from vitmods.study.prepare import say
     from vitmods.study.study import fixed_settings
+    from vitmods.tasks.base import TASKS, WITHOUT_LABELS
 
+    if kind is Pretrain and TASKS[options.dataset.task].target not in WITHOUT_LABELS:
+        names = ", ".join(name for name, task in TASKS.items() if task.target in WITHOUT_LABELS)
+        raise UserError(f"The task {options.dataset.task} reads labels: use `vitmods train`, or one of {names}.")
     arms, dataset = () if options.arm == BASE else (arm_from_text(options.arm),), options.dataset
     seeds = make_seeds([options.seed])
-    fixed = fixed_settings(options.base, dataset.data, options.training, dataset, task=dataset.task)
+    fixed, _, recipe_note = fixed_settings(options.base, dataset.data, options.training, dataset, task=dataset.task)
     settings = Settings(fixed, arms, seeds)
-    name = readable_folder(dataset.data, str(fixed["base"]), "train", options.arm, f"seed{options.seed}")
+    if recipe_note:
+        say(machine, recipe_note)
+    name = readable_folder(dataset.data, str(fixed["base"]), command, options.arm, f"seed{options.seed}")
     if options.dry_run:
         return _dry_run(settings, options)
     from vitmods.train.distributed import join, launched
@@ -89,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.devices != 1 and not launched():
         _check_shared(settings, machine, options.devices)
         again = [f"--plugin={name}" for name in registry.asked_for]
-        return launch("vitmods", ["train", *arguments, *again], options.devices)
+        return launch("vitmods", [command, *arguments, *again], options.devices)
     end_with_launcher()
     processes = join()
     processes.once(partial(_check_shared, settings, machine, processes.size))

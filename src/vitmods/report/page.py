@@ -132,9 +132,11 @@ class ArmView:
         return differences(self.base.model.config, self.arm.model.config) + overrides
 
     def status(self, seed: int) -> str:
-        """Status of the trial with a seed; `a single class` if it predicts only one."""
+        """Status of the trial with a seed; `a single class` if it predicts only one, a dash if none is planned."""
         trial = next((trial for trial in self.arm.counted if trial.seed == seed), None)
-        return "not run" if trial is None else "a single class" if trial.constant else trial.status
+        if trial is None:
+            return "not run" if seed in self.arm.scores else "\N{EN DASH}"
+        return "a single class" if trial.constant else trial.status
 
     def difference(self, seed: int, metric: Metric) -> str:
         """Difference to base with the same seed; empty if a score is missing."""

@@ -66,8 +66,8 @@ def answer_table(answer: Answer, width: int = 120) -> Group:
         if answer.sweep:
             parts.append(_sweep(answer, wide))
     parts.append(Text(single_line(" ".join(_legend(answer))), style="dim"))
-    if tuned := words.tuned_text(answer):
-        parts.append(Text(single_line(tuned), style="dim"))
+    for text in filter(None, (words.tuned_text(answer), words.shared_text(answer))):
+        parts.append(Text(single_line(text), style="dim"))
     parts += [part for section in SECTIONS.values() for part in section.text(answer)]
     parts.append(Text("\nNext steps", style="bold"))
     for step in next_steps(answer):

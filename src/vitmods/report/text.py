@@ -14,13 +14,13 @@ from vitmods.stats.tables import interval, signed, so_far
 from vitmods.stats.verdict import POINTS, Effect, Verdict
 from vitmods.study.answer import Answer, ArmAnswer, ArmCost, SettingAnswer
 from vitmods.study.plan import mean_of, show_value
-from vitmods.study.state import TrialRecord
+from vitmods.study.state import TrialRecord, shared_trials
 from vitmods.tasks.metrics import Metric
 from vitmods.util.text import grouped, listing, plural
 
 
 class Words(NamedTuple):
-    """The sign of a verdict, its color by its name in the style sheet, and its verb for one and for several arms."""
+    """How a verdict is shown: its sign, its color in the style sheet, and its verb for one and for several arms."""
 
     glyph: str
     color: str
@@ -151,7 +151,8 @@ def common_claim(answer: Answer) -> str:
         bound = f"95 % upper bound {100 * rate_bound(fewest):.0f} %"
         facts.append(f"0 of {plural(fewest, 'trial')} of an arm failed ({bound})")
     # Arms with fewer seeds are compared with base over these seeds, not with the mean above the table.
-    seeds = min(len(answer.base.scores), answer.looks[-1].seeds if answer.looks else len(answer.base.scores))
+    planned = len(answer.settings["seeds"])
+    seeds = min(planned, answer.looks[-1].seeds if answer.looks else planned)
     fewer = [effect for effect in effects if 0 < effect.n < seeds]
     if fewer and not (answer.sweep or answer.factorial):
         base = answer.base.name
@@ -178,18 +179,18 @@ def tone(effect: Effect) -> str:
 
 
 def numbers(effect: Effect) -> str:
-    """`+0.42 [+0.11, +0.73]`, in the unit of differences."""
+    """Format an effect with its interval: `+0.42 [+0.11, +0.73]`."""
     ends = "" if math.isnan(effect.half) else f" {interval(effect)}"
     return signed(effect.effect, effect.digits) + ends
 
 
 def seeds(effect: Effect) -> str:
-    """`4 (−1)`: seeds shared with base, and failed trials."""
+    """Format the seeds shared with base and the failed trials: `4 (−1)`."""
     return f"{effect.n} (−{effect.failures})" if effect.failures else str(effect.n)
 
 
 def half_on_these(effect: Effect) -> str:
-    """`± 0.36`: half-width of the interval for these test images alone; a dash without one."""
+    """`± 0.36`: half-width of the interval for these test images; a dash without one."""
     half = (effect.seeds_high - effect.seeds_low) / 2
     return "–" if math.isnan(half) else f"± {number(half, f'.{effect.digits}f')}"
 
@@ -200,30 +201,30 @@ def number(value: float, form: str = ".1f") -> str:
 
 
 def mean(metric: Metric, arm: ArmAnswer) -> str:
-    """Mean over seeds of another metric; a dash without any."""
+    """Format an arm's mean over seeds of another metric; a dash without scores."""
     value = mean_of(arm.other_metrics.get(metric.name, {}).values())
     return "–" if value is None else metric.shown(value)
 
 
 def change_of(metric: Metric, base: ArmAnswer, arm: ArmAnswer) -> str:
-    """Mean difference to base in another metric over shared seeds; empty without any."""
+    """Format the mean difference to base in another metric over shared seeds; empty without any."""
     scores, reference = (side.other_metrics.get(metric.name, {}) for side in (arm, base))
     gap = mean_of([scores[seed] - reference[seed] for seed in scores if seed in reference])
     return "" if gap is None else signed(scale_of(metric) * gap, 2 if metric.unit == "%" else 4)
 
 
 def scale_of(metric: Metric) -> float:
-    """Factor of a value in tables and plots."""
+    """Return 100 for metrics in percent, which are stored as fractions, else 1."""
     return POINTS if metric.unit == "%" else 1.0
 
 
 def of_metric(metric: Metric) -> str:
-    """Unit of a difference: `points of top-1 accuracy`, `nats of log loss`, or the metric."""
+    """Name a difference with its unit: `points of top-1 accuracy`, `nats of log loss`, or only the metric."""
     return f"{points(metric).strip()} of {metric.title}" if metric.unit else metric.title
 
 
 def points(metric: Metric) -> str:
-    """Unit of differences with a leading space: ` points`, ` nats` or nothing."""
+    """Return the unit of differences with a leading space: ` points`, ` nats` or nothing."""
     return " points" if metric.unit == "%" else f" {metric.unit}".rstrip()
 
 
@@ -233,7 +234,7 @@ def score(metric: Metric, value: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """`1.08×`; a dash if it was not measured."""
+    """Format a ratio: `1.08×`; a dash if it was not measured."""
     return "–" if value is None or math.isnan(value) else f"{value:.2f}×"
 
 
@@ -249,7 +250,7 @@ def built_differently(costs: Iterable[tuple[str, ArmCost | None]]) -> list[str]:
 
 
 def count(value: float) -> str:
-    """`5.36 M`, `359 M`, `4.61 G`."""
+    """Format a number with a unit prefix: `5.36 M`, `359 M`, `4.61 G`."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g} {unit}"
@@ -257,7 +258,7 @@ def count(value: float) -> str:
 
 
 def short_time(seconds: float) -> str:
-    """`4.8 ms`, `1.2 s`."""
+    """Format a short time: `4.8 ms`, `1.2 s`."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
@@ -273,7 +274,7 @@ def model_size(config: Mapping[str, Any]) -> str:
 
 
 def point_text(values: Mapping[str, Any]) -> str:
-    """`lr 0.001, weight_decay 0.1`."""
+    """Format a point of a grid: `lr 0.001, weight_decay 0.1`."""
     return ", ".join(f"{name} {show_value(value)}" for name, value in values.items())
 
 
@@ -288,6 +289,13 @@ def tuned_text(answer: Answer) -> str:
     choices = "; ".join(f"{point}: {', '.join(names)}" for point, names in chosen.items())
     trials = plural(len(answer.base.trials), "trial")
     return f"Tuned on val: {' and '.join(fields)}, {trials} for each arm, including base. Chosen: {choices}."
+
+
+def shared_text(answer: Answer) -> str:
+    """Say which trials other studies have trained; empty without any."""
+    if not (shared := shared_trials(answer.trials)):
+        return ""
+    return f"{shared} Errors of studies that share trials of {answer.base.name} are correlated: none confirms another."
 
 
 class SweepRow(NamedTuple):

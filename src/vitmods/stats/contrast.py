@@ -90,7 +90,10 @@ def effect_of(
         with_interval: whether there is an interval; None: by the seeds and degrees of freedom.
         limit: the largest possible effect.
     """
-    gain, variance, n, df = (float(x[i]) for x in (contrast.estimate, half.variance, contrast.seeds, half.df))
+    center = contrast.estimate + half.shift
+    gain, variance, n, df = (float(x[i]) for x in (center, half.variance, contrast.seeds, half.df))
+    base_n = n if gain != float(contrast.estimate[i]) else float(contrast.base_seeds[i])
+    trials = n / 2 if base_n == n else n * base_n / (n + base_n)
     has_spread = n > 1 and math.isfinite(variance)
     if with_interval is None:
         with_interval = has_interval(n, df)
@@ -110,9 +113,9 @@ def effect_of(
     low, high, seeds_low, seeds_high = np.clip(sign * gain + np.array([-total, total, -seeds, seeds]), *limits).tolist()
     return Effect(
         arm=name, effect=sign * gain, low=low, high=high, seeds_low=seeds_low, seeds_high=seeds_high,
-        verdict=verdict, n=int(n),
+        verdict=verdict, n=int(n), base_n=int(base_n),
         base_mean=sign * means[0], arm_mean=sign * means[1],
-        sd=math.sqrt(variance * n / 2) if has_spread else math.nan, df=df if has_spread else math.nan,
+        sd=math.sqrt(variance * trials) if has_spread else math.nan, df=df if has_spread else math.nan,
         spread_ratio=math.nan, correlation=math.nan, images_sd=math.sqrt(images),
         failures=int(failures[1]), base_failures=int(failures[0]), margin=criteria.margin, family=family,
         alpha=criteria.alpha, unit=criteria.unit or FRACTION, images=0 if part is None else part.m,

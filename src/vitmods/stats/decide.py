@@ -14,11 +14,21 @@ from numpy.typing import ArrayLike
 
 from vitmods.stats.contrast import ALPHA, Criteria, effect_of, has_interval, mean_of, with_failures
 from vitmods.stats.decision import Decision, Pair
-from vitmods.stats.fit import FEW_SEEDS, SHARED, Array, Contrasts, Errors, Fit, Mask, contrasts
+from vitmods.stats.fit import FEW_SEEDS, KNOWN, SHARED, Array, Contrasts, Errors, Fit, Mask, contrasts
 from vitmods.stats.gains import Gains
 from vitmods.stats.images import ImagesPart
-from vitmods.stats.read import Scores, Table, is_incomplete, means_of, read_csv, table_of
-from vitmods.stats.sequential import PROVISIONAL_LEVEL, futile, last_look, looks, nominal_level
+from vitmods.stats.read import Scores, Table, means_of, read_csv, table_of
+from vitmods.stats.sequential import (
+    EXTENDED_LEVEL,
+    LAST_LEVEL,
+    LOOKS,
+    futile,
+    interim_level,
+    last_look,
+    looks,
+    nominal_level,
+    steps_of,
+)
 from vitmods.stats.verdict import FRACTION, POINTS, STOPS, Claim, Effect, Verdict
 from vitmods.stats.width import HalfWidth, against_base, critical_value, half_width, over_parts, overlap_of, total_df
 from vitmods.util.errors import UserError
@@ -62,14 +72,14 @@ def decide(
     `scores` maps arm -> seed -> a score, or an array with one score for each test image: the same images in the same
     order everywhere. Or it names a CSV file (`vitmods.stats.read.read_csv`). None is a trial that has not ended, NaN
     one that diverged; `failed` names more of these: arm -> seed -> reason. Arms are compared seed by seed: train base
-    and every arm with the same seeds.
+    and every arm with the same seeds. Where base has 8 seeds or more, some of which no arm has, all of them count.
 
     - `margin`: the difference that does not matter, in points for a `unit` of "fraction", else in that unit.
     - `unit`: "fraction", "points" or what the scores count. None: fractions, of which none is above 1.
     - `generalize`: verdicts hold for other test images too ("images"), or for these alone ("seeds").
     - `most_seeds`: the maximum of a study that is looked at more than once; None where seeds were fixed before.
     - `planned`: how many seeds a study has whose number was fixed. While trials of an arm are missing, intervals are
-      those of a study that is looked at more than once, and marked as provisional.
+      wider, and marked as provisional. With a larger `most_seeds`: the study was extended after its analysis.
     - `frozen`: arms that stopped at an earlier look, as they were then.
     - `family`: how many arms the study has in all, planned ones included; or "pairs" where base was chosen
       after scores were seen: then intervals hold together over all pairs of arms.
@@ -90,13 +100,15 @@ def decide(
     table = table_of(scores if resampled is None else means_of(scores), base, failed, constant)
     frozen = frozen or {}
     look, too_early, full = "", False, table
-    if most_seeds is not None:
-        table, look, too_early = at_look(table, most_seeds, frozen)
-    provisional = most_seeds is None and is_incomplete(table, planned)
-    alpha = ALPHA if most_seeds is None else nominal_level(most_seeds)
+    if most_seeds is None:
+        interim = interim_level(table.fewest, planned)
+        alpha, provisional = interim or ALPHA, interim is not None
+    else:
+        table, n, look = at_look(table, most_seeds, frozen)
+        last = LAST_LEVEL if planned is None or planned >= most_seeds else EXTENDED_LEVEL
+        alpha, provisional, too_early = nominal_level(most_seeds, n or LOOKS[0], last), False, n == 0
     plan = Plan(
-        margin, unit, higher_is_better, generalize, chance, groups,
-        PROVISIONAL_LEVEL if provisional else alpha,
+        margin, unit, higher_is_better, generalize, chance, groups, alpha,
         overlap_of(*resampled) if resampled else 0.0, provisional,
         family=family_of(family, len(table.arms) - 1), of_pairs=family == "pairs",
         most_seeds=most_seeds, too_early=too_early, limit=limit_of([table], unit),
@@ -120,9 +132,9 @@ def limit_of(tables: Iterable[Table], unit: str | None) -> float:
 
 def _unread(full: Table, read: Table, frozen: Mapping[str, Effect]) -> Iterator[str]:
     """Name trials that ended and that no effect is read from."""
-    n = len(read.seeds)
+    waits = ~np.isin(full.seeds, read.seeds)
     for arm, ended in zip(full.arms, full.ended):
-        if arm not in frozen and (later := int(ended[n:].sum())):
+        if arm not in frozen and (later := int(ended[waits].sum())):
             yield f"{plural(later, 'later seed')} of {arm} not read: they wait for the next look"
     for arm, ended in zip(read.arms, read.ended):
         if alone := int((ended & ~read.ended[0]).sum()):
@@ -147,21 +159,24 @@ def decision_of(
     )  # fmt: skip
 
 
-def at_look(table: Table, most: int, frozen: Mapping[str, Effect]) -> tuple[Table, str, bool]:
-    """The study at its last complete look, its name, and whether it is before the first one.
+def at_look(table: Table, most: int, frozen: Mapping[str, Effect]) -> tuple[Table, int, str]:
+    """The study at its last complete look, the seeds of that look (0: none is complete), and its name.
 
     Seeds that ended since that look wait for the next one.
     """
     done = min(int(row.sum()) for arm, row in zip(table.arms, table.ended) if arm not in frozen)
-    n, look = last_look(looks(most), done)
+    base = table.ended[0]
+    known = base & ~table.ended[1:].any(0) & (base.sum() >= KNOWN)  # seeds that no arm has
+    n, look = last_look(looks(most, steps_of(int(base.sum()) if known.any() else 0)), done)
     if not n:
-        return table, look, True
-    images = None if table.images is None else table.images[:, :n]
+        return table, 0, look
+    kept = known | (np.cumsum(~known) <= n)
     cut = dataclasses.replace(
-        table, seeds=table.seeds[:n], trials=table.trials[:, :n], images=images, diverged=table.diverged[:, :n],
-        constant=table.constant[:, :n],
+        table, seeds=tuple(itertools.compress(table.seeds, kept)), trials=table.trials[:, kept],
+        images=None if table.images is None else table.images[:, kept], diverged=table.diverged[:, kept],
+        constant=table.constant[:, kept],
     )  # fmt: skip
-    return cut, look, False
+    return cut, n, look
 
 
 def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: Plan) -> Effect:
@@ -171,11 +186,13 @@ def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: Plan) -> Effect:
         half = dataclasses.replace(half, total=_half(over_parts(contrast, plan.overlap), part, plan).total)
     n, seeds = int(contrast.seeds), gains.shared(a)
     has_bounds = has_interval(n, float(fitted.errors.df_error)) and not plan.too_early
-    means = [mean_of(gains.trials[row, seeds]) for row in (0, a)]
+    is_paired = bool(half.shift) or not contrast.knows_more
+    of_base = seeds if is_paired else np.isfinite(gains.trials[0])
+    means = [mean_of(gains.trials[0, of_base]), mean_of(gains.trials[a, seeds])]
     (base_failed, failed), (base_of, of) = (cells[[0, a]].sum(-1).tolist() for cells in (gains.failures, gains.ended))
     effect = effect_of(
         arm, (), contrast, half, part, plan.family, means, (base_failed, failed), plan, with_interval=has_bounds,
-        limit=plan.limit,
+        two_seeds=not is_paired, limit=plan.limit,
     )  # fmt: skip
     effect = with_failures(effect, of, base_of, plan.alpha / plan.family)
     verdict, notes = effect.verdict, [*effect.notes]
@@ -187,7 +204,7 @@ def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: Plan) -> Effect:
         effect, notes=tuple(notes),
         spread_ratio=math.sqrt(w[a] / w[0]) if has_ratio else math.nan, correlation=float(fitted.correlation[a - 1]),
         futile=plan.most_seeds is not None and verdict not in STOPS and bool(
-            futile(contrast, part, plan.generalize, plan.margin, plan.alpha, plan.family, plan.most_seeds)
+            futile(contrast, part, plan.generalize, plan.margin, plan.family, plan.most_seeds)
         ),
     )  # fmt: skip
 

@@ -42,7 +42,7 @@ class Decision:
     df: float
     seed_share: float  #: of the variance within arms that seeds explain; nan without any
     family: int  #: arms whose intervals hold together
-    alpha: float  #: of the intervals: 0.05, or the nominal level of every look
+    alpha: float  #: of the intervals: 0.05, or the nominal level of this look
     look: str  #: which look of a study until decided this is
     without_images: bool  #: no per-image scores, so the intervals are for these test images alone
     generalize: Claim

@@ -27,7 +27,7 @@ from vitmods.stats.design import Design, least_squares
 from vitmods.stats.fit import Array, Contrasts, Mask, contrasts, noise
 from vitmods.stats.images import ImagesPart, images_part
 from vitmods.stats.plan import STUDIES, Findable
-from vitmods.stats.read import Scores, is_incomplete, table_of
+from vitmods.stats.read import Scores, table_of
 from vitmods.stats.verdict import Claim, Effect, Verdict
 from vitmods.stats.width import HalfWidth, half_width
 from vitmods.util.errors import UserError
@@ -115,8 +115,9 @@ def factorial(
     for name in set(scores) - set(names):
         raise UserError(f"The design does not have a run {name}: its runs are {', '.join(names)}.")
     table = table_of({name: scores.get(name, {}) for name in names}, names[0], failed, constant)
-    provisional = most_seeds is None and is_incomplete(table, planned)
-    alpha = sequential.PROVISIONAL_LEVEL if provisional else NOMINAL if most_seeds else ALPHA
+    interim = None if most_seeds else sequential.interim_level(table.fewest, planned)
+    alpha = interim or (NOMINAL if most_seeds else ALPHA)
+    provisional = interim is not None
     criteria = Criteria(margin, unit, higher_is_better, generalize, chance, groups, alpha, provisional=provisional)
     gains = criteria.gains(table)
     failures = gains.failures.sum(-1)
@@ -203,7 +204,11 @@ class _Study:
             estimates, half, part = intervals(self.trials, weights, self.criteria.alpha, self.images, self.floor)
         else:
             nan, zero = np.full(len(weights), np.nan), np.zeros(len(weights))
-            estimates, half, part = Contrasts(nan, zero, nan, nan, nan, nan), HalfWidth(nan, nan, nan, nan), None
+            estimates, half, part = (
+                Contrasts(nan, zero, nan, nan, nan, nan, nan, zero),
+                HalfWidth(nan, nan, nan, nan),
+                None,
+            )
         estimates = replace(estimates, estimate=np.where(weights.any(-1), estimates.estimate, np.nan))
         effects = {}
         for i, (name, adds) in enumerate(zip(names, on, strict=True)):

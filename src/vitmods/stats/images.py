@@ -12,6 +12,15 @@ What is subtracted is already in the variance over seeds. I does not shrink with
 Near 100 % few images are right in one trial and wrong in another, and other images may have more of them than these
 happen to have. Where D is not 0 on fewer than 10 images, s2_images is taken as if one more differed fully: plus
 `step`^2 / m, with `step` the difference of right and wrong.
+
+A metric over a set of images (mean IoU, average precision, calibration error) is not a mean over images. Its jackknife
+form is: with R_i the metric without image i,
+
+    x_i = R + (m-1) (mean of R_j - R_i)
+
+a number for each image whose mean is the metric R, and whose spread is that of the metric over other images (Tukey;
+Miller, "The jackknife - a review", Biometrika 61, 1974). The form of a difference of trials is the difference of their
+forms, so these serve as the scores of images above.
 """
 
 from __future__ import annotations
@@ -81,3 +90,49 @@ def clusters(x: Array, groups: ArrayLike) -> Array:
     starts = np.searchsorted(which[order], np.arange(len(labels)))
     sums = np.add.reduceat(np.asarray(x, dtype=float)[..., order], starts, axis=-1)
     return np.asarray(sums * (len(labels) / len(which)))
+
+
+def jackknife(metric: float, changes: ArrayLike) -> Array:
+    """The form (m,) of a metric, of which R - R_i are the `changes` (m,) or, for a mean over K parts, (m, K)."""
+    x = np.asarray(changes, dtype=float)
+    x = x if x.ndim == 1 else x.mean(1)
+    return np.asarray(metric + max(len(x) - 1, 1) * (x - x.mean()))
+
+
+def mean_ratio(numerators: ArrayLike, denominators: ArrayLike) -> Array:
+    """The jackknife form (m,) of the mean over k of sum(numerators) / sum(denominators), both (m, K) by image.
+
+    A ratio whose denominator sums to 0 is left out, and not changed by its only image.
+    """
+    above, below = (np.asarray(x, dtype=float) for x in (numerators, denominators))
+    above, below = (x[:, below.sum(0) > 0] for x in (above, below))
+    total = below.sum(0)
+    ratios, others = above.sum(0) / total, total - below
+    return jackknife(ratios.mean(), np.where(others > 0, (above - ratios * below) / np.where(others > 0, others, 1), 0))
+
+
+def precision(
+    scores: ArrayLike, right: ArrayLike, image: ArrayLike, objects: ArrayLike, interpolated: bool = False
+) -> tuple[float, Array]:
+    """Average precision, the mean over objects of the precision at which each is found, and its changes (m,) without
+    each image (`jackknife`), to first order but for its objects.
+
+    Args:
+        scores, right, image: (d,) of each detection, whether it finds an object, and the number of its image.
+        objects: (m,) those of each image.
+        interpolated: the precision is the best at which so many objects or more are found.
+    """
+    order, objects = np.argsort(-np.asarray(scores), kind="stable"), np.asarray(objects, dtype=float)
+    hits, owner = np.asarray(right, dtype=float)[order], np.asarray(image)[order]
+    rank = np.arange(len(order))
+    at, best = np.cumsum(hits) / (rank + 1), rank
+    if interpolated:  # the first rank from here on at which the precision is not exceeded later
+        is_best = at >= np.maximum.accumulate(at[::-1])[::-1]
+        best = np.minimum.accumulate(np.where(is_best, rank, len(rank))[::-1])[::-1]
+    reads = np.bincount(best[hits > 0], minlength=len(rank)) / (rank + 1)  # how often each precision counts
+    later, later_at = (np.cumsum(x[::-1])[::-1] for x in (reads, reads * at))
+    change = np.bincount(owner, hits * at[best] + hits * later - later_at, minlength=len(objects))
+    average, others = (hits * at[best]).sum() / objects.sum(), objects.sum() - objects
+    return float(average), np.asarray(
+        np.where(others > 0, (change - average * objects) / np.where(others > 0, others, 1), 0)
+    )

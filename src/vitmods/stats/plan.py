@@ -18,7 +18,7 @@ from scipy import special
 
 from vitmods.stats.fit import Array, fit
 from vitmods.stats.images import ImagesPart
-from vitmods.stats.sequential import LOOKS, nominal_level
+from vitmods.stats.sequential import LAST_LEVEL, LOOKS
 from vitmods.stats.verdict import Effect, Verdict, images_text
 from vitmods.stats.width import against_base, critical_value
 from vitmods.util.errors import UserError
@@ -54,21 +54,26 @@ class Findable:
 
 
 @lru_cache(maxsize=1024)
-def detectable(k: int, n: int, alpha: float = 0.05, images: float = 0.0) -> Findable:
-    """The effects that `k` arms against one base can find with `n` seeds each; `images`: sqrt(I), in sd of a trial."""
+def detectable(k: int, n: int, alpha: float = 0.05, images: float = 0.0, known: int = 0) -> Findable:
+    """The effects that `k` arms against one base can find with `n` seeds each; `images`: sqrt(I), in sd of a trial;
+    `known`: seeds of base, if it has more."""
     if n < 2:
         return Findable(math.inf, math.inf, math.inf)
     if n > SIMULATED:  # times the ratio of the standard errors
         ratio = math.sqrt((2 / n + images**2) / (2 / SIMULATED + images**2))
         return detectable(k, SIMULATED, alpha, images) * ratio
     rng = np.random.default_rng(0)
-    simulated = fit(rng.standard_normal((STUDIES, k + 1, n))).against
+    scores = rng.standard_normal((STUDIES, k + 1, max(n, known)))
+    scores[:, 1:, n:] = np.nan
+    simulated = fit(scores).against
     part = None
     if images:
         variance = np.full(simulated.estimate.shape, images**2 * MANY_IMAGES)
         part = ImagesPart(variance, np.zeros_like(variance), n, MANY_IMAGES)
-    half = against_base(simulated, part, alpha, k).total
-    return Findable.of(half, simulated.estimate + images * rng.standard_normal(simulated.estimate.shape))
+    width = against_base(simulated, part, alpha, k)
+    return Findable.of(
+        width.total, simulated.estimate + width.shift + images * rng.standard_normal(simulated.estimate.shape)
+    )
 
 
 def seeds_for(margin: float, k: int, alpha: float = 0.05) -> int | None:
@@ -93,9 +98,9 @@ def images_for(margin: float, sd: float, images_sd: float, m: int, k: int) -> in
     images add `images_sd`; None if no number of images is enough."""
 
     def enough(times: float) -> bool:
-        return detectable(k, most, alpha, round(images_sd / sd / math.sqrt(times), 2)).equivalent * sd <= margin
+        part = round(images_sd / sd / math.sqrt(times), 2)
+        return detectable(k, LOOKS[-1], LAST_LEVEL, part).equivalent * sd <= margin
 
-    most, alpha = LOOKS[-1], nominal_level(LOOKS[-1])
     return next((about(m * times) for times in MORE_IMAGES if enough(times)), None)
 
 
@@ -193,7 +198,7 @@ def forecast(effect: Effect, halves: Mapping[int, float] | None = None) -> Forec
     if effect.verdict != Verdict.OPEN or effect.overlap or not (effect.sd > 0 and math.isfinite(effect.df)):
         return None
     if halves is None:
-        halves = {n: detectable(effect.family, n, nominal_level(n)).half for n in FORECAST}
+        halves = {n: detectable(effect.family, n, LAST_LEVEL, known=effect.base_n).half for n in FORECAST}
     later = {n: half for n, half in halves.items() if n > effect.n}
     expected = Forecast(effect, {n: chance(effect, n, half) for n, half in later.items()})
     if expected.feasible or not later:
@@ -216,8 +221,9 @@ def chance(effect: Effect, n: int, half: float, times: float = 1.0) -> float:
     """
     images = effect.images_sd**2 if effect.generalize == "images" and effect.images > 1 else 0.0
     sds = effect.sd * np.sqrt(effect.df / (2 * special.gammaincinv(effect.df / 2, (np.arange(9) + 0.5) / 9)))
-    halves = half * np.sqrt(sds**2 + n * images / times / 2)
-    error = np.sqrt(2 * sds**2 * (1 / effect.n - 1 / n) + images * (1 - 1 / times))
+    later = effect.variance_per_sd(n)
+    halves = half * np.sqrt(sds**2 + images / times / later)
+    error = np.sqrt(sds**2 * (effect.variance_per_sd() - later) + images * (1 - 1 / times))
     d, inside = abs(effect.effect), effect.margin - halves
     clear = special.ndtr((d - halves) / error) + special.ndtr((-d - halves) / error)
     same = special.ndtr((inside - d) / error) - special.ndtr((-inside - d) / error)

@@ -43,6 +43,11 @@ class Table:
         """(g, n) trials that have a score or diverged."""
         return np.isfinite(self.trials) | self.diverged
 
+    @property
+    def fewest(self) -> int:
+        """Trials that ended of the arm with the fewest."""
+        return int(self.ended.sum(-1).min())
+
 
 def _check_mappings(scores: Scores) -> None:
     if not isinstance(scores, Mapping):
@@ -123,11 +128,6 @@ def _scored(trials: Sequence[Array]) -> Mask:
     if not kept.any():
         raise UserError("No test image has a score in every trial: compare by another metric, or on other images.")
     return kept
-
-
-def is_incomplete(table: Table, planned: int | None) -> bool:
-    """Whether an arm has ended fewer trials than `planned`; None: nothing was planned."""
-    return planned is not None and int(table.ended.sum(-1).min()) < planned
 
 
 def means_of(scores: Scores) -> Scores:

@@ -1,8 +1,11 @@
 """Seeds until a verdict: when to look, when an arm stops, and which trials come next.
 
-A sequential study may be looked at after 4, 5, 6, 8, ... seeds. Each look uses the same nominal level, so low that at
-most 5 % of studies make a false claim at any look, whether or not the study stops there. So every look's interval is
-valid, and looking is free.
+A sequential study may be looked at after 4, 5, 6, 8, ... seeds. The look at n of at most N seeds has the nominal level
+
+    alpha_n = 0.028 (n / N)^2
+
+so that at most 5 % of studies make a false claim at any look, whether or not the study stops there. So every look's
+interval is valid, and looking is free. Early looks are strict, since a claim that is true is seen at a later look too.
 """
 
 from __future__ import annotations
@@ -13,16 +16,25 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
-from vitmods.stats.fit import Array, Contrasts, Mask
+from vitmods.stats.fit import KNOWN, Array, Contrasts, Mask
 from vitmods.stats.images import ImagesPart
 from vitmods.stats.verdict import Claim
 from vitmods.stats.width import against_base
 from vitmods.util.errors import UserError
 
+EARLY_LOOKS = (2, 3)  # where base is known
 LOOKS = (4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
-NOMINAL = {8: 0.017, 16: 0.010, 32: 0.0075}  # most seeds: level of a look, calibrated by simulated studies
-PROVISIONAL_LEVEL = 0.0025  # of a fixed study that is read, perhaps after each trial, before it is complete
+MAXIMA = (8, 16, 32)  # that are offered
+LAST_LEVEL = 0.028  # with all seeds; calibrated by simulated studies for every maximum and 1 to 8 arms
+EXTENDED_LEVEL = 0.012  # instead, of a study that was fixed, and has been analyzed with fewer seeds at 0.05
+INTERIM_LEVEL = 0.008  # instead, of a fixed study that is read, perhaps after each trial, before it is complete
 FUTILE_FROM, FUTILE_CHANCE = 6, 0.10
+FUTILE_EARLY = 4  # where base is known
+
+
+def steps_of(base: int) -> tuple[int, ...]:
+    """The looks of a study that begins with `base` known seeds of base."""
+    return (*EARLY_LOOKS, *LOOKS) if base >= KNOWN else LOOKS
 
 
 def looks(most: int, steps: Sequence[int] = LOOKS, kind: str = "study") -> tuple[int, ...]:
@@ -36,24 +48,26 @@ def last_look(planned: Sequence[int], done: int) -> tuple[int, str]:
     """The seeds of the last look that `done` seeds reach (0: of none yet), and which look it is."""
     taken = [n for n in planned if n <= done]
     if not taken:
-        return 0, f"no verdict yet: the first of {len(planned)} looks is at {planned[0]} seeds"
-    return taken[-1], f"look {len(taken)} of {len(planned)}, at {taken[-1]} seeds"
+        return 0, f"no verdict yet: the first look is at {planned[0]} seeds"
+    return taken[-1], f"look at {taken[-1]} of at most {planned[-1]} seeds"
 
 
-def nominal_level(most: int) -> float:
-    """alpha at each look, of the next larger calibrated maximum. Raises UserError outside 4 to 32 seeds."""
-    looks(most)
-    return next(level for maximum, level in NOMINAL.items() if most <= maximum)
+def nominal_level(most: int, n: int, last: float = LAST_LEVEL) -> float:
+    """alpha of the look at `n` of at most `most` seeds; `last` with all of them."""
+    return last * (n / most) ** 2
+
+
+def interim_level(done: int, planned: int | None) -> float | None:
+    """alpha of a study of `planned` seeds of which all arms have `done`; None where none is missing or planned."""
+    return None if planned is None or done >= planned else nominal_level(planned, max(done, 2), INTERIM_LEVEL)
 
 
 def next_maximum(seeds: int) -> int:
-    """The calibrated maximum of a study that was fixed, and has got more seeds: at least so many; 32 is the last."""
-    return next((maximum for maximum in NOMINAL if seeds <= maximum), LOOKS[-1])
+    """The maximum of a study that was fixed, and has got more seeds: at least so many; 32 is the last."""
+    return next((maximum for maximum in MAXIMA if seeds <= maximum), LOOKS[-1])
 
 
-def futile(
-    contrast: Contrasts, images: ImagesPart | None, claim: Claim, margin: float, alpha: float, family: int, most: int
-) -> Mask:
+def futile(contrast: Contrasts, images: ImagesPart | None, claim: Claim, margin: float, family: int, most: int) -> Mask:
     """Arms that are unlikely (below 10 %) to be clear of zero, and to be shown equivalent, with all `most` seeds.
 
     With half_N the half-width at N = `most` seeds (V scaled by n / N) and b = sqrt(V (1 - n / N)):
@@ -61,27 +75,34 @@ def futile(
         clear of zero   1 - Phi((half_N - |d|) / b)
         equivalent      Phi((margin - half_N - |d|) / b) - Phi((half_N - margin - |d|) / b)
 
-    From 6 seeds on. It makes no claim, so it needs no part of the level.
+    From 6 seeds on, from 4 where base is known. It makes no claim, so it needs no part of the level.
     """
-    n, d = contrast.seeds, np.abs(contrast.estimate)
+    n, later = contrast.seeds, extended(contrast, most)
     with np.errstate(invalid="ignore", divide="ignore"):
-        at_most = against_base(extended(contrast, most), images, alpha, family)
-        half = at_most.seeds if claim == "seeds" else at_most.total
-        b = np.sqrt(against_base(contrast, images, alpha, family).variance * np.maximum(1 - n / most, 0))
+        at_most, now = (against_base(some, images, LAST_LEVEL, family) for some in (later, contrast))
+        half, d = at_most.seeds if claim == "seeds" else at_most.total, np.abs(contrast.estimate + now.shift)
+        b = np.sqrt(now.variance * np.maximum(1 - _variance_per_sd(later) / _variance_per_sd(contrast), 0))
         clear = special.ndtr((d - half) / b)
         same = special.ndtr((margin - half - d) / b) - special.ndtr((half - margin - d) / b)
-    return np.asarray((n >= FUTILE_FROM) & (n < most) & (clear < FUTILE_CHANCE) & (same < FUTILE_CHANCE))
+    first = np.where(contrast.knows_more, FUTILE_EARLY, FUTILE_FROM)
+    return np.asarray((n >= first) & (n < most) & (clear < FUTILE_CHANCE) & (same < FUTILE_CHANCE))
 
 
 def extended(contrast: Contrasts, n: int) -> Contrasts:
     """Extend the contrasts to `n` seeds with the same spread."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        scale, df = contrast.seeds / n, (n - 1) / (contrast.seeds - 1)
-    return dataclasses.replace(
-        contrast, seeds=np.full_like(contrast.seeds, n),
-        pooled=contrast.pooled * scale, pooled_df=contrast.pooled_df * df,
-        own=contrast.own * scale, own_df=np.full_like(contrast.own_df, n - 1),
-    )  # fmt: skip
+        df = (n - 1) / (contrast.seeds - 1)
+        more = dataclasses.replace(
+            contrast, seeds=np.full_like(contrast.seeds, n), base_seeds=np.maximum(contrast.base_seeds, n),
+            pooled_df=contrast.pooled_df * df, own_df=np.full_like(contrast.own_df, n - 1),
+            own=contrast.own * contrast.seeds / n,
+        )  # fmt: skip
+        return dataclasses.replace(more, pooled=contrast.pooled * _variance_per_sd(more) / _variance_per_sd(contrast))
+
+
+def _variance_per_sd(contrast: Contrasts) -> Array:
+    """The pooled variance of an effect in squared sd of one trial."""
+    return np.asarray(1 / contrast.seeds + 1 / contrast.base_seeds)
 
 
 def decided(estimate: Array, half: Array, margin: float) -> Mask:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,8 +31,8 @@ from vitmods.stats.decide import Plan, decision_of, family_of, limit_of
 from vitmods.stats.decision import Decision
 from vitmods.stats.fit import Array
 from vitmods.stats.gains import FAILURES, Gains
-from vitmods.stats.read import Scores, in_common, is_incomplete, table_of
-from vitmods.stats.sequential import PROVISIONAL_LEVEL
+from vitmods.stats.read import Scores, in_common, table_of
+from vitmods.stats.sequential import interim_level
 from vitmods.stats.verdict import Claim, Effect, Verdict
 from vitmods.util.errors import UserError
 from vitmods.util.text import grouped, listing
@@ -52,6 +52,15 @@ class OverSettings:
     def __repr__(self) -> str:
         ranges = [f"{arm}: {self.range(arm)}" for arm in self.each if self.depends(arm)]
         return tables.text(list(self.decision.effects.values()), [*self.decision.summary(), *ranges])
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: the average, and for each arm the effects by setting and how far they are from it."""
+        parts = {"each": self.each, "departures": self.departures}
+        by_arm = {
+            part: {arm: {name: effect.to_dict() for name, effect in row.items()} for arm, row in rows.items()}
+            for part, rows in parts.items()
+        }
+        return {"average": self.decision.to_dict(), **by_arm}
 
     def depends(self, arm: str) -> bool:
         """Whether it is shown that the arm's effect depends on the setting."""
@@ -77,17 +86,19 @@ def over_settings(
     generalize: Claim = "images",
     failed: Mapping[str, Mapping[str, Mapping[int, str]]] | None = None,
     constant: Mapping[str, Mapping[str, Container[int]]] | None = None,
-    chance: float | None = None,
-    groups: ArrayLike | None = None,
+    chance: float | Mapping[str, float | None] | None = None,
+    groups: ArrayLike | Mapping[str, ArrayLike | None] | None = None,
     planned: int | None = None,
     family: int | Literal["pairs"] | None = None,
+    shared_images: bool = True,
 ) -> OverSettings:
     """The effects of the same arms in several settings: on average, in each, and whether they differ.
 
     `scores` maps a setting -> arm -> seed -> a score, or an array with a score for each test image, `failed` a setting
     -> arm -> seed -> reason, `constant` a setting -> arm -> seeds. Arms are compared with the `base` of their setting.
-    If base has not learned in one setting, verdicts are withheld there and on average. Seeds were fixed before. The
-    rest is as in `vitmods.decide`.
+    If base has not learned in one setting, verdicts are withheld there and on average. Seeds were fixed before.
+    `chance` and `groups` may differ by setting. Without `shared_images`, settings are tested on different images, as
+    data sets are. The rest is as in `vitmods.decide`.
 
     Raises:
         UserError: fewer than two settings, settings with other arms, scores that cannot be compared.
@@ -99,24 +110,34 @@ def over_settings(
         if set(arms) != set(first):
             raise UserError(f"Setting {setting} has other arms than the first: every setting needs all of them.")
     seeds = dict.fromkeys(seed for arms in scores.values() for trials in arms.values() for seed in trials)
-    tables = in_common([
+    tables = [
         table_of(
             {arm: {seed: arms[arm].get(seed) for seed in seeds} for arm in first},
             base, (failed or {}).get(setting), (constant or {}).get(setting),
         )
         for setting, arms in scores.items()
-    ])  # fmt: skip
-    provisional = any(is_incomplete(table, planned) for table in tables)
+    ]  # fmt: skip
+    tables = in_common(tables) if shared_images else tables
+    chances = chance if isinstance(chance, Mapping) else dict.fromkeys(scores, chance)
+    groups_of = groups if isinstance(groups, Mapping) else dict.fromkeys(scores, groups)
+    interim = interim_level(min(table.fewest for table in tables), planned)
     plan = Plan(
-        margin, unit, higher_is_better, generalize, chance, groups,
-        PROVISIONAL_LEVEL if provisional else ALPHA, provisional=provisional,
+        margin, unit, higher_is_better, generalize, None, next((g for g in groups_of.values() if g is not None), None),
+        interim or ALPHA, provisional=interim is not None,
         family=family_of(family, len(first) - 1), of_pairs=family == "pairs", limit=limit_of(tables, unit),
     )  # fmt: skip
-    gains = [plan.gains(table) for table in tables]
+    gains = [
+        replace(plan, chance=chances[setting], groups=groups_of[setting]).gains(table)
+        for setting, table in zip(scores, tables, strict=True)
+    ]
     names = (base, *(arm for arm in first if arm != base))
     average, *others = (
         [
-            decision_of(names, weighted(gains, row), replace(plan, alpha=level, limit=plan.limit * abs(row).sum()))
+            decision_of(
+                names,
+                weighted(gains, row, shared_images),
+                replace(plan, alpha=level, limit=plan.limit * abs(row).sum()),
+            )
             for row in weights
         ]
         for weights, level in families(len(gains), plan.alpha)
@@ -140,7 +161,7 @@ def families(settings: int, alpha: float = ALPHA) -> list[tuple[Array, float]]:
     return [(mean, alpha), (single, level), (single - mean, level if settings > 2 else alpha)]
 
 
-def weighted(settings: Sequence[Gains], weights: Array) -> Gains:
+def weighted(settings: Sequence[Gains], weights: Array, shared_images: bool = True) -> Gains:
     """The sum over settings, a trial for each arm and seed; it failed where one of its trainings did."""
     used = [(weight, gains) for weight, gains in zip(weights, settings, strict=True) if weight]
     if len(used) == 1:
@@ -149,7 +170,7 @@ def weighted(settings: Sequence[Gains], weights: Array) -> Gains:
     parts = [weight * gains.images for weight, gains in used if gains.images is not None]
     count = sum(part.shape[-1] for part in parts)
     images = None
-    if len(parts) == len(used) and len({part.shape for part in parts}) == 1:
+    if len(parts) == len(used) and shared_images and len({part.shape for part in parts}) == 1:
         images = np.asarray(sum(parts))
     elif len(parts) == len(used):  # images of their own, side by side: so their variances add up
         apart = [(part - part.mean(-1, keepdims=True)) * (count / part.shape[-1]) for part in parts]

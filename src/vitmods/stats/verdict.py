@@ -88,6 +88,7 @@ class Effect:
     generalize: Claim = "images"  #: which of the two intervals the verdict is read from
     leans: str = ""  #: `up` or `down` (of the gain) for an open arm more than one standard error from zero
     overlap: float = 0.0  #: n_test / n_train, of seeds that are tested on other parts of the images; else 0
+    base_n: int = 0  #: seeds of base that count: more than `n` where base was known; 0: `n`
     futile: bool = False  #: the seeds that remain are unlikely to decide
     provisional: bool = False  #: trials of a fixed study are missing, and the interval is one of many looks
     notes: tuple[str, ...] = ()
@@ -122,18 +123,23 @@ class Effect:
         """Drop the verdict and its notes, and keep the numbers."""
         return dataclasses.replace(self, verdict=Verdict.WITHHELD, leans="", futile=False, notes=())
 
+    def variance_per_sd(self, n: int | None = None) -> float:
+        """The variance over seeds of this effect, or with `n` seeds in all, in squared sd of one trial."""
+        n = n or self.n
+        return 1 / n + 1 / max(self.base_n, n)
+
     @property
     def images_share(self) -> float:
         """The part of the effect's variance that comes from the choice of test images."""
         images = self.images_sd**2
-        total = images + 2 * self.sd**2 / self.n if self.n else math.nan
+        total = images + self.sd**2 * self.variance_per_sd() if self.n else math.nan
         return images / total if total else math.nan
 
     @property
     def p_better(self) -> float:
         """P(better) from the t distribution: for orientation, of this arm alone, uncorrected."""
         images = 0.0 if math.isnan(self.images_sd) or self.generalize == "seeds" else self.images_sd**2
-        error = math.sqrt(2 * self.sd**2 * (1 / self.n + self.overlap) + images) if self.n else math.nan
+        error = math.sqrt(self.sd**2 * (self.variance_per_sd() + 2 * self.overlap) + images) if self.n else math.nan
         return float(special.stdtr(self.df, self.gain / error)) if error else math.nan
 
     def test_images(self, count: int) -> str:

@@ -22,7 +22,7 @@ from vitmods.stats.decision import Decision
 from vitmods.stats.factorial import Factorial
 from vitmods.stats.fit import FEW_SEEDS
 from vitmods.stats.plan import detectable, finest, images_for
-from vitmods.stats.sequential import LOOKS, nominal_level
+from vitmods.stats.sequential import LAST_LEVEL, LOOKS
 from vitmods.stats.settings import OverSettings
 from vitmods.stats.verdict import POINTS, Effect
 from vitmods.study.arms import BASE, Arm
@@ -141,12 +141,15 @@ def _few_images(decision: Decision) -> Iterator[str]:
     if not effects:
         return
     middle = sorted(effects, key=lambda effect: effect.images_sd)[len(effects) // 2]
-    resolved, unit = finest(middle.images_sd, middle.family, middle.alpha), f" {middle.shown_unit}".rstrip()
+    resolved, unit = (
+        finest(middle.images_sd, middle.family, max(middle.alpha, LAST_LEVEL)),
+        f" {middle.shown_unit}".rstrip(),
+    )
     if resolved < middle.margin:
         return
     enough = images_for(middle.margin, middle.sd, middle.images_sd, middle.images, middle.family)
     if enough is None:
-        seeds = detectable(middle.family, LOOKS[-1], nominal_level(LOOKS[-1])).equivalent * middle.sd
+        seeds = detectable(middle.family, LOOKS[-1], LAST_LEVEL).equivalent * middle.sd
         remedy = (
             f"More images do not help: trials vary by {middle.sd:.2g}{unit}, so {LOOKS[-1]} seeds resolve only "
             f"{seeds:.2g}{unit}"
@@ -408,9 +411,13 @@ class Answer:
 
     @property
     def base_mean(self) -> float | None:
-        """The mean of base over the seeds that the effects are read from: those of the last look, or all."""
-        seeds = list(self.base.scores)[: self.looks[-1].seeds if self.looks else None]
-        return mean_of(self.base.scores[seed] for seed in seeds)
+        """The mean of base over the seeds that the effects are read from: known ones and those of the last look, or
+        all."""
+        scores, known = self.base.scores, range(self.settings.get("known", 0))
+        seeds = list(scores)[: self.looks[-1].seeds if self.looks else None]
+        return mean_of(
+            score for seed, score in scores.items() if seed in seeds or (self.base.name == BASE and seed in known)
+        )
 
     @property
     def trials(self) -> list[TrialRecord]:
@@ -506,6 +513,11 @@ def read_answer(
         metric, task_metric = settings.measure.metric, TASKS[settings.fixed["task"]].metrics[0]
         evaluated, first = evaluated_of(folder, facts), settings.sweep.points[0]
         models = {arm.name: facts.models[model_name(first, arm.name)] for arm in settings.every_arm}
+    if not settings.arms:
+        raise UserError(
+            f"{named(folder.path)} has trials of base only: base.json describes them. Compare arms in another folder "
+            "next to it, which reuses them."
+        )
     if reference not in (names := [arm.name for arm in settings.every_arm]):
         raise UserError(f"The study does not have an arm {reference!r}. {nearest(reference, names)}")
     if reference != BASE and settings.design:
@@ -608,7 +620,7 @@ def _arm(state: StudyState, model: ModelFacts, records: Mapping[Trial, TrialReco
     """Collect the results of an arm; under several settings, the means of the seeds that have ended under each."""
     settings, metric, points = state.settings, state.settings.measure.name, state.settings.sweep.points
     values: dict[str, dict[int, list[float]]] = {metric: {}}
-    for seed in settings.seeds:
+    for seed in settings.seeds_of(arm.name):
         trials = [state.trial(setting, arm.name, seed) for setting in points]
         finished = [records[trial] for trial in trials if trial and records[trial].status == "finished"]
         for record in finished if len(finished) == len(points) else ():
@@ -629,7 +641,7 @@ def _arm(state: StudyState, model: ModelFacts, records: Mapping[Trial, TrialReco
         changes=arm.text,
         recipe=dict(arm.recipe),
         model=model,
-        scores={seed: scores.get(seed) for seed in settings.seeds},
+        scores={seed: scores.get(seed) for seed in settings.seeds_of(arm.name)},
         other_metrics=means,
         trials=tuple(record for trial, record in records.items() if trial.arm == arm),
         tuning=tuning,

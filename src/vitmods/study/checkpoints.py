@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,8 @@ def arms_in(source: str) -> dict[str, Arm]:
             f"{source} holds the checkpoints {', '.join(paths)}, and none is named base: give the one that the others "
             "are compared with that name, or give a single checkpoint."
         )
-    return {name: Arm(name, start=str(path)) for name, path in paths.items()}
+    records = {name: _foreign_record(checkpoint_of(str(path))) or {} for name, path in paths.items()}
+    return {n: Arm(n, parse_edits(records[n].get("edits", "")), start=str(path)) for n, path in paths.items()}
 
 
 def use_trained_arms(arms: Any, trained: Mapping[str, Arm]) -> Any:
@@ -337,7 +338,7 @@ class Start:
         checkpoint = Checkpoint.open(path)
         base: ViTConfig | str
         if (record := _foreign_record(path)) is None:
-            base = checkpoint.vit.vit_config
+            base = _for_another_task(checkpoint.vit.vit_config)
         elif record["edits"]:
             raise UserError(
                 f"{source} is {record['base']} with {record['edits']}: start from a trial of base, or give the folder "
@@ -351,39 +352,46 @@ class Start:
             base,
         )
 
-    def build(self, config: Base, seed: int, recipe: Recipe | None = None) -> nn.Module:
+    def build(
+        self, config: Base, seed: int, recipe: Recipe | None = None, classes: Sequence[str] | None = None
+    ) -> nn.Module:
         """Build its model for the images and classes of `config`, with a new head. A ViT's positions are resampled;
         models of other libraries keep the image size.
 
-        `recipe` sets what only training reads: dropout, drop path, how the head is initialized. Raises UserError if the
-        weights have changed, or if they do not fit the images.
+        `recipe` sets what only training reads: dropout, drop path, how the head is initialized. With names of `classes`
+        the head is the trained one if it has these, and otherwise not zero, so that outputs show what a change does.
+        Raises UserError if the weights have changed, or if they do not fit the images.
         """
         path = checkpoint_of(self.source, seed)
         if isinstance(config, ForeignBase):
-            return self._build_foreign(Path(path), config, seed, recipe)
-        settings = recipe.model.to_config() if recipe else {}
-        model = Checkpoint.open(path).vit
+            return self._build_foreign(Path(path), config, seed, recipe, classes)
+        settings, checkpoint = recipe.model.to_config() if recipe else {}, Checkpoint.open(path)
+        model = checkpoint.vit
         self._check(model.state_dict())
         if config.in_chans != model.vit_config.in_chans:
             raise UserError(
                 f"{self.source} reads {model.vit_config.in_chans} channels, not {config.in_chans}: set in_chans to "
                 "that."
             )
-        trained_config = model.vit_config.with_(**settings)
+        trained_config = _for_another_task(model.vit_config).with_(**settings)
         if trained_config != model.vit_config:
             old, model = model, vit(trained_config)
-            model.load_state_dict(old.state_dict())
+            weights = old.state_dict()
+            model.load_state_dict({name: weights[name] for name in model.state_dict()})
             model.changes, model.pretrained_cfg = old.changes, old.pretrained_cfg
         torch.manual_seed(seed)
         model.set_input_size(config.img_size, positions=self.positions)
-        model.reset_classifier(config.num_classes)
-        return model
+        if classes is None or checkpoint.classes != tuple(classes):
+            model.reset_classifier(config.num_classes)
+        return model if classes is None else _with_visible_head(model, [*model.get_classifier().parameters()])
 
     def _check(self, weights: Mapping[str, Tensor]) -> None:
         if self.fingerprint is not None and fingerprint_of(weights) != self.fingerprint:
             raise UserError(f"{self.source} no longer holds the weights that this started from.")
 
-    def _build_foreign(self, folder: Path, base: ForeignBase, seed: int, recipe: Recipe | None) -> nn.Module:
+    def _build_foreign(
+        self, folder: Path, base: ForeignBase, seed: int, recipe: Recipe | None, classes: Sequence[str] | None
+    ) -> nn.Module:
         record = _foreign_record(folder)
         if record is None or record["base"] != base.spec:
             raise UserError(f"{folder} does not hold a trial of {base.spec}.")
@@ -399,6 +407,8 @@ class Start:
         head = {name for name, value in new.items() if value.shape != others[name].shape}
         trained = read_weights(folder / WEIGHTS)
         self._check(trained)
+        if classes is not None and Checkpoint.open(str(folder)).classes == tuple(classes):
+            head.clear()
         kept = {name: value for name, value in trained.items() if name not in head}
         if wrong := [name for name in new.keys() - head if name not in kept or kept[name].shape != new[name].shape]:
             raise UserError(
@@ -406,7 +416,25 @@ class Start:
                 f"({', '.join(sorted(wrong)[:3])}): keep its image size, {' x '.join(map(str, record['img_size']))}."
             )
         model.load_state_dict(kept, strict=False)
+        if classes is not None:
+            _with_visible_head(model, [p for name, p in model.named_parameters() if name in head])
         return as_vit(model) if trained_base.in_place and not base.in_place else model
+
+
+def _for_another_task(config: ViTConfig) -> ViTConfig:
+    """Leave out the mask token, which a task that needs one makes, and give each block relative positions of its own
+    where all blocks share them (BeiT)."""
+    return config.with_(mask_token=False, rel_pos=bool(config.rel_pos))
+
+
+@torch.no_grad()
+def _with_visible_head(model: nn.Module, head: Sequence[nn.Parameter]) -> nn.Module:
+    """The model with random numbers in a head of zeros, which would hide what a change does."""
+    matrices = [parameter for parameter in head if parameter.ndim > 1]
+    if not any(matrix.any() for matrix in matrices):
+        for matrix in matrices:
+            nn.init.normal_(matrix, std=0.02)
+    return model
 
 
 def _foreign_record(folder: str | Path) -> dict[str, Any] | None:

@@ -135,8 +135,10 @@ class Steps:
         (loss / parts).backward()
 
     def _update(self) -> None:
-        if self.recipe.optimizer.clip_norm is not None:
-            clip_gradients(self._parameters, self.recipe.optimizer.clip_norm)
+        optimizer = self.recipe.optimizer
+        if optimizer.clip_norm is not None:
+            clip_gradients(self._parameters, optimizer.clip_norm, optimizer.clip_each)
+        self.task.before_step(self.model, 1, 1)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
@@ -150,9 +152,14 @@ class Steps:
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16-mixed")
 
+    def averages(self) -> list[nn.Module]:
+        """The moving average or the teacher that is kept next to the model, if there is one."""
+        kept = self.ema.model if self.ema else self.task.evaluated(self.model)
+        return [] if kept is None else [kept]
+
     def alive(self) -> Iterator[Tensor]:
         """Yield the tensors that stay between steps, except gradients."""
-        for model in (self.model, *((self.ema.model,) if self.ema else ())):
+        for model in (self.model, *self.averages()):
             yield from (*model.parameters(), *model.buffers())
         for state in self.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
@@ -355,7 +362,7 @@ class Memory:
     gradients: int
     optimizer: int
     average: int
-    """the moving average of the weights, if there is one"""
+    """the moving average of the weights, or a task's teacher, if there is one"""
     gathered: int
     """of a divided model: blocks that are whole while they compute, and their gradients until they are divided"""
     activations: int
@@ -401,6 +408,7 @@ def memory_of(
     config = config.with_(**recipe.model.to_config())
     with torch.device("meta"):
         model, made = make_model(ViT(config), config.num_classes, recipe, task)
+    options.check_task(made, recipe)
     options.save_memory(model)
     with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # to copy a model, in PyTorch
@@ -411,8 +419,13 @@ def memory_of(
         gradients = _bytes([p for p in steps.model.parameters() if p.requires_grad])
         states = [value for state in steps.optimizer.state.values() for value in state.values()]
         optimizer = _bytes([value for value in states if isinstance(value, Tensor)])
-        average = _bytes([*steps.ema.model.parameters(), *steps.ema.model.buffers()]) if steps.ema else 0
-        average -= _bytes([p for p in steps.model.parameters() if not p.requires_grad]) if steps.ema else 0
+        model_tensors = set(map(id, (*steps.model.parameters(), *steps.model.buffers())))  # an average shares some
+        average = _bytes(
+            tensor
+            for kept in steps.averages()
+            for tensor in (*kept.parameters(), *kept.buffers())
+            if id(tensor) not in model_tensors
+        )
     activations = max(0, peak - weights - gradients - optimizer - average)
     if not options.shard:
         return Memory(weights, gradients, optimizer, average, 0, activations, part)

@@ -1,35 +1,70 @@
-"""Model, image size and recipe that fit a data set, for a first answer on a small machine."""
+"""Model, image size and recipe that fit a data set, and the smaller ones that a time budget is tried with."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vitmods.data.splits import TEST_FRACTION, VAL_FRACTION
 from vitmods.recipes import RECIPES, Recipe
-from vitmods.recipes.registry import parse_recipe, split_recipe
+from vitmods.recipes.registry import evidence, parse_recipe, split_recipe
 
 if TYPE_CHECKING:
     from vitmods.data.records import Source
     from vitmods.tasks.base import Task
 
 PEEKED = 24  # images whose size is looked at
+SMALL_SET = 10_000  # training images; more train a ViT from scratch with the recipes for many
+SMALL_SIDE = 128  # pixels; above, images are those of the recipe `default`
+LEAST_STEPS = 600  # of a training whose length is not set
+FEWEST_PATCHES = 4  # on a side
+LADDER = (("Ti", 224), ("Ti", 128), ("Ti", 64), ("mu6", 64), ("mu3", 32))
+"""Size of the model and image side, from the top: what a budget is tried with"""
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Model, image side in pixels, recipe and channels that suit a data set."""
+    """What suits a data set: model, image side in pixels, channels, and the recipe if it depends on nothing else.
+
+    images: about how many are trained on; 0: unknown
+    side:   median short side of the images, in pixels; 0: unknown
+    """
 
     base: str
     img_size: int | tuple[int, int]
-    recipe_name: str
+    recipe_name: str = ""
     in_chans: int = 3
+    images: int = 0
+    side: int = 0
+
+    def recipe_for(self, side: int) -> tuple[str, str]:
+        """Return the recipe's name for images of this side, and the reason."""
+        if self.recipe_name:
+            return self.recipe_name, "it is made for this data set"
+        if 0 < self.images < SMALL_SET:
+            return "small_data", f"{self.images:,} training images at {side} px are few"
+        return "small_images" if side <= SMALL_SIDE else "default", f"it suits images of {side} px"
+
+    def rungs(self, base: str | None, img_size: tuple[int, ...] | None) -> list[tuple[str, tuple[int, ...]]]:
+        """List models and image sizes from the largest to the smallest; what is given stays."""
+        largest = self.img_size if isinstance(self.img_size, int) else max(self.img_size)
+        rungs = [(base or self.base, img_size or (largest,))] if base or img_size is None else []
+        given_patch = (base or "").rpartition("/")[2]
+        for size, side in () if self.recipe_name else LADDER:  # digits and sequences have one size
+            side = min(img_size or (side, largest))
+            patch = 16 if side > 96 else 8 if side > 40 else 4
+            if base and not (given_patch.isdigit() and side >= FEWEST_PATCHES * (patch := int(given_patch))):
+                continue
+            if side % patch == 0:
+                rungs.append((base or f"{size}/{patch}", img_size or (side,)))
+        return list(dict.fromkeys(rungs)) or [(self.base, img_size or (largest,))]
 
 
 DIGITS = Defaults("mu3/2", 8, "digits", in_chans=1)
-ORDINARY = Defaults("Ti/16", 224, "default")
 
 
 @dataclass(frozen=True)
@@ -43,22 +78,39 @@ class RecipeChoice:
         if self.name is not None:
             split_recipe(self.name)  # a UserError for an unknown name or setting, before the images are listed
 
-    def resolve(self, task: type[Task], defaults: Defaults, model: str | None, pixels: Mapping[str, Any]) -> Recipe:
-        """Make the recipe for images of these defaults and a model of this name.
+    def resolve(
+        self, task: type[Task], defaults: Defaults, side: int, model: str | None, pixels: Mapping[str, Any]
+    ) -> tuple[Recipe, str]:
+        """Make the recipe for images of these defaults at this side and a model of this name; say why it was chosen.
 
-        `pixels` are mean and std of a checkpoint that training starts from; empty for new weights.
+        Without a name, few images are trained on for at least LEAST_STEPS steps. `pixels` are mean and std of a
+        checkpoint that training starts from; empty for new weights.
         """
-        usual = task.usual_recipe or defaults.recipe_name
-        name = self.name or ("finetune" if pixels else usual)
-        recipe = task.fitted(parse_recipe(name, like=RECIPES[usual](), model=model))
+        usual, reason = defaults.recipe_for(side)
+        if task.small_recipe and usual != "default":
+            usual = task.small_recipe
+        elif task.usual_recipe:
+            usual, reason = task.usual_recipe, f"it is the one of {task.name}"
+        name = self.name or ("finetune" if pixels and not evidence(usual).trained else usual)
+        like = RECIPES[usual]()
+        recipe = task.fitted(parse_recipe(name, like=like, model=model))
+        if pixels and self.name is None:  # its batches are those of the recipe that it is like
+            recipe = recipe.with_(batch_size=like.batch_size)
+            reason = f"training starts from trained weights; augmentation and batches are those of {usual}: {reason}"
+        if self.name is None and defaults.images and recipe.steps is None and not task.usual_recipe:
+            batch_size = self.overrides.get("batch_size") or recipe.batch_size
+            steps_per_epoch = max(1, defaults.images // batch_size)
+            recipe = recipe.with_(epochs=max(recipe.epochs, math.ceil(LEAST_STEPS / steps_per_epoch)))
         normalized = {name: value[:1] if len(set(value)) == 1 else value for name, value in pixels.items()}
         # An override in epochs replaces what the recipe has in steps, and the other way round.
         units = (("epochs", "steps"), ("warmup_epochs", "warmup_steps"), ("warmup_steps", "warmup_epochs"))
         replaced = {other: None for unit, other in units if self.overrides.get(unit) is not None}
-        return recipe.with_(**{**normalized, **replaced, **self.overrides})
+        changed = f" with {', '.join(self.overrides)} set" if self.overrides else ""
+        note = "" if self.name else f"Recipe {name}{changed}: {reason}."
+        return recipe.with_(**{**normalized, **replaced, **self.overrides}), note
 
 
-def defaults_for(spec: str) -> Defaults:
+def defaults_for(spec: str, limit_train: float | None = None) -> Defaults:
     """By the median short side of some images: about 64 to 200 patches, a tiny ViT.
 
     Up to 40 px: Ti/4 at 32 px; up to 128 px: Ti/8 at 64 or 96 px; above: Ti/16 at 224 px. Raises UserError where the
@@ -71,15 +123,20 @@ def defaults_for(spec: str) -> Defaults:
     source = open_source(spec)
     if source.inputs is not None:
         return Defaults(*source.inputs.recommend(source))
+    images = float(len(source.splits.get("train", ())))
+    for split, fraction in (("val", VAL_FRACTION), ("test", TEST_FRACTION)):  # that are cut from train
+        if split not in source.splits and (split == "val" or len(source.splits) == 1):
+            images -= fraction * len(source.splits.get("train", ()))
+    if limit_train is not None:
+        images = min(images, limit_train if limit_train > 1 else limit_train * images)
     side = _median_side(source)
-    if side is None or side > 128:
-        return ORDINARY
-    if side <= 40:
-        return Defaults("Ti/4", 32, "small_images")
-    return Defaults("Ti/8", 64 if side <= 80 else 96, "small_images")
+    base, img_size = "Ti/16", 224
+    if 0 < side <= SMALL_SIDE:
+        base, img_size = ("Ti/4", 32) if side <= 40 else ("Ti/8", 64 if side <= 80 else 96)
+    return Defaults(base, img_size, images=int(images), side=side)
 
 
-def _median_side(source: Source) -> float | None:
+def _median_side(source: Source) -> int:
     from vitmods.data.read import Unreadable, decode
 
     sides: list[int] = []
@@ -87,4 +144,4 @@ def _median_side(source: Source) -> float | None:
         for key in records.some(PEEKED).keys:
             with suppress(Unreadable):
                 sides.append(min(decode(records.fetch(int(key)), 3).shape[1:]))
-    return statistics.median(sides) if sides else None
+    return int(statistics.median(sides)) if sides else 0

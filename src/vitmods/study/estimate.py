@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 import statistics
+import subprocess
+import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -23,33 +25,50 @@ from vitmods.bench import now, seconds_per_call
 from vitmods.changes import Change, conflicts
 from vitmods.data.dataset import independent
 from vitmods.model.config import ViTConfig
-from vitmods.model.flops import count_macs, count_params
-from vitmods.model.names import MODELS, parse_name
+from vitmods.model.flops import count_params
 from vitmods.recipes import Recipe
 from vitmods.recipes.recipe import Schedule
 from vitmods.recipes.schedule import resolve, resolve_on
 from vitmods.stats.design import MOST_CHANGES, plan_factorial
 from vitmods.stats.factorial import detectable as detectable_by
 from vitmods.stats.gains import collapsed, has_learned
-from vitmods.stats.plan import MOST, detectable, images_at_worst, resolution, sd_range, seeds_for, seeds_within
-from vitmods.stats.sequential import LOOKS, NOMINAL, nominal_level
+from vitmods.stats.plan import (
+    MOST,
+    Findable,
+    detectable,
+    images_at_worst,
+    resolution,
+    sd_range,
+    seeds_for,
+    seeds_within,
+)
+from vitmods.stats.sequential import LAST_LEVEL, LOOKS, MAXIMA
 from vitmods.stats.verdict import POINTS
-from vitmods.study.arms import BASE, Arm, is_foreign
-from vitmods.study.bases import Base, macs_of, make_base
+from vitmods.study.arms import BASE, Arm
+from vitmods.study.bases import Base, macs_of
 from vitmods.study.cost import Steps
-from vitmods.study.executors import Keep
-from vitmods.study.plan import AS_IS, MOST_SEEDS, Point, Settings, as_now
-from vitmods.study.prepare import PreparedStudy, build_arms, parallel_trials, say, smallest_first
-from vitmods.study.schedule import ENDLESS, Budget
+from vitmods.study.executors import Keep, StudyOptions
+from vitmods.study.plan import AS_IS, MOST_SEEDS, Point, Rung, Settings, as_now
+from vitmods.study.prepare import (
+    PreparedStudy,
+    build_arms,
+    open_study,
+    parallel_trials,
+    say,
+    smallest_first,
+    workers_for,
+)
+from vitmods.study.reuse import Pool
+from vitmods.study.schedule import ENDLESS, Budget, seconds_after_trials
 from vitmods.study.state import Evaluated, StudyState, decision_at, evaluated_of
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, already_reported, answer_splits, base_config, task_of
 from vitmods.train.device import does_not_fit, is_out_of_memory
 from vitmods.train.device import resolve as device_of
 from vitmods.train.options import RunOptions
+from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import rendered
-from vitmods.util.shorthand import without_options
 from vitmods.util.text import duration, listing, plural, size
 
 if TYPE_CHECKING:
@@ -59,6 +78,16 @@ T = TypeVar("T")
 SEEDS = (3, 5, 8, 16)
 WIDTH = 100  # of what is printed
 LONG_S = 12 * 3600.0  # a night: a smaller study is proposed for one that takes longer
+FEWEST, CHOSEN_SEEDS = 3, 4  # of a given study that fits a budget, and of one that is chosen for it
+SAFE_SEEDS = 5  # one more, for trials that are slower than planned
+MARGIN = 0.08  # of a time budget: trials may be slower than the steps that were timed
+START_S = 10.0  # of workers: they import what they need and read the images
+MOST_LONGER = 1.3  # times the epochs, if a budget leaves time
+USUAL_DISAGREEMENT, USUAL_DF = 0.3, 3.0  # of two trials with other seeds; how sure that is
+USUAL_DIFFERENCE = 0.05  # of the images, whatever the seed, between an arm and base after a short training
+LEAST_BYTES = 600 * 2**20  # of a trial
+USUAL_CLASSES = 10
+WORTHWHILE = 0.85  # of the time of a step, with another precision
 
 
 @dataclass(frozen=True)
@@ -102,7 +131,11 @@ class Estimate:
     budget_s:     seconds that the study may take; None: unlimited
     suggestion:   a smaller study, if this one does not fit or takes long; else empty
     refused:      why no number of seeds fits the budget; None: one does
+    reserve_s:    seconds of the budget that trials may not take: start, costs, report, and a margin
+    faster:       an option with which trials take less time; else empty
     factorial:    what a factorial design of the arms' changes would find; empty: it would not find more
+    reused:       study -> how many of the trials it has finished; saved_s: the seconds that this saves
+    not_reused:   for an arm, the setting in which the nearest finished trial differs
     """
 
     settings: Settings
@@ -119,10 +152,20 @@ class Estimate:
     refused: UserError | None = None
     factorial: str = ""
     keep_weights: Keep = "all"
+    reused: Mapping[str, int] = field(default_factory=dict)
+    saved_s: float = 0.0
+    not_reused: tuple[str, ...] = ()
+    reserve_s: float = 0.0
+    faster: str = ""
+
+    @property
+    def available_s(self) -> float:
+        """Seconds of the budget for trials."""
+        return math.inf if self.budget_s is None else self.budget_s - self.reserve_s
 
     @property
     def finished(self) -> int:
-        return self.settings.planned - sum(arm.trials for arm in self.arms)
+        return self.settings.planned - sum(arm.trials for arm in self.arms) - sum(self.reused.values())
 
     @property
     def each(self) -> int:
@@ -133,7 +176,8 @@ class Estimate:
         """Trials of each arm to be run in a study with so many seeds, of which the finished ones are the first. With 0
         seeds: the trials that points are chosen by."""
         more = self.each * (seeds - len(self.settings.seeds))
-        return [max(0, arm.trials + more) for arm in self.arms]
+        known = len(self.settings.seeds_of(BASE)) - len(self.settings.seeds)  # beyond the seeds of the arms
+        return [max(0, arm.trials + more - (known if arm.arm == BASE else 0)) for arm in self.arms]
 
     def seconds(self, seeds: int) -> float:
         """Seconds of these trials, `parallel` at a time, without the measurement of costs and the report."""
@@ -158,24 +202,30 @@ class Estimate:
 
     @property
     def alpha(self) -> float:
-        """The level of each look of a study until decided, or of the only one."""
-        return nominal_level(len(self.settings.seeds)) if self.settings.until_decided else 0.05
+        """The level of the last look of a study until decided, or of the only one."""
+        return LAST_LEVEL if self.settings.until_decided else 0.05
 
     @property
     def unit(self) -> str:
         unit = self.settings.measure.metric.unit
         return "points" if unit == "%" else unit
 
-    def finds(self, seeds: int, images_sd: float = 0.0) -> str:
-        """The smallest effect that so many seeds find, in the metric's unit, or in sd of a trial if that is unknown."""
-        sd, unit = (self.spread.sd, self.unit) if self.spread else (1.0, "sd of a trial")
+    def findable(self, seeds: int, images_sd: float = 0.0) -> Findable:
+        """Return the effects that so many seeds find, in the metric's unit, or in sd of a trial if that is unknown."""
+        sd = self.spread.sd if self.spread else 1.0
         # Intervals are wider if seeds are tested on other parts of the images.
         overlap = self.dataset["test"] / self.dataset["train"] if self.settings.folds else 0.0
-        effect = (detectable(self.settings.compared, seeds, self.alpha, round(images_sd / sd, 2)) * sd).effect
-        return f"{effect * math.sqrt(1 + seeds * overlap):.2g} {unit}".rstrip()
+        effects = detectable(self.settings.compared, seeds, self.alpha, round(images_sd / sd, 2), self.settings.known)
+        return effects * (sd * math.sqrt(1 + seeds * overlap))
+
+    def finds(self, seeds: int, images_sd: float = 0.0) -> str:
+        """Write the smallest of these effects."""
+        unit = self.unit if self.spread else "sd of a trial"
+        return f"{self.findable(seeds, images_sd).effect:.2g} {unit}".rstrip()
 
     def decides(self) -> str:
-        """Return `5 seeds of 4 arms and base in about 25 min find effects above about 1.2 points.`"""
+        """Return `5 seeds of 4 arms and base in about 25 min find effects above about 1.2 points; intervals are about
+        +-0.9 points.`"""
         seeds, most = len(self.settings.seeds), "At most " * self.settings.until_decided
         arms = f"{plural(len(self.settings.arms), 'arm')} and base"
         plan = f"{most}{plural(seeds, 'seed')} of {arms} in about {duration(self.total_s)}"
@@ -183,7 +233,9 @@ class Estimate:
             return f"{plan}."
         if self.spread is None:
             return f"{plan}; the effects that they can find are unknown: estimate them with --pilot."
-        return f"{plan} find effects above about {self.finds(seeds)}."
+        images_sd = images_at_worst(USUAL_DIFFERENCE, self.test_images) if self.test_images else 0.0
+        width = f"intervals are about ±{self.findable(seeds, images_sd).half:.2g} {self.unit}".rstrip()
+        return f"{plan} find effects above about {self.finds(seeds, images_sd)}; {width}."
 
     def __str__(self) -> str:
         is_named = any(arm.changes not in ("", arm.arm) for arm in self.arms)
@@ -207,16 +259,29 @@ class Estimate:
                 "",
                 f"Images: {splits}. A trial has {listing(lengths)}.{tried}",
                 f"{sum(arm.trials for arm in self.arms)} trials to run{done}, {self.workers} at a time: {lasts}.",
+                *self._trials_of_others(),
                 f"Final weights that stay in the folder ({self.keep_weights}) take {size(self.weights_bytes())}; with "
                 f"--keep-weights {other} {size(self.weights_bytes(other))}.",
                 f"While trials run, checkpoints take up to {size(self.working_bytes)} more.",
                 "",
                 *self._effects_by_seeds(),
                 *textwrap.wrap(self.factorial, WIDTH),
+                *textwrap.wrap(self.decides() if self.budget_s is not None and self.refused is None else "", WIDTH),
                 *textwrap.wrap(str(self.refused or ""), WIDTH),
-                *filter(None, [self.suggestion]),
+                *textwrap.wrap(self.suggestion, WIDTH),
             ]
         )
+
+    def _trials_of_others(self) -> Iterator[str]:
+        """Yield which trials are not trained again, and why others are."""
+        if self.reused:
+            places = listing([f"{study} ({count})" for study, count in self.reused.items()])
+            yield (
+                f"Trained already, in {places}: {plural(sum(self.reused.values()), 'trial')}, which saves about "
+                f"{duration(self.saved_s)}."
+            )
+        for reason in self.not_reused:
+            yield from textwrap.wrap(reason, WIDTH, break_long_words=False, break_on_hyphens=False)
 
     def _effects_by_seeds(self) -> Iterator[str]:
         """Yield the effects that can be found by the number of seeds, and what it takes to show equivalence."""
@@ -265,34 +330,44 @@ def _format_table(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     return [line for line in rendered(table, WIDTH).splitlines() if line]
 
 
-def estimate(study: PreparedStudy, budget: Budget, command: str | None, fixed: bool = False) -> Estimate:
+def estimate(
+    study: PreparedStudy,
+    budget: Budget,
+    command: str | None,
+    fixed: bool = False,
+    least: int = FEWEST,
+    pool: Pool | None = None,
+) -> Estimate:
     """Time every arm's steps and evaluation, and read the spread from finished trials.
 
-    Unless seeds are `fixed`, as many are planned as fit the budget. If the study does not fit, or takes long, a smaller
-    one is suggested. If trials of base are finished, their time replaces the estimate.
+    Unless seeds are `fixed`, as many are planned as fit the budget, `least` or more. If the study does not fit, or
+    takes long, a smaller one is suggested. If trials of base are finished, their time replaces the estimate.
 
-    command: the shell command that the suggestion changes; None: it is a Python call.
+    command: the shell command that suggestions are written for; None: it is a Python call.
+    pool: trials that other studies have finished.
     """
     runner, dataset, options, settings = study.runner, study.dataset, study.options, study.settings
     facts, splits = runner.folder.facts(), answer_splits(settings, dataset)
     constant = facts.data.get("constant", {}) if facts else {}
     state = StudyState(runner.folder, settings, Evaluated(splits, constant))
     workers = study.workers(len(state.missing))
-    stopwatch = Stopwatch(runner, device_of(options.device), max(1, torch.get_num_threads() // workers))
+    parallel = min(workers, parallel_trials(options))
+    device, threads = device_of(options.device), max(1, torch.get_num_threads() // workers)
+    stopwatch = Stopwatch(runner, device)
     timed: dict[tuple[str, Point], ArmEstimate] = {}
-    rows = len(settings.every_arm) * len(settings.sweep.points)
-    with already_reported():
+    reused = pool.find(state.missing) if pool else {}
+    rows, planned_alone = len(settings.every_arm) * len(settings.sweep.points), replace(settings, known=0).planned
+    with already_reported(), as_a_worker(device, parallel, threads):
         for point in smallest_first(settings, dataset.num_classes):
             for arm, model, recipe in build_arms(settings, point, dataset.num_classes):
                 trials = [trial for trial in state.records if (trial.arm, trial.setting) == (arm, point)]
-                points = [trial.point for trial in trials if not state.records[trial].ended]
-                points += [AS_IS] * (settings.planned // rows - len(trials))  # their point is not chosen yet
+                points = [trial.point for trial in trials if not state.records[trial].ended and trial not in reused]
+                points += [AS_IS] * (planned_alone // rows - len(trials))  # their point is not chosen yet
                 arm_time = timed[arm.name, point] = stopwatch.time(arm, model, recipe, points, point)
                 times = f"{duration(arm_time.step_s)} a step, about {duration(arm_time.trial_s)} a trial"
                 say(options, f"{len(timed):>3} of {rows}  {arm_time.arm}: {times}")
                 del model  # before the next one is built
     arms = [timed[arm.name, point] for point in settings.sweep.points for arm in settings.every_arm]
-    parallel = min(workers, parallel_trials(options))
     counted = state.tried if settings.same_seeds else state.answered
     first = [record for trial, record in counted.items() if trial.setting == settings.sweep.points[0]]
     walls = [record.wall_s for record in first if record.arm == BASE and record.status == "finished" and record.wall_s]
@@ -310,19 +385,33 @@ def estimate(study: PreparedStudy, budget: Budget, command: str | None, fixed: b
         parallel,
         {str(point): stopwatch.steps(point) for point in settings.sweep.points},
         {name: len(split) for name, split in dataset.splits.items()},
-        known_spread(folder, state),
+        known_spread(folder, state) or usual_spread(test_images),
         test_images,
         grouped,
         budget.seconds,
         keep_weights=options.keep_weights,
+        faster=time_bfloat16(study, arms[0]) if budget.seconds is not None else "",
+        reused=Counter(named(finished.study.path) for finished in reused.values()),
+        saved_s=sum(timed[trial.arm.name, trial.setting].trial_s for trial in reused) / parallel,
+        not_reused=tuple(pool.nearest(trial for trial in state.missing if trial not in reused)) if pool else (),
     )
+    if budget.seconds is not None:
+        after_s = seconds_after_trials(budget, options.cost_seconds * len(settings.sweep.points))
+        reserve_s = MARGIN * budget.seconds + (workers > 1) * START_S + after_s
+        planned = replace(planned, reserve_s=budget.seconds - budget.left_s + reserve_s)
     planned = replace(planned, factorial=compare_with_factorial(planned, base_config(settings, dataset.num_classes)))
     if not fixed and budget != ENDLESS:
-        planned = fit_to_budget(budget, planned)
-    limit_s = LONG_S if budget.seconds is None else budget.seconds
-    if planned.total_s <= limit_s:
+        planned = fit_to_budget(budget, planned, least)
+    if planned.total_s <= (LONG_S if budget.seconds is None else planned.available_s):
         return planned
-    return replace(planned, suggestion=suggest_smaller(planned, limit_s, command))
+    budget_text, names = "--budget 2h", "--base, --img-size and --epochs"
+    if command is None:
+        budget_text, names = 'budget="2h"', "base, img_size and recipe"
+    suggestion = (
+        f"The study takes about {duration(planned.total_s)}. A new one with {budget_text} and without {names} takes "
+        "values that fit."
+    )
+    return replace(planned, suggestion=suggestion)
 
 
 def estimate_trial(settings: Settings, options: RunOptions) -> ArmEstimate:
@@ -330,7 +419,7 @@ def estimate_trial(settings: Settings, options: RunOptions) -> ArmEstimate:
     runner = TrialRunner(StudyFolder(os.devnull), settings, options)
     *_, (arm, model, recipe) = build_arms(settings, AS_IS, runner.dataset(settings.recipe).num_classes)
     with already_reported():
-        return Stopwatch(runner, device_of(options.device), torch.get_num_threads()).time(arm, model, recipe)
+        return Stopwatch(runner, device_of(options.device)).time(arm, model, recipe)
 
 
 def known_spread(path: Path | None, state: StudyState) -> Spread | None:
@@ -366,14 +455,25 @@ def known_spread(path: Path | None, state: StudyState) -> Spread | None:
     return Spread(sd, df, f"from {sources}{more}", with_images.disagree, with_images.images)
 
 
+def usual_spread(test_images: int) -> Spread | None:
+    """Estimate the spread of top-1 before any trial: trainings with other seeds disagree on about 30 % of the images,
+    each on its own, so that accuracies vary as those of coins."""
+    if not test_images:
+        return None
+    sd = POINTS * math.sqrt(USUAL_DISAGREEMENT / 2 / test_images)
+    return Spread(sd, USUAL_DF, f"usual for {test_images:,} test images; --pilot measures it")
+
+
 def spread_of(state: StudyState) -> Spread | None:
     """Estimate from the residuals of arms and seeds, or from base if only base has finished; without failed trials."""
     settings = state.settings
     base = {} if settings.sweep else _learned(state)
     if len(base) < 2:
         return None
-    decision = decision_at(state, settings.seeds)
-    sd, df, source = decision.sd, float(decision.df), "from this study's trials"
+    sd, df, source = math.nan, 0.0, "from this study's trials"
+    if settings.arms:
+        decision = decision_at(state, settings.seeds)
+        sd, df = decision.sd, float(decision.df)
     if not df > 0:
         scale = POINTS if settings.measure.metric.unit == "%" else 1
         sd, df = scale * statistics.stdev(base.values()), float(len(base) - 1)
@@ -429,23 +529,17 @@ def compare_with_factorial(planned: Estimate, base: Base) -> str:
     )
 
 
-USUAL_SEEDS, FEWEST = 5, 3
-NEXT_SIZE = {"H": "L", "L": "B", "B": "S", "S": "Ti"}
-SIDES = (384, 224, 160, 128, 96, 64, 48, 32)
-FEWEST_PATCHES = 4  # per side
-FEWEST_EPOCHS = 5
-
-
-def fit_to_budget(budget: Budget, planned: Estimate) -> Estimate:
+def fit_to_budget(budget: Budget, planned: Estimate, least: int = FEWEST) -> Estimate:
     """Plan the most seeds that fit; with `until_decided` the largest maximum of 8, 16 and 32 that fits.
 
-    If fewer than three fit, or fewer than the first look needs, `refused` shows the arithmetic.
+    If fewer than `least` fit, or fewer than the first look needs, `refused` shows the arithmetic.
     """
     settings, k, per_seed = planned.settings, len(planned.settings.arms), planned.each
-    least = LOOKS[0] if settings.until_decided else FEWEST
+    least = LOOKS[0] if settings.until_decided else least
+    available_s = replace(planned, budget_s=budget.seconds).available_s
 
     def fits(seeds: int) -> bool:
-        in_time = budget.seconds is None or planned.seconds(seeds) <= budget.seconds
+        in_time = planned.seconds(seeds) <= available_s
         return in_time and (budget.trials is None or sum(planned.trials(seeds)) <= budget.trials)
 
     seeds = 0
@@ -454,95 +548,155 @@ def fit_to_budget(budget: Budget, planned: Estimate) -> Estimate:
     try:
         if seeds < least and budget.seconds is not None:  # raises, with the arithmetic of all that the study takes
             base_s, *arms_s = (arm.trial_s * per_seed / planned.parallel for arm in planned.arms)
-            seeds_within(budget.seconds - planned.seconds(0), base_s, statistics.fmean(arms_s), k, least)
+            seeds_within(available_s - planned.seconds(0), base_s, statistics.fmean(arms_s), k, least)
         elif seeds < least:
             trials = (budget.trials or 0) - sum(planned.trials(0))
             seeds_within(trials, per_seed, per_seed, k, least, lambda count: plural(round(count), "trial"))
     except UserError as error:
         return replace(planned, refused=error)
     if settings.until_decided:
-        seeds = max((most for most in NOMINAL if most <= seeds), default=seeds)
+        seeds = max((most for most in MAXIMA if most <= seeds), default=seeds)
     arms = [replace(arm, trials=count) for arm, count in zip(planned.arms, planned.trials(seeds), strict=True)]
     return replace(planned, settings=settings.with_seeds(tuple(range(seeds))), arms=tuple(arms))
 
 
-def suggest_smaller(planned: Estimate, limit_s: float, command: str | None) -> str:
-    """Describe the first study that fits `limit_s` seconds, reducing seeds, then image size, base and epochs in turn.
+def choose(
+    rungs: Sequence[Rung],
+    folder: StudyFolder,
+    options: StudyOptions,
+    budget: Budget,
+    command: str | None,
+    seeds_given: bool,
+) -> tuple[PreparedStudy, Estimate]:
+    """Open the first study of the rungs that fits a time budget, with all epochs or half of them, and estimate it.
 
-    Its time follows from the measured one by multiply-adds and steps. Empty if even the smallest does not fit.
+    The last rung is tried with ever fewer epochs. If nothing fits, the estimate has the reason.
 
-    command: the shell command to change; None: the study was started from Python.
+    rungs: from the largest to the smallest.
     """
-    settings, recipe, fixed = planned.settings, planned.settings.recipe, planned.settings.fixed
-    options: dict[str, Any] = {}  # that differ, as the shell names them
-    rows, columns = fixed["img_size"]
+    for rung in rungs:
+        settings, recipe = rung.settings, rung.settings.recipe
+        lengths = [recipe.epochs]
+        if "epochs" in settings.open and recipe.steps is None:
+            halvings = recipe.epochs.bit_length() if rung is rungs[-1] else 2
+            lengths = [recipe.epochs >> halved for halved in range(halvings) if recipe.epochs >> halved]
+        seeds = len(settings.seeds) if seeds_given else CHOSEN_SEEDS
+        training_s = time_trainings(rung, seeds * len(settings.every_arm), options)
+        for epochs in lengths:
+            is_last = rung is rungs[-1] and epochs == lengths[-1]
+            if not is_last and training_s * epochs / recipe.epochs > budget.left_s:
+                continue  # before the images are read at this size
+            study = open_study(folder, settings.with_recipe(epochs=epochs) if len(lengths) > 1 else settings, options)
+            planned = estimate(study, budget, command, seeds_given, CHOSEN_SEEDS)
+            fits = planned.refused is None and planned.total_s <= planned.available_s
+            if fits and len(lengths) > 1 and not settings.until_decided:
+                planned = lengthen(planned, recipe.epochs, seeds_given)
+            study.runner.settings = planned.settings
+            if fits or is_last:
+                say(options, describe_choice(planned, rung.recipe_note, command is not None))
+                return study, planned
+    raise AssertionError("a study without rungs")
 
-    def base_macs() -> int:
-        """Multiply-adds of base; 0 for other libraries' models."""
-        side = options.get("img-size")
-        img_size = fixed["img_size"] if side is None else (side, side)
-        config = make_base(options.get("base", fixed["base"]), 10, img_size, fixed["in_chans"])
-        return count_macs(config) if isinstance(config, ViTConfig) else 0
 
-    def reduced(option: str) -> Any:
-        """The next smaller value of an option; None without any."""
-        if option == "epochs":
-            half = options.get("epochs", recipe.epochs) // 2
-            with suppress(UserError):  # the warm-up would be as long
-                if recipe.steps is None and half >= FEWEST_EPOCHS:
-                    resolve(recipe.with_(epochs=half), 100 * recipe.batch_size)
-                    return half
-            return None
-        base = options.get("base", fixed["base"])
-        if not isinstance(base, str) or is_foreign(base) or base in MODELS or "start" in fixed:
-            return None
-        size, depth, branches, patch = parse_name(base)[:4]
-        if option == "base":
-            is_plain = depth is None and branches == 1 and size in NEXT_SIZE
-            return f"{NEXT_SIZE[size]}/{patch}" if is_plain else None
-        side = options.get("img-size", rows) if rows == columns else 0
-        smaller = (new for new in SIDES if new < side and new % patch == 0 and new // patch >= FEWEST_PATCHES)
-        return next(smaller, None)
+def time_trainings(rung: Rung, trials: int, options: StudyOptions) -> float:
+    """Time steps of base on noise: seconds of so many trainings, without reading and evaluation; 0 if unknown."""
+    settings = rung.settings
+    if settings.sweep or rung.images < settings.recipe.batch_size:
+        return 0.0
+    parallel = min(workers_for(options, trials, LEAST_BYTES), parallel_trials(options))
+    _, model, recipe = next(build_arms(settings, AS_IS, USUAL_CLASSES))
+    images, device = base_config(settings, USUAL_CLASSES), device_of(options.device)
+    with as_a_worker(device, parallel, max(1, torch.get_num_threads() // parallel)), already_reported():
+        steps = Steps(model, task_of(settings.fixed, recipe), recipe, device, images)
+        part = steps.fitting(steps.train, recipe.part_size, CALL_S, least=2)
+        part_s = min(steps.timed(part)[1] for _ in range(2))
+    return trials / parallel * resolve(recipe, rung.images).images_seen * part_s / part
 
-    seeds, least, full_macs = len(settings.seeds), LOOKS[0] if settings.until_decided else FEWEST, base_macs()
-    tuning = len(settings.tuning_trials()) / len(planned.arms) * (not settings.same_seeds)
-    if seeds > USUAL_SEEDS and not settings.until_decided:
-        seeds = options["seeds"] = USUAL_SEEDS
-    reductions = ["img-size", "base", "epochs"]
-    while True:
-        fraction = float(options.get("epochs", recipe.epochs)) / recipe.epochs
-        fraction *= base_macs() / full_macs if full_macs else 1.0
-        # Finished trials do not count: those of another base or size are new ones.
-        trials_s = (seeds * planned.each + tuning) * sum(arm.trial_s for arm in planned.arms)
-        seconds = fraction * trials_s / planned.parallel
-        if seconds <= limit_s:
-            break
-        if reductions:
-            if (value := reduced(option := reductions.pop(0))) is not None:
-                options[option] = value
-                reductions.append(option)
-        elif seeds > least:
-            seeds = options["max-seeds" if settings.until_decided else "seeds"] = least
-        else:
-            return ""
-    if not options:
+
+def time_bfloat16(study: PreparedStudy, base: ArmEstimate) -> str:
+    """Name the precision in which a step of base takes less time on a CPU; empty if it was given or is not faster."""
+    settings, device = study.settings, device_of(study.options.device)
+    if (
+        device.type != "cpu"
+        or "precision" not in settings.open
+        or settings.sweep
+        or settings.recipe.precision != "32-true"
+    ):
         return ""
-    if command is None:
-        values = {name.replace("-", "_"): repr(value) for name, value in options.items()}
-        if "epochs" in values:
-            values["recipe"] = f"recipe.with_(epochs={values.pop('epochs')})"
-        call = f"vm.Study(..., {', '.join(f'{name}={value}' for name, value in values.items())})"
-    else:
-        words = without_options(shlex.split(command), {"--dry-run", "--pilot", *(f"--{name}" for name in options)})
-        call = shlex.join([*words, *(str(word) for name in options for word in (f"--{name}", options[name]))])
-    return (
-        f"The study takes about {duration(planned.total_s)}, more than {duration(limit_s)}. This one takes about "
-        f"{duration(seconds)}:\n  {call}"
+    seconds = []
+    for precision in ("32-true", "bf16-mixed"):
+        _, model, recipe = next(build_arms(settings.with_recipe(precision=precision), AS_IS, study.dataset.num_classes))
+        images = base_config(settings, study.dataset.num_classes)
+        with as_a_worker(device, 1, 1), already_reported():
+            steps = Steps(model, task_of(settings.fixed, recipe), recipe, device, images)
+            part = steps.fitting(steps.train, recipe.part_size, CALL_S, least=2)
+            seconds.append(min(sum(steps.timed(part)[1:]) for _ in range(3)) / part)
+    ratio = seconds[1] / seconds[0]
+    return f" --precision bf16-mixed takes {ratio:.2f} of the time of a step." if ratio < WORTHWHILE else ""
+
+
+def lengthen(planned: Estimate, most_epochs: int, seeds_given: bool) -> Estimate:
+    """Use what is left of the budget, less than another seed takes, for longer trainings; of trainings that were
+    shortened, also what more than SAFE_SEEDS seeds would take."""
+    settings, epochs = planned.settings, planned.settings.recipe.epochs
+    most_longer = MOST_LONGER
+    if epochs < most_epochs and not seeds_given and len(settings.seeds) > SAFE_SEEDS:
+        counts = planned.trials(SAFE_SEEDS)
+        arms = [replace(arm, trials=count) for arm, count in zip(planned.arms, counts, strict=True)]
+        planned = replace(planned, settings=settings.with_seeds(tuple(range(SAFE_SEEDS))), arms=tuple(arms))
+        most_longer = most_epochs / epochs
+    longer = int(epochs * min(planned.available_s / max(planned.total_s, 1e-9), most_longer))
+    arms = [replace(arm, trial_s=longer / epochs * arm.trial_s) for arm in planned.arms]
+    steps = {setting: longer * count // epochs for setting, count in planned.steps.items()}
+    return replace(planned, settings=planned.settings.with_recipe(epochs=longer), arms=tuple(arms), steps=steps)
+
+
+def describe_choice(planned: Estimate, recipe_note: str, is_shell: bool) -> str:
+    """Name what was chosen for a budget, and the options that override it."""
+    settings, fixed = planned.settings, planned.settings.fixed
+    base = fixed["base"] if isinstance(fixed["base"], str) else "the given model"
+    rows, columns = fixed["img_size"]
+    pixels = f"{rows} px" if rows == columns else f"{rows} x {columns} px"
+    names: list[str] = [name for name in ("base", "img_size", "epochs") if name in settings.open]
+    names += ["recipe"] if "lr" in settings.open else []
+    options = listing([f"--{name.replace('_', '-')}" if is_shell else f"{name}=" for name in [*names, "seeds"]])
+    length = (
+        plural(settings.recipe.epochs, "epoch") if settings.recipe.steps is None else f"{settings.recipe.steps} steps"
     )
+    fit = "fits" if planned.refused is None else "does not fit"
+    return (
+        f"Chosen, as it {fit} {duration(planned.budget_s or 0)}: {base} at {pixels}, {length}, "
+        f"{plural(len(settings.seeds), 'seed')}. {recipe_note} Set {options} to choose otherwise.{planned.faster}"
+    )
+
+
+NEIGHBOR = """
+import os, numpy
+parent, matrix = os.getppid(), numpy.ones((384, 384), "f")
+while os.getppid() == parent:
+    numpy.tanh(matrix @ matrix)
+"""
+
+
+@contextmanager
+def as_a_worker(device: torch.device, workers: int, threads: int) -> Iterator[None]:
+    """Limit torch to the threads of a worker; on a CPU, as many processes compute beside it as other workers would."""
+    single = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    count, before = workers - 1 if device.type == "cpu" else 0, torch.get_num_threads()
+    neighbors = [subprocess.Popen([sys.executable, "-c", NEIGHBOR], env=single) for _ in range(count)]
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        for neighbor in neighbors:
+            neighbor.kill()
+            neighbor.wait()
 
 
 CALL_S = 0.25  # batches are halved until a timed call takes at most about this long
 TIMED_S = 0.3  # of steps, of every arm
+TRIAL_S = 1.0  # of a trial: the model is built, files are written
 SLOW_S = 1.0  # a measurement that takes so long is not repeated
 LENGTH = {"epochs", "steps", "lr", "min_lr", "weight_decay", *(option.name for option in fields(Schedule))}
 """fields of a recipe that a step's time does not depend on"""
@@ -563,13 +717,10 @@ class Stopwatch:
 
     Settings that differ only in the length of the training are timed once. On a CPU, arms on a second base are to that
     base what they are to the first one; on a GPU, its memory may not suffice, so each is tried.
-
-    threads: those that a worker would have.
     """
 
     runner: TrialRunner
     device: torch.device
-    threads: int
     _read_s: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
     _paces: dict[tuple[str, str], Pace] = field(default_factory=dict)
     _batches: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -590,8 +741,6 @@ class Stopwatch:
         macs, params = macs_of(model, images), count_params(model)
         timed_fields = [(name, value) for name, value in recipe.settings().items() if name not in LENGTH]
         place = repr((settings.fixed["base"], timed_fields))
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
         try:
             if (arm.name, place) not in self._paces:
                 self._paces[arm.name, place] = self.scale_pace(arm.name, place) or self._measured(
@@ -602,8 +751,6 @@ class Stopwatch:
             if is_out_of_memory(error):
                 raise does_not_fit(recipe.part_size, self.device) from None
             raise
-        finally:
-            torch.set_num_threads(threads)
         pace = self._paces[arm.name, place]
         step_s = recipe.batch_size * pace.image_s + pace.update_s
         step_s = max(step_s, read_s) if self.runner.data_workers else step_s + read_s
@@ -615,7 +762,7 @@ class Stopwatch:
             length = resolve_on(trained, dataset)
             evaluated = length.evaluations(images=val) * val + last
             training_s = length.steps * step_s * trained.batch_size / recipe.batch_size
-            seconds.append(training_s + evaluated * (pace.infer_s + read_one_s))
+            seconds.append(TRIAL_S + training_s + evaluated * (pace.infer_s + read_one_s))
         name = ", ".join(filter(None, (str(setting), arm.name)))
         return ArmEstimate(name, arm.short, params, macs, step_s, statistics.fmean(seconds), len(points))
 

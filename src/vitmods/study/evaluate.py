@@ -76,8 +76,10 @@ def evaluate(
     usual, options = measure_of(task).metric.protocol, options or Options()
     names = ([usual] if usual else []) if names is None else names
     for checkpoint, dataset in pairs:
-        check_protocols(dataset, names, split=split or dataset.eval_split, options=options)
-        if not names or any(PROTOCOLS[name].reads_logits for name in names):
+        made = make_task(task, checkpoint.recipe)
+        check_protocols(dataset, names, split=split or dataset.eval_split, options=options, task=made)
+        reads_classes = any(PROTOCOLS[name].reads_logits for name in names) if names else not made.reads_any_classes
+        if reads_classes:
             _check_classes(checkpoint, dataset)
         if data is None and dataset.summary()["fingerprint"] != checkpoint.fingerprint:
             warnings.warn("the images are no longer those that the trial was trained on.", stacklevel=2)

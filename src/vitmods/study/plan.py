@@ -14,13 +14,13 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from fractions import Fraction
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
 import tyro
 
@@ -132,7 +132,7 @@ def make_grid(values: GridLike, option: str = "--tune") -> Grid:
 def _read_values(name: str, listed: Any, option: str) -> tuple[Any, ...]:
     listed = tuple(listed) if isinstance(listed, Iterable) and not isinstance(listed, str) else (listed,)
     types = {field: kind for field, (_, _, kind) in fields_by_name().items()}
-    if option == "--sweep" and name == "base":
+    if option == "--sweep" and name in ("base", "data"):
         values: tuple[Any, ...] = tuple(map(str, listed))
     elif option == "--sweep" and name == "limit_train":
         try:
@@ -253,7 +253,8 @@ def measure_of(task: str) -> Measure:
     """Return the metric that trials of a task are compared by. Raises UserError for an unknown task."""
     from vitmods.tasks.base import TASKS
 
-    return Measure(TASKS[task].metrics[0].name)
+    kind = TASKS[task]
+    return make_measure(kind.compared_by) if kind.compared_by else Measure(kind.metrics[0].name)
 
 
 def make_measure(name: str, options: Options = PAPERS) -> Measure:
@@ -319,10 +320,9 @@ class ImageOptions(SplitOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StudySettings:
-    """The comparison, and how it reaches verdicts.
+    """The comparison, and how it reaches verdicts."""
 
-    A new setting is a field here: the shell offers it, `vm.Study` accepts it, and `Settings` has it.
-    """
+    # A new setting is a field here: the shell offers it, `vm.Study` accepts it, and `Settings` writes and reads it.
 
     until_decided: bool = False
     """look after 4, 5, 6, 8, ... seeds, and stop each arm once it is decided or futile (docs/verdicts.md)"""
@@ -353,11 +353,19 @@ class StudySettings:
     same_seeds: bool = False
     """reuse the tuning trials in the report: less work, and optimistic scores"""
     sweep: GridLike = ()
-    """FIELD=VALUE,VALUE,... of the recipe, base or limit_train: train base and every arm with each value; gives one
-    effect for each, and their average (docs/sweeps.md)"""
+    """FIELD=VALUE,VALUE,... of the recipe, base, limit_train or data: train base and every arm with each value; gives
+    one effect for each, and their average (docs/sweeps.md)"""
+    reuse: tuple[str, ...] = ()
+    """folders or addresses of studies whose finished trials are not trained again, besides those next to the study
+    (docs/study.md)"""
+    no_reuse: bool = False
+    """train every trial, also those that a study next to this one has finished"""
 
     def __post_init__(self) -> None:
         """Raise UserError for settings that no study can have, before any image is listed."""
+        object.__setattr__(self, "reuse", (self.reuse,) if isinstance(self.reuse, str) else tuple(map(str, self.reuse)))
+        if self.reuse and self.no_reuse:
+            raise UserError("no_reuse trains every trial: leave reuse out (--no-reuse excludes --reuse).")
         if self.metric is not None:
             measure = self.metric if isinstance(self.metric, Measure) else Measure(self.metric)
             object.__setattr__(self, "metric", make_measure(measure.name, measure.options))
@@ -494,6 +502,8 @@ class Settings(StudySettings):
     arms, seeds:  what is compared; may grow
     tuning_seeds: the seeds with which the points of the grid are compared; the study's own, or others, which is better
     design:       the changes of a factorial study, of which the arms are the runs
+    known:        trials of base, of seeds 0, 1, ..., that had finished elsewhere when the study began
+    open:         names in `fixed`, and fields of the recipe, that were not given: a stored study keeps its own
     """
 
     fixed: Mapping[str, Any]
@@ -506,6 +516,8 @@ class Settings(StudySettings):
     tuning_seeds: tuple[int, ...] = ()
     sweep: Grid = UNTUNED
     design: FactorialPlan | None = None
+    known: int = 0
+    open: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         resolved: dict[str, Any] = {"tune": make_grid(self.tune), "sweep": make_grid(self.sweep, "--sweep")}
@@ -563,18 +575,32 @@ class Settings(StudySettings):
         """The same study with other seeds."""
         return replace(self, seeds=seeds, tuning_seeds=seeds if self.same_seeds else self.tuning_seeds)
 
+    def seeds_of(self, arm: str) -> tuple[int, ...]:
+        """The seeds of an arm; base also has those that were known."""
+        return tuple(dict.fromkeys([*self.seeds, *range(self.known)])) if arm == BASE else self.seeds
+
+    def with_recipe(self, **fields: Any) -> Settings:
+        """The same study with other fields of the recipe."""
+        recipe = json.loads(json.dumps(self.recipe.with_(**fields).to_dict()))
+        return replace(self, fixed={**self.fixed, "recipe": recipe})
+
     @property
     def factors(self) -> tuple[Arm, ...]:
         """The changes of a factorial study, else the arms."""
         return self.design.factors if self.design else self.arms
 
     def continuing(self, recorded: Mapping[str, Any]) -> Settings:
-        """The same with the runs of a factorial study as they were recorded (from `to_dict`), where it is of the same
-        changes and as many runs."""
+        """The same with what is open as it was recorded (from `to_dict`), and with the recorded runs of a factorial
+        study, where it is of the same changes and as many runs."""
+        fixed = {name: recorded[name] for name in self.open.intersection(self.fixed, recorded)}
+        if any(name not in self.fixed for name in self.open):
+            old = Recipe.from_dict(recorded["recipe"]).settings()
+            self = self.with_recipe(**{name: old[name] for name in self.open.intersection(old)})
+        settings = replace(self, fixed={**self.fixed, **fixed})
         if self.design is None or "design" not in recorded:
-            return self
+            return settings
         plan = self.design.continuing(FactorialPlan.from_dict(recorded["design"]))
-        return replace(self, arms=plan.arms, design=plan)
+        return replace(settings, arms=plan.arms, design=plan)
 
     @property
     def every_arm(self) -> tuple[Arm, ...]:
@@ -592,7 +618,11 @@ class Settings(StudySettings):
             return ()
         from vitmods.stats import factorial, sequential  # scipy, which the shell's help does without
 
-        return factorial.looks(len(self.seeds)) if self.design else sequential.looks(len(self.seeds))
+        return (
+            factorial.looks(len(self.seeds))
+            if self.design
+            else sequential.looks(len(self.seeds), sequential.steps_of(self.known))
+        )
 
     def for_tuning(self, trial: Trial) -> bool:
         """Whether the trial is one that points are compared by: it must not see test."""
@@ -602,7 +632,8 @@ class Settings(StudySettings):
     def planned(self) -> int:
         """How many trials there are; of a study that runs until it is decided, at most."""
         settings, arms = len(self.sweep.points), len(self.every_arm)
-        answered = 0 if self.same_seeds else settings * arms * len(self.seeds)
+        known = len(self.seeds_of(BASE)) - len(self.seeds)
+        answered = 0 if self.same_seeds else settings * arms * len(self.seeds) + known
         return answered + len(self.tuning_trials())
 
     def tuning_trials(self) -> list[Trial]:
@@ -619,25 +650,23 @@ class Settings(StudySettings):
         return Evaluation(trial, name["split"]) if "split" in name else trial
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form, without settings that are not used."""
-        optional = {
-            "family": self.family,
-            "folds": self.folds,
-            "tune": self.tune.to_dict(),
-            "tune_on": self.tune_on,
-            "tuning_seeds": list(self.tuning_seeds),
-            "sweep": self.sweep.to_dict(),
-            "design": self.design.to_dict() if self.design else None,
+        """Return the JSON form, without settings that are None or empty."""
+        follow = ("runs", "same_seeds")  # from the design and the tuning seeds
+        settings = {
+            field.name: getattr(self, field.name) for field in fields(StudySettings) if field.name not in follow
         }
+        for name, value in settings.items():
+            if hasattr(value, "to_dict"):
+                settings[name] = value.to_dict()
+            elif isinstance(value, tuple):
+                settings[name] = list(value)
+        settings["known"] = self.known or None
+        used = {name: value for name, value in settings.items() if value not in (None, [], {})}
         return {
             **self.fixed,
             "arms": {arm.name: arm.identity() for arm in self.arms},
             "seeds": list(self.seeds),
-            "until_decided": self.until_decided,
-            "margin": self.margin,
-            "metric": self.metric.to_dict(),
-            "generalize": self.generalize,
-            **{name: value for name, value in optional.items() if value},
+            **used,
         }
 
     @classmethod
@@ -652,9 +681,18 @@ class Settings(StudySettings):
             settings["metric"] = Measure.from_dict(settings["metric"])
             if "design" in settings:
                 settings["design"] = FactorialPlan.from_dict(settings["design"])
+            settings["known"] = fixed.pop("known", 0)
             return cls(fixed, arms, tuple(fixed.pop("seeds")), **settings)
         except (AttributeError, KeyError, TypeError) as error:
             raise UserError(f"The settings of the study cannot be read ({error!r}): study.json is damaged.") from error
+
+
+class Rung(NamedTuple):
+    """A study that a time budget is tried with, its recipe in words, and the number of training images (0: unknown)."""
+
+    settings: Settings
+    recipe_note: str
+    images: int
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -673,11 +711,18 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
             )
             shown.append(runs)
         return [f"design: {' -> '.join(shown)}"]
-    may_grow = {"arms", "seeds", *(field.name for field in fields(StudySettings))} - {"folds"}
+    may_grow = {"arms", "seeds", "known", *(field.name for field in fields(StudySettings))} - {"folds"}
     before, after = (
         flatten({name: value for name, value in settings.items() if name not in may_grow})
         for settings in (as_now(old), new)
     )
+    for settings in (before, after):
+        is_read = settings.pop("in_place", True) is False
+        settings["models"] = (
+            "read as vitmods ViTs, as an arm needs (compare such arms in a folder of their own)"
+            if is_read
+            else "changed in place"
+        )
     names = dict.fromkeys([*before, *after])
     pairs = [(name, before.get(name, "(not set)"), after.get(name, "(not set)")) for name in names]
     for name, arm in old["arms"].items():
@@ -715,6 +760,8 @@ def check_plan(settings: Settings) -> None:
         raise UserError(f"family counts all arms of the study, {len(settings.arms)} or more, not {settings.family}.")
     if settings.folds and fixed.get("fold"):
         raise UserError("With folds each seed has its own fold: leave --fold out.")
+    if "data" in swept:
+        raise UserError("Each data set has a study of its own: run them, then average by vitmods.study.over_studies.")
     if "base" in swept and "start" in fixed:
         raise UserError("The checkpoint that training starts from says what base is: it cannot be swept over.")
     if "limit_train" in swept and fixed.get("limit_train") is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from vitmods.adapters.files import cached_checkpoints
 from vitmods.adapters.running import tensors_of
 from vitmods.adapters.transfer import evaluating
 from vitmods.finetune.roles import ALL
@@ -24,12 +25,15 @@ from vitmods.model.names import MODELS, parse_name
 from vitmods.model.vit import ViT
 from vitmods.recipes.schedule import resolve_on
 from vitmods.study.arms import Arm, Function, base_function, functions_of, is_foreign
-from vitmods.study.bases import Base, activation_bytes, base_name, model_facts
+from vitmods.study.bases import Base, activation_bytes, base_name, described, model_facts, record_of
+from vitmods.study.checkpoints import Checkpoint, checkpoint_of
+from vitmods.study.defaults import SMALL_SET
 from vitmods.study.executors import StudyOptions
 from vitmods.study.executors.processes import visible_gpus
-from vitmods.study.plan import Point, Settings
+from vitmods.study.plan import VAL, Point, Settings, Trial
 from vitmods.study.store import ChangeFacts, ModelFacts, StudyFolder, model_name
 from vitmods.study.trial import TrialRunner, base_config, build_model, check_images, task_of, with_modules
+from vitmods.tasks.base import TASKS
 from vitmods.train.device import resolve
 from vitmods.train.optim import freeze
 from vitmods.train.options import RunOptions
@@ -43,11 +47,11 @@ if TYPE_CHECKING:
     from vitmods.data import ImageDataset
     from vitmods.recipes import Recipe
 
-FIRST_IMAGES, KEPT = 32, 1e-4  # what an arm changes before its first step, and what counts as nothing
+FIRST_IMAGES, VAL_IMAGES, KEPT = 32, 256, 1e-4  # of what an arm changes before its first step; a change below is none
 MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
 MOST_ON_CLUSTER = 32  # Slurm jobs; Ray reports its own capacity
 MOST_ON_GPU = 4  # trials; more wait for each other
-FEW_IMAGES, PHOTOGRAPH = 10_000, 64
+PHOTOGRAPH = 64
 TRAINED = {
     "Ti": "vit_tiny_patch16_224", "S": "vit_small_patch16_224", "B": "vit_base_patch16_224",
     "L": "vit_large_patch16_224",
@@ -61,6 +65,7 @@ class PreparedStudy:
     models:      description of each model
     notices:     warnings about the arms
     trial_bytes: memory of one trial
+    configs:     (setting, arm) -> the config of the arm's ViT, or how another model was made
     """
 
     runner: TrialRunner
@@ -69,6 +74,7 @@ class PreparedStudy:
     models: Mapping[str, ModelFacts]
     notices: tuple[str, ...]
     trial_bytes: int
+    configs: Mapping[tuple[Point, str], Any]
 
     @property
     def settings(self) -> Settings:
@@ -79,6 +85,11 @@ class PreparedStudy:
         """Count the trials to run at a time: one, by default, if an arm is a function that workers cannot import."""
         is_local = any(function.module is None for function in user_functions(self.settings))
         return 1 if self.options.workers is None and is_local else workers_for(self.options, trials, self.trial_bytes)
+
+    def config(self, trial: Trial) -> dict[str, Any]:
+        """Return config.json of a trial as a study without any finished trial would write it."""
+        threads = threads_for(self.options, self.workers(replace(self.settings, known=0).planned))
+        return self.runner.config(trial, self.configs[trial.setting, trial.arm.name], threads)
 
 
 def open_study(folder: StudyFolder, settings: Settings, options: StudyOptions) -> PreparedStudy:
@@ -101,15 +112,18 @@ def open_study(folder: StudyFolder, settings: Settings, options: StudyOptions) -
     return PreparedStudy(runner, dataset, options, *_survey(runner))
 
 
-def build_arms(settings: Settings, setting: Point, num_classes: int) -> Iterator[tuple[Arm, nn.Module, Recipe]]:
-    """Yield every arm's model, as it is trained under a setting, and its recipe: base first, one model at a time."""
+def build_arms(
+    settings: Settings, setting: Point, num_classes: int, classes: Sequence[str] | None = None
+) -> Iterator[tuple[Arm, nn.Module, Recipe]]:
+    """Yield every arm's model, as it is trained under a setting, and its recipe: base first, one model at a time.
+    With names of `classes` the heads show what changes do to trained weights (`Start.build`)."""
     settings = settings.at(setting)
     config, start = base_config(settings, num_classes), settings.fixed.get("start")
     for arm in settings.every_arm:
         try:
             recipe = settings.recipe_of(arm)
             task = task_of(settings.fixed, recipe)
-            model: nn.Module = build_model(config, arm, settings.seeds[0], start, recipe, task.uses_head)
+            model: nn.Module = build_model(config, arm, settings.seeds[0], start, recipe, task.uses_head, classes)
             model = with_modules(model, task, num_classes, settings.seeds[0])
             freeze(model, recipe)
         except UserError as error:
@@ -129,12 +143,15 @@ def smallest_first(settings: Settings, num_classes: int) -> list[Point]:
     return sorted(settings.sweep.points, key=macs)
 
 
-def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], tuple[str, ...], int]:
+def _survey(
+    runner: TrialRunner,
+) -> tuple[dict[str, ModelFacts], tuple[str, ...], int, dict[tuple[Point, str], Any]]:
     """Build every arm under every setting, so that a wrong one is refused before training; warn of the others.
 
-    Returns the description of each model, the warnings about arms, and the bytes of the largest trial.
+    Returns the description of each model, the warnings about arms, the bytes of the largest trial, and the configs.
     """
     models: dict[str, ModelFacts] = {}
+    configs: dict[tuple[Point, str], Any] = {}
     trial_bytes = 0
     points_by_notice: dict[str, list[str]] = {}
     for point in runner.settings.sweep.points:
@@ -142,25 +159,35 @@ def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], tuple[str, ...]
         dataset = runner.dataset(settings.recipe, point)
         base = base_config(settings, dataset.num_classes)
         arms_by_warning: dict[tuple[str, str], list[str]] = {}
-        old: tuple[dict[str, torch.Size], torch.Tensor] | None = None  # of base
-        for arm, model, recipe in build_arms(runner.settings, point, dataset.num_classes):
+        old: _FirstStep | None = None  # of base
+        start = settings.fixed.get("start")
+        trained_classes = Checkpoint.open(checkpoint_of(start["source"], settings.seeds[0])).classes if start else None
+        for arm, model, recipe in build_arms(runner.settings, point, dataset.num_classes, dataset.classes):
             facts = describe_model(settings, arm, model, base)
-            is_classified = settings.fixed["task"] in ("classification", "multilabel")  # others have no logits (B, K)
-            if "start" in settings.fixed and not arm.start and is_classified and hasattr(dataset, "plain_images"):
+            has_logits = TASKS[settings.fixed["task"]].uses_head
+            if start and not arm.start and has_logits and hasattr(dataset, "plain_images"):
                 fit_to_images(model, images := runner.dataset(recipe, point))
-                pixels = next(images.plain_images("train", FIRST_IMAGES, FIRST_IMAGES))
-                new = {name: value.shape for name, value in model.state_dict().items()}, outputs_on(model, pixels)
+                new = _FirstStep.of(model, images, trained_classes == dataset.classes)
                 old = old or new
                 if arm.changes:
-                    effect = _first_step(*old, *new)
+                    effect = new.compare(old)
                     say(runner.options, f"{arm.name} before the first step: {effect.summary}")
                     facts = replace(facts, changes=(*facts.changes, effect))
             models[model_name(point, arm.name)] = facts
-            # The interpreter, weights with gradients and Adam's state, and activations.
-            weights = sum(parameter.numel() for parameter in model.parameters())
-            size = 600 * 2**20 + 16 * weights + recipe.part_size * activation_bytes(model, base)
+            configs[point, arm.name] = described(model)
+            if configs[point, arm.name] is None:  # of another library; its record is of the model without the task's
+                start, head = settings.fixed.get("start"), task_of(settings.fixed, recipe).uses_head
+                backbone = model if head else build_model(base, arm, settings.seeds[0], start, recipe, head)
+                configs[point, arm.name] = record_of(backbone, base, arm.changes, head)
+            # The interpreter, weights with gradients and Adam's state, a teacher, and activations of all views.
+            weights, task = sum(parameter.numel() for parameter in model.parameters()), task_of(settings.fixed, recipe)
+            image = task.synthetic(2, (base.in_chans, *base.img_size), dataset.num_classes, recipe)
+            views = 1 + sum(view.numel() for view in image.views) / image.inputs.numel()
+            bytes_of_weights = (16 + 4 * task.has_teacher()) * weights
+            activations = recipe.part_size * views * activation_bytes(model, base)
+            size = 600 * 2**20 + bytes_of_weights + int(activations)
             trial_bytes = max(trial_bytes, size)
-            for warning in arm_warnings(model, recipe, dataset):
+            for warning in (*arm_warnings(model, recipe, dataset), *(("", text) for text in task.warnings(model))):
                 arms_by_warning.setdefault(warning, []).append(arm.name)
             del model  # before the next one is built
         for notice in (*join_warnings(arms_by_warning), *few_images(settings, dataset), *_read(settings)):
@@ -174,31 +201,55 @@ def _survey(runner: TrialRunner) -> tuple[dict[str, ModelFacts], tuple[str, ...]
     images = runner.dataset(runner.settings.recipe).summary()["warnings"]
     for text in (*images, *design, *notices):
         warnings.warn(text, stacklevel=5)  # the caller of Study.run or Study.dry_run
-    return models, notices, trial_bytes
+    return models, notices, trial_bytes, configs
+
+
+@dataclass(frozen=True)
+class _FirstStep:
+    """A model before its first step: shapes of its tensors, outputs (B, K) on training images, and top-1 in percent on
+    validation images if the head is trained for their classes."""
+
+    shapes: Mapping[str, torch.Size]
+    outputs: torch.Tensor
+    top1: float | None
+
+    @classmethod
+    def of(cls, model: nn.Module, dataset: ImageDataset, has_trained_head: bool) -> _FirstStep:
+        shapes = {name: value.shape for name, value in model.state_dict().items()}
+        outputs = outputs_on(model, next(dataset.plain_images("train", FIRST_IMAGES, FIRST_IMAGES)))
+        if not has_trained_head or VAL not in dataset.splits or dataset.train.labels.ndim > 1:
+            return cls(shapes, outputs, None)
+        batches = dataset.plain_batches(VAL, VAL_IMAGES, FIRST_IMAGES)
+        hits = [outputs_on(model, pixels).argmax(1) == torch.as_tensor(targets) for pixels, targets in batches]
+        return cls(shapes, outputs, 100 * float(torch.cat(hits).double().mean()))
+
+    def compare(self, base: _FirstStep) -> ChangeFacts:
+        """Say what an arm does to the trained weights of base before its first step."""
+        spread = (base.outputs - base.outputs.mean(0)).norm().clamp_min(torch.finfo(torch.float64).tiny)
+        difference = float((self.outputs - base.outputs).norm() / spread)
+        new = [_pattern(name) for name, shape in self.shapes.items() if base.shapes.get(name) != shape]
+        lost = [_pattern(name) for name, shape in base.shapes.items() if self.shapes.get(name) != shape]
+        text = "The outputs stay as they are."
+        if not difference < KEPT:
+            text = f"The outputs on training images differ by {difference:.0%} of their spread."
+            if self.top1 is not None:
+                text += f" Top-1 is {self.top1:.1f} instead of {base.top1:.1f} on up to {VAL_IMAGES} validation images."
+        if lost:
+            text += f" Trained weights are replaced: {first_of([*dict.fromkeys(lost)], 3)}."
+        if new:
+            text += f" New weights: {first_of([*dict.fromkeys(new)], 3)}."
+        return ChangeFacts("start", "Before the first step", text)
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"\.\d+\.", ".*.", name)
 
 
 def outputs_on(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     """A model's outputs (B, K) in evaluation mode."""
     with torch.no_grad(), evaluating(model):
         outputs = model(images)
-    return next(tensors_of(outputs)).flatten(1).double()
-
-
-def _first_step(
-    old_shapes: Mapping[str, torch.Size], old: torch.Tensor, shapes: Mapping[str, torch.Size], new: torch.Tensor
-) -> ChangeFacts:
-    """What an arm does to the trained weights before its first step: from names and shapes of tensors and outputs."""
-    difference = float((new - old).norm() / (old - old.mean(0)).norm().clamp_min(torch.finfo(old.dtype).tiny))
-    scratch = [re.sub(r"\.\d+\.", ".*.", name) for name, shape in shapes.items() if old_shapes.get(name) != shape]
-    lost = [re.sub(r"\.\d+\.", ".*.", name) for name, shape in old_shapes.items() if shapes.get(name) != shape]
-    text = "The outputs stay as they are."
-    if not difference < KEPT:
-        text = f"The outputs on training images differ by {difference:.0%} of their spread."
-    if lost:
-        text += f" Trained weights are replaced: {first_of([*dict.fromkeys(lost)], 3)}."
-    if scratch:
-        text += f" New weights: {first_of([*dict.fromkeys(scratch)], 3)}."
-    return ChangeFacts("start", "Before the first step", text)
+    return next(tensors_of(outputs)).flatten(1).cpu().double()
 
 
 def describe_model(settings: Settings, arm: Arm, model: nn.Module, base: Base) -> ModelFacts:
@@ -249,6 +300,12 @@ def workers_for(options: StudyOptions, trials: int, trial_bytes: int) -> int:
     return max(1, min(torch.get_num_threads(), MOST_WORKERS, memory // 2 // trial_bytes, trials))
 
 
+def threads_for(options: StudyOptions, workers: int) -> int:
+    """Count the threads of each of so many workers."""
+    is_here = options.cluster.executor == "here"
+    return max(1, torch.get_num_threads() // workers) if is_here else options.cluster.cpus_per_trial
+
+
 def parallel_trials(options: StudyOptions) -> int:
     """Count the trials that do not slow each other down: one per GPU, or MOST_WORKERS on a CPU."""
     return max(1, len(_gpus(options))) if resolve(options.device).type == "cuda" else MOST_WORKERS
@@ -268,12 +325,15 @@ def say(options: RunOptions, line: str) -> None:
 def few_images(settings: Settings, dataset: ImageDataset) -> list[str]:
     """Advise to start from trained weights if photographs are few and the model is trained from scratch."""
     images, weights = len(dataset.splits["train"]), trained_weights(settings.fixed)
-    if not weights or images >= FEW_IMAGES:
+    if not weights or images >= SMALL_SET:
         return []
-    return [
+    text = (
         f"{images:,} training images are few to train {settings.fixed['base']} from scratch. Start from trained "
         f"weights (--from {weights}, docs/finetune.md): accuracy is far higher, and changes may rank differently."
-    ]
+    )
+    if cached := cached_checkpoints():
+        text += f" These are on this machine already: --from {first_of(cached, 3)}."
+    return [text]
 
 
 def _read(settings: Settings) -> list[str]:
@@ -292,7 +352,7 @@ def trained_weights(settings: Mapping[str, Any]) -> str:
     if "start" in settings or not photographs or not isinstance(base, str) or is_foreign(base) or base in MODELS:
         return ""
     size, *shape, _ = parse_name(base)
-    if size == "mu" and settings["task"] in ("classification", "multilabel"):
+    if size == "mu" and TASKS[settings["task"]].uses_head:
         size, shape = "Ti", [None, 1, 16]  # another base, which classifies photographs better than any mu from scratch
     suits = shape == [None, 1, 16] and not any(side % 16 for side in sides)
     return TRAINED.get(size, "") if suits else ""

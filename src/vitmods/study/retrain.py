@@ -64,6 +64,7 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: 
     if folder.facts() is None:
         raise UserError(f"{named(folder.path)} is not a study yet: first run the same command without --retrain.")
     facts = folder.known_facts()
+    settings = settings.continuing(facts.settings)
     recorded = {name: facts.settings[name] for name in ("images", "seeds")}
     folder.check_same_study({**settings.to_dict(), **recorded})
     if settings.sweep or settings.design:

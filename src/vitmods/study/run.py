@@ -7,9 +7,9 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,10 +26,20 @@ from vitmods.study.answer import Answer, costs_under, read_answer, read_costs
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.executors import Executor, Inline, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, Slurm
-from vitmods.study.executors.processes import Processes
-from vitmods.study.plan import Evaluation, Settings, StudySettings, Work, make_measure, measure_of, trial_of
-from vitmods.study.prepare import PreparedStudy, build_arms, open_study, say, user_functions
-from vitmods.study.schedule import ENDLESS, Budget, Progress, Schedule, check_weights_are_there
+from vitmods.study.executors.processes import Processes, Template
+from vitmods.study.plan import Evaluation, Rung, Settings, StudySettings, Work, make_measure, measure_of, trial_of
+from vitmods.study.prepare import PreparedStudy, build_arms, open_study, say, threads_for, user_functions, workers_for
+from vitmods.study.reference import Reference, describe_base
+from vitmods.study.reuse import Pool
+from vitmods.study.schedule import (
+    ENDLESS,
+    MOST_FOR_COSTS,
+    Budget,
+    Progress,
+    Schedule,
+    check_weights_are_there,
+    seconds_after_trials,
+)
 from vitmods.study.state import Evaluated, StudyState, evaluated_of
 from vitmods.study.store import Facts, Plan, StudyFolder, read_object
 from vitmods.study.trial import TrialRunner, already_reported, answer_splits, base_config, logged_run, task_of
@@ -62,6 +72,7 @@ def python_call(settings: Settings, out: str) -> str:
     of_base = repr(str(base)) if isinstance(base, str) else f"vm.ViTConfig.from_dict({base!r})"
     texts = {
         **({"start": repr(start["source"])} if start else {"base": of_base}),
+        **({"positions": repr(start["positions"])} if start and start["positions"] != "bicubic" else {}),
         "arms": f"[{', '.join(arms)}]",
         "data": repr(data),
         "recipe": f"vm.Recipe().with_({', '.join(f'{name}={value!r}' for name, value in recipe.items())})",
@@ -187,37 +198,96 @@ def write_facts(study: PreparedStudy, command: str, plan: Plan) -> Facts:
 
 
 PILOT = 4  # trials of base
-MOST_FOR_COSTS = 0.1  # of the time that the trials took: while one process measures, the others wait
+TYPICAL_BYTES = 600 << 20  # of a trial's memory, before its model is known
 
 
-def run_study(
-    settings: Settings, path: Path, options: StudyOptions, budget: Budget, seeds_given: bool, command: str | None
-) -> Answer:
+@dataclass(frozen=True)
+class Request:
+    """A study as it is asked for.
+
+    settings:    with defaults for what is open
+    seeds_given: whether their number is settled
+    recipe_note: the recipe, and why it was chosen; empty: it was given whole
+    rungs:       lists what a time budget is tried with
+    """
+
+    settings: Settings
+    budget: Budget
+    seeds_given: bool
+    recipe_note: str
+    rungs: Callable[[], Sequence[Rung]]
+
+    def prepare(
+        self, folder: StudyFolder, options: StudyOptions, command: str | None, pilot: bool = False
+    ) -> tuple[PreparedStudy, Estimate | None, bool]:
+        """Open the study as its folder has it; a new one with the settings that fit a time budget.
+
+        Also returns the estimate of settings that were chosen, and whether the number of seeds is settled.
+        """
+        facts, settings, is_settled = folder.facts(), self.settings, self.seeds_given
+        if facts is not None:
+            settings = replace(settings.continuing(facts.settings), known=facts.settings.get("known", 0))
+            if facts.plan.seeds and not self.seeds_given and facts.plan.until_decided == settings.until_decided:
+                settings = settings.with_seeds(tuple(facts.settings["seeds"]))
+            is_settled = is_settled or bool(facts.plan.seeds)
+        done, place = len(list(folder.path.glob("trials/**/result.json"))), named(folder.path)
+        trials = f"{'At most ' * settings.until_decided}{plural(settings.planned, 'trial')}"
+        before = f", {done} are done" if done else ""
+        is_known = is_settled or self.budget == ENDLESS
+        if pilot:
+            seeds = (settings.seeds if is_settled else tuple(range(PILOT)))[:PILOT]
+            say(options, f"Pilot: {plural(len(seeds), 'trial')} of base, in {place}")
+        else:
+            say(
+                options, f"{trials}{before}, in {place}" if is_known else f"As many seeds as fit the budget, in {place}"
+            )
+        chooses = facts is None and self.budget.seconds is not None
+        if chooses and not settings.open.isdisjoint({"base", "img_size", "epochs"}):
+            from vitmods.study.estimate import choose
+
+            return *choose(self.rungs(), folder, options, self.budget, command, self.seeds_given), is_settled
+        if self.recipe_note and facts is None:
+            say(options, self.recipe_note)
+        return open_study(folder, settings, options), None, is_settled
+
+
+def run_study(request: Request, path: Path, options: StudyOptions, command: str | None) -> Answer:
     """Run what is missing in a study's folder and return the answer: see `Study.run`.
 
     Without given seeds, a study that is in the folder keeps its own, and as many as fit the budget are planned for
     another one.
     """
-    folder, command = StudyFolder(path), command or python_call(settings, str(path))
-    folder.check_place(settings.fixed["data"])
+    folder, budget = StudyFolder(path), request.budget
+    folder.check_place(request.settings.fixed["data"])
     with folder.lock() as lease:
-        settings, is_planned = _as_recorded(folder, settings, seeds_given)
-        _say_what_is_planned(folder, settings, options, is_planned or budget == ENDLESS)
-        study = open_study(folder, settings, options)
-        if not is_planned and budget != ENDLESS:
-            from vitmods.study.estimate import estimate
+        is_timed = (
+            budget.seconds is not None and not request.seeds_given
+        )  # a template would take time from what is timed
+        done = len(list(folder.path.glob("trials/**/result.json")))
+        template_or_none = None if is_timed else template_for(options, request.settings.planned - done)
+        with template_or_none or nullcontext() as template:
+            study, planned, is_settled = request.prepare(folder, options, command)
+            pool = Pool(study)
+            if not is_settled and budget != ENDLESS:
+                from vitmods.study.estimate import estimate
 
-            planned = estimate(study, budget, command)
-            if planned.refused:
-                raise UserError("\n".join(filter(None, (str(planned.refused), planned.suggestion))))
-            study.runner.settings = planned.settings
-            say(options, planned.decides())
-        facts = write_facts(study, command, plan_of(study.settings))
-        state = StudyState(folder, study.settings, evaluated_of(folder, facts))
-        check_weights_are_there(state)
-        _work(study, state, budget, lease)
+                planned = planned or estimate(study, budget, command, pool=pool)
+                if planned.refused:
+                    raise UserError("\n".join(filter(None, (str(planned.refused), planned.suggestion))))
+                study.runner.settings = planned.settings
+                say(options, planned.decides())
+                pool.count_known()
+            command = command or python_call(study.settings, str(path))
+            facts = write_facts(study, command, plan_of(study.settings))
+            state = StudyState(folder, study.settings, evaluated_of(folder, facts))
+            after_s = seconds_after_trials(budget, options.cost_seconds * len(study.settings.sweep.points))
+            limit = replace(budget, seconds=budget.seconds and budget.seconds - after_s)
+            _work(study, state, limit, lease, pool, template)
+        if planned and not is_settled and budget.seconds is not None:
+            facts = _without_late_seeds(study, state, facts)
+            state = StudyState(folder, study.settings, evaluated_of(folder, facts))
         lease.look()
-        _measure_costs(study, state)
+        _measure_costs(study, state, budget)
         lease.look()
         answer = read_answer(folder, facts, study.settings)
         answer.write()
@@ -226,39 +296,77 @@ def run_study(
     return answer
 
 
-def dry_run(
-    settings: Settings, path: Path, options: StudyOptions, budget: Budget, seeds_given: bool, command: str | None
-) -> Estimate:
+def _without_late_seeds(study: PreparedStudy, state: StudyState, facts: Facts) -> Facts:
+    """Record fewer seeds where trials were slower than planned: for that no score was looked at."""
+    settings, folder = study.settings, study.runner.folder
+    records = state.answered.items()
+    late = {trial.seed for trial, record in records if not record.ended and record.status not in ("failed", "damaged")}
+    done = tuple(seed for seed in settings.seeds if seed not in late)
+    if not late or settings.until_decided or settings.tune or len(done) < 2:
+        return facts
+    say(
+        study.options, f"Trials took longer than planned: {plural(len(done), 'seed')} instead of {len(settings.seeds)}."
+    )
+    study.runner.settings = settings.with_seeds(done)
+    facts = replace(facts, settings=study.settings.to_dict(), plan=plan_of(study.settings))
+    write_json(folder.settings_file, facts.to_dict())
+    return facts
+
+
+def dry_run(request: Request, path: Path, options: StudyOptions, command: str | None) -> Estimate:
     """Estimate the time, disk and findings of a study without writing a file: see `Study.dry_run`."""
     from vitmods.study.estimate import estimate
 
     folder = StudyFolder(path)
     folder.refresh()
-    settings, is_planned = _as_recorded(folder, settings, seeds_given)
-    _say_what_is_planned(folder, settings, options, is_planned or budget == ENDLESS)
-    return estimate(open_study(folder, settings, options), budget, command, fixed=is_planned)
+    study, planned, is_settled = request.prepare(folder, options, command)
+    return planned or estimate(study, request.budget, command, fixed=is_settled, pool=Pool(study))
 
 
-def run_pilot(
-    settings: Settings, path: Path, options: StudyOptions, budget: Budget, seeds_given: bool, command: str | None
-) -> Estimate:
+def run_pilot(request: Request, path: Path, options: StudyOptions, command: str | None) -> Estimate:
     """Train base on the first seeds and estimate the study: see `Study.pilot`. The seeds stay unplanned, so that the
     estimate may determine their number."""
     from vitmods.study.estimate import estimate
 
     folder = StudyFolder(path)
+    folder.check_place(request.settings.fixed["data"])
+    with folder.lock() as lease:
+        study, _, is_settled = request.prepare(folder, options, command, pilot=True)
+        settings = study.settings
+        seeds = (settings.seeds if is_settled else tuple(range(PILOT)))[:PILOT]
+        if not is_settled:
+            study.runner.settings = settings.with_seeds(seeds)
+        plan = plan_of(settings) if is_settled else Plan()
+        pool, _ = _train_base(study, seeds, plan, ENDLESS, lease, command or python_call(settings, str(path)))
+        study.runner.settings = study.settings.with_seeds(settings.seeds)
+        return estimate(study, request.budget, command, fixed=is_settled, pool=pool)
+
+
+def run_base(request: Request, path: Path, options: StudyOptions, command: str | None) -> Reference:
+    """Train base on all seeds and describe its trials: see `Study.run_base`."""
+    settings, folder = request.settings, StudyFolder(path)
+    if settings.tune or settings.sweep or settings.design:
+        raise UserError("Base alone is trained in one way: leave tune, sweep and design out.")
     folder.check_place(settings.fixed["data"])
     with folder.lock() as lease:
-        settings, is_planned = _as_recorded(folder, settings, seeds_given)
-        seeds = (settings.seeds if seeds_given or is_planned else tuple(range(PILOT)))[:PILOT]
-        say(options, f"Pilot: {plural(len(seeds), 'trial')} of base, in {named(folder.path)}")
-        study = open_study(folder, settings if is_planned else settings.with_seeds(seeds), options)
-        plan = plan_of(settings) if is_planned else Plan()
-        facts = write_facts(study, command or python_call(settings, str(path)), plan)
-        base_alone = replace(study.settings, arms=(), until_decided=False).with_seeds(seeds)
-        _work(study, StudyState(folder, base_alone, evaluated_of(folder, facts)), ENDLESS, lease)
-        study.runner.settings = study.settings.with_seeds(settings.seeds)
-        return estimate(study, budget, command, fixed=is_planned)
+        study, _, is_settled = replace(request, budget=ENDLESS).prepare(folder, options, command)
+        settings, plan = study.settings, plan_of(study.settings) if is_settled else Plan()
+        command = command or python_call(settings, str(path))
+        _, state = _train_base(study, settings.seeds, plan, request.budget, lease, command)
+        reference = describe_base(state)
+        write_json(folder.path / "base.json", reference.to_dict())
+        return reference
+
+
+def _train_base(
+    study: PreparedStudy, seeds: tuple[int, ...], plan: Plan, budget: Budget, lease: Lease, command: str
+) -> tuple[Pool, StudyState]:
+    pool = Pool(study)
+    facts = write_facts(study, command, plan)
+    base_alone = replace(study.settings, arms=(), until_decided=False).with_seeds(seeds)
+    state = StudyState(study.runner.folder, base_alone, evaluated_of(study.runner.folder, facts))
+    _work(study, state, budget, lease, pool)
+    return pool, state
 
 
 def plan_of(settings: Settings) -> Plan:
@@ -267,27 +375,23 @@ def plan_of(settings: Settings) -> Plan:
     return Plan(count, settings.until_decided, settings.generalize, settings.measure.name, family)
 
 
-def _as_recorded(folder: StudyFolder, settings: Settings, seeds_given: bool) -> tuple[Settings, bool]:
-    """Return the settings, with the folder's seeds if none are given, and whether the number of seeds is settled."""
-    facts = folder.facts()
-    settings = settings.continuing(facts.settings) if facts else settings
-    plan = facts.plan if facts else Plan()
-    if facts is None or seeds_given or not plan.seeds or plan.until_decided != settings.until_decided:
-        return settings, seeds_given or bool(plan.seeds)
-    return settings.with_seeds(tuple(facts.settings["seeds"])), True
+def template_for(options: StudyOptions, missing: int) -> Template | None:
+    """Start what workers are copies of, while the study is prepared: on Linux and a CPU, for two workers or more."""
+    if sys.platform != "linux" or options.cluster.executor != "here" or resolve(options.device).type != "cpu":
+        return None
+    workers = workers_for(options, missing, TYPICAL_BYTES)
+    return Template(max(1, torch.get_num_threads() // workers)) if workers > 1 else None
 
 
-def _say_what_is_planned(folder: StudyFolder, settings: Settings, options: StudyOptions, is_planned: bool) -> None:
-    """Print how much there is to do, before the images are read, which may take a while."""
-    done, place = len(list(folder.path.glob("trials/**/result.json"))), named(folder.path)
-    trials = f"{'At most ' * settings.until_decided}{plural(settings.planned, 'trial')}"
-    before = f", {done} are done" if done else ""
-    say(options, f"{trials}{before}, in {place}" if is_planned else f"As many seeds as fit the budget, in {place}")
-
-
-def _work(study: PreparedStudy, state: StudyState, budget: Budget, lease: Lease) -> None:
-    """Run the missing trials, as far as the budget lasts; failures are written to the trials' folders."""
-    runner, options, workers = study.runner, study.options, study.workers(len(state.missing))
+def _work(
+    study: PreparedStudy, state: StudyState, budget: Budget, lease: Lease, pool: Pool, template: Template | None = None
+) -> None:
+    """Copy the missing trials that are finished elsewhere, and run the others as far as the budget lasts; failures are
+    written to the trials' folders."""
+    runner, options = study.runner, study.options
+    workers = study.workers(len(state.missing))  # before trials are copied: threads do not depend on what is found
+    pool.copy(state)
+    check_weights_are_there(state)
     steps: dict[tuple[Any, ...], int] = {}  # a bar asks for the steps of all trials, often
 
     def steps_of(work: Work) -> int:
@@ -303,12 +407,14 @@ def _work(study: PreparedStudy, state: StudyState, budget: Budget, lease: Lease)
     try:
         schedule = Schedule(state, progress, budget, options.keep_weights, lease)
         if schedule.left:
-            make_executor(runner, options, workers).run(schedule)
+            make_executor(runner, options, workers, template).run(schedule)
     finally:
         progress.close()
 
 
-def make_executor(runner: TrialRunner, options: StudyOptions, workers: int) -> Executor:
+def make_executor(
+    runner: TrialRunner, options: StudyOptions, workers: int, template: Template | None = None
+) -> Executor:
     """Return what runs the trials: this process, worker processes, or a cluster.
 
     Raises UserError if workers cannot import a function of the study, or a cluster would have to share an address.
@@ -328,19 +434,21 @@ def make_executor(runner: TrialRunner, options: StudyOptions, workers: int) -> E
             "the script itself. Move it to a module that the script imports, or run with workers=1."
         )
     modules = sorted({str(function.module) for function in functions})
+    threads = threads_for(options, workers)
     processes = Processes(
         runner.folder,
         workers,
-        threads=max(1, torch.get_num_threads() // workers),
+        threads,
         options=options,
         plugins=(*plugins(), *(spelled(sys.modules[name]) for name in modules)),
+        template=template if template and template.threads == threads else None,
     )
     if cluster.executor == "ray":
         return RayCluster(processes, cluster, options.workers)
     return Slurm(processes, cluster, workers) if cluster.executor == "slurm" else processes
 
 
-def _measure_costs(study: PreparedStudy, state: StudyState) -> None:
+def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> None:
     """Measure each arm once, in a sweep on each base, and write costs.json.
 
     Arms that were added are measured against base again, and base's own numbers stay. A measurement that fails is a
@@ -350,6 +458,7 @@ def _measure_costs(study: PreparedStudy, state: StudyState) -> None:
     trained_s = sum(record.wall_s or 0.0 for record in state.records.values()) / study.workers(len(state.records))
     points = {point.to_dict().get("base"): point for point in reversed(settings.sweep.points)}
     seconds = min(options.cost_seconds, MOST_FOR_COSTS * trained_s / len(points))
+    seconds = max(0.0, min(seconds, (budget.left_s - seconds_after_trials(budget, 0.0)) / len(points)))
     recorded, _ = read_costs(study.runner.folder, settings)
     for base, point in points.items():
         before = {"base": None, "arms": {}, **costs_under(recorded, point)}

@@ -16,7 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class Progress:
 
     def __init__(self, folder: Callable[[Work], Path], steps: Callable[[Work], int], workers: int, quiet: bool):
         """folder, steps: of a piece of work. workers: pieces of work at a time."""
-        self._folder, self._steps, self._workers, self._quiet = folder, steps, workers, quiet
+        self._folder, self._steps, self.workers, self._quiet = folder, steps, workers, quiet
         self._finished = self._past_steps = 0
         self._left: Collection[Work] = ()
         self._started: dict[Work, tuple[float, int]] = {}
@@ -69,7 +69,7 @@ class Progress:
         to_go = ""
         if pending and self._ran_steps:
             steps = sum(map(self._steps, (*self._left, *self._started))) - sum(map(self._steps_done, self._started))
-            to_go = f", about {duration(steps * self._ran_s / self._ran_steps / self._workers)} to go"
+            to_go = f", about {duration(steps * self._ran_s / self._ran_steps / self.workers)} to go"
         total = self._finished + pending
         self.say(f"{self._finished:>3} of {total}  {work}: {_outcome(work, failure, state)}  ({seconds:.0f} s{to_go})")
         return seconds
@@ -194,19 +194,36 @@ def check_weights_are_there(state: StudyState) -> None:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much one run may take; None: no end. No trial begins that is expected to end later."""
+    """How much one run may take; None: no end. No trial begins that is expected to end later.
+
+    began:   when the run did, on the monotonic clock
+    """
 
     seconds: float | None = None
     trials: int | None = None
+    began: float = field(default_factory=time.monotonic, compare=False)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the end."""
+        return math.inf if self.seconds is None else self.began + self.seconds - time.monotonic()
 
 
 ENDLESS = Budget()
+MOST_FOR_COSTS = 0.1  # of the time that the trials took: while one process measures costs, the others wait
+REPORT_S = 5.0  # for what follows the costs: the answer and the report
 
 
-def make_budget(budget: str | int | None) -> Budget:
+def seconds_after_trials(budget: Budget, cost_seconds: float) -> float:
+    """Seconds of a time budget that the costs and the report take."""
+    limit_s = budget.seconds or 0.0
+    return min(cost_seconds, MOST_FOR_COSTS * limit_s) + min(REPORT_S, MOST_FOR_COSTS * limit_s)
+
+
+def make_budget(budget: str | int | Budget | None) -> Budget:
     """Read "2h", "30m", "90s", "40trials", or a number of trials; None is endless. UserError for others."""
-    if budget is None:
-        return ENDLESS
+    if budget is None or isinstance(budget, Budget):
+        return budget or ENDLESS
     text = f"{budget}trials" if isinstance(budget, int) else budget
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(h|m|min|s|trials?)?\s*", text)
     number, unit = (float(match[1]), match[2]) if match else (0.0, "")
@@ -226,7 +243,8 @@ def make_budget(budget: str | int | None) -> Budget:
 class Schedule:
     """Hands out work to an executor, each piece once in a run, and takes in what came of it.
 
-    Trials that points are chosen by come first; then seed by seed, in a seed base first. Of a study that runs until it
+    Trials that points are chosen by come first; then seed by seed, in a seed base first. With a budget, no seed begins
+    that is expected to end later for base or an arm. Of a study that runs until it
     is decided, arms that have stopped get no more seeds, and the widest interval comes first in a seed. Workers that
     are free before the last trials of a look have ended take the next seeds of the arms that are open.
     """
@@ -242,9 +260,8 @@ class Schedule:
         """keep: the weights of which trials stay. lease: the hold of the folder, without which nothing is done."""
         self.state, self._progress, self._budget, self._keep = state, progress, budget or ENDLESS, keep
         self._lease = lease
-        self._started = time.monotonic()
         self._given: set[Work] = set()
-        self._at_work: set[Work] = set()
+        self._at_work: dict[Work, float] = {}  # when each began
         self._ended = 0
         self._seconds: dict[str, list[float]] = {}
         for trial, record in state.records.items():
@@ -262,7 +279,7 @@ class Schedule:
             self._lease.look()
         work = self._wanted.popleft()
         self._given.add(work)
-        self._at_work.add(work)
+        self._at_work[work] = time.monotonic()
         self._progress.started(work)
         self._progress.remaining(self._wanted)
         return work
@@ -284,7 +301,7 @@ class Schedule:
         self.state.read_again(trial)
         prune(self.state, self._keep, trial if self._ended else None)  # what an earlier run kept, once
         self._ended += 1
-        self._at_work.remove(work)
+        del self._at_work[work]
         self._seconds.setdefault(trial.arm.name, []).append(self._progress.ended(work, failure, self.state))
         if self._may_change(trial):
             self._plan()
@@ -301,7 +318,7 @@ class Schedule:
         done = len(self._looks[ended.setting])
         if done == len(settings.looks):
             return False
-        needed = {seed: place for place, seed in enumerate(settings.seeds)}
+        needed = {seed: place for place, seed in enumerate(settings.seeds_of(BASE))}
         remaining = map(trial_of, (*self._at_work, *self._wanted))
         return all(needed[trial.seed] >= settings.looks[done] for trial in remaining)
 
@@ -345,7 +362,7 @@ class Schedule:
         taken = self._looks[trial.setting]
         effect = taken[-1].decision.effects.get(trial.arm.name) if taken else None
         width = effect.high - effect.low if effect else 0.0
-        seed = self.state.settings.seeds.index(trial.seed)
+        seed = self.state.settings.seeds_of(BASE).index(trial.seed)
         return seed, trial.arm.name != BASE, 0.0 if math.isnan(width) else -width
 
     def _affordable(self, work: Work) -> bool:
@@ -354,5 +371,23 @@ class Schedule:
             return False
         if budget.seconds is None:
             return True
+        trial, settings = trial_of(work), self.state.settings
+        row = [work]
+        if trial.arm.name == BASE and not (settings.until_decided or settings.tune):  # or none of the arms of a seed
+            row = [
+                other
+                for other in self._wanted
+                if (trial_of(other).seed, trial_of(other).setting) == (trial.seed, trial.setting)
+            ]
+        now = time.monotonic()
+        free_at = [max(now, began + self._expected_s(running)) for running, began in self._at_work.items()]
+        free_at += [now] * max(1, self._progress.workers - len(free_at))
+        for next_work in row:
+            free_at.append(min(free_at) + self._expected_s(next_work))
+            free_at.remove(min(free_at))
+        return max(free_at) <= now + budget.left_s
+
+    def _expected_s(self, work: Work) -> float:
+        """Seconds of a piece of work, by those before it; 0 before the first."""
         seconds = self._seconds.get(trial_of(work).arm.name) or list(itertools.chain(*self._seconds.values()))
-        return time.monotonic() - self._started + statistics.median(seconds or [0.0]) <= budget.seconds
+        return statistics.median(seconds or [0.0])

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -35,9 +37,11 @@ from vitmods.train.trial import read_scores
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.limits import parse_json
+from vitmods.util.text import listing, plural
 
 Status = Literal["finished", "diverged", "failed", "damaged", "unfinished"]
 NLL = "nll"  #: shown with any metric, if it is known of each image
+REUSED = "reused.json"  #: in a trial that another study has trained: which one
 HIDDEN = {"json": False}  # of a field that results.json leaves out
 
 
@@ -71,6 +75,7 @@ class TrialRecord:
     metrics: over all images of the splits if they are means over images, else of the last split
     constant: whether it predicts a single class for all images, as far as predictions are known
     images:  the study's metric of each image; None: it is not a mean over images
+    reused:  the study that trained it, if it is another one
     """
 
     arm: str
@@ -85,6 +90,7 @@ class TrialRecord:
     warnings: tuple[str, ...] = ()
     steps_to_base: int | None = None
     constant: bool = False
+    reused: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict, metadata=HIDDEN)
     curve: Curve = field(default=Curve(), metadata=HIDDEN)
     images: ImageScores | None = field(default=None, metadata=HIDDEN)
@@ -209,8 +215,10 @@ class StudyState:
         settings = self.settings
         places = list(product(settings.sweep.points, settings.every_arm))
         self.selections = {(setting, arm.name): self._selection(setting, arm) for setting, arm in places}
-        order = product(settings.sweep.points, settings.seeds, settings.every_arm)
-        wanted = [self.trial(setting, arm.name, seed) for setting, seed, arm in order]
+        order = product(settings.sweep.points, settings.seeds_of(BASE), settings.every_arm)
+        wanted = [
+            self.trial(setting, arm.name, seed) for setting, seed, arm in order if seed in settings.seeds_of(arm.name)
+        ]
         self.answered = {trial: self.answered.get(trial) or self._read(trial, self.splits) for trial in wanted if trial}
 
     def _selection(self, setting: Point, arm: Arm) -> Selection:
@@ -225,21 +233,27 @@ class StudyState:
         return Selection(arm, setting, scores, choose(scores, metric.higher_is_better) if ended else None)
 
 
-def read_trial(folder: StudyFolder, trial: Trial, splits: Sequence[str], measure: Measure) -> TrialRecord:
-    """Read a trial from its folder. Results of a protocol with other options than the measure's do not count."""
-    path, split = folder.trial(trial), splits[-1]
+def read_trial(
+    folder: StudyFolder, trial: Trial, splits: Sequence[str], measure: Measure, path: Path | None = None
+) -> TrialRecord:
+    """Read a trial from its folder. Results of a protocol with other options than the measure's do not count.
+
+    path: the folder of an equal trial in another study, to read that.
+    """
+    path, split = path or folder.trial(trial), splits[-1]
     record = TrialRecord(
         trial.arm.name,
         trial.seed,
         "unfinished",
-        path.relative_to(folder.path).as_posix(),
+        folder.trial(trial).relative_to(folder.path).as_posix(),
         trial.point.to_dict(),
         trial.setting.to_dict(),
     )
     try:
-        result, evaluated = read_object(path / "result.json"), folder.evaluation(trial, split)
+        result, evaluated = read_object(path / "result.json"), folder.evaluation(trial, split, path)
         environment = read_object(path / "config.json").get("environment", {})
-        warned = tuple(read_warnings(path))
+        warned, origin = tuple(read_warnings(path)), str(read_object(path / REUSED).get("study", ""))
+        reused = origin if not origin or "://" in origin else os.path.normpath(folder.path / origin)
         status: Status = result["status"] if (path / "result.json").exists() else "unfinished"
         if status not in ("finished", "diverged", "failed", "unfinished"):
             raise ValueError(f"the status {status!r}")
@@ -268,8 +282,16 @@ def read_trial(folder: StudyFolder, trial: Trial, splits: Sequence[str], measure
         status, message = "failed" if evaluated["failed"] else "unfinished", evaluated["failed"]
     return replace(
         record, status=status, metrics=metrics, wall_s=result.get("wall_s"), message=message, warnings=warned,
-        constant=bool(constant), environment=environment, images=images,
+        constant=bool(constant), environment=environment, images=images, reused=reused,
     )  # fmt: skip
+
+
+def shared_trials(records: Iterable[TrialRecord]) -> str:
+    """Return `16 of 22 trials were trained in runs/pets-base.`; empty without any."""
+    listed = list(records)
+    counts = Counter(record.reused for record in listed if record.reused)
+    studies = [f"{study} ({count})" if len(counts) > 1 else study for study, count in counts.items()]
+    return f"{counts.total()} of {plural(len(listed), 'trial')} were trained in {listing(studies)}." if counts else ""
 
 
 def _of_images(path: Path, splits: Sequence[str]) -> dict[str, tuple[str, NDArray[np.float64]]]:
@@ -333,8 +355,11 @@ def decision_at(
     Raises UserError if trials were evaluated on different images.
     """
     scores, criteria = _scores(state, seeds, [setting], without)
+    most, plan = _most(state, LOOKS), state.images.plan
+    is_fixed = not (state.settings.until_decided or plan.until_decided)
+    planned = (plan.seeds if most else len(seeds)) if is_fixed else None
     return decide(
-        base=base, family=_family(state, base), frozen=frozen, most_seeds=_most(state, LOOKS), planned=len(seeds),
+        base=base, family=_family(state, base), frozen=frozen, most_seeds=most, planned=planned,
         resampled=state.images.sizes, **scores[setting], **criteria,
     )  # fmt: skip
 
@@ -359,6 +384,38 @@ def over_settings_at(state: StudyState, base: str = BASE) -> OverSettings:
     return over_settings(base=base, family=_family(state, base), planned=len(seeds), **by_setting, **criteria)
 
 
+def over_studies(folders: Iterable[str | Path]) -> OverSettings:
+    """Decide on the same arms in studies of different data sets: on average, in each, and how far these differ.
+
+    Raises UserError for a folder without a plain study of a fixed number of seeds, and for studies that cannot be
+    averaged: of another task, other arms, seeds, metric, margin or claim, or of the same data set twice.
+    """
+    shared: dict[str, Any] = {}
+    by_set: Arguments = {name: {} for name in ("scores", "failed", "constant", "chance", "groups")}
+    criteria: Arguments = {}
+    for path in folders:
+        folder = StudyFolder(path)
+        folder.refresh()
+        facts = folder.known_facts()
+        settings = Settings.from_dict(facts.settings)
+        state = StudyState(folder, settings, evaluated_of(folder, facts))
+        if settings.sweep or settings.design or settings.folds or _most(state, LOOKS):
+            raise UserError(
+                f"{named(folder.path)} is not a study of arms on one data set with a fixed number of seeds."
+            )
+        compared = {name: facts.settings[name] for name in ("task", "arms", "seeds", "metric", "margin", "generalize")}
+        if different := [name for name, value in compared.items() if shared.setdefault(name, value) != value]:
+            raise UserError(f"{named(folder.path)} has another {listing(different)} than the first study.")
+        name = settings.fixed["data"]
+        if name in by_set["scores"]:
+            raise UserError(f"Two studies are of {name}: give one study for each data set.")
+        scores, criteria = _scores(state, settings.seeds, [AS_IS])
+        for key, value in {**scores[AS_IS], "chance": criteria["chance"], "groups": criteria["groups"]}.items():
+            by_set[key][name] = value
+        criteria |= {"planned": len(settings.seeds), "family": _family(state, BASE)}
+    return over_settings(**{**criteria, **by_set}, shared_images=False)
+
+
 def _family(state: StudyState, base: str) -> int | Literal["pairs"]:
     """The arms that were planned or have been added; all pairs for a reference that was chosen after the scores."""
     return max(len(state.settings.arms), state.images.plan.family) if base == BASE else "pairs"
@@ -373,12 +430,15 @@ def _scores(
     by_setting: dict[Point, dict[str, list[TrialRecord]]] = {}
     for point in points:
         for arm in (arm.name for arm in settings.every_arm if arm.name not in without):
-            trials = (state.trial(point, arm, seed) for seed in seeds)
+            of_arm = dict.fromkeys([*seeds, *range(settings.known)]) if arm == BASE else seeds
+            trials = (state.trial(point, arm, seed) for seed in of_arm)
             by_setting.setdefault(point, {})[arm] = [state.answered[trial] for trial in trials if trial is not None]
     records = [trial for arms in by_setting.values() for trials in arms.values() for trial in trials]
     finished = [trial for trial in records if trial.status == "finished"]
     folds = settings.folds or 1  # trials of one fold, or all, have the same images
-    evaluated = {(trial.seed % folds, trial.images.images) for trial in finished if trial.images is not None}
+    # A score without those of images is of the last split alone.
+    known = [trial for trial in finished if trial.images is not None or len(state.splits) > 1]
+    evaluated = {(trial.seed % folds, trial.images and trial.images.images) for trial in known}
     if len(evaluated) > len({fold for fold, _ in evaluated}):
         raise UserError(
             f"Trials in {named(state.folder.path)} were evaluated on different images, so they cannot be compared. Run "

@@ -7,6 +7,7 @@ trials/<setting>/<arm>/...      the same in a sweep
 confirm/<arm>/                  the study that trains the best combination of a factorial one on fresh seeds
   val.json  test.json           in a trial: results of its final weights on a split, by protocol, if the training did
                                 not measure them. In a tuned study only chosen points have a test.json
+base.json                       the spread, curve and time of base, if it was trained alone
 costs.json                      the cost of each arm, measured once (in a sweep over bases: base -> costs)
 retrained/<arm>/                a trial on all images, after the study; not part of the answer
 results.json  results.csv       rebuilt from the trials at any time
@@ -39,7 +40,7 @@ from vitmods.util import limits
 from vitmods.util.address import named, place
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, make_folder, similar_folder, write_atomically, write_json
-from vitmods.util.lease import LEASE, Lease, LeaseFile, leased, not_a_lease
+from vitmods.util.lease import LEASE, Lease, LeaseFile, is_held, leased, not_a_lease
 from vitmods.util.registry import check_plugins
 from vitmods.util.remote import LocalCopy, copy_of
 from vitmods.util.text import printable
@@ -247,7 +248,7 @@ def _hashes(splits: Mapping[str, Split]) -> tuple[NDArray[np.uint64], NDArray[np
 
 
 _FILES = re.compile(
-    r"\..*|(trials|confirm|retrained|logs)|(study|config|costs|results)\.json|results\.csv|split\.csv|"
+    r"\..*|(trials|confirm|retrained|logs)|(study|config|costs|results|base)\.json|results\.csv|split\.csv|"
     r"(samples|images)\.npz|report.*\.html|.*\.tmp"
 )
 """what a run writes into a study's folder, also before study.json exists"""
@@ -317,10 +318,10 @@ class StudyFolder:
         """The folder of the study that trains the best combination of a factorial one on fresh seeds."""
         return StudyFolder(self.path / "confirm" / slug(arm))
 
-    def evaluation(self, trial: Trial, split: str) -> dict[str, Any]:
-        """Read <split>.json of a trial."""
+    def evaluation(self, trial: Trial, split: str, path: Path | None = None) -> dict[str, Any]:
+        """Read <split>.json of a trial, or of an equal one in another folder."""
         empty = {"schema": 1, "split": split, "protocols": {}, "failed": None}
-        return {**empty, **read_object(self.trial(trial) / f"{split}.json")}
+        return {**empty, **read_object((path or self.trial(trial)) / f"{split}.json")}
 
     def was_evaluated(self, trial: Trial, split: str) -> bool:
         try:
@@ -443,6 +444,12 @@ class StudyFolder:
             )
             return []
         return list(zip(names, images, strict=True))
+
+    def is_at_work(self) -> bool:
+        """Whether a run holds the folder, here or on another machine."""
+        copy = copy_of(self.path)
+        lease = LeaseFile(f"{copy.address if copy else self.path.absolute()}/{LEASE}")
+        return is_held(lease, self.path / ".lock")
 
     def worker_lock(self, index: int) -> FileLock:
         """The lock that a worker process holds as long as it lives."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from vitmods.model.config import ViTConfig
 from vitmods.model.names import MODELS, parse_name
 from vitmods.recipes import Recipe
+from vitmods.recipes.recipe import fields_by_name
+from vitmods.recipes.registry import split_recipe
 from vitmods.study.arms import BASE, FunctionSpec, base_function, is_foreign, make_arms
 from vitmods.study.checkpoints import arms_in, use_trained_arms
-from vitmods.study.defaults import RecipeChoice, defaults_for
+from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
 from vitmods.study.executors import StudyOptions
-from vitmods.study.plan import ImageOptions, Settings, StudySettings, check_plan, make_seeds
+from vitmods.study.plan import ImageOptions, Rung, Settings, StudySettings, check_plan, make_seeds
 from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -26,7 +29,9 @@ if TYPE_CHECKING:
     from vitmods.model.vit import Resampling
     from vitmods.study.answer import Answer
     from vitmods.study.estimate import Estimate
+    from vitmods.study.reference import Reference
     from vitmods.study.retrain import Retrained
+    from vitmods.study.run import Request
     from vitmods.study.schedule import Budget
 
 T = TypeVar("T", bound=StudyOptions | StudySettings | ImageOptions)
@@ -44,7 +49,8 @@ class Study:
             `hf:FOLDER`, or a function (num_classes, img_size, in_chans) -> nn.Module (docs/any-model.md); None: a ViT
             that fits the images.
         arms: name -> changes (or their short form) or a function model -> model, or a list of short forms, each
-            `CHANGES` or `NAME=CHANGES`. Of a folder of checkpoints, their names; none: all.
+            `CHANGES` or `NAME=CHANGES`. Of a folder of checkpoints, their names; none: all. None: base alone, for
+            `run_base`.
         data: `digits`, a folder, `torchvision:NAME?root=...` or `hf:NAME`.
         recipe: how every trial is trained, or its name with settings (`augreg(level=light1)`); None: one that fits the
             images, or `finetune` with `start`.
@@ -53,6 +59,10 @@ class Study:
         task: what is trained and measured, a name of `vitmods.tasks.TASKS` (docs/tasks.md).
         start: trained weights that every arm starts from (docs/finetune.md); they say what base is. A folder of several
             checkpoints, as a study's, is one for each arm. None: new ones.
+        positions: how the positions of `start` are resampled to other image sizes: as timm (`bicubic`) or big_vision
+            (`bilinear`).
+        budget: what runs may take by default, as in `run`. As "2h" it also chooses model, image size and length of the
+            training as far as they are None (docs/study.md).
         settings: metric, margin, design, tuning, sweep, folds: see `vitmods.study.StudySettings`.
         options: fields of `settings` and of `vitmods.study.ImageOptions`, as in `Study(..., metric="ece", img_size=32,
             sweep={"limit_train": [0.25, 1]})`.
@@ -64,13 +74,15 @@ class Study:
     def __init__(
         self,
         base: str | ViTConfig | Callable[..., nn.Module] | None = None,
-        arms: Mapping[str, Any] | Iterable[Any] = (),
+        arms: Mapping[str, Any] | Iterable[Any] | None = (),
         data: str | Path = "digits",
         recipe: Recipe | RecipeChoice | str | None = None,
         seeds: int | Iterable[int] | None = None,
         *,
         task: str = "classification",
         start: str | Path | None = None,
+        positions: Resampling = "bicubic",
+        budget: str | int | Budget | None = None,
         settings: StudySettings = USUAL_SETTINGS,
         images: ImageOptions = USUAL_IMAGES,
         **options: Any,
@@ -84,11 +96,15 @@ class Study:
         chosen_seeds = make_seeds(usual_seeds if seeds is None else seeds)
         trained = {} if start is None else arms_in(str(start))
         # Arms are made before the images, which may be many, are listed.
-        chosen_arms = make_arms(use_trained_arms(arms, trained) if trained else arms)
+        chosen_arms = () if arms is None else make_arms(use_trained_arms(arms, trained) if trained else arms)
         start = trained[BASE].start if trained else start
-        fixed = fixed_settings(base, data, recipe, images, task=task, start=start)
-        self._seeds_given = seeds is not None
-        self.settings = Settings(fixed, chosen_arms, chosen_seeds, **vars(settings))
+        self._common = base, data, recipe, images, task, start, positions
+        fixed, self._defaults, self._recipe_note = fixed_settings(
+            base, data, recipe, images, task=task, start=start, positions=positions
+        )
+        self._seeds_given, self._budget = seeds is not None, budget
+        unset = open_settings(base, recipe, images, start)
+        self.settings = Settings(fixed, chosen_arms, chosen_seeds, **vars(settings), open=unset)
         check_plan(self.settings)
         for arm in self.settings.arms:
             if not arm.changes and arm.start is None and self.settings.recipe_of(arm) == self.settings.recipe:
@@ -105,7 +121,7 @@ class Study:
         self,
         out: str | Path,
         *,
-        budget: str | int | None = None,
+        budget: str | int | Budget | None = None,
         command: str | None = None,
         options: StudyOptions = USUAL_OPTIONS,
         **overrides: Any,
@@ -118,7 +134,8 @@ class Study:
         Args:
             out: the study's folder, made if needed.
             budget: limit of this run: "2h", "30m" (trials that are expected to end later do not start), or a number of
-                trials; None: unlimited. Without `seeds`, as many as fit are planned, at least 3.
+                trials; None: that of the study, else unlimited. Without `seeds`, as many as fit are planned, at least
+                3. A new study also takes model, image size and epochs that fit, as far as they were not given.
             command: the shell command that the report names; None: the Python call.
             options: device, workers, memory, loggers, cluster: see `vitmods.study.StudyOptions`.
             overrides: fields of `options`, as in `run(out, device="cpu", workers=2)`.
@@ -129,6 +146,8 @@ class Study:
         """
         from vitmods.study.run import run_study
 
+        if not self.settings.arms:
+            raise UserError("A study compares arms with base: name some, or train base alone with run_base.")
         return run_study(*self._arguments(out, budget, options, overrides), command)
 
     def confirm(self, out: str | Path, seeds: int = SEEDS[None], **options: Any) -> Answer:
@@ -158,7 +177,7 @@ class Study:
         study = copy(self)
         study._seeds_given = True
         study.settings = replace(
-            self.settings,
+            self.settings.continuing(StudyFolder(out).known_facts().settings),
             arms=(arm,),
             seeds=make_seeds(range(FRESH, FRESH + seeds)),
             until_decided=False,
@@ -192,14 +211,14 @@ class Study:
         """
         from vitmods.study.retrain import retrain_study
 
-        settings, path, options, *_ = self._arguments(out, None, options, overrides)
-        return retrain_study(settings, path, arm, seed, options)
+        request, path, options = self._arguments(out, None, options, overrides)
+        return retrain_study(request.settings, path, arm, seed, options)
 
     def dry_run(
         self,
         out: str | Path | None = None,
         *,
-        budget: str | int | None = None,
+        budget: str | int | Budget | None = None,
         command: str | None = None,
         options: StudyOptions = USUAL_OPTIONS,
         **overrides: Any,
@@ -217,7 +236,7 @@ class Study:
         self,
         out: str | Path,
         *,
-        budget: str | int | None = None,
+        budget: str | int | Budget | None = None,
         command: str | None = None,
         options: StudyOptions = USUAL_OPTIONS,
         **overrides: Any,
@@ -228,14 +247,54 @@ class Study:
 
         return run_pilot(*self._arguments(out, budget, options, overrides), command)
 
+    def run_base(
+        self,
+        out: str | Path,
+        *,
+        budget: str | int | None = None,
+        command: str | None = None,
+        options: StudyOptions = USUAL_OPTIONS,
+        **overrides: Any,
+    ) -> Reference:
+        """Train base alone on all seeds, as the reference of later studies next to `out`, which reuse its trials.
+
+        Returns its scores, spread, curve and time, which are also written to base.json. Arguments and errors are those
+        of `run`.
+        """
+        from vitmods.study.run import run_base
+
+        return run_base(*self._arguments(out, budget, options, overrides), command)
+
     def _arguments(
-        self, out: str | Path, budget: str | int | None, options: StudyOptions, overrides: Mapping[str, Any]
-    ) -> tuple[Settings, Path, StudyOptions, Budget, bool]:
+        self, out: str | Path, budget: str | int | Budget | None, options: StudyOptions, overrides: Mapping[str, Any]
+    ) -> tuple[Request, Path, StudyOptions]:
+        from vitmods.study.run import Request
         from vitmods.study.schedule import make_budget
 
         options = override(options, overrides)
         options.check_here()
-        return self.settings, Path(out), options, make_budget(budget), self._seeds_given
+        limit = make_budget(self._budget if budget is None else budget)
+        request = Request(self.settings, limit, self._seeds_given, self._recipe_note, self._rungs)
+        return request, Path(out), options
+
+    def _rungs(self) -> list[Rung]:
+        """List the study with each model and image size that a time budget is tried with."""
+        base, data, recipe, images, task, start, positions = self._common
+        from vitmods.tasks.base import TASKS
+
+        rungs: list[tuple[Any, Any]] = [(base, images.img_size)]
+        if start is None and isinstance(base, str | None) and TASKS[task].uses_head:
+            sides = (images.img_size,) if isinstance(images.img_size, int) else images.img_size
+            rungs = list(self._defaults.rungs(base, sides))
+        studies = []
+        for name, side in rungs:
+            resized = replace(images, img_size=side)
+            with suppress(UserError):  # the recipe, the task or the model does not suit this size
+                fixed, _, note = fixed_settings(
+                    name, data, recipe, resized, task=task, start=start, positions=positions, defaults=self._defaults
+                )
+                studies.append(Rung(replace(self.settings, fixed=fixed), note, self._defaults.images))
+        return studies or [Rung(self.settings, self._recipe_note, self._defaults.images)]
 
 
 def override(options: T, overrides: Mapping[str, Any], what: str = "a run", others: Iterable[str] = ()) -> T:
@@ -247,6 +306,24 @@ def override(options: T, overrides: Mapping[str, Any], what: str = "a run", othe
     return replace(options, **overrides)
 
 
+def open_settings(
+    base: Any, recipe: Recipe | RecipeChoice | str | None, images: ImageOptions, start: str | Path | None
+) -> frozenset[str]:
+    """Return the names of settings, and of fields of the recipe, that are not given."""
+    unset = {name for name in ("img_size", "in_chans") if getattr(images, name) is None}
+    unset |= {"base"} if base is None and start is None else set()
+    choice = RecipeChoice(recipe) if isinstance(recipe, str | None) else recipe
+    if not isinstance(choice, RecipeChoice):
+        return frozenset(unset)
+    of_recipe = {"epochs"}
+    if choice.name is None:
+        of_recipe = set(fields_by_name())
+    elif {"epochs", "steps"}.intersection(split_recipe(choice.name)[1]):
+        of_recipe = set()
+    length = {"epochs", "steps"} if {"epochs", "steps"}.intersection(choice.overrides) else set()
+    return frozenset(unset | of_recipe - length - set(choice.overrides))
+
+
 def fixed_settings(
     base: str | ViTConfig | Callable[..., nn.Module] | None,
     data: str | Path,
@@ -256,8 +333,12 @@ def fixed_settings(
     task: str = "classification",
     start: str | Path | None = None,
     positions: Resampling = "bicubic",
-) -> dict[str, Any]:
-    """Return what every trial of a study has in common, in JSON's types; None becomes what fits the images."""
+    defaults: Defaults | None = None,
+) -> tuple[dict[str, Any], Defaults, str]:
+    """Return what every trial of a study has in common, in JSON's types; None becomes what fits the images.
+
+    Also returns what fits the images (`defaults`, if it is known), and the recipe that was chosen, with the reason.
+    """
     from vitmods.tasks.base import TASKS, make_task
 
     kind = TASKS[task]
@@ -280,7 +361,8 @@ def fixed_settings(
         make_task(task, recipe)  # a UserError where it does not suit the task, before the images are listed
     elif not isinstance(recipe, RecipeChoice):
         raise UserError(f"recipe is a Recipe, as vm.recipes.default() gives it, or a name, not {recipe!r}.")
-    defaults, started, pixels = defaults_for(str(data)), {}, {}
+    suited = defaults = defaults or defaults_for(str(data), images.limit_train)
+    started, pixels, reason = {}, {}, ""
     named_model = base if isinstance(base, str) else defaults.base if base is None else None
     if start is not None:
         from vitmods.study.checkpoints import Start  # imports torch, so only here: --help does without
@@ -289,19 +371,25 @@ def fixed_settings(
         started["start"], named_model, shape = asdict(trained), None, checkpoint.settings
         defaults = replace(defaults, img_size=tuple(shape["img_size"]), in_chans=shape["in_chans"])
         pixels = {name: tuple(getattr(checkpoint.recipe.augment, name)) for name in ("mean", "std")}
-    if isinstance(recipe, RecipeChoice):
-        recipe = recipe.resolve(kind, defaults, named_model, pixels)
-    base = defaults.base if base is None else base
     size = defaults.img_size if images.img_size is None else images.img_size
     sides = (size,) if isinstance(size, int) else tuple(size)
+    if isinstance(recipe, RecipeChoice):
+        recipe, reason = recipe.resolve(kind, defaults, max(sides), named_model, pixels)
+    base = defaults.base if base is None else base
     chosen = {field.name: getattr(images, field.name) for field in fields(ImageOptions)}
     chosen |= {"img_size": [sides[0], sides[-1]]}
     chosen |= {"in_chans": defaults.in_chans if images.in_chans is None else images.in_chans}
-    make_task(task, recipe).check_size((sides[0], sides[-1]))  # a UserError where they do not suit the task
+    made = make_task(task, recipe)
+    made.check_size((sides[0], sides[-1]))  # a UserError where they do not suit the task
+    if made.needs_trained_backbone and start is None and not (isinstance(base, str) and "pretrained=1" in base):
+        raise UserError(
+            f"With this recipe the task {task} does not train the model itself: start from trained weights (--from in "
+            "`vitmods compare`, --model in `vitmods finetune`)."
+        )
     recorded = {name: value for name, value in chosen.items() if value is not None or name.startswith("limit_")}
     settings = {"task": task, "data": str(data), **recorded, **started}
     settings |= {"base": base if isinstance(base, str) else json.loads(base.to_json()), "recipe": recipe.to_dict()}
     in_json: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     if isinstance(base, FunctionSpec):
         in_json["base"] = base  # which remembers its function
-    return in_json
+    return in_json, suited, reason

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,30 +21,34 @@ from torch import nn
 
 import vitmods
 from vitmods.data.batch import for_device
-from vitmods.evals.base import ProtocolResult
+from vitmods.evals.base import PROTOCOLS, ProtocolResult
 from vitmods.evals.outputs import Progress, silent
 from vitmods.evals.protocols import check_protocols, run_protocols
+from vitmods.finetune.delta import fingerprint_of
 from vitmods.layers.norms.contract import SmallBatchWarning
 from vitmods.layers.norms.whitening import NotFittedWarning
+from vitmods.model.config import ViTConfig
 from vitmods.model.vit import vit
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import resolve_on
 from vitmods.stats.width import mean_over_images
-from vitmods.study.arms import Arm
+from vitmods.study.arms import Arm, base_function, functions_of, is_foreign
 from vitmods.study.bases import Base, ForeignBase, edited, make_base, record_of
-from vitmods.study.checkpoints import Start, open_trial
-from vitmods.study.plan import AS_IS, VAL, Evaluation, Point, Settings, Trial, Work, image_settings
+from vitmods.study.checkpoints import Checkpoint, Start, checkpoint_of, open_trial
+from vitmods.study.plan import AS_IS, VAL, Evaluation, Point, Settings, Trial, Work, image_settings, make_measure
 from vitmods.study.state import read_trial
 from vitmods.study.store import WARNINGS, Facts, StudyFolder, read_warnings
-from vitmods.tasks.base import DEFAULT, TASKS, Task, make_task
+from vitmods.tasks.base import DEFAULT, TASKS, Measured, Task, make_task
 from vitmods.tasks.features import without_head
 from vitmods.train import RunOptions, train_trial
 from vitmods.train.device import place, usual_workers
 from vitmods.train.distributed import ALONE, Processes
 from vitmods.train.loggers import LoggedRun, key_of
-from vitmods.train.trial import read_scores, write_scores
+from vitmods.train.loop import MeasureSplit
+from vitmods.train.trial import read_scores, trial_config, write_scores
 from vitmods.util.errors import UserError
-from vitmods.util.files import write_json
+from vitmods.util.files import checksum, write_json
+from vitmods.util.registry import modules_from_outside
 
 if TYPE_CHECKING:
     from vitmods.data import Batch, ImageDataset
@@ -95,7 +102,8 @@ def check_images(settings: Settings, dataset: ImageDataset) -> None:
             resolve_on(settings.recipe_of(arm, point), dataset)
     measure, evaluated_on = settings.measure, {split, *([VAL] if settings.tune else [])}
     for evaluated in evaluated_on if measure.metric.protocol else ():
-        check_protocols(dataset, [measure.metric.protocol], split=evaluated, options=measure.options)
+        task = task_of(settings.fixed, settings.recipe)
+        check_protocols(dataset, [measure.metric.protocol], split=evaluated, options=measure.options, task=task)
 
 
 def measure_model(
@@ -116,7 +124,7 @@ def measure_model(
     if protocols:
         return run_protocols(
             model, dataset, protocols, split=split, batch_size=batch_size, device=placement.device, options=options,
-            autocast=placement.autocast, progress=progress,
+            task=task, autocast=placement.autocast, progress=progress,
         )  # fmt: skip
     with placement.autocast():
         batches = for_device(dataset, placement.device).eval_batches(split, batch_size)
@@ -162,20 +170,21 @@ def build_model(
     start: Mapping[str, Any] | None = None,
     recipe: Recipe | None = None,
     head: bool = True,
+    classes: Sequence[str] | None = None,
 ) -> nn.Module:
     """The arm's model at step 0, with what the arm's `recipe` sets of it (dropout, drop path, initialization).
 
     Base is initialized from the seed, or has the weights of `start` (the fields of a `Start`) and a head from the seed,
     and is then changed; so every arm starts from base's own weights wherever shapes allow, and parameters that a change
     adds are drawn from the same seed. An arm that starts from its own weights has those. head: whether the
-    model's logits are used.
+    model's logits are used. classes: names, for a head that shows what a change does (`Start.build`).
     """
     torch.manual_seed(seed)
     if arm.start is not None:
         assert start is not None, "an arm starts from its own weights only where base does"
         return edited(Start(arm.start, None, start["positions"]).build(config, seed, recipe), (), config, head)
     if start:
-        base = Start(**start).build(config, seed, recipe)
+        base = Start(**start).build(config, seed, recipe, classes)
     elif isinstance(config, ForeignBase):
         base = config.build(recipe.model if recipe else None)
     else:
@@ -213,6 +222,7 @@ class TrialRunner:
         workers = options.data_workers
         self.data_workers = usual_workers(options.device) if workers is None else workers
         self._datasets: dict[tuple[Any, ...], ImageDataset] = {}
+        self._fingerprints: dict[str, str] = {}  # of the checkpoints that trials start from
 
     def dataset(self, recipe: Recipe, setting: Point = AS_IS, seed: int = 0) -> ImageDataset:
         """The images as a recipe prepares them, under a setting of the sweep, in the fold of the seed where there are
@@ -233,6 +243,42 @@ class TrialRunner:
         split = VAL if self.settings.for_tuning(work) else self._of(work)[1].eval_split
         if not read_trial(self.folder, work, (split,), self.settings.measure).ended:
             self._evaluate(work, split)
+
+    def config(self, trial: Trial, model: Any, threads: int) -> dict[str, Any]:
+        """Return config.json of a trial as training with so many threads would write it.
+
+        model: the config of the arm's ViT, or how another library's model was made (`record_of`).
+        """
+        recipe, dataset, task = self._of(trial)
+        images = EvaluatedOnVal(dataset) if self.settings.for_tuning(trial) else dataset
+        if isinstance(model, ViTConfig):
+            usual = self.settings.at(trial.setting).recipe_of(trial.arm).model.to_config()
+            tuned = {name: value for name, value in recipe.model.to_config().items() if value != usual[name]}
+            model = model.with_(**tuned) if tuned else model
+        metadata = self._describe(trial, model if isinstance(model, dict) else None)
+        return trial_config(model, task, images, recipe, trial.seed, self.options, self._processes, metadata, threads)
+
+    def _describe(self, trial: Trial, model: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return what config.json holds of a trial besides recipe, data and environment."""
+        fixed, arm = self.settings.at(trial.setting, trial.seed).fixed, trial.arm
+        description: dict[str, Any] = {"arm": arm.name, "changes": arm.short, "images": image_settings(fixed)}
+        if model is not None:
+            description["model"] = model
+        if start := fixed.get("start"):
+            description["start"] = {**start, "arm": arm.start} if arm.start else start
+            description["start_weights"] = None if arm.start else start["fingerprint"]
+            if description["start_weights"] is None:
+                description["start_weights"] = self._fingerprint(
+                    checkpoint_of(arm.start or start["source"], trial.seed)
+                )
+        if code := code_of(arm, fixed["base"]):
+            description["code"] = code
+        return description
+
+    def _fingerprint(self, checkpoint: str) -> str:
+        if checkpoint not in self._fingerprints:
+            self._fingerprints[checkpoint] = fingerprint_of(Checkpoint.open(checkpoint).backbone.state_dict())
+        return self._fingerprints[checkpoint]
 
     def _of(self, trial: Trial) -> tuple[Recipe, ImageDataset, Task]:
         settings = self.settings.at(trial.setting)
@@ -283,32 +329,63 @@ class TrialRunner:
         """Train or resume a trial in any folder; returns result.json."""
         recipe, dataset, task = self._of(trial)
         settings = self.settings.at(trial.setting, trial.seed)
-        start = settings.fixed.get("start")
         config = base_config(settings, dataset.num_classes)
-        backbone = build_model(config, trial.arm, trial.seed, start, recipe, task.uses_head)
+        backbone = build_model(config, trial.arm, trial.seed, settings.fixed.get("start"), recipe, task.uses_head)
         model = with_modules(backbone, task, dataset.num_classes, trial.seed)
-        record = {"arm": trial.arm.name, "changes": trial.arm.short, "images": image_settings(settings.fixed)}
-        if how_made := record_of(backbone, config, trial.arm.changes, task.uses_head):
-            record["model"] = how_made
-        if start:
-            record["start"] = {**start, "arm": trial.arm.start} if trial.arm.start else start
+        metadata = self._describe(trial, record_of(backbone, config, trial.arm.changes, task.uses_head))
         logged = None  # a trial outside of studies describes itself by its folder
         if self.options.log and (facts := self.folder.facts()):
             fields = {"seed": trial.seed, **trial.point.to_dict(), **trial.setting.to_dict()}
             place_in_study = out.relative_to(self.folder.path).as_posix()
             logged = replace(logged_run(self.folder, facts, trial.arm, place_in_study, fields), name=str(trial))
+        images = EvaluatedOnVal(dataset) if self.settings.for_tuning(trial) else dataset
         return train_trial(
             model,
             task,
-            EvaluatedOnVal(dataset) if self.settings.for_tuning(trial) else dataset,
+            images,
             recipe,
+            measure=self._measure_in_training(task, recipe, images),
             seed=trial.seed,
             out=out,
             options=self.options,
             processes=self._processes,
-            metadata=record,
+            metadata=metadata,
             logged=logged,
         )
+
+    def _measure_in_training(self, task: Task, recipe: Recipe, images: Any) -> MeasureSplit | None:
+        """Return the function that measures `task.compared_by` on a split, if the images allow it."""
+        if task.compared_by is None:
+            return None
+        measured, device = make_measure(task.compared_by), self.options.device
+        protocol = measured.metric.protocol
+        if PROTOCOLS[protocol].target != images.target:
+            return None
+
+        def measure(model: nn.Module, split: str) -> Measured:
+            result = measure_model(
+                model, task, recipe, images, [protocol], split, recipe.part_size, device, measured.options
+            )[protocol]
+            return Measured(result.metrics, result.per_image)
+
+        return measure
+
+
+def code_of(arm: Arm, base: Any) -> dict[str, str]:
+    """Return the code besides vitmods that may be part of a trial: the version of base's library, and module ->
+    checksum of its file, for plugins and functions.
+
+    What a function without a file does is unknown: its checksum is never the same again.
+    """
+    functions = [*functions_of(arm.changes), *filter(None, [base_function(base)])]
+    names = {*modules_from_outside(), *(function.module or "" for function in functions)}
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(names)}
+    code = {name: checksum(Path(file)) if file else uuid.uuid4().hex for name, file in files.items()}
+    if is_foreign(base):
+        library = base.partition(":")[0]
+        with suppress(PackageNotFoundError):
+            code[library] = version({"hf": "transformers"}.get(library, library))
+    return code
 
 
 def logged_run(folder: StudyFolder, facts: Facts, arm: Arm, what: str, fields: Mapping[str, Any]) -> LoggedRun:

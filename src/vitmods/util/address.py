@@ -43,14 +43,14 @@ def place(path: str | Path) -> Path:
     label = f"{protocol}://..." if "@" in text or "?" in text else printable(text)
     if "::" in text or protocol not in _PROTOCOLS:
         raise UserError(
-            f"{label} is not a place for a study or a trial: name a folder, or an address such as s3://bucket/folder "
-            f"(one of {', '.join(sorted(_PROTOCOLS))}, in small letters)."
+            f"{label} cannot hold a study or a trial: name a folder, or an address such as s3://bucket/folder "
+            f"(one of {', '.join(sorted(_PROTOCOLS))}, in lower case)."
         )
     user, at, _ = location.partition("/")[0].rpartition("@")
     if "?" in location or (at and (":" in user or protocol in EXCLUSIVE)):
         raise UserError(
-            f"{label} has keys or options in it, which would be kept with the study. Leave them out: the file system's "
-            "own package reads them from its variables or files (for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)."
+            f"{label} contains keys or options, which would be stored with the study. Leave them out: the file "
+            "system's package reads them from variables or files (for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)."
         )
     parts = PurePosixPath(location.strip("/")).parts
     if not (slashes and parts) or ".." in parts:

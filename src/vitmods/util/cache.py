@@ -1,4 +1,4 @@
-"""Folders of this user: caches, which can be made again, and data, which cannot."""
+"""Folders of this user: caches, which can be recomputed, and data, which cannot."""
 
 import os
 import tempfile

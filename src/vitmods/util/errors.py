@@ -15,7 +15,7 @@ class UserError(ValueError):
 
 
 class NoEffect(UserError):
-    """A change was applied that alters nothing on this model."""
+    """The change would not alter this model."""
 
 
 class Refused(UserError):

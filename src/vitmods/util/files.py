@@ -1,4 +1,4 @@
-"""Files that are whole or absent, disk errors with a remedy, and output that may have lost its reader."""
+"""Atomic writing of files, disk errors with a remedy, and output streams that survive the loss of their reader."""
 
 import difflib
 import errno

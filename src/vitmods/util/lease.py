@@ -8,6 +8,7 @@ does not change for `STALE_S` seconds, the holder is gone and its lease is taken
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import platform
@@ -156,7 +157,7 @@ class Lease:
             raise UserError(self.lost)
 
     def lose(self, why: str) -> None:
-        """Stop the run."""
+        """Mark the lease as lost, and stop the run."""
         self.lost = why
         # A real signal also wakes a thread that sleeps or waits for a pipe, which `_thread.interrupt_main` does not.
         if self.stops_main:
@@ -171,7 +172,7 @@ class Lease:
         self.check()
 
     def give_back(self) -> None:
-        """Let other runs have it."""
+        """End the lease, so that other runs can take it."""
         self._ended.set()
         self._thread.join()
         with self._renewal, suppress(Exception):  # a file that stays becomes stale
@@ -276,13 +277,31 @@ def leased(file: LeaseFile, where: str, local: str) -> Iterator[Lease]:
             signal.signal(signal.SIGUSR1, before or signal.SIG_DFL)
 
 
+def is_held(file: LeaseFile, lock: Path) -> bool:
+    """Whether a run holds the lease of a folder, whose kernel lock on this machine is `lock`.
+
+    A lease that a killed run of this machine has left is not held; one of another machine may be.
+    """
+    content = file.read()
+    if content is None or _parse(content).get("machine") != machine():
+        return content is not None
+    try:
+        with open(lock, "rb") as opened:
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def not_a_lease(where: str, error: Exception) -> UserError:
     """Make the error for a file in the lease's place that no run has written."""
     return UserError(f"{printable(where)} is not what a run writes ({error}): remove it, and run the same command.")
 
 
 def _uptime() -> float:
-    """Seconds; while the machine sleeps too, if the system counts that."""
+    """Return seconds since the start of the machine, including sleep if the system counts it."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 

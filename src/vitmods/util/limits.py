@@ -54,7 +54,7 @@ def read_bytes(path: Path, kind: str) -> bytes:
 
 @contextmanager
 def open_binary(path: Path, kind: str) -> Iterator[IO[bytes]]:
-    """Open such a file, to read it in parts."""
+    """Open a file like `read_bytes`, to read it in parts."""
     check_file(path, kind)
     with open(path, "rb") as file:
         yield file
@@ -71,13 +71,13 @@ def check_file(path: Path, kind: str) -> None:
 
 
 def check_bytes(count: int, kind: str) -> None:
-    """Raise ValueError where so many are more than a kind of file may have."""
+    """Raise ValueError if a file of this kind may not be so large."""
     if count > MOST_BYTES[kind]:
         raise ValueError(f"it has more than {MOST_BYTES[kind] >> 20:,} MiB, the limit for this kind of file ({kind})")
 
 
 def read_text(path: Path, kind: str = "text") -> str:
-    """Read such a file as text in UTF-8, with or without its mark."""
+    """Read a file like `read_bytes`, as UTF-8 text with or without a byte order mark."""
     return read_bytes(path, kind).decode("utf-8-sig")
 
 
@@ -113,7 +113,7 @@ def table(lines: Iterable[str], **how: Any) -> "csv.DictReader[str]":
 
 @contextmanager
 def open_table(path: Path, errors: str = "strict") -> Iterator[IO[str]]:
-    """A file of CSV, for `table`. Raises OSError and ValueError."""
+    """Open a CSV file for `table`. Raises OSError and ValueError."""
     check_file(path, "text")
     with open(path, newline="", encoding="utf-8-sig", errors=errors) as file:
         yield file
@@ -188,7 +188,7 @@ def read_npz(path: Path, names: Sequence[str] | None = None, small: int = SMALL)
 
 
 class _Network(threading.local):
-    """Whether this thread may use the network."""
+    """Per thread: whether it may use the network."""
 
     allowed = True
 
@@ -198,8 +198,8 @@ _NETWORK = _Network()
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """This thread opens no connection for a while, whatever a library looks up: it gets a ConnectionError. Other
-    threads, which may be uploading results, are left alone."""
+    """Refuse connections of this thread with a ConnectionError, whatever a library looks up. Other
+    threads, which may be uploading results, keep theirs."""
     _watch_sockets()
     before, _NETWORK.allowed = _NETWORK.allowed, False
     try:
@@ -214,6 +214,6 @@ def _watch_sockets() -> None:
 
     def watch(event: str, _: object) -> None:
         if event in events and not _NETWORK.allowed:
-            raise ConnectionError("it asks for the network, which nobody allowed: nothing is downloaded for a file")
+            raise ConnectionError("it tried to use the network: nothing is downloaded to open a file")
 
     sys.addaudithook(watch)

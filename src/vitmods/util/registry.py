@@ -52,17 +52,18 @@ class Registry(Mapping[str, T]):
         @NORMS.register("layer", words=("ln",))
         class LayerNorm: ...
 
-        NORMS["layr"]  # UserError: There is no norm 'layr'. Did you mean 'layer'?
+        NORMS["layr"]  # UserError: Unknown norm 'layr'. Did you mean 'layer'?
 
     Args:
         kind: of things, in one or two words, for errors.
         folders: packages whose files add to it, modules, or patterns of modules; none if the module of the registry
             imports them itself.
         advice: ends the error of an unknown name (how to list all, for instance).
+        check: "module:function" that is called after a user adds a thing, and raises UserError to refuse it.
     """
 
-    def __init__(self, kind: str, *folders: str, advice: str = "") -> None:
-        self.kind, self.advice = kind, advice
+    def __init__(self, kind: str, *folders: str, advice: str = "", check: str = "") -> None:
+        self.kind, self.advice, self._check = kind, advice, check
         self._folders = folders
         self._is_read = False
         self._entries: dict[str, _Entry[T]] = {}
@@ -94,10 +95,17 @@ class Registry(Mapping[str, T]):
         earlier = self._entries.get(name, entry)
         if earlier.origin != entry.origin:
             raise UserError(
-                f"There are two {self.kind}s '{name}': {earlier.origin} and {entry.origin}. Rename one of them."
+                f"Two {self.kind}s are called '{name}': {earlier.origin} and {entry.origin}. Rename one of them."
             )
         self._entries[name] = entry
         self.words.update(dict.fromkeys(words, name))
+        if self._check and entry.is_from_outside:
+            module, _, function = self._check.partition(":")
+            try:
+                getattr(importlib.import_module(module), function)()
+            except UserError:
+                self.remove(name)
+                raise
         return thing
 
     def remove(self, name: str) -> None:
@@ -138,7 +146,7 @@ class Registry(Mapping[str, T]):
     def __getitem__(self, name: str) -> T:
         if name not in self:
             hint = f"{nearest(name, self, self.words)} {self.advice}".strip()
-            raise UserError(f"There is no {self.kind} '{name}'. {hint}")
+            raise UserError(f"Unknown {self.kind} '{name}'. {hint}")
         return self._entries[name].thing
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -187,11 +195,16 @@ def load_plugins(names: Iterable[str]) -> None:
         named_by_user.add(_name(name))
 
 
+def modules_from_outside() -> set[str]:
+    """Return the modules outside the package that have added things."""
+    entries = (entry for registry in _registries for entry in registry._entries.values())
+    return {entry.module for entry in entries if entry.is_from_outside}
+
+
 def plugins() -> list[str]:
     """List what another process must pass to ``load_plugins``: the modules outside the package that have added things,
     by name, or by path if Python cannot find them. Entry points are found without it."""
-    entries = (entry for registry in _registries for entry in registry._entries.values())
-    modules = {entry.module for entry in entries if entry.is_from_outside} - _entry_point_modules - {"__main__"}
+    modules = modules_from_outside() - _entry_point_modules - {"__main__"}
     return sorted(spelled(sys.modules[name]) for name in modules if name in sys.modules)
 
 
@@ -216,7 +229,7 @@ def check_reachable() -> None:
     names = [f"'{name}'" for name, entry in items if entry.module == "__main__"]
     if names:
         raise UserError(
-            f"What is defined in the script itself cannot reach worker processes: {', '.join(names)}. Move it to a "
+            f"Definitions in the script are not available in worker processes: {', '.join(names)}. Move it to a "
             "module that the script imports, or run with workers=1."
         )
 

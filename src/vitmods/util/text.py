@@ -12,17 +12,17 @@ _UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069
 
 
 def plural(count: int, singular: str, many: str | None = None) -> str:
-    """`1 seed`, `3 seeds`."""
+    """Format a count with its noun: `1 seed`, `3 seeds`."""
     return f"{count:,} {singular if count == 1 else many or singular + 's'}"
 
 
 def listing(parts: Sequence[str], last: str = "and") -> str:
-    """`a, b and c`; `last` is the word before the last."""
+    """Join words: `a, b and c`; `last` is the word before the last."""
     return f" {last} ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 2 else parts)
 
 
 def first_of(names: Sequence[str], shown: int = 5) -> str:
-    """`a, b, c and 4 more`."""
+    """Join the first of several words: `a, b, c and 4 more`."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
 
@@ -39,7 +39,7 @@ def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def about(count: float) -> int:
-    """17000 of 16942: two digits, as many as an estimate has."""
+    """Round to two digits, as an estimate deserves: 16942 to 17000."""
     return int(float(f"{count:.2g}"))
 
 
@@ -52,7 +52,7 @@ def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def duration(seconds: float) -> str:
-    """`40 s`, `12 min`, `3.5 h`, `9 days`: no more digits than an estimate has."""
+    """Format an estimated time: `40 s`, `12 min`, `3.5 h`, `9 days`."""
     if seconds < 90:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 90 * 60:
@@ -61,7 +61,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes as `0.3 MB`, `64 MB` or `69 GB`."""
+    """Format bytes: `0.3 MB`, `64 MB`, `69 GB`."""
     return f"{count / 1e9:,.3g} GB" if count >= 1e9 else f"{count / 1e6:,.3g} MB"
 
 
@@ -72,7 +72,7 @@ def printable(name: str) -> str:
 
 
 def single_line(text: str) -> str:
-    """Without control characters, which could move the cursor of a terminal; each becomes a space."""
+    """Replace control characters, which could move the cursor of a terminal, by spaces."""
     return "".join(" " if unicodedata.category(char) in ("Cc", "Cf") else char for char in text)
 
 
@@ -95,7 +95,7 @@ _ALONE = re.compile(rf"({_BEFORE})({_ROOT}.*)", re.DOTALL)
 
 
 def without_places(text: str) -> str:
-    """Paths in a text as `path/to/NAME`; one with blanks where it is quoted."""
+    """Replace the paths in a text by `path/to/NAME`; paths with blanks only where they are quoted."""
     text = _QUOTED.sub(lambda match: f"{match[1]}{match[2]}{_named(match[3])}{match[1]}", text)
     return _IN_TEXT.sub(r"\1path/to/\2", text)
 
@@ -111,7 +111,7 @@ def without_place(value: Any) -> Any:
 
 
 def public_command(command: str, leave_out: Sequence[str] = ()) -> str:
-    """A command of this library, or Python's, with its paths as `path/to/NAME`.
+    """Return a command of vitmods or Python with its paths as `path/to/NAME`.
 
     leave_out: options of a command that are left out with their values
     """

@@ -78,7 +78,7 @@ class StudyOptions(RunOptions):
             raise UserError(f"keep_weights is {', '.join(get_args(Keep))}, not {self.keep_weights!r}.")
 
 
-class Source(Protocol):
+class WorkSource(Protocol):
     """Where work comes from, and who records the result: `vitmods.study.schedule.Schedule`."""
 
     def take(self) -> Work | None:
@@ -94,7 +94,7 @@ class Source(Protocol):
 class Executor(Protocol):
     """Something that runs trials: one after the other, in processes, or on a cluster."""
 
-    def run(self, source: Source) -> None:
+    def run(self, source: WorkSource) -> None:
         """Run each piece once. KeyboardInterrupt passes through."""
 
 
@@ -104,7 +104,7 @@ class Inline:
 
     run_trial: Callable[[Work], Any]
 
-    def run(self, source: Source) -> None:
+    def run(self, source: WorkSource) -> None:
         while (work := source.take()) is not None:
             failure = None
             try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from vitmods.study.executors import ClusterOptions, Source
+from vitmods.study.executors import ClusterOptions, WorkSource
 from vitmods.study.executors.processes import SAVE_GRACE_S, Processes, Worker
 from vitmods.study.plan import Work
 from vitmods.study.store import StudyFolder
@@ -65,7 +65,7 @@ class RayCluster:
     """trials; None: as many as there is room for"""
     retries: int = 3
 
-    def run(self, source: Source) -> None:
+    def run(self, source: WorkSource) -> None:
         try:
             import ray
         except ImportError as error:
@@ -98,7 +98,7 @@ class RayCluster:
 class Run:
     """One run over the cluster."""
 
-    def __init__(self, cluster: RayCluster, ray: Any, source: Source, request: StopRequest) -> None:
+    def __init__(self, cluster: RayCluster, ray: Any, source: WorkSource, request: StopRequest) -> None:
         self._cluster, self._ray, self._source, self._request = cluster, ray, source, request
         self._running: dict[Any, tuple[Any, Work]] = {}  # pending answer -> (actor, work)
         self._idle: list[Any] = []
@@ -220,7 +220,7 @@ class Slurm:
     at_once: int = 32
     cluster: Literal["slurm", "local"] = "slurm"
 
-    def run(self, source: Source) -> None:
+    def run(self, source: WorkSource) -> None:
         processes = replace(self.processes, threads=self.options.cpus_per_trial)
         jobs: list[tuple[Any, Work]] = []
         with stop_on_signals() as request:

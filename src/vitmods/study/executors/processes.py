@@ -1,6 +1,7 @@
 """Trials in N worker processes on this machine.
 
-A worker process, `python -P -m vitmods.study.executors.processes TASK`: trials come on stdin, answers go to stdout.
+A worker process, `python -P -m vitmods.study.executors.processes TASK`: trials come on stdin, answers go to stdout. On
+Linux and a CPU it is a copy of a process that has imported everything before (`Template`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +21,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any
 
-from vitmods.study.executors import Source
+from vitmods.study.executors import WorkSource
 from vitmods.study.plan import Work
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import stop_on_signals
@@ -27,18 +29,134 @@ from vitmods.train.launch import import_path
 from vitmods.train.options import RunOptions
 from vitmods.util.files import disk_errors
 
+MODULE = "vitmods.study.executors.processes"  # also where this file runs as __main__
 SAVE_GRACE_S = 60.0  # how long an interrupted worker may take to write its checkpoint before it is killed
 OUT_OF_MEMORY = "out of memory? Run fewer workers, or cut the batch into more parts with accumulate."
 
 
+class Template:
+    """A process that imports what workers need while the study is prepared, and forks one at each request.
+
+    It never computes anything, so it has no threads whose locks a copy would inherit. `threads` are those of a worker,
+    since OpenMP reads their number when it is loaded. Use it as a context.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", MODULE, "--fork", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **_thread_variables(threads), "PYTHONPATH": import_path()},
+                pass_fds=(theirs.fileno(),),
+                process_group=0,
+            )
+
+    def __enter__(self) -> Template:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._requests.close()  # it ends, but not its copies
+        self._process.wait()
+
+    def start(self, task: dict[str, Any], output: IO[bytes]) -> Copy:
+        """Fork a worker once the imports are done. Raises OSError if the template has died."""
+        work, answers, status = os.pipe(), os.pipe(), os.pipe()
+        theirs = work[0], answers[1], status[1]
+        try:
+            socket.send_fds(self._requests, [json.dumps(task).encode()], [*theirs, output.fileno()])
+        finally:
+            for end in theirs:
+                os.close(end)
+        return Copy(open(work[1], "wb"), open(answers[0], "rb"), open(status[0], "rb", buffering=0))
+
+
+class Copy:
+    """A worker that a template has forked: what `Worker` uses of a Popen.
+
+    status: lines with its process id and, once it has ended, its exit code
+    """
+
+    def __init__(self, stdin: IO[bytes], stdout: IO[bytes], status: IO[bytes]) -> None:
+        self.stdin, self.stdout, self._status = stdin, stdout, status
+        self._code: int | None = None
+        if not (line := status.readline()):
+            raise ProcessLookupError("the template has ended")
+        self.pid = int(line)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; return the exit code, negative for a signal. Raises TimeoutExpired."""
+        if self._code is None:
+            if not wait([self._status.fileno()], timeout):
+                raise subprocess.TimeoutExpired("worker", timeout or 0.0)
+            self._code = int(self._status.readline() or -signal.SIGKILL)
+            self._status.close()
+        return self._code
+
+    def terminate(self, number: int = signal.SIGTERM) -> None:
+        if self._code is None and not wait([self._status.fileno()], 0):
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.terminate(signal.SIGKILL)
+
+
+def serve(requests: socket.socket) -> dict[str, Any] | None:
+    """Fork a worker at each request: returns its task in the worker, and None in the template when its parent is done.
+
+    Between the two is a process that waits for the worker, to report its end.
+    """
+    import torch
+
+    import vitmods.study.trial  # noqa: F401, all that a worker needs
+
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports as much again
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with requests:
+        while True:
+            task, ends, *_ = socket.recv_fds(requests, 1 << 20, 4)
+            if not task:
+                return None
+            if not os.fork():
+                break
+            for end in ends:
+                os.close(end)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    work, answers, status, log = ends
+    if worker := os.fork():
+        for asked in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the worker may need time to save
+            signal.signal(asked, signal.SIG_IGN)
+        for end in (work, answers, log):
+            os.close(end)
+        with suppress(BrokenPipeError), os.fdopen(status, "w", buffering=1) as file:
+            print(worker, file=file)
+            print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), file=file)
+        os._exit(0)
+    os.close(status)
+    os.setpgid(0, 0)
+    for number, end in enumerate((work, answers, log)):
+        os.dup2(end, number)
+        os.close(end)
+    return dict(json.loads(task))
+
+
+def _thread_variables(threads: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
 @dataclass
 class Processes:
-    """N workers, each a fresh interpreter with its fraction of the threads (and of the GPUs).
+    """N workers, each an interpreter of its own with its fraction of the threads (and of the GPUs).
 
     A worker holds a lock and dies when this process does (its input pipe closes), so a killed run leaves no process
     that still writes when the next one begins.
 
     path, working_folder: what workers import from, and their current folder if it exists; None: as this process.
+    template: what workers are copies of; None: each is a fresh interpreter.
     """
 
     folder: StudyFolder
@@ -48,8 +166,9 @@ class Processes:
     plugins: tuple[str, ...] = ()
     path: str = field(default_factory=import_path)
     working_folder: str | None = None
+    template: Template | None = None
 
-    def run(self, source: Source) -> None:
+    def run(self, source: WorkSource) -> None:
         running: dict[Any, Worker] = {}  # by the pipe that the answers come through
         free: dict[int, Worker | None] = dict.fromkeys(range(self.workers))
         with stop_on_signals() as request:
@@ -88,10 +207,14 @@ class Processes:
         folder = self.working_folder
         with disk_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
+            start = log.stat().st_size if log.exists() else 0
             with open(log, "ab") as output:
+                if self.template is not None:
+                    with suppress(OSError):  # it has died, perhaps for lack of memory
+                        return Worker(index, self.template.start(self.task(index), output), log, start)
                 process = subprocess.Popen(
                     # -P: modules in the current folder are not imported; what was on sys.path comes by PYTHONPATH.
-                    [sys.executable, "-P", "-m", "vitmods.study.executors.processes", json.dumps(self.task(index))],
+                    [sys.executable, "-P", "-m", MODULE, json.dumps(self.task(index))],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=output,
@@ -99,7 +222,7 @@ class Processes:
                     cwd=folder if folder and os.path.isdir(folder) else None,
                     process_group=0,  # Ctrl-C in a terminal reaches this process alone, which then stops the workers
                 )
-        return Worker(index, process, log, log.stat().st_size)
+        return Worker(index, process, log, start)
 
     def task(self, index: int) -> dict[str, Any]:
         """The argument of a worker process."""
@@ -108,8 +231,7 @@ class Processes:
 
     def environment(self, index: int) -> dict[str, str]:
         """The environment of a worker process."""
-        threads = str(self.threads)
-        variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": self.path}
+        variables = {**_thread_variables(self.threads), "PYTHONPATH": self.path}
         gpus = visible_gpus() if self.options.device in ("auto", "cuda") else []
         if len(gpus) > 1:
             variables["CUDA_VISIBLE_DEVICES"] = gpus[index % len(gpus)]
@@ -121,7 +243,7 @@ class Worker:
     """A process that does one piece of work after the other."""
 
     index: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Copy
     log: Path
     log_start: int
     work: Work = field(init=False)
@@ -228,6 +350,8 @@ def main(task: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     try:
-        main(json.loads(sys.argv[1]))
+        given = serve(socket.socket(fileno=int(sys.argv[2]))) if sys.argv[1] == "--fork" else json.loads(sys.argv[1])
+        if given is not None:
+            main(given)
     except KeyboardInterrupt:  # the trial has saved its checkpoint
         sys.exit(143)

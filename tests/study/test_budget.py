@@ -1,0 +1,174 @@
+"""What a time budget chooses: model, image size, recipe, epochs and seeds; and that a stored study keeps its own."""
+
+import json
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitmods as vm
+from vitmods.cli import main
+from vitmods.study import Study
+from vitmods.study import estimate as estimating
+from vitmods.study.defaults import DIGITS, Defaults, RecipeChoice
+from vitmods.study.estimate import Estimate, Pace, Stopwatch, usual_spread
+from vitmods.study.schedule import Budget, seconds_after_trials
+from vitmods.tasks import Classification
+
+pytestmark = pytest.mark.usefixtures("short_clocks")
+
+RUN = {"workers": 1, "device": "cpu", "progress": False, "cost_seconds": 0}
+PHOTOS = Defaults("Ti/16", 224, images=1960, side=400)
+LADDER = [("Ti/16", (224,)), ("Ti/16", (128,)), ("Ti/8", (64,)), ("mu6/8", (64,)), ("mu3/4", (32,))]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """240 photos of 60 to 90 px; the brightness tells the two classes apart."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("images") / "photos"
+    for i in range(240):
+        path = folder / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 156, (60 + i % 30, 90, 3)) + 100 * (i % 2)
+        Image.fromarray(pixels.astype(np.uint8)).save(path)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("defaults", "base", "img_size", "expected"),
+    [
+        (PHOTOS, None, None, LADDER),
+        (Defaults("Ti/8", 96), None, None, [("Ti/8", (96,)), *LADDER[2:]]),
+        (Defaults("Ti/4", 32), None, None, [("Ti/4", (32,)), ("mu6/4", (32,)), ("mu3/4", (32,))]),
+        (PHOTOS, None, (32,), [("Ti/4", (32,)), ("mu6/4", (32,)), ("mu3/4", (32,))]),
+        (PHOTOS, None, (96, 128), [("Ti/8", (96, 128)), ("mu6/8", (96, 128)), ("mu3/8", (96, 128))]),
+        (PHOTOS, "S/16", None, [("S/16", (side,)) for side in (224, 128, 64)]),
+        (PHOTOS, "timm:pvt_v2_b0", None, [("timm:pvt_v2_b0", (224,))]),
+        (PHOTOS, "S/16", (64,), [("S/16", (64,))]),
+        (DIGITS, None, None, [("mu3/2", (8,))]),
+    ],
+)
+def test_models_and_sizes_go_down_and_what_is_given_stays(defaults, base, img_size, expected):
+    assert defaults.rungs(base, img_size) == expected
+
+
+@pytest.mark.parametrize(
+    ("images", "side", "pixels", "overrides", "recipe", "epochs", "batch_size"),
+    [
+        (1960, 224, {}, {}, "small_data", 30, 32),
+        (1960, 32, {}, {}, "small_data", 30, 32),
+        (210, 32, {}, {}, "small_data", 100, 32),  # 600 steps of 6 an epoch
+        (210, 32, {}, {"epochs": 8}, "small_data", 8, 32),
+        (20_000, 32, {}, {}, "small_images", 30, 64),
+        (20_000, 224, {}, {}, "default", 30, 64),
+        (1004, 224, {"mean": (0.5,) * 3}, {}, "finetune", 20, 32),
+        (300, 224, {"mean": (0.5,) * 3}, {}, "finetune", 67, 32),
+        (20_000, 224, {"mean": (0.5,) * 3}, {}, "finetune", 20, 64),
+    ],
+)
+def test_the_recipe_follows_what_is_trained(images, side, pixels, overrides, recipe, epochs, batch_size):
+    defaults = replace(PHOTOS, images=images)
+    made, note = RecipeChoice(None, overrides).resolve(Classification, defaults, side, "Ti/16", pixels)
+    assert note.startswith(f"Recipe {recipe}")
+    assert (made.epochs, made.batch_size) == (epochs, batch_size)
+    heavy = images > 10_000 and side > 128
+    assert (made.augment.randaugment is not None, made.augment.mixup > 0) == (heavy, heavy)
+    given, note = RecipeChoice("default").resolve(Classification, defaults, side, "Ti/16", {})
+    assert (given, note) == (vm.recipes.default(), "")
+
+
+class Clock:
+    """In place of timed steps: a training of `images` views by base and each arm takes `image_s` seconds a view."""
+
+    def __init__(self, monkeypatch, image_s):
+        def pace(stopwatch, steps, largest, place):
+            config = steps.model.vit_config
+            return Pace(image_s[config.embed_dim > 100, max(config.img_size)], 0.0, 0.0)
+
+        def time_trainings(rung, trials, options):
+            rows = rung.settings.fixed["img_size"][0]
+            seconds = image_s[rung.settings.fixed["base"].startswith("Ti"), rows]
+            self.tried.append((rung.settings.fixed["base"], rows))
+            return trials * rung.settings.recipe.epochs * (rung.images // 32) * 32 * seconds
+
+        self.tried = []
+        monkeypatch.setattr(Stopwatch, "_measured", pace)
+        monkeypatch.setattr(Stopwatch, "_read", lambda *_: (0.0, 0.0))
+        monkeypatch.setattr(estimating, "time_trainings", time_trainings)
+        monkeypatch.setattr(estimating, "time_bfloat16", lambda *_: "")
+
+
+# 168 training images: 5 steps of 32 an epoch, 120 epochs for 600 steps; 12 trials of 19,200 views
+@pytest.mark.parametrize(
+    ("budget", "seconds", "options", "base", "side", "epochs", "seeds"),
+    [
+        ("100h", {(True, 64): 0.01}, {}, "Ti/8", 64, range(120, 157), range(5, 1000)),
+        ("60m", {(True, 64): 0.01}, {}, "Ti/8", 64, range(120, 157), [4, 5]),
+        ("30m", {(True, 64): 0.01}, {}, "Ti/8", 64, range(60, 110), [4, 5]),
+        ("10m", {(True, 64): 0.01, (False, 64): 0.002}, {}, "mu6/8", 64, range(120, 157), [4, 5]),
+        ("10m", {(True, 64): 0.1, (False, 64): 0.1, (False, 32): 0.01}, {}, "mu3/4", 32, range(20, 45), [4, 5]),
+        ("10m", {(True, 64): 0.001}, {"recipe": "plain"}, "Ti/8", 64, range(30, 40), range(20, 50)),
+        ("10m", {(True, 32): 0.1, (False, 32): 0.001}, {"img_size": 32}, "mu6/4", 32, range(120, 157), range(4, 12)),
+        ("10m", {(True, 64): 0.002}, {"base": "Ti/8"}, "Ti/8", 64, range(120, 157), [4, 5]),
+        ("10m", {(True, 64): 0.001}, {"seeds": 3}, "Ti/8", 64, range(120, 157), [3]),
+        ("10m", {(True, 64): 0.001}, {"until_decided": True}, "Ti/8", 64, [120], [8, 9]),
+    ],
+)
+def test_a_budget_takes_the_first_that_fits(monkeypatch, photos, budget, seconds, options, base, side, epochs, seeds):
+    clock = Clock(monkeypatch, seconds)
+    study = Study(arms=["dpn", "rms"], data=photos, budget=budget, **options)
+    planned = study.dry_run(**{**RUN, "cost_seconds": 30})
+    fixed = planned.settings.fixed
+    assert (fixed["base"], fixed["img_size"]) == (base, [side, side]), clock.tried
+    assert planned.settings.recipe.epochs in epochs
+    assert len(planned.settings.seeds) in seeds
+    assert planned.refused is None
+    assert planned.total_s <= planned.available_s < 0.92 * planned.budget_s
+    assert "±" in planned.decides()
+
+
+def test_what_fits_nothing_is_said_with_the_arithmetic(monkeypatch, photos):
+    Clock(monkeypatch, dict.fromkeys([(True, 64), (False, 64), (False, 32)], 10.0))
+    planned = Study(None, ["dpn", "rms"], photos, budget="1m").dry_run(**RUN)
+    assert "2 arms and base x 4 seeds take" in str(planned.refused)
+    assert planned.settings.recipe.epochs == 1
+    given = Study("Ti/8", ["dpn"], photos, "plain(epochs=9)", img_size=64).dry_run(budget="1m", **RUN)
+    assert (given.settings.recipe.epochs, given.settings.fixed["base"]) == (9, "Ti/8")
+    assert 'A new one with budget="2h" and without base, img_size and recipe takes values that fit' in str(
+        given
+    ).replace("\n", " ")
+
+
+def test_a_real_budget_trains_a_study_that_is_resumed_as_it_is_stored(monkeypatch, photos, tmp_path, capsys):
+    """The second run, on a machine of another speed, chooses nothing; and one without a budget continues it too."""
+    out = ["--out", str(tmp_path / "study"), "--device", "cpu", "--workers", "1", "--cost-seconds", "0"]
+    size, limits = ["--img-size", "16"], ["--limit-train", "64", "--steps", "8", "--seeds", "2"]
+    command = ["compare", "--data", photos, "--arms", "rms", *limits, *out]
+    assert main([*command, *size, "--budget", "100h"]) == 0
+    text = capsys.readouterr().err
+    assert ": Ti/4 at 16 px, 8 steps, 2 seeds. Recipe small_data with " in text
+    assert "64 training images at 16 px are few. Set --base, --recipe and --seeds to choose otherwise." in text
+    stored = json.loads((tmp_path / "study" / "study.json").read_text())
+    Clock(monkeypatch, {})  # a KeyError for every model that is timed
+    for budget in (["--budget", "100h"], []):
+        assert main([*command, *size, *budget]) == 0
+        again = json.loads((tmp_path / "study" / "study.json").read_text())
+        assert again["settings"] == stored["settings"]
+    assert main([*command, "--img-size", "32"]) == 2
+    assert "img_size" in capsys.readouterr().err
+
+
+def test_an_unknown_spread_follows_from_the_test_images():
+    assert usual_spread(0) is None
+    assert usual_spread(600).sd == pytest.approx(100 * np.sqrt(0.15 / 600))
+
+
+def test_costs_and_report_are_part_of_a_budget():
+    assert seconds_after_trials(Budget(600.0), 30.0) == 35.0
+    assert seconds_after_trials(Budget(60.0), 30.0) == 11.0
+    assert seconds_after_trials(Budget(), 30.0) == 0.0
+    assert Budget(60.0, began=time.monotonic() - 40).left_s == pytest.approx(20, abs=1)
+    assert Estimate.available_s.fget(Estimate(None, (), 1, 1, {}, {}, budget_s=60.0, reserve_s=11.0)) == 49.0

@@ -1,0 +1,356 @@
+"""Finished trials of other studies: which ones are reused, which never, and what they leave out."""
+
+import json
+import shutil
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from PIL import Image
+
+from vitmods.changes import DualPatchNorm
+from vitmods.cli import main
+from vitmods.recipes import plain
+from vitmods.study import Answer, Study
+from vitmods.study.arms import BASE, Arm
+from vitmods.study.executors import StudyOptions
+from vitmods.study.plan import Trial
+from vitmods.study.prepare import open_study
+from vitmods.study.reuse import Pool
+from vitmods.study.store import StudyFolder
+from vitmods.train import trial as train_trial
+from vitmods.util import lease
+from vitmods.util.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("short_clocks")
+RECIPE = plain(epochs=2).with_(batch_size=16)
+OPTIONS = {"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False}
+
+
+@pytest.fixture(autouse=True)
+def search_beside(monkeypatch):
+    monkeypatch.delenv("VITMODS_REUSE", raising=False)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory, draw_images):
+    return draw_images(tmp_path_factory.mktemp("images") / "pets", ["train"], count=30)
+
+
+@pytest.fixture(scope="module")
+def done(images, tmp_path_factory):
+    """A folder with one study: base and dpn, three seeds."""
+    root = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv("VITMODS_REUSE", raising=False)
+        study(images, seeds=3).run(root / "first", **OPTIONS)
+    return root
+
+
+@pytest.fixture
+def runs(done, tmp_path):
+    return Path(shutil.copytree(done, tmp_path / "runs"))
+
+
+def study(images, arms=("dpn",), seeds=2, base="mu/4", **options):
+    return Study(base, arms, images, **{"recipe": RECIPE, "seeds": seeds, **options})
+
+
+def reused(answer):
+    return [f"{trial.arm}{trial.seed}" for trial in answer.trials if trial.reused]
+
+
+def scores(answer):
+    return {arm.name: (arm.scores, arm.other_metrics, [t.curve.score for t in arm.trials]) for arm in answer.every_arm}
+
+
+def test_a_study_that_reuses_trials_is_the_study_that_trains_all(images, runs):
+    arms, first = ["again=dpn", "rms"], runs / "first"
+    answer = study(images, arms, seeds=3).run(runs / "second", **OPTIONS)
+    assert reused(answer) == ["base0", "base1", "base2", "again0", "again1", "again2"]
+    trained = study(images, arms, seeds=3, no_reuse=True).run(runs / "all", **OPTIONS)
+    assert not reused(trained)
+    assert scores(answer) == scores(trained)
+    assert answer.decision.to_dict() == trained.decision.to_dict()
+    for trial in ("base/seed0", "base/seed2"):
+        weights = (folder / "trials" / trial / "model.safetensors" for folder in (first, runs / "all"))
+        assert len({path.read_bytes() for path in weights}) == 1
+    assert not list((runs / "second").glob("trials/base/**/*.safetensors"))
+    text = f"6 of 9 trials were trained in {first}."
+    assert text in repr(answer)
+    assert text in answer.report().read_text()
+    assert "correlated" in repr(answer)
+    assert Answer.load(runs / "second").to_dict() == answer.to_dict()
+    study(images, arms, seeds=3).run(runs / "second", **OPTIONS)
+
+
+def test_what_was_reused_is_reused_again_and_known_by_who_trained_it(images, runs):
+    study(images).run(runs / "second", **OPTIONS)
+    shutil.move(runs / "first", runs.parent / "first")
+    answer = study(images, seeds=1).run(runs / "third", **OPTIONS)
+    assert reused(answer)[:2] == ["base0", "base1"]
+    assert {trial.reused for trial in answer.trials} == {str(runs / "first")}
+
+
+def test_seeds_of_base_that_are_known_count(images, runs, capsys):
+    answer = study(images, ["rms"], seeds=1).run(runs / "second", **OPTIONS)
+    assert answer.settings["known"] == 3
+    assert list(answer.base.scores) == [0, 1, 2]
+    assert list(answer.arms[0].scores) == [0]
+    assert answer.complete
+    answer.report()
+    shutil.rmtree(runs / "second" / "trials" / "base" / "seed1")  # as in a run that was killed while it copied
+    (runs / "second" / "trials" / "base" / "seed1.tmp").mkdir()
+    again = study(images, ["rms"], seeds=1).run(runs / "second", **OPTIONS)
+    assert scores(again) == scores(answer)
+    assert reused(again) == ["base0", "base1", "base2"]
+    study(images, ["rms"], seeds=1, margin=1.0).run(runs / "all", **OPTIONS)
+
+
+def test_the_reference_is_trained_alone_and_has_no_verdicts(images, tmp_path, capsys):
+    place = str(tmp_path / "reference")
+    main(["base", "--data", str(images), "--base", "mu/4", "--epochs", "1", "--seeds", "2", "--out", place])
+    assert "2 seeds: top-1" in capsys.readouterr().out
+    assert list(json.loads((tmp_path / "reference" / "base.json").read_text())["scores"]) == ["0", "1"]
+    with pytest.raises(UserError, match=r"base only: base\.json"):
+        Answer.load(place)
+
+
+def test_a_dry_run_says_what_is_reused_and_why_the_rest_is_not(images, runs):
+    printed = str(study(images, ["again=dpn", "rms"], seeds=3).dry_run(runs / "second", **OPTIONS))
+    assert "3 trials to run, 1 at a time" in printed
+    assert f"in {runs / 'first'} (6): 6 trials, which saves about" in printed
+    longer = RECIPE.with_(epochs=3)
+    printed = " ".join(str(study(images, ["dpn", "rms"], recipe=longer).dry_run(runs / "second", **OPTIONS)).split())
+    assert f"Not reused, base and dpn: recipe.epochs is 3 here and 2 in {runs / 'first'}." in printed
+    assert not (runs / "second").exists()
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def rewrite(path, **values):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda trial: cut(trial / "metrics.jsonl"),
+        lambda trial: cut(trial / "config.json"),
+        lambda trial: cut(trial / "result.json"),
+        lambda trial: cut(trial / "test.npz"),
+        lambda trial: (trial / "metrics.jsonl").unlink(),
+        lambda trial: (trial / "result.json").unlink(),
+        lambda trial: (trial / "config.json").unlink(),
+        lambda trial: rewrite(trial / "config.json", id=None),
+        lambda trial: rewrite(trial / "result.json", status="failed"),
+        lambda trial: np.savez(trial / "test.npz", ids=np.array(["a", "b"]), top1=np.array([0, 1])),
+    ],
+)
+def test_a_damaged_or_unfinished_trial_is_not_reused(images, runs, harm):
+    harm(runs / "first" / "trials" / "base" / "seed1")
+    prepared = open_study(StudyFolder(runs / "second"), study(images, seeds=3).settings, StudyOptions(**OPTIONS))
+    pool, arms = Pool(prepared), prepared.settings.every_arm
+    found = pool.find(Trial(arm, seed) for arm in arms for seed in range(3))
+    assert sorted((trial.arm.name, trial.seed) for trial in found) == [
+        ("base", 0), ("base", 2), ("dpn", 0), ("dpn", 1), ("dpn", 2),
+    ]  # fmt: skip
+    assert prepared.settings.known == 1
+
+
+def test_a_study_that_is_at_work_is_not_read(images, runs, monkeypatch):
+    def found():
+        prepared = open_study(StudyFolder(runs / "second"), study(images).settings, StudyOptions(**OPTIONS))
+        return len(Pool(prepared).find([Trial(Arm(BASE), 0)]))
+
+    with StudyFolder(runs / "first").lock():
+        assert not found()
+    assert found()
+    (runs / "first" / ".lease").write_text(json.dumps({"machine": lease.machine()}))
+    assert found(), "what a killed run has left does not hold the folder"
+    with FileLock(runs / "first" / ".lock"):
+        assert not found()
+    (runs / "first" / ".lease").write_text(json.dumps({"machine": "another"}))
+    assert not found()
+
+
+def test_a_metric_that_training_does_not_measure_needs_the_weights(images, runs):
+    first = runs / "first"
+    answer = study(images, seeds=2, metric="ece").run(runs / "second", **OPTIONS)
+    assert reused(answer) == ["base0", "base1", "base2", "dpn0", "dpn1"]
+    assert (runs / "second/trials/base/seed0/model.safetensors").samefile(first / "trials/base/seed0/model.safetensors")
+    for weights in (*first.glob("trials/**/*.safetensors"), *(runs / "second").glob("trials/**/*.safetensors")):
+        weights.unlink()
+    assert reused(study(images, seeds=1, metric="ece").run(runs / "third", **OPTIONS)), "it is evaluated by now"
+    shutil.rmtree(runs / "second")
+    shutil.rmtree(runs / "third")
+    assert not reused(study(images, seeds=1, metric="ece").run(runs / "third", **OPTIONS))
+
+
+def test_studies_at_an_address_and_in_a_folder_are_named(images, runs, tmp_path, monkeypatch):
+    monkeypatch.setenv("VITMODS_COPIES", str(tmp_path / "copies"))
+    away = tmp_path / "away" / "second"
+    for name in (f"file://{runs}/first", str(runs), str(runs / "first")):
+        answer = study(images, seeds=1, reuse=name).run(away, **OPTIONS)
+        assert reused(answer)[-1] == "dpn0", name
+        shutil.rmtree(away)
+    with pytest.raises(UserError, match="does not hold a study"):
+        study(images, seeds=1, reuse=[tmp_path]).run(away, **OPTIONS)
+    with pytest.raises(UserError, match="leave reuse out"):
+        study(images, reuse=[runs], no_reuse=True)
+
+
+BASE_STUDY = {"arms": [Arm("dpn", (DualPatchNorm(),))], "recipe": RECIPE, "img_size": 8, "val_fraction": 0.2}
+
+
+def identities(images, folder, options=(), **changes):
+    """Return the hash of seed 0 of base and of the first arm."""
+    made = study(images, **{**BASE_STUDY, **changes})
+    prepared = open_study(StudyFolder(folder), made.settings, StudyOptions(**{**OPTIONS, **dict(options)}))
+    trials = [Trial(arm, prepared.settings.seeds[0]) for arm in prepared.settings.every_arm]
+    return [prepared.config(trial)["id"] for trial in trials]
+
+
+def of_recipe(**fields):
+    return {"recipe": RECIPE.with_(**fields)}
+
+
+SETTINGS = {
+    "base": {"base": "mu2/4"},
+    "model of another library": {"base": "timm:vit_tiny_patch16_224", "img_size": 16, "arms": ["replace(rms)"]},
+    "seed": {"seeds": [1]},
+    "image size": {"img_size": 16},
+    "channels": {"in_chans": 1},
+    "share of val": {"val_fraction": 0.3},
+    "share of test": {"test_fraction": 0.3},
+    "split seed": {"split_seed": 1},
+    "fold": {"fold": (0, 3)},
+    "training images": {"limit_train": 20},
+    "epochs": of_recipe(epochs=3),
+    "learning rate": of_recipe(lr=0.01),
+    "weight decay": of_recipe(weight_decay=0.2),
+    "batch size": of_recipe(batch_size=8),
+    "warm-up": of_recipe(warmup_epochs=1),
+    "optimizer": of_recipe(optimizer="sgd"),
+    "crop": of_recipe(crop="pad"),
+    "mixup": of_recipe(mixup=0.2),
+    "smoothing": of_recipe(label_smoothing=0.2),
+    "drop path": of_recipe(drop_path=0.1),
+    "dropout": of_recipe(dropout=0.1),
+    "weights' average": of_recipe(ema=0.9),
+    "clipping": of_recipe(clip_norm=0.5),
+    "precision": of_recipe(precision="bf16-mixed"),
+    "trained part": of_recipe(train="head"),
+}
+
+
+@pytest.fixture(scope="module")
+def expected(images, tmp_path_factory):
+    return identities(images, tmp_path_factory.mktemp("expected"))
+
+
+def test_equal_studies_have_equal_trials(images, tmp_path, expected):
+    assert identities(images, tmp_path) == expected
+    moved = Path(shutil.copytree(images, tmp_path / "elsewhere" / images.name))
+    named = [Arm("other name", (DualPatchNorm(),))]
+    assert identities(moved, tmp_path, arms=named, metric="ece", margin=2.0, seeds=4) == expected
+
+
+@pytest.mark.parametrize("difference", SETTINGS)
+def test_other_settings_are_other_trials(images, tmp_path, expected, difference):
+    assert not set(expected) & set(identities(images, tmp_path, **SETTINGS[difference]))
+
+
+@pytest.mark.parametrize(
+    "arm", [Arm("dpn", (DualPatchNorm(before=False),)), Arm("dpn", (DualPatchNorm(),), {"lr": 0.5}), "rms+dpn"]
+)
+def test_other_arms_of_one_name_are_other_trials(images, tmp_path, expected, arm):
+    base, other = identities(images, tmp_path, arms=[arm])
+    assert base == expected[0]
+    assert other not in expected
+
+
+@pytest.mark.parametrize("way", ["recompute", "checkpointing", "compile"])
+def test_other_ways_are_other_trials(images, tmp_path, expected, way):
+    assert not set(expected) & set(identities(images, tmp_path, {way: True}))
+
+
+@pytest.mark.parametrize("difference", ["image", "label", "class"])
+def test_other_images_are_other_trials(images, tmp_path, expected, difference):
+    copy = Path(shutil.copytree(images, tmp_path / images.name))
+    if difference == "image":
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(copy / "train" / "cat" / "0.png")
+    elif difference == "label":
+        (copy / "train" / "cat" / "0.png").rename(copy / "train" / "dog" / "from cat.png")
+    else:
+        (copy / "train" / "cat").rename(copy / "train" / "bat")
+    assert not set(expected) & set(identities(copy, tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("vitmods.train.trial.NUMERICS", 0),
+        ("torch.__version__", "1.0"),
+        ("numpy.__version__", "1.0"),
+        ("vitmods.train.trial.version", lambda name: "1.0"),
+        ("vitmods.train.trial.device_name", lambda device: "NVIDIA H100"),
+        ("torch.get_num_threads", lambda: 64),
+        ("torch.backends.cpu.get_cpu_capability", lambda: "NEON"),
+        ("torch.are_deterministic_algorithms_enabled", lambda: True),
+        ("platform.machine", lambda: "sparc"),
+        ("vitmods.train.trial.is_switched_on", lambda: None),
+    ],
+)
+def test_other_environments_are_other_trials(images, tmp_path, expected, name, value):
+    with patch(name, value):
+        assert not set(expected) & set(identities(images, tmp_path))
+
+
+def test_on_a_gpu_threads_do_not_count(images, tmp_path):
+    config = {"task": "classification", "recipe": RECIPE.to_dict(), "split": "test", "images": {"data": "digits"}}
+    environment = {"device": "NVIDIA H100", "threads": 1}
+    one, more = ({**config, "environment": {**environment, "threads": threads}} for threads in (1, 8))
+    assert train_trial.identify(one) == train_trial.identify(more)
+    one["environment"]["device"] = more["environment"]["device"] = "cpu"
+    assert train_trial.identify(one) != train_trial.identify(more)
+
+
+def test_start_weights_are_known_by_their_content(images, runs, tmp_path, expected):
+    first = runs / "first" / "trials" / "base"
+    options = {"base": None, "arms": ["rms"], "img_size": None}
+    one = identities(images, tmp_path, start=str(first / "seed0"), **options)
+    other = identities(images, tmp_path, start=str(first / "seed1"), **options)
+    each = identities(images, tmp_path, start=str(first), **options)
+    copy = shutil.copytree(first / "seed0", tmp_path / "seed0")
+    assert identities(images, tmp_path, start=str(copy), **options) == one
+    assert not set(one) & set(other)
+    assert each == one
+
+
+def make_model(num_classes, img_size, in_chans):
+    raise NotImplementedError
+
+
+def test_a_function_without_a_file_is_never_the_same(images, tmp_path):
+    functions = {"arm": lambda model: model.requires_grad_(True)}
+    trials = [identities(images, tmp_path, arms=functions) for _ in range(2)]
+    assert trials[0][0] == trials[1][0], "base does not depend on it"
+    assert trials[0][1] != trials[1][1]
+
+
+def test_a_trial_that_goes_on_in_another_environment_is_not_reused(images, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    prepared = open_study(StudyFolder(out), study(images).settings, StudyOptions(**OPTIONS))
+    config = prepared.config(Trial(Arm(BASE), 0))
+    train_trial._resume(out, config)
+    assert json.loads((out / "config.json").read_text())["id"] == config["id"]
+    moved = {**config, "environment": {**config["environment"], "threads": 64}}
+    with pytest.warns(UserWarning, match="numbers may differ"):
+        train_trial._resume(out, moved)
+    assert json.loads((out / "config.json").read_text())["id"] is None
