@@ -218,14 +218,19 @@ def print_table(record: dict[str, Any]) -> None:
             print(change, "  ".join(f"{outcome}: {number}" for outcome, number in count.items()))
 
 
-def main() -> None:
+def parse_options() -> argparse.Namespace:
+    """The options of a benchmark of many models, which runs quietly in one thread."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="")
-    options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_options()
     parts = {
         "timm": (timm_names(), small, CHANGES),
         "Hugging Face, vision": (VISION, hugging_face, CHANGES),

@@ -8,19 +8,16 @@ largest in float32; every refusal is counted by its reason.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import re
 import sys
 import time
-import warnings
 from collections import Counter
-from pathlib import Path
 
 import timm
 import torch
-from in_place import FAMILIES, MOST_PARAMETERS, scramble, small
+from in_place import MOST_PARAMETERS, parse_options, scramble, small, timm_names
 from torch import nn
 
 from vitmods.adapters.apply import as_vit, config_of
@@ -50,13 +47,8 @@ def structure(model: nn.Module) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", default="")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    names = [n for family in FAMILIES for n in timm.list_models(module=family) if options.only in n]
+    options = parse_options()
+    names = [name for name in timm_names() if options.only in name]
     seen: dict[str, str] = {}
     results: dict[str, str] = {}
     begin = time.process_time()

@@ -2,6 +2,7 @@
 machine is no failure; and random numbers are the same in every run and any order of tests."""
 
 import gc
+import os
 import random
 import signal
 import sys
@@ -17,6 +18,9 @@ settings.load_profile("same")  # examples that no run has tried: --hypothesis-pr
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+os.environ["VITMODS_REUSE"] = "0"  # studies of one test do not take trials from each other
 
 
 @pytest.hookimpl(wrapper=True)

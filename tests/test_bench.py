@@ -76,7 +76,7 @@ def test_unfit_models_are_one_error(model, words):
         (["--models", "hf:nowhere"], "config.json"),
         (["--models", "torchvision:vit_z"], "vit_z"),
         (["--models", "missing.safetensors"], "missing.safetensors does not exist"),
-        (["--models", "S/16+dnp"], "no change 'dnp'"),
+        (["--models", "S/16+dnp"], "Unknown change 'dnp'"),
         (["--img-size", "1", "2", "3"], "rows and columns"),
         (["--device", "gpu7"], "gpu7"),
     ],

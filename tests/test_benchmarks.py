@@ -14,6 +14,7 @@ TINY = {
     "corruptions": ONCE,
     "coverage": "--studies 1 --seeds 2 --most 4",
     "loop_overhead": "",
+    "metrics_over_images": "--studies 2 --images 30 --arms 1 --seeds 3",
     "parallel": ONCE + "--sizes S --batches 1 --pairs 1",
     "positional_attention": ONCE,
     "recent": ONCE,

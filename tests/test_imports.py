@@ -1,8 +1,13 @@
 """No circle of files anywhere: imports inside functions count too."""
 
+import ast
 import graphlib
+from pathlib import Path
 
 import grimp
+
+import vitmods
+from vitmods.tasks import TASKS
 
 
 def arrows(graph):
@@ -26,3 +31,22 @@ def test_a_circle_would_be_found():
     except graphlib.CycleError:
         return
     raise AssertionError("the circle was not found")
+
+
+def compared_strings(code):
+    """The strings that comparisons of Python code read, with their lines."""
+    comparisons = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Compare | ast.MatchValue))
+    parts = ((part, node.lineno) for node in comparisons for part in ast.walk(node))
+    return [
+        (part.value, line) for part, line in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    ]
+
+
+def test_the_core_does_not_compare_names_of_tasks():
+    root = Path(vitmods.__file__).parent
+    leaves = [root / "papers", root / "analysis", *(path for path in (root / "tasks").iterdir() if path.is_dir())]
+    core = [path for path in root.rglob("*.py") if not any(path.is_relative_to(leaf) for leaf in leaves)]
+    assert len(core) > 100
+    places = [f"{path}:{line}" for path in core for name, line in compared_strings(path.read_text()) if name in TASKS]
+    assert not places
+    assert compared_strings('task in ("dino", x)') == [("dino", 1)]

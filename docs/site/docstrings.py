@@ -14,7 +14,7 @@ CODE = re.compile(r"(``.+?``|`[^`]+`|:\w+:`[^`]+`)")
 
 
 def prepare(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Signs that mean something to reStructuredText alone are escaped, paragraphs of fields become lists.
+    """Signs that mean something only to reStructuredText are escaped, paragraphs of fields become lists.
 
     Napoleon reads an attribute's docstring as `TYPE: text` up to its first colon, in the first line that is not empty:
     a comment takes that place.

@@ -1,8 +1,8 @@
-"""Speed and memory of models side by side, on a shared machine: paired, interleaved, repeatable.
+"""Compare the speed and memory of models in pairs, so that other load on the machine cancels.
 
-Shared machines are noisy, so a ratio is the median over rounds of one / other, where each round times both in short
-blocks, one after the other, and rounds alternate their order: what neighbors do slows either as often as the other. On
-a CPU one thread and the CPU clock are used, while wall time with all threads can be off by a factor.
+Each round times all models in short turns, and every second round reverses their order. A ratio is the median over
+rounds of model / base, so what other processes slow down, they slow down for both. On a CPU, one thread and its CPU
+clock are used: wall time with all threads can be wrong by a factor on a shared machine.
 """
 
 from __future__ import annotations

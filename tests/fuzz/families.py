@@ -312,6 +312,8 @@ READERS = {
                           lambda f: _look(str(f)))
         for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO", "TGA", "PCX")
     },
+    "pairs": ({"p.jsonl": b'{"image": "a.png", "captions": ["a"], "split": "train", "group": "g"}\n', "a.png": PIXELS},
+              "p.jsonl", lambda f: open_source(f"pairs:{f}/p.jsonl")),
     "scores": ({"s.csv": b"arm,seed,score,image\nbase,0,1,a\ndpn,0,1,a\n"}, "s.csv", lambda f: read_csv(f / "s.csv")),
     "groups": ({"g.csv": b"image,group\na,1\n"}, "g.csv", lambda f: group_keys(f / "g.csv", ["a"])),
     "own": ({"f.safetensors": _safetensors({"vitmods_config": json.dumps(VIT)})}, "f.safetensors", _own),

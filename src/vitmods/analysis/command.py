@@ -36,13 +36,13 @@ class Analyse:
     data: str | None = None
     """the images, as `vitmods data` takes them; None: the study's or the trial's own"""
     images: int = 16
-    """how many images are looked at"""
+    """number of images to analyze"""
     block: int = 1
-    """the block that figures of a single one show (token_magnitude, token_pca)"""
+    """block shown by figures of a single block (token_magnitude, token_pca)"""
     seconds: float = 10.0
-    """for the timing of throughput and partial_training, each"""
+    """seconds to time throughput, and partial_training"""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("figures")
-    """where the page and the files go"""
+    """folder for the page and the files"""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps"""
     data_workers: int = 0
@@ -70,5 +70,5 @@ def main(arguments: Sequence[str]) -> int:
     made = write_gallery(options.target, kinds, models, options.out, every)
     for kind, why in made.missing:
         print(f"not made: {kind.name}: {why}")
-    print(f"{len(made.shown)} of {len(made.shown) + len(made.missing)} figures: {made.page}")
-    return 0 if made.shown else 1
+    print(f"{len(made.figures)} of {len(made.figures) + len(made.missing)} figures: {made.page}")
+    return 0 if made.figures else 1

@@ -179,7 +179,7 @@ def _as_vit(model: nn.Module) -> ViT:
 
 
 def blank(width: float, height: float) -> Any:
-    """An empty matplotlib figure, in CSS pixels, independent of the user's own settings."""
+    """Make an empty matplotlib figure, in CSS pixels, independent of the user's settings."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -207,13 +207,13 @@ def label(axes: Any, title: str, x: str = "", color: str = INK) -> None:
 
 
 def colors(names: Sequence[str]) -> dict[str, str]:
-    """A color for each model; base, the first of several, is gray."""
+    """Choose a color for each model; base, the first of several, is gray."""
     start = 0 if len(names) > 1 else 1
     return dict(zip(names, cycle(PALETTE[start:] + PALETTE[:start])))
 
 
 def markers(names: Sequence[str]) -> dict[str, str]:
-    """A marker for each model, so that nothing depends on color alone."""
+    """Choose a marker for each model, so that color is not the only difference."""
     return dict(zip(names, cycle(MARKERS)))
 
 
@@ -228,7 +228,7 @@ def plain(axes: Any, x: str = "", y: str = "", title: str = "") -> Any:
 
 
 def draw_lines(x: str, y: str, lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], **style: Any) -> Any:
-    """A figure with a line for each model, from 0 on, and a legend; `style` goes to plot.
+    """Draw a line for each model, with a vertical axis from 0 and a legend; `style` goes to plot.
 
     Args:
         x, y: labels of the axes.

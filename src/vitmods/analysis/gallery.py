@@ -47,11 +47,13 @@ class Gallery:
     """A written page, its figures, and (kind, reason) of the missing ones."""
 
     page: Path
-    shown: tuple[Shown, ...]
+    figures: tuple[Shown, ...]
     missing: tuple[tuple[FigureKind, str], ...]
 
 
-def shown(kinds: Iterable[FigureKind], models: Sequence[Examined], inline: Inliner) -> tuple[list[Shown], list[Any]]:
+def draw_figures(
+    kinds: Iterable[FigureKind], models: Sequence[Examined], inline: Inliner
+) -> tuple[list[Shown], list[Any]]:
     """Return the figures that these models allow, and (kind, reason) of the others."""
     figures: list[Shown] = []
     missing: list[tuple[FigureKind, str]] = []
@@ -97,7 +99,7 @@ def write_gallery(
         UserError: the folder cannot be written.
     """
     make_folder(folder)
-    figures, missing = shown(kinds, models, Inliner())
+    figures, missing = draw_figures(kinds, models, Inliner())
     missing = [(kind, reason) for kind, reason in missing if not (every and kind.needs == "scores")]
     page = folder / "index.html"
     values = {"title": title, "shown": figures, "missing": missing, "models": models}
@@ -115,7 +117,7 @@ def write_gallery(
 
 
 def inside_the_models(answer: Answer, inline: Inliner) -> str:
-    """Render figures of what trainings recorded and of weights alone; empty if there are neither."""
+    """Render figures of what trainings recorded and of weights; empty if there are neither."""
 
     def shows_weights(config: Mapping[str, Any]) -> bool:
         # Norms on patches, dynamic token norms and positions in attention; other models need not be read.
@@ -123,7 +125,7 @@ def inside_the_models(answer: Answer, inline: Inliner) -> str:
         return bool(stem.get("before") or config.get("positional") or "'dynamic_token'" in str(config))
 
     kinds = [kind for kind in FIGURES.values() if kind.needs in ("record", "weights")]
-    figures, _ = shown(kinds, list(arms_of(answer, opens=shows_weights)), inline)
+    figures, _ = draw_figures(kinds, list(arms_of(answer, opens=shows_weights)), inline)
     return templates("vitmods.analysis").get_template("inside.html").render(figures=figures) if figures else ""
 
 

@@ -149,7 +149,7 @@ def _mixed_mean(norm: DynamicTokenNorm, x: Tensor) -> Tensor:
 
 @paper_figure("variation", each=lambda subject: variation_coefficient(subject.vit, subject.seen))
 def draw_variation(models: Mapping[str, Arrays]) -> Any:
-    """A line for each model over layers, with a band."""
+    """Draw a line for each model over layers, with a band."""
     quartiles = {}
     for name, arrays in models.items():
         blocks = by_block({part: v for part, v in arrays.items() if part != "quantile"})
@@ -196,7 +196,7 @@ def around_a_norm(model: ViT, images: Tensor, block: int, of: Callable[[Tensor],
 
 @paper_figure("token_magnitude", each=lambda subject: token_magnitudes(subject.vit, subject.seen, subject.block))
 def draw_magnitudes(models: Mapping[str, Arrays]) -> Any:
-    """Two rows of maps a model. Colors are shares of the largest token of a row."""
+    """Draw two rows of maps for each model; colors are fractions of a row's largest token."""
     heads = max(len(maps["before"]) for maps in models.values())
     across = 2 if heads <= FEW_HEADS and len(models) > 1 else 1
     counts = [min(across, len(models) - start) for start in range(0, len(models), across)]
@@ -275,7 +275,7 @@ STATISTICS = ("mean", "variance")
 
 def trade_offs(model: ViT) -> dict[str, Tensor]:
     """`mean` and `variance` with the name of each dynamic token norm -> lambda of each head, (H,). 1 is LayerNorm, 0
-    reads other tokens alone.
+    reads only other tokens.
 
     Raises:
         NotHere: the model does not have such a norm that learns them.
@@ -307,7 +307,7 @@ def _lambdas(subject: Examined) -> Arrays:
         recorded = trade_offs_over_training(subject.record)
     except NotHere:
         end = trade_offs(subject.vit)
-        if not start:  # the epoch of weights alone is unknown
+        if not start:  # the epoch of plain weights is unknown
             return {**{name: values[None] for name, values in end.items()}, "epoch": torch.full((1,), torch.nan)}
         last = max((float(row["epoch"]) for row in subject.record if "epoch" in row), default=1.0)
         pairs = {name: torch.stack([start[name], values]) for name, values in end.items()}
@@ -318,7 +318,7 @@ def _lambdas(subject: Examined) -> Arrays:
 
 @paper_figure("lambdas", each=_lambdas)
 def draw_lambdas(models: Mapping[str, Arrays]) -> Any:
-    """One panel per layer, means above variances, one line per head."""
+    """Draw one panel per layer, means above variances, one line per head."""
     parts = {}
     for name, arrays in models.items():
         for statistic in STATISTICS:
@@ -379,7 +379,7 @@ def _scales(subject: Examined) -> Arrays:
 
 @paper_figure("first_norm", each=_scales)
 def draw_first_norm(models: Mapping[str, Arrays]) -> Any:
-    """A row of images a model; the range of a channel is below it."""
+    """Draw a row of images for each model; the range of a channel is below it."""
     counts = [len(channels) for channels in models.values()]
     drawn, grid = panels(40 + 190 * max(counts), 250 * len(models), counts)
     for row, (name, channels) in zip(grid, models.items(), strict=True):

@@ -53,7 +53,7 @@ def kernel_images(model: ViT) -> dict[str, Tensor]:
         px, py = module.kernels((rows, columns))
         images[name] = (py[:, (rows - 1) // 2, :, None] * px[:, columns // 2, None, :]).float().cpu()
     if not images:
-        raise NotHere("it does not have kernels of positions: apply dtn or gpsa.")
+        raise NotHere("it does not have position kernels: apply dtn or gpsa.")
     return images
 
 
@@ -83,7 +83,7 @@ def _kernels(subject: Examined) -> Arrays:
 
 @paper_figure("kernels", each=_kernels)
 def draw_kernels(models: Mapping[str, Arrays]) -> Any:
-    """Two mosaics a model, start and trained, on the same scale."""
+    """Draw two mosaics for each model, at the start and trained, on the same scale."""
     mosaics: dict[str, dict[str, dict[str, Tensor]]] = {}
     for name, images in models.items():
         start = {part.removesuffix(START): image for part, image in images.items() if part.endswith(START)}
@@ -137,7 +137,7 @@ def attention_distance(model: nn.Module, images: Tensor, unit: Unit = "patches")
     model that is folded or compiled.
     """
     if not len(images):
-        raise UserError("The distance is a mean over images: give at least one.")
+        raise UserError("The distance is a mean over images: pass at least one image.")
     vit, distances = as_vit(model), dict[str, Tensor]()
     spacing, grid = _spacing(vit, unit), vit.vit_config.grid
     patches = grid[0] * grid[1]
@@ -155,7 +155,9 @@ def attention_distance(model: nn.Module, images: Tensor, unit: Unit = "patches")
     attentions = {name: module for name, module in vit.named_modules() if isinstance(module, Attention)}
     run_hooked(vit, images, [module.register_forward_pre_hook(measure(name)) for name, module in attentions.items()])
     if missing := [name for name in attentions if name not in distances]:
-        raise UserError(f"{missing[0]} does not run by itself here: measure the model before it is folded or compiled.")
+        raise UserError(
+            f"{missing[0]} does not run separately here: measure the model before it is folded or compiled."
+        )
     return distances
 
 
@@ -173,7 +175,7 @@ def kernel_distance(model: nn.Module, unit: Unit = "patches") -> dict[str, Tenso
         spacing, heads = (down * pool, across * pool), zip(*module.kernels(grid), strict=True)
         distances[name] = torch.stack([mean_distance(torch.kron(py, px), grid, spacing) for px, py in heads])
     if not distances:
-        raise UserError("The model does not have kernels of positions: apply dtn or gpsa, or use attention_distance.")
+        raise UserError("The model does not have position kernels: apply dtn or gpsa, or use attention_distance.")
     return distances
 
 

@@ -90,7 +90,7 @@ def _stems(models: Sequence[Examined]) -> tuple[dict[str, Arrays], dict[str, str
 
 @paper_figure("stems", arrays=_stems)
 def draw_stems(models: Mapping[str, Arrays]) -> Any:
-    """A labeled point a model."""
+    """Draw a labeled point for each model."""
     drawn = blank(400, 300)
     most = max(float(arrays["macs"]) for arrays in models.values())
     unit, word = next((u, w) for u, w in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")) if most >= u)

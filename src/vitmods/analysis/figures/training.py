@@ -66,7 +66,7 @@ def _recorded(record: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, dict[str
 
 
 def _gradients(subject: Examined) -> Arrays:
-    """NaN for blocks that are not trained, so that the others keep their place in the depth."""
+    """Return gradient norms by depth, NaN for blocks that are not trained."""
     blocks = {f"blocks.{k}": torch.tensor(torch.nan) for k in range(subject.config.get("depth", 0))}
     layers = {**blocks, **gradients_by_depth(subject.record)}
     return dict(sorted(layers.items(), key=lambda layer: {STEM: 0, HEAD: 2}.get(layer[0], 1)))
@@ -74,7 +74,7 @@ def _gradients(subject: Examined) -> Arrays:
 
 @paper_figure("gradients", each=_gradients)
 def draw_gradients(models: Mapping[str, Arrays]) -> Any:
-    """A line a model: the stem, the blocks by number or, where depths differ, by their place in the depth, the head."""
+    """Draw a line for each model over stem, blocks and head; blocks by relative depth where depths differ."""
     numbers = {}  # of each block, from 1 on, also if the first ones are not trained
     for name, norms in models.items():
         blocks = [layer for layer in norms if layer not in (STEM, HEAD)]
@@ -98,7 +98,7 @@ def draw_gradients(models: Mapping[str, Arrays]) -> Any:
 
 @paper_figure("stem_gradient", each=lambda subject: stem_gradient(subject.record))
 def draw_stem_gradient(models: Mapping[str, Arrays]) -> Any:
-    """A line a model over steps."""
+    """Draw a line for each model over steps."""
     lines = {name: (arrays["step"].tolist(), arrays[STEM].tolist()) for name, arrays in models.items()}
     every = max(1, max(len(steps) for steps, _ in lines.values()) // 12)
     drawn = draw_lines("step", "gradient norm of the stem", lines, markevery=every)
@@ -165,12 +165,12 @@ def _partial_training(models: Sequence[Examined]) -> tuple[dict[str, Arrays], di
         raise NotHere("it does not classify images, which a step is timed with.")
     images = torch.randn(8, int(first.config["in_chans"]), *size, generator=torch.Generator().manual_seed(0))
     costs = training_costs(first.known, images, budget_s=first.seconds)
-    return {first.name: costs}, {subject.name: f"it is timed for {first.name} alone." for subject in others}
+    return {first.name: costs}, {subject.name: f"it is timed only for {first.name}." for subject in others}
 
 
 @paper_figure("partial_training", arrays=_partial_training)
 def draw_costs(models: Mapping[str, Arrays]) -> Any:
-    """Bars: one group per quantity, one bar per part, one panel per model."""
+    """Draw bars: one group per quantity, one bar per part, one panel per model."""
     drawn, rows = panels(400, 60 + 230 * len(models), [1] * len(models), sharex=True, sharey=True)
     bars: list[Any] = []
     for (axes,), (name, quantities) in zip(rows, models.items(), strict=True):
@@ -226,7 +226,7 @@ def _throughput(models: Sequence[Examined]) -> tuple[dict[str, Arrays], dict[str
 
 @paper_figure("throughput", arrays=_throughput)
 def draw_throughput(models: Mapping[str, Arrays]) -> Any:
-    """A line a model, both axes with logarithms."""
+    """Draw a line for each model, with logarithmic axes."""
     lines = {name: (arrays["batch"].tolist(), arrays["images a second"].tolist()) for name, arrays in models.items()}
     drawn = draw_lines("batch", "images a second", lines, ms=6)
     axes, batches = drawn.axes[0], next(iter(lines.values()))[0]
