@@ -77,7 +77,7 @@ def test_every_command_has_help_with_examples(command, capsys):
 def test_help_shows_the_defaults_of_the_recipe(capsys):
     for arguments, crop in ((["--recipe", "plain"], "none"), (["--recipe=deit"], "random_resized")):
         assert main(["compare", *arguments, "--help-all"]) == 0
-        assert re.search(rf"--crop {{.*?\(default: {crop}\)", capsys.readouterr().out, flags=re.DOTALL)
+        assert re.search(rf"--crop {{.*?\(default:\s+{crop}\)", capsys.readouterr().out, flags=re.DOTALL)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])  # on wide terminals tyro puts two boxes in a row

@@ -41,6 +41,9 @@ def fake_cuda(monkeypatch):
     monkeypatch.setitem(fake_tensor._DISPATCH_META_HANDLERS, asked, answer)
     monkeypatch.setattr("torch.amp.autocast_mode.torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda: True)
+    # `to` visits a module that several blocks share once per block, and a fake tensor cannot be swapped again.
+    swap, fake = torch.utils.swap_tensors, FakeTensor
+    monkeypatch.setattr("torch.utils.swap_tensors", lambda a, b: None if type(a) is type(b) is fake else swap(a, b))
     return FakeCuda(allow_non_fake_inputs=True)
 
 

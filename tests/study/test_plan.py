@@ -77,7 +77,6 @@ def test_a_line_up_is_named_by_its_author_alone():
         (["norms", "x=batchnorm"], "Arms batch and x are the same changes"),
         (["nroms"], "Did you mean 'norm'"),
         (["paper:dpn-table9"], "Unknown table 'dpn-table9'. Did you mean"),
-        (["paper:dpn-table4"], "dpn-table4 cannot be run: A task that learns from images and texts"),
         (["x=norms"], "several arms of a study.*--arms norms`.*scalenorm"),
         (["norms+dpn"], "several arms of a study"),
         ({"x": "norms"}, "several arms of a study"),

@@ -161,17 +161,23 @@ class LocalCopy:
     def send(self, final: bool = True) -> None:
         """Send what has changed here, trial by trial; unless it is `final`, without files that still grow."""
         (here,) = _by_trial(_list_here(self.folder))
-        if self._lease is not None:  # after the listing, which may contain what was written after a removal
-            if self._read_mark() != self._mark:  # it vanishes with the copy
-                self._lose(f"{self.folder}, the local copy of {self.address}, was removed while the run worked in it")
-            for trial in sorted(self._finished):
-                if not _is_finished(self.folder / trial):
-                    self._lose(f"The finished trial {self.folder / trial} was removed while the run worked in it")
+        self._check_copy()  # after the listing, which may contain what was written after a removal
         for trial, files in here.items():
             self._send_trial(trial, files, final)
+        if final:  # a removal may have begun before
+            self._check_copy()
         for name in sorted(self._unwanted):
             self._delete_there("", name)
             self._unwanted.discard(name)
+
+    def _check_copy(self) -> None:
+        if self._lease is None:
+            return
+        if self._read_mark() != self._mark:  # it vanishes with the copy
+            self._lose(f"{self.folder}, the local copy of {self.address}, was removed while the run worked in it")
+        for trial in sorted(self._finished):
+            if not _is_finished(self.folder / trial):
+                self._lose(f"The finished trial {self.folder / trial} was removed while the run worked in it")
 
     def _send_until(self, ended: threading.Event) -> None:
         is_reported = False
@@ -244,10 +250,17 @@ class LocalCopy:
                 with suppress(FileNotFoundError):
                     opened[name] = stack.enter_context((folder / name).open("rb"))
             if opened:  # list again: the files that a result describes exist by now, and perhaps did not before
-                names = [name for name in changed(_by_trial(_list_here(folder))[0][""]) if not _is_last(name)]
-            for name in (*names, *reversed(opened)):
-                with suppress(FileNotFoundError), opened.get(name) or (folder / name).open("rb") as file:
+                files = _by_trial(_list_here(folder))[0][""]
+                names = [name for name in changed(files) if not _is_last(name)]
+            for name in names:
+                with suppress(FileNotFoundError), (folder / name).open("rb") as file:
                     self.send_file(trial, name, file)
+            if opened and self._lease is not None:  # a removal takes time: a result must not arrive without its files
+                gone = files.keys() - _list_here(folder).keys() - set(CHECKPOINTS)
+                if gone:
+                    self._lose(f"{folder / min(gone)} was removed while the run worked in {self.folder}")
+            for name in reversed(opened):
+                self.send_file(trial, name, opened[name])
         is_sent = is_finished and RESULT in self._noted(trial)
         for name in _replaced(self._noted(trial), is_sent):
             self._delete_there(trial, name)

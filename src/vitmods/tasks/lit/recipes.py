@@ -51,6 +51,7 @@ class LitPart(TaskPart):
 @recipe(
     paper="LiT (arXiv:2111.07991) as in Dual PatchNorm's Table 4 (arXiv:2302.01327)",
     data="image-text pairs of the web",
+    images=4_000_000_000,
     task="lit",
     model="B/32",
     trained=True,
