@@ -362,6 +362,37 @@ def test_a_model_that_is_compiled_before_its_first_call_hooks_the_wrapped_maps()
         torch.compile(whole, fullgraph=True, backend="eager")(images)
 
 
+def test_norms_of_queries_that_are_not_reached_are_an_error():
+    """BEiT of timm gives queries and keys to fused attention alone, which can be turned off."""
+    beit = make("timm beit")
+    model, images = change(beit, "qknorm"), torch.randn(2, 3, 32, 32)
+    model(images)
+    model.blocks[0].attn.fused_attn = False
+    with pytest.raises(UserError, match="leave its fused attention on"):
+        model(images)
+
+
+def test_a_norm_in_front_of_gates_is_first():
+    model, outputs = make("timm vit"), []
+    images = inputs_of(model)
+    for text in ("gate+subln(rescale=false)", "subln(rescale=false)+gate"):
+        new = change(model, text)
+        torch.manual_seed(0)
+        for name, parameter in sorted(new.named_parameters()):
+            torch.nn.init.normal_(parameter, 1.0, 0.3) if "vm_" in name else None
+        outputs.append(new.eval()(images))
+    equal(*outputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_changed_model_of_another_type_is_written_and_opened(dtype, tmp_path):
+    model = change(make("timm vit").to(dtype), "dpn")
+    opened = vm.from_pretrained(vm.save_pretrained(model, tmp_path / "model", base=ORIGINS["timm vit"]))
+    assert {p.dtype for p in opened.parameters()} == {dtype}
+    images = inputs_of(model).to(dtype)
+    assert opened(images).equal(model.eval()(images))
+
+
 def test_a_causal_model_stays_causal():
     model = change(make("hf llama"), "layerscale(init=0.5)+qknorm+subln(rescale=false)")
     words = torch.randint(3, 50, (2, 6))

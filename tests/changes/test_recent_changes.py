@@ -167,6 +167,30 @@ def test_registers_keep_the_position_of_the_class_token(base, images):
     assert vm.apply(new, vm.Registers(count=3)).reg_token.shape == (1, 3, 32)
 
 
+def test_registers_without_a_class_token_extend_relative_positions(images):
+    torch.manual_seed(0)
+    base = vm.vit("mu2/4", img_size=(8, 12), class_token=False, pool="avg", rel_pos=True)
+    table = randomize(base).blocks[0].attn.rel_pos.table
+    new = vm.apply(base, vm.Registers(count=2)).blocks[0].attn.rel_pos.table
+    assert new[: len(table)].equal(table)
+    assert not new[len(table) :].any()
+    assert len(new) == len(table) + 3
+
+
+def test_relative_positions_of_weights_that_are_assigned():
+    expected, bias = (RelativePositionBias(2, (2, 3), 1, device=device) for device in ("cpu", "meta"))
+    torch.nn.init.normal_(expected.table)
+    bias.load_state_dict(expected.state_dict(), assign=True)
+    x = torch.zeros(1, 2, 7, 4)
+    assert bias(x, x).equal(expected(x, x))
+
+
+def test_values_of_a_wrapped_map_are_those_that_attention_reads(base, images):
+    attention, x = base.blocks[0].attn, torch.randn(2, 7, 32, dtype=torch.float64)
+    attention.qkv.register_forward_hook(lambda module, args, output: output + args[0].sum(-1, keepdim=True))
+    assert attention.values(x).equal(attention._heads(x)[2])
+
+
 @pytest.mark.parametrize("text", ["gate", "gate(per=head)"])
 def test_gates_in_place(text):
     torch.manual_seed(0)
@@ -206,6 +230,8 @@ def test_what_does_not_go_together():
         ("rope(register_base=100)", {"reg_tokens": 3}, "square grid"),
         ("rope", {"num_heads": 16}, "multiple of 4"),
         ("relpos", {"patch_drop": 0.5}, "whole grid"),
+        ("relpos(shared=true)", {"rel_pos": True}, "one table"),
+        ("gate(start=open)", {"gate": "channel"}, "without gates"),
     ):
         with pytest.raises(vm.util.errors.UserError, match=message):
             edit(config.with_(**fields), vm.parse_changes(text))

@@ -99,7 +99,10 @@ def test_other_configs(fields):
     assert moved(model, vm.optimize_for_inference(model)) <= 1e-5
 
 
-@pytest.mark.parametrize("arm", ["normformer", "subln", "norm(kind=batch)+layerscale", "dpn+layerscale"])
+GATED = ("subln+gate", "normformer+gate(per=head)", "normformer+norm(kind=batch)+gate")
+
+
+@pytest.mark.parametrize("arm", ["normformer", "subln", "norm(kind=batch)+layerscale", "dpn+layerscale", *GATED])
 def test_folding_is_exact_in_float64(arm):
     model = small(arm).double()
     assert moved(model, vm.optimize_for_inference(model)) <= 1e-13

@@ -11,6 +11,7 @@ from torch import nn
 from vitmods.adapters.running import check_not_wrapped
 from vitmods.adapters.surgery import operate
 from vitmods.adapters.tensors import Coverage
+from vitmods.adapters.transfer import OTHERWISE
 from vitmods.changes import Change, Weights
 from vitmods.changes.compose import check_conflicts, edit_one
 from vitmods.model.branch_names import parallel_name, sequential_name
@@ -53,7 +54,8 @@ def apply(model: nn.Module, *changes: Change, in_place: bool | None = None, exam
         try:
             return operate(model, *changes, example=example)
         except UserError as refused:
-            raise type(refused)(f"{refused} It was tried in place, since the model cannot be read: {unread}") from None
+            reason = str(unread).removesuffix(f" {OTHERWISE}")
+            raise type(refused)(f"{refused} It was tried in place, since the model cannot be read: {reason}") from None
     check_conflicts(changes, old.changes)
     _check_shared(old)
     config, parallel = old.vit_config, old.vit_config.parallel

@@ -74,7 +74,7 @@ class Insert(nn.Module):
     """
 
     is_first = False
-    """whether it acts on an output before insertions that are there already"""
+    """whether it acts before insertions that are there already"""
 
     def __init__(self, children: Mapping[str, Sequence[str]]) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Insert(nn.Module):
             for handle in self.hung.get(child, [None])[1:]:
                 handle.remove()
             handles = [
-                module.register_forward_pre_hook(getattr(self, method))
+                module.register_forward_pre_hook(getattr(self, method), prepend=self.is_first)
                 if method.startswith("before")
                 else module.register_forward_hook(
                     getattr(self, method), always_call=method == "after_attention", prepend=self.is_first
@@ -200,6 +200,10 @@ class Gates(Insert):
         self.gate: nn.Module | None = None
         self.tokens: Tensor | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the tokens of a call that raised, which may have a graph and cannot be copied then."""
+        return {**self.__dict__, "tokens": None}
+
     def before_query(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self.tokens = args[0]
 
@@ -241,7 +245,7 @@ class HeadNorms(Insert):
         super().__init__(children)
         self.q_norm, self.k_norm = norms
         self.heads, self.layout = heads, layout
-        self.modes: list[TorchFunctionMode] = []
+        self.modes: list[_NormedHeads] = []
 
     def after_query(self, module: nn.Module, args: Any, output: Any) -> Any:
         return _on_first(output, lambda x: self.q_norm(x.unflatten(-1, (self.heads[0], -1))).flatten(-2))
@@ -267,10 +271,16 @@ class HeadNorms(Insert):
 
     def before_attention(self, module: nn.Module, args: Any) -> None:
         self.modes.append(_NormedHeads(self))
-        self.modes[-1].__enter__()
+        self.modes[-1].__enter__()  # type: ignore[no-untyped-call]
 
     def after_attention(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.modes.pop().__exit__(None, None, None)
+        mode = self.modes.pop()
+        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if output is not None and not mode.is_called:  # without an output the attention raised
+            raise UserError(
+                f"The norms of queries and keys act in F.scaled_dot_product_attention, which {type(module).__name__} "
+                "did not call: leave its fused attention on."
+            )
 
 
 class _NormedHeads(TorchFunctionMode):
@@ -278,11 +288,12 @@ class _NormedHeads(TorchFunctionMode):
 
     def __init__(self, norms: HeadNorms) -> None:
         super().__init__()
-        self.norms = norms
+        self.norms, self.is_called = norms, False
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function is F.scaled_dot_product_attention and len(args) >= 2:
+            self.is_called = True
             args = (self.norms.q_norm(args[0]), self.norms.k_norm(args[1]), *args[2:])
         return function(*args, **kwargs)
 
@@ -518,7 +529,9 @@ class _Operation:
         names = [n for n, m in holder.named_modules() if is_map(m) and n.rpartition(".")[2] in (*JOINT, *QUERY)]
         is_called = not self.called or all(f"{branch.module}.{n}" in self.called for n in names[:1])
         projection = branch.projection.removeprefix(f"{branch.module}.")
-        if not names or not is_called or projection == branch.projection:
+        if projection == branch.projection:
+            raise NotRecognized(f"'{self.change}': the output projection of {branch.module} is not inside it.")
+        if not names or not is_called:
             raise NotRecognized(f"'{self.change}': the projections of {branch.module} are not called as modules.")
         gates = Gates({names[0]: ("before_query",), projection: ("before_projection",)})
         gates.serve(holder, f"{PREFIX}gate")

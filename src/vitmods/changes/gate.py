@@ -49,6 +49,8 @@ class GatedAttention(Change):
         return frozenset({Slot.GATE})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
+        if self.start == "open" and config.gate != "none":
+            raise UserError(f"'{self}' keeps the function of a model without gates, and this one has some.")
         return config.with_(gate=self.per)
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:

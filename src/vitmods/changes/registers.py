@@ -67,11 +67,17 @@ class Registers(Change):
         return config.with_(reg_tokens=self.count, position_on_prefix=False, register_neurons=not self.trained)
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
+        from torch.nn.functional import pad
+
         carried = carry_positions(weights, old)
+        if not old.num_prefix_tokens:  # tables of offsets get entries for prefix tokens
+            tables = {name: table for name, table in carried.items() if name.endswith("rel_pos.table")}
+            carried |= {name: pad(table, (0, 0, 0, 3)) for name, table in tables.items()}
         return {name: value for name, value in carried.items() if name != "reg_token" or old.reg_tokens == self.count}
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
-        return (*dropped_positions(old), *(("reg_token",) if old.reg_tokens else ()))
+        tables = () if old.num_prefix_tokens else ("blocks.*.rel_pos.table",)
+        return (*dropped_positions(old), *(("reg_token",) if old.reg_tokens else ()), *tables)
 
     def fit(self, model: "nn.Module", images: "Iterable[Tensor]") -> bool:
         if not self.trained:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from vitmods.changes.base import Change, Preserves
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import Slot
+from vitmods.util.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -36,4 +37,6 @@ class RelativePositions(Change):
         return frozenset({Slot.REL_POS})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
+        if self.shared and config.rel_pos is True:
+            raise UserError(f"'{self}' cannot make one table of those of all blocks: apply it to a model without them.")
         return config.with_(rel_pos="shared" if self.shared else True)

@@ -13,6 +13,7 @@ The final norm stays, so that features are the same as well as logits. The arith
 
 import dataclasses
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,6 +35,8 @@ def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
     """Config and weights of a model with the same outputs in evaluation. The tensors given stay as they are."""
     new, readers, stem = dict(weights), mlp_readers(config), config.stem
     slots = [branch for i in range(config.depth) for branch in config.branches(i)]
+    is_gated = config.gate != "none"  # then a norm of the heads stays: gates act between it and the projection
+    stays = bool if is_gated else _keeps_slot
     # Each LayerScale follows a map, or a norm with a gain for each channel.
     on_branch = [branch.branch for branch in slots if branch.branch and _keeps_slot(branch.branch)]
     scales_fold = all(norm.affine and dict(norm.options).get("gain") != "scalar" for norm in on_branch)
@@ -53,18 +56,19 @@ def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
             block, writer = f"blocks.{i}", f"blocks.{i}.{part}.{last}"
             maps = [f"{block}.{part}.{name}" for name in first]
             _fold_into_reader(new, branch.before, f"{block}.norm{n}", *maps, scale=config.norm_scale_at(i))
-            _fold_into_reader(new, branch.inner, f"{block}.{part}.norm", writer)
+            if part == "mlp" or not is_gated:
+                _fold_into_reader(new, branch.inner, f"{block}.{part}.norm", writer)
             _fold_into_writer(new, branch.branch, f"{block}.norm{n}_branch", writer)
             if scales_fold and f"{block}.ls{n}.gamma" in new:
                 scaled = f"{block}.norm{n}_branch" if _keeps_slot(branch.branch) else writer
                 _scale(new, scaled, new.pop(f"{block}.ls{n}.gamma"))
-        if config.head_scale and not _keeps_slot(attn.inner):
+        if config.head_scale and not stays(attn.inner):
             factors, matrix = new.pop(f"blocks.{i}.attn.head_scale").double(), new[f"blocks.{i}.attn.proj.weight"]
             columns = factors.repeat_interleave(matrix.shape[1] // len(factors))
             new[f"blocks.{i}.attn.proj.weight"] = (matrix.double() * columns).to(matrix)
     outputs = ("attn.proj", *(f"mlp.{reader}" for reader in readers), "mlp.fc2")
     with_bias = [f"blocks.{i}.{name}" for i in range(config.depth) for name in outputs]
-    edited = config.with_slots(_edit_branch, _edit_branch).with_(
+    edited = config.with_slots(partial(_edit_branch, fold_inner=not is_gated), _edit_branch).with_(
         stem=replace(
             stem,
             before=_folded(stem.before),
@@ -74,7 +78,7 @@ def fold(config: ViTConfig, weights: "Weights") -> "tuple[ViTConfig, Weights]":
         ),
         qkv_bias=config.qkv_bias or any(_shifts(b.before) for b in slots[::2]),
         proj_bias=config.proj_bias or any(f"{name}.bias" in new for name in with_bias),
-        head_scale=config.head_scale and any(_keeps_slot(b.inner) for b in slots[::2]),
+        head_scale=config.head_scale and any(stays(b.inner) for b in slots[::2]),
         layer_scale=None if scales_fold else config.layer_scale,
     )
     biased = ["patch_embed.proj", *layers] if edited.stem.bias else []
@@ -126,9 +130,10 @@ _WIDENED = {
 """Settings that wide blocks may have."""
 
 
-def _edit_branch(branch: BranchConfig) -> BranchConfig:
+def _edit_branch(branch: BranchConfig, fold_inner: bool = True) -> BranchConfig:
     on_branch = None if not _keeps_slot(branch.branch) else branch.branch
-    return replace(branch, before=_folded(branch.before), inner=_folded(branch.inner), branch=on_branch)
+    inner = _folded(branch.inner) if fold_inner else branch.inner
+    return replace(branch, before=_folded(branch.before), inner=inner, branch=on_branch)
 
 
 def _folded(norm: NormConfig | None) -> NormConfig | None:

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitmods.layers.norms import LayerNorm
 from vitmods.ops.attention import attend
@@ -128,9 +127,8 @@ class Attention(nn.Module):
 
     def values(self, x: Tensor) -> Tensor:
         """(B, N, C) -> only the values (B, H, N, D)."""
-        weight, bias, start = self.qkv.weight, self.qkv.bias, 2 * self.num_heads * self.head_dim
-        v = F.linear(x, weight[start:], None if bias is None else bias[start:])
-        values: Tensor = v.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        # Not by the rows of its weight alone: the map may be wrapped, as by LoRA.
+        values: Tensor = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim))[:, :, 2].transpose(1, 2)
         return values
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

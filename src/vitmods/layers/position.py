@@ -271,6 +271,8 @@ class RelativePositionBias(nn.Module):
             )
         is_kept = self.grid_size == self._kept
         table = self.table if is_kept else self._resample(self.grid_size)
+        # Weights may have been assigned to a model on the meta device, whose index stays there.
+        is_kept = is_kept and self.index.device == table.device
         index = self.index if is_kept else self._make_index(self.grid_size)
         bias = table.to(q.dtype)[index[: q.shape[2]]].permute(2, 0, 1)[None]
         if attn_mask is None:

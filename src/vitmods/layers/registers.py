@@ -85,6 +85,8 @@ def find_register_neurons(model: Any, batches: Sequence[Tensor], count: int) -> 
         for hook in hooks:
             hook.remove()
         model.train(was_training)
+    for place in places:
+        place.neurons.zero_()
     for index in activity.flatten().topk(min(count, activity.numel())).indices.tolist():
         block, neuron = divmod(index, activity.shape[1])
         places[block].neurons[neuron] = True

@@ -187,13 +187,14 @@ def push_to_hub(
     *,
     study: str | Path | None = None,
     license: str | None = None,
+    base: str | Callable[..., nn.Module] | None = None,
     private: bool | None = None,
     token: str | None = None,
 ) -> str:
     """Write a model like `save_pretrained` and upload it to Hugging Face's Hub; returns the address of the commit.
 
     Args:
-        source, study, license: see `save_pretrained`.
+        source, study, license, base: see `save_pretrained`.
         repo_id: "user/name"; created if it does not exist.
         private: whether a new repository is private; None: the account's default.
         token: None: the token of `hf auth login`, or HF_TOKEN.
@@ -206,7 +207,7 @@ def push_to_hub(
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
-        save_pretrained(source, folder, study=study, name=repo_id.rpartition("/")[2], license=license)
+        save_pretrained(source, folder, study=study, name=repo_id.rpartition("/")[2], license=license, base=base)
         try:
             api = HfApi(token=token, library_name="vitmods")
             repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id

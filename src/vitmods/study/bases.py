@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 MOST_SIDE = 4 * 1024
 """pixels of an image's side in a trial that is opened"""
+_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 Options = dict[str, Any]
@@ -378,10 +379,17 @@ def record_of(model: nn.Module, base: Base, edits: Sequence[Edit], head: bool = 
         "in_chans": base.in_chans,
         **({} if getattr(base, "in_place", True) else {"in_place": False}),
         **({"insertions": record} if (record := record_of_changes(model)) else {}),
+        **({"dtype": str(dtype).removeprefix("torch.")} if (dtype := _type_of(model)) is not torch.float32 else {}),
         "head": head,
         "class": type(model).__name__,
         "tensors": _names_and_shapes(model),
     }
+
+
+def _type_of(model: nn.Module) -> torch.dtype:
+    """The type of all parameters; float32 where they differ, as after construction."""
+    types = {parameter.dtype for parameter in model.parameters()}
+    return types.pop() if len(types) == 1 else torch.float32
 
 
 def _names_and_shapes(model: nn.Module) -> str:
@@ -410,6 +418,7 @@ def rebuilt(record: Mapping[str, Any], weights: Path) -> nn.Module:
         base = make_base(record["base"], *shape, bool(record.get("in_place", True)))
         insertions = list(record.get("insertions", ()))
         check_numbers(name, insertions)
+        dtype = {str(t).removeprefix("torch."): t for t in _TYPES}[record.get("dtype", "float32")]
         if isinstance(base, ViTConfig) or not base.reads_tokens:
             check_numbers(name, record["img_size"], MOST_SIDE)
         edits, head, tensors = parse_edits(record["edits"]), record.get("head", True), record["tensors"]
@@ -428,7 +437,7 @@ def rebuilt(record: Mapping[str, Any], weights: Path) -> nn.Module:
 
     def make() -> nn.Module:
         model = base.build(pretrained=False) if isinstance(base, ForeignBase) else vit(base)
-        model = edited(model, edits, base, head, carry=False, record=insertions)
+        model = edited(model, edits, base, head, carry=False, record=insertions).to(dtype=dtype)
         return model if head else without_head(model)
 
     most = most_bytes(size)

@@ -73,7 +73,11 @@ def write_changed(model: nn.Module, folder: Path, base: str | Callable[..., nn.M
             raise UserError(f"What is opened from {folder} computes something else.")
     except UserError as error:
         (folder / DESCRIPTION).unlink(missing_ok=True)
-        remedy = "" if is_huggingface else " Give base= with the options that it was made with: timm:NAME?depth=2."
+        remedy = (
+            ""
+            if is_huggingface
+            else " Give base= with the options that it was made with: timm:NAME?depth=2&num_heads=3."
+        )
         raise UserError(f"{error}{remedy}") from error
     return architecture
 
@@ -104,8 +108,7 @@ def _write_as_timm(model: nn.Module, folder: Path, base: ForeignBase, changes: S
     inputs = find_inputs(model, None, width_of(model))
     with suppress(UserError, RuntimeError), torch.random.fork_rng(devices=[]):  # unknown arguments, other weights
         again = plain.build(pretrained=False)
-        again.load_state_dict(model.state_dict())
-        again.to(next(model.parameters()).device)
+        again.to(next(model.parameters())).load_state_dict(model.state_dict())
         if inputs and difference(outputs_of(model, inputs), outputs_of(again, inputs)) <= TOLERANCE:
             arguments = {**options_of(base.spec), **options, "img_size": list(base.img_size), "in_chans": base.in_chans}
             save_for_hf(again, str(folder), model_args=arguments, safe_serialization=True)
