@@ -16,7 +16,8 @@ INTRODUCTION = """# Models and changes
 
 Each model was tried at reduced size with random weights ({versions}).
 `vm.apply(model, *changes)` reads a model exactly and gives a vitmods ViT, or [changes it in place](in-place.md) and
-keeps its class. A model that is read takes nearly every change ([how](foreign-models.md)); `in_place=True` may take the rest. The table shows changes in place.
+keeps its class. A model that is read takes nearly every change ([how](foreign-models.md)); `in_place=True` may take
+the rest. The table shows changes in place.
 
 | cell | meaning |
 | --- | --- |
