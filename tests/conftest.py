@@ -53,7 +53,7 @@ def short_clocks():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("vitmods.study.cost.BLOCK_S", 0)
         patched.setattr("vitmods.bench.ROUNDS", (2, 2))
-        patched.setattr("vitmods.study.estimate.TIMED_S", 0)
+        patched.setattr("vitmods.study.stopwatch.TIMED_S", 0)
         yield
 
 

@@ -35,7 +35,7 @@ from vitmods.stats.read import read_csv
 from vitmods.study.arms import Function, parse_edits
 from vitmods.study.bases import ForeignBase, rebuilt
 from vitmods.study.checkpoints import Checkpoint
-from vitmods.study.plan import make_grid
+from vitmods.study.grid import make_grid
 from vitmods.study.store import StudyFolder
 from vitmods.train.trial import read_examples, read_scores
 from vitmods.util.errors import UserError

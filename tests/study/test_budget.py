@@ -13,8 +13,9 @@ from vitmods.cli import main
 from vitmods.study import Study
 from vitmods.study import estimate as estimating
 from vitmods.study.defaults import DIGITS, Defaults, RecipeChoice
-from vitmods.study.estimate import Estimate, Pace, Stopwatch, usual_spread
+from vitmods.study.estimate import Estimate, usual_spread
 from vitmods.study.schedule import Budget, seconds_after_trials
+from vitmods.study.stopwatch import Pace, Stopwatch
 from vitmods.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("short_clocks")

@@ -14,8 +14,8 @@ from timm.models import save_for_hf
 
 import vitmods as vm
 from vitmods.stats.decide import decide
-from vitmods.study.answer import outcome_doubts
 from vitmods.study.arms import make_arms
+from vitmods.study.doubts import outcome_doubts
 from vitmods.study.prepare import arm_warnings, few_images, join_warnings, trained_weights
 from vitmods.study.state import Curve, TrialRecord
 from vitmods.study.study import Study

@@ -18,7 +18,7 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT, vit
 from vitmods.study.answer import Answer
 from vitmods.study.checkpoints import Checkpoint
-from vitmods.study.plan import show_value
+from vitmods.study.grid import show_value
 from vitmods.study.state import read_rows
 from vitmods.study.store import StudyFolder, read_object
 from vitmods.study.trial import load_images

@@ -18,7 +18,8 @@ from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
 from vitmods.study.defaults import RecipeChoice
 from vitmods.study.executors import StudyOptions
-from vitmods.study.plan import Measure, StudySettings, make_grid, measure_of
+from vitmods.study.grid import make_grid
+from vitmods.study.plan import Measure, StudySettings, measure_of
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json

@@ -22,7 +22,7 @@ from vitmods.stats.tables import interval, signed
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE, arms_from_text
-from vitmods.study.plan import show_value
+from vitmods.study.grid import show_value
 from vitmods.util.text import single_line
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from vitmods.stats.plan import forecast
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer, ArmAnswer
 from vitmods.study.arms import BASE
-from vitmods.study.plan import mean_of
+from vitmods.study.grid import mean_of
 from vitmods.study.prepare import trained_weights
 from vitmods.study.retrain import (
     best_arm,

@@ -13,7 +13,7 @@ from vitmods.stats.gains import rate_bound
 from vitmods.stats.tables import interval, signed, so_far
 from vitmods.stats.verdict import POINTS, Effect, Verdict
 from vitmods.study.answer import Answer, ArmAnswer, ArmCost, SettingAnswer
-from vitmods.study.plan import mean_of, show_value
+from vitmods.study.grid import mean_of, show_value
 from vitmods.study.state import TrialRecord, shared_trials
 from vitmods.tasks.metrics import Metric
 from vitmods.util.text import grouped, listing, plural

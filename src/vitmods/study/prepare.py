@@ -30,7 +30,8 @@ from vitmods.study.checkpoints import Checkpoint, checkpoint_of
 from vitmods.study.defaults import SMALL_SET
 from vitmods.study.executors import StudyOptions
 from vitmods.study.executors.processes import visible_gpus
-from vitmods.study.plan import VAL, Point, Settings, Trial
+from vitmods.study.grid import Point
+from vitmods.study.plan import VAL, Settings, Trial
 from vitmods.study.store import ChangeFacts, ModelFacts, StudyFolder, model_name
 from vitmods.study.trial import TrialRunner, base_config, build_model, check_images, task_of, with_modules
 from vitmods.tasks.base import TASKS

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer, ArmAnswer
-from vitmods.study.plan import AS_IS, Point, Settings, Trial, make_seeds
+from vitmods.study.grid import AS_IS, Point
+from vitmods.study.plan import Settings, Trial, make_seeds
 from vitmods.study.store import StudyFolder, read_json, slug
 from vitmods.tasks.base import DEFAULT, TASKS
 from vitmods.train.trial import MODULES, WEIGHTS

@@ -22,7 +22,8 @@ from typing import Any
 
 from vitmods.study.arms import BASE
 from vitmods.study.executors import Keep
-from vitmods.study.plan import Evaluation, Point, Trial, Work, trial_of
+from vitmods.study.grid import Point
+from vitmods.study.plan import Evaluation, Trial, Work, trial_of
 from vitmods.study.state import Look, StudyState, looks, read_curves
 from vitmods.tasks.base import TASKS
 from vitmods.train.trial import MODULES, WEIGHTS

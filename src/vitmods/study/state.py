@@ -31,7 +31,8 @@ from vitmods.stats.sequential import LOOKS, next_maximum
 from vitmods.stats.settings import OverSettings, over_settings
 from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.arms import BASE, Arm
-from vitmods.study.plan import AS_IS, VAL, Evaluation, Grid, Measure, Point, Settings, Trial, choose, options_from
+from vitmods.study.grid import AS_IS, Grid, Point, choose
+from vitmods.study.plan import VAL, Evaluation, Measure, Settings, Trial, options_from
 from vitmods.study.store import Facts, Plan, StudyFolder, read_object, read_warnings
 from vitmods.train.trial import read_scores
 from vitmods.util.address import named

@@ -35,7 +35,8 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from vitmods.data.splits import SPLIT_FILE, read_columns
-from vitmods.study.plan import Point, Trial, Work, differences, trial_of
+from vitmods.study.grid import Point
+from vitmods.study.plan import Trial, Work, differences, trial_of
 from vitmods.util import limits
 from vitmods.util.address import named, place
 from vitmods.util.errors import UserError

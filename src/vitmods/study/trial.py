@@ -35,7 +35,8 @@ from vitmods.stats.width import mean_over_images
 from vitmods.study.arms import Arm, base_function, functions_of, is_foreign
 from vitmods.study.bases import Base, ForeignBase, edited, make_base, record_of
 from vitmods.study.checkpoints import Checkpoint, Start, checkpoint_of, open_trial
-from vitmods.study.plan import AS_IS, VAL, Evaluation, Point, Settings, Trial, Work, image_settings, make_measure
+from vitmods.study.grid import AS_IS, Point
+from vitmods.study.plan import VAL, Evaluation, Settings, Trial, Work, image_settings, make_measure
 from vitmods.study.state import read_trial
 from vitmods.study.store import WARNINGS, Facts, StudyFolder, read_warnings
 from vitmods.tasks.base import DEFAULT, TASKS, Measured, Task, make_task
