@@ -201,6 +201,24 @@ def test_codes_are_the_nearest_centers_in_the_same_bits_each_time():
     assert torch.equal(model.codes(pixels), expected)
 
 
+def test_codes_of_an_encoder_are_clusters_of_its_features(tmp_path):
+    torch.manual_seed(0)
+    encoder = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=0)
+    save(encoder, tmp_path / "encoder.safetensors")
+    model, _, images = made(small_recipe(code_encoder=str(tmp_path / "encoder.safetensors")))
+    fit_to_images(model, images)
+    pixels = next(images.eval_batches("test", 8)).inputs
+    vectors = model.codes.describe(pixels)
+    tokens = encoder.eval().forward_features(pixels)[:, encoder.num_prefix_tokens :]
+    torch.testing.assert_close(vectors, F.normalize(tokens, dim=-1))
+    expected = torch.cdist(vectors, model.codes.centers.expand(8, -1, -1)).argmin(dim=-1)
+    assert torch.equal(model.codes(pixels), expected)
+    assert not any("encoder" in name for name in model.state_dict())
+    save(vm.vit("mu2/8", img_size=8, in_chans=1, num_classes=0), tmp_path / "other.safetensors")
+    with pytest.raises(vm.util.errors.UserError, match="choose an encoder with the same grid"):
+        made(small_recipe(code_encoder=str(tmp_path / "other.safetensors")))
+
+
 def test_memory_is_estimated_without_weights():
     config = vm.ViTConfig.from_name("mu2/8", img_size=32)
     assert memory_of(config, small_recipe(), "beit").total > memory_of(config, small_recipe(batch_size=4), "beit").total

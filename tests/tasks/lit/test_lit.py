@@ -142,12 +142,15 @@ def test_equal_captions_and_images_count_as_correct(tmp_path):
          "line 2: 0.png has another split or group in line 1"),
         ([{"image": "0.png", "captions": ["a"], "split": "val"}], "does not name images of the split train"),
         ([["0.png"]], "line 1: not a JSON object"),
+        ("{", "line 1: not a JSON object"),
+        (b"\xff", "cannot be read as JSON Lines in UTF-8"),
     ],
 )  # fmt: skip
 def test_errors_name_the_file_and_the_line(tmp_path, lines, words):
     for name in ("0.png", "1.png"):
         square("red", "left", 0).save(tmp_path / name)
-    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    text = lines if isinstance(lines, str | bytes) else "\n".join(map(json.dumps, lines))
+    (tmp_path / "pairs.jsonl").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError, match=r"pairs\.jsonl") as error:
         open_source(f"pairs:{tmp_path}/pairs.jsonl")
     assert words in str(error.value)
