@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -176,3 +177,60 @@ def test_a_killed_study_ends_in_the_same_numbers(tmp_path):
         texts = (path.read_text(), (broken / path.relative_to(unbroken)).read_text())
         rows = [[without_times(json.loads(line)) for line in text.splitlines()] for text in texts]
         assert rows[0] == rows[1]
+
+
+RUNNER = """
+import os, sys
+from vitmods import cli
+from vitmods.study import study
+for line in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        os.dup2(2, 1)
+        os._exit(cli.main(line.split()))
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+FEW = "--data digits --limit-train 200 --seeds 1 --device cpu --cost-seconds 0 --workers 1 --quiet"
+FEW += " --checkpoint-minutes 0.002"
+STAGES = {
+    "dino": "--task dino --base mu2/2 --arms dpn --epochs 4 --batch-size 32 --prototypes 64 --teacher-temp 0.06",
+    "beit": "--task beit --base mu2/2 --arms dpn relpos(shared=true) --epochs 8 --codes 16",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("task", STAGES)
+def test_pretraining_and_what_starts_from_it_end_in_the_same_bits(task, kills, tmp_path):
+    draw, log = random.Random(kills), (tmp_path / "log").open("w")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", RUNNER]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True, "env": environment}
+
+    with subprocess.Popen(command, **pipes) as runner:
+
+        def run(words, killed_after_s=None):
+            print("compare", *words, FEW, file=runner.stdin, flush=True)
+            pid = int(runner.stdout.readline())
+            if killed_after_s is not None:
+                time.sleep(killed_after_s)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return int(runner.stdout.readline())
+
+        for stage, words in (("first", STAGES[task]), ("second", f"--from {tmp_path}/first-whole --epochs 8")):
+            whole, broken = tmp_path / f"{stage}-whole", tmp_path / f"{stage}-broken"
+            began = time.monotonic()
+            assert run([words, "--out", whole]) == 0, (tmp_path / "log").read_text()
+            whole_s = time.monotonic() - began
+            for _ in range(kills):
+                assert run([words, "--out", broken], draw.uniform(0, whole_s)) in (0, -signal.SIGKILL)
+            assert run([words, "--out", broken]) == 0, (tmp_path / "log").read_text()
+            weights = [path.relative_to(whole) for path in whole.glob("trials/*/*/*.safetensors")]
+            assert len(weights) >= 2
+            assert [path for path in weights if (whole / path).read_bytes() != (broken / path).read_bytes()] == []
+            answers = [without_times(json.loads((out / "results.json").read_text())) for out in (whole, broken)]
+            assert answers[0] == answers[1]
+        runner.stdin.close()
+    log.close()

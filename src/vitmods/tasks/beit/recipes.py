@@ -1,4 +1,4 @@
-"""BeiT's part of a recipe, its pre-training and its fine-tuning."""
+"""BeiT's part of a recipe, its pre-training, for ImageNet and for few images, and its fine-tuning."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -60,6 +60,25 @@ def beit_base(epochs: int = 300, *, batch_size: int = 2048) -> Recipe:
         flip=0.5,
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
+    )
+
+
+@recipe(data="up to 128 px, or few images", task="beit", expected="none published; ours are in RESULTS.md")
+def beit_small(epochs: int = 100, *, batch_size: int = 64) -> Recipe:
+    """BeiT for few or small images and short trainings: fewer codes, small batches, no dropped paths.
+
+    Args:
+        epochs: of training.
+        batch_size: images per step; the learning rate stays.
+    """
+    return beit_base(epochs, batch_size=batch_size).with_(
+        lr=1e-3,
+        lr_batch=None,
+        min_lr=1e-5,
+        warmup_epochs=None,
+        drop_path=0.0,
+        eval_crop=1.0,
+        codes=512,
     )
 
 

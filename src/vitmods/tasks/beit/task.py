@@ -32,6 +32,7 @@ class Beit(Task):
     compared_by = "knn"
     recipe_part = BeitPart
     usual_recipe = "beit_base"
+    small_recipe = "beit_small"
     uses_head = False
     divides = False
     joint = staticmethod(masked_view)
