@@ -227,8 +227,9 @@ def body(model):
 @pytest.mark.parametrize("arm", ["base", "dpn", "post"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_each_arm_and_seed_begins_with_its_own_weights(pretrained, arm, seed):
-    study = Study(start=pretrained, seeds=2, **SHORT)
+    study = Study(start=pretrained, **SHORT)
     assert [arm.name for arm in study.settings.arms] == ["dpn", "post"]
+    assert study.settings.seeds == (0, 1)  # those of the folder
     trained = open_trial(pretrained / "trials" / arm / f"seed{seed}")
     begun = model_of(study, arm, seed)
     assert begun.vit_config == trained.vit_config

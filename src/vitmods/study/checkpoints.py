@@ -38,12 +38,17 @@ _FILES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
-def seeds_in(source: str) -> list[str]:
-    """List the checkpoints in a folder of seed0, seed1, ... by seed; the checkpoint itself otherwise."""
+def seeds_of(source: str) -> list[int]:
+    """List the seeds in a folder of checkpoints seed0, seed1, ...; empty for a checkpoint."""
     folder = Path(source)
     names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     seeds = sorted(int(match[1]) for name in names if (match := re.fullmatch(r"seed(\d+)", name)))
-    return [str(folder / f"seed{seed}") for seed in seeds if seed < MOST_SEEDS] or [source]
+    return [seed for seed in seeds if seed < MOST_SEEDS]
+
+
+def seeds_in(source: str) -> list[str]:
+    """List the checkpoints in a folder of seed0, seed1, ... by seed; the checkpoint itself otherwise."""
+    return [str(Path(source) / f"seed{seed}") for seed in seeds_of(source)] or [source]
 
 
 def checkpoint_of(source: str, seed: int = 0) -> str:
@@ -51,17 +56,17 @@ def checkpoint_of(source: str, seed: int = 0) -> str:
 
     Raises UserError if it does not exist.
     """
-    folders = seeds_in(source)
-    if folders == [source]:
+    seeds = seeds_of(source)
+    if not seeds:
         return source
-    chosen = str(Path(source) / f"seed{seed % MOST_SEEDS}")  # trials for tuning start from the same weights
-    if chosen not in folders:
-        names = ", ".join(Path(folder).name for folder in folders)
+    chosen = seed % MOST_SEEDS  # trials for tuning start from the same weights
+    if chosen not in seeds:
+        names = ", ".join(f"seed{number}" for number in seeds)
         raise UserError(
-            f"{source} does not hold {Path(chosen).name}, but {names}: each seed of this study starts from the weights "
+            f"{source} does not hold seed{chosen}, but {names}: each seed of this study starts from the weights "
             "of the same seed. Ask for those seeds, or train the others first."
         )
-    return chosen
+    return str(Path(source) / f"seed{chosen}")
 
 
 def arms_in(source: str) -> dict[str, Arm]:
@@ -124,7 +129,7 @@ def is_checkpoint(path: Path) -> bool:
     """Whether a path is a file of weights by its ending, or a folder that holds one, or one of seed0, seed1, ..."""
     if path.is_file():
         return path.suffix in _FILES
-    return any((path / name).is_file() for name in _WEIGHTS) or seeds_in(str(path)) != [str(path)]
+    return any((path / name).is_file() for name in _WEIGHTS) or bool(seeds_of(str(path)))
 
 
 def open_trial(folder: Path) -> Any:

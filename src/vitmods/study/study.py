@@ -17,7 +17,7 @@ from vitmods.recipes import Recipe
 from vitmods.recipes.recipe import fields_by_name
 from vitmods.recipes.registry import split_recipe
 from vitmods.study.arms import BASE, FunctionSpec, base_function, is_foreign, make_arms
-from vitmods.study.checkpoints import arms_in, use_trained_arms
+from vitmods.study.checkpoints import arms_in, seeds_of, use_trained_arms
 from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
 from vitmods.study.executors import StudyOptions
 from vitmods.study.plan import ImageOptions, Rung, Settings, StudySettings, check_plan, make_seeds
@@ -54,7 +54,7 @@ class Study:
         data: `digits`, a folder, `torchvision:NAME?root=...` or `hf:NAME`.
         recipe: how every trial is trained, or its name with settings (`augreg(level=light1)`); None: one that fits the
             images, or `finetune` with `start`.
-        seeds: how many, or which; None: 5 (with more folds, as many as those), or at most 16 of a study that runs until
+        seeds: how many, or which; None: those that `start` has, or 5 (with more folds, as many as those), or at most 16 of a study that runs until
             it is decided; 3, or at most 8, of a factorial one.
         task: what is trained and measured, a name of `vitmods.tasks.TASKS` (docs/tasks.md).
         start: trained weights that every arm starts from (docs/finetune.md); they say what base is. A folder of several
@@ -93,8 +93,9 @@ class Study:
         images = override(images, options, "a study or its images", names)
         design = "factorial" if settings.design else None
         usual_seeds = max((MOST if settings.until_decided else SEEDS)[design], settings.folds or 0)
-        chosen_seeds = make_seeds(usual_seeds if seeds is None else seeds)
         trained = {} if start is None else arms_in(str(start))
+        usual: int | list[int] = (seeds_of(trained[BASE].start or "") if trained else []) or usual_seeds
+        chosen_seeds = make_seeds(usual if seeds is None else seeds)
         # Arms are made before the images, which may be many, are listed.
         chosen_arms = () if arms is None else make_arms(use_trained_arms(arms, trained) if trained else arms)
         start = trained[BASE].start if trained else start
