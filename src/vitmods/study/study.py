@@ -54,8 +54,8 @@ class Study:
         data: `digits`, a folder, `torchvision:NAME?root=...` or `hf:NAME`.
         recipe: how every trial is trained, or its name with settings (`augreg(level=light1)`); None: one that fits the
             images, or `finetune` with `start`.
-        seeds: how many, or which; None: those that `start` has, or 5 (with more folds, as many as those), or at most 16 of a study that runs until
-            it is decided; 3, or at most 8, of a factorial one.
+        seeds: how many, or which; None: those that `start` has, or 5 (with more folds, as many as those), or at most 16
+            of a study that runs until it is decided; 3, or at most 8, of a factorial one.
         task: what is trained and measured, a name of `vitmods.tasks.TASKS` (docs/tasks.md).
         start: trained weights that every arm starts from (docs/finetune.md); they say what base is. A folder of several
             checkpoints, as a study's, is one for each arm. None: new ones.
