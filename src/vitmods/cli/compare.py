@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vitmods.cli.options import DataOptions, note, parse, readable_folder
+from vitmods.cli.options import DataOptions, announce, expected_folder, note, parse, readable_folder
 from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
 from vitmods.study.defaults import RecipeChoice
@@ -24,6 +24,7 @@ from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 from vitmods.util.registry import plugin_options
+from vitmods.util.text import first_of, listing, plural
 
 if TYPE_CHECKING:
     from vitmods.study import Answer, Study
@@ -162,11 +163,14 @@ class Base:
 def train_base(arguments: Sequence[str]) -> int:
     """Run `vitmods base`; returns the exit code."""
     options = parse(Base, arguments, "base", COMMON_OF_BASE)
+    dataset, base = options.dataset, Path(options.start).name if options.start else options.base or ""
+    if not options.quiet:
+        what = f"Training base{f' ({base})' if base else ''} on {dataset.data}, {plural(options.seeds, 'seed')}"
+        announce(what, expected_folder(options.out, dataset.data, base, "base"))
     from vitmods.study import Study
 
     machine = replace(options.options, progress=not options.quiet)
     machine.check_here()
-    dataset = options.dataset
     study = Study(
         options.base, None, dataset.data, options.training, options.seeds, task=dataset.task, start=options.start,
         settings=options.settings, images=dataset,
@@ -189,19 +193,20 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Compare, arguments, "compare", COMMON)
     if "data" in (sweep := make_grid(options.settings.sweep, "--sweep").to_dict()):
         return over_data(options, arguments, sweep)
-    if not options.quiet:  # importing torch takes seconds
-        print(f"Reading {options.dataset.data} ...", file=sys.stderr, flush=True)
     from vitmods.study.arms import find_line_up
-    from vitmods.study.schedule import make_budget
 
-    machine = replace(options.options, progress=not options.quiet)
-    machine.check_here()
-    budget = make_budget(options.budget)
     named_line_ups = ((arm, line_up.name) for arm in options.arms or () if (line_up := find_line_up(arm)))
     tables = [arm for arm, name in named_line_ups if arm.strip() in (name, f"paper:{name}")]  # not `norms`
     if len(tables) > 1:
         raise UserError(f"A study has the bases and settings of one table: give one of {' and '.join(tables)}.")
     line_up = find_line_up(tables[0]) if tables else None
+    if not options.quiet:
+        _announce(options, line_up)
+    from vitmods.study.schedule import make_budget
+
+    machine = replace(options.options, progress=not options.quiet)
+    machine.check_here()
+    budget = make_budget(options.budget)
     task_given = any(re.match("--task(=|$)", word) for word in arguments)
     study = make_study(fill_in(options, line_up, task_given) if line_up else options)
     names = [line_up.name] if line_up else []
@@ -236,6 +241,33 @@ def main(arguments: Sequence[str]) -> int:
     return max(_show(type(result).load(out)), FAILED if confirmed.failed else 0)
 
 
+def _announce(options: Compare, line_up: LineUp | None) -> None:
+    """Print what is compared, before torch is imported and the images are listed."""
+    settings, data, start, budget = options.settings, options.dataset.data, options.start, options.budget
+    arms = options.arms or (USUAL_ARMS if start is None else ("all arms",))
+    base = Path(start).name if start else "-".join(options.base)
+    count = options.max_seeds if settings.until_decided else options.seeds
+    seeds = f"{'at most ' * settings.until_decided}{plural(count or settings.usual_seeds, 'seed')} each"
+    if budget and count is None:
+        seeds = "as many seeds as the budget allows"
+    bases = start or ", ".join(options.base)
+    what = f"Comparing {first_of(arms, 6)} with base{f' ({bases})' if bases else ''} on {data}, {seeds}"
+    if options.retrain is not None:
+        what = f"Training arm {options.retrain} of the study on all images of {data}"
+    chooses = bool(budget) and "trial" not in str(budget) and not base
+    names = [line_up.name] if line_up else []
+    names += [base] if (options.base or not line_up) and not chooses else []
+    folder = expected_folder(options.out, data, *names)
+    if options.dry_run:
+        announce(what, folder, "Nothing is trained: a few steps of each arm are timed.")
+    elif options.pilot:
+        announce(what, folder, "Now only 4 trials of base are trained.")
+    elif budget:
+        announce(what, folder, f"This run takes at most {budget}.")
+    else:
+        announce(what, folder)
+
+
 def over_data(options: Compare, arguments: Sequence[str], sweep: dict[str, list[str]]) -> int:
     """Run a study for each data set, in a folder of its own, and answer over all of them; returns the exit code."""
     from vitmods.stats import tables
@@ -248,6 +280,9 @@ def over_data(options: Compare, arguments: Sequence[str], sweep: dict[str, list[
     if refused := [name for name, is_given in given.items() if is_given]:
         raise UserError(f"--sweep data=... excludes {refused[0]}: leave it out, or compare on each data set by itself.")
     out = options.out or readable_folder("-".join(Path(name.partition("?")[0]).name for name in sweep["data"]))
+    if not options.quiet:
+        names = first_of(options.arms or USUAL_ARMS, 6)
+        announce(f"Comparing {names} with base on {listing(sweep['data'])}, a study for each", str(out))
     machine = replace(options.options, progress=not options.quiet)
     machine.check_here()
     alone = replace(options.settings, sweep=())
@@ -360,7 +395,7 @@ def _show(result: Answer) -> int:
 
     report = result.report()
     print_answer(result)
-    print(f"\nReport: {named(report)}")
+    print(f"Report: {named(report)}\nResults: {named(result.path / 'results.csv')}, results.json")
     if result.complete:
         return 0
     for failure in result.failed:

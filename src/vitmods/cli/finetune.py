@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vitmods.cli.options import DataOptions, parse, readable_folder
+from vitmods.cli.options import DataOptions, announce, expected_folder, parse, readable_folder
 from vitmods.cli.train import run_trial, show
 from vitmods.study.defaults import RecipeChoice
 from vitmods.train.options import RunOptions
@@ -60,6 +60,12 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(
             "Say what is adapted: --model (or --from) with a trial's folder, a file of weights or a timm model's name."
         )
+    data, overrides = options.dataset, {"train": "attention", **options.training.overrides}
+    recipe, trained = RecipeChoice(options.recipe, overrides), overrides["train"]
+    words = (Path(options.model).name, "finetune", trained, f"seed{options.seed}")
+    if not options.quiet:
+        what = f"Adapting {trained} of {options.model} to {data.data}, seed {options.seed}"
+        announce(what, expected_folder(options.out, data.data, *words))
     machine = replace(options.options, progress=not options.quiet)
     machine.check_processes(1)
     machine.check_here()
@@ -74,15 +80,12 @@ def main(arguments: Sequence[str]) -> int:
             f"{options.model} holds several checkpoints: {', '.join(arms)}. Name one of them, or adapt all and compare "
             f"them: vitmods compare --from {options.model}."
         )
-    data, overrides = options.dataset, {"train": "attention", **options.training.overrides}
-    recipe, trained = RecipeChoice(options.recipe, overrides), overrides["train"]
     seeds = make_seeds([options.seed])
     fixed, _, recipe_note = fixed_settings(
         None, data.data, recipe, data, task=data.task, start=options.model, positions=options.positions
     )
     if recipe_note:
         say(machine, recipe_note)
-    words = (Path(options.model).name, "finetune", trained, f"seed{options.seed}")
     out = place(options.out) if options.out else readable_folder(data.data, *words)
     code = show(run_trial(Settings(fixed, (), seeds), machine, out), out)
     if code == 0:

@@ -19,9 +19,10 @@ import tyro
 from vitmods.recipes import TASK_PARTS, Recipe
 from vitmods.recipes.recipe import PARTS, check_fields, fields_by_name
 from vitmods.recipes.registry import parse_recipe
-from vitmods.study.defaults import RecipeChoice
+from vitmods.study.defaults import DIGITS, RecipeChoice
 from vitmods.study.plan import ImageOptions
-from vitmods.util.errors import UserError
+from vitmods.util.errors import SAID_IN, UserError
+from vitmods.util.text import printable
 
 T = TypeVar("T")
 HELP_ALL = "--help-all"
@@ -139,6 +140,25 @@ def readable_folder(data: str, *parts: str) -> Path:
     source = Path(data.partition("?")[0]).name  # torchvision:CIFAR10?root=... has its folder behind the mark
     words = (re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-") for part in (source, *parts))
     return Path("runs") / "-".join(word for word in words if word)
+
+
+def announce(what: str, folder: str, time: str = "The time left follows from the first steps.") -> None:
+    """Print on stderr what a command trains, where the results go, and what is known of the time.
+
+    This comes first: importing torch and listing images take seconds. Of processes that train together, one prints it.
+    """
+    if os.environ.get("RANK", "0") == "0" and SAID_IN not in os.environ:
+        lines = (f"{what}.", f"Results: {folder}. {time}")
+        print("\n".join(map(printable, lines)), file=sys.stderr, flush=True)
+
+
+def expected_folder(out: Path | None, data: str, *parts: str) -> str:
+    """Name the folder of the results before the images are listed; an empty part is the base that fits them."""
+    if out is not None:
+        return str(out)
+    usual = DIGITS.base if data == "digits" else "MODEL"
+    folder = str(readable_folder(data, *(part or usual for part in parts)))
+    return folder if all(parts) or data == "digits" else f"{folder}, where MODEL is what fits the images"
 
 
 def note(message: str) -> None:

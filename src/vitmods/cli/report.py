@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
     answer = Answer.load(options.folder, options.reference)
     report = answer.report(options.out)
     print_answer(answer)
-    print(f"\nReport: {named(report)}")
+    print(f"Report: {named(report)}")
     return 0
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitmods.cli.options import DataOptions, parse, readable_folder
+from vitmods.cli.options import DataOptions, announce, expected_folder, parse, readable_folder
 from vitmods.study.defaults import RecipeChoice
 from vitmods.train.options import RunOptions, check_divides
 from vitmods.util import registry
@@ -89,6 +89,11 @@ def pretrain(arguments: Sequence[str]) -> int:
 def main(arguments: Sequence[str], kind: type[Train] = Train, command: str = "train") -> int:
     """Run the command; returns the exit code."""
     options = parse(kind, arguments, command, COMMON)
+    if not options.quiet:
+        data, parts = options.dataset.data, (options.base or "", command, options.arm, f"seed{options.seed}")
+        what = f"Training {options.arm}{f' ({options.base})' if options.base else ''} on {data}, seed {options.seed}"
+        time = ["Nothing is trained: a few steps are timed."] if options.dry_run else []
+        announce(what, expected_folder(options.out, data, *parts), *time)
     machine = replace(options.options, progress=not options.quiet)
     machine.check_here()
     from vitmods.study.arms import BASE, arm_from_text

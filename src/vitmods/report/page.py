@@ -52,6 +52,7 @@ class Section:
 SECTIONS: Registry[Section] = Registry("report section", "vitmods.papers.comparison", "vitmods.analysis.gallery")
 
 
+RELOAD_S = 20  # between two readings of the page of a running study
 WIDTH, MARGIN, LETTERS = 900, 20, 66  # SVG units; letters of the headline that a line holds
 
 
@@ -107,8 +108,9 @@ def write_report(answer: Answer, out: str | Path | None = None) -> Path:
 
 
 def render(answer: Answer) -> str:
-    """Return the page as text; deterministic."""
-    return templates().get_template("template.html").render(page=Page(answer), a=answer, next_steps=next_steps)
+    """Return the page as text; deterministic. The page of a running study reloads itself."""
+    template = templates().get_template("template.html")
+    return template.render(page=Page(answer), a=answer, next_steps=next_steps, reload_s=RELOAD_S)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,24 +14,25 @@ from rich.text import Text
 from vitmods.evals.base import PROTOCOLS
 from vitmods.evals.protocols import metric_named
 from vitmods.report import text as words
-from vitmods.report.advice import next_steps
+from vitmods.report.advice import Step, next_steps
 from vitmods.report.page import SECTIONS
 from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.answer import VIEWS, Answer, ArmCost
 from vitmods.util.errors import UserError
 from vitmods.util.files import rendered
-from vitmods.util.text import single_line
+from vitmods.util.text import plural, single_line
 
 STYLES = {Verdict.HELPS: "bold green", Verdict.HURTS: "bold red", Verdict.UNSTABLE: "red", Verdict.OPEN: "dim"}
 WIDE = 110
+WARNING_LINES = 4  # of all warnings together, unless the first one has more
 PLAIN = str.maketrans({"▲": "^", "▼": "v", "≥": ">", "≤": "<", "±": "+", "−": "-", "×": "x", "–": "-", "─": "-"})
 
 
 def print_answer(answer: Answer, console: Console | None = None) -> None:
     """Print the verdict of every arm, its effect and its costs as ratios to base.
 
-    An arm has one line at 80 columns, and more columns from 110 on. Colors need a terminal; output that is not Unicode
-    gets plain signs.
+    With a few arms it fits a screen of 80 columns and 25 lines, the rest is in the report. The table has more columns
+    from 110 on. Colors need a terminal; output that is not Unicode gets plain signs.
     """
     console = console or Console()
     if console.encoding.startswith("utf"):
@@ -47,14 +49,15 @@ def render(answer: Answer, width: int = 120) -> str:
 
 
 def answer_table(answer: Answer, width: int = 120) -> Group:
-    """Return headline, warnings, the table with the best arm first, and next steps."""
+    """Return headline, the first warnings, the table with the best arm first, and the next step."""
     wide = width >= WIDE
     parts: list[Any] = [Text(single_line(words.headline(answer)), style="bold")]
-    parts += [Text(single_line(f"Warning: {caveat}"), style="yellow") for caveat in words.caveats(answer)]
+    parts += [Text(line, style="yellow") for line in _warnings(words.caveats(answer), width)]
+    parts.append(Text())
     if answer.factorial:
         parts.append(_effects(words.ranked_effects(answer), wide, "change"))
         if answer.factorial.pairs:
-            parts.append(_effects(answer.factorial.pairs.values(), wide, "pair, together"))
+            parts += [Text(), _effects(answer.factorial.pairs.values(), wide, "pair, together")]
     else:
         costs = ("train", "infer", "memory", "params") if wide else ("train", "infer")
         table = _effects_table("arm", wide, (*(("these images", "sd ratio", "seeds") if wide else ("seeds",)), *costs))
@@ -64,22 +67,42 @@ def answer_table(answer: Answer, width: int = 120) -> Group:
             table.add_row(Text(single_line(arm.name)), _verdict(effect), *cells)
         parts.append(table)
         if answer.sweep:
-            parts.append(_sweep(answer, wide))
-    parts.append(Text(single_line(" ".join(_legend(answer))), style="dim"))
+            parts += [Text(), _sweep(answer, wide)]
+    parts += [Text(), Text(single_line(" ".join(_legend(answer))), style="dim")]
     for text in filter(None, (words.tuned_text(answer), words.shared_text(answer))):
         parts.append(Text(single_line(text), style="dim"))
     parts += [part for section in SECTIONS.values() for part in section.text(answer)]
-    parts.append(Text("\nNext steps", style="bold"))
-    for step in next_steps(answer):
-        parts.append(Text(single_line(f"- {step.text.replace('`', '')}")))
-        if step.command:
-            lines = map(single_line, step.command.splitlines())  # not wrapped, for copying
-            parts += [Text(f"  {line}", style="cyan", no_wrap=True, overflow="ignore") for line in lines]
+    if steps := next_steps(answer):
+        parts += [Text(), *_next(steps)]
     return Group(*parts)
 
 
+def _warnings(caveats: Sequence[str], width: int) -> list[str]:
+    """Return the first warnings, of a few lines together, and how many more the report has."""
+    texts, lines = [], 0
+    for caveat in caveats:
+        text = single_line(f"Warning: {caveat}")
+        lines += len(textwrap.wrap(text, width))
+        if texts and lines > WARNING_LINES:
+            break
+        texts.append(text)
+    if more := len(caveats) - len(texts):
+        texts[-1] += f" The report has {plural(more, 'more warning')}."
+    return texts
+
+
+def _next(steps: Sequence[Step]) -> list[Text]:
+    """Return the first step, and the first one that has a command."""
+    shown = [steps[0], *[step for step in steps if step.command][:1]]
+    first, *others = dict.fromkeys(single_line(step.text.replace("`", "")) for step in shown)
+    more = ["The report has more next steps."] if len(steps) > len(shown) else []
+    parts = [Text.assemble(("Next: ", "bold"), " ".join([first, *more, *others]))]
+    lines = map(single_line, shown[-1].command.splitlines())  # not wrapped, for copying
+    return [*parts, *(Text(f"  {line}", style="cyan", no_wrap=True, overflow="ignore") for line in lines)]
+
+
 def _effects_table(heading: str, wide: bool, numbers: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0))
     table.add_column(heading, overflow="fold", min_width=12)
     table.add_column("verdict", no_wrap=True)
     table.add_column("effect, 95 % interval", no_wrap=True)
@@ -130,12 +153,13 @@ def _legend(answer: Answer) -> Iterator[str]:
     reached = "not finished" if mean is None else metric.shown(mean)
     lower = "" if metric.higher_is_better else "; lower is better"
     name = "" if words.several_bases(answer) else f" ({single_line(answer.base.model.name)})"
-    yield f"{answer.base.name}{name}: {reached} {metric.title} ({' and '.join(answer.splits)}{lower})."
+    spread = f", {spread}" if (spread := words.base_spread(answer)) else ""
+    yield f"{answer.base.name}{name}: {reached} {metric.title} ({' and '.join(answer.splits)}{lower}){spread}."
     effects = f"Effects are differences to it{', on average over the settings' if answer.sweep else ''}"
     if answer.factorial:
         effects = "Effects are means of the runs with a change minus those without"
     unit = f", in{words.points(metric)}" if metric.unit else ""
-    yield f"{effects}{unit}, margin {answer.margin:g}; {words.common_claim(answer)}"
+    yield f"{effects}{unit}, margin {answer.margin:g}; {words.brief_claim(answer)}"
     if not answer.factorial:
         yield "Costs are ratios."
         yield from words.built_differently((arm.name, arm.cost) for arm in answer.arms)

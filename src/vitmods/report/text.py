@@ -16,7 +16,7 @@ from vitmods.study.answer import Answer, ArmAnswer, ArmCost, SettingAnswer
 from vitmods.study.grid import mean_of, show_value
 from vitmods.study.state import TrialRecord, shared_trials
 from vitmods.tasks.metrics import Metric
-from vitmods.util.text import grouped, listing, plural
+from vitmods.util.text import duration, grouped, listing, plural
 
 
 class Words(NamedTuple):
@@ -75,7 +75,8 @@ def headline(answer: Answer) -> str:
         ended = sum(trial.ended for trial in answer.trials)
         remaining = sum(not trial.ended and trial.arm not in stopped for trial in answer.trials)
         most = "at most " if answer.settings.get("until_decided") else ""
-        progress = f"{ended} of {most}{plural(ended + remaining, 'trial')} finished"
+        progress = f"{ended} of {most}{plural(ended + remaining, 'trial')}"
+        progress = f"Running: {progress}" if answer.running else f"{progress} finished"
         return "; ".join(filter(None, (progress, not_learned(answer))))
     if not_learned(answer):
         return f"{not_learned(answer)}: there are no verdicts."
@@ -106,6 +107,19 @@ def headline(answer: Answer) -> str:
     return " ".join(sentences)
 
 
+def running_text(answer: Answer) -> str:
+    """Say when the page of a running study was written, and from when on the run must have stopped; else empty."""
+    if (running := answer.running) is None:
+        return ""
+    left = "" if running.left_s is None else f" About {duration(running.left_s)} left."
+    written = f"Provisional: written on {running.written:%Y-%m-%d} at {running.written:%H:%M}.{left}"
+    late = "does not change for much longer than a trial takes"
+    if running.due is not None:
+        is_today = running.due.date() == running.written.date()
+        late = f"is still here at {running.due:%H:%M}" + ("" if is_today else f" on {running.due:%Y-%m-%d}")
+    return f"{written} This page reloads itself. If it {late}, the run has stopped: the same command resumes it."
+
+
 def not_learned(answer: Answer) -> str:
     """`base has not learned` if no arm can be compared with it, else empty."""
     verdicts = {effect.verdict for effect in answer.headline.values()}
@@ -133,9 +147,7 @@ def caveats(answer: Answer) -> list[str]:
 
 def common_claim(answer: Answer) -> str:
     """Describe what all intervals have in common and where their width comes from."""
-    decision, unit = answer.decision, points(answer.metric)
-    facts = [level_of(answer.headline.values()) + PAIRS * decision.of_pairs, decision.claim]
-    facts.append(answer.factorial.look if answer.factorial else decision.look)
+    decision, unit, facts = answer.decision, points(answer.metric), _claim(answer)
     if not math.isnan(decision.sd):
         facts.append(f"pooled sd {decision.sd:.2g}{unit}, {decision.df:.0f} df")
     if not math.isnan(decision.seed_share):
@@ -150,15 +162,39 @@ def common_claim(answer: Answer) -> str:
     elif fewest and not answer.sweep and not any(effect.failures or effect.base_failures for effect in effects):
         bound = f"95 % upper bound {100 * rate_bound(fewest):.0f} %"
         facts.append(f"0 of {plural(fewest, 'trial')} of an arm failed ({bound})")
-    # Arms with fewer seeds are compared with base over these seeds, not with the mean above the table.
+    return f"{'; '.join(filter(None, [*facts, _shared_seeds(answer)]))}."
+
+
+def brief_claim(answer: Answer) -> str:
+    """Describe what all intervals have in common, without where their width comes from."""
+    return f"{'; '.join(filter(None, [*_claim(answer), _shared_seeds(answer)]))}."
+
+
+def _claim(answer: Answer) -> list[str]:
+    """The level of the intervals, what they are about, and when the study is looked at."""
+    decision = answer.decision
+    level = level_of(answer.headline.values()) + PAIRS * decision.of_pairs
+    return [level, decision.claim, answer.factorial.look if answer.factorial else decision.look]
+
+
+def _shared_seeds(answer: Answer) -> str:
+    """The mean of base that each arm with fewer seeds is compared with, which is not the one above the table."""
     planned = len(answer.settings["seeds"])
     seeds = min(planned, answer.looks[-1].seeds if answer.looks else planned)
-    fewer = [effect for effect in effects if 0 < effect.n < seeds]
-    if fewer and not (answer.sweep or answer.factorial):
-        base = answer.base.name
-        means = (f"{e.base_mean:.{e.digits}f} for {e.arm} ({plural(e.n, 'seed')})" for e in fewer)
-        facts.append(f"effects are over the seeds that arm and {base} share, where {base} reaches {', '.join(means)}")
-    return f"{'; '.join(filter(None, facts))}."
+    fewer = [effect for effect in ranked_effects(answer) if 0 < effect.n < seeds]
+    if not fewer or answer.sweep or answer.factorial:
+        return ""
+    base = answer.base.name
+    means = (f"{e.base_mean:.{e.digits}f} for {e.arm} ({plural(e.n, 'seed')})" for e in fewer)
+    return f"effects are over the seeds that arm and {base} share, where {base} reaches {', '.join(means)}"
+
+
+def base_spread(answer: Answer) -> str:
+    """`sd 0.61 over 5 seeds`: how far base varies from seed to seed; empty with fewer than two scores."""
+    scores = [score for score in answer.base.scores.values() if score is not None]
+    if len(scores) < 2:
+        return ""
+    return f"sd {scale_of(answer.metric) * statistics.stdev(scores):.2g} over {plural(len(scores), 'seed')}"
 
 
 def on_new_images(answer: Answer) -> bool:

@@ -11,6 +11,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,20 @@ class ArmAnswer:
         return tuple(trial for trial in self.trials if trial.point == chosen and trial.seed in self.scores)
 
 
+@dataclass(frozen=True)
+class Running:
+    """A run that works on the study of an answer.
+
+    written: when the answer was read
+    left_s:  seconds until the last trial ends; None: unknown
+    due:     if the report is not written again by then, the run has stopped; None: unknown
+    """
+
+    written: datetime
+    left_s: float | None = None
+    due: datetime | None = None
+
+
 Costs = dict[Point, tuple[BaseCost | None, dict[str, ArmCost]]]
 """setting -> the costs of base and of each arm"""
 
@@ -222,6 +237,7 @@ class Answer:
     doubts:          what to know before acting on a verdict; part of the warnings
     path:            the study's folder
     curves:          the metric of `trials[...].curve`
+    running:         the run that works on the study, if it wrote this answer; part of the report alone
     """
 
     created: str
@@ -251,6 +267,7 @@ class Answer:
     curves: Metric | None = field(default=None, metadata=HIDDEN)
     samples: tuple[Sample, ...] = field(default=(), metadata=HIDDEN)
     path: Path = field(default=Path(), metadata=HIDDEN)
+    running: Running | None = field(default=None, metadata=HIDDEN)
 
     @classmethod
     def load(cls, path: str | Path, reference: str = BASE) -> Answer:

@@ -99,6 +99,8 @@ def options_from(values: Mapping[str, Any]) -> Options:
     return Options(**options)
 
 
+SEEDS, MOST = {None: 5, "factorial": 3}, {None: 16, "factorial": 8}
+"""By default, for each design: of a fixed study, and at most of one that runs until it is decided."""
 MOST_SEEDS = 10_000  # from this seed on trials are for tuning alone, never part of the answer
 
 if TYPE_CHECKING:  # the shell reads text; Python may also pass what a study resolves it to
@@ -221,6 +223,11 @@ class StudySettings:
                 )
             if self.generalize == "seeds":
                 raise UserError("With folds verdicts are about other images too: leave --generalize seeds out.")
+
+    @property
+    def usual_seeds(self) -> int:
+        """The number of seeds if it is not given, or the maximum of a study that runs until it is decided."""
+        return max((MOST if self.until_decided else SEEDS)["factorial" if self.design else None], self.folds or 0)
 
 
 def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,20 +22,20 @@ from vitmods.data.splits import SPLIT_FILE, write_split
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import resolve_on
 from vitmods.stats.sequential import LOOKS
-from vitmods.study.answer import Answer, costs_under, read_answer, read_costs
+from vitmods.study.answer import VIEWS, Answer, Running, costs_under, read_answer, read_costs
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.executors import Executor, Inline, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, Slurm
 from vitmods.study.executors.processes import Processes, Template
 from vitmods.study.plan import Evaluation, Rung, Settings, StudySettings, Work, make_measure, measure_of, trial_of
 from vitmods.study.prepare import PreparedStudy, build_arms, open_study, say, threads_for, user_functions, workers_for
+from vitmods.study.progress import LiveReport, Pace, Progress, earlier_paces
 from vitmods.study.reference import Reference, describe_base
 from vitmods.study.reuse import Pool
 from vitmods.study.schedule import (
     ENDLESS,
     MOST_FOR_COSTS,
     Budget,
-    Progress,
     Schedule,
     check_weights_are_there,
     seconds_after_trials,
@@ -44,6 +44,7 @@ from vitmods.study.state import Evaluated, StudyState, evaluated_of
 from vitmods.study.store import Facts, Plan, StudyFolder, read_object
 from vitmods.study.trial import TrialRunner, already_reported, answer_splits, base_config, logged_run, task_of
 from vitmods.tasks.base import DEFAULT, TASKS
+from vitmods.train.device import device_name as recorded_device
 from vitmods.train.device import resolve
 from vitmods.train.loggers import Logs
 from vitmods.util.address import address_of, named
@@ -51,7 +52,7 @@ from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 from vitmods.util.lease import Lease
 from vitmods.util.registry import check_reachable, plugins, spelled
-from vitmods.util.text import listing, plural
+from vitmods.util.text import duration, listing, plural
 
 if TYPE_CHECKING:
     from vitmods.study.estimate import Estimate
@@ -282,7 +283,8 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
             state = StudyState(folder, study.settings, evaluated_of(folder, facts))
             after_s = seconds_after_trials(budget, options.cost_seconds * len(study.settings.sweep.points))
             limit = replace(budget, seconds=budget.seconds and budget.seconds - after_s)
-            _work(study, state, limit, lease, pool, template)
+            report = _live_report(study, facts)
+            _work(study, state, limit, lease, pool, template, report)
         if planned and not is_settled and budget.seconds is not None:
             facts = _without_late_seeds(study, state, facts)
             state = StudyState(folder, study.settings, evaluated_of(folder, facts))
@@ -290,7 +292,7 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
         _measure_costs(study, state, budget)
         lease.look()
         answer = read_answer(folder, facts, study.settings)
-        answer.write()
+        answer.report() if report.is_running else answer.write()
         if options.log and answer.complete:
             log_verdicts(options.log, folder, facts, study.settings, answer)
     return answer
@@ -383,8 +385,24 @@ def template_for(options: StudyOptions, missing: int) -> Template | None:
     return Template(max(1, torch.get_num_threads() // workers)) if workers > 1 else None
 
 
+def _live_report(study: PreparedStudy, facts: Facts) -> LiveReport:
+    """Return what writes the report while trials run."""
+    settings, folder = study.settings, study.runner.folder
+
+    def write(running: Running | None) -> None:
+        VIEWS["html"](replace(read_answer(folder, facts, settings), running=running))
+
+    return LiveReport(write, study.options.cost_seconds * len(settings.sweep.points))
+
+
 def _work(
-    study: PreparedStudy, state: StudyState, budget: Budget, lease: Lease, pool: Pool, template: Template | None = None
+    study: PreparedStudy,
+    state: StudyState,
+    budget: Budget,
+    lease: Lease,
+    pool: Pool,
+    template: Template | None = None,
+    report: LiveReport | None = None,
 ) -> None:
     """Copy the missing trials that are finished elsewhere, and run the others as far as the budget lasts; failures are
     written to the trials' folders."""
@@ -403,11 +421,25 @@ def _work(
             steps[kind] = resolve_on(recipe, runner.dataset(recipe, work.setting, work.seed)).steps
         return steps[kind]
 
-    progress = Progress(lambda work: runner.folder.trial(trial_of(work)), steps_of, workers, quiet=not options.progress)
+    progress = Progress(
+        lambda work: runner.folder.trial(trial_of(work)),
+        steps_of,
+        workers,
+        quiet=not options.progress,
+        pace=Pace(earlier_paces(state, steps_of, recorded_device(options.device))),
+        ended=sum(record.ended for record in state.records.values()),
+        at_most=state.settings.until_decided,
+        limit_s=lambda: budget.left_s,
+        report=report,
+    )
     try:
         schedule = Schedule(state, progress, budget, options.keep_weights, lease)
         if schedule.left:
             make_executor(runner, options, workers, template).run(schedule)
+    except BaseException:
+        if report is not None:
+            report.stop()
+        raise
     finally:
         progress.close()
 
@@ -467,6 +499,8 @@ def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> N
             continue
         from vitmods.study.cost import measure
 
+        if seconds >= 1:
+            say(options, f"Measuring the costs of {plural(len(names), 'arm')}, up to {duration(seconds)}.")
         at_point = settings.at(point)
         try:
             built = build_arms(settings, point, num_classes)

@@ -20,7 +20,7 @@ from vitmods.study.arms import BASE, FunctionSpec, base_function, is_foreign, ma
 from vitmods.study.checkpoints import arms_in, seeds_of, use_trained_arms
 from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
 from vitmods.study.executors import StudyOptions
-from vitmods.study.plan import ImageOptions, Rung, Settings, StudySettings, check_plan, make_seeds
+from vitmods.study.plan import SEEDS, ImageOptions, Rung, Settings, StudySettings, check_plan, make_seeds
 from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from vitmods.study.schedule import Budget
 
 T = TypeVar("T", bound=StudyOptions | StudySettings | ImageOptions)
-SEEDS, MOST = {None: 5, "factorial": 3}, {None: 16, "factorial": 8}
-"""By default, for each design: of a fixed study, and at most of one that runs until it is decided."""
 FRESH = 5_000  # the first seed with which a best combination is confirmed
 USUAL_OPTIONS, USUAL_SETTINGS, USUAL_IMAGES = StudyOptions(), StudySettings(), ImageOptions()
 
@@ -91,10 +89,8 @@ class Study:
         chosen = {name: options.pop(name) for name in names.intersection(options)}
         settings = override(settings, chosen)
         images = override(images, options, "a study or its images", names)
-        design = "factorial" if settings.design else None
-        usual_seeds = max((MOST if settings.until_decided else SEEDS)[design], settings.folds or 0)
         trained = {} if start is None else arms_in(str(start))
-        usual: int | list[int] = (seeds_of(trained[BASE].start or "") if trained else []) or usual_seeds
+        usual: int | list[int] = (seeds_of(trained[BASE].start or "") if trained else []) or settings.usual_seeds
         chosen_seeds = make_seeds(usual if seeds is None else seeds)
         # Arms are made before the images, which may be many, are listed.
         chosen_arms = () if arms is None else make_arms(use_trained_arms(arms, trained) if trained else arms)

@@ -32,12 +32,13 @@ from vitmods.layers import DynamicTokenNorm
 from vitmods.tasks.metrics import Metric
 from vitmods.train.distributed import ALONE, Processes
 from vitmods.util.errors import UserError
-from vitmods.util.files import LenientStream, disk_errors, progress_console
+from vitmods.util.files import LenientStream, disk_errors, log, progress_console
 from vitmods.util.limits import parse_json, read_bytes, read_json
 from vitmods.util.registry import Registry
-from vitmods.util.text import flatten
+from vitmods.util.text import duration, flatten
 
 CLOSING_S = 60.0  # time for a logger to send its last rows before the trial continues without it
+FIRST_LINE_S = 20.0  # of training, after which a line has the time left where there is no bar
 DATA_WAIT_SHOWN = 0.05  # fraction of the time in which the model waits for images, from which the bar shows it
 GRADIENT, LAMBDA = "gradient/", "lambda"
 STEM, HEAD = "stem", "head"
@@ -254,14 +255,16 @@ class TensorBoard:
 class ProgressBar:
     """Steps done, loss, metrics of training steps, images/s and time left, on the terminal's error stream.
 
-    Silent if `shown` is false, in continuous integration (the variable CI is set) and without a terminal.
+    Without a terminal, and in continuous integration (the variable CI is set), one line reports the time left of a
+    training that takes longer. Silent if `shown` is false.
     """
 
     def __init__(self, shown: bool, title: str, total: int, done: int, metrics: Sequence[Metric] = ()) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
         from rich.table import Column
 
-        self._metrics = metrics
+        self._metrics, self._title, self._total = metrics, title, total
+        self._began, self._first, self._has_line = time.monotonic(), done, not shown
         self._bar = Progress(
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=24)),
             BarColumn(16),
@@ -287,6 +290,11 @@ class ProgressBar:
 
     def show(self, row: dict[str, Any]) -> None:
         """Show the newest training row."""
+        seconds = time.monotonic() - self._began
+        if self._bar.disable and not self._has_line and seconds >= FIRST_LINE_S and row["step"] > self._first:
+            self._has_line = True
+            left = duration(seconds / (row["step"] - self._first) * (self._total - row["step"]))
+            log(f"{self._title}: step {row['step']:,} of {self._total:,}, about {left} left")
         parts = [f"loss {row['loss']:.3f}"]
         parts += [f"{metric.title} {metric.shown(row[metric.name])}" for metric in self._metrics if metric.name in row]
         parts.append(f"{row['images_per_s']:.0f} images/s")
