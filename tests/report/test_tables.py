@@ -26,9 +26,9 @@ def printed(answer, **options):
 def test_nothing_is_cut_off(answer, width):
     text = render(answer, width)
     assert max(len(line) for line in text.splitlines() if not line.startswith("  vitmods ")) <= width
-    assert f"\n  {answer.command} --retrain dpn+rms\n" in text, "commands are whole, to be copied"
+    assert text.endswith(f"\n  {answer.command} --retrain dpn+rms"), "a command is whole, to be copied"
     assert "…" not in text
-    (head,) = (line for line in text.splitlines() if line.startswith(" arm"))
+    (head,) = (line for line in text.splitlines() if line.startswith("arm "))
     for heading in ("verdict", "effect", "seeds", "train", "infer", *(["memory", "params"] if width > 110 else [])):
         assert re.search(rf"\b{heading}\b", head)
     for effect in answer.effects.values():
@@ -41,10 +41,10 @@ def test_nothing_is_cut_off(answer, width):
 def test_the_best_arm_comes_first_and_the_worst_last(answer):
     text = render(answer)
     assert text.startswith("dpn+rms and dpn help; ")
-    table = text[text.index(" arm ") :]
+    table = text[text.index("\narm ") :]
     assert table.index("dpn+rms") < table.index("normformer") < table.index("post on MLP")
     assert "4 (−1)" in text, "a trial diverged"
-    assert text.index("1 of 5 post on MLP trials diverged") < text.index(" arm ")
+    assert text.index("1 of 5 post on MLP trials diverged") < text.index("\narm ")
 
 
 def test_names_are_neither_markup_nor_commands_to_the_terminal(answer, monkeypatch):
@@ -79,10 +79,45 @@ def test_an_unfinished_study_says_so_first(synthetic):
     assert command.endswith("--out runs/cifar10"), "a command that can be copied is one line, however long"
 
 
-def test_it_ends_in_what_now(answer):
-    last = render(answer, 80).partition("\nNext steps\n")[2].splitlines()
-    assert last[0] == "- Use dpn+rms: it helps."
-    assert last[-1] == "  vitmods export study/trials/dpn+rms/seed0 --to onnx"
+def test_it_ends_in_the_next_step_and_its_command(answer, synthetic):
+    def ending(answer):
+        return " ".join(render(answer, 80).partition("\nNext: ")[2].split())
+
+    assert ending(answer).startswith("Use dpn+rms: it helps. The report has more next steps. To deploy dpn+rms, train")
+    unfinished = ending(synthetic.make_answer("study", arms=1, missing=[(0, 4)]))
+    assert unfinished == f"Finish the study: re-running the command resumes it. {answer.command}"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"missing": [(3, 4)]},
+        {"diverge": [(1, 2)]},
+        {"rename": {1: "placement(attn=post,mlp=post)"}},
+        {"missing": [(arm, seed) for arm in range(-1, 4) for seed in range(5)]},
+    ],
+)
+def test_a_usual_study_fits_a_screen(synthetic, options):
+    """With the lines of report and results, and the prompt of the shell."""
+    lines = [line[i : i + 80] for line in render(synthetic.make_answer("study", arms=4, **options), 80).splitlines()
+             for i in range(0, max(len(line), 1), 80)]  # fmt: skip
+    assert len(lines) + 2 <= 25, "\n".join(lines)
+
+
+def test_warnings_take_a_few_lines_and_the_others_are_counted(synthetic):
+    doubts = tuple(f"Number {i}: {'long ' * 30}end." for i in range(4))
+    answer = dataclasses.replace(synthetic.make_answer("study", arms=1), doubts=doubts)
+    text = " ".join(render(answer, 80).split())
+    assert text.count("Warning: ") == 1
+    assert "end. The report has 3 more warnings." in text
+
+
+def test_base_has_its_spread(synthetic):
+    answer = synthetic.make_answer("study", arms=1, seeds=2)
+    first, second = (100 * score for score in answer.base.scores.values())
+    assert f", sd {abs(first - second) / 2**0.5:.2g} over 2 seeds." in " ".join(render(answer, 80).split())
+    assert ", sd " not in render(synthetic.make_answer("study", arms=1, seeds=1), 80)
 
 
 def test_what_makes_numbers_doubtful_is_printed(synthetic):

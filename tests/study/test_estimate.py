@@ -211,7 +211,8 @@ def test_a_dry_run_says_at_once_what_it_does_and_names_every_arm(tmp_path, capsy
     assert main(["compare", *few, "--dry-run", "--budget", "8trials", "--out", str(tmp_path / "a")]) == 0
     printed = capsys.readouterr()
     lines = printed.err.splitlines()
-    assert lines[0] == "Reading digits ..."
+    assert lines[0] == "Comparing dpn with base (mu/4) on digits, 5 seeds each."
+    assert lines[1] == f"Results: {tmp_path / 'a'}. Nothing is trained: a few steps of each arm are timed."
     assert [line.split(":")[0].split()[-1] for line in lines if " of 2  " in line] == ["base", "dpn"]
     assert "8 trials to run" in printed.out
     assert (

@@ -12,7 +12,8 @@ from vitmods.recipes import Recipe
 from vitmods.study.arms import make_arms
 from vitmods.study.executors import Inline
 from vitmods.study.plan import Settings, Trial, make_plan, make_seeds
-from vitmods.study.schedule import Budget, Progress, Schedule, make_budget
+from vitmods.study.progress import Progress
+from vitmods.study.schedule import Budget, Schedule, make_budget
 from vitmods.study.state import Evaluated, StudyState, decision_at, looks
 from vitmods.study.store import Plan, StudyFolder
 from vitmods.train.trial import write_scores
@@ -185,33 +186,6 @@ def test_a_budget_of_the_shell_needs_a_unit():
         make_budget("10")
     assert make_budget(10) == make_budget("10trials") == Budget(trials=10)
     assert make_budget("1.5h") == Budget(seconds=5400)
-
-
-def test_the_time_to_go_is_on_every_line_and_follows_from_seconds_a_step(tmp_path, monkeypatch, capsys):
-    """... of the trials that this run began: the second one was resumed after half of its steps."""
-    played, clock = (
-        Played(tmp_path, {"base": 0.8, "dpn": 0.8}, seeds=2, until_decided=False),
-        iter((0, 100, 100, 110, 110, 210)),
-    )
-    monkeypatch.setattr("vitmods.study.schedule.time.monotonic", lambda: float(next(clock)))
-    state, work = played.state(), list(played.state().records)
-    progress = Progress(
-        played.folder.trial, {work[0]: 100, work[1]: 100, work[2]: 300, work[3]: 500}.get, 1, quiet=False
-    )
-    for number, trial in enumerate(work[:3]):
-        progress.remaining(work[number + 1 :])
-        if number == 1:
-            played.folder.trial(trial).mkdir(parents=True)
-            (played.folder.trial(trial) / "metrics.jsonl").write_text('{"step": 50}\n')
-        progress.started(trial)
-        played.train(trial)
-        (played.folder.trial(trial) / "metrics.jsonl").write_text(f'{{"step": {progress._steps(trial)}}}\n')
-        state = played.state()
-        progress.ended(trial, None, state)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.partition("(")[2] for line in lines] == [
-        "100 s, about 15 min to go)", "10 s, about 13 min to go)", "100 s, about 4 min to go)"
-    ]  # fmt: skip
 
 
 def test_every_setting_of_a_sweep_has_its_own_base(tmp_path):

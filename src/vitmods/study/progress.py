@@ -32,6 +32,7 @@ _TAIL = 8192  # bytes that surely hold the last whole row of a metrics.jsonl
 RECENT = 5  # trials of a kind whose median pace counts: a machine may become faster or slower
 TELLING = 0.1  # of a trial's steps: its own pace is known from then on
 REFRESH_S = 0.5  # of the bar
+BAR_WIDTH, NAME_WIDTH = 10, 26  # at least, and at most, in columns
 REPORT_SHARE = 0.02  # of the time, at most, goes into the report of a running study
 REPORT_S = 1.0  # that a report is assumed to take before the first one is written
 PATIENCE = 2.0  # times the expected time until the next report, after which a run is taken to have stopped
@@ -45,7 +46,7 @@ def kind_of(work: Work) -> Kind:
     return trial.arm.name, ", ".join([*filter(None, (str(trial.setting), str(trial.point))), *split])
 
 
-class Pace:
+class StepTimes:
     """Seconds of a step of each kind of trial, measured in this run.
 
     Kinds that this run has not measured follow from earlier runs, whose paces count relative to each other once this
@@ -171,7 +172,7 @@ class Progress:
         workers: int,
         quiet: bool,
         *,
-        pace: Pace | None = None,
+        pace: StepTimes | None = None,
         ended: int = 0,
         at_most: bool = False,
         limit_s: Callable[[], float] = lambda: math.inf,
@@ -180,7 +181,7 @@ class Progress:
         """folder, steps: of a piece of work. workers: pieces of work at a time. ended: trials that earlier runs have
         ended. at_most: whether trials may turn out to be unnecessary. limit_s: seconds until the budget ends."""
         self._folder, self._steps, self.workers, self._quiet = folder, steps, workers, quiet
-        self._pace, self._ended, self._at_most, self._limit_s = pace or Pace(), ended, at_most, limit_s
+        self._pace, self._ended, self._at_most, self._limit_s = pace or StepTimes(), ended, at_most, limit_s
         self._report = report
         self._left: Collection[Work] = ()
         self._started: dict[Work, Started] = {}
@@ -312,30 +313,34 @@ class Progress:
     def _make_live(self) -> Any:
         from rich.live import Live
 
-        live = Live(console=progress_console(), auto_refresh=False, get_renderable=self.bar, transient=True)
+        console = progress_console()
+        live = Live(console=console, auto_refresh=False, get_renderable=lambda: self.bar(console.width), transient=True)
         live.start()
         return live
 
-    def bar(self) -> Any:
+    def bar(self, width: int) -> Any:
         """Return the bar for rich: trials done, the trial at work with its step, and the time left; one line."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
         with self._lock:
-            position, total = self._position() or ("", ""), self.total
-            done = float(self._ended)
+            name, step = self._position() or ("", "")
+            count, done, total = f"{self._ended}/{self.total}", float(self._ended), self.total
             for work in self._started:
                 steps = self._steps(work)
                 done += min(self._row(work).get("step", 0), steps) / steps
             left_s, _ = self.seconds_left()
         left = "measuring the time" if left_s is None else self._in_words(left_s)
+        room = width - len(count) - BAR_WIDTH - len(left) - 3  # of a narrow terminal for the trial
+        for_name = min(room - len(step) - 1, NAME_WIDTH)
+        shown = [text for text, is_shown in ((name, for_name >= 4), (step, room > len(step))) if is_shown]
         line = Table.grid(padding=(0, 1, 0, 0), expand=True)
         line.add_column(no_wrap=True)
-        line.add_column(ratio=1, min_width=10)
-        line.add_column(no_wrap=True, overflow="ellipsis", max_width=26)
-        line.add_column(no_wrap=True)
+        line.add_column(ratio=1, min_width=BAR_WIDTH)
+        for text in shown:
+            line.add_column(no_wrap=True, overflow="ellipsis", max_width=for_name if text is name else None)
         line.add_column(no_wrap=True, justify="right")
-        line.add_row(f"{self._ended}/{total}", ProgressBar(total=total or 1, completed=done), *position, left)
+        line.add_row(count, ProgressBar(total=total or 1, completed=done), *shown, left)
         return line
 
 

@@ -7,12 +7,13 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,7 @@ from vitmods.study.executors.clusters import RayCluster, Slurm
 from vitmods.study.executors.processes import Processes, Template
 from vitmods.study.plan import Evaluation, Rung, Settings, StudySettings, Work, make_measure, measure_of, trial_of
 from vitmods.study.prepare import PreparedStudy, build_arms, open_study, say, threads_for, user_functions, workers_for
-from vitmods.study.progress import LiveReport, Pace, Progress, earlier_paces
+from vitmods.study.progress import LiveReport, Progress, StepTimes, earlier_paces, kind_of
 from vitmods.study.reference import Reference, describe_base
 from vitmods.study.reuse import Pool
 from vitmods.study.schedule import (
@@ -284,7 +285,8 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
             after_s = seconds_after_trials(budget, options.cost_seconds * len(study.settings.sweep.points))
             limit = replace(budget, seconds=budget.seconds and budget.seconds - after_s)
             report = _live_report(study, facts)
-            _work(study, state, limit, lease, pool, template, report)
+            expected_s = {arm.arm: arm.trial_s for arm in planned.arms} if planned and not study.settings.sweep else {}
+            _work(study, state, limit, lease, pool, template, report, expected_s)
         if planned and not is_settled and budget.seconds is not None:
             facts = _without_late_seeds(study, state, facts)
             state = StudyState(folder, study.settings, evaluated_of(folder, facts))
@@ -403,9 +405,13 @@ def _work(
     pool: Pool,
     template: Template | None = None,
     report: LiveReport | None = None,
+    expected_s: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
     """Copy the missing trials that are finished elsewhere, and run the others as far as the budget lasts; failures are
-    written to the trials' folders."""
+    written to the trials' folders.
+
+    expected_s: arm -> seconds of a trial, as far as they were estimated
+    """
     runner, options = study.runner, study.options
     workers = study.workers(len(state.missing))  # before trials are copied: threads do not depend on what is found
     pool.copy(state)
@@ -421,12 +427,18 @@ def _work(
             steps[kind] = resolve_on(recipe, runner.dataset(recipe, work.setting, work.seed)).steps
         return steps[kind]
 
+    paces = earlier_paces(state, steps_of, recorded_device(options.device))
+    paces += [
+        (kind_of(trial), expected_s[trial.arm.name] / steps_of(trial))
+        for trial in state.records
+        if trial.arm.name in expected_s
+    ]
     progress = Progress(
         lambda work: runner.folder.trial(trial_of(work)),
         steps_of,
         workers,
         quiet=not options.progress,
-        pace=Pace(earlier_paces(state, steps_of, recorded_device(options.device))),
+        pace=StepTimes(paces),
         ended=sum(record.ended for record in state.records.values()),
         at_most=state.settings.until_decided,
         limit_s=lambda: budget.left_s,
