@@ -187,22 +187,23 @@ def train_base(arguments: Sequence[str]) -> int:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Compare, arguments, "compare", COMMON)
-    if "data" in (sweep := make_grid(options.settings.sweep, "--sweep").to_dict()):
-        return over_data(options, arguments, sweep)
-    if not options.quiet:  # importing torch takes seconds
+    sweeps_data = "data" in make_grid(options.settings.sweep, "--sweep").to_dict()
+    if not options.quiet and not sweeps_data:  # importing torch takes seconds
         print(f"Reading {options.dataset.data} ...", file=sys.stderr, flush=True)
     from vitmods.study.arms import find_line_up
     from vitmods.study.schedule import make_budget
 
     machine = replace(options.options, progress=not options.quiet)
     machine.check_here()
-    budget = make_budget(options.budget)
     named_line_ups = ((arm, line_up.name) for arm in options.arms or () if (line_up := find_line_up(arm)))
     tables = [arm for arm, name in named_line_ups if arm.strip() in (name, f"paper:{name}")]  # not `norms`
     if len(tables) > 1:
         raise UserError(f"A study has the bases and settings of one table: give one of {' and '.join(tables)}.")
     line_up = find_line_up(tables[0]) if tables else None
     task_given = any(re.match("--task(=|$)", word) for word in arguments)
+    if sweeps_data:
+        return over_data(options, arguments, line_up, task_given)
+    budget = make_budget(options.budget)
     study = make_study(fill_in(options, line_up, task_given) if line_up else options)
     names = [line_up.name] if line_up else []
     chooses = budget.seconds is not None and not (options.base or options.start)  # base is not known yet
@@ -236,25 +237,34 @@ def main(arguments: Sequence[str]) -> int:
     return max(_show(type(result).load(out)), FAILED if confirmed.failed else 0)
 
 
-def over_data(options: Compare, arguments: Sequence[str], sweep: dict[str, list[str]]) -> int:
+def over_data(options: Compare, arguments: Sequence[str], line_up: LineUp | None, task_given: bool) -> int:
     """Run a study for each data set, in a folder of its own, and answer over all of them; returns the exit code."""
+    from vitmods.data.sources import each_set
     from vitmods.stats import tables
     from vitmods.study.prepare import open_study
     from vitmods.study.state import over_studies
     from vitmods.study.store import StudyFolder, slug
 
     given = {"--data": any(re.match("--data(=|$)", word) for word in arguments), "--budget": options.budget is not None}
+    sweep = make_grid(options.settings.sweep, "--sweep").to_dict()
+    names = [name for spec in sweep["data"] for name in each_set(spec)]
     given |= {"--retrain": options.retrain is not None, "--pilot": options.pilot, "another sweep": len(sweep) > 1}
     if refused := [name for name, is_given in given.items() if is_given]:
         raise UserError(f"--sweep data=... excludes {refused[0]}: leave it out, or compare on each data set by itself.")
-    out = options.out or readable_folder("-".join(Path(name.partition("?")[0]).name for name in sweep["data"]))
+    folder = [line_up.name] if line_up else [Path(name.partition("?")[0]).name for name in sweep["data"]]
+    out = options.out or readable_folder("-".join(folder))
     machine = replace(options.options, progress=not options.quiet)
-    machine.check_here()
     alone = replace(options.settings, sweep=())
-    studies = {
-        name: make_study(replace(options, settings=alone, dataset=replace(options.dataset, data=name)))
-        for name in sweep["data"]
-    }
+    studies = {}
+    for name in names:
+        of_set = replace(options, settings=alone, dataset=replace(options.dataset, data=name))
+        quiet = options.quiet or bool(studies)  # what a line-up is, and what it sets, is told once
+        studies[name] = make_study(fill_in(replace(of_set, quiet=quiet), line_up, task_given) if line_up else of_set)
+    if any(study.settings.sweep for study in studies.values()):
+        raise UserError(
+            "--sweep data=... runs a study without another sweep on each data set: give one --base, and of a table with "
+            "a sweep its arms instead of paper:NAME."
+        )
     for name, study in studies.items() if not options.dry_run else ():  # check all before the first one runs
         with warnings.catch_warnings():  # which come again
             warnings.simplefilter("ignore")
