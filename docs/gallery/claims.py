@@ -30,14 +30,14 @@ are small: digits and photographs of 8 to 32 px, models of a few blocks.
 
 | status | the study's interval |
 | --- | --- |
-| seen here | lies on the claimed side of zero; of "no gain" or "no loss": ends before the effect that would contradict it |
+| seen here | lies on the claimed side of zero; of "no gain" or "no loss": ends before an effect that contradicts it |
 | not seen here | excludes the smallest published effect |
 | too wide to test | leaves both open, or its half-width is more than twice the largest published effect |
 | not run | no study of the gallery tests the claim; the reason follows |
 
-A claim without a published number is seen or not seen by the sign alone; "no gain" and "no loss" allow half a point. One
-study that contradicts a claim is enough for *not seen here*. Effects are in points, with simultaneous 95 % intervals.
-`vitmods paper claims` prints this list.
+A claim without a published number is seen or not seen by the sign alone; "no gain" and "no loss" allow half a point.
+One study that contradicts a claim is enough for *not seen here*. Effects are in points, with simultaneous 95 %
+intervals. `vitmods paper claims` prints this list.
 
 <!-- Written by docs/gallery/claims.py from src/vitmods/papers/tables. -->
 """

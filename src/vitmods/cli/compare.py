@@ -262,8 +262,8 @@ def over_data(options: Compare, arguments: Sequence[str], line_up: LineUp | None
         studies[name] = make_study(fill_in(replace(of_set, quiet=quiet), line_up, task_given) if line_up else of_set)
     if any(study.settings.sweep for study in studies.values()):
         raise UserError(
-            "--sweep data=... runs a study without another sweep on each data set: give one --base, and of a table with "
-            "a sweep its arms instead of paper:NAME."
+            "--sweep data=... runs a study without another sweep on each data set: give one --base, and instead of "
+            "paper:NAME of a table with a sweep its arms."
         )
     for name, study in studies.items() if not options.dry_run else ():  # check all before the first one runs
         with warnings.catch_warnings():  # which come again

@@ -196,7 +196,8 @@ class Claim:
             if study is None or arm not in study.effects:
                 raise ValueError(f"'{text}': the gallery has {f'no arm {arm!r} there' if study else 'no such study'}.")
             effects.append(StudyEffect(arm, *study.effects[arm]))
-        assert study is not None and self.direction is not None
+        assert study is not None
+        assert self.direction is not None
         each = {status_of(self.direction, self.points, effect.low, effect.high) for effect in effects}
         return Evidence(study, tuple(effects), _joint(each, every=True), self.direction)
 

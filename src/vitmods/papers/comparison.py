@@ -15,6 +15,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from vitmods.papers.claims import too_wide
+from vitmods.papers.figure import draw_comparison
 from vitmods.papers.table import TABLES, Published, Table, published
 from vitmods.report.figures import Inliner
 from vitmods.report.page import SECTIONS, Section
@@ -67,11 +68,19 @@ class Beside:
         return f"{signed(self.effect.effect, self.effect.digits)} {interval(self.effect)}"
 
     @property
+    def value(self) -> float:
+        """In percent, as papers print it."""
+        return self._scale * self.effect.effect
+
+    @property
     def interval(self) -> tuple[float, float]:
-        """In percent, as papers print it; NaN with too few seeds."""
-        scale = 100.0 if not self.effect.unit else 1.0
+        """In percent; NaN with too few seeds."""
         low, high = self.effect.interval
-        return scale * low, scale * high
+        return self._scale * low, self._scale * high
+
+    @property
+    def _scale(self) -> float:
+        return 100.0 if not self.effect.unit else 1.0
 
     @property
     def outcomes(self) -> tuple[Agreement, ...]:
@@ -190,7 +199,8 @@ def _to_html(answer: Answer, inline: Inliner) -> str:
     bases = dict.fromkeys(str(setting.values.get("base", answer.base.model.name)) for setting in answer.sweep)
     names = ", ".join(bases) or answer.base.model.name
     page = templates("vitmods.papers").get_template("comparison.html")
-    return page.render(paper=paper, table=paper.table, a=answer, base_names=names)
+    drawings = [draw_comparison(paper, inline, narrow) for narrow in (False, True)]
+    return page.render(paper=paper, table=paper.table, a=answer, base_names=names, drawings=drawings)
 
 
 def _to_text(answer: Answer) -> list[Any]:

@@ -301,8 +301,8 @@ def published(table: Table, arm: str) -> list[Published]:
         return []
     entries = []
     for base, setting in itertools.product(study.bases, study.points):
-        number = table[study.cell(base, label, **setting)]
-        reference = Number(0.0) if study.reference else table[study.cell(base, **setting)]
+        number = table.numbers.get(study.cell(base, label, **setting))
+        reference = Number(0.0) if study.reference else table.numbers.get(study.cell(base, **setting))
         if number is None or reference is None or not (number.certain and reference.certain):
             continue
         decimals = max(len(text.split(" ")[0].partition(".")[2]) for text in (number.text, reference.text))
