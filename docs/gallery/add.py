@@ -2,6 +2,9 @@
 
 An entry is an image, NAME.svg, and its facts, NAME.json, both from the study's folder. The page, docs/gallery.md, is
 made from the facts of all entries, sorted by `order`, then by name; without RUN only the page is rewritten.
+
+A study can test claims of the papers: name it in `tests` of a claim in src/vitmods/papers/tables/*.toml, then run
+`python docs/gallery/claims.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +13,12 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vitmods.stats.verdict import Effect
 
 HERE = Path(__file__).resolve().parent
 HEAD = """# Gallery
@@ -23,8 +31,13 @@ writes [the full report](report.md).
 """
 
 
-def facts_of(run: Path, name: str, title: str, says: str, order: int) -> dict[str, object]:
-    """Write the image of a study and return the facts for the page."""
+def facts_of(run: Path, name: str, title: str, says: str, order: int, against: Sequence[str]) -> dict[str, object]:
+    """Write the image of a study and return the facts for the page.
+
+    Facts that claims can be tested by, beside the effects: those against other arms than base, and those under each
+    setting of a sweep.
+    """
+    from vitmods.papers.comparison import table_of
     from vitmods.report import text
     from vitmods.study import Answer
 
@@ -35,6 +48,13 @@ def facts_of(run: Path, name: str, title: str, says: str, order: int) -> dict[st
         sys.exit(f"{run} was started from Python; the gallery shows commands: run it with `vitmods compare`.")
     answer.report(HERE / f"{name}.svg")
     environment = answer.environment
+    table = table_of(answer)
+    further = {}
+    for reference in dict.fromkeys([*against, *([table.study.reference] if table and table.study.reference else [])]):
+        other = Answer.load(run, reference)
+        further |= {f"{arm} against {reference}": shown(effect) for arm, effect in other.effects.items()}
+    for arm, effects in answer.over_settings.each.items() if answer.over_settings else ():
+        further |= {f"{arm} at {setting}": shown(effect) for setting, effect in effects.items() if effect.n}
     return {
         "title": title,
         "says": says,
@@ -48,8 +68,16 @@ def facts_of(run: Path, name: str, title: str, says: str, order: int) -> dict[st
         "base": answer.metric.shown(answer.base_mean) if answer.base_mean is not None else "",
         "trials": sum(trial.ended for trial in answer.trials),
         "seeds": max((effect.n for effect in answer.headline.values()), default=0),
-        "effects": {e.arm: f"{text.numbers(e)} {e.verdict}" for e in text.ranked_effects(answer)},
+        "effects": {effect.arm: shown(effect) for effect in text.ranked_effects(answer)},
+        **({"further": further} if further else {}),
     }
+
+
+def shown(effect: Effect) -> str:
+    """Format an effect as `+1.46 [+0.12, +2.79] helps`."""
+    from vitmods.report import text
+
+    return f"{text.numbers(effect)} {effect.verdict}"
 
 
 def public(command: str) -> str:
@@ -80,11 +108,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--title", help="heading of the entry")
     parser.add_argument("--says", help="one sentence: what was asked, and what came out")
     parser.add_argument("--order", type=int, default=100, help="place in the page; smaller comes first")
+    parser.add_argument("--against", nargs="*", default=[], help="arms that the others are compared with, beside base")
     options = parser.parse_args(arguments)
     if options.run is not None:
         if not (options.name and re.fullmatch(r"[a-z0-9-]+", options.name) and options.title and options.says):
             parser.error("an entry needs NAME (small letters, digits and -), --title and --says")
-        facts = facts_of(options.run, options.name, options.title, options.says, options.order)
+        facts = facts_of(options.run, options.name, options.title, options.says, options.order, options.against)
         (HERE / f"{options.name}.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", "utf-8")
     (HERE.parent / "gallery.md").write_text(page(HERE), encoding="utf-8")
 

@@ -1,6 +1,7 @@
+from .claims import Claim as Claim
+from .claims import Slip as Slip
 from .table import PAPERS as PAPERS
 from .table import TABLES as TABLES
-from .table import Claim as Claim
 from .table import Number as Number
 from .table import Paper as Paper
 from .table import Table as Table

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -15,12 +17,17 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from vitmods.cli.options import HELP_ALL, parse
+from vitmods.papers.claims import Status
 from vitmods.papers.cost import full_scale
-from vitmods.papers.table import TABLES, Table, covered
+from vitmods.papers.table import PAPERS, TABLES, Paper, Table, covered
 from vitmods.recipes import RECIPES
+from vitmods.study.arms import BASE
 from vitmods.tasks.base import TASKS
+from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.text import plural
+
+STYLES = {Status.SEEN: "green", Status.NOT_SEEN: "red", Status.TOO_WIDE: "", Status.NOT_RUN: "dim"}
 
 
 @dataclass(frozen=True)
@@ -30,8 +37,11 @@ class List:
     `paper show TABLE` prints one with the commands that run it. `paper run TABLE` accepts the options of `compare`, and
     fills in the arms of the table, and its task, bases and sweep where they are not given.
 
+    `paper claims` lists the claims of the papers' texts and what our studies say about them.
+
     examples:
       vitmods paper
+      vitmods paper claims --paper dpn
       vitmods paper show dpn-table6
       vitmods paper run dpn-table6 --data path/to/images --base Ti/4 S/4 --img-size 32 --budget 2h
     """
@@ -46,6 +56,28 @@ class ShowTable:
 
     table: Annotated[str, tyro.conf.Positional]
     """its name, e.g. dpn-table6; `vitmods paper` lists all"""
+    out: Path | None = None
+    """draw the gain of each arm by model into this file, .svg, .pdf or .png, instead of printing"""
+    study: Path | None = None
+    """with --out: draw the gains of the study in this folder"""
+    json: bool = False
+    """print JSON, for programs"""
+
+
+@dataclass(frozen=True)
+class Claims:
+    """List the claims of the papers' texts: whether our studies see the claimed effect, by which study, and slips.
+
+    seen here, not seen here: the interval of a study shows the effect, or excludes it. too wide to test: neither. not
+    run: no study tests it. docs/claims.md has the same list with links.
+
+    examples:
+      vitmods paper claims
+      vitmods paper claims --paper dpn
+    """
+
+    paper: str | None = None
+    """one paper: dpn, dtn, norm or tt; None: all"""
     json: bool = False
     """print JSON, for programs"""
 
@@ -58,10 +90,22 @@ def main(arguments: Sequence[str]) -> int:
     if action == "show":
         show = parse(ShowTable, words, "paper show")
         table = TABLES[show.table]
+        if show.study and not show.out:
+            raise UserError("--study needs --out FILE.svg: the figure to draw.")
+        if show.out:
+            _draw(table, show.out, show.study)
+            return 0
         print(json.dumps(_describe(table), indent=1)) if show.json else _print_table(table)
         return 0
+    if action == "claims":
+        claims = parse(Claims, words, "paper claims")
+        papers = [PAPERS[claims.paper]] if claims.paper else list(PAPERS.values())
+        print(json.dumps(_described(papers), indent=1)) if claims.json else _print_claims(papers)
+        return 0
     if action and not action.startswith("-") and action != "list":
-        raise UserError(f"Unknown action 'paper {action}': use `paper list`, `paper show TABLE` or `paper run TABLE`.")
+        raise UserError(
+            f"Unknown action 'paper {action}': use `paper list`, `paper claims`, `paper show TABLE` or `paper run TABLE`."
+        )
     options = parse(List, words if action == "list" else arguments, "paper")
     if options.json:
         print(json.dumps([_describe(table) for table in TABLES.values()], indent=1))
@@ -112,7 +156,46 @@ def _describe(table: Table) -> dict[str, Any]:
     if table.study and not blocked:
         commands = list(table.study.commands(table.name))
         facts |= {"full_scale": asdict(full_scale(table)), "covers": covered(table)}
-    return {**table.describe(), **facts, "commands": commands, "claims": [asdict(claim) for claim in table.claims]}
+    return {**table.describe(), **facts, "commands": commands, "claims": [claim.describe() for claim in table.claims]}
+
+
+def _described(papers: Sequence[Paper]) -> list[dict[str, Any]]:
+    return [{"paper": paper.name, **claim.describe()} for paper in papers for claim in paper.claims]
+
+
+def _draw(table: Table, out: Path, folder: Path | None) -> None:
+    from vitmods.papers.figure import draw_gains, save
+    from vitmods.study import Answer
+
+    reference = (table.study.reference if table.study else "") or BASE
+    save(draw_gains(table, Answer.load(folder, reference) if folder else None), out)
+    print(f"Figure: {named(out)}")
+
+
+def _print_claims(papers: Sequence[Paper]) -> None:
+    console = Console()
+    for paper in papers:
+        console.print(Text(f"{paper.authors}: {paper.title}", style="bold"))
+        counts = Counter(claim.status for claim in paper.claims)
+        console.print(Text(", ".join(f"{counts[status]} {status}" for status in Status if counts[status]), style="dim"))
+        grid = Grid(box=None, show_header=False, pad_edge=False, padding=(0, 2, 1, 0))
+        grid.add_column(no_wrap=True, min_width=max(map(len, Status)))
+        grid.add_column()
+        for claim in paper.claims:
+            text = Text.assemble(f"{claim.says} ", (f"({claim.where})", "dim"))
+            for slip in claim.slips:
+                text.append(f"\nbut {slip.says}", style="yellow")
+            if claim.points:
+                text.append(f"\npublished: {claim.effect} points")
+            for found in claim.evidence:
+                text.append(f"\n{found.study.name}: {found.outcome}", style="cyan")
+                for each in found.effects:
+                    text.append(f"\n  {each}")
+            if claim.why:
+                text.append(f"\n{claim.why}", style="dim")
+            grid.add_row(Text(claim.status, style=STYLES[claim.status]), text)
+        console.print(grid)
+    console.print(Text("The studies and their commands: docs/gallery.md, or --json.", style="dim"))
 
 
 def _print_list() -> None:

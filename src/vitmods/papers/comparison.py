@@ -14,6 +14,8 @@ from rich import box
 from rich.table import Table as Grid
 from rich.text import Text
 
+from vitmods.papers.claims import too_wide
+from vitmods.papers.figure import draw_comparison
 from vitmods.papers.table import TABLES, Published, Table, published
 from vitmods.report.figures import Inliner
 from vitmods.report.page import SECTIONS, Section
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
 PATCHES = (16, 8, 4, 2, 1)
 FEW = 3  # arms from which on a study is recognized as a table's only by its arms
-WIDE = 2  # half-widths above this multiple of the published difference test nothing
 
 
 class Agreement(StrEnum):
@@ -46,7 +47,7 @@ class Agreement(StrEnum):
         half = math.hypot((high - low) / 2, published.plus_minus)
         if abs((low + high) / 2 - published.difference) > half:
             return cls.INCONSISTENT
-        return cls.TOO_WIDE if half > WIDE * abs(published.difference) else cls.CONSISTENT
+        return cls.TOO_WIDE if too_wide(half, published.difference) else cls.CONSISTENT
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,19 @@ class Beside:
         return f"{signed(self.effect.effect, self.effect.digits)} {interval(self.effect)}"
 
     @property
+    def value(self) -> float:
+        """In percent, as papers print it."""
+        return self._scale * self.effect.effect
+
+    @property
     def interval(self) -> tuple[float, float]:
-        """In percent, as papers print it; NaN with too few seeds."""
-        scale = 100.0 if not self.effect.unit else 1.0
+        """In percent; NaN with too few seeds."""
         low, high = self.effect.interval
-        return scale * low, scale * high
+        return self._scale * low, self._scale * high
+
+    @property
+    def _scale(self) -> float:
+        return 100.0 if not self.effect.unit else 1.0
 
     @property
     def outcomes(self) -> tuple[Agreement, ...]:
@@ -142,7 +151,7 @@ def comparison(answer: Answer) -> Comparison | None:
         answer = Answer.load(answer.path, reference)
     rows: list[Beside] = []
     for arm in (arm.name for arm in answer.arms):
-        numbers = published(table, arm)
+        numbers = [number for number in published(table, arm) if _is_of(table, answer, number)]
         effect = answer.decision.effects.get(arm)
         if numbers and effect and effect.n:
             rows.append(Beside(arm, "", effect, tuple(numbers)))
@@ -158,6 +167,14 @@ def comparison(answer: Answer) -> Comparison | None:
     return Comparison(
         table, tuple(rows), f"{against}Models, data and training differ: expect the sign to match, not the size."
     )
+
+
+def _is_of(table: Table, answer: Answer, number: Published) -> bool:
+    """Return whether a number is of the answer's data set; true for tables of one data set."""
+    assert table.study is not None
+    sets = table.study.sweep.get("data", {})
+    name = str(answer.settings["data"]).partition("?")[0]
+    return not sets or any(sets[label] == name for label in sets if number.where.endswith(label))
 
 
 def _labels(table: Table, answer: Answer, values: Mapping[str, Any]) -> set[str]:
@@ -182,7 +199,8 @@ def _to_html(answer: Answer, inline: Inliner) -> str:
     bases = dict.fromkeys(str(setting.values.get("base", answer.base.model.name)) for setting in answer.sweep)
     names = ", ".join(bases) or answer.base.model.name
     page = templates("vitmods.papers").get_template("comparison.html")
-    return page.render(paper=paper, table=paper.table, a=answer, base_names=names)
+    drawings = [draw_comparison(paper, inline, narrow) for narrow in (False, True)]
+    return page.render(paper=paper, table=paper.table, a=answer, base_names=names, drawings=drawings)
 
 
 def _to_text(answer: Answer) -> list[Any]:

@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vitmods.papers.claims import Claim, Slip
 from vitmods.study.arms import LINE_UPS, LineUp
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.registry import Registry
@@ -51,20 +52,6 @@ class Number:
 
     def __str__(self) -> str:
         return self.text if self.certain else "?"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A statement of a paper's text about its tables (named without the paper), in our words; slip: what these tables
-    show if they disagree."""
-
-    where: str
-    says: str
-    tables: tuple[str, ...]
-    slip: str = ""
-
-    def __str__(self) -> str:
-        return f"The text ({self.where}): {self.says}.{f' But {self.slip}.' if self.slip else ''}"
 
 
 @dataclass(frozen=True)
@@ -172,7 +159,7 @@ class Table:
             tuple(study.bases.values()),
             study.task,
             study.metric,
-            {name: tuple(values.values()) for name, values in study.sweep.items()},
+            {name: tuple(values.values()) for name, values in study.sweep.items() if name != "data"},
             study.start,
         )
 
@@ -203,7 +190,7 @@ class TableStudy:
     bases: label -> model, at `img_size`.
     row, column: where the number of an arm is, with {base}, {arm}, or a field of the sweep in braces.
     beside: further arms, which are not in the table.
-    sweep: field -> label -> value, besides the bases.
+    sweep: field -> label -> value, besides the bases. Its data sets are not swept unless `--sweep data=` asks for it.
     reference: the arm that the table's numbers are differences to; empty: they are not differences.
     start: the trained weights that it needs, with `--from`; empty: new weights.
     user_data: data of a user, as written in the shell.
@@ -244,7 +231,7 @@ class TableStudy:
     def cell(self, base: str, arm: str | None = None, **setting: str) -> tuple[str, str]:
         """(row, column) of an arm by labels; None: of base."""
         labels = {"base": base, "arm": self.base if arm is None else arm, **setting}
-        return self.row.format_map(labels), self.column.format_map(labels)
+        return self.row.format_map(labels).strip(), self.column.format_map(labels).strip()
 
     def commands(self, name: str) -> tuple[str, str]:
         """The commands that run it on a user's images, and at the paper's scale with the first of its bases."""
@@ -253,9 +240,14 @@ class TableStudy:
         options += [f"--img-size {self.img_size}"] if self.img_size else []
         options += [f"--recipe {shlex.quote(self.recipe)}"] if self.recipe else []
         options += [f"--seeds {self.seeds}", self.options]
-        run = f"vitmods paper run {name} --data"
-        full = f"{run} {shlex.quote(self.data)}{start} {' '.join(options)}".rstrip()
-        return f"{run} {self.user_data}{start} --budget 2h", full
+        run = f"vitmods paper run {name}"
+        data = (
+            f"--sweep {shlex.quote(f'data={self.data}')}"
+            if "data" in self.sweep
+            else f"--data {shlex.quote(self.data)}"
+        )
+        full = f"{run} {data}{start} {' '.join(options)}".rstrip()
+        return f"{run} --data {self.user_data}{start} --budget 2h", full
 
 
 def read_paper(path: Path) -> None:
@@ -270,7 +262,11 @@ def read_paper(path: Path) -> None:
 
     values = tomllib.loads(path.read_text(encoding="utf-8"))
     defaults, studies, tables = (values.pop(name, {}) for name in ("defaults", "studies", "tables"))
-    paper = Paper(**values | {"claims": tuple(Claim(**tuples(claim)) for claim in values["claims"])})
+    claims = [
+        Claim(**tuples(claim) | {"slips": tuple(Slip(**tuples(slip)) for slip in claim.get("slips", ()))})
+        for claim in values["claims"]
+    ]
+    paper = Paper(**values | {"claims": tuple(claims)})
     PAPERS.add(paper.name, paper)
     for table in tables:
         name, study = f"{paper.name}-{table['name']}", table.get("study")
@@ -305,8 +301,8 @@ def published(table: Table, arm: str) -> list[Published]:
         return []
     entries = []
     for base, setting in itertools.product(study.bases, study.points):
-        number = table[study.cell(base, label, **setting)]
-        reference = Number(0.0) if study.reference else table[study.cell(base, **setting)]
+        number = table.numbers.get(study.cell(base, label, **setting))
+        reference = Number(0.0) if study.reference else table.numbers.get(study.cell(base, **setting))
         if number is None or reference is None or not (number.certain and reference.certain):
             continue
         decimals = max(len(text.split(" ")[0].partition(".")[2]) for text in (number.text, reference.text))

@@ -141,7 +141,7 @@ _TEST = 0.2  # fraction of a set without splits of its own: VTAB's for EuroSAT, 
 _LISTS = {"train": "train800.txt", "val": "val200.txt", "test": "test.txt"}
 
 
-@published_set("vtab")
+@published_set("vtab", parts=tuple(TASKS))
 def vtab(spec: Spec) -> Source:
     """The task that the spec names: from lists, class folders or torchvision's set, whichever is there first."""
     root, name = spec.folder, spec.rest

@@ -1,0 +1,130 @@
+"""Rewrite what follows from the claims of the papers and the studies of the gallery: `python docs/gallery/claims.py`.
+
+- src/vitmods/papers/tables/studies.json: the numbers of the gallery's entries, for the package;
+- docs/claims.md: each claim with its status;
+- the line of statuses on the page of each change that a claim is about.
+
+The claims are in src/vitmods/papers/tables/*.toml.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vitmods.papers import PAPERS, TABLES
+from vitmods.papers.claims import STUDIES, Claim, Status, studies
+
+DOCS = Path(__file__).resolve().parents[1]
+GALLERY = DOCS / "gallery"
+LINE = re.compile(r"^<!-- claims -->\n.*\n", re.M)
+_EFFECT = re.compile(r"([+−]?[\d.]+) \[([+−]?[\d.]+), ([+−]?[\d.]+)\] .+")
+HEAD = """# Claims of the papers
+
+Every claim of the five documents, in our words, and what the [gallery](gallery.md)'s studies say about it. Our studies
+are small: digits and photographs of 8 to 32 px, models of a few blocks.
+
+| status | the study's interval |
+| --- | --- |
+| seen here | lies on the claimed side of zero; of "no gain" or "no loss": ends before an effect that contradicts it |
+| not seen here | excludes the smallest published effect |
+| too wide to test | leaves both open, or its half-width is more than twice the largest published effect |
+| not run | no study of the gallery tests the claim; the reason follows |
+
+A claim without a published number is seen or not seen by the sign alone; "no gain" and "no loss" allow half a point.
+One study that contradicts a claim is enough for *not seen here*. Effects are in points, with simultaneous 95 %
+intervals. `vitmods paper claims` prints this list.
+
+<!-- Written by docs/gallery/claims.py from src/vitmods/papers/tables. -->
+"""
+
+
+def studies_of(gallery: Path = GALLERY) -> dict[str, dict[str, Any]]:
+    """Read the numbers of the gallery's entries."""
+    entries = {}
+    for path in sorted(gallery.glob("*.json")):
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        numbers = {arm: _numbers(text) for arm, text in {**facts["effects"], **facts.get("further", {})}.items()}
+        kept = {name: facts[name] for name in ("title", "command", "date", "machine", "metric")}
+        entries[path.stem] = kept | {"effects": {arm: values for arm, values in numbers.items() if values}}
+    return entries
+
+
+def _numbers(text: str) -> list[float]:
+    """Read an effect and its interval; empty for an effect without an interval."""
+    match = _EFFECT.fullmatch(text)
+    return [float(number.replace("−", "-")) for number in match.groups()] if match else []
+
+
+def page() -> str:
+    """Build docs/claims.md."""
+    parts = [
+        HEAD,
+        f"All {sum(len(paper.claims) for paper in PAPERS.values())} claims: "
+        f"{_counted(claim for paper in PAPERS.values() for claim in paper.claims)}.\n",
+    ]
+    for paper in PAPERS.values():
+        parts.append(f"## {paper.title}\n\n[{paper.authors}]({paper.url}). {_counted(paper.claims)}.\n")
+        parts += [_entry(paper.name, claim) for claim in paper.claims]
+    return "\n".join(parts)
+
+
+def _entry(paper: str, claim: Claim) -> str:
+    tables = ", ".join(f"`{paper}-{name}`" for name in claim.tables if f"{paper}-{name}" in TABLES)
+    text = f"**{claim.status}** · {_capital(claim.says)}. *{_capital(claim.where)}{f'; {tables}' if tables else ''}.*"
+    lines = [f"- {text}", *(f"  - But {slip.says}." for slip in claim.slips)]
+    if claim.points:
+        lines.append(f"  - Published: {claim.effect} points.")
+    for found in claim.evidence:
+        effects = "; ".join(map(str, found.effects))
+        lines.append(f"  - [{found.study.title}](gallery.md#{found.study.anchor}): {found.outcome}. {effects}.")
+    if not claim.tests:
+        lines.append(f"  - Not run: {claim.why}.")
+    return "\n".join(lines) + "\n"
+
+
+def _capital(text: str) -> str:
+    return text if text[1].isupper() else text[0].upper() + text[1:]  # hMLP
+
+
+def _counted(claims: Iterable[Claim]) -> str:
+    counts = Counter(claim.status for claim in claims)
+    shown = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
+    return shown
+
+
+def card_lines() -> Mapping[str, str]:
+    """Build the line of each change that a claim is about: its claims by status."""
+    by_change: dict[str, list[Claim]] = {}
+    for paper in PAPERS.values():
+        for claim in paper.claims:
+            for change in claim.changes:
+                by_change.setdefault(change, []).append(claim)
+    return {
+        change: f"<!-- claims -->\nThe papers' [claims](../claims.md) about it, in our studies: {_counted(claims)}.\n"
+        for change, claims in by_change.items()
+    }
+
+
+def on_card(text: str, line: str) -> str:
+    """Put the line at the end of a page's published numbers, instead of an earlier one."""
+    start, heading, rest = LINE.sub("", text).partition("\n## Our numbers\n")
+    assert heading
+    return f"{start.rstrip()}\n\n{line}{heading}{rest}"
+
+
+def main() -> None:
+    STUDIES.write_text(json.dumps(studies_of(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    studies.cache_clear()
+    (DOCS / "claims.md").write_text(page(), encoding="utf-8")
+    for change, line in card_lines().items():
+        path = DOCS / "changes" / f"{change}.md"
+        path.write_text(on_card(path.read_text(encoding="utf-8"), line), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
