@@ -240,7 +240,9 @@ def pets(tmp_path):
 
 def test_data_checks_a_folder(pets, capsys, tmp_path):
     assert main(["data", str(tmp_path / "images"), "--out", str(tmp_path / "check")]) == 0
-    assert "cat" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "cat" in printed.out
+    assert printed.err.startswith(f"Reading {tmp_path / 'images'} ...")
     assert json.loads((tmp_path / "check" / "data.json").read_text())["classes"] == ["cat", "dog"]
     (tmp_path / "images" / "cat" / "broken.jpg").write_text("no image")
     assert main(["data", str(tmp_path / "images")]) == 1

@@ -52,6 +52,6 @@ def test_a_tutorial_runs_and_ends_with_an_answer(page, photos, tmp_path, monkeyp
     if made := ENDS_WITH.get(page.stem):
         assert (tmp_path / made).read_text().startswith("<svg"), f"{made} is what the reader looks at"
     else:
-        assert names["found"]["dpn"].n == 3
+        assert names["decision"]["dpn"].n == 3
     links = text.partition("## Next steps\n")[2]
     assert links.count("](../") >= 3

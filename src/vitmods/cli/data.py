@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -67,6 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] == "pack":
         return _pack(parse(Pack, arguments[1:], "data pack"))
     options = parse(Data, arguments, "data")
+    print(f"Reading {options.source} ...", file=sys.stderr, flush=True)
     from vitmods.data import check
 
     checked = check(options.source, **asdict(options.split))

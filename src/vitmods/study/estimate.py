@@ -70,6 +70,7 @@ SAFE_SEEDS = 5  # one more, for trials that are slower than planned
 MARGIN = 0.08  # of a time budget: trials may be slower than the steps that were timed
 START_S = 10.0  # of workers: they import what they need and read the images
 MOST_LONGER = 1.3  # times the epochs, if a budget leaves time
+FEWEST_STEPS = 150  # of a training that a budget shortens: after fewer, small models have learned next to nothing
 USUAL_DISAGREEMENT, USUAL_DF = 0.3, 3.0  # of two trials with other seeds; how sure that is
 USUAL_DIFFERENCE = 0.05  # of the images, whatever the seed, between an arm and base after a short training
 LEAST_BYTES = 600 * 2**20  # of a trial
@@ -543,7 +544,8 @@ def choose(
 ) -> tuple[PreparedStudy, Estimate]:
     """Open the first study of the rungs that fits a time budget, with all epochs or half of them, and estimate it.
 
-    The last rung is tried with ever fewer epochs. If nothing fits, the estimate has the reason.
+    The last rung is tried with ever fewer epochs, down to FEWEST_STEPS steps, and then with FEWEST seeds. If nothing
+    fits, the estimate has the reason.
 
     rungs: from the largest to the smallest.
     """
@@ -552,7 +554,8 @@ def choose(
         lengths = [recipe.epochs]
         if "epochs" in settings.open and recipe.steps is None:
             halvings = recipe.epochs.bit_length() if rung is rungs[-1] else 2
-            lengths = [recipe.epochs >> halved for halved in range(halvings) if recipe.epochs >> halved]
+            fewest = max(1, math.ceil(FEWEST_STEPS * recipe.batch_size / rung.images)) if rung.images else 1
+            lengths += [shorter for i in range(1, halvings) if (shorter := recipe.epochs >> i) >= fewest]
         seeds = len(settings.seeds) if seeds_given else CHOSEN_SEEDS
         training_s = time_trainings(rung, seeds * len(settings.every_arm), options)
         for epochs in lengths:
@@ -560,7 +563,7 @@ def choose(
             if not is_last and training_s * epochs / recipe.epochs > budget.left_s:
                 continue  # before the images are read at this size
             study = open_study(folder, settings.with_recipe(epochs=epochs) if len(lengths) > 1 else settings, options)
-            planned = estimate(study, budget, command, seeds_given, CHOSEN_SEEDS)
+            planned = estimate(study, budget, command, seeds_given, FEWEST if is_last else CHOSEN_SEEDS)
             fits = planned.refused is None and planned.total_s <= planned.available_s
             if fits and len(lengths) > 1 and not settings.until_decided:
                 planned = lengthen(planned, recipe.epochs, seeds_given)
