@@ -24,7 +24,7 @@ from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 from vitmods.util.registry import plugin_options
-from vitmods.util.text import first_of, listing, plural
+from vitmods.util.text import first_of, plural
 
 if TYPE_CHECKING:
     from vitmods.study import Answer, Study
@@ -199,16 +199,16 @@ def main(arguments: Sequence[str]) -> int:
     if len(tables) > 1:
         raise UserError(f"A study has the bases and settings of one table: give one of {' and '.join(tables)}.")
     line_up = find_line_up(tables[0]) if tables else None
-    if not (options.quiet or sweeps_data):  # over_data announces each study
+    if not (options.quiet or sweeps_data):  # over_data announces all of its studies
         _announce(options, line_up)
     from vitmods.study.schedule import make_budget
 
     machine = replace(options.options, progress=not options.quiet)
     machine.check_here()
+    budget = make_budget(options.budget)
     task_given = any(re.match("--task(=|$)", word) for word in arguments)
     if sweeps_data:
         return over_data(options, arguments, line_up, task_given)
-    budget = make_budget(options.budget)
     study = make_study(fill_in(options, line_up, task_given) if line_up else options)
     names = [line_up.name] if line_up else []
     chooses = budget.seconds is not None and not (options.base or options.start)  # base is not known yet
@@ -283,3 +283,132 @@ def over_data(options: Compare, arguments: Sequence[str], line_up: LineUp | None
     given |= {"--retrain": options.retrain is not None, "--pilot": options.pilot, "another sweep": len(sweep) > 1}
     if refused := [name for name, is_given in given.items() if is_given]:
         raise UserError(f"--sweep data=... excludes {refused[0]}: leave it out, or compare on each data set by itself.")
+    folder = [line_up.name] if line_up else [Path(name.partition("?")[0]).name for name in sweep["data"]]
+    out = options.out or readable_folder("-".join(folder))
+    if not options.quiet:
+        arms = first_of(options.arms or USUAL_ARMS, 6)
+        announce(f"Comparing {arms} with base on {first_of(names, 6)}, a study for each", str(out))
+    machine = replace(options.options, progress=not options.quiet)
+    alone = replace(options.settings, sweep=())
+    studies = {}
+    for name in names:
+        of_set = replace(options, settings=alone, dataset=replace(options.dataset, data=name))
+        quiet = options.quiet or bool(studies)  # what a line-up is, and what it sets, is told once
+        studies[name] = make_study(fill_in(replace(of_set, quiet=quiet), line_up, task_given) if line_up else of_set)
+    if any(study.settings.sweep for study in studies.values()):
+        raise UserError(
+            "--sweep data=... runs a study without another sweep on each data set: give one --base, and instead of "
+            "paper:NAME of a table with a sweep its arms."
+        )
+    for name, study in studies.items() if not options.dry_run else ():  # check all before the first one runs
+        with warnings.catch_warnings():  # which come again
+            warnings.simplefilter("ignore")
+            open_study(StudyFolder(out / slug(name)), study.settings, replace(machine, progress=False))
+    command, results = shlex.join(["vitmods", "compare", *arguments, *plugin_options()]), []
+    for name, study in studies.items():
+        run: dict[str, Any] = {"options": machine, "command": command}
+        if options.dry_run:
+            print(f"{name}:\n{study.dry_run(out / slug(name), **run)}\n")
+        else:
+            if not options.quiet:
+                print(f"{name}:", file=sys.stderr, flush=True)
+            results.append(study.run(out / slug(name), **run))
+    if options.dry_run:
+        return 0
+    over = over_studies(result.path for result in results)
+    write_json(out / "over_data.json", over.to_dict())
+    for arm, effects in over.each.items():
+        print(f"{arm} on each data set:\n{tables.text(list(effects.values()))}\n")
+    print(f"On average over {len(results)} data sets:\n{over}\n")
+    for result in results:
+        print(f"Report: {named(result.report())}")
+    for failure in (failure for result in results for failure in result.failed):
+        print(f"failed: {failure}", file=sys.stderr)
+    return FAILED if any(result.failed for result in results) else 0
+
+
+def fill_in(options: Compare, line_up: LineUp, task_given: bool) -> Compare:
+    """Use the bases, the sweep, the task and the metric of a line-up where the command line does not set them.
+
+    Raises UserError where a line-up needs trained weights and none are given, or where an arm that changes the model
+    would start from base's, which were trained without the change.
+    """
+    from vitmods.study.arms import arms_from_text
+    from vitmods.study.checkpoints import arm_names
+    from vitmods.study.defaults import defaults_for
+
+    if line_up.start and options.start is None:
+        raise UserError(f"{line_up.name} starts from trained weights: add --from, {line_up.start}.")
+    if line_up.start and options.start:
+        changed = [arm.name for text in line_up.arms for arm in arms_from_text(text) if arm.changes]
+        if missing := " ".join(name for name in changed if name not in arm_names(options.start)):
+            raise UserError(
+                f"{options.start} lacks weights of {missing}, and {line_up.name} compares models trained with and "
+                "without the change: give --from the folder of a study with both. What the change does to trained "
+                f"weights of base is another question: `vitmods compare --from {options.start} --arms {missing}`."
+            )
+    task = options.dataset.task if task_given else line_up.task
+    using = [f"--task {task}"] if task != options.dataset.task else []
+    bases, sweep = options.base, make_grid(options.settings.sweep, "--sweep").to_dict()
+    if line_up.bases and not (bases or options.start or "base" in sweep):
+        patch = defaults_for(options.dataset.data).base.rpartition("/")[2]
+        bases = tuple(line_up.scaled(int(patch) if patch.isdigit() else 16))
+        using.append(f"--base {' '.join(bases)}")
+    if not sweep:
+        sweep = {name: list(values) for name, values in line_up.sweep.items()}
+        using += [f"--sweep {name}={','.join(map(str, values))}" for name, values in sweep.items()]
+    metric = options.settings.metric
+    if metric is None and line_up.metric:
+        metric = line_up.metric
+        using.append(f"--metric {metric}")
+    if not options.quiet:
+        note(f"{line_up.title}.{' Using ' if using else ''}{' '.join(using)}")
+    settings = replace(options.settings, sweep=sweep, metric=metric)
+    return replace(options, dataset=replace(options.dataset, task=task), base=bases, settings=settings)
+
+
+def make_study(options: Compare) -> Study:
+    """Make the study of these options; base, which is part of every study, need not be an arm."""
+    from vitmods.study import Study
+    from vitmods.study.arms import BASE
+    from vitmods.study.checkpoints import arm_names
+
+    texts = options.arms
+    if texts is None:
+        texts = (arm_names(options.start) if options.start else ()) or USUAL_ARMS
+    names_of_base = {BASE, "full"} if options.training.overrides.get("train", ALL) == ALL else {BASE}
+    for arm in sorted(names_of_base.intersection(map(str.strip, texts))):
+        subject = BASE if arm == BASE else f"{arm}, which is base here,"
+        note(f"{subject} is always part of a study and need not be given as an arm.")
+    settings = options.settings
+    if len(options.base) > 1:
+        sweep = make_grid(settings.sweep, "--sweep").to_dict()
+        if "base" in sweep:
+            raise UserError("--base and --sweep base=... both list bases: leave one of the two out.")
+        settings = replace(settings, sweep={"base": options.base, **sweep})
+    metric = settings.metric if isinstance(settings.metric, Measure) else measure_of(options.dataset.task)
+    return Study(
+        options.base[0] if options.base else None,
+        [arm for arm in texts if arm.strip() not in names_of_base],
+        options.dataset.data,
+        options.training,
+        seeds=options.max_seeds if settings.until_decided else options.seeds,
+        task=options.dataset.task,
+        start=options.start,
+        settings=replace(settings, metric=Measure(metric.name, options.protocols)),
+        images=options.dataset,
+    )
+
+
+def _show(result: Answer) -> int:
+    from vitmods.report import print_answer
+
+    report = result.report()
+    print_answer(result)
+    print(f"Report: {named(report)}\nResults: {named(result.path / 'results.csv')}, results.json")
+    if result.complete:
+        return 0
+    for failure in result.failed:
+        print(f"failed: {failure}", file=sys.stderr)
+    print("The study is not complete; the same command runs what is missing.", file=sys.stderr)
+    return FAILED if result.failed else 0  # a budget that ends is no failure
