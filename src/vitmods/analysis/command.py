@@ -16,8 +16,8 @@ from vitmods.cli.options import parse
 class Analyse:
     """Look inside models: draw what the papers plot, with the numbers as CSV and a page that shows all.
 
-    Writes index.html, and NAME.svg, NAME.png and NAME.csv of each figure. What cannot be made of a model is listed with
-    the reason.
+    Writes index.html, and NAME.svg, NAME.pdf, NAME.png and NAME.csv of each figure. What cannot be made of a model is
+    listed with the reason.
 
     examples:
       vitmods analyse runs/pets     (a study: its arms in one figure)

@@ -1,10 +1,9 @@
-"""Figures of models as a page and as files: SVG, PNG, and their numbers as CSV."""
+"""Figures of models as a page and as files: SVG, PDF, PNG, and their numbers as CSV."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from markupsafe import Markup
 from vitmods.analysis import FIGURES, Examined, FigureKind, NotHere
 from vitmods.analysis.examine import arms_of
 from vitmods.analysis.figure import Arrays
-from vitmods.report.figures import Inliner, fixed_settings, standalone
+from vitmods.report.figures import FORMATS, Inliner, file_of
 from vitmods.report.page import SECTIONS, Section
 from vitmods.report.templates import templates
 from vitmods.study.answer import Answer
@@ -24,7 +23,6 @@ from vitmods.util.text import grouped
 WIDEST = 460
 """Width in pixels above which figures scroll instead of shrinking on narrow screens."""
 FEW = 6
-_PIXELS_PER_INCH = 144
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ def alternative(kind: FigureKind, models: Mapping[str, Arrays]) -> str:
 def write_gallery(
     title: str, kinds: Sequence[FigureKind], models: Sequence[Examined], folder: Path, every: bool = False
 ) -> Gallery:
-    """Draw the figures into a folder: index.html, and .svg, .png and .csv of each under its name.
+    """Draw the figures into a folder: index.html, and .svg, .pdf, .png and .csv of each under its name.
 
     `every`: no figure was asked for by name, so figures that compare scores are not reported as missing.
 
@@ -103,15 +101,12 @@ def write_gallery(
     missing = [(kind, reason) for kind, reason in missing if not (every and kind.needs == "scores")]
     page = folder / "index.html"
     values = {"title": title, "shown": figures, "missing": missing, "models": models}
-    texts = {page: templates("vitmods.analysis").get_template("gallery.html").render(values, files=True)}
+    contents = {page: templates("vitmods.analysis").get_template("gallery.html").render(values, files=True).encode()}
     for figure in figures:
         path = folder / figure.kind.name
-        texts |= {path.with_suffix(".csv"): figure.csv, path.with_suffix(".svg"): standalone(figure.drawn)}
-        png = partial(figure.drawn.savefig, format="png", dpi=_PIXELS_PER_INCH, metadata={"Software": None})
-        with fixed_settings():
-            write_atomically(path.with_suffix(".png"), png)
-    for path, text in texts.items():
-        content = text.encode()
+        contents[path.with_suffix(".csv")] = figure.csv.encode()
+        contents |= {path.with_suffix(f".{kind}"): file_of(figure.drawn, kind) for kind in FORMATS}
+    for path, content in contents.items():
         write_atomically(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
     return Gallery(page, tuple(figures), tuple(missing))
 

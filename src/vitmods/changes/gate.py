@@ -25,7 +25,10 @@ class GatedAttention(Change):
 
     name = "gate"
     title = "Gated attention"
-    paper = "Qiu et al.: Gated Attention for Large Language Models. NeurIPS 2025"
+    paper = (
+        "Qiu et al.: Gated Attention for Large Language Models: Non-linearity, Sparsity, and Attention-Sink-Free. "
+        "NeurIPS 2025"
+    )
     url = "https://arxiv.org/abs/2505.06708"
     summary = "Multiplies what the heads of attention read by gates that each token sets, before the output projection."
     cost = "width (width + 1) parameters and width^2 multiply-adds a token and block (per=head: heads for one width)"

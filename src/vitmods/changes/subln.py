@@ -25,7 +25,7 @@ class SubLN(Change):
 
     name = "subln"
     title = "Sub-LN"
-    paper = "Wang et al.: Foundation Transformers (Magneto). 2022"
+    paper = "Wang et al.: Foundation Transformers. 2022"
     url = "https://arxiv.org/abs/2210.06423"
     summary = "Adds a norm before the output projection of attention and before the second layer of the MLP."
     cost = "2 (width + width of the MLP) parameters a block; no multiply-adds"

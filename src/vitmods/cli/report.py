@@ -13,6 +13,10 @@ import tyro
 from vitmods.cli.options import parse
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
+from vitmods.util.text import listing
+
+KINDS = (".html", ".svg", ".pdf", ".png")
+"""what `--out` of a report may end with"""
 
 
 @dataclass(frozen=True)
@@ -22,16 +26,29 @@ class Report:
     examples:
       vitmods report runs/digits-mu3-2
       vitmods report runs/digits-mu3-2 --out answer.html
-      vitmods report runs/digits-mu3-2 --out answer.svg     (an image: the sentence and the intervals)
+      vitmods report runs/digits-mu3-2 --out answer.pdf     (a figure: the sentence and the intervals; also svg, png)
+      vitmods report runs/digits-mu3-2 --copy bibtex > citations.bib
+      vitmods report runs/digits-mu3-2 --copy methods
       vitmods report runs/digits-mu3-2 --reference dpn --out against-dpn.html     (all others against dpn)
     """
 
     folder: Annotated[Path, tyro.conf.Positional]
     """the study's folder or address"""
     out: Path | None = None
-    """where the report goes, .html, or .svg for an image of the verdicts; None: report.html in the folder"""
+    """where the report goes: .html, or .svg, .pdf or .png for a figure of the verdicts; None: report.html in the
+    folder"""
     reference: str = "base"
     """the arm that all others are compared with"""
+    copy: Literal["latex", "markdown", "bibtex", "methods"] | None = None
+    """print one text for a paper and write nothing: the table as LaTeX or Markdown, citations of the changes as BibTeX,
+    or a paragraph that describes the methods"""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for options that exclude each other, and for a report of another kind."""
+        if self.copy is not None and self.out is not None:
+            raise UserError("--copy prints and --out writes a file: leave one of the two out.")
+        if self.out is not None and self.out.suffix.lower() not in KINDS:
+            raise UserError(f"The report {self.out} must end with {listing(KINDS, 'or')}.")
 
 
 @dataclass(frozen=True)
@@ -80,6 +97,11 @@ def main(arguments: Sequence[str]) -> int:
     from vitmods.study import Answer
 
     answer = Answer.load(options.folder, options.reference)
+    if options.copy is not None:
+        from vitmods.report.manuscript import COPIES
+
+        print(COPIES[options.copy](answer))
+        return 0
     report = answer.report(options.out)
     print_answer(answer)
     print(f"Report: {named(report)}")

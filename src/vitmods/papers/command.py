@@ -206,7 +206,7 @@ def _print_list() -> None:
     for table in TABLES.values():
         if table.paper is not paper:
             paper = table.paper
-            grid.add_row("", Text(f"{paper.authors}: {paper.title}", style="bold"), "")
+            grid.add_row("", Text(paper.cited, style="bold"), "")
         blocked, parts = missing(table)
         summary = Text(table.title)
         for word, style, reasons in (("not available: ", "yellow", blocked), ("partial: ", "dim", parts)):
@@ -221,7 +221,7 @@ def _print_list() -> None:
 def _print_table(table: Table) -> None:
     console = Console()
     console.print(Text(f"{table.name}: {table.title}", style="bold"))
-    console.print(Text(f"{table.paper.authors}: {table.paper.title}, {table.where}. {table.paper.url}", style="dim"))
+    console.print(Text(f"{table.paper.cited}, {table.where}. {table.paper.url}", style="dim"))
     console.print(Text(f"{table.data}; {table.unit}; {table.scale}."))
     if table.printed:
         grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)

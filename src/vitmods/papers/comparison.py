@@ -221,4 +221,9 @@ def _to_text(answer: Answer) -> list[Any]:
     return [Text(f"\n{title}", style="bold"), grid, note]
 
 
-SECTIONS.add("comparison", Section("verdicts", _to_html, _to_text))
+def _papers(answer: Answer) -> list[tuple[str, str]]:
+    table = table_of(answer)
+    return [(table.paper.cited, table.paper.url)] if table and table.paper.venue else []
+
+
+SECTIONS.add("comparison", Section("verdicts", _to_html, _to_text, _papers))

@@ -56,13 +56,22 @@ class Number:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper and the claims of its text. The names of its tables start with its name."""
+    """A paper and the claims of its text. The names of its tables start with its name.
+
+    venue: with the year, `TMLR 2023`; empty for a source that cannot be cited.
+    """
 
     name: str
     title: str
     authors: str
     url: str
+    venue: str = ""
     claims: tuple[Claim, ...] = ()
+
+    @property
+    def cited(self) -> str:
+        """The paper as changes name theirs: `Kumar, Dehghani & Houlsby: Dual PatchNorm. TMLR 2023`."""
+        return f"{self.authors}: {self.title}{f'. {self.venue}' if self.venue else ''}"
 
 
 @dataclass(frozen=True)
@@ -167,7 +176,7 @@ class Table:
         """The table for programs, with its cells as `shown`."""
         return {
             "name": self.name,
-            "paper": f"{self.paper.authors}: {self.paper.title}",
+            "paper": self.paper.cited,
             "url": self.paper.url,
             **{name: getattr(self, name) for name in ("title", "where", "data", "scale", "notes", "needs")},
             "units": {column: self.unit_of(column) for column in self.columns},

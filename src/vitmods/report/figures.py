@@ -12,7 +12,7 @@ import re
 import statistics
 import unicodedata
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -64,14 +64,46 @@ def fixed_settings() -> Iterator[None]:
         warnings.filterwarnings("ignore", "Glyph", UserWarning)
         mpl.rcdefaults()
         mpl.rcParams.update(
-            {"svg.fonttype": "none", "svg.hashsalt": "vitmods", "path.simplify": True, "axes.unicode_minus": True}
+            {
+                "svg.fonttype": "none",
+                "svg.hashsalt": "vitmods",
+                "pdf.fonttype": 42,  # text stays text
+                "path.simplify": True,
+                "axes.unicode_minus": True,
+            }
         )
         yield
 
 
-def standalone(drawn: Any) -> str:
-    """Return a figure as an SVG file on white paper."""
-    return _svg(drawn, facecolor="white")
+FORMATS = ("svg", "pdf", "png")
+"""of figures as files; the same figure gives the same bytes"""
+PIXELS_PER_INCH = 144
+_WITHOUT_DATES: dict[str, dict[str, None]] = {
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    "png": {"Software": None},
+}
+
+
+def file_of(drawn: Any, kind: str) -> bytes:
+    """Return a figure as a file of one of `FORMATS`, on white paper unless the figure sets its own."""
+    buffer = io.BytesIO()
+    paper = drawn.get_facecolor() if drawn.get_facecolor()[3] else "white"
+    with fixed_settings():
+        drawn.savefig(buffer, format=kind, metadata=_WITHOUT_DATES[kind], facecolor=paper, dpi=PIXELS_PER_INCH)
+    return buffer.getvalue()
+
+
+def recolor(drawn: Any, colors: Mapping[str, str]) -> None:
+    """Replace the stand-ins of a figure by the colors of these names."""
+    from matplotlib.colors import to_hex
+
+    names = {value: name for name, value in COLOUR.items()}
+    for artist in drawn.findobj():
+        for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
+            value = getattr(artist, f"get_{part}", lambda: None)()
+            if isinstance(value, str | tuple) and (name := names.get(to_hex(value))):
+                getattr(artist, f"set_{part}")(colors[name])
 
 
 def _svg(drawn: Any, **settings: Any) -> str:
@@ -138,7 +170,9 @@ def clipped(name: str, length: int) -> str:
     return plain if len(plain) <= length else plain[: length - 1] + "…"
 
 
-def forest(effects: Sequence[Effect], margin: float, metric: Metric, inline: Inliner, narrow: bool) -> Markup:
+def forest(
+    effects: Sequence[Effect], margin: float, metric: Metric, inline: Callable[[Any, str, str], Markup], narrow: bool
+) -> Markup:
     """Plot one row per arm: a thin interval for new images, a thick one for these images, and the margin's band.
 
     Empty without effects.

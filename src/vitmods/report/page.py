@@ -13,14 +13,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from markupsafe import Markup
 
 from vitmods.report import text
 from vitmods.report.advice import next_steps
 from vitmods.report.drawing import draw
-from vitmods.report.figures import Inliner, axes_of, clipped, curve_panel, forest, sweep_panel, tuning_panel
+from vitmods.report.evaluation import light
+from vitmods.report.figures import (
+    COLOUR,
+    Inliner,
+    axes_of,
+    clipped,
+    curve_panel,
+    figure,
+    file_of,
+    forest,
+    recolor,
+    sweep_panel,
+    tuning_panel,
+)
 from vitmods.report.templates import ExampleTable, differences, example_table, templates
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect
@@ -42,11 +55,13 @@ class Section:
     after: position on the page: after the verdicts, or after the models.
     html: returns markup for the page; the Inliner inlines its figures.
     text: returns renderables of rich for a terminal.
+    papers: returns (paper, url) of the papers to cite, in the form of `Change.paper`.
     """
 
     after: Literal["verdicts", "models"]
     html: Callable[[Answer, Inliner], str]
     text: Callable[[Answer], list[Any]] = lambda answer: []
+    papers: Callable[[Answer], list[tuple[str, str]]] = lambda answer: []
 
 
 SECTIONS: Registry[Section] = Registry("report section", "vitmods.papers.comparison", "vitmods.analysis.gallery")
@@ -56,8 +71,15 @@ RELOAD_S = 20  # between two readings of the page of a running study
 WIDTH, MARGIN, LETTERS = 900, 20, 66  # SVG units; letters of the headline that a line holds
 
 
-def summary(answer: Answer) -> str:
-    """Return a stand-alone SVG file, which follows the reader's light or dark setting; deterministic."""
+class SummaryTexts(NamedTuple):
+    """The texts around the interval plot of a summary; the headline in lines."""
+
+    title: str
+    headline: list[str]
+    facts: str
+
+
+def summary_texts(answer: Answer) -> SummaryTexts:
     metric, mean = answer.metric, answer.base_mean
     models = {str(setting.values.get("base", answer.base.model.name)): None for setting in answer.sweep}
     title = f"vitmods study of {answer.data['name']}, {', '.join(models) or answer.base.model.name}"
@@ -69,8 +91,14 @@ def summary(answer: Answer) -> str:
         answer.created[:10],
     ]
     headline = textwrap.wrap(text.headline(answer), LETTERS)
+    return SummaryTexts(clipped(title, 110), headline, clipped(" · ".join(filter(None, facts)), 120))
+
+
+def summary(answer: Answer) -> str:
+    """Return a stand-alone SVG file, which follows the reader's light or dark setting; deterministic."""
+    title, headline, facts = summary_texts(answer)
     plot_at, plot_height = 60 + 27 * (len(headline) - 1) + 44, 0
-    plot = forest(text.plotted_effects(answer), answer.margin, metric, Inliner(), narrow=False)
+    plot = forest(text.plotted_effects(answer), answer.margin, answer.metric, Inliner(), narrow=False)
     if plot:
         view = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', plot)
         assert view is not None, "figures have a viewBox"
@@ -82,9 +110,39 @@ def summary(answer: Answer) -> str:
     light, dark = (" ".join(colors.split()) for colors in re.findall(r":root \{(.*?)\}", css, re.S)[:2])
     return templates().get_template("summary.svg").render(
         width=WIDTH, height=plot_at + plot_height + 12, margin=MARGIN, light=Markup(light), dark=Markup(dark),
-        title=clipped(title, 110), headline=headline, label=text.headline(answer), plot=plot,
-        facts=clipped(" · ".join(filter(None, facts)), 120),
+        title=title, headline=headline, label=text.headline(answer), plot=plot, facts=facts,
     ) + "\n"  # fmt: skip
+
+
+def summary_figure(answer: Answer) -> Any:
+    """Draw the same as a matplotlib figure in the light colors, for a paper."""
+    parts = summary_texts(answer)
+    plots: list[Any] = []
+
+    def keep(drawn: Any, label: str, css_class: str) -> Markup:
+        plots.append(drawn)
+        return Markup()
+
+    forest(text.plotted_effects(answer), answer.margin, answer.metric, keep, narrow=False)
+    if not plots:
+        with figure(WIDTH - 2 * MARGIN, 1) as empty:
+            plots.append(empty)
+    (drawn,) = plots
+    width, plot_height = 72 * drawn.get_size_inches()
+    height = plot_height + 60 + 27 * len(parts.headline)
+    for axes in drawn.axes:
+        place = axes.get_position()
+        shrunk = plot_height / height
+        axes.set_position((place.x0, place.y0 * shrunk, place.width, place.height * shrunk))
+    drawn.set_figheight(height / 72)
+    lines = [(22, parts.title, 11, "normal", "muted")]
+    lines += [(52 + 27 * row, line, 17, "bold", "ink") for row, line in enumerate(parts.headline)]
+    lines += [(52 + 27 * len(parts.headline), parts.facts, 11, "normal", "muted")]
+    for y, line, size, weight, color in lines:
+        drawn.text(8 / width, 1 - y / height, line, fontsize=size, fontweight=weight, color=COLOUR[color],
+                   parse_math=False)  # fmt: skip
+    recolor(drawn, light())
+    return drawn
 
 
 @VIEWS.register("html")
@@ -92,17 +150,21 @@ def write_report(answer: Answer, out: str | Path | None = None) -> Path:
     """Write the report of a study, finished or not, as one self-contained HTML file; returns its path.
 
     `out` None: report.html in the study's folder, or report-dpn.html if the reference is dpn. A name that ends with
-    .svg gets an image of the headline and the interval plot.
+    .svg, .pdf or .png gets a figure of the headline and the interval plot.
 
     Raises:
         UserError: the file cannot be written.
     """
     name = "report" if answer.base.name == BASE else f"report-{slug(answer.base.name)}"
     path = place(out) if out is not None else answer.path / f"{name}.html"
-    page = summary(answer) if path.suffix.lower() == ".svg" else render(answer)
+    kind = path.suffix.lower()
+    if kind in (".pdf", ".png"):
+        content = file_of(summary_figure(answer), kind[1:])
+    else:
+        content = (summary(answer) if kind == ".svg" else render(answer)).encode()
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda file: file.write(page.encode()))
+    write_atomically(path, lambda file: file.write(content))
     upload(path)
     return path
 

@@ -44,7 +44,7 @@ def markdown(effects: Sequence[Effect], notes: Sequence[str] = ()) -> str:
 def latex(effects: Sequence[Effect]) -> str:
     """A `tabular` with the rules of booktabs."""
     header, *body = [
-        " & ".join(_tex(cell) for cell in row) + r" \\" for row in (_header(effects), *rows(effects))
+        " & ".join(tex(cell) for cell in row) + r" \\" for row in (_header(effects), *rows(effects))
     ]  # fmt: skip
     lines = [r"\begin{tabular}{lrllrrr}", r"\toprule", header, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines)
@@ -85,7 +85,10 @@ def _header(effects: Sequence[Effect]) -> tuple[str, ...]:
     return tuple(f"{cell} ({unit})" if cell == "effect" and unit else cell for cell in HEADER)
 
 
-def _tex(cell: str) -> str:
-    for plain, escaped in (("\\", r"\textbackslash "), ("%", r"\%"), ("_", r"\_"), ("&", r"\&"), ("#", r"\#")):
-        cell = cell.replace(plain, escaped)
-    return cell.replace("−", "$-$").replace("±", r"$\pm$").replace("–", "--")
+_TEX = {character: f"\\{character}" for character in "%_&#${}"}
+_TEX |= {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\textasciitilde{}", "−": "$-$", "±": r"$\pm$", "–": "--"}
+
+
+def tex(text: str) -> str:
+    """Escape text for LaTeX."""
+    return text.translate(str.maketrans(_TEX))

@@ -215,7 +215,7 @@ def costs_under(costs: Mapping[str, Any], setting: Point) -> dict[str, Any]:
 
 
 VIEWS: Registry[Callable[..., Any]] = Registry("view of an answer", "vitmods.report")
-"""text: Answer -> str; html: (Answer, path or None) -> path of the report"""
+"""text, bibtex, methods: Answer -> str; html: (Answer, path or None) -> path of the report"""
 
 
 @dataclass(frozen=True, repr=False)
@@ -339,6 +339,14 @@ class Answer:
         """Format the effects as a `tabular` with the rules of booktabs."""
         return self._table.to_latex()
 
+    def to_bibtex(self) -> str:
+        """Format the papers of the changes and of the reproduced table, and vitmods itself, as BibTeX."""
+        return str(VIEWS["bibtex"](self))
+
+    def to_methods(self) -> str:
+        """Describe models, images, recipe, seeds and statistics in a paragraph for a paper."""
+        return str(VIEWS["methods"](self))
+
     def to_pandas(self) -> Any:
         """Return the effects as a data frame. Raises UserError without pandas."""
         return self._table.to_pandas()
@@ -362,8 +370,8 @@ class Answer:
         write_atomically(self.path / "results.csv", lambda file: file.write(self.to_csv().encode()))
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the report as one HTML file, or as an image of the verdicts if the name ends with .svg; returns its
-        path. The default is report.html in the study's folder, or report-dpn.html with the reference dpn.
+        """Write the report as one HTML file, or as a figure of the verdicts if the name ends with .svg, .pdf or .png;
+        returns its path. The default is report.html in the study's folder, or report-dpn.html with the reference dpn.
 
         results.json and results.csv, which are always against base, are written too; failing to write them is only a
         warning if the report goes elsewhere. Raises UserError if the report cannot be written.

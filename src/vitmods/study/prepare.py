@@ -271,7 +271,7 @@ def describe_model(settings: Settings, arm: Arm, model: nn.Module, base: Base) -
 
 
 _TRAINED_PART = {
-    "paper": "Touvron et al., 2022, Three things everyone should know about Vision Transformers, section 4",
+    "paper": "Touvron et al.: Three things everyone should know about Vision Transformers. ECCV 2022, section 4",
     "url": "https://arxiv.org/abs/2203.09795",
 }
 

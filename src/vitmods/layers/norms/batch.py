@@ -12,7 +12,8 @@ from vitmods.ops.padding import padding_of
     "batch",
     title="BatchNorm",
     shorts=("batchnorm",),
-    paper="Ioffe & Szegedy: Batch Normalization. ICML 2015",
+    paper="Ioffe & Szegedy: Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate Shift. "
+    "ICML 2015",
     url="https://arxiv.org/abs/1502.03167",
     how="statistics over all tokens of the batch, for each channel",
     published=dtn_table(77.3, 77.2),

@@ -53,7 +53,7 @@ class GroupNorm(AffineNorm):
     "instance",
     title="InstanceNorm",
     shorts=("instancenorm",),
-    paper="Ulyanov, Vedaldi & Lempitsky: Instance Normalization. 2016",
+    paper="Ulyanov, Vedaldi & Lempitsky: Instance Normalization: The Missing Ingredient for Fast Stylization. 2016",
     url="https://arxiv.org/abs/1607.08022",
     how="statistics over the tokens of an image, for each channel",
     published=dtn_table(77.7, 77.6),

@@ -15,7 +15,7 @@ from vitmods.ops.context import upcast
     "scale",
     title="ScaleNorm",
     shorts=("scalenorm",),
-    paper="Nguyen & Salazar: Transformers without Tears. IWSLT 2019",
+    paper="Nguyen & Salazar: Transformers without Tears: Improving the Normalization of Self-Attention. IWSLT 2019",
     url="https://arxiv.org/abs/1910.05895",
     how="a token is divided by its length",
     published=dtn_table(80.0, 80.6),

@@ -1,0 +1,446 @@
+"""What a paper that reports a study takes from it: citations as BibTeX, and a paragraph of methods."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from vitmods import __version__
+from vitmods.report import text
+from vitmods.report.page import SECTIONS
+from vitmods.stats.decision import PAIRS, level_of
+from vitmods.stats.tables import tex
+from vitmods.stats.verdict import Verdict
+from vitmods.study.answer import VIEWS, Answer, ArmAnswer
+from vitmods.study.arms import BASE
+from vitmods.study.grid import show_value
+from vitmods.study.state import shared_trials
+from vitmods.tasks.base import TASKS
+from vitmods.util.text import listing, plural, without_place, without_places
+
+VENUES = {
+    "ACL": "Annual Meeting of the Association for Computational Linguistics",
+    "CVPR": "IEEE/CVF Conference on Computer Vision and Pattern Recognition",
+    "ECCV": "European Conference on Computer Vision",
+    "ICCV": "IEEE/CVF International Conference on Computer Vision",
+    "ICLR": "International Conference on Learning Representations",
+    "ICML": "International Conference on Machine Learning",
+    "IWSLT": "International Conference on Spoken Language Translation",
+    "NeurIPS": "Advances in Neural Information Processing Systems",
+    "WACV": "IEEE/CVF Winter Conference on Applications of Computer Vision",
+}
+JOURNALS = {"TMLR": "Transactions on Machine Learning Research"}
+_PAPER = re.compile(r"(?P<authors>[^:]+?): (?P<title>.+)\. (?:(?P<venue>[^.,]+?) )?(?P<year>\d{4})(?:, .*)?")
+_NEXT = re.compile(r"; (?=[^;:]+: )")
+"""what separates two papers of one change"""
+_SMALL = {"a", "an", "the", "on", "of"}
+
+
+class Citation(NamedTuple):
+    """A paper as a change names it: `Kumar, Dehghani & Houlsby: Dual PatchNorm. TMLR 2023`, and its address.
+
+    A text of another form is the title of an entry without authors.
+    """
+
+    title: str
+    url: str = ""
+    authors: tuple[str, ...] = ()
+    venue: str = ""
+    year: str = ""
+
+    @classmethod
+    def read(cls, paper: str, url: str) -> list[Citation]:
+        """Read the papers of a change; the address is that of the first."""
+        papers = []
+        for number, part in enumerate(_NEXT.split(paper) if paper else ()):
+            place = "" if number else url
+            if match := _PAPER.fullmatch(part):
+                names = re.split(r", | & ", match["authors"].replace(" et al.", ", others"))
+                papers.append(cls(match["title"], place, tuple(names), match["venue"] or "", match["year"]))
+            else:
+                papers.append(cls(part, place))
+        return papers
+
+    @property
+    def key(self) -> str:
+        """`kumar2023dual`: the first author, the year and the first word of the title."""
+        words = (word for word in re.findall(r"\w+", self.title.lower()) if word not in _SMALL)
+        first = re.sub(r"\W", "", self.authors[0].lower()) if self.authors else ""
+        return f"{first}{self.year}{next(words, '')}" or "untitled"
+
+    @property
+    def short(self) -> str:
+        """`Kumar et al., 2023`; empty without authors."""
+        if not self.authors:
+            return ""
+        first, *others = self.authors
+        several = len(others) > 1 or "others" in others
+        names = f"{first} et al." if several else " & ".join(self.authors)
+        return f"{names}, {self.year}"
+
+    def bibtex(self, key: str) -> str:
+        """Format the entry; `and others` stands for authors that the registered facts leave out."""
+        arxiv = re.search(r"arxiv\.org/abs/([\w.]+)", self.url)
+        kind, fields = "misc", {"title": f"{{{tex(self.title)}}}", "author": tex(" and ".join(self.authors))}
+        if self.venue in JOURNALS:
+            kind, fields["journal"] = "article", JOURNALS[self.venue]
+        elif self.venue:
+            kind, fields["booktitle"] = "inproceedings", tex(VENUES.get(self.venue, self.venue))
+        fields["year"] = self.year
+        if arxiv:
+            fields |= {"eprint": arxiv[1], "archiveprefix": "arXiv"}
+        fields["url"] = self.url.replace("{", "%7B").replace("}", "%7D")
+        lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
+        return "\n".join([f"@{kind}{{{key},", *lines, "}"])
+
+
+def citations(answer: Answer) -> list[Citation]:
+    """List the papers of the changes, by arm, then those of the tables that the study reproduces; each once."""
+    papers = [(change.paper, change.url) for arm in answer.every_arm for change in arm.model.changes]
+    papers += [paper for section in SECTIONS.values() for paper in section.papers(answer)]
+    unique: dict[str, Citation] = {}
+    for citation in (citation for paper, url in papers for citation in Citation.read(paper, url)):
+        unique.setdefault(citation.title.lower(), citation)
+    return list(unique.values())
+
+
+@VIEWS.register("bibtex")
+def bibtex(answer: Answer) -> str:
+    """Format the citations of a study and of vitmods itself as BibTeX."""
+    entries, taken = [], dict[str, int]()
+    for citation in citations(answer):
+        count = taken[citation.key] = taken.get(citation.key, 0) + 1
+        entries.append(citation.bibtex(citation.key + ("" if count == 1 else chr(ord("a") + count - 1))))
+    software = {
+        "title": "{vitmods: published design changes for Vision Transformers, compared with paired seeds}",
+        "author": "{The vitmods authors}",
+        "year": answer.created[:4],
+        "version": answer.vitmods or __version__,
+    }
+    lines = [f"  {name} = {{{value}}}," for name, value in software.items()]
+    return "\n\n".join([*entries, "\n".join(["@software{vitmods,", *lines, "}"])])
+
+
+@VIEWS.register("methods")
+def methods(answer: Answer) -> str:
+    """Describe how a study was made, in one paragraph for a paper, from the settings that it really has."""
+    parts = (_models, _images, _training, _tuning, _trials, _comparison, _software)
+    return " ".join(sentence for part in parts for sentence in part(answer))
+
+
+def _models(answer: Answer) -> Iterator[str]:
+    """Name base and the arms, and their initial weights."""
+    swept = list(dict.fromkeys(str(s.values["base"]) for s in answer.sweep if "base" in s.values))
+    config = answer.base.model.config
+    name = without_place(answer.base.model.name)
+    rows, columns = config["img_size"]
+    images = f"for images of {rows} × {columns} pixels"
+    if swept:
+        model = f"{listing(swept)} ({images})"
+    elif "modules" in config:
+        model = f"{name} ({config['class']}, {text.count(config['params']).strip()} parameters, {images})"
+    else:
+        parameters = f", {text.count(answer.base_cost.params).strip()} parameters" if answer.base_cost else ""
+        patch = " × ".join(map(str, config["patch_size"]))
+        model = (
+            f"{name}, a Vision Transformer with {plural(config['depth'], 'block')}, width {config['embed_dim']}, "
+            f"{plural(config['num_heads'], 'attention head')} and patches of {patch} pixels{parameters} ({images})"
+        )
+    arms = [arm for arm, _ in text.factor_arms(answer)] if answer.factorial else list(answer.arms)
+    what = "change" if answer.factorial else "arm"
+    described = listing([_described(arm) for arm in arms])
+    against = "the unchanged model (base)" if answer.base.name == BASE else f"the arm {_described(answer.base)}"
+    yield f"We compared {plural(len(arms), what)} with {against}: {described}."
+    yield f"{'Base is' if answer.base.name == BASE else 'The unchanged model is'} {model}."
+    start, arms_of_study = answer.settings.get("start"), answer.settings.get("arms", {})
+    if isinstance(start, Mapping):
+        with_its_own = any("start" in arm for arm in arms_of_study.values() if isinstance(arm, Mapping))
+        each = "Each arm started from its own trained weights, base from" if with_its_own else "All models started from"
+        yield f"{each} the trained weights {without_place(start['source'])}."
+    elif "pretrained=1" in answer.base.model.name or any("pretrained=1" in base for base in swept):
+        yield "All models started from published weights."
+    else:
+        yield "All models were trained from random weights."
+
+
+def _described(arm: ArmAnswer) -> str:
+    """`dpn (Dual PatchNorm; Kumar et al., 2023)`: an arm with the titles and papers of its changes."""
+    changes = []
+    for change in arm.model.changes:
+        cited = [citation.short for citation in Citation.read(change.paper, change.url)]
+        changes.append("; ".join(filter(None, (change.title, *cited))))
+    if "+" in arm.changes and len(changes) > 1:
+        changes = [change.title for change in arm.model.changes]
+    if arm.changes and arm.changes != arm.name and not arm.changes.startswith("python("):
+        changes.insert(0, f"`{without_places(arm.changes)}`")
+    if arm.recipe:
+        changes.append("with " + ", ".join(f"{name} {show_value(value)}" for name, value in arm.recipe.items()))
+    return f"{arm.name} ({'; '.join(changes)})" if changes else arm.name
+
+
+_SPLITS = (
+    (r"found", "The splits are those of the data set."),
+    (r"made, seed (\d+)", "The splits were drawn at random within each class (seed {0})."),
+    (
+        r"made, fold (\d+) of (\d+), seed (\d+)",
+        "The test split is part {0} of {1} of a cross-validation drawn within each class (seed {2}).",
+    ),
+    (
+        r"found; val made from train, seed (\d+)",
+        "The test split is that of the data set; validation images were drawn from its training images within each "
+        "class (seed {0}).",
+    ),
+    (r"from (.*)", "The splits were read from a file ({0})."),
+)
+
+
+def _images(answer: Answer) -> Iterator[str]:
+    """Count the images of each split and say how the splits were made."""
+    data, settings = answer.data, answer.settings
+    swept = {name for setting in answer.sweep for name in setting.values}
+    names = {"train": "training", "val": "validation", "test": "test"}
+    counts = [
+        f"{split['count']:,} {names.get(name, name)} images"
+        for name, split in data["splits"].items()
+        if not (name == "train" and "limit_train" in swept)
+    ]
+    classes = f" with {plural(len(data['classes']), 'class', 'classes')}" if data["classes"] else ""
+    yield f"The data set is {without_place(str(data['name']))}{classes}; we used {listing(counts)}."
+    folds = settings.get("folds")
+    if folds:
+        yield (
+            f"The images were divided into {folds} folds (seed {settings.get('split_seed', 0)}): seed s of every arm "
+            f"was tested on fold s mod {folds} and trained on the others."
+        )
+    else:
+        origin = str(data["split_origin"])
+        matches = ((re.fullmatch(pattern, origin), sentence) for pattern, sentence in _SPLITS)
+        known = (sentence.format(*match.groups()) for match, sentence in matches if match)
+        yield next(known, f"Splits: {without_places(origin)}.")
+    if group := settings.get("group_by"):
+        yield f"Images of one group ({without_place(str(group))}) were kept in one split and counted as one sample."
+    if (limit := settings.get("limit_train")) is not None:
+        share = f"{100 * limit:g} %" if isinstance(limit, float) and limit <= 1 else "a subset"
+        yield f"The training images are {share} of those available, with classes in proportion."
+    if data.get("left_out"):
+        yield f"We left out {plural(data['left_out'], 'image')} that could not be read."
+
+
+_OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "lamb": "LAMB"}
+_SCHEDULES = {
+    "cosine": "a cosine decay",
+    "linear": "a linear decay",
+    "rsqrt": "an inverse square root decay",
+    "epoch_cosine": "a cosine decay by epoch",
+    "dino_cosine": "a cosine decay",
+    "poly": "a polynomial decay",
+    "step": "a step decay",
+}
+_LOSSES = {
+    "softmax": "cross-entropy",
+    "sigmoid": "binary cross-entropy, summed over classes,",
+    "bce": "binary cross-entropy",
+}
+_CROPS = {
+    "pad": "random crops after padding",
+    "random_resized": "random resized crops",
+    "inception": "random resized crops as in TensorFlow",
+}
+_PARTS = ("augment", "loss", "optimizer", "schedule", "model")
+
+
+def _training(answer: Answer) -> Iterator[str]:
+    """Describe the recipe, without what its task does not read."""
+    recipe, resolved = answer.settings["recipe"], answer.resolved
+    optimizer, schedule = recipe["optimizer"], recipe["schedule"]
+    task = TASKS.get(answer.settings.get("task", "classification"))
+    ignored = set(task.ignored_fields()) if task else set()
+    steps, epochs = resolved.get("steps"), resolved.get("epochs", recipe["epochs"])
+    length = f"{epochs:g} epochs" if recipe["steps"] is None else f"{recipe['steps']:,} steps"
+    length += f" ({steps:,} steps)" if steps and recipe["steps"] is None else ""
+    subject = "Every model" if not answer.tuned and not answer.sweep else "Except for the values named below, every model"
+    purpose = "" if task is None or task.name == "classification" else f" for {task.title}"
+    yield f"{subject} was trained{purpose} for {length} with batches of {recipe['batch_size']:,} images."
+    rate = resolved.get("lr", optimizer["lr"])
+    settings = [f"learning rate {rate:g}", f"weight decay {optimizer['weight_decay']:g}"]
+    if optimizer["name"] == "sgd":
+        settings.append(f"momentum {optimizer['momentum']:g}")
+    else:
+        settings.append(f"β₁ = {optimizer['beta1']:g}, β₂ = {optimizer['beta2']:g}")
+    if optimizer.get("layer_decay") is not None:
+        settings.append(f"layer-wise decay {optimizer['layer_decay']:g}")
+    warmup, end = resolved.get("warmup_steps"), resolved.get("min_lr", schedule["min_lr"])
+    decay = _SCHEDULES[schedule["name"]] + (f" to {end:g}" if end else "")
+    decay += f" after {plural(round(warmup), 'step')} of linear warm-up" if warmup else ""
+    yield f"We used {_OPTIMIZERS[optimizer['name']]} ({', '.join(settings)}) with {decay}."
+    used = _regularization(recipe, ignored)
+    if "loss" not in ignored and (task is None or task.name == "classification"):
+        used.insert(0, f"{_LOSSES[recipe['loss']['name']]} as the loss")
+    if used:
+        yield f"Training used {listing(used)}."
+    augmentations = _augmentations(recipe["augment"], ignored)
+    yield f"Images were augmented by {listing(augmentations)}." if augmentations else "Images were not augmented."
+    if recipe["train"] != "all":
+        trained = listing(recipe["train"].split("+"))
+        yield f"Only {trained} and the head were trained; other weights were frozen."
+    for part, values in recipe.items():
+        if isinstance(values, Mapping) and part not in _PARTS:
+            yield f"Settings of {part}: {', '.join(f'{name} {show_value(value)}' for name, value in values.items())}."
+
+
+def _regularization(recipe: Mapping[str, Any], ignored: set[str]) -> list[str]:
+    model, loss, optimizer = recipe["model"], recipe["loss"], recipe["optimizer"]
+    values = {
+        "label_smoothing": ("label smoothing {:g}", loss["label_smoothing"]),
+        "clip_norm": ("gradients clipped at norm {:g}", optimizer["clip_norm"]),
+        "dropout": ("dropout {:g}", model["dropout"]),
+        "drop_path": ("stochastic depth {:g}", model["drop_path"]),
+        "patch_drop": ("{:g} of the patches left out", model["patch_drop"]),
+        "ema": ("an exponential moving average of the weights with decay {:g}, which was evaluated", recipe["ema"]),
+    }
+    words = [form.format(value) for name, (form, value) in values.items() if value and name not in ignored]
+    return words + ["bfloat16 arithmetic"] * (recipe["precision"] == "bf16-mixed")
+
+
+def _augmentations(augment: Mapping[str, Any], ignored: set[str]) -> list[str]:
+    words = [] if augment["crop"] == "none" or "crop" in ignored else [_CROPS[augment["crop"]]]
+    if augment["flip"] and "flip" not in ignored:
+        words.append(f"horizontal flips (probability {augment['flip']:g})")
+    if augment["randaugment"] and "randaugment" not in ignored:
+        operations, magnitude = augment["randaugment"]
+        words.append(f"RandAugment ({operations} operations, magnitude {magnitude:g})")
+    values = {"erasing": "random erasing (probability {:g})", "mixup": "mixup (α = {:g})", "cutmix": "CutMix (α = {:g})"}
+    words += [form.format(augment[name]) for name, form in values.items() if augment[name] and name not in ignored]
+    return words + [f"{augment['repeats']} views of each image"] * (augment["repeats"] > 1)
+
+
+def _tuning(answer: Answer) -> Iterator[str]:
+    """Describe the grid and the settings of a sweep."""
+    if answer.tuned:
+        grid = [f"{name} in {{{', '.join(map(show_value, values))}}}" for name, values in answer.tuned.items()]
+        seeds = answer.settings.get("tuning_seeds", ())
+        again = "the same trials" if set(seeds) == set(answer.settings["seeds"]) else "trials with fresh seeds"
+        yield (
+            f"For every arm, including base, we tuned {' and '.join(grid)} with {plural(len(seeds) or 1, 'seed')} each "
+            f"and chose the values with the best mean on the validation images; the test scores are those of {again}."
+        )
+        chosen = [
+            f"{name}: {text.point_text(values)}" for name, values in answer.chosen.items() if values is not None
+        ]
+        if chosen:
+            yield f"Chosen values: {'; '.join(chosen)}."
+    if answer.sweep:
+        names = [setting.name for setting in answer.sweep]
+        yield (
+            f"Base and every arm were trained under {plural(len(names), 'setting')} ({'; '.join(names)}); effects are "
+            "averages over the settings."
+        )
+
+
+def _trials(answer: Answer) -> Iterator[str]:
+    """Report seeds, looks, failures and trials of other studies."""
+    settings, planned = answer.settings, len(answer.settings["seeds"])
+    if answer.factorial:
+        runs = len(answer.factorial.design.runs)
+        yield f"The changes were switched on and off together in {runs} combinations (a factorial design), base among them."
+    trained = "Every combination was trained" if answer.factorial else "Base and every arm were trained"
+    if settings.get("until_decided"):
+        yield f"{trained} with the same seeds, which were added until the effects were decided (at most {planned})."
+        if answer.looks:
+            taken = listing([str(look.seeds) for look in answer.looks])
+            yield f"Results were analyzed after {taken} seeds."
+        if stopped := [(arm, look.seeds) for look in answer.looks[:-1] for arm in look.stopped]:
+            yield f"Stopped early: {', '.join(f'{arm} (after {seeds} seeds)' for arm, seeds in stopped)}."
+    else:
+        yield f"{trained} with the same {plural(planned, 'seed')}."
+    yield "Trials of one seed saw the same images in the same order with the same augmentation."
+    if known := settings.get("known"):
+        yield f"Base also has {plural(known, 'trial')} that earlier studies trained."
+    elif shared := shared_trials(answer.trials):
+        yield without_places(shared)
+    effects = answer.headline.values()
+    failed = [f"{effect.arm} {effect.failures}" for effect in effects if effect.failures]
+    base_failed = max((effect.base_failures for effect in effects), default=0)
+    failed += [f"{answer.base.name} {base_failed}"] * bool(base_failed)
+    if failed:
+        yield f"Trials that diverged or learned nothing, which are left out of the effects: {', '.join(failed)}."
+    if not answer.complete:
+        ended = sum(trial.ended for trial in answer.trials)
+        yield f"The study is not complete: {ended} of {len(answer.trials)} planned trials have ended."
+
+
+def _comparison(answer: Answer) -> Iterator[str]:
+    """Describe metric, effects, intervals, what they generalize to, and verdicts."""
+    metric, decision, effects = answer.metric, answer.decision, list(answer.headline.values())
+    names = {"val": "validation", "test": "test", "train": "training"}
+    count = sum(answer.data["splits"].get(name, {"count": 0})["count"] for name in answer.splits)
+    where = f"the {' and '.join(names.get(name, name) for name in answer.splits)} images"
+    where += "" if answer.settings.get("folds") else f" ({count:,})"
+    lower = "" if metric.higher_is_better else " (lower is better)"
+    both = "; nothing was chosen on either split" * (len(answer.splits) > 1)
+    yield f"Models are compared by {metric.title}{lower} on {where} after the last step{both}."
+    unit = text.points(metric)
+    effect = (
+        "The effect of a change is the mean of the runs with it minus the mean of the runs without it"
+        if answer.factorial
+        else f"The effect of an arm is its mean difference to {answer.base.name} over the seeds that both share"
+    )
+    yield f"{effect}{f', in{unit}' if unit else ''}."
+    level = level_of(effects)
+    if not level.startswith("simultaneous"):
+        yield f"We report no intervals ({level.partition(': ')[2] or level})."
+        return
+    family = plural(max(decision.family, len(effects)), "effect")
+    yield f"Intervals are {level} for {family}{PAIRS * decision.of_pairs}."
+    if answer.settings.get("until_decided"):
+        yield (
+            "Their levels account for repeated analyses, so that at most 5 % of studies make a false claim at any of "
+            "them."
+        )
+    yield f"{_scope(answer)}."
+    margin = f"{answer.margin:g}{unit}"
+    low, high = ("low", "high") if metric.higher_is_better else ("high", "low")
+    yield (
+        f"{'A change' if answer.factorial else 'An arm'} helps or hurts if its interval excludes zero. Otherwise it is "
+        f"equivalent if the interval is within the margin of ±{margin}, no worse if only the {low} end is (a loss above "
+        f"{margin} is ruled out), brings no gain if only the {high} end is, and is open if neither is."
+    )
+    if all(effect.verdict == Verdict.WITHHELD for effect in effects):
+        yield "Base has not learned, so that there are no verdicts."
+    if any(effect.provisional for effect in effects):
+        yield "While trials are missing, intervals are wider, as for a study that is read after each trial."
+    if confirmed := answer.confirmed:
+        yield f"The best combination, {confirmed.arm}, was then compared with base on {confirmed.n} fresh seeds."
+
+
+def _scope(answer: Answer) -> str:
+    """Say what the intervals generalize to."""
+    decision, effects = answer.decision, answer.headline.values()
+    if decision.overlap:
+        return "They hold for new seeds, other training sets and other images from the same source"
+    if text.on_new_images(answer):
+        unit = "groups of test images" if any(effect.grouped for effect in effects) else "test images"
+        return f"They hold for new seeds and new images from the same source: seeds and {unit} are random samples"
+    why = "" if decision.generalize == "seeds" else ", since the metric does not have a score for each image"
+    return f"They hold for new seeds on these test images only{why}"
+
+
+def _software(answer: Answer) -> Iterator[str]:
+    """Name the versions and the device."""
+    environment = answer.environment
+    packages = environment.get("packages", {})
+    titles = {"torch": "PyTorch", "torchvision": "torchvision", "timm": "timm"}
+    versions = [f"{title} {packages[name]}" for name, title in titles.items() if name in packages]
+    device = environment.get("device_name") or environment.get("device")
+    place = f" on {device}" if device else ""
+    yield f"We used vitmods {answer.vitmods}{f' with {listing(versions)}' if versions else ''}{place}."
+
+
+COPIES: Mapping[str, Callable[[Answer], str]] = {
+    "latex": Answer.to_latex,
+    "markdown": Answer.to_markdown,
+    "bibtex": bibtex,
+    "methods": methods,
+}
+"""what `vitmods report --copy` prints"""
