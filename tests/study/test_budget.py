@@ -10,8 +10,7 @@ from PIL import Image
 
 import vitmods as vm
 from vitmods.cli import main
-from vitmods.study import Study
-from vitmods.study import estimate as estimating
+from vitmods.study import Study, choice
 from vitmods.study.defaults import DIGITS, Defaults, RecipeChoice
 from vitmods.study.estimate import Estimate, usual_spread
 from vitmods.study.schedule import Budget, seconds_after_trials
@@ -89,17 +88,17 @@ class Clock:
             config = steps.model.vit_config
             return Pace(image_s[config.embed_dim > 100, max(config.img_size)], 0.0, 0.0)
 
-        def time_trainings(rung, trials, options):
+        def time_steps(rung, trials, options):
             rows = rung.settings.fixed["img_size"][0]
             seconds = image_s[rung.settings.fixed["base"].startswith("Ti"), rows]
             self.tried.append((rung.settings.fixed["base"], rows))
-            return trials * rung.settings.recipe.epochs * (rung.images // 32) * 32 * seconds
+            return trials * rung.settings.recipe.batch_size * seconds
 
         self.tried = []
         monkeypatch.setattr(Stopwatch, "_measured", pace)
         monkeypatch.setattr(Stopwatch, "_read", lambda *_: (0.0, 0.0))
-        monkeypatch.setattr(estimating, "time_trainings", time_trainings)
-        monkeypatch.setattr(estimating, "time_bfloat16", lambda *_: "")
+        monkeypatch.setattr(choice, "time_steps", time_steps)
+        monkeypatch.setattr(choice, "faster_options", lambda *_: iter(()))
 
 
 # 168 training images: 5 steps of 32 an epoch, 120 epochs for 600 steps; 12 trials of 19,200 views
@@ -110,8 +109,8 @@ class Clock:
         ("60m", {(True, 64): 0.01}, {}, "Ti/8", 64, range(120, 157), [4, 5]),
         ("30m", {(True, 64): 0.01}, {}, "Ti/8", 64, range(60, 110), [4, 5]),
         ("10m", {(True, 64): 0.01, (False, 64): 0.002}, {}, "mu6/8", 64, range(120, 157), [4, 5]),
-        ("10m", {(True, 64): 0.1, (False, 64): 0.1, (False, 32): 0.01}, {}, "mu3/4", 32, range(30, 40), [3]),
-        ("10m", {(True, 64): 0.001}, {"recipe": "plain"}, "Ti/8", 64, range(30, 40), range(20, 50)),
+        ("10m", {(True, 64): 0.1, (False, 64): 0.1, (False, 32): 0.01}, {}, "mu3/4", 32, range(20, 45), [4, 5]),
+        ("10m", {(True, 64): 0.001}, {"recipe": "plain"}, "Ti/8", 64, range(60, 200), range(5, 50)),
         ("10m", {(True, 32): 0.1, (False, 32): 0.001}, {"img_size": 32}, "mu6/4", 32, range(120, 157), range(4, 12)),
         ("10m", {(True, 64): 0.002}, {"base": "Ti/8"}, "Ti/8", 64, range(120, 157), [4, 5]),
         ("10m", {(True, 64): 0.001}, {"seeds": 3}, "Ti/8", 64, range(120, 157), [3]),
@@ -124,7 +123,7 @@ def test_a_budget_takes_the_first_that_fits(monkeypatch, photos, budget, seconds
     planned = study.dry_run(**{**RUN, "cost_seconds": 30})
     fixed = planned.settings.fixed
     assert (fixed["base"], fixed["img_size"]) == (base, [side, side]), clock.tried
-    assert planned.settings.recipe.epochs in epochs
+    assert min(planned.steps.values()) // 5 in epochs
     assert len(planned.settings.seeds) in seeds
     assert planned.refused is None
     assert planned.total_s <= planned.available_s < 0.92 * planned.budget_s
@@ -134,8 +133,8 @@ def test_a_budget_takes_the_first_that_fits(monkeypatch, photos, budget, seconds
 def test_what_fits_nothing_is_said_with_the_arithmetic(monkeypatch, photos):
     Clock(monkeypatch, dict.fromkeys([(True, 64), (False, 64), (False, 32)], 10.0))
     planned = Study(None, ["dpn", "rms"], photos, budget="1m").dry_run(**RUN)
-    assert "2 arms and base x 3 seeds take" in str(planned.refused)
-    assert planned.settings.recipe.epochs == 30  # 150 steps: in fewer, nothing is learned
+    assert "2 arms and base x 4 seeds take" in str(planned.refused)
+    assert planned.settings.recipe.steps == choice.FEWEST_STEPS
     given = Study("Ti/8", ["dpn"], photos, "plain(epochs=9)", img_size=64).dry_run(budget="1m", **RUN)
     assert (given.settings.recipe.epochs, given.settings.fixed["base"]) == (9, "Ti/8")
     assert 'A new one with budget="2h" and without base, img_size and recipe takes values that fit' in str(

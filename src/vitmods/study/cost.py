@@ -37,6 +37,7 @@ from vitmods.study.trial import TrialRunner, base_config
 from vitmods.tasks.base import DEFAULT, Task, TaskModel, make_task
 from vitmods.tasks.features import without_head
 from vitmods.train.device import does_not_fit, is_out_of_memory
+from vitmods.train.distributed import StepLoss
 from vitmods.train.optim import Ema, clip_gradients, freeze, make_optimizer
 from vitmods.train.options import RunOptions, check_divides
 from vitmods.util.errors import UserError
@@ -52,15 +53,27 @@ class Steps:
         recipe: gives the optimizer, clipping, moving average and precision.
         device: where the steps are made.
         images: what the model is built for: size, channels and classes.
+        compiled: training steps are compiled, as those of a trial with `compile`.
     """
 
-    def __init__(self, model: nn.Module, task: Task, recipe: Recipe, device: torch.device, images: Base):
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        recipe: Recipe,
+        device: torch.device,
+        images: Base,
+        compiled: bool = False,
+    ):
         self._other_models = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0  # bytes
         is_placed = all(tensor.device == device for tensor in (*model.parameters(), *model.buffers()))
         self.model = model if is_placed else model.to(device)  # fake tensors are moved once at most
         self.recipe, self.device, self._images = recipe, device, images
         self.task = copy.copy(task)
         self.task.begin(model)
+        self._loss = StepLoss(self.task, self.model)
+        if compiled:
+            self._loss.compile()
         self.optimizer = make_optimizer(model, recipe)
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.ema = None if recipe.ema is None else Ema(model, recipe.ema)
@@ -131,7 +144,7 @@ class Steps:
     def _part(self, batch: Batch, parts: int) -> None:
         self.model.train()
         with self._autocast():
-            loss, _ = self.task.loss(self.model, batch)
+            loss, _ = self._loss(batch)
         (loss / parts).backward()
 
     def _update(self) -> None:

@@ -18,7 +18,6 @@ import torch
 from vitmods.changes import Change, conflicts
 from vitmods.data.dataset import independent
 from vitmods.model.config import ViTConfig
-from vitmods.recipes.schedule import resolve
 from vitmods.stats.design import MOST_CHANGES, plan_factorial
 from vitmods.stats.factorial import detectable as detectable_by
 from vitmods.stats.gains import collapsed, has_learned
@@ -36,25 +35,22 @@ from vitmods.stats.sequential import LAST_LEVEL, LOOKS, MAXIMA
 from vitmods.stats.verdict import POINTS
 from vitmods.study.arms import BASE
 from vitmods.study.bases import Base
-from vitmods.study.cost import Steps
-from vitmods.study.executors import Keep, StudyOptions
+from vitmods.study.executors import Keep
 from vitmods.study.grid import AS_IS, Point
-from vitmods.study.plan import MOST_SEEDS, Rung, Settings, as_now
+from vitmods.study.plan import MOST_SEEDS, Settings, as_now
 from vitmods.study.prepare import (
     PreparedStudy,
     build_arms,
-    open_study,
     parallel_trials,
     say,
     smallest_first,
-    workers_for,
 )
 from vitmods.study.reuse import Pool
 from vitmods.study.schedule import ENDLESS, Budget, seconds_after_trials
 from vitmods.study.state import Evaluated, StudyState, decision_at, evaluated_of
-from vitmods.study.stopwatch import CALL_S, ArmEstimate, Stopwatch, as_a_worker
+from vitmods.study.stopwatch import ArmEstimate, Stopwatch, as_a_worker
 from vitmods.study.store import StudyFolder
-from vitmods.study.trial import TrialRunner, already_reported, answer_splits, base_config, task_of
+from vitmods.study.trial import TrialRunner, already_reported, answer_splits, base_config
 from vitmods.train.device import resolve as device_of
 from vitmods.train.options import RunOptions
 from vitmods.util.address import named
@@ -65,17 +61,11 @@ from vitmods.util.text import duration, listing, plural, size
 SEEDS = (3, 5, 8, 16)
 WIDTH = 100  # of what is printed
 LONG_S = 12 * 3600.0  # a night: a smaller study is proposed for one that takes longer
-FEWEST, CHOSEN_SEEDS = 3, 4  # of a given study that fits a budget, and of one that is chosen for it
-SAFE_SEEDS = 5  # one more, for trials that are slower than planned
+FEWEST = 3  # seeds of a given study that fits a budget
 MARGIN = 0.08  # of a time budget: trials may be slower than the steps that were timed
 START_S = 10.0  # of workers: they import what they need and read the images
-MOST_LONGER = 1.3  # times the epochs, if a budget leaves time
-FEWEST_STEPS = 150  # of a training that a budget shortens: after fewer, small models have learned next to nothing
 USUAL_DISAGREEMENT, USUAL_DF = 0.3, 3.0  # of two trials with other seeds; how sure that is
 USUAL_DIFFERENCE = 0.05  # of the images, whatever the seed, between an arm and base after a short training
-LEAST_BYTES = 600 * 2**20  # of a trial
-USUAL_CLASSES = 10
-WORTHWHILE = 0.85  # of the time of a step, with another precision
 
 
 @dataclass(frozen=True)
@@ -106,7 +96,6 @@ class Estimate:
     suggestion:   a smaller study, if this one does not fit or takes long; else empty
     refused:      why no number of seeds fits the budget; None: one does
     reserve_s:    seconds of the budget that trials may not take: start, costs, report, and a margin
-    faster:       an option with which trials take less time; else empty
     factorial:    what a factorial design of the arms' changes would find; empty: it would not find more
     reused:       study -> how many of the trials it has finished; saved_s: the seconds that this saves
     not_reused:   for an arm, the setting in which the nearest finished trial differs
@@ -130,7 +119,6 @@ class Estimate:
     saved_s: float = 0.0
     not_reused: tuple[str, ...] = ()
     reserve_s: float = 0.0
-    faster: str = ""
 
     @property
     def available_s(self) -> float:
@@ -364,7 +352,6 @@ def estimate(
         grouped,
         budget.seconds,
         keep_weights=options.keep_weights,
-        faster=time_bfloat16(study, arms[0]) if budget.seconds is not None else "",
         reused=Counter(named(finished.study.path) for finished in reused.values()),
         saved_s=sum(timed[trial.arm.name, trial.setting].trial_s for trial in reused) / parallel,
         not_reused=tuple(pool.nearest(trial for trial in state.missing if trial not in reused)) if pool else (),
@@ -532,115 +519,3 @@ def fit_to_budget(budget: Budget, planned: Estimate, least: int = FEWEST) -> Est
         seeds = max((most for most in MAXIMA if most <= seeds), default=seeds)
     arms = [replace(arm, trials=count) for arm, count in zip(planned.arms, planned.trials(seeds), strict=True)]
     return replace(planned, settings=settings.with_seeds(tuple(range(seeds))), arms=tuple(arms))
-
-
-def choose(
-    rungs: Sequence[Rung],
-    folder: StudyFolder,
-    options: StudyOptions,
-    budget: Budget,
-    command: str | None,
-    seeds_given: bool,
-) -> tuple[PreparedStudy, Estimate]:
-    """Open the first study of the rungs that fits a time budget, with all epochs or half of them, and estimate it.
-
-    The last rung is tried with ever fewer epochs, down to FEWEST_STEPS steps, and then with FEWEST seeds. If nothing
-    fits, the estimate has the reason.
-
-    rungs: from the largest to the smallest.
-    """
-    for rung in rungs:
-        settings, recipe = rung.settings, rung.settings.recipe
-        lengths = [recipe.epochs]
-        if "epochs" in settings.open and recipe.steps is None:
-            halvings = recipe.epochs.bit_length() if rung is rungs[-1] else 2
-            fewest = max(1, math.ceil(FEWEST_STEPS * recipe.batch_size / rung.images)) if rung.images else 1
-            lengths += [shorter for i in range(1, halvings) if (shorter := recipe.epochs >> i) >= fewest]
-        seeds = len(settings.seeds) if seeds_given else CHOSEN_SEEDS
-        training_s = time_trainings(rung, seeds * len(settings.every_arm), options)
-        for epochs in lengths:
-            is_last = rung is rungs[-1] and epochs == lengths[-1]
-            if not is_last and training_s * epochs / recipe.epochs > budget.left_s:
-                continue  # before the images are read at this size
-            study = open_study(folder, settings.with_recipe(epochs=epochs) if len(lengths) > 1 else settings, options)
-            planned = estimate(study, budget, command, seeds_given, FEWEST if is_last else CHOSEN_SEEDS)
-            fits = planned.refused is None and planned.total_s <= planned.available_s
-            if fits and len(lengths) > 1 and not settings.until_decided:
-                planned = lengthen(planned, recipe.epochs, seeds_given)
-            study.runner.settings = planned.settings
-            if fits or is_last:
-                say(options, describe_choice(planned, rung.recipe_note, command is not None))
-                return study, planned
-    raise AssertionError("a study without rungs")
-
-
-def time_trainings(rung: Rung, trials: int, options: StudyOptions) -> float:
-    """Time steps of base on noise: seconds of so many trainings, without reading and evaluation; 0 if unknown."""
-    settings = rung.settings
-    if settings.sweep or rung.images < settings.recipe.batch_size:
-        return 0.0
-    parallel = min(workers_for(options, trials, LEAST_BYTES), parallel_trials(options))
-    _, model, recipe = next(build_arms(settings, AS_IS, USUAL_CLASSES))
-    images, device = base_config(settings, USUAL_CLASSES), device_of(options.device)
-    with as_a_worker(device, parallel, max(1, torch.get_num_threads() // parallel)), already_reported():
-        steps = Steps(model, task_of(settings.fixed, recipe), recipe, device, images)
-        part = steps.fitting(steps.train, recipe.part_size, CALL_S, least=2)
-        part_s = min(steps.timed(part)[1] for _ in range(2))
-    return trials / parallel * resolve(recipe, rung.images).images_seen * part_s / part
-
-
-def time_bfloat16(study: PreparedStudy, base: ArmEstimate) -> str:
-    """Name the precision in which a step of base takes less time on a CPU; empty if it was given or is not faster."""
-    settings, device = study.settings, device_of(study.options.device)
-    if (
-        device.type != "cpu"
-        or "precision" not in settings.open
-        or settings.sweep
-        or settings.recipe.precision != "32-true"
-    ):
-        return ""
-    seconds = []
-    for precision in ("32-true", "bf16-mixed"):
-        _, model, recipe = next(build_arms(settings.with_recipe(precision=precision), AS_IS, study.dataset.num_classes))
-        images = base_config(settings, study.dataset.num_classes)
-        with as_a_worker(device, 1, 1), already_reported():
-            steps = Steps(model, task_of(settings.fixed, recipe), recipe, device, images)
-            part = steps.fitting(steps.train, recipe.part_size, CALL_S, least=2)
-            seconds.append(min(sum(steps.timed(part)[1:]) for _ in range(3)) / part)
-    ratio = seconds[1] / seconds[0]
-    return f" --precision bf16-mixed takes {ratio:.2f} of the time of a step." if ratio < WORTHWHILE else ""
-
-
-def lengthen(planned: Estimate, most_epochs: int, seeds_given: bool) -> Estimate:
-    """Use what is left of the budget, less than another seed takes, for longer trainings; of trainings that were
-    shortened, also what more than SAFE_SEEDS seeds would take."""
-    settings, epochs = planned.settings, planned.settings.recipe.epochs
-    most_longer = MOST_LONGER
-    if epochs < most_epochs and not seeds_given and len(settings.seeds) > SAFE_SEEDS:
-        counts = planned.trials(SAFE_SEEDS)
-        arms = [replace(arm, trials=count) for arm, count in zip(planned.arms, counts, strict=True)]
-        planned = replace(planned, settings=settings.with_seeds(tuple(range(SAFE_SEEDS))), arms=tuple(arms))
-        most_longer = most_epochs / epochs
-    longer = int(epochs * min(planned.available_s / max(planned.total_s, 1e-9), most_longer))
-    arms = [replace(arm, trial_s=longer / epochs * arm.trial_s) for arm in planned.arms]
-    steps = {setting: longer * count // epochs for setting, count in planned.steps.items()}
-    return replace(planned, settings=planned.settings.with_recipe(epochs=longer), arms=tuple(arms), steps=steps)
-
-
-def describe_choice(planned: Estimate, recipe_note: str, is_shell: bool) -> str:
-    """Name what was chosen for a budget, and the options that override it."""
-    settings, fixed = planned.settings, planned.settings.fixed
-    base = fixed["base"] if isinstance(fixed["base"], str) else "the given model"
-    rows, columns = fixed["img_size"]
-    pixels = f"{rows} px" if rows == columns else f"{rows} x {columns} px"
-    names: list[str] = [name for name in ("base", "img_size", "epochs") if name in settings.open]
-    names += ["recipe"] if "lr" in settings.open else []
-    options = listing([f"--{name.replace('_', '-')}" if is_shell else f"{name}=" for name in [*names, "seeds"]])
-    length = (
-        plural(settings.recipe.epochs, "epoch") if settings.recipe.steps is None else f"{settings.recipe.steps} steps"
-    )
-    fit = "fits" if planned.refused is None else "does not fit"
-    return (
-        f"Chosen, as it {fit} {duration(planned.budget_s or 0)}: {base} at {pixels}, {length}, "
-        f"{plural(len(settings.seeds), 'seed')}. {recipe_note} Set {options} to choose otherwise.{planned.faster}"
-    )

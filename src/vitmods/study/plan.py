@@ -510,11 +510,13 @@ class Settings(StudySettings):
 
 
 class Rung(NamedTuple):
-    """A study that a time budget is tried with, its recipe in words, and the number of training images (0: unknown)."""
+    """A study that a time budget is tried with, its recipe in words, the number of training images and the median short
+    side of their files in pixels, each 0 if unknown."""
 
     settings: Settings
     recipe_note: str
     images: int
+    side: int
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

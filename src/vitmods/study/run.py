@@ -245,7 +245,7 @@ class Request:
             )
         chooses = facts is None and self.budget.seconds is not None
         if chooses and not settings.open.isdisjoint({"base", "img_size", "epochs"}):
-            from vitmods.study.estimate import choose
+            from vitmods.study.choice import choose
 
             return *choose(self.rungs(), folder, options, self.budget, command, self.seeds_given), is_settled
         if self.recipe_note and facts is None:

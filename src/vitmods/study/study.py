@@ -277,6 +277,7 @@ class Study:
     def _rungs(self) -> list[Rung]:
         """List the study with each model and image size that a time budget is tried with."""
         base, data, recipe, images, task, start, positions = self._common
+        count, pixels = self._defaults.images, self._defaults.side
         from vitmods.tasks.base import TASKS
 
         rungs: list[tuple[Any, Any]] = [(base, images.img_size)]
@@ -290,8 +291,8 @@ class Study:
                 fixed, _, note = fixed_settings(
                     name, data, recipe, resized, task=task, start=start, positions=positions, defaults=self._defaults
                 )
-                studies.append(Rung(replace(self.settings, fixed=fixed), note, self._defaults.images))
-        return studies or [Rung(self.settings, self._recipe_note, self._defaults.images)]
+                studies.append(Rung(replace(self.settings, fixed=fixed), note, count, pixels))
+        return studies or [Rung(self.settings, self._recipe_note, count, pixels)]
 
 
 def override(options: T, overrides: Mapping[str, Any], what: str = "a run", others: Iterable[str] = ()) -> T:

@@ -1,0 +1,244 @@
+"""What a time budget chooses: model, image size, recipe and length of a training, so that base learns and enough seeds
+fit.
+
+The largest model and images come first. Fewer pixels and shorter trainings are worse than fewer seeds, as long as
+there are five seeds; a training of too few steps to learn is the last resort, and is reported before it begins.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from vitmods.adapters.files import cached_checkpoints
+from vitmods.recipes import Recipe
+from vitmods.study.cost import Steps
+from vitmods.study.defaults import SMALL_SET
+from vitmods.study.estimate import Estimate, estimate
+from vitmods.study.executors import StudyOptions
+from vitmods.study.grid import AS_IS
+from vitmods.study.plan import Rung, Settings
+from vitmods.study.prepare import (
+    PHOTOGRAPH,
+    PreparedStudy,
+    build_arms,
+    open_study,
+    parallel_trials,
+    say,
+    trained_weights,
+    workers_for,
+)
+from vitmods.study.schedule import Budget
+from vitmods.study.stopwatch import CALL_S, as_a_worker
+from vitmods.study.store import StudyFolder
+from vitmods.study.trial import already_reported, base_config, task_of
+from vitmods.tasks.base import TASKS
+from vitmods.train.device import resolve as device_of
+from vitmods.util.text import about, duration, first_of, listing, plural
+
+CHOSEN_SEEDS = 4  # at least
+SAFE_SEEDS = 5  # one more, for trials that are slower than planned
+FEWEST_STEPS = 20  # that are tried at all
+LEARNING_STEPS = 300  # with fewer, small ViTs from scratch stay near the best constant prediction
+MANY_EPOCHS = 10  # trainings of fewer are counted in steps, which are finer
+SHORTER = 0.9  # at most, times a training that does not fit
+MOST_LONGER = 1.3  # times the length of a training, if a budget leaves time
+LEAST_BYTES = 600 * 2**20  # of a trial
+USUAL_CLASSES = 10
+WORTHWHILE = 0.85  # of the time of a step, with another precision or compiled
+COMPILED_FROM_S = 3600.0  # a budget in which compiling, about a minute an arm, may pay
+Length = Mapping[str, int]
+"""epochs or steps of a training, as fields of a recipe"""
+
+
+def choose(
+    rungs: Sequence[Rung],
+    folder: StudyFolder,
+    options: StudyOptions,
+    budget: Budget,
+    command: str | None,
+    seeds_given: bool,
+) -> tuple[PreparedStudy, Estimate]:
+    """Open the first study of the rungs that fits a time budget, with its whole training or half of it, and estimate
+    it.
+
+    Of the last rung the training is as long as fits. If nothing fits, the estimate has the reason.
+
+    rungs: from the largest to the smallest.
+    """
+    for rung in rungs:
+        settings, is_last = rung.settings, rung is rungs[-1]
+        seeds = len(settings.seeds) if seeds_given else CHOSEN_SEEDS
+        step_s = time_steps(rung, seeds * len(settings.every_arm), options)
+        length: Length | None = whole_length(rung)
+        most_steps = steps = steps_of(settings.recipe.with_(**length), rung.images)
+        while length is not None:
+            shorter = halve(length, rung) if length and not is_last and steps == most_steps else None
+            if is_last or step_s * steps <= budget.left_s:  # else the images need not be read at this size
+                study = open_study(folder, settings.with_recipe(**length) if length else settings, options)
+                planned = estimate(study, budget, command, seeds_given, CHOSEN_SEEDS)
+                fits = planned.refused is None and planned.total_s <= planned.available_s
+                if is_last and length and not fits:
+                    shorter = shorten(planned, seeds if seeds_given else SAFE_SEEDS, steps, rung)
+                if fits or (is_last and shorter is None):
+                    if fits and length and not settings.until_decided:
+                        planned = lengthen(planned, length, most_steps / max(steps, 1), seeds_given)
+                    if text := too_short(planned) if fits else "":
+                        warnings.warn(text, stacklevel=5)  # the caller of Study.run or Study.dry_run
+                        study = replace(study, notices=(*study.notices, text))
+                    study.runner.settings = planned.settings
+                    say(options, describe_choice(planned, rung, faster_options(study, budget), command is not None))
+                    return study, planned
+            length = shorter
+            steps = steps_of(settings.recipe.with_(**length), rung.images) if length else 0
+    raise AssertionError("a study without rungs")
+
+
+def whole_length(rung: Rung) -> Length:
+    """Return the epochs of the recipe, or more if these are too few steps to learn; empty: the length was given."""
+    recipe = rung.settings.recipe
+    if "epochs" not in rung.settings.open or recipe.steps is not None:
+        return {}
+    enough = math.ceil(LEARNING_STEPS / max(1, rung.images // recipe.batch_size)) if rung.images else 0
+    return {"epochs": max(recipe.epochs, enough)}
+
+
+def halve(length: Length, rung: Rung) -> Length | None:
+    """Return half of the epochs; None if these are too few steps to learn."""
+    half = {"epochs": length["epochs"] // 2}
+    return (
+        half if half["epochs"] and steps_of(rung.settings.recipe.with_(**half), rung.images) >= LEARNING_STEPS else None
+    )
+
+
+def shorten(planned: Estimate, seeds: int, steps: int, rung: Rung) -> Length | None:
+    """Return about the training with which so many seeds fit, in epochs or, for a few epochs, in steps; None if it
+    was the shortest already."""
+    per_epoch = max(1, rung.images // rung.settings.recipe.batch_size)
+    steps = steps or min(planned.steps.values())
+    if steps <= FEWEST_STEPS:
+        return None
+    times = min(planned.available_s / max(planned.seconds(seeds), 1e-9), SHORTER)
+    shorter = max(int(times * steps), FEWEST_STEPS)
+    return {"epochs": shorter // per_epoch} if shorter >= MANY_EPOCHS * per_epoch else {"steps": shorter}
+
+
+def steps_of(recipe: Recipe, images: int) -> int:
+    """Count the steps of a training on so many images; 0 if it is unknown."""
+    return recipe.steps or recipe.epochs * (images // recipe.batch_size)
+
+
+def time_steps(rung: Rung, trials: int, options: StudyOptions) -> float:
+    """Time steps of base on noise: seconds of a step of so many trials, without reading; 0 if unknown."""
+    settings = rung.settings
+    if settings.sweep or rung.images < settings.recipe.batch_size:
+        return 0.0
+    parallel = min(workers_for(options, trials, LEAST_BYTES), parallel_trials(options))
+    _, model, recipe = next(build_arms(settings, AS_IS, USUAL_CLASSES))
+    images, device = base_config(settings, USUAL_CLASSES), device_of(options.device)
+    with as_a_worker(device, parallel, max(1, torch.get_num_threads() // parallel)), already_reported():
+        steps = Steps(model, task_of(settings.fixed, recipe), recipe, device, images)
+        part = steps.fitting(steps.train, recipe.part_size, CALL_S, least=2)
+        part_s = min(steps.timed(part)[1] for _ in range(2))
+    return trials / parallel * recipe.batch_size * part_s / part
+
+
+def lengthen(planned: Estimate, length: Length, most_times: float, seeds_given: bool) -> Estimate:
+    """Use what is left of the budget, less than another seed takes, for longer trainings; of trainings that were
+    shortened, also what more than SAFE_SEEDS seeds would take.
+
+    most_times: the whole training, in lengths of this one.
+    """
+    settings, ((name, count),) = planned.settings, length.items()
+    most_longer = MOST_LONGER
+    if most_times > 1 and not seeds_given and len(settings.seeds) > SAFE_SEEDS:
+        counts = planned.trials(SAFE_SEEDS)
+        arms = [replace(arm, trials=trials) for arm, trials in zip(planned.arms, counts, strict=True)]
+        planned = replace(planned, settings=settings.with_seeds(tuple(range(SAFE_SEEDS))), arms=tuple(arms))
+        most_longer = most_times
+    longer = int(count * min(planned.available_s / max(planned.total_s, 1e-9), most_longer))
+    arms = [replace(arm, trial_s=longer / count * arm.trial_s) for arm in planned.arms]
+    steps = {setting: longer * each // count for setting, each in planned.steps.items()}
+    return replace(planned, settings=planned.settings.with_recipe(**{name: longer}), arms=tuple(arms), steps=steps)
+
+
+def too_short(planned: Estimate) -> str:
+    """Report before training that new weights are unlikely to learn, and what would change that; empty if the training
+    is long enough, or its length was given."""
+    settings, steps = planned.settings, min(planned.steps.values())
+    if steps >= LEARNING_STEPS or "start" in settings.fixed or "epochs" not in settings.open:
+        return ""
+    needed_s = planned.reserve_s + planned.total_s * LEARNING_STEPS / steps
+    minutes = about(math.ceil(needed_s / 60))
+    return (
+        f"A trial has {plural(steps, 'step')} in this budget, and base seldom learns in fewer than {LEARNING_STEPS}: "
+        f"there may be no verdict. About {minutes} minutes, fewer arms or trained weights (--from) help."
+    )
+
+
+def faster_options(study: PreparedStudy, budget: Budget) -> Iterator[str]:
+    """Yield options with which a step of base takes less time on a CPU, as far as they were not given: bfloat16, and
+    compiling where the budget is long enough to pay for it."""
+    settings, options, device = study.settings, study.options, device_of(study.options.device)
+    if device.type != "cpu" or settings.sweep or settings.recipe.precision != "32-true":
+        return
+    usual_s = None
+    if "precision" in settings.open:
+        usual_s = time_step(study, settings)
+        ratio = time_step(study, settings.with_recipe(precision="bf16-mixed")) / usual_s
+        if ratio < WORTHWHILE:
+            yield f"--precision bf16-mixed takes {ratio:.2f} of the time of a step."
+            return
+    if not (options.compile or options.recompute) and budget.seconds and budget.seconds >= COMPILED_FROM_S:
+        ratio = time_step(study, settings, compiled=True) / (usual_s or time_step(study, settings))
+        if ratio < WORTHWHILE:
+            yield f"--compile takes {ratio:.2f} of the time of a step, after about a minute for each arm."
+
+
+def time_step(study: PreparedStudy, settings: Settings, compiled: bool = False) -> float:
+    """Time a training step of base for one image, with one thread."""
+    device = device_of(study.options.device)
+    _, model, recipe = next(build_arms(settings, AS_IS, study.dataset.num_classes))
+    images = base_config(settings, study.dataset.num_classes)
+    with as_a_worker(device, 1, 1), already_reported():
+        steps = Steps(model, task_of(settings.fixed, recipe), recipe, device, images, compiled)
+        part = recipe.part_size if compiled else steps.fitting(steps.train, recipe.part_size, CALL_S, least=2)
+        steps.timed(part)
+        return min(sum(steps.timed(part)[1:]) for _ in range(3)) / part
+
+
+def describe_choice(planned: Estimate, rung: Rung, faster: Iterator[str], is_shell: bool) -> str:
+    """Name what was chosen for a budget, and the options that override it."""
+    settings, fixed = planned.settings, planned.settings.fixed
+    base = fixed["base"] if isinstance(fixed["base"], str) else "the given model"
+    rows, columns = fixed["img_size"]
+    pixels = f"{rows} px" if rows == columns else f"{rows} x {columns} px"
+    names: list[str] = [name for name in ("base", "img_size", "epochs") if name in settings.open]
+    names += ["recipe"] if "lr" in settings.open else []
+    options = listing([f"--{name.replace('_', '-')}" if is_shell else f"{name}=" for name in [*names, "seeds"]])
+    recipe = settings.recipe
+    length = plural(recipe.epochs, "epoch") if recipe.steps is None else plural(recipe.steps, "step")
+    fit = "fits" if planned.refused is None else "does not fit"
+    chosen = (
+        f"Chosen, as it {fit} {duration(planned.budget_s or 0)}: {base} at {pixels}, {length}, "
+        f"{plural(len(settings.seeds), 'seed')}. {rung.recipe_note} Set {options} to choose otherwise."
+    )
+    return " ".join([*weights_here(rung), chosen, *faster])
+
+
+def weights_here(rung: Rung) -> Iterator[str]:
+    """Offer trained weights that are on this machine, if few photographs are trained on from scratch and the warnings
+    of the arms do not do so already, as for models that are too small to have any."""
+    fixed = rung.settings.fixed
+    is_photograph = fixed["in_chans"] == 3 and rung.side >= PHOTOGRAPH and TASKS[fixed["task"]].uses_head
+    if not (is_photograph and 0 < rung.images < SMALL_SET and "base" in rung.settings.open) or trained_weights(fixed):
+        return
+    if cached := cached_checkpoints():
+        yield (
+            f"{rung.images:,} training images are few. Trained weights on this machine are likely to be better than "
+            f"training from scratch: --from {first_of(cached, 3)}."
+        )
