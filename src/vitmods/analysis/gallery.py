@@ -1,10 +1,9 @@
-"""Figures of models as a page and as files: SVG, PNG, and their numbers as CSV."""
+"""Figures of models as a page and as files: SVG, PDF, PNG, and their numbers as CSV."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,17 @@ from markupsafe import Markup
 
 from vitmods.analysis import FIGURES, Examined, FigureKind, NotHere
 from vitmods.analysis.examine import arms_of
-from vitmods.analysis.figure import Arrays
-from vitmods.report.figures import Inliner, fixed_settings, standalone
+from vitmods.analysis.figure import Arrays, note_missing
+from vitmods.report.figures import FORMATS, Inliner, save_figure
 from vitmods.report.page import SECTIONS, Section
 from vitmods.report.templates import templates
 from vitmods.study.answer import Answer
 from vitmods.util.files import make_folder, write_atomically
 from vitmods.util.text import grouped
 
-WIDEST = 460
+WIDEST = 400
 """Width in pixels above which figures scroll instead of shrinking on narrow screens."""
 FEW = 6
-_PIXELS_PER_INCH = 144
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,7 @@ def draw_figures(
             words = (f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
             missing.append((kind, " ".join(reasons if len(reasons) == 1 else words)))
             continue
+        note_missing(drawn, why)
         svg = str(inline(drawn, alternative(kind, arrays)))
         svg = svg.replace('class=""', f'style="width: {round(drawn.get_figwidth() * 72)}px"', 1)
         figures.append(Shown(kind, Markup(svg), why, kind.csv(arrays), drawn))
@@ -91,7 +90,7 @@ def alternative(kind: FigureKind, models: Mapping[str, Arrays]) -> str:
 def write_gallery(
     title: str, kinds: Sequence[FigureKind], models: Sequence[Examined], folder: Path, every: bool = False
 ) -> Gallery:
-    """Draw the figures into a folder: index.html, and .svg, .png and .csv of each under its name.
+    """Draw the figures into a folder: index.html, and .svg, .pdf, .png and .csv of each under its name.
 
     `every`: no figure was asked for by name, so figures that compare scores are not reported as missing.
 
@@ -106,10 +105,9 @@ def write_gallery(
     texts = {page: templates("vitmods.analysis").get_template("gallery.html").render(values, files=True)}
     for figure in figures:
         path = folder / figure.kind.name
-        texts |= {path.with_suffix(".csv"): figure.csv, path.with_suffix(".svg"): standalone(figure.drawn)}
-        png = partial(figure.drawn.savefig, format="png", dpi=_PIXELS_PER_INCH, metadata={"Software": None})
-        with fixed_settings():
-            write_atomically(path.with_suffix(".png"), png)
+        texts[path.with_suffix(".csv")] = figure.csv
+        for kind in FORMATS:
+            save_figure(figure.drawn, path.with_suffix(f".{kind}"))
     for path, text in texts.items():
         content = text.encode()
         write_atomically(path, lambda file, content=content: file.write(content))  # type: ignore[misc]

@@ -1,10 +1,9 @@
-"""Figures of an evaluation as files: SVG and PNG."""
+"""Figures of an evaluation as files: SVG, PDF and PNG."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from vitmods.evals.accuracy import BINS
-from vitmods.report.figures import clipped, figure, fixed_settings, style
+from vitmods.report.figures import FORMATS, clipped, figure, save_figure, style
 from vitmods.stats.width import wilson
-from vitmods.util.files import make_folder, write_atomically
+from vitmods.util.files import make_folder
 
 Colors = Mapping[str, str]
 _NAMED_CLASSES, _COUNTED_CLASSES = 40, 20  # of a confusion matrix; more do not fit
@@ -41,12 +40,10 @@ def draw_evaluation(evaluation: Mapping[str, Any], folder: Path, prefix: str = "
     written, colors = [], light()
     for name in names:
         drawn = drawings[name](evaluation, colors)
-        with fixed_settings():
-            for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
-                path = folder / f"{prefix}{name}.{kind}"
-                save = partial(drawn.savefig, format=kind, metadata=metadata, facecolor=colors["paper"], dpi=144)
-                write_atomically(path, save)
-                written.append(path)
+        for kind in FORMATS:
+            path = folder / f"{prefix}{name}.{kind}"
+            save_figure(drawn, path, colors["paper"])
+            written.append(path)
     return written
 
 

@@ -14,6 +14,8 @@ import unicodedata
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +27,7 @@ from vitmods.study.answer import Tuning
 from vitmods.study.grid import show_value
 from vitmods.study.state import TrialRecord
 from vitmods.tasks.metrics import Metric
+from vitmods.util.files import write_atomically
 
 POINTS_PER_CURVE = 80
 GAP = 0.8  # between the groups of a grid of several fields, in steps of a point
@@ -32,7 +35,7 @@ MOST_TICKS, MOST_GROUPS = 9, 4
 LETTER = 6.9
 """Approximate width of a digit in pixels."""
 
-INK, MUTED, LINE = "#1b1f24", "#5a636e", "#dcdfe3"
+INK, MUTED, LINE, PAPER = "#1b1f24", "#5a636e", "#dcdfe3", "#ffffff"
 PALETTE = ("#6f7883", "#0b62a4", "#d55e00", "#008a64", "#b05594", "#b58900", "#2f9fd0", "#7a4d00")
 """Colors that color-blind readers can distinguish (after Okabe and Ito); gray, the first, is base's."""
 
@@ -41,7 +44,7 @@ _NAMES = ("ink", "muted", "line", "band", "base", "arm", "helps", "hurts", "same
 COLOUR = {name: f"#0102{i:02x}" for i, name in enumerate(_NAMES, 16)}
 _VARIABLE = {value: f"var(--{name})" for name, value in COLOUR.items()}
 # The colors of figures of models, which are also written to files.
-_VARIABLE |= {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)", "#ffffff": "var(--paper)"}
+_VARIABLE |= {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)", PAPER: "var(--paper)"}
 _VARIABLE |= {value: f"var(--s{i})" for i, value in enumerate(PALETTE)}
 
 
@@ -64,14 +67,34 @@ def fixed_settings() -> Iterator[None]:
         warnings.filterwarnings("ignore", "Glyph", UserWarning)
         mpl.rcdefaults()
         mpl.rcParams.update(
-            {"svg.fonttype": "none", "svg.hashsalt": "vitmods", "path.simplify": True, "axes.unicode_minus": True}
+            # Text of PDF files can be selected and edited: TrueType.
+            {
+                "svg.fonttype": "none",
+                "svg.hashsalt": "vitmods",
+                "pdf.fonttype": 42,
+                "path.simplify": True,
+                "axes.unicode_minus": True,
+            }
         )
         yield
 
 
-def standalone(drawn: Any) -> str:
-    """Return a figure as an SVG file on white paper."""
-    return _svg(drawn, facecolor="white")
+FORMATS = ("svg", "pdf", "png")
+_UNDATED: Mapping[str, Mapping[str, None]] = {
+    ".svg": {"Date": None, "Creator": None},
+    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    ".png": {"Software": None},
+}
+
+
+def save_figure(drawn: Any, path: Path, paper: str = PAPER) -> None:
+    """Write a figure as a file in the format of the path's ending, one of `FORMATS`; the same figure is the same file.
+
+    paper: color of the background. Raises UserError if the file cannot be written.
+    """
+    save = partial(drawn.savefig, format=path.suffix[1:], metadata=_UNDATED[path.suffix], facecolor=paper, dpi=144)
+    with fixed_settings():
+        write_atomically(path, save)
 
 
 def _svg(drawn: Any, **settings: Any) -> str:
