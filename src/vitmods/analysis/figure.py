@@ -263,21 +263,10 @@ def draw_lines(x: str, y: str, lines: Mapping[str, tuple[Sequence[float], Sequen
     drawn = blank(NARROW, 290)
     axes = plain(drawn.add_subplot(), x, y)
     shade, shape, dash = (choose(list(lines)) for choose in (colors, markers, dashes))
-    handles = [
-        axes.plot(
-            *line,
-            **{
-                "color": shade[name],
-                "marker": shape[name],
-                "ls": dash[name],
-                "ms": 5,
-                "lw": 1.6,
-                "label": name,
-                **style,
-            },
-        )[0]
-        for name, line in lines.items()
-    ]
+    handles = []
+    for name, line in lines.items():
+        look = {"color": shade[name], "marker": shape[name], "ls": dash[name], "ms": 5, "lw": 1.6, "label": name}
+        handles += axes.plot(*line, **look | style)
     from_zero(axes)
     legend(drawn, handles)
     return drawn
@@ -315,19 +304,19 @@ def log_axis(axes: Any) -> None:
 
     Values of 0, which it does not have, leave gaps.
     """
-    from matplotlib.ticker import LogFormatter, LogLocator
+    from matplotlib.ticker import LogLocator
 
     axes.set_yscale("log", nonpositive="mask")
     axes.autoscale(axis="y")
     low, high = axes.get_ylim()
     decades = math.log10(high / low)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2 else (1, 3) if decades < 3 else (1,)))
-    axes.yaxis.set_major_formatter(LogFormatter(minor_thresholds=(math.inf, math.inf)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
 
 
 def note_missing(drawn: Any, reasons: Mapping[str, str]) -> None:
-    """Write below a figure which models it lacks, and why: reasons by name of model, as `FigureKind.of` returns them.
+    """Write under the panels of a figure which models it lacks, and why: reasons as `FigureKind.of` returns them.
 
     A remedy, which follows a colon, is left out.
     """
@@ -342,16 +331,13 @@ def note_missing(drawn: Any, reasons: Mapping[str, str]) -> None:
             f"Not available for {', '.join(clipped(name, 24) for name in names)}: {cause}.", max(20, int(width / 6.3))
         )
     ]
-    high = 72 * drawn.get_figheight()
-    room = 14.0 * len(lines) + 8
-    drawn.set_figheight((high + room) / 72)
-    part = room / (high + room)
-    above = (0, part, 1, 1 - part)
-    drawn.get_layout_engine().set(rect=above)
-    for box in drawn.legends:
-        box.set_bbox_to_anchor(above, transform=drawn.transFigure)
-    style = {"fontsize": 10.5, "color": MUTED, "va": "bottom", "linespacing": 1.25, "parse_math": False}
-    drawn.text(5 / width, 5 / (high + room), "\n".join(lines), **style)
+    drawn.set_figheight(drawn.get_figheight() + (14 * len(lines) + 6) / 72)
+    # The title of a legend, for which the layout makes room.
+    place: dict[str, Any] = {"loc": "outside lower left", "frameon": False}
+    box = drawn.legends[0] if drawn.legends else drawn.legend([], [], **place)
+    box.set_title("\n".join(lines), prop={"size": 10.5})
+    box.set_alignment("left")
+    box.get_title().set(color=MUTED, parse_math=False, linespacing=1.25)
 
 
 def mosaic_place(maps: Sequence[Tensor], row: int, column: int) -> tuple[int, int]:

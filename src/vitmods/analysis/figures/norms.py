@@ -226,8 +226,8 @@ def draw_magnitudes(models: Mapping[str, Arrays]) -> Any:
 
 
 def principal_components(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens (..., T, D) in the two directions in which they differ most, (..., T, 2), about their mean, and the part of
-    their variance that each direction explains, (..., 2).
+    """Tokens (..., T, D) in the two directions in which they differ most, (..., T, 2), about their mean, and the part
+    of their variance that each direction explains, (..., 2).
 
     The sign of a component, which is free, is such that its largest entry is positive. Raises NotHere for fewer than
     two channels or tokens.
@@ -281,7 +281,10 @@ def draw_components(models: Mapping[str, Arrays]) -> Any:
                 axes.plot(*points.T.tolist(), "o", **style, rasterized=len(points) > 400)
                 axes.grid(axis="x", color=LINE, lw=0.8)
                 axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
-                axes.locator_params(nbins=3)
+                tick = float(f"{0.75 * reach:.1g}")
+                axes.set(xticks=(-tick, 0, tick), yticks=(-tick, 0, tick))
+                for axis in (axes.xaxis, axes.yaxis):
+                    axis.set_major_formatter(lambda value, _: f"{value:g}".replace("-", "−"))
                 axes.tick_params(labelleft=not head, labelsize=9.5, pad=2)
     return drawn
 

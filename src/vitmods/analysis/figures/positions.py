@@ -262,8 +262,7 @@ def draw_distances(models: Mapping[str, Arrays], unit: Unit = "patches") -> Any:
             axes.plot([place] * len(values), values.tolist(), shape[name], color=shade[name], ms=4, alpha=0.5, mew=0)
     for even in sorted({float(layers[EVEN]) for layers in models.values() if EVEN in layers}):
         axes.axhline(even, color=MUTED, lw=1, ls=(0, (1, 2)), zorder=1)
-        style = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "bottom"}
-        axes.text(1, even, "reading all patches alike", color=MUTED, fontsize=10, **style)
+        axes.set_title("dotted: reading all patches alike", fontsize=10, color=MUTED, loc="right")
     own_range(axes, least=0.1)
     axes.xaxis.get_major_locator().set_params(integer=True)
     return drawn

@@ -142,8 +142,10 @@ def draw_stems(models: Mapping[str, Arrays]) -> Any:
         style = {"color": shade[name], "transform": axes.transData + ScaledTranslation(aside, 0, drawn.dpi_scale_trans)}
         draw_interval(axes, macs[name] / unit, arrays, **style)
         place = [macs[name] / unit], [float(arrays[metric])]
+        axes.update_datalim([(macs[name] / unit, float(arrays[q])) for q in (metric, *ENDS) if q in arrays])
         handles += axes.plot(*place, ls="none", marker=shape[name], ms=8, label=name, **style)
     axes.margins(0.16, 0.1)
+    axes.autoscale_view()
     axes.locator_params(axis="x", nbins=5)
     axes.ticklabel_format(useOffset=False)
     legend(drawn, handles)
