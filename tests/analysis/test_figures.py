@@ -27,6 +27,7 @@ from vitmods.analysis import (
     training_costs,
     variation_coefficient,
 )
+from vitmods.analysis.figure import note_missing
 from vitmods.analysis.figures.norms import subtracted_mean
 from vitmods.analysis.gallery import alternative
 from vitmods.layers.norms import NORMS
@@ -111,7 +112,7 @@ def test_blocks_that_are_not_trained_keep_their_place():
     def one(name, *blocks):
         layers = ("stem", *(f"blocks.{k}" for k in blocks), "head")
         return Examined(
-            name, record=[{"step": 1, **{f"gradient/{layer}": 1.0 for layer in layers}}], config={"depth": 4}
+            name, head=True, record=[{"step": 1, **{f"gradient/{layer}": 1.0 for layer in layers}}], config={"depth": 4}
         )
 
     kind = FIGURES["gradients"]
@@ -192,7 +193,9 @@ def test_components_are_those_of_a_known_plane():
         [3.0, 1.0]
     )
     basis = torch.linalg.qr(torch.randn(5, 2, dtype=torch.float64)).Q
-    values = principal_components(flat @ basis.T + 7)
+    values, explained = principal_components(flat @ basis.T + 7)
+    variances = torch.linalg.eigvalsh(torch.cov(flat.T)).flip(0)
+    torch.testing.assert_close(explained, variances / variances.sum())
     torch.testing.assert_close(torch.cdist(values, values), torch.cdist(flat, flat))
     assert values[:, 0].var() > 4 * values[:, 1].var()
     assert (values.gather(0, values.abs().argmax(0, keepdim=True)) > 0).all()
@@ -203,6 +206,9 @@ def test_components_are_those_of_a_known_plane():
 def test_components_are_by_head_and_there_may_be_no_first_norm():
     values = token_components(build("dtn(blocks=1)"), images())
     assert values["before"].shape == values["after"].shape == (2, 15, 2)
+    assert values["explained after"].shape == (2, 1, 2)
+    table = FIGURES["token_pca"].csv({"x": values}).splitlines()
+    assert f"x,explained before,2,,1,{values['explained before'][1, 0, 0]:.6g}" in table
     assert values["after"].mean(1).abs().max() < 1e-6
     for changes in ("", "dpn(before=false)", "dpn(norm=no_learnable)"):
         with pytest.raises(NotHere, match="apply dpn"):
@@ -228,13 +234,31 @@ def test_a_norm_takes_this_mean_away(kind):
         torch.testing.assert_close(ratio, ratio[:, :1].expand_as(ratio), rtol=1e-3, atol=1e-3)
 
 
-def test_variation_of_known_values():
-    """Tokens of two values a and b under LayerNorm: |(x - mean) / x| is known of each."""
-    model = planted_tokens(build(), torch.tensor([1.0, 3.0]).repeat(15, 16))
+def slow_variation(x, mean):
+    """The trimmed norm of |(x - mean) / x| of one token by sqrt(C), channel by channel."""
+    ratios = sorted(abs((value - m) / value) for value, m in zip(x, mean))
+    kept = ratios[: len(ratios) - math.ceil(0.05 * len(ratios))]
+    return math.sqrt(sum(ratio**2 for ratio in kept) / len(kept))
+
+
+@pytest.mark.parametrize("changes", ["", "instancenorm"])
+def test_variation_is_the_trimmed_norm_of_a_token(changes):
+    """Token by token; a value of almost zero, whose ratio is huge, does not count."""
+    tokens = torch.randn(15, 32, generator=torch.Generator().manual_seed(3)) + 0.5
+    tokens[:, 0] = 1e-6
+    model = planted_tokens(build(changes, class_token=False, pool="avg") if changes else build(), tokens)
     values = variation_coefficient(model, images())
     assert values["quantile"].tolist() == [0.25, 0.5, 0.75]
-    assert values["blocks.0.norm1"].tolist() == pytest.approx([1 / 3, 1.0, 1.0])
     assert [name for name in values if name != "quantile"] == [f"blocks.{i}.norm1" for i in range(3)]
+    x = tokens.double()
+    means = (x.mean(0, keepdim=True) if changes else x.mean(1, keepdim=True)).expand_as(x)
+    each = sorted(slow_variation(*pair) for pair in zip(x.tolist(), means.tolist()) for _ in range(3))
+    expected = [each[round(q * (len(each) - 1))] for q in (0.25, 0.5, 0.75)]
+    assert values["blocks.0.norm1"].tolist() == pytest.approx(expected, rel=1e-4)
+    assert max(expected) < 100
+
+
+def test_a_norm_without_a_mean_does_not_have_the_variation():
     with pytest.raises(NotHere, match="does not subtract a mean"):
         variation_coefficient(build("rms"), images())
 
@@ -252,6 +276,10 @@ def test_a_planted_kernel_is_seen_where_it_looks():
     assert list(kernel_images(build("gpsa(blocks=2)"))) == ["blocks.0.attn.positions", "blocks.1.attn.positions"]
     with pytest.raises(NotHere, match="apply dtn or gpsa"):
         kernel_images(build())
+    marks = list(FIGURES["kernels"].draw({"x": kernel_images(model)}).axes[0].lines)
+    assert [line.get_xydata().tolist() for line in marks] == [[[2, 1], [8, 1]], [[3, 1]]], (
+        "of the even kernel no largest"
+    )
 
 
 def test_lambdas_of_weights_and_over_training():
@@ -304,6 +332,44 @@ def test_stems_by_their_multiply_adds():
     assert int(values["base"]["macs"]) == count_macs(build().vit_config)
     _, why = kind.of(arms[0])
     assert "one stem" in why["base"]
+
+
+def test_stems_have_intervals_and_a_unit():
+    kind, facts = FIGURES["stems"], {"metric": "top-1 accuracy, %"}
+    arms = arm("base", "", 80.0, **facts), arm("dpn", "dpn", 81.0, interval=(80.5, 82.0), **facts)
+    values, _ = kind.of(*arms)
+    assert {"macs", "top-1 accuracy, %"} == set(values["base"])
+    (axes,) = kind.draw(values).axes
+    assert axes.get_ylabel() == "top-1 accuracy, %"
+    assert [80.5, 82.0] in [list(line.get_ydata()) for line in axes.lines]
+    assert axes.get_ylim()[0] < 80 < 82 < axes.get_ylim()[1]
+    assert axes.get_xlim()[0] < float(values["base"]["macs"]) / 1e3 < axes.get_xlim()[1]
+
+
+def test_gradients_have_a_logarithmic_axis_and_the_head_on_request():
+    kind = FIGURES["gradients"]
+    for head in (False, True):
+        values, _ = kind.of(examined(head=head))
+        assert ("head" in values["base"]) == head
+        (axes,) = kind.draw(values).axes
+        assert axes.get_yscale() == "log"
+        assert ("head" in [label.get_text() for label in axes.get_xticklabels()]) == head
+
+
+def test_missing_models_are_named_in_the_figure():
+    """With the reason but not the remedy, within the figure and below its panels."""
+    kind = FIGURES["kernels"]
+    values, why = kind.of(examined("dtn", "dtn(blocks=1)"), examined("base"), examined("$x$ rms", "rms"))
+    drawn = kind.draw(values)
+    note_missing(drawn, why)
+    width, height = pixels(drawn).shape[1::-1]
+    (legend,) = drawn.legends
+    note, box = legend.get_title(), legend.get_window_extent()
+    assert note.get_text().replace("\n", " ") == "Not available for base, $x$ rms: no position kernels."
+    assert box.x0 >= 0 <= box.y0
+    assert box.x1 <= width
+    assert all(axes.get_tightbbox().y0 >= box.y1 for axes in drawn.axes)
+    assert height > pixels(kind.draw(values)).shape[0]
 
 
 def test_costs_of_training_a_part(short_timing):

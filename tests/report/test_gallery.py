@@ -57,10 +57,10 @@ def test_the_start_is_that_of_the_training(study):
 def test_the_command_writes_a_page_and_files(study, tmp_path, capsys):
     assert main(["analyse", str(study), "--figures", *FAST, "branches", "--out", str(tmp_path / "a")]) == 0
     printed = capsys.readouterr().out
-    assert "not made: branches: both: it differs from the first model in more than size and branches" in printed
+    assert "not made: branches: both: differs from the first model in more than size and branches" in printed
     assert f"{len(FAST)} of {len(FAST) + 1} figures" in printed
     page = (tmp_path / "a" / "index.html").read_text()
-    assert not re.search(r'(?:src|href)="(?!data:|#|\w+\.(?:csv|svg|png)")', page)
+    assert not re.search(r'(?:src|href)="(?!data:|#|\w+\.(?:csv|svg|pdf|png)")', page)
     assert not re.search(r"(?:stroke|fill): #", page), "every color is the page's"
     for name in FAST:
         kind = FIGURES[name]
@@ -71,9 +71,11 @@ def test_the_command_writes_a_page_and_files(study, tmp_path, capsys):
             assert len(list(csv.DictReader(file))) > 1
         assert (tmp_path / "a" / f"{name}.svg").stat().st_size < 100_000
         assert (tmp_path / "a" / f"{name}.png").stat().st_size > 1000
-    assert "base: it does not have position kernels" in page
+        assert (tmp_path / "a" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    assert "base: no position kernels" in page
     assert main(["analyse", str(study), "--figures", *FAST, "branches", "--out", str(tmp_path / "b")]) == 0
-    assert (tmp_path / "b" / "index.html").read_text() == page
+    for name in ("index.html", "kernels.pdf"):
+        assert (tmp_path / "b" / name).read_bytes() == (tmp_path / "a" / name).read_bytes()
 
 
 def test_one_trial_and_models_that_have_nothing(study, tmp_path, capsys):
@@ -82,9 +84,9 @@ def test_one_trial_and_models_that_have_nothing(study, tmp_path, capsys):
     assert "2 of 2" in capsys.readouterr().out
     assert main(["analyse", "new:mu2/4", "--figures", "kernels", "gradients", "variation", "--out", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
-    assert "not made: kernels: it does not have position kernels" in printed
-    assert "not made: gradients: its gradients were not recorded: train it with --record gradients." in printed
-    assert "not made: variation: it needs images" in printed
+    assert "not made: kernels: no position kernels" in printed
+    assert "not made: gradients: gradients were not recorded: train with --record gradients." in printed
+    assert "not made: variation: no images" in printed
     assert main(["analyse", str(study), "--figures", "kernel"]) == 2
     assert "Did you mean 'kernels'" in capsys.readouterr().err
     for options, words in (({"block": 0}, "from 1 on"), ({"data": "digits"}, "leave --data out")):

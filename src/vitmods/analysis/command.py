@@ -39,6 +39,8 @@ class Analyse:
     """number of images to analyze"""
     block: int = 1
     """block shown by figures of a single block (token_magnitude, token_pca)"""
+    head: bool = False
+    """include the head in gradients: its gradient is often much larger than those of the blocks"""
     seconds: float = 10.0
     """seconds to time throughput, and partial_training"""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("figures")
@@ -63,6 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         data=options.data,
         images=options.images,
         block=options.block,
+        head=options.head,
         seconds=options.seconds,
         device=options.device,
         workers=options.data_workers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ from vitmods.adapters import open_model
 from vitmods.analysis import Examined
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT, vit
+from vitmods.stats.verdict import Effect
 from vitmods.study.answer import Answer
 from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.grid import show_value
@@ -36,6 +38,7 @@ def examine(
     data: str | None = None,
     images: int = 16,
     block: int = 1,
+    head: bool = False,
     seconds: float = 10.0,
     device: str = "auto",
     workers: int = 0,
@@ -48,6 +51,7 @@ def examine(
         data: the images; None: those of the study or trial. Without any, figures that need images are not made.
         images: how many are looked at, from the beginning of the split that numbers are reported on.
         block: number of the block, from 1 on, of figures that show a single one.
+        head: whether gradients include the head's.
         seconds: how long each timing may take, about.
         device: where models run; see `vitmods.train.train_trial`.
         workers: threads that prepare images.
@@ -85,7 +89,12 @@ def examine(
         subjects = [_with_training(subject, Path(target))]
     return [
         replace(
-            subject, block=block - 1, seconds=seconds, model=_on(subject.model, place), start=_on(subject.start, place)
+            subject,
+            block=block - 1,
+            head=head,
+            seconds=seconds,
+            model=_on(subject.model, place),
+            start=_on(subject.start, place),
         )
         for subject in subjects
     ]
@@ -97,21 +106,31 @@ def arms_of(
     opens: Callable[[Mapping[str, Any]], bool] = lambda config: True,
 ) -> Iterator[Examined]:
     """A study's arms, base first, under each setting of a sweep: the first seed that has finished, with its weights if
-    they are there, what its training recorded, and the mean score of all seeds.
+    they are there, what its training recorded, and the mean score of all seeds with the interval of its effect.
 
     Args:
         look: gives the images of a trial; None: no images.
         opens: whether the weights of a model of this config are read.
     """
+    metric = ", ".join(filter(None, (answer.metric.title, answer.metric.unit)))
+    metric += "" if answer.metric.higher_is_better else "; lower is better"
     for arm in answer.every_arm:
-        for setting in [trial.values for trial in answer.sweep] or [{}]:
+        for under in answer.sweep or [None]:
+            setting = under.values if under else {}
+            over = answer.over_settings
+            effect = over.each.get(arm.name, {}).get(under.name) if under and over else arm.effect
             trials = [trial for trial in arm.counted if trial.setting == setting and trial.status == "finished"]
             if not trials:
                 continue
             name = ", ".join([arm.name, *map(show_value, setting.values())])
             scores = [trial.metrics[answer.metric.name] for trial in trials if answer.metric.name in trial.metrics]
             scale = 100.0 if answer.metric.unit == "%" else 1.0
-            subject = Examined(name, score=scale * sum(scores) / len(scores) if scores else None)
+            subject = Examined(
+                name,
+                score=scale * sum(scores) / len(scores) if scores else None,
+                metric=metric,
+                interval=interval_of(effect),
+            )
             folder, checkpoint = answer.path / trials[0].folder, None
             with suppress(UserError):  # not kept, or damaged, as the answer reports
                 config = read_object(folder / "config.json").get("model")
@@ -121,6 +140,14 @@ def arms_of(
             if checkpoint is not None:
                 subject = replace(subject, model=checkpoint.model, images=look(checkpoint))
             yield subject
+
+
+def interval_of(effect: Effect | None) -> tuple[float, float] | None:
+    """Return the interval of an effect as scores of the arm: from base's mean. None without an interval."""
+    if effect is None or math.isnan(effect.half):
+        return None
+    low, high = effect.interval
+    return effect.base_mean + low, effect.base_mean + high
 
 
 def _with_training(subject: Examined, folder: Path) -> Examined:

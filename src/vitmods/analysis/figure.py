@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -18,15 +19,19 @@ from vitmods.model.vit import ViT
 from vitmods.report.figures import INK, LINE, MUTED, PALETTE, clipped, style
 from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry
-from vitmods.util.text import no_formula
+from vitmods.util.text import grouped, no_formula
 
 Arrays = Mapping[str, Tensor]
 """The values of one model by part, such as the name of a module. An entry named like a column is its coordinate."""
 Needs = Literal["weights", "images", "record", "scores", "time"]
 
 MARKERS = "osD^vP*X"
+LINES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)), (0, (4, 1)))
+"""Styles of lines, so that they differ in grayscale print."""
 SHADES = "cividis"
 """Color map of images: light is large, for color-blind readers and in print too."""
+NARROW = 360
+"""Width in pixels of a figure of one panel: on a phone it is hardly smaller."""
 FIGURES: Registry[FigureKind] = Registry("figure", "vitmods.analysis.figures")
 
 
@@ -43,8 +48,10 @@ class Examined:
     images:  (B, channels, height, width), the model's inputs; None: none were given
     record:  the rows of metrics.jsonl, written by the training
     config:  of a vitmods ViT, as in JSON
-    score:   the study's metric as shown to people; None: not part of a study
+    score:   the study's metric as shown to people, whose name and unit are `metric`; None: not part of a study
+    interval: (low, high) of the score where its difference from base's is known: that of the effect, from base's mean
     block:   index of the block for figures of a single one
+    head:    whether gradients include the head's
     seconds: approximate limit of each timing
     """
 
@@ -55,7 +62,10 @@ class Examined:
     record: Sequence[Mapping[str, Any]] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     score: float | None = None
+    metric: str = "score"
+    interval: tuple[float, float] | None = None
     block: int = 0
+    head: bool = False
     seconds: float = 10.0
 
     @property
@@ -71,14 +81,14 @@ class Examined:
     def known(self) -> nn.Module:
         """The model, of any kind. NotHere without weights."""
         if self.model is None:
-            raise NotHere("its weights were not kept: train it, or keep them (--keep-weights).")
+            raise NotHere("weights were not kept: train again, or keep them (--keep-weights).")
         return self.model
 
     @property
     def seen(self) -> Tensor:
         """The images. NotHere without any."""
         if self.images is None:
-            raise NotHere("it needs images: give them with --data.")
+            raise NotHere("no images: set them with --data.")
         return self.images
 
 
@@ -110,15 +120,24 @@ class FigureKind:
             return {}, {model.name: str(reason) for model in models}
 
     def csv(self, models: Mapping[str, Arrays]) -> str:
-        """Write the arrays as CSV, one value per row; dimensions without coordinates are numbered from 1."""
+        """Write the arrays as CSV, one value per row; dimensions without coordinates are numbered from 1.
+
+        A dimension of length 1 that is longer in other parts of the model stays empty: the value is of all of it.
+        """
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(["model", *self.columns])
         for name, arrays in models.items():
-            for part in [part for part in arrays if part not in self.columns]:
-                values = arrays[part].detach().double().cpu().numpy()
-                lengths = zip(self.columns[1:], values.shape)
-                axes = [arrays[axis].tolist() if axis in arrays else range(1, length + 1) for axis, length in lengths]
+            parts = {part: values for part, values in arrays.items() if part not in self.columns}
+            longest = {axis: max(sizes) for axis, *sizes in zip(self.columns[1:], *(v.shape for v in parts.values()))}
+            for part, tensor in parts.items():
+                values = tensor.detach().double().cpu().numpy()
+                axes = [
+                    [""] if length == 1 < longest[axis]
+                    else arrays[axis].tolist() if axis in arrays
+                    else range(1, length + 1)
+                    for axis, length in zip(self.columns[1:], values.shape)
+                ]  # fmt: skip
                 for index, value in np.ndenumerate(values):
                     places = [axis[place] for axis, place in zip(axes, index, strict=True)]
                     rows.writerow([no_formula(name), part, *places, f"{value:.6g}"])
@@ -164,7 +183,7 @@ def compared(
 
     def of_one(model: Examined) -> Arrays:
         if others(model) != others(models[0]):
-            raise NotHere(f"it differs from the first model in more than {words}.")
+            raise NotHere(f"differs from the first model in more than {words}.")
         return arrays(model)
 
     return _each(models, of_one)
@@ -175,7 +194,7 @@ def _as_vit(model: nn.Module) -> ViT:
     try:
         return as_vit(backbone)
     except UserError as reason:
-        raise NotHere(f"it is not a plain ViT that vitmods can read: {reason}") from None
+        raise NotHere(f"not a plain ViT that vitmods can read: {reason}") from None
 
 
 def blank(width: float, height: float) -> Any:
@@ -217,6 +236,11 @@ def markers(names: Sequence[str]) -> dict[str, str]:
     return dict(zip(names, cycle(MARKERS)))
 
 
+def dashes(names: Sequence[str]) -> dict[str, Any]:
+    """Choose a style of lines for each model."""
+    return dict(zip(names, cycle(LINES)))
+
+
 def plain(axes: Any, x: str = "", y: str = "", title: str = "") -> Any:
     """Give axes a plain frame and labels; returns the axes."""
     style(axes, {"line": LINE, "muted": MUTED})
@@ -230,17 +254,19 @@ def plain(axes: Any, x: str = "", y: str = "", title: str = "") -> Any:
 def draw_lines(x: str, y: str, lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], **style: Any) -> Any:
     """Draw a line for each model, with a vertical axis from 0 and a legend; `style` goes to plot.
 
+    Models differ in color, marker and style of line.
+
     Args:
         x, y: labels of the axes.
         lines: model -> its places and values.
     """
-    drawn = blank(400, 300)
+    drawn = blank(NARROW, 290)
     axes = plain(drawn.add_subplot(), x, y)
-    shade, shape = colors(list(lines)), markers(list(lines))
-    handles = [
-        axes.plot(*line, **{"color": shade[name], "marker": shape[name], "ms": 5, "lw": 1.6, "label": name, **style})[0]
-        for name, line in lines.items()
-    ]
+    shade, shape, dash = (choose(list(lines)) for choose in (colors, markers, dashes))
+    handles = []
+    for name, line in lines.items():
+        look = {"color": shade[name], "marker": shape[name], "ls": dash[name], "ms": 5, "lw": 1.6, "label": name}
+        handles += axes.plot(*line, **look | style)
     from_zero(axes)
     legend(drawn, handles)
     return drawn
@@ -265,14 +291,71 @@ def legend(drawn: Any, handles: Sequence[Any], columns: int = 3) -> None:
                      labelcolor=INK)  # fmt: skip
 
 
+def own_range(axes: Any, least: float = 0.0) -> None:
+    """Show the range of the data, which does not include 0, and at least this much of the axis."""
+    low, high = axes.dataLim.intervaly
+    room = max(0.06 * (high - low), (least - (high - low)) / 2)
+    axes.set_ylim(low - room, high + room)
+    axes.ticklabel_format(axis="y", useOffset=False)
+
+
+def log_axis(axes: Any) -> None:
+    """Make the vertical axis logarithmic, with plain numbers at as many ticks as its range allows.
+
+    Values of 0, which it does not have, leave gaps.
+    """
+    from matplotlib.ticker import LogLocator
+
+    axes.set_yscale("log", nonpositive="mask")
+    axes.autoscale(axis="y")
+    low, high = axes.get_ylim()
+    decades = math.log10(high / low)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2 else (1, 3) if decades < 3 else (1,)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.minorticks_off()
+
+
+def note_missing(drawn: Any, reasons: Mapping[str, str]) -> None:
+    """Write under the panels of a figure which models it lacks, and why: reasons as `FigureKind.of` returns them.
+
+    A remedy, which follows a colon, is left out.
+    """
+    if not reasons:
+        return
+    causes = grouped((name, reason.partition(": ")[0].rstrip(".")) for name, reason in reasons.items())
+    width = 72 * drawn.get_figwidth()
+    lines = [
+        line
+        for cause, names in causes.items()
+        for line in textwrap.wrap(
+            f"Not available for {', '.join(clipped(name, 24) for name in names)}: {cause}.", max(20, int(width / 6.3))
+        )
+    ]
+    drawn.set_figheight(drawn.get_figheight() + (14 * len(lines) + 6) / 72)
+    # The title of a legend, for which the layout makes room.
+    place: dict[str, Any] = {"loc": "outside lower left", "frameon": False}
+    box = drawn.legends[0] if drawn.legends else drawn.legend([], [], **place)
+    box.set_title("\n".join(lines), prop={"size": 10.5})
+    box.set_alignment("left")
+    box.get_title().set(color=MUTED, parse_math=False, linespacing=1.25)
+
+
+def mosaic_place(maps: Sequence[Tensor], row: int, column: int) -> tuple[int, int]:
+    """Return where the first pixel of an image is in `mosaic`: (row, column)."""
+    _, h, w = maps[0].shape
+    gap = max(1, round(0.12 * max(h, w)))
+    return row * (h + gap), column * (w + gap)
+
+
 def mosaic(maps: Sequence[Tensor]) -> np.ndarray:
     """Join rows of images (columns, h, w), all of one size, into one image with gaps (NaN) between them."""
     _, h, w = maps[0].shape
-    gap, most = max(1, round(0.12 * max(h, w))), max(map(len, maps))
-    image = np.full((len(maps) * (h + gap) - gap, most * (w + gap) - gap), math.nan, dtype=np.float32)
+    bottom, right = mosaic_place(maps, len(maps) - 1, max(map(len, maps)) - 1)
+    image = np.full((bottom + h, right + w), math.nan, dtype=np.float32)
     for r, row in enumerate(maps):
         for c, panel in enumerate(row.detach().float().cpu().numpy()):
-            image[r * (h + gap) : r * (h + gap) + h, c * (w + gap) : c * (w + gap) + w] = panel
+            top, left = mosaic_place(maps, r, c)
+            image[top : top + h, left : left + w] = panel
     return image
 
 
@@ -281,11 +364,10 @@ def show_mosaic(axes: Any, maps: Sequence[Tensor], rows: Sequence[str], columns:
     from matplotlib import colormaps
 
     _, h, w = maps[0].shape
-    gap = max(1, round(0.12 * max(h, w)))
     shades = colormaps[style.pop("cmap", SHADES)].with_extremes(bad=(0, 0, 0, 0))
     image = axes.imshow(mosaic(maps), cmap=shades, interpolation="none", aspect="equal", **style)
-    axes.set_xticks([i * (w + gap) + (w - 1) / 2 for i in range(len(columns))], columns)
-    axes.set_yticks([i * (h + gap) + (h - 1) / 2 for i in range(len(rows))], rows)
+    axes.set_xticks([mosaic_place(maps, 0, i)[1] + (w - 1) / 2 for i in range(len(columns))], columns)
+    axes.set_yticks([mosaic_place(maps, i, 0)[0] + (h - 1) / 2 for i in range(len(rows))], rows)
     for side in axes.spines.values():
         side.set_visible(False)
     axes.tick_params(colors=MUTED, length=0, pad=3, labelsize=11)

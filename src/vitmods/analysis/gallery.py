@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from vitmods.analysis import FIGURES, Examined, FigureKind, NotHere
 from vitmods.analysis.examine import arms_of
-from vitmods.analysis.figure import Arrays
+from vitmods.analysis.figure import Arrays, note_missing
 from vitmods.report.figures import FORMATS, Inliner, file_of
 from vitmods.report.page import SECTIONS, Section
 from vitmods.report.templates import templates
@@ -20,7 +20,7 @@ from vitmods.study.answer import Answer
 from vitmods.util.files import make_folder, write_atomically
 from vitmods.util.text import grouped
 
-WIDEST = 460
+WIDEST = 400
 """Width in pixels above which figures scroll instead of shrinking on narrow screens."""
 FEW = 6
 
@@ -66,6 +66,7 @@ def draw_figures(
             words = (f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
             missing.append((kind, " ".join(reasons if len(reasons) == 1 else words)))
             continue
+        note_missing(drawn, why)
         svg = str(inline(drawn, alternative(kind, arrays)))
         svg = svg.replace('class=""', f'style="width: {round(drawn.get_figwidth() * 72)}px"', 1)
         figures.append(Shown(kind, Markup(svg), why, kind.csv(arrays), drawn))

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from vitmods.evals.accuracy import BINS
-from vitmods.report.figures import FORMATS, clipped, figure, file_of, style
+from vitmods.report.figures import FORMATS, clipped, figure, save_figure, style
 from vitmods.stats.width import wilson
-from vitmods.util.files import make_folder, write_atomically
+from vitmods.util.files import make_folder
 
 Colors = Mapping[str, str]
 _NAMED_CLASSES, _COUNTED_CLASSES = 40, 20  # of a confusion matrix; more do not fit
@@ -41,8 +41,8 @@ def draw_evaluation(evaluation: Mapping[str, Any], folder: Path, prefix: str = "
     for name in names:
         drawn = drawings[name](evaluation, colors)
         for kind in FORMATS:
-            path, content = folder / f"{prefix}{name}.{kind}", file_of(drawn, kind)
-            write_atomically(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
+            path = folder / f"{prefix}{name}.{kind}"
+            save_figure(drawn, path)
             written.append(path)
     return written
 

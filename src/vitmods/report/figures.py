@@ -14,6 +14,7 @@ import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from vitmods.study.answer import Tuning
 from vitmods.study.grid import show_value
 from vitmods.study.state import TrialRecord
 from vitmods.tasks.metrics import Metric
+from vitmods.util.files import write_atomically
 
 POINTS_PER_CURVE = 80
 GAP = 0.8  # between the groups of a grid of several fields, in steps of a point
@@ -32,7 +34,7 @@ MOST_TICKS, MOST_GROUPS = 9, 4
 LETTER = 6.9
 """Approximate width of a digit in pixels."""
 
-INK, MUTED, LINE = "#1b1f24", "#5a636e", "#dcdfe3"
+INK, MUTED, LINE, PAPER = "#1b1f24", "#5a636e", "#dcdfe3", "#ffffff"
 PALETTE = ("#6f7883", "#0b62a4", "#d55e00", "#008a64", "#b05594", "#b58900", "#2f9fd0", "#7a4d00")
 """Colors that color-blind readers can distinguish (after Okabe and Ito); gray, the first, is base's."""
 
@@ -41,7 +43,7 @@ _NAMES = ("ink", "muted", "line", "band", "base", "arm", "helps", "hurts", "same
 COLOUR = {name: f"#0102{i:02x}" for i, name in enumerate(_NAMES, 16)}
 _VARIABLE = {value: f"var(--{name})" for name, value in COLOUR.items()}
 # The colors of figures of models, which are also written to files.
-_VARIABLE |= {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)", "#ffffff": "var(--paper)"}
+_VARIABLE |= {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)", PAPER: "var(--paper)"}
 _VARIABLE |= {value: f"var(--s{i})" for i, value in enumerate(PALETTE)}
 
 
@@ -92,6 +94,11 @@ def file_of(drawn: Any, kind: str) -> bytes:
     with fixed_settings():
         drawn.savefig(buffer, format=kind, metadata=_WITHOUT_DATES[kind], facecolor=paper, dpi=PIXELS_PER_INCH)
     return buffer.getvalue()
+
+
+def save_figure(drawn: Any, path: Path) -> None:
+    """Write a figure as a file in the format of the path's ending. Raises UserError if the file cannot be written."""
+    write_atomically(path, lambda file: file.write(file_of(drawn, path.suffix[1:])))
 
 
 def recolor(drawn: Any, colors: Mapping[str, str]) -> None:

@@ -5,6 +5,7 @@ Dynamic Token Normalization, Figures 1, 3b, 8 and 9; Dual PatchNorm, Figure 3.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,15 +15,17 @@ from torch.utils.hooks import RemovableHandle
 
 from vitmods.adapters.transfer import evaluating
 from vitmods.analysis.figure import (
+    LINES,
+    NARROW,
     Arrays,
     Examined,
     NotHere,
     by_block,
     colors,
     draw_lines,
-    from_zero,
     label,
     legend,
+    own_range,
     panels,
     plain,
     scale_bar,
@@ -34,7 +37,7 @@ from vitmods.layers import DualPatchNormStem, DynamicTokenNorm
 from vitmods.layers.norms.batch import BatchNorm
 from vitmods.layers.norms.contract import AffineNorm
 from vitmods.model.vit import ViT
-from vitmods.report.figures import INK, MUTED, PALETTE, clipped
+from vitmods.report.figures import LINE, MUTED, PALETTE, clipped
 from vitmods.train.loggers import LAMBDA, lambdas_of
 
 NAME = 16
@@ -87,13 +90,17 @@ def run_hooked(vit: ViT, images: Tensor, handles: Sequence[RemovableHandle]) -> 
 
 
 QUARTILES = (0.25, 0.5, 0.75)
+TRIMMED = 0.05
+"""part of the channels of a token, those with the largest ratios, that its variation coefficient leaves out"""
 
 
 def variation_coefficient(model: ViT, images: Tensor) -> dict[str, Tensor]:
-    """Quartiles of ``|(x - mu) / x|`` over the values of patch tokens, with the mean mu that the norm before attention
-    subtracts: the norm's name -> (3,), and the `quantile` of each.
+    """The variation coefficient of patch tokens, with the mean mu that the norm before attention subtracts: the norm's
+    name -> (3,), the quartiles over tokens, and the `quantile` of each.
 
-    The paper uses a norm of these ratios, which depends on a few values near zero; the median does not.
+    The coefficient of a token is the norm of ``|(x - mu) / x|`` over its C channels, divided by ``sqrt(C)`` so that
+    widths compare. A few values of x near zero would dominate it: the largest 5 % of the ratios, at least one, are left
+    out.
 
     Raises:
         NotHere: a norm does not subtract a mean, or an unknown one.
@@ -101,9 +108,14 @@ def variation_coefficient(model: ViT, images: Tensor) -> dict[str, Tensor]:
     quartiles = {"quantile": torch.tensor(QUARTILES)}
     for name, (norm, x, _) in around_norms(model, images).items():
         x = x.double()
-        ratio = patch_tokens(model, ((x - subtracted_mean(norm, x)) / x).abs()).flatten()
-        ratio = ratio[ratio.isfinite()].sort().values
-        quartiles[name] = ratio[[round(q * (len(ratio) - 1)) for q in QUARTILES]].cpu()
+        ratio = patch_tokens(model, ((x - subtracted_mean(norm, x)) / x).abs()).flatten(0, -2)
+        # The sort moves NaN, of 0 / 0, to the end like infinity.
+        kept = ratio.sort(-1).values[:, : x.shape[-1] - math.ceil(TRIMMED * x.shape[-1])]
+        coefficients = kept.square().mean(-1).sqrt()
+        coefficients = coefficients[coefficients.isfinite()].sort().values
+        if not len(coefficients):
+            raise NotHere("more than 5 % of the channels of every token are 0.")
+        quartiles[name] = coefficients[[round(q * (len(coefficients) - 1)) for q in QUARTILES]].cpu()
     return quartiles
 
 
@@ -129,7 +141,7 @@ def subtracted_mean(norm: nn.Module, x: Tensor) -> Tensor:
             pass
         finally:
             norm.train(training)
-    raise NotHere(f"its {type(norm).__name__} does not subtract a mean that is known here.")
+    raise NotHere(f"{type(norm).__name__} does not subtract a mean that is known here.")
 
 
 def _mixed_mean(norm: DynamicTokenNorm, x: Tensor) -> Tensor:
@@ -155,11 +167,11 @@ def draw_variation(models: Mapping[str, Arrays]) -> Any:
         blocks = by_block({part: v for part, v in arrays.items() if part != "quantile"})
         quartiles[name] = list(blocks), torch.stack([torch.stack(b).mean(0) for b in blocks.values()], 1).tolist()
     lines = {name: (places, middle) for name, (places, (_, middle, _)) in quartiles.items()}
-    drawn = draw_lines("layer", "|(x − mean) / x|", lines)
+    drawn = draw_lines("layer", "norm of (x − mean) / x, by √C", lines)
     axes, shade = drawn.axes[0], colors(list(models))
     for name, (places, (low, _, high)) in quartiles.items():
         axes.fill_between(places, low, high, color=shade[name], alpha=0.13, lw=0)
-    from_zero(axes)
+    own_range(axes)
     axes.xaxis.get_major_locator().set_params(integer=True)
     return drawn
 
@@ -177,21 +189,23 @@ def token_magnitudes(model: ViT, images: Tensor, block: int = 0) -> dict[str, Te
         NotHere: the model does not have the block, or the block does not have the norm.
     """
     grid = model.vit_config.grid
-    return around_a_norm(model, images, block, lambda heads: heads.norm(dim=-1).unflatten(-1, grid))
+    return {
+        place: heads.norm(dim=-1).unflatten(-1, grid) for place, heads in around_a_norm(model, images, block).items()
+    }
 
 
-def around_a_norm(model: ViT, images: Tensor, block: int, of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """`of` the channels of each head of the first image's patch tokens, (H, T, C / H), `before` and `after` the norm
-    before the (first) attention of a block."""
+def around_a_norm(model: ViT, images: Tensor, block: int) -> dict[str, Tensor]:
+    """The channels of each head of the first image's patch tokens, (H, T, C / H), `before` and `after` the norm before
+    the (first) attention of a block."""
     if not 0 <= block < len(model.blocks):
-        raise NotHere(f"it has {len(model.blocks)} blocks: --block is one of 1 to {len(model.blocks)}.")
+        raise NotHere(f"only {len(model.blocks)} blocks: --block is one of 1 to {len(model.blocks)}.")
     norms = around_norms(model, images[:1])
     _, *both = next(norm for name, norm in norms.items() if name.startswith(f"blocks.{block}."))
     heads = model.vit_config.num_heads
     if both[0].shape[-1] % heads:
-        raise NotHere(f"its {heads} heads do not divide the {both[0].shape[-1]} channels of the tokens.")
+        raise NotHere(f"{heads} heads do not divide the {both[0].shape[-1]} channels of the tokens.")
     tokens = [patch_tokens(model, x)[0].float().unflatten(-1, (heads, -1)).transpose(0, 1) for x in both]
-    return {place: of(x).cpu() for place, x in zip(PLACES, tokens, strict=True)}
+    return {place: x.cpu() for place, x in zip(PLACES, tokens, strict=True)}
 
 
 @paper_figure("token_magnitude", each=lambda subject: token_magnitudes(subject.vit, subject.seen, subject.block))
@@ -200,7 +214,7 @@ def draw_magnitudes(models: Mapping[str, Arrays]) -> Any:
     heads = max(len(maps["before"]) for maps in models.values())
     across = 2 if heads <= FEW_HEADS and len(models) > 1 else 1
     counts = [min(across, len(models) - start) for start in range(0, len(models), across)]
-    drawn, rows = panels(max(340, across * (60 + 76 * heads)), 60 + 195 * len(counts), counts)
+    drawn, rows = panels(max(340, across * (46 + 76 * heads)), 60 + 195 * len(counts), counts)
     grid = [axes for row in rows for axes in row]
     for axes, (name, maps) in zip(grid, models.items(), strict=True):
         scaled = [maps[place] / maps[place].max().clamp_min(1e-12) for place in PLACES]
@@ -211,8 +225,9 @@ def draw_magnitudes(models: Mapping[str, Arrays]) -> Any:
     return drawn
 
 
-def principal_components(tokens: Tensor) -> Tensor:
-    """Tokens (..., T, D) in the two directions in which they differ most, (..., T, 2), about their mean.
+def principal_components(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens (..., T, D) in the two directions in which they differ most, (..., T, 2), about their mean, and the part
+    of their variance that each direction explains, (..., 2).
 
     The sign of a component, which is free, is such that its largest entry is positive. Raises NotHere for fewer than
     two channels or tokens.
@@ -223,18 +238,22 @@ def principal_components(tokens: Tensor) -> Tensor:
     u, s, _ = torch.linalg.svd(centered, full_matrices=False)
     components = u[..., :2] * s[..., None, :2]
     largest = components.gather(-2, components.abs().argmax(-2, keepdim=True))
-    signed: Tensor = components * torch.where(largest < 0, -1.0, 1.0)
-    return signed
+    variances = s.square()
+    explained = variances[..., :2] / variances.sum(-1, keepdim=True).clamp_min(1e-300)
+    return components * torch.where(largest < 0, -1.0, 1.0), explained
 
 
 def token_components(model: ViT, images: Tensor, block: int = 0) -> dict[str, Tensor]:
     """Patch tokens of the first image by head, `before` and `after` the norm before attention of a block: (H, T, 2)
-    each, in their own principal components.
+    each, in their own principal components; and `explained before` and `explained after`, the part of the variance of
+    each component, (H, 1, 2).
 
     Raises:
         NotHere: the model does not have the block or norm.
     """
-    return around_a_norm(model, images, block, principal_components)
+    both = {place: principal_components(x) for place, x in around_a_norm(model, images, block).items()}
+    components = {place: points for place, (points, _) in both.items()}
+    return components | {f"explained {place}": explained[:, None] for place, (_, explained) in both.items()}
 
 
 @paper_figure("token_pca", each=lambda subject: token_components(subject.vit, subject.seen, subject.block))
@@ -243,33 +262,33 @@ def draw_components(models: Mapping[str, Arrays]) -> Any:
     heads = max(len(parts["before"]) for parts in models.values())
     in_one_row = heads <= FEW_HEADS
     rows, columns = (len(models), 2 * heads) if in_one_row else (2 * len(models), heads)
-    drawn, grid = panels(max(360, 70 + 95 * columns), 40 + 105 * rows, [columns] * rows)
+    drawn, grid = panels(max(NARROW, 40 + 112 * columns), 30 + 128 * rows, [columns] * rows)
     halves = [row[at : at + heads] for row in grid for at in range(0, columns, heads)]  # before and after in turn
     after = max(float(parts["after"].abs().max()) for parts in models.values())
     for at, (name, parts) in enumerate(models.items()):
         for row, place in zip(halves[2 * at :], PLACES):
             reach = 1.08 * (after if place == "after" else float(parts[place].abs().max())) or 1.0
+            title = f"{clipped(name, NAME) if place == 'before' else ''}\n{place}, head 1"
             for axes in row[len(parts[place]) :]:
                 axes.set_visible(False)
-            for axes, points in zip(row, parts[place]):
+            for head, (axes, points) in enumerate(zip(row, parts[place])):
+                first, second = (100 * parts[f"explained {place}"][head, 0]).tolist()
                 plain(axes)
+                label(axes, f"\n{head + 1}" if head else title)
+                axes.set_xlabel(f"PC 1, {first:.0f} %", fontsize=9.5, color=MUTED, labelpad=1)
+                axes.set_ylabel(f"PC 2, {second:.0f} %", fontsize=9.5, color=MUTED, labelpad=1)
                 style = {"color": colors(list(models))[name], "ms": 3.4, "alpha": 0.7, "mew": 0}
                 axes.plot(*points.T.tolist(), "o", **style, rasterized=len(points) > 400)
-                axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], aspect="equal")
-                axes.locator_params(axis="y", nbins=3)
-                axes.tick_params(labelleft=axes is row[0])
-        first, second = (row[0] for row in halves[2 * at : 2 * at + 2])
-        title = clipped(name, NAME)
-        first.set_ylabel(title if in_one_row else f"{title}\nbefore", fontsize=11, parse_math=False)
-        second.set_ylabel("" if in_one_row else "\nafter", fontsize=11)
-    for row, place in zip(halves[: 1 + in_one_row], PLACES):
-        for index, axes in enumerate(row):
-            first_title = f"{place}, head 1" if in_one_row else "head 1"
-            axes.set_title(str(index + 1) if index else first_title, fontsize=11, loc="left", color=INK)
+                axes.grid(axis="x", color=LINE, lw=0.8)
+                axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
+                tick = float(f"{0.75 * reach:.1g}")
+                axes.set(xticks=(-tick, 0, tick), yticks=(-tick, 0, tick))
+                for axis in (axes.xaxis, axes.yaxis):
+                    axis.set_major_formatter(lambda value, _: f"{value:g}".replace("-", "−"))
+                axes.tick_params(labelleft=not head, labelsize=9.5, pad=2)
     return drawn
 
 
-LINES = ("-", "--", ":", "-.")
 STATISTICS = ("mean", "variance")
 
 
@@ -282,7 +301,7 @@ def trade_offs(model: ViT) -> dict[str, Tensor]:
     """
     lambdas = {name: torch.tensor(values) for name, values in lambdas_of(model).items()}
     if not lambdas:
-        raise NotHere("it does not have a dynamic token norm that learns lambda: apply dtn.")
+        raise NotHere("no dynamic token norm that learns lambda: apply dtn.")
     return lambdas
 
 
@@ -294,7 +313,7 @@ def trade_offs_over_training(record: Sequence[Mapping[str, Any]]) -> dict[str, T
     """
     rows = [row for row in record if LAMBDA in row]
     if not rows:
-        raise NotHere("its lambdas were not recorded: train it with --record lambdas.")
+        raise NotHere("lambdas were not recorded: train with --record lambdas.")
     lambdas = {name: torch.tensor([row[LAMBDA][name] for row in rows]) for name in rows[-1][LAMBDA]}
     return {**lambdas, "epoch": torch.tensor([float(row["epoch"]) for row in rows])}
 
@@ -338,8 +357,9 @@ def draw_lambdas(models: Mapping[str, Arrays]) -> Any:
             plain(axes, title=f"layer {short(norm)}" if axes is row[0] else short(norm))
             lines = []
             for head in range(values.shape[1]):
-                turn, place = divmod(head, len(PALETTE) - 1)
-                style = {"color": PALETTE[1 + place], "ls": LINES[turn % len(LINES)], "lw": 1.5, "ms": 4}
+                place = head % (len(PALETTE) - 1)
+                # Fewer colors than styles of lines: heads beyond the colors differ in the pair.
+                style = {"color": PALETTE[1 + place], "ls": LINES[head % len(LINES)], "lw": 1.5, "ms": 4}
                 marker = "o" if len(epochs) < 3 else None
                 places = (epochs + aside * head).tolist()
                 lines += axes.plot(places, values[:, head].tolist(), label=f"head {head + 1}", marker=marker, **style)
@@ -367,7 +387,7 @@ def first_norm_scales(model: ViT) -> Tensor:
     stem = model.patch_embed
     weight = getattr(stem.norm_before, "weight", None) if isinstance(stem, DualPatchNormStem) else None
     if weight is None:
-        raise NotHere("it does not have a norm on the pixels of a patch that learns scales: apply dpn.")
+        raise NotHere("no norm on the pixels of a patch that learns scales: apply dpn.")
     gains: Tensor = weight.detach().float().cpu().unflatten(0, (stem.in_chans, *stem.patch_size))
     return gains
 

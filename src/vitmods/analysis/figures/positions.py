@@ -5,7 +5,7 @@ Dynamic Token Normalization, Figures 2, 6 and 7; Dosovitskiy et al. (2021) for t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -13,25 +13,28 @@ from torch import Tensor, nn
 
 from vitmods.adapters.apply import as_vit
 from vitmods.analysis.figure import (
+    NARROW,
     Arrays,
     Examined,
     NotHere,
     by_block,
     colors,
     draw_lines,
-    from_zero,
     label,
+    legend,
     markers,
+    mosaic_place,
+    own_range,
     panels,
     scale_bar,
     short,
     show_mosaic,
 )
 from vitmods.analysis.figures import paper_figure
-from vitmods.analysis.figures.norms import run_hooked
+from vitmods.analysis.figures.norms import FEW_HEADS, run_hooked
 from vitmods.layers import Attention, DynamicTokenNorm, GatedPositions
 from vitmods.model.vit import ViT
-from vitmods.report.figures import INK
+from vitmods.report.figures import INK, MUTED, PAPER
 from vitmods.util.errors import UserError
 
 Grid = tuple[int, int]
@@ -53,7 +56,7 @@ def kernel_images(model: ViT) -> dict[str, Tensor]:
         px, py = module.kernels((rows, columns))
         images[name] = (py[:, (rows - 1) // 2, :, None] * px[:, columns // 2, None, :]).float().cpu()
     if not images:
-        raise NotHere("it does not have position kernels: apply dtn or gpsa.")
+        raise NotHere("no position kernels: apply dtn or gpsa.")
     return images
 
 
@@ -81,9 +84,44 @@ def _kernels(subject: Examined) -> Arrays:
     return {**before, **trained}
 
 
+TIES = 4
+"""most equal largest weights that are marked: a kernel with more of them does not prefer a place"""
+
+
+def largest_weights(kernel: Tensor) -> list[tuple[int, int]]:
+    """The (row, column) of the largest weight of a kernel (rows, columns): several if they are equal up to rounding,
+    none if more than four are."""
+    largest = (kernel >= kernel.max() * (1 - 1e-4)).nonzero().tolist()
+    return [(row, column) for row, column in largest] if len(largest) <= TIES else []
+
+
+def mark_kernels(axes: Any, maps: Sequence[Tensor]) -> list[Any]:
+    """Mark on a mosaic of kernels the tokens that read, and their largest weights; returns a handle for each."""
+    from matplotlib.patheffects import withStroke
+
+    _, rows, columns = maps[0].shape
+    readers, largest = list[tuple[int, int]](), list[tuple[int, int]]()
+    for r, kernels in enumerate(maps):
+        for c, kernel in enumerate(kernels):
+            top, left = mosaic_place(maps, r, c)
+            readers.append((top + (rows - 1) // 2, left + columns // 2))
+            largest += [(top + row, left + column) for row, column in largest_weights(kernel)]
+    # A light mark with a dark edge stands out from every color of the map, in print and in dark mode.
+    both: dict[str, Any] = {"ls": "none", "mec": PAPER, "mew": 1.0, "clip_on": False}
+    both["path_effects"] = [withStroke(linewidth=2.6, foreground=INK)]
+    marks = (
+        ("token that reads", readers, {"marker": "s", "ms": 7, "mfc": "none"}),
+        ("its largest weight", largest, {"marker": "o", "ms": 2.4, "mfc": PAPER}),
+    )
+    return [
+        axes.plot([x for _, x in places], [y for y, _ in places], label=name, **both, **look)[0]
+        for name, places, look in marks
+    ]
+
+
 @paper_figure("kernels", each=_kernels)
 def draw_kernels(models: Mapping[str, Arrays]) -> Any:
-    """Draw two mosaics for each model, at the start and trained, on the same scale."""
+    """Draw two mosaics for each model, at the start and trained, on the same scale, with marks as in the paper."""
     mosaics: dict[str, dict[str, dict[str, Tensor]]] = {}
     for name, images in models.items():
         start = {part.removesuffix(START): image for part, image in images.items() if part.endswith(START)}
@@ -92,7 +130,8 @@ def draw_kernels(models: Mapping[str, Arrays]) -> Any:
     heads = max(len(image) for images in models.values() for image in images.values())
     layers = max(len(parts["trained"]) for parts in mosaics.values())
     counts = [len(parts) for parts in mosaics.values()]
-    width, height = max(360, 60 + max(counts) * (40 + 44 * heads)), 70 + len(models) * (50 + 44 * layers)
+    side = 56 if heads <= FEW_HEADS else 44
+    width, height = max(NARROW, 60 + max(counts) * (40 + side * heads)), 90 + len(models) * (50 + side * layers)
     drawn, grid = panels(width, height, counts)
     part_names = {"norm1": "", "norm2": " MLP", "positions": " attn"}  # a layer can have two kernels
     for row, (name, parts) in zip(grid, mosaics.items(), strict=True):
@@ -102,8 +141,10 @@ def draw_kernels(models: Mapping[str, Arrays]) -> Any:
             columns = [str(i + 1) for i in range(max(map(len, images.values())))]
             image = show_mosaic(axes, list(images.values()), rows, columns, vmin=0, vmax=top)
             label(axes, f"{name}, {when}" if len(parts) > 1 else name, "head")
+            marks = mark_kernels(axes, list(images.values()))
         row[0].set_ylabel("layer", color=INK, fontsize=11)
         scale_bar(drawn, image, row, "weight of a token")
+    legend(drawn, marks)
     return drawn
 
 
@@ -186,16 +227,28 @@ def _spacing(vit: ViT, unit: Unit) -> tuple[float, float]:
     return (float(rows), float(columns)) if unit == "pixels" else (1.0, 1.0)
 
 
-@paper_figure("attention_distance", each=lambda subject: attention_distance(subject.vit, subject.seen))
+EVEN = "even"
+"""the distance if every token read all tokens alike, (1,)"""
+
+
+def _distances(subject: Examined) -> Arrays:
+    vit = subject.vit
+    tokens = vit.vit_config.num_patches
+    even = mean_distance(torch.full((tokens, tokens), 1 / tokens), vit.vit_config.grid)
+    return {**attention_distance(vit, subject.seen), EVEN: even[None]}
+
+
+@paper_figure("attention_distance", each=_distances)
 def draw_distances(models: Mapping[str, Arrays], unit: Unit = "patches") -> Any:
     """Draw a line for each model, the mean over heads by layer, and a dot for each head.
 
-    ``models`` maps a name to the result of ``attention_distance`` or ``kernel_distance`` in ``unit``. Save it with
-    ``savefig("distances.svg")``.
+    ``models`` maps a name to the result of ``attention_distance`` or ``kernel_distance`` in ``unit``; with an entry
+    ``even``, the distance of even attention is a horizontal line. Save it with ``savefig("distances.svg")``.
     """
+    by_layer = {name: {part: v for part, v in layers.items() if part != EVEN} for name, layers in models.items()}
     heads = {
         name: {block: torch.cat(branches) for block, branches in by_block(layers).items()}
-        for name, layers in models.items()
+        for name, layers in by_layer.items()
     }
     places = {  # dots of several models are side by side
         name: [block + 0.07 * (number - (len(models) - 1) / 2) for block in heads[name]]
@@ -207,6 +260,9 @@ def draw_distances(models: Mapping[str, Arrays], unit: Unit = "patches") -> Any:
     for name, blocks in heads.items():
         for place, values in zip(places[name], blocks.values(), strict=True):
             axes.plot([place] * len(values), values.tolist(), shape[name], color=shade[name], ms=4, alpha=0.5, mew=0)
-    from_zero(axes)
+    for even in sorted({float(layers[EVEN]) for layers in models.values() if EVEN in layers}):
+        axes.axhline(even, color=MUTED, lw=1, ls=(0, (1, 2)), zorder=1)
+        axes.set_title("dotted: reading all patches alike", fontsize=10, color=MUTED, loc="right")
+    own_range(axes, least=0.1)
     axes.xaxis.get_major_locator().set_params(integer=True)
     return drawn

@@ -14,11 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from vitmods.analysis.figure import Arrays, Examined, NotHere, draw_lines, legend, panels, plain, short
+from vitmods.analysis.figure import (
+    NARROW,
+    Arrays,
+    Examined,
+    NotHere,
+    draw_lines,
+    legend,
+    log_axis,
+    panels,
+    plain,
+    short,
+)
 from vitmods.analysis.figures import paper_figure
 from vitmods.bench import BLOCK_S, Work, interleave, peak_bytes, quiet_threads, seconds_per_call
 from vitmods.finetune import train_only
-from vitmods.report.figures import INK, PALETTE
+from vitmods.report.figures import INK, PALETTE, PAPER
 from vitmods.train.loggers import GRADIENT, HEAD, STEM
 
 LAST = 1000
@@ -51,7 +62,7 @@ def stem_gradient(record: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     """
     steps, norms = _recorded(record)
     if STEM not in norms:
-        raise NotHere("trained parameters of its stem are missing or unknown.")
+        raise NotHere("trained parameters of the stem are missing or unknown.")
     return {STEM: torch.from_numpy(norms[STEM]), "step": torch.from_numpy(steps)}
 
 
@@ -59,22 +70,27 @@ def _recorded(record: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, dict[str
     """The steps (rows,) and, by layer, the gradient norms (rows,)."""
     rows = [row for row in record if any(name.startswith(GRADIENT) for name in row)]
     if not rows:
-        raise NotHere("its gradients were not recorded: train it with --record gradients.")
+        raise NotHere("gradients were not recorded: train with --record gradients.")
     names = [name for name in rows[-1] if name.startswith(GRADIENT) and all(name in row for row in rows)]
     steps = np.array([row["step"] for row in rows])
     return steps, {name.removeprefix(GRADIENT): np.array([row[name] for row in rows], float) for name in names}
 
 
 def _gradients(subject: Examined) -> Arrays:
-    """Return gradient norms by depth, NaN for blocks that are not trained."""
+    """Return gradient norms by depth, NaN for blocks that are not trained; the head's only on request."""
     blocks = {f"blocks.{k}": torch.tensor(torch.nan) for k in range(subject.config.get("depth", 0))}
     layers = {**blocks, **gradients_by_depth(subject.record)}
+    if not subject.head:
+        layers.pop(HEAD, None)
     return dict(sorted(layers.items(), key=lambda layer: {STEM: 0, HEAD: 2}.get(layer[0], 1)))
 
 
 @paper_figure("gradients", each=_gradients)
 def draw_gradients(models: Mapping[str, Arrays]) -> Any:
-    """Draw a line for each model over stem, blocks and head; blocks by relative depth where depths differ."""
+    """Draw a line for each model over stem, blocks and head (if it is there), with a logarithmic axis.
+
+    Blocks are placed by relative depth where depths differ.
+    """
     numbers = {}  # of each block, from 1 on, also if the first ones are not trained
     for name, norms in models.items():
         blocks = [layer for layer in norms if layer not in (STEM, HEAD)]
@@ -89,10 +105,12 @@ def draw_gradients(models: Mapping[str, Arrays]) -> Any:
         lines[name] = [places[layer] for layer in norms], [float(v) for v in norms.values()]
     label = "layer" if is_one_depth else "layer; blocks by their part of the depth"
     drawn = draw_lines(label, "gradient norm", lines)
+    log_axis(drawn.axes[0])
     between: list[tuple[float, str]] = [(k, str(k)) for k in range(1, most + 1, -(-most // 14))]
     if not is_one_depth:
         between = [(0.5 + most * part, f"{100 * part:.0f} %") for part in (0.25, 0.5, 0.75)]
-    drawn.axes[0].set_xticks(*zip((0, STEM), *between, (most + 1, HEAD)))
+    last = [(most + 1, HEAD)] if any(HEAD in norms for norms in models.values()) else []
+    drawn.axes[0].set_xticks(*zip((0, STEM), *between, *last))
     return drawn
 
 
@@ -102,11 +120,13 @@ def draw_stem_gradient(models: Mapping[str, Arrays]) -> Any:
     lines = {name: (arrays["step"].tolist(), arrays[STEM].tolist()) for name, arrays in models.items()}
     every = max(1, max(len(steps) for steps, _ in lines.values()) // 12)
     drawn = draw_lines("step", "gradient norm of the stem", lines, markevery=every)
+    log_axis(drawn.axes[0])
     drawn.axes[0].set_xlim(left=0)
     return drawn
 
 
 PARTS = ("all", "attention", "ffn")
+HATCHES = ("", "///", "...")
 QUANTITIES = {"parameters": "trained parameters", "step": "time of a step", "memory": "peak memory"}
 
 
@@ -162,16 +182,16 @@ def _partial_training(models: Sequence[Examined]) -> tuple[dict[str, Arrays], di
     first, *others = models
     size = first.config.get("img_size")
     if size is None or not is_classifier(first.known):
-        raise NotHere("it does not classify images, which a step is timed with.")
+        raise NotHere("does not classify images, which a step is timed with.")
     images = torch.randn(8, int(first.config["in_chans"]), *size, generator=torch.Generator().manual_seed(0))
     costs = training_costs(first.known, images, budget_s=first.seconds)
-    return {first.name: costs}, {subject.name: f"it is timed only for {first.name}." for subject in others}
+    return {first.name: costs}, {subject.name: f"timed only for {first.name}." for subject in others}
 
 
 @paper_figure("partial_training", arrays=_partial_training)
 def draw_costs(models: Mapping[str, Arrays]) -> Any:
     """Draw bars: one group per quantity, one bar per part, one panel per model."""
-    drawn, rows = panels(400, 60 + 230 * len(models), [1] * len(models), sharex=True, sharey=True)
+    drawn, rows = panels(NARROW, 60 + 230 * len(models), [1] * len(models), sharex=True, sharey=True)
     bars: list[Any] = []
     for (axes,), (name, quantities) in zip(rows, models.items(), strict=True):
         plain(axes, y="fraction of full training", title=name if len(models) > 1 else "")
@@ -179,7 +199,8 @@ def draw_costs(models: Mapping[str, Arrays]) -> Any:
         bars = []
         for k, (part, share, shade) in enumerate(zip(PARTS, shares, PALETTE)):
             places = [x + 0.27 * (k - 1) for x in range(len(QUANTITIES))]
-            bars.append(axes.bar(places, share.tolist(), 0.25, color=shade, label=part))
+            style = {"color": shade, "hatch": HATCHES[k], "edgecolor": PAPER, "lw": 0}
+            bars.append(axes.bar(places, share.tolist(), 0.25, label=part, **style))
             axes.bar_label(bars[-1], fmt=lambda v: f"{100 * v:.0f} %", fontsize=10, color=INK, padding=2)
         axes.set_xticks(range(len(QUANTITIES)), list(QUANTITIES.values()))
     rows[0][0].set_ylim(0, 1.15 * max(1.0, float(shares.max())))
@@ -221,12 +242,12 @@ def _throughput(models: Sequence[Examined]) -> tuple[dict[str, Arrays], dict[str
     able = {name: model for name, model in able.items() if sizes[name] == size}
     device = next(next(iter(able.values())).parameters()).device
     rates = throughput(able, (size[0], size[1]), device=device, budget_s=models[0].seconds)
-    return dict(rates), dict.fromkeys(names, "it is without weights, or does not classify images.")
+    return dict(rates), dict.fromkeys(names, "without weights, or does not classify images.")
 
 
 @paper_figure("throughput", arrays=_throughput)
 def draw_throughput(models: Mapping[str, Arrays]) -> Any:
-    """Draw a line for each model, with logarithmic axes."""
+    """Draw a line for each model, with a logarithmic axis of batches."""
     lines = {name: (arrays["batch"].tolist(), arrays["images a second"].tolist()) for name, arrays in models.items()}
     drawn = draw_lines("batch", "images a second", lines, ms=6)
     axes, batches = drawn.axes[0], next(iter(lines.values()))[0]
