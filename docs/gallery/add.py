@@ -1,7 +1,9 @@
 """Add a study to the gallery, or rewrite its page: `python docs/gallery/add.py RUN NAME --title ... --says ...`.
 
-An entry is an image, NAME.svg, and its facts, NAME.json, both from the study's folder. The page, docs/gallery.md, is
-made from the facts of all entries, sorted by `order`, then by name; without RUN only the page is rewritten.
+An entry is an image for wide screens and one for phones, NAME.svg and NAME-narrow.svg, its facts, NAME.json, and the
+results that its report is made from when the site is built, NAME.tar.xz (see stored.py), all from the study's folder.
+The page, docs/gallery.md, is made from the facts of all entries, sorted by `order`, then by name; without RUN only the
+page is rewritten.
 """
 
 from __future__ import annotations
@@ -12,20 +14,26 @@ import re
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import stored
+
 HERE = Path(__file__).resolve().parent
 HEAD = """# Gallery
 
 Results of our own studies, each with its command. `vitmods report FOLDER --out answer.svg` writes such images: a
 diamond is the mean difference to base, the line its 95 % interval, and the band the margin. `vitmods report FOLDER`
-writes [the full report](report.md).
+writes [the full report](report.md); where the site links to one, it was made from the study's stored results when the
+site was built.
 
 <!-- Written by docs/gallery/add.py from docs/gallery/*.json. -->
 """
 
 
 def facts_of(run: Path, name: str, title: str, says: str, order: int) -> dict[str, object]:
-    """Write the image of a study and return the facts for the page."""
+    """Write the images and the results of a study and return the facts for the page."""
     from vitmods.report import text
+    from vitmods.report.page import summary
     from vitmods.study import Answer
 
     answer = Answer.load(run)
@@ -33,7 +41,9 @@ def facts_of(run: Path, name: str, title: str, says: str, order: int) -> dict[st
         sys.exit(f"{run} is not finished: {text.headline(answer)}. Run its command again first.")
     if not answer.command.startswith("vitmods "):
         sys.exit(f"{run} was started from Python; the gallery shows commands: run it with `vitmods compare`.")
-    answer.report(HERE / f"{name}.svg")
+    for suffix, narrow in (("", False), ("-narrow", True)):
+        (HERE / f"{name}{suffix}.svg").write_text(summary(answer, narrow), encoding="utf-8")
+    stored.store(run, HERE / f"{name}.tar.xz")
     environment = answer.environment
     return {
         "title": title,
@@ -69,6 +79,8 @@ def page(folder: Path = HERE) -> str:
         parts.append(f"![{facts['headline']}](gallery/{name}.svg)\n")
         effects = "; ".join(f"{arm} {effect}" for arm, effect in facts["effects"].items())
         parts.append(f"{effects}. {counts}, {facts['date']}, {facts['machine']}.\n")
+        if (folder / f"{name}.tar.xz").exists():
+            parts.append(f"<!-- report: {name} -->\n")
         parts.append(f"```console\n$ {facts['command']}\n```\n")
     return "\n".join(parts)
 
