@@ -30,7 +30,7 @@ site was built.
 """
 
 
-def facts_of(run: Path, name: str, title: str, says: str, order: int) -> dict[str, object]:
+def facts_of(run: Path, name: str, title: str, says: str, order: int, images: bool = True) -> dict[str, object]:
     """Write the images and the results of a study and return the facts for the page."""
     from vitmods.report import text
     from vitmods.report.page import summary
@@ -43,7 +43,7 @@ def facts_of(run: Path, name: str, title: str, says: str, order: int) -> dict[st
         sys.exit(f"{run} was started from Python; the gallery shows commands: run it with `vitmods compare`.")
     for suffix, narrow in (("", False), ("-narrow", True)):
         (HERE / f"{name}{suffix}.svg").write_text(summary(answer, narrow), encoding="utf-8")
-    stored.store(run, HERE / f"{name}.tar.xz")
+    stored.store(run, HERE / f"{name}.tar.xz", images)
     environment = answer.environment
     return {
         "title": title,
@@ -92,11 +92,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--title", help="heading of the entry")
     parser.add_argument("--says", help="one sentence: what was asked, and what came out")
     parser.add_argument("--order", type=int, default=100, help="place in the page; smaller comes first")
+    parser.add_argument("--without-images", action="store_true", help="do not store images of the data set")
     options = parser.parse_args(arguments)
     if options.run is not None:
         if not (options.name and re.fullmatch(r"[a-z0-9-]+", options.name) and options.title and options.says):
             parser.error("an entry needs NAME (small letters, digits and -), --title and --says")
-        facts = facts_of(options.run, options.name, options.title, options.says, options.order)
+        texts = options.title, options.says
+        facts = facts_of(options.run, options.name, *texts, options.order, not options.without_images)
         (HERE / f"{options.name}.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", "utf-8")
     (HERE.parent / "gallery.md").write_text(page(HERE), encoding="utf-8")
 

@@ -22,12 +22,18 @@ KEPT = re.compile(
 )
 
 
-def store(run: Path, archive: Path) -> None:
-    """Write the archive of a study; the same study gives the same bytes."""
+def store(run: Path, archive: Path, images: bool = True) -> None:
+    """Write the archive of a study; the same study gives the same bytes.
+
+    images: keep the few images of the data set that the report shows; not where they are someone else's
+    """
     with tarfile.open(archive, "w:xz", preset=9) as packed:
         for path in sorted(run.rglob("*"), key=lambda path: (path.name, path)):  # alike files side by side
             name = path.relative_to(run).as_posix()
-            if path.is_file() and KEPT.fullmatch(name) and (content := _public(path)):
+            shows_images = path.name == "samples.npz" or "examples" in path.parts
+            if not (path.is_file() and KEPT.fullmatch(name) and (images or not shows_images)):
+                continue
+            if content := _public(path):
                 entry = tarfile.TarInfo(name)
                 entry.size = len(content)
                 packed.addfile(entry, io.BytesIO(content))

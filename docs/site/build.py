@@ -57,7 +57,7 @@ def stage(root: Path, to: Path, packages: Sequence[str]) -> None:
         text = DRAWING.sub(lambda found: drawing(found[1]), text)
         text = ANSWER.sub(functools.partial(_answer, root, page, to), text)
         up = "../" * (len(page.parts) - 1)
-        text = REPORT.sub(lambda found: _html(f'<p class="report"><a href="{up}reports/{found[1]}.html">{LINK_TEXT}</a></p>'), text)
+        text = REPORT.sub(functools.partial(_report_link, up), text)
         if page.parent.name == "tutorials":
             text = tutorials.with_output(root / page, text)
         if page == INDEX:
@@ -65,7 +65,8 @@ def stage(root: Path, to: Path, packages: Sequence[str]) -> None:
         _write(to / page, text)
 
 
-LINK_TEXT = "Open the full report of this study"
+def _report_link(up: str, found: re.Match[str]) -> str:
+    return _html(f'<p class="report"><a href="{up}reports/{found[1]}.html">Open the full report of this study</a></p>')
 
 
 def _html(text: str) -> str:
