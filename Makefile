@@ -50,6 +50,7 @@ lint: $(READY)  ## ruff, mypy, import-linter
 
 docs: $(READY)  ## the documentation as a site without outside parts, in build/site; every warning is an error
 	OMP_NUM_THREADS=1 $(BIN)/python docs/site/build.py build/site
+	$(BIN)/python docs/site/browser.py build/site
 
 # One thread in each of the test processes: more than one process on all cores is slower and not repeatable.
 pytest: $(READY)  ## all tests, in WORKERS processes; PYTEST_ARGS="tests/train -x" for some

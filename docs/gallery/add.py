@@ -1,7 +1,9 @@
 """Add a study to the gallery, or rewrite its page: `python docs/gallery/add.py RUN NAME --title ... --says ...`.
 
-An entry is an image, NAME.svg, and its facts, NAME.json, both from the study's folder. The page, docs/gallery.md, is
-made from the facts of all entries, sorted by `order`, then by name; without RUN only the page is rewritten.
+An entry is an image for wide screens and one for phones, NAME.svg and NAME-narrow.svg, its facts, NAME.json, and the
+results that its report is made from when the site is built, NAME.tar.xz (see stored.py), all from the study's folder.
+The page, docs/gallery.md, is made from the facts of all entries, sorted by `order`, then by name; without RUN only the
+page is rewritten.
 
 A study can test claims of the papers: name it in `tests` of a claim in src/vitmods/papers/tables/*.toml, then run
 `python docs/gallery/claims.py`.
@@ -20,25 +22,33 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vitmods.stats.verdict import Effect
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import stored
+
 HERE = Path(__file__).resolve().parent
 HEAD = """# Gallery
 
 Results of our own studies, each with its command. `vitmods report FOLDER --out answer.svg` writes such images: a
 diamond is the mean difference to base, the line its 95 % interval, and the band the margin. `vitmods report FOLDER`
-writes [the full report](report.md).
+writes [the full report](report.md); where the site links to one, it was made from the study's stored results when the
+site was built.
 
 <!-- Written by docs/gallery/add.py from docs/gallery/*.json. -->
 """
 
 
-def facts_of(run: Path, name: str, title: str, says: str, order: int, against: Sequence[str]) -> dict[str, object]:
-    """Write the image of a study and return the facts for the page.
+def facts_of(
+    run: Path, name: str, title: str, says: str, order: int, against: Sequence[str], images: bool = True
+) -> dict[str, object]:
+    """Write the images and the results of a study and return the facts for the page.
 
     Facts that claims can be tested by, beside the effects: those against other arms than base, and those under each
     setting of a sweep.
     """
     from vitmods.papers.comparison import table_of
     from vitmods.report import text
+    from vitmods.report.page import summary
     from vitmods.study import Answer
 
     answer = Answer.load(run)
@@ -46,7 +56,9 @@ def facts_of(run: Path, name: str, title: str, says: str, order: int, against: S
         sys.exit(f"{run} is not finished: {text.headline(answer)}. Run its command again first.")
     if not answer.command.startswith("vitmods "):
         sys.exit(f"{run} was started from Python; the gallery shows commands: run it with `vitmods compare`.")
-    answer.report(HERE / f"{name}.svg")
+    for suffix, narrow in (("", False), ("-narrow", True)):
+        (HERE / f"{name}{suffix}.svg").write_text(summary(answer, narrow), encoding="utf-8")
+    stored.store(run, HERE / f"{name}.tar.xz", images)
     environment = answer.environment
     table = table_of(answer)
     further = {}
@@ -97,6 +109,8 @@ def page(folder: Path = HERE) -> str:
         parts.append(f"![{facts['headline']}](gallery/{name}.svg)\n")
         effects = "; ".join(f"{arm} {effect}" for arm, effect in facts["effects"].items())
         parts.append(f"{effects}. {counts}, {facts['date']}, {facts['machine']}.\n")
+        if (folder / f"{name}.tar.xz").exists():
+            parts.append(f"<!-- report: {name} -->\n")
         parts.append(f"```console\n$ {facts['command']}\n```\n")
     return "\n".join(parts)
 
@@ -109,11 +123,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--says", help="one sentence: what was asked, and what came out")
     parser.add_argument("--order", type=int, default=100, help="place in the page; smaller comes first")
     parser.add_argument("--against", nargs="*", default=[], help="arms that the others are compared with, beside base")
+    parser.add_argument("--without-images", action="store_true", help="do not store images of the data set")
     options = parser.parse_args(arguments)
     if options.run is not None:
         if not (options.name and re.fullmatch(r"[a-z0-9-]+", options.name) and options.title and options.says):
             parser.error("an entry needs NAME (small letters, digits and -), --title and --says")
-        facts = facts_of(options.run, options.name, options.title, options.says, options.order, options.against)
+        texts, with_images = (options.title, options.says), not options.without_images
+        facts = facts_of(options.run, options.name, *texts, options.order, options.against, with_images)
         (HERE / f"{options.name}.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", "utf-8")
     (HERE.parent / "gallery.md").write_text(page(HERE), encoding="utf-8")
 

@@ -1,13 +1,15 @@
 """Builds the documentation as a site that needs no network: `make docs`, or `python docs/site/build.py build/site`.
 
-The pages are the repository's Markdown files as they are. A copy of them is made first, in which the drawings of the
-changes, the navigation and the reference of the public names stand too; Sphinx turns the copy into the site. Every
-warning is an error, and so are a link that leads nowhere and a page that loads anything from elsewhere.
+The pages are the repository's Markdown files as they are. A copy of them is made first, to which the drawings of the
+changes, the output of the tutorials, the reports of stored studies, the navigation and the reference of the public names
+are added; Sphinx turns the copy into the site. Every warning is an error, and so are a link that leads nowhere and a page
+that loads anything from elsewhere.
 """
 
 from __future__ import annotations
 
 import functools
+import html
 import io
 import json
 import os
@@ -18,10 +20,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "gallery")]
 
 import check
 import reference
+import stored
+import tutorials
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -30,6 +34,10 @@ INDEX = Path("docs/index.md")
 LINK = re.compile(r"(?<!!)\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)|!\[[^\]]*\]\((?!\w+:)([^)\s]+)\)")
 FENCE = re.compile(r"^(```+).*?^\1$", re.M | re.S)
 DRAWING = re.compile(r"^<!-- drawing: (.+?) -->$", re.M)
+REPORT = re.compile(r"^<!-- report: ([\w-]+) -->$", re.M)
+ANSWER = re.compile(r"^!\[([^\]]*)\]\((?!\w+:)(\S+)\.svg\)$", re.M)
+EXTRA = Path("_extra")
+"""in the copy: files that the site has as they are"""
 
 
 def pages(root: Path = ROOT) -> list[Path]:
@@ -47,9 +55,46 @@ def stage(root: Path, to: Path, packages: Sequence[str]) -> None:
             _copy_linked(root, page, target, to)
         text = outside_fences(text, functools.partial(LINK.sub, to_a_page))
         text = DRAWING.sub(lambda found: drawing(found[1]), text)
+        text = ANSWER.sub(functools.partial(_answer, root, page, to), text)
+        up = "../" * (len(page.parts) - 1)
+        text = REPORT.sub(functools.partial(_report_link, up), text)
+        if page.parent.name == "tutorials":
+            text = tutorials.with_output(root / page, text)
         if page == INDEX:
             text += "\n" + "\n".join(toctrees(text, root, packages))
         _write(to / page, text)
+
+
+def _report_link(up: str, found: re.Match[str]) -> str:
+    return _html(f'<p class="report"><a href="{up}reports/{found[1]}.html">Open the full report of this study</a></p>')
+
+
+def _html(text: str) -> str:
+    return f"```{{raw}} html\n{text}\n```"
+
+
+def _answer(root: Path, page: Path, to: Path, image: re.Match[str]) -> str:
+    """The image of an answer, where there is one for phones too, as the one that fits the reader's screen."""
+    wide, narrow = f"{image[2]}.svg", f"{image[2]}-narrow.svg"
+    if not (root / page.parent / narrow).is_file():
+        return image[0]
+    for name in (wide, narrow):
+        path = Path(os.path.normpath(page.parent / name))
+        (to / EXTRA / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / path, to / EXTRA / path)
+    return _html(
+        f'<picture><source media="screen and (max-width: 44rem)" srcset="{narrow}">'
+        f'<img src="{wide}" alt="{html.escape(image[1])}"></picture>'
+    )
+
+
+def write_reports(root: Path, to: Path) -> None:
+    """The reports of all stored studies, as they are in the site."""
+    (to / EXTRA / "reports").mkdir(parents=True, exist_ok=True)
+    for archive in sorted(root.glob("docs/gallery/*.tar.xz")):
+        name = archive.name.partition(".")[0]
+        with tempfile.TemporaryDirectory() as folder:
+            stored.write_page(archive, Path(folder), to / EXTRA / "reports" / f"{name}.html")
 
 
 def outside_fences(text: str, change: Callable[[str], str]) -> str:
@@ -119,7 +164,7 @@ def drawing(arm: str) -> str:
         changed = change.edit(changed)
     svg = draw(json.loads(changed.to_json()), json.loads(base.to_json()), text)
     caption = f"<code>{text}</code> on {base_name or 'S/16'}: what it adds or alters is marked."
-    return f'```{{raw}} html\n<figure class="block-drawing">{svg}<figcaption>{caption}</figcaption></figure>\n```'
+    return _html(f'<figure class="block-drawing">{svg}<figcaption>{caption}</figcaption></figure>')
 
 
 def _write(path: Path, text: str) -> None:
@@ -156,12 +201,14 @@ def build(out: Path, root: Path = ROOT, packages: Sequence[str] = reference.PACK
     with tempfile.TemporaryDirectory() as temporary:
         source = Path(temporary)
         stage(root, source, packages)
+        write_reports(root, source)
         for name, text in reference.pages(packages):
             _write(source / "docs" / "api" / f"{name}.rst", text)
         for name in ("conf.py", "docstrings.py", "mathml.py"):
             shutil.copyfile(HERE / name, source / name)
         _write(source / "_static" / "site.css", style())
-        _write(source / "_extra" / "index.html", REDIRECT)
+        shutil.copyfile(HERE / "copy.js", source / "_static" / "copy.js")
+        _write(source / EXTRA / "index.html", REDIRECT)
         shutil.rmtree(out, ignore_errors=True)
         os.environ["TZ"] = "UTC"
         try:

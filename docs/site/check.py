@@ -36,6 +36,8 @@ class Page(HTMLParser):
             self.loads.append(values.get("href", ""))
         if tag in LOADS and values.get(LOADS[tag]):
             self.loads.append(values[LOADS[tag]])
+        if tag == "source" and "srcset" in values:
+            self.loads += [part.split()[0] for part in values["srcset"].split(",")]
         self.loads += _urls_of(values.get("style", ""))
 
 

@@ -11,7 +11,7 @@ project = "vitmods"
 version = release = vitmods.__version__
 html_title = f"vitmods {release}"
 root_doc = "docs/index"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docstrings", "mathml"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "docstrings", "mathml"]
 
 myst_heading_anchors = 4
 myst_fence_as_directive = ["math"]
@@ -28,6 +28,7 @@ html_math_renderer = "mathml"
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["copy.js"]
 html_extra_path = ["_extra"]
 html_copy_source = False
 html_show_sourcelink = False

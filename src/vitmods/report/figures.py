@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from vitmods.report.text import WORDS, numbers, of_metric, point_text, scale_of, score, tone, verdict_text
+from vitmods.report.text import numbers, of_metric, point_text, scale_of, score, tone, verdict_text
 from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.answer import Tuning
 from vitmods.study.grid import show_value
@@ -186,7 +186,7 @@ def forest(
     """
     if not effects:
         return Markup()
-    width, row_height, foot = (350, 58, 46) if narrow else (860, 36, 50)
+    width, row_height, foot = (350, 70, 46) if narrow else (860, 36, 50)
     height = row_height * len(effects) + foot + 8
     with figure(width, height) as drawn:
         verdict_at = 16 + LETTER * max(len(numbers(effect)) for effect in effects) + 16  # pixels right of the axes
@@ -195,9 +195,9 @@ def forest(
         axes.set(xlim=_limits(effects, margin), ylim=(len(effects) - 0.5, -0.5), yticks=[])
         axes.axvspan(-margin, margin, color=COLOUR["band"], lw=0)
         for y, effect in enumerate(effects):
-            # On narrow screens the numbers are above the interval, so the line at zero stops below them.
-            axes.plot([0, 0], [y if narrow else y - 0.5, y + 0.5], color=COLOUR["muted"], lw=1.2)
-            _draw_effect(axes, y + (0.22 if narrow else 0), effect)
+            # On narrow screens two lines of text are above the interval, so the line at zero stops below them.
+            axes.plot([0, 0], [y + 0.12 if narrow else y - 0.5, y + 0.5], color=COLOUR["muted"], lw=1.2)
+            _draw_effect(axes, y + (0.29 if narrow else 0), effect)
             _label_effect(axes, y, effect, None if narrow else 1 + verdict_at / (width - start - end))
         style(axes, grid=False, labelsize=12)
         lower = "" if metric.higher_is_better else "; lower is better"
@@ -235,9 +235,12 @@ def _draw_effect(axes: Any, y: float, effect: Effect) -> None:
 def _label_effect(axes: Any, y: float, effect: Effect, verdict_at: float | None) -> None:
     """Write name, numbers and verdict: at `verdict_at`, right of the interval, or all above it if None."""
     color = COLOUR[tone(effect)]
-    above = f"{WORDS[effect.verdict].glyph} {numbers(effect)}"
     texts: list[tuple[float, float, str, str, str]] = (
-        [(0, y - 0.2, clipped(effect.arm, 18), "left", COLOUR["ink"]), (1, y - 0.2, above, "right", color)]
+        [
+            (0, y - 0.31, clipped(effect.arm, 26), "left", COLOUR["ink"]),
+            (1, y - 0.31, verdict_text(effect), "right", color),
+            (1, y - 0.06, numbers(effect), "right", COLOUR["ink"]),
+        ]
         if verdict_at is None
         else [
             (-0.03, y, clipped(effect.arm, 24), "right", COLOUR["ink"]),

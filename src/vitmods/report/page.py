@@ -68,21 +68,21 @@ SECTIONS: Registry[Section] = Registry("report section", "vitmods.papers.compari
 
 
 RELOAD_S = 20  # between two readings of the page of a running study
-WIDTH, MARGIN, LETTERS = 900, 20, 66  # SVG units; letters of the headline that a line holds
+MARGIN = 20  # in SVG units, of the image of an answer
 
 
 class SummaryTexts(NamedTuple):
-    """The texts around the interval plot of a summary; the headline in lines."""
+    """The texts above the interval plot of a summary."""
 
     title: str
-    headline: list[str]
+    headline: str
     facts: str
 
 
 def summary_texts(answer: Answer) -> SummaryTexts:
+    """Word the title, the headline, and base, seeds, trials and date of an answer."""
     metric, mean = answer.metric, answer.base_mean
     models = {str(setting.values.get("base", answer.base.model.name)): None for setting in answer.sweep}
-    title = f"vitmods study of {answer.data['name']}, {', '.join(models) or answer.base.model.name}"
     facts = [
         f"{answer.base.name} reaches {metric.shown(mean)} {metric.title}" if mean is not None else "",
         plural(max((effect.n for effect in answer.headline.values()), default=0), "seed"),
@@ -90,33 +90,47 @@ def summary_texts(answer: Answer) -> SummaryTexts:
         "95 % intervals, generalizing to new images" if text.on_new_images(answer) else "95 % intervals, these images",
         answer.created[:10],
     ]
-    headline = textwrap.wrap(text.headline(answer), LETTERS)
-    return SummaryTexts(clipped(title, 110), headline, clipped(" · ".join(filter(None, facts)), 120))
+    title = f"vitmods study of {answer.data['name']}, {', '.join(models) or answer.base.model.name}"
+    return SummaryTexts(title, text.headline(answer), " · ".join(filter(None, facts)))
 
 
-def summary(answer: Answer) -> str:
-    """Return a stand-alone SVG file, which follows the reader's light or dark setting; deterministic."""
-    title, headline, facts = summary_texts(answer)
-    plot_at, plot_height = 60 + 27 * (len(headline) - 1) + 44, 0
-    plot = forest(text.plotted_effects(answer), answer.margin, answer.metric, Inliner(), narrow=False)
+def summary(answer: Answer, narrow: bool = False) -> str:
+    """Return a stand-alone SVG file, which follows the reader's light or dark setting; deterministic.
+
+    narrow: for a phone's screen, with every verdict above its interval
+    """
+    plot = forest(text.plotted_effects(answer), answer.margin, answer.metric, Inliner(), narrow)
+    return summary_of(*summary_texts(answer), plot, narrow)
+
+
+def summary_of(title: str, headline: str, facts: str, plot: Markup, narrow: bool) -> str:
+    """Lay out the image of an answer: lines of text above its interval plot, which may be empty."""
+    width, letters, size = (390, (48, 35, 50), 18) if narrow else (900, (110, 66, 120), 21)
+    above = [textwrap.wrap(clipped(title, 2 * letters[0]), letters[0]), textwrap.wrap(headline, letters[1])]
+    above += [textwrap.wrap(clipped(facts, 4 * letters[2]), letters[2])]
+    lines, y = list[tuple[str, int, str]](), 12
+    for kind, step, texts in zip(("meta", "headline", "meta"), (18, size + 6, 18), above, strict=True):
+        lines += [(kind, y + step * (i + 1), line) for i, line in enumerate(texts)]
+        y += step * len(texts) + (4 if kind == "meta" else 7)
+    plot_at, plot_height = y + 10, 0
     if plot:
         view = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', plot)
         assert view is not None, "figures have a viewBox"
-        width, height = map(float, view.groups())
-        plot_height = round(height)
-        size = f'x="{MARGIN}" y="{plot_at}" width="{width:g}" height="{height:g}"'
-        plot = Markup(str(plot).replace("<svg", f"<svg {size}", 1))
+        plot_width, plot_height = (round(float(side)) for side in view.groups())
+        place = f'x="{MARGIN}" y="{plot_at}" width="{plot_width}" height="{plot_height}"'
+        plot = Markup(str(plot).replace("<svg", f"<svg {place}", 1))
     css = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     light, dark = (" ".join(colors.split()) for colors in re.findall(r":root \{(.*?)\}", css, re.S)[:2])
     return templates().get_template("summary.svg").render(
-        width=WIDTH, height=plot_at + plot_height + 12, margin=MARGIN, light=Markup(light), dark=Markup(dark),
-        title=title, headline=headline, label=text.headline(answer), plot=plot, facts=facts,
+        width=width, height=plot_at + plot_height + 12, margin=MARGIN, light=Markup(light), dark=Markup(dark),
+        size=size, lines=lines, label=headline, plot=plot,
     ) + "\n"  # fmt: skip
 
 
 def summary_figure(answer: Answer) -> Any:
     """Draw the same as a matplotlib figure in the light colors, for a paper."""
-    parts = summary_texts(answer)
+    title, headline, facts = summary_texts(answer)
+    headlines = textwrap.wrap(headline, 66)
     plots: list[Any] = []
 
     def keep(drawn: Any, label: str, css_class: str) -> Markup:
@@ -125,19 +139,19 @@ def summary_figure(answer: Answer) -> Any:
 
     forest(text.plotted_effects(answer), answer.margin, answer.metric, keep, narrow=False)
     if not plots:
-        with figure(WIDTH - 2 * MARGIN, 1) as empty:
+        with figure(860, 1) as empty:
             plots.append(empty)
     (drawn,) = plots
     width, plot_height = 72 * drawn.get_size_inches()
-    height = plot_height + 60 + 27 * len(parts.headline)
+    height = plot_height + 60 + 27 * len(headlines)
     for axes in drawn.axes:
         place = axes.get_position()
         shrunk = plot_height / height
         axes.set_position((place.x0, place.y0 * shrunk, place.width, place.height * shrunk))
     drawn.set_figheight(height / 72)
-    lines = [(22, parts.title, 11, "normal", "muted")]
-    lines += [(52 + 27 * row, line, 17, "bold", "ink") for row, line in enumerate(parts.headline)]
-    lines += [(52 + 27 * len(parts.headline), parts.facts, 11, "normal", "muted")]
+    lines = [(22, clipped(title, 110), 11, "normal", "muted")]
+    lines += [(52 + 27 * row, line, 17, "bold", "ink") for row, line in enumerate(headlines)]
+    lines += [(52 + 27 * len(headlines), clipped(facts, 120), 11, "normal", "muted")]
     for y, line, size, weight, color in lines:
         drawn.text(8 / width, 1 - y / height, line, fontsize=size, fontweight=weight, color=COLOUR[color],
                    parse_math=False)  # fmt: skip

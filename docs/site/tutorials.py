@@ -1,0 +1,126 @@
+"""The tutorials as they run: their commands and Python blocks on a few drawn photos, and what these print.
+
+The site shows the output below each block. It is made when the site is built, and kept in build/tutorials for as long as
+neither the page nor the package changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "build" / "tutorials"
+FENCE = re.compile(r"^```(console|python)\n(.*?)^```$", re.M | re.S)
+SMALL = "--base mu2/8 --img-size 32 --epochs 1 --batch-size 16 --workers 1 --cost-seconds 0 --device cpu"
+MOST_LINES = 40
+NOTE = f"""```{{note}}
+The outputs on this page are real: every block was run when this site was built, on 80 drawn images of two classes. So that
+this takes seconds, studies were given `{SMALL}` as well: their scores mean nothing.
+```
+"""
+
+
+def draw_photos(folder: Path) -> None:
+    """Write two classes of images: light discs on dark ground, and dark on light."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    y, x = np.mgrid[:40, :40]
+    for name, sign in (("maple", 1), ("oak", -1)):
+        (folder / name).mkdir(parents=True)
+        for i in range(40):
+            center, radius = rng.uniform(10, 30, 2), rng.uniform(5, 12)
+            disc = np.hypot(y - center[0], x - center[1]) < radius
+            image = 128 + sign * 60 * np.where(disc, 1, -1)[..., None] + rng.normal(0, 20, (40, 40, 3))
+            Image.fromarray(image.clip(0, 255).astype("uint8")).save(folder / name / f"IMG_{i:04}.png")
+
+
+def small(words: list[str]) -> list[str]:
+    """A command of a tutorial as it is run: studies are made small."""
+    if words[0] != "compare" and words[:2] != ["paper", "run"]:
+        return words
+    chosen = ["--seeds", "4", "--out", "runs/photos"] if words[0] == "compare" and "--budget" in words else []
+    return [*words, *shlex.split(SMALL), *chosen]
+
+
+def run(page: str, name: str = "page") -> Iterator[tuple[str, str]]:
+    """Run the blocks of a page in the current folder, where photos are; yields (kind, output) of each.
+
+    Raises RuntimeError if a command fails.
+    """
+    names: dict[str, Any] = {"__name__": "a_page"}
+    for kind, block in FENCE.findall(page):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            if kind == "python":
+                exec(compile(block, name, "exec"), names)
+            for line in re.findall(r"^\$ vitmods (.+)$", block, re.M) if kind == "console" else ():
+                _command(line)
+        yield kind, printed.getvalue()
+
+
+def _command(line: str) -> None:
+    from vitmods.cli import main
+
+    if code := main(small(shlex.split(line))):
+        raise RuntimeError(f"vitmods {line} ended with {code}.")
+
+
+def outputs(path: Path) -> list[str]:
+    """What the blocks of a page print, without the folders of this machine."""
+    from vitmods.util.text import without_places
+
+    kept = KEPT / f"{path.stem}-{_fingerprint(path)}.json"
+    if kept.exists():
+        return list(json.loads(kept.read_text(encoding="utf-8")))
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        draw_photos(Path("photos"))
+        before = os.environ.get("COLUMNS")
+        os.environ["COLUMNS"] = "100"
+        try:
+            printed = [text.replace(folder, "") for _, text in run(path.read_text(encoding="utf-8"), path.name)]
+        finally:
+            os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
+    shown = [without_places(text.rstrip()) for text in printed]
+    KEPT.mkdir(parents=True, exist_ok=True)
+    for old in KEPT.glob(f"{path.stem}-*.json"):
+        old.unlink()
+    kept.write_text(json.dumps(shown), encoding="utf-8")
+    return shown
+
+
+def _fingerprint(path: Path) -> str:
+    """Of the page, the package and this file."""
+    digest = hashlib.blake2b(digest_size=8)
+    for file in [path, Path(__file__), *sorted((ROOT / "src").rglob("*.*"))]:
+        if file.suffix in (".md", ".py", ".toml", ".json") and "__pycache__" not in file.parts:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def with_output(path: Path, text: str) -> str:
+    """The page with what each block prints below it, and a note on how it was run."""
+    printed = iter(outputs(path))
+
+    def shown(block: re.Match[str]) -> str:
+        lines = next(printed).splitlines()
+        left_out = len(lines) - MOST_LINES
+        if left_out > 0:
+            lines = [*lines[: MOST_LINES // 2], f"... {left_out} lines ...", *lines[-MOST_LINES // 2 :]]
+        output = "\n".join(lines)
+        return f"{block[0]}\n\n````{{code-block}} text\n:class: output\n\n{output}\n````" if output else block[0]
+
+    title, _, rest = FENCE.sub(shown, text).partition("\n\n")
+    return f"{title}\n\n{NOTE}\n{rest}"
