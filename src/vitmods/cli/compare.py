@@ -16,6 +16,7 @@ import tyro
 from vitmods.cli.options import DataOptions, note, parse, readable_folder
 from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
+from vitmods.study.arms import make_arms
 from vitmods.study.defaults import RecipeChoice
 from vitmods.study.executors import StudyOptions
 from vitmods.study.grid import make_grid
@@ -189,6 +190,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Compare, arguments, "compare", COMMON)
     if "data" in (sweep := make_grid(options.settings.sweep, "--sweep").to_dict()):
         return over_data(options, arguments, sweep)
+    if options.arms and not options.start:  # the arms of a folder of checkpoints have names of their own
+        make_arms(options.arms)
     if not options.quiet:  # importing torch takes seconds
         print(f"Reading {options.dataset.data} ...", file=sys.stderr, flush=True)
     from vitmods.study.arms import find_line_up

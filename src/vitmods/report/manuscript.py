@@ -259,7 +259,9 @@ def _training(answer: Answer) -> Iterator[str]:
     steps, epochs = resolved.get("steps"), resolved.get("epochs", recipe["epochs"])
     length = f"{epochs:g} epochs" if recipe["steps"] is None else f"{recipe['steps']:,} steps"
     length += f" ({steps:,} steps)" if steps and recipe["steps"] is None else ""
-    subject = "Every model" if not answer.tuned and not answer.sweep else "Except for the values named below, every model"
+    subject = (
+        "Every model" if not answer.tuned and not answer.sweep else "Except for the values named below, every model"
+    )
     purpose = "" if task is None or task.name == "classification" else f" for {task.title}"
     yield f"{subject} was trained{purpose} for {length} with batches of {recipe['batch_size']:,} images."
     rate = resolved.get("lr", optimizer["lr"])
@@ -310,7 +312,11 @@ def _augmentations(augment: Mapping[str, Any], ignored: set[str]) -> list[str]:
     if augment["randaugment"] and "randaugment" not in ignored:
         operations, magnitude = augment["randaugment"]
         words.append(f"RandAugment ({operations} operations, magnitude {magnitude:g})")
-    values = {"erasing": "random erasing (probability {:g})", "mixup": "mixup (α = {:g})", "cutmix": "CutMix (α = {:g})"}
+    values = {
+        "erasing": "random erasing (probability {:g})",
+        "mixup": "mixup (α = {:g})",
+        "cutmix": "CutMix (α = {:g})",
+    }
     words += [form.format(augment[name]) for name, form in values.items() if augment[name] and name not in ignored]
     return words + [f"{augment['repeats']} views of each image"] * (augment["repeats"] > 1)
 
@@ -325,9 +331,7 @@ def _tuning(answer: Answer) -> Iterator[str]:
             f"For every arm, including base, we tuned {' and '.join(grid)} with {plural(len(seeds) or 1, 'seed')} each "
             f"and chose the values with the best mean on the validation images; the test scores are those of {again}."
         )
-        chosen = [
-            f"{name}: {text.point_text(values)}" for name, values in answer.chosen.items() if values is not None
-        ]
+        chosen = [f"{name}: {text.point_text(values)}" for name, values in answer.chosen.items() if values is not None]
         if chosen:
             yield f"Chosen values: {'; '.join(chosen)}."
     if answer.sweep:
