@@ -57,6 +57,53 @@ def test_help_is_quick_and_imports_nothing_heavy():
     assert len(modules.split()) < 150  # which is what its time depends on
 
 
+QUICKLY_REFUSED = [
+    ("compare --epoch 3", "Unknown option --epoch. Did you mean --epochs?"),
+    ("compare --no-such-thing", "--help-all` lists all"),
+    ("compare --recipe plane", "Did you mean 'plain'?"),
+    ("compare --recipe augreg(levle=light1)", "Did you mean 'level'?"),
+    ("compare --arms dpn rsm", "Did you mean 'rms'?"),
+    ("compare --margin -1", "margin is how much worse"),
+    ("compare --img-size 8 8 8", "one side or two"),
+    ("compare --sweep lrr=1,2", "Did you mean 'lr'"),
+    ("compare --data pets/imgaes", "Did you mean pets/images?"),
+    ("compare --from runs/pest", "Did you mean runs/pets?"),
+    ("train --from runs/pest/trials", "Did you mean runs/pets/trials?"),
+    ("report runs/pest", "Did you mean runs/pets?"),
+    ("report runs/pets --out answer.gif", "must end with .html, .svg, .pdf or .png"),
+    ("report runs/pets --copy bibtex --out answer.pdf", "leave one of the two out"),
+    ("predict runs/pest/trials pets/images", "Did you mean runs/pets/trials?"),
+    ("predict runs/pets pets/imagse", "Did you mean pets/images?"),
+    ("evaluate runs/pest/trials", "Did you mean runs/pets/trials?"),
+    ("export runs/pest/trials --out x", "Did you mean runs/pets/trials?"),
+    ("finetune --from runs/pest/trials --data digits", "Did you mean runs/pets/trials?"),
+    ("data pets/imgaes", "Did you mean pets/images?"),
+]
+
+
+def test_mistakes_are_found_before_torch_is_imported_or_an_image_is_listed(tmp_path):
+    for folder in ("pets/images", "runs/pets/trials"):
+        (tmp_path / folder).mkdir(parents=True)
+    script = """
+import json, sys
+from vitmods.cli import main
+for line in json.loads(sys.argv[1]):
+    code = main(line.split())
+    heavy = [name for name in ("torch", "torchvision", "timm", "scipy", "PIL") if name in sys.modules]
+    print(json.dumps([code, heavy]), file=sys.stderr)
+"""
+    lines = [line for line, _ in QUICKLY_REFUSED]
+    shell = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(lines)], capture_output=True, text=True, cwd=tmp_path, timeout=240
+    )
+    assert shell.stdout == ""
+    said = re.split(r"^\[2, \[\]\]$", shell.stderr, flags=re.MULTILINE)
+    assert len(said) == len(lines) + 1, shell.stderr
+    for (line, words), error in zip(QUICKLY_REFUSED, said):
+        assert error.strip().startswith(f"vitmods {line.split()[0]}: "), error
+        assert words in error
+
+
 def test_version_and_no_command(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"vitmods {__version__}\n"

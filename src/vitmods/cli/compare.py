@@ -16,6 +16,7 @@ import tyro
 from vitmods.cli.options import DataOptions, announce, expected_folder, note, parse, readable_folder
 from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
+from vitmods.study.arms import make_arms
 from vitmods.study.defaults import RecipeChoice
 from vitmods.study.executors import StudyOptions
 from vitmods.study.grid import make_grid
@@ -192,6 +193,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Compare, arguments, "compare", COMMON)
     sweeps_data = "data" in make_grid(options.settings.sweep, "--sweep").to_dict()
+    if options.arms and not options.start and not sweeps_data:  # the arms of a folder of checkpoints have their own names
+        make_arms(options.arms)
     from vitmods.study.arms import find_line_up
 
     named_line_ups = ((arm, line_up.name) for arm in options.arms or () if (line_up := find_line_up(arm)))

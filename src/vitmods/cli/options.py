@@ -7,21 +7,22 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import tyro
 
 from vitmods.recipes import TASK_PARTS, Recipe
 from vitmods.recipes.recipe import PARTS, check_fields, fields_by_name
-from vitmods.recipes.registry import parse_recipe
+from vitmods.recipes.registry import parse_recipe, split_recipe
 from vitmods.study.defaults import DIGITS, RecipeChoice
 from vitmods.study.plan import ImageOptions
-from vitmods.util.errors import SAID_IN, UserError
+from vitmods.util.errors import SAID_IN, UserError, nearest
+from vitmods.util.files import expand_user, similar_folder
 from vitmods.util.text import printable
 
 T = TypeVar("T")
@@ -48,12 +49,13 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
 
     common: the options that --help shows; --help-all shows all of them. Empty: --help shows all.
     """
+    _check_names(kind, arguments, command)
     shell_kind: type[Any] = kind
     options_of_recipe = _training_options(arguments) if "training" in shell_kind.__dataclass_fields__ else None
     if options_of_recipe is not None:
-        fields = [("training", type(options_of_recipe), field(default=options_of_recipe))]
+        training_field = [("training", type(options_of_recipe), field(default=options_of_recipe))]
         shell_kind = make_dataclass(
-            kind.__name__, fields, bases=(kind,), frozen=True, kw_only=True, namespace={"__doc__": kind.__doc__}
+            kind.__name__, training_field, bases=(kind,), frozen=True, kw_only=True, namespace={"__doc__": kind.__doc__}
         )
     with_help = ["--help" if word == HELP_ALL else word for word in arguments]
     style = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
@@ -69,6 +71,9 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
                 if name in words or f"no_{name}" in words
             }
             options["training"] = RecipeChoice(options["recipe"], overrides)
+            if options["recipe"] is not None:
+                split_recipe(options["recipe"])
+        _check_places(options)
         return kind(**options)
     # tyro draws boxes where the encoding has them. On wide terminals it puts two in a row: `_shortened` needs one.
     columns = os.environ.get("COLUMNS")
@@ -86,6 +91,58 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
     raise SystemExit(0)
 
 
+def option_names(kind: type[Any]) -> set[str]:
+    """List the options of a command, as the shell writes them without dashes; quick, since tyro is not asked."""
+    names = set[str]()
+    hints = get_type_hints(kind, include_extras=True)
+    for item in fields(kind):
+        if item.name == "training":  # fields of the recipe and of the tasks' parts
+            recipe = {name for name, _ in fields_by_name().items()}
+            names |= recipe | {f"no-{name}" for name in recipe}
+            continue
+        hint, *extras = get_args(hints[item.name]) if get_origin(hints[item.name]) is Annotated else (hints[item.name],)
+        if is_dataclass(hint):
+            names |= option_names(cast(type[Any], hint))
+            continue
+        confs = [extra for extra in extras if hasattr(extra, "aliases")]
+        given = [conf.name for conf in confs if conf.name] or [item.name]
+        aliases = [alias for conf in confs for alias in conf.aliases or ()]
+        names |= {*given, *(alias.lstrip("-") for alias in aliases)} | {f"no-{name}" for name in given if hint is bool}
+    return {name.replace("_", "-") for name in names}
+
+
+def _check_names(kind: type[Any], arguments: Sequence[str], command: str) -> None:
+    """Raise UserError for the first misspelt option, before the others are read."""
+    words = [
+        word[2:].partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--") and word != "--"
+    ]
+    known = {*option_names(kind), "help", HELP_ALL[2:]} if words else set()
+    for word in words:
+        if word not in known and not word.startswith("tyro-"):
+            hint = nearest(word, known)
+            hint = re.sub(r"'([^']+)'\?$", r"--\1?", hint) if hint.startswith("Did") else ""
+            raise UserError(
+                f"Unknown option --{word}. {hint} `vitmods {command} --help-all` lists all.".replace("  ", " ")
+            )
+
+
+_PLACES = ("start", "model", "folder", "checkpoint", "checkpoints", "target", "images", "source", "scores")
+
+
+def _check_places(options: Mapping[str, Any]) -> None:
+    """Raise UserError for a file or folder that does not exist next to one with a similar name.
+
+    Other names are left to what reads them: they may be models of a library or addresses.
+    """
+    values = [options.get(name) for name in _PLACES]
+    values += [options["dataset"].data] if "dataset" in options else [options.get("data")]
+    for value in values:
+        for place in value if isinstance(value, tuple) else (value,):
+            text = str(place) if isinstance(place, str | Path) else ""
+            if os.sep in text and ":" not in text and (hint := similar_folder(expand_user(text.partition("?")[0]))):
+                raise UserError(f"{printable(text)} does not exist. {hint}")
+
+
 def _training_options(arguments: Sequence[str]) -> Any:
     """Return a Recipe as the shell reads it, with the values of --recipe for --help, and the parts of all tasks.
 
@@ -96,15 +153,15 @@ def _training_options(arguments: Sequence[str]) -> Any:
     with suppress(UserError):  # reported when the options are read
         recipe = parse_recipe(name, like=recipe)
     unchecked = {"__post_init__": check_fields}
-    fields = []
+    shell_parts = []
     for part, kind in {**PARTS, **TASK_PARTS}.items():
         shell_kind = make_dataclass(
             kind.__name__, (), bases=(kind,), frozen=True, namespace={**unchecked, "__doc__": kind.__doc__}
         )
         values = recipe.part(kind) if part in TASK_PARTS else getattr(recipe, part)
-        fields.append((part, shell_kind, field(default=shell_kind(**vars(values)))))
+        shell_parts.append((part, shell_kind, field(default=shell_kind(**vars(values)))))
     namespace = {**unchecked, "__doc__": Recipe.__doc__}
-    shell_recipe = make_dataclass("Recipe", fields, bases=(Recipe,), frozen=True, namespace=namespace)
+    shell_recipe = make_dataclass("Recipe", shell_parts, bases=(Recipe,), frozen=True, namespace=namespace)
     plain = {name: value for name, value in vars(recipe).items() if name not in PARTS}
     return shell_recipe(**plain)
 

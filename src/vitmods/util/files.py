@@ -58,12 +58,19 @@ def expand_user(path: str | Path) -> Path:
 
 
 def similar_folder(path: Path) -> str:
-    """Suggest the folder with the most similar name to one that does not exist; empty if none is similar."""
-    if path.exists() or not path.parent.is_dir():
+    """Suggest the existing place with the most similar name to one that does not exist; empty if none is similar."""
+    wrong = path
+    while wrong.parent != wrong and not wrong.parent.is_dir():
+        wrong = wrong.parent
+    if path.exists() or not wrong.parent.is_dir():
         return ""
-    names = [other.name for other in path.parent.iterdir() if other.is_dir()]
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f"Did you mean {printable(str(path.with_name(close[0])))}?" if close else ""
+    names = [other.name for other in wrong.parent.iterdir() if other.is_dir() or wrong.suffix]
+    close = difflib.get_close_matches(wrong.name, names, n=1)
+    if not close:
+        return ""
+    corrected = wrong.with_name(close[0])
+    inside = corrected / path.relative_to(wrong)
+    return f"Did you mean {printable(str(inside if inside.exists() else corrected))}?"
 
 
 @contextmanager

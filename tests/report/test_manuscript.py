@@ -1,0 +1,132 @@
+"""What a paper takes from a study: citations, the paragraph of methods, and figures as files."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from vitmods.changes.base import REGISTRY
+from vitmods.cli import main
+from vitmods.layers import NORMS
+from vitmods.papers.table import PAPERS
+from vitmods.report import write_report
+from vitmods.report.manuscript import COPIES, Citation, bibtex, methods
+from vitmods.stats.tables import tex
+
+
+@pytest.fixture(scope="module")
+def study(synthetic, tmp_path_factory):
+    return synthetic.make_answer(tmp_path_factory.mktemp("manuscript"), arms=3, evaluations=3)
+
+
+def test_every_registered_paper_is_a_whole_citation():
+    facts = [(change.paper, change.url) for change in REGISTRY.values()]
+    facts += [(kind.paper, kind.url) for kind in NORMS.values()]
+    facts += [(paper.cited, paper.url) for paper in PAPERS.values() if paper.venue]
+    for paper, url in facts:
+        first, *others = Citation.read(paper, url)
+        assert first.url.startswith("https://"), paper
+        for citation in (first, *others):
+            assert citation.authors, paper
+            assert re.fullmatch(r"(19|20)\d\d", citation.year), paper
+            assert citation.venue or "arxiv.org" in citation.url, paper
+            assert not re.search(r"et al|\d{4}$|section|Table", citation.title), paper
+
+
+@pytest.mark.parametrize(
+    ("paper", "url", "expected"),
+    [
+        (
+            "Kumar, Dehghani & Houlsby: Dual PatchNorm. TMLR 2023, Table 6",
+            "https://x",
+            ["@article{kumar2023dual,", "author = {Kumar and Dehghani and Houlsby}", "year = {2023}"],
+        ),
+        (
+            "d'Ascoli et al.: ConViT: Soft 50 % & more. ICML 2021",
+            "https://arxiv.org/abs/2103.10697",
+            ["@inproceedings{dascoli2021convit,", "d'Ascoli and others", r"{ConViT: Soft 50 \% \& more}", "2103.10697"],
+        ),
+        ("Shazeer: GLU Variants. 2020", "https://arxiv.org/abs/2002.05202", ["@misc{shazeer2020glu,", "arXiv"]),
+        ("my own idea", "", ["@misc{my,", "title = {{my own idea}}"]),
+    ],
+)
+def test_a_paper_becomes_an_entry(paper, url, expected):
+    (citation,) = Citation.read(paper, url)
+    entry = citation.bibtex(citation.key)
+    assert all(words in entry for words in expected), entry
+    assert entry.count("{") == entry.count("}")
+
+
+def test_papers_of_changes_and_tables_are_cited_once(study):
+    assert bibtex(study).count("@") == 3  # dpn twice, rms, vitmods
+    of_table = dataclasses.replace(study, command="vitmods paper run dtn-table5", arms=study.arms[2:])
+    assert "@inproceedings{shao2022dynamic," in bibtex(of_table)
+    file = Path(__file__).parents[2] / "CITATION.cff"
+    title = re.search(r'^title: "(.*)"$', file.read_text(), flags=re.MULTILINE)[1]
+    assert f"title = {{{{{title}}}}}" in bibtex(study)
+
+
+def changed(answer, recipe=None, **settings):
+    parts = {**answer.settings["recipe"], **(recipe or {})}
+    return dataclasses.replace(answer, settings={**answer.settings, "recipe": parts, **settings})
+
+
+def test_methods_follow_the_settings(study, synthetic, tmp_path):
+    text = methods(study)
+    images = study.data["splits"]
+    for words in (
+        "3 arms with the unchanged model (base): dpn (Dual PatchNorm; Kumar et al., 2023)",
+        "Ti/4, a Vision Transformer with 12 blocks, width 192, 3 attention heads and patches of 4 × 4 pixels",
+        "trained from random weights",
+        f"{images['train']['count']:,} training images, 500 validation images and 1,000 test images",
+        "The splits are those of the data set.",
+        "AdamW (learning rate 0.001, weight decay 0.05",
+        "with the same 5 seeds.",
+        "simultaneous 95 % intervals for 3 effects",
+        "new seeds and new images from the same source",
+        "±0.5 points",
+        "vitmods 0.1.0 with PyTorch 2.11.0",
+    ):
+        assert words in text, (words, text)
+    assert "  " not in text
+    assert "\n" not in text
+    flips = {**study.settings["recipe"]["augment"], "flip": 0.0, "mixup": 0.2}
+    assert "mixup (α = 0.2)" in methods(changed(study, {"augment": flips}))
+    assert "horizontal flips" in text
+    assert "horizontal flips" not in methods(changed(study, {"augment": flips}))
+    assert "Only attention and the head were trained" in methods(changed(study, {"train": "attention"}))
+    assert "fold s mod 5" in methods(changed(study, folds=5))
+    assert "at most 5" in methods(changed(study, until_decided=True))
+    assert "the trained weights path/to/base" in methods(changed(study, start={"source": "/home/me/base"}))
+    made = dataclasses.replace(study, data={**study.data, "split_origin": "found; val made from train, seed 7"})
+    assert "drawn from its training images within each class (seed 7)" in methods(made)
+    these = dataclasses.replace(study, decision=dataclasses.replace(study.decision, generalize="seeds"))
+    assert "on these test images only." in methods(these)
+    tuned = methods(synthetic.make_answer(tmp_path, arms=2, evaluations=3, tuned=True))
+    assert "we tuned lr in {0.0001, 0.0003, 0.001} and weight_decay in {0.03, 0.1}" in tuned
+    unfinished = methods(synthetic.make_answer(tmp_path, arms=2, evaluations=3, missing=[(0, 4)]))
+    assert "The study is not complete: 14 of 15 planned trials have ended." in unfinished
+
+
+def test_the_command_prints_one_text_and_writes_nothing(study, capsys, monkeypatch):
+    monkeypatch.setattr("vitmods.study.Answer.load", lambda folder, reference: study)
+    for name, text in COPIES.items():
+        assert main(["report", "study", "--copy", name]) == 0
+        assert capsys.readouterr().out == f"{text(study)}\n"
+    assert not list(study.path.iterdir())
+
+
+def test_tables_of_latex_escape_names():
+    assert tex(r"a_1 $x^2$ {50 %} ~\b") == r"a\_1 \$x\^{}2\$ \{50 \%\} \textasciitilde{}\textbackslash{}b"
+
+
+@pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
+def test_figures_of_the_answer_are_files_without_dates(study, kind, tmp_path):
+    first, second = (write_report(study, tmp_path / f"{name}.{kind}").read_bytes() for name in "ab")
+    assert first == second
+    assert first.startswith({"svg": b"<svg", "pdf": b"%PDF", "png": b"\x89PNG"}[kind])
+    if kind == "pdf":
+        assert b"/CreationDate" not in first
+        assert b"/Type42" in first or b"/CIDFontType2" in first or b"/TrueType" in first
+        assert b"/Type3" not in first
