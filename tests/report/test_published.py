@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from vitmods.cli import main
 from vitmods.papers import TABLES
 from vitmods.papers.comparison import Beside, _labels, comparison, table_of
+from vitmods.papers.figure import draw_gains
 from vitmods.papers.table import published
 from vitmods.report import render as terminal
 from vitmods.report.page import render
@@ -89,9 +91,45 @@ def test_differences_to_another_arm_are_compared_with_differences_to_that_arm(sy
 
 
 def test_a_figure_without_printed_numbers_says_so(synthetic):
-    text = words_of(of(synthetic, "vitmods paper run dpn-figure1", arms=1))
-    assert "Figure 1: Placements of the norms in a block" in text
+    text = words_of(of(synthetic, "vitmods paper run tt-figure1", arms=1, rename={0: "parallel"}))
+    assert "Figure 1: Two, three and four branches" in text
     assert "The paper prints no number for its arms." in text
+
+
+def test_published_points_and_our_intervals_are_drawn_and_missing_arms_named(synthetic):
+    names = {0: "batch", 1: "instance", 2: "dtn"}
+    page = render(of(synthetic, "vitmods paper run dtn-table3", arms=3, rename=names))
+    drawings = re.findall(
+        r"<svg class=\"(wide|narrow)\"[^>]*aria-label=\"(Published differences[^\"]*)\"(.*?)</svg>", page
+    )
+    assert [kind for kind, _, _ in drawings] == ["wide", "narrow"]
+    for kind, label, drawing in drawings:
+        words = html.unescape(re.sub(r"<[^>]+>", " ", drawing))
+        for part in ("ViT-S", "ViT-S*", "ours, 95 % interval", *names.values(), "group", "scale"):
+            assert part in words, (kind, part)
+        assert "published -2.6, -3.4" in label
+        assert "Without an interval here: group, switchable, scale, power." in label
+
+
+def test_gains_by_model_are_drawn_from_a_table_and_from_a_study(synthetic, tmp_path, capsys, monkeypatch):
+    table = TABLES["dpn-figure1"]
+    axes = draw_gains(table).axes[0]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["S/32", "Ti/16", "B/32", "S/16", "B/16"]
+    placed = [list(line.get_ydata()) for line in axes.get_lines() if len(line.get_ydata()) == 5]
+    assert placed == [[1.9, 1.4, 1.4, 1.1, 0.7]]
+    answer = of(synthetic, "vitmods paper run dpn-figure1", arms=2, rename={0: "pre-post", 1: "dpn"})
+    drawn = draw_gains(table, answer)
+    legend = {text.get_text() for text in drawn.axes[0].texts}
+    assert legend == {"other placements", "dpn"}
+    assert "Without a number: pre-both" in " ".join(text.get_text() for text in drawn.texts)
+    monkeypatch.setattr("vitmods.study.Answer.load", lambda folder, reference: answer)
+    for name in ("a.svg", "b.png", "c.pdf"):
+        assert main(["paper", "show", "dpn-figure1", "--out", str(tmp_path / name), "--study", "x"]) == 0
+        assert (tmp_path / name).stat().st_size > 1000
+    assert main(["paper", "show", "dpn-figure1", "--out", str(tmp_path / "a.bmp")]) == 2
+    assert main(["paper", "show", "tt-figure1", "--out", str(tmp_path / "d.svg")]) == 2
+    assert "--study FOLDER" in capsys.readouterr().err
+    assert main(["paper", "show", "dpn-figure1", "--study", "x"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,8 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if action and not action.startswith("-") and action != "list":
         raise UserError(
-            f"Unknown action 'paper {action}': use `paper list`, `paper claims`, `paper show TABLE` or `paper run TABLE`."
+            f"Unknown action 'paper {action}': use `paper list`, `paper show TABLE`, `paper run TABLE` or "
+            "`paper claims`."
         )
     options = parse(List, words if action == "list" else arguments, "paper")
     if options.json:

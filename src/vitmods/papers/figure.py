@@ -183,7 +183,7 @@ def draw_gains(table: Table, answer: Answer | None = None) -> Any:
     columns = list(dict.fromkeys(model for gains in points.values() for model in gains))
     groups = {arm: _PLACEMENTS if "placement(" in texts.get(arm, "") else arm for arm in points}
     models = _models(list(dict.fromkeys(groups.values())))
-    missing = [arm for arm in texts if arm not in points]
+    missing = [arm for arm in texts if arm not in points and arm != study.reference]
     width, foot = 860, 64
     note = textwrap.wrap(f"Without a number: {', '.join(missing)}.", 118) if missing else []
     legend = _lines(list(models), (width - 90) / LETTER)
@@ -202,8 +202,7 @@ def draw_gains(table: Table, answer: Answer | None = None) -> Any:
         axes.set_xlim(-0.5, len(columns) - 0.5)
         axes.set_xticks(range(len(columns)), [clipped(name, max(6, 100 // len(columns))) for name in columns])
         style(axes, COLORS, labelsize=11)
-        base = study.reference or study.base or BASE
-        axes.set_ylabel(clipped(f"gain over {base}, points", 44), color=MUTED, fontsize=11)
+        axes.set_ylabel(clipped(f"gain over {study.reference or BASE}, points", 44), color=MUTED, fontsize=11)
         _draw_legend(axes, legend, models, height)
         drawn.text(64 / width, 1 - 20 / height, clipped(f"{table.title}: {source} ({unit})", 110), fontsize=12.5,
                    color=INK, parse_math=False)  # fmt: skip
