@@ -169,13 +169,14 @@ def test_a_confusion_matrix_of_any_size(classes, tmp_path):
 def test_the_shell_draws_beside_the_json(seeds, tmp_path, capsys):
     arguments = ["evaluate", str(seeds / "seed0"), "--protocol", "top1", "fewshot", "--shots", "2", "--device", "cpu"]
     assert main([*arguments, "--out", str(tmp_path / "a" / "e.json")]) == 0
-    assert {path.name for path in (tmp_path / "a").iterdir()} == {"e.json", "e-fewshot.svg", "e-fewshot.png"}
+    written = {path.name for path in (tmp_path / "a").iterdir()}
+    assert written == {"e.json", "e-fewshot.svg", "e-fewshot.pdf", "e-fewshot.png"}
     printed, written = json.loads(capsys.readouterr().out), json.loads((tmp_path / "a" / "e.json").read_text())
     assert printed == {name: value for name, value in written.items() if name != "protocols"}
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == written
     assert main([*arguments, "--figures", str(tmp_path / "b")]) == 0
-    assert {path.name for path in (tmp_path / "b").iterdir()} == {"fewshot.svg", "fewshot.png"}
+    assert {path.name for path in (tmp_path / "b").iterdir()} == {"fewshot.svg", "fewshot.pdf", "fewshot.png"}
     shutil.rmtree(tmp_path / "b")
     assert main(["evaluate", str(seeds / "seed0"), "--protocol", "fewshots"]) == 2
     assert "Did you mean 'fewshot'?" in capsys.readouterr().err

@@ -262,8 +262,8 @@ def draw_lines(x: str, y: str, lines: Mapping[str, tuple[Sequence[float], Sequen
     """
     drawn = blank(NARROW, 290)
     axes = plain(drawn.add_subplot(), x, y)
-    shade, shape, dash = (choose(list(lines)) for choose in (colors, markers, dashes))
-    handles = []
+    shade, shape, dash = colors(list(lines)), markers(list(lines)), dashes(list(lines))
+    handles: list[Any] = []
     for name, line in lines.items():
         look = {"color": shade[name], "marker": shape[name], "ls": dash[name], "ms": 5, "lw": 1.6, "label": name}
         handles += axes.plot(*line, **look | style)

@@ -53,7 +53,7 @@ class Evaluate:
     out: Path | None = None
     """write all results to this file as JSON, and the figures next to it"""
     figures: Path | None = None
-    """draw into this folder, as SVG and PNG"""
+    """draw into this folder, as SVG, PDF and PNG"""
     json: bool = False
     """print all results as JSON"""
 

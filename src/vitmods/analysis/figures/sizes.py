@@ -133,7 +133,8 @@ def draw_stems(models: Mapping[str, Arrays]) -> Any:
     unit, word = next((u, w) for u, w in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")) if most >= u)
     axes = plain(drawn.add_subplot(), f"multiply-adds of an image, {word}", metric)
     axes.axhline(float(next(iter(models.values()))[metric]), color=MUTED, lw=1, ls=(0, (1, 2)), zorder=1)
-    shade, shape, handles = colors(list(models)), markers(list(models)), []
+    shade, shape = colors(list(models)), markers(list(models))
+    handles: list[Any] = []
     # Models that would cover one another are side by side.
     near = 0.04 * max(most - min(macs.values()), 0.05 * most)
     for name, arrays in models.items():
