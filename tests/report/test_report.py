@@ -3,6 +3,8 @@
 import dataclasses
 import math
 import re
+import statistics
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -21,6 +23,7 @@ from vitmods.report.templates import differences, thumbnails
 from vitmods.report.text import caveats, common_claim, headline, mean
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Verdict
+from vitmods.study.answer import Running
 from vitmods.study.state import Curve, TrialRecord
 from vitmods.tasks.metrics import Metric
 
@@ -191,6 +194,36 @@ def test_an_unfinished_study_says_so_and_shows_what_there_is(synthetic, tmp_path
     assert [step.command for step in next_steps(answer)] == [answer.command], "nothing is recommended yet"
     looked_at = dataclasses.replace(answer, settings={**answer.settings, "until_decided": True})
     assert not any("analyzed once" in doubt for doubt in caveats(looked_at))
+
+
+def test_a_page_of_a_running_study_says_until_when_it_holds(synthetic, tmp_path):
+    """A run that is killed cannot write another one."""
+    written = datetime(2025, 11, 20, 21, 34, tzinfo=UTC)
+    answer = synthetic.make_answer(tmp_path, arms=2, seeds=3, missing=[(0, 2), (1, 2)])
+    for due, late in (
+        (written + timedelta(minutes=9), "If it is still here at 21:43, the run has stopped"),
+        (written + timedelta(hours=9), "If it is still here at 06:34 on 2025-11-21, the run has stopped"),
+        (None, "If it does not change for much longer than a trial takes, the run has stopped"),
+    ):
+        page = render(dataclasses.replace(answer, running=Running(written, 720.0 if due else None, due)))
+        text = words_of(page)
+        assert "Running: 7 of 9 trials" in text
+        assert "Provisional: written on 2025-11-20 at 21:34." in text
+        assert ("About 12 min left." in text) is (due is not None)
+        assert f"{late}: the same command resumes it." in text
+        assert '<meta http-equiv="refresh" content="20">' in page
+        assert '<span class="badge open">' in page
+        assert '<span class="badge helps">' not in page
+    finished = render(answer)
+    assert "Running" not in finished
+    assert "refresh" not in finished
+
+
+def test_base_has_its_spread(synthetic, tmp_path):
+    answer = synthetic.make_answer(tmp_path, arms=1)
+    sd = 100 * statistics.stdev(answer.base.scores.values())
+    assert f"<small>sd {sd:.2g} over 5 seeds</small>" in render(answer)
+    assert "<small>sd " not in render(synthetic.make_answer(tmp_path, arms=1, seeds=1))
 
 
 NOTHING = [(arm, seed) for arm in (-1, 0) for seed in range(2)]

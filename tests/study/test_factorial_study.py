@@ -117,7 +117,7 @@ def test_the_table_and_the_page_show_changes_and_pairs(finished, tmp_path):
     text = render(answer, 80)
     assert text.startswith(("On average over the other changes on and off, ", "Nothing is decided"))
     for name in (*CHANGES, "dpn x rms"):
-        assert re.search(rf"^ {name} +\S \w+.* {answer.factorial.n}$", text, re.MULTILINE), name
+        assert re.search(rf"^{name} +\S \w+.* {answer.factorial.n}$", text, re.MULTILINE), name
     assert "8 runs, 2 seeds each" in " ".join(text.split())
     assert "| qknorm |" in answer.to_markdown()
     assert "dpn+rms |" not in answer.to_markdown()

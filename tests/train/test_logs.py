@@ -91,3 +91,13 @@ def test_at_80_columns_the_bar_keeps_its_steps_and_time(monkeypatch):
     assert line.startswith("dpn(before=whiten)+rms")
     for shown in ("━━━", " 6000/15000 ", ":", "loss 0.250"):
         assert shown in line
+
+
+def test_without_a_terminal_a_long_training_prints_the_time_left_once(monkeypatch):
+    stream, clock = stderr_of(monkeypatch, False, CI=""), [0.0]
+    monkeypatch.setattr("vitmods.train.loggers.time.monotonic", lambda: clock[0])
+    with ProgressBar(True, "dpn seed 0", total=1000, done=400) as bar:
+        for step in range(410, 470, 10):
+            clock[0] += 10.0
+            bar.show({**ROW, "step": step})
+    assert stream.getvalue() == "dpn seed 0: step 420 of 1,000, about 10 min left\n"

@@ -79,7 +79,8 @@ def answer_table(answer: Answer, width: int = 120) -> Group:
 
 def _warnings(caveats: Sequence[str], width: int) -> list[str]:
     """Return the first warnings, of a few lines together, and how many more the report has."""
-    texts, lines = [], 0
+    texts: list[str] = []
+    lines = 0
     for caveat in caveats:
         text = single_line(f"Warning: {caveat}")
         lines += len(textwrap.wrap(text, width))

@@ -157,9 +157,8 @@ def common_claim(answer: Answer) -> str:
     if shares:
         facts.append(f"test-set sampling: {100 * statistics.median(shares):.0f} % of the variance")
     fewest = min((effect.n for effect in effects), default=0)
-    if answer.factorial:
-        facts.append(f"{len(answer.factorial.design.runs)} runs, {plural(fewest, 'seed')} each")
-    elif fewest and not answer.sweep and not any(effect.failures or effect.base_failures for effect in effects):
+    is_plain = fewest and not (answer.sweep or answer.factorial)
+    if is_plain and not any(effect.failures or effect.base_failures for effect in effects):
         bound = f"95 % upper bound {100 * rate_bound(fewest):.0f} %"
         facts.append(f"0 of {plural(fewest, 'trial')} of an arm failed ({bound})")
     return f"{'; '.join(filter(None, [*facts, _shared_seeds(answer)]))}."
@@ -172,9 +171,13 @@ def brief_claim(answer: Answer) -> str:
 
 def _claim(answer: Answer) -> list[str]:
     """The level of the intervals, what they are about, and when the study is looked at."""
-    decision = answer.decision
+    decision, changes = answer.decision, answer.factorial
     level = level_of(answer.headline.values()) + PAIRS * decision.of_pairs
-    return [level, decision.claim, answer.factorial.look if answer.factorial else decision.look]
+    if changes is None:
+        return [level, decision.claim, decision.look]
+    fewest = min((effect.n for effect in changes.effects.values()), default=0)
+    runs = f"{len(changes.design.runs)} runs, {plural(fewest, 'seed')} each"
+    return [level, decision.claim, changes.look, runs]
 
 
 def _shared_seeds(answer: Answer) -> str:
