@@ -1,6 +1,7 @@
 """What a time budget chooses: model, image size, recipe, epochs and seeds; and that a stored study keeps its own."""
 
 import json
+import re
 import time
 from dataclasses import replace
 
@@ -136,6 +137,9 @@ def test_what_fits_nothing_is_said_with_the_arithmetic(monkeypatch, photos):
     planned = Study(None, ["dpn", "rms"], photos, budget="1m").dry_run(**RUN)
     assert "2 arms and base x 3 seeds take" in str(planned.refused)
     assert planned.settings.recipe.epochs == 30  # 150 steps: in fewer, nothing is learned
+    # 9 trials of 30 epochs of 160 views at 10 s: 120 h
+    enough = re.search(r'budget="(\d+)m" is enough', planned.suggestion)
+    assert 7_200 < int(enough[1]) < 1.5 * 7_200
     given = Study("Ti/8", ["dpn"], photos, "plain(epochs=9)", img_size=64).dry_run(budget="1m", **RUN)
     assert (given.settings.recipe.epochs, given.settings.fixed["base"]) == (9, "Ti/8")
     assert 'A new one with budget="2h" and without base, img_size and recipe takes values that fit' in str(
