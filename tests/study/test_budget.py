@@ -1,6 +1,7 @@
 """What a time budget chooses: model, image size, recipe, epochs and seeds; and that a stored study keeps its own."""
 
 import json
+import re
 import time
 from dataclasses import replace
 
@@ -135,6 +136,9 @@ def test_what_fits_nothing_is_said_with_the_arithmetic(monkeypatch, photos):
     planned = Study(None, ["dpn", "rms"], photos, budget="1m").dry_run(**RUN)
     assert "2 arms and base x 4 seeds take" in str(planned.refused)
     assert planned.settings.recipe.steps == choice.FEWEST_STEPS
+    # 12 trials of 300 steps of 32 views at 10 s, or what the images allow
+    enough = re.search(r'budget="(\d+)m" is enough', planned.suggestion)
+    assert planned.total_s / 60 < int(enough[1]) < 1.5 * planned.total_s / 60
     given = Study("Ti/8", ["dpn"], photos, "plain(epochs=9)", img_size=64).dry_run(budget="1m", **RUN)
     assert (given.settings.recipe.epochs, given.settings.fixed["base"]) == (9, "Ti/8")
     assert 'A new one with budget="2h" and without base, img_size and recipe takes values that fit' in str(

@@ -193,7 +193,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Compare, arguments, "compare", COMMON)
     sweeps_data = "data" in make_grid(options.settings.sweep, "--sweep").to_dict()
-    if options.arms and not options.start and not sweeps_data:  # the arms of a folder of checkpoints have their own names
+    if options.arms and not options.start:  # the arms of a folder of checkpoints have names of their own
         make_arms(options.arms)
     from vitmods.study.arms import find_line_up
 

@@ -222,12 +222,11 @@ def describe_choice(planned: Estimate, rung: Rung, faster: Iterator[str], is_she
     options = listing([f"--{name.replace('_', '-')}" if is_shell else f"{name}=" for name in [*names, "seeds"]])
     recipe = settings.recipe
     length = plural(recipe.epochs, "epoch") if recipe.steps is None else plural(recipe.steps, "step")
-    fit = "fits" if planned.refused is None else "does not fit"
-    chosen = (
-        f"Chosen, as it {fit} {duration(planned.budget_s or 0)}: {base} at {pixels}, {length}, "
-        f"{plural(len(settings.seeds), 'seed')}. {rung.recipe_note} Set {options} to choose otherwise."
-    )
-    return " ".join([*weights_here(rung), chosen, *faster])
+    budget = duration(planned.budget_s or 0)
+    choice = f"Chosen, as it fits {budget}: {base} at {pixels}, {length}, {plural(len(settings.seeds), 'seed')}."
+    if planned.refused is not None:
+        choice = f"Nothing fits {budget}, not even {base} at {pixels} with {length}."
+    return " ".join([*weights_here(rung), choice, rung.recipe_note, f"Set {options} to choose otherwise.", *faster])
 
 
 def weights_here(rung: Rung) -> Iterator[str]:

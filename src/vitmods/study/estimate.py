@@ -46,7 +46,7 @@ from vitmods.study.prepare import (
     smallest_first,
 )
 from vitmods.study.reuse import Pool
-from vitmods.study.schedule import ENDLESS, Budget, seconds_after_trials
+from vitmods.study.schedule import ENDLESS, MOST_FOR_COSTS, Budget, seconds_after_trials
 from vitmods.study.state import Evaluated, StudyState, decision_at, evaluated_of
 from vitmods.study.stopwatch import ArmEstimate, Stopwatch, as_a_worker
 from vitmods.study.store import StudyFolder
@@ -365,6 +365,12 @@ def estimate(
         planned = fit_to_budget(budget, planned, least)
     if planned.total_s <= (LONG_S if budget.seconds is None else planned.available_s):
         return planned
+    if planned.refused is not None and budget.seconds is not None and settings.open >= {"base", "img_size", "epochs"}:
+        used_s = budget.seconds - budget.left_s + (workers > 1) * START_S
+        needed_s = (planned.seconds(max(least, FEWEST)) + used_s) / (1 - MARGIN - 2 * MOST_FOR_COSTS)
+        enough = f"{math.ceil(needed_s / 60)}m"
+        enough = f"--budget {enough}" if command is not None else f'budget="{enough}"'
+        return replace(planned, suggestion=f"This is the smallest study that is tried; {enough} is enough for it.")
     budget_text, names = "--budget 2h", "--base, --img-size and --epochs"
     if command is None:
         budget_text, names = 'budget="2h"', "base, img_size and recipe"
