@@ -239,15 +239,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def over_data(options: Compare, arguments: Sequence[str], line_up: LineUp | None, task_given: bool) -> int:
     """Run a study for each data set, in a folder of its own, and answer over all of them; returns the exit code."""
-    from vitmods.data.sources import each_set
     from vitmods.stats import tables
     from vitmods.study.prepare import open_study
     from vitmods.study.state import over_studies
     from vitmods.study.store import StudyFolder, slug
 
-    given = {"--data": any(re.match("--data(=|$)", word) for word in arguments), "--budget": options.budget is not None}
     sweep = make_grid(options.settings.sweep, "--sweep").to_dict()
-    names = [name for spec in sweep["data"] for name in each_set(spec)]
+    given = {"--data": any(re.match("--data(=|$)", word) for word in arguments), "--budget": options.budget is not None}
     given |= {"--retrain": options.retrain is not None, "--pilot": options.pilot, "another sweep": len(sweep) > 1}
     if refused := [name for name, is_given in given.items() if is_given]:
         raise UserError(f"--sweep data=... excludes {refused[0]}: leave it out, or compare on each data set by itself.")
@@ -256,7 +254,7 @@ def over_data(options: Compare, arguments: Sequence[str], line_up: LineUp | None
     machine = replace(options.options, progress=not options.quiet)
     alone = replace(options.settings, sweep=())
     studies = {}
-    for name in names:
+    for name in sweep["data"]:
         of_set = replace(options, settings=alone, dataset=replace(options.dataset, data=name))
         quiet = options.quiet or bool(studies)  # what a line-up is, and what it sets, is told once
         studies[name] = make_study(fill_in(replace(of_set, quiet=quiet), line_up, task_given) if line_up else of_set)
