@@ -256,13 +256,14 @@ def over_data(options: Compare, arguments: Sequence[str], line_up: LineUp | None
     studies = {}
     for name in sweep["data"]:
         of_set = replace(options, settings=alone, dataset=replace(options.dataset, data=name))
-        quiet = options.quiet or bool(studies)  # what a line-up is, and what it sets, is told once
-        studies[name] = make_study(fill_in(replace(of_set, quiet=quiet), line_up, task_given) if line_up else of_set)
-    if any(study.settings.sweep for study in studies.values()):
-        raise UserError(
-            "--sweep data=... runs a study without another sweep on each data set: give one --base, and instead of "
-            "paper:NAME of a table with a sweep its arms."
-        )
+        if line_up:  # what it compares, and what it sets, is printed once
+            of_set = fill_in(replace(of_set, quiet=options.quiet or bool(studies)), line_up, task_given)
+        if len(of_set.settings.sweep) or len(of_set.base) > 1:
+            raise UserError(
+                "--sweep data=... runs a study without another sweep on each data set: give one --base, and instead of "
+                "paper:NAME of a table with a sweep its arms."
+            )
+        studies[name] = make_study(of_set)
     for name, study in studies.items() if not options.dry_run else ():  # check all before the first one runs
         with warnings.catch_warnings():  # which come again
             warnings.simplefilter("ignore")
