@@ -2,14 +2,18 @@
 
 import itertools
 import shlex
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import vitmods as vm
 from vitmods.cli import main
+from vitmods.data.sources import each_set
 from vitmods.layers.norms import NORMS
 from vitmods.papers import TABLES, line_up
+from vitmods.papers.comparison import _is_of
+from vitmods.papers.sources.transfer import TASKS
 from vitmods.papers.table import published
 from vitmods.recipes.registry import parse_recipe
 from vitmods.study.arms import arms_from_text, parse_edits
@@ -108,7 +112,8 @@ def test_every_cell_that_a_study_makes_again_is_one_of_the_table(table):
     numbers = {arm: published(table, text.partition("=")[0]) for arm, text in table.study.arms.items()}
     if table.printed and table.name != "dpn-figure1":  # B12 of tt-table3: a cell that was lost
         assert {arm for arm, cells in numbers.items() if not cells} <= {"B12x1"}
-        labels = itertools.product(table.study.bases, (None, *table.study.arms), table.study.points)
+        base_too = () if table.study.reference else (None,)
+        labels = itertools.product(table.study.bases, (*base_too, *table.study.arms), table.study.points)
         for base, arm, point in labels:
             _ = table[table.study.cell(base, arm, **point)]  # an unknown row or column raises
     for model in table.study.bases.values():
@@ -130,6 +135,31 @@ def test_published_differences_have_the_papers_decimals():
     assert {claim.where: claim.text for claim in published(TABLES["dpn-table6"], "pre")}["B/32"] == "-2.6"
     assert published(TABLES["dtn-table3"], "rms") == published(TABLES["dpn-figure1"], "subln") == []
     assert [claim.text for claim in published(TABLES["dpn-figure1"], "dpn")] == ["+1.9", "+1.4", "+1.4", "+1.1", "+0.7"]
+
+
+def test_all_tasks_of_vtab_are_one_command(tmp_path, capsys):
+    table = TABLES["dpn-table3"]
+    rows = table.study.sweep["data"]
+    assert list(rows) == list(table.rows)
+    assert each_set("vtab:*?root=x") == [f"vtab:{name}?root=x" for name in TASKS]
+    assert {f"{spec}?root=x" for spec in rows.values()} == set(each_set("vtab:*?root=x"))
+    assert all(TASKS[spec.partition(":")[2]].title == row.partition(", ")[2] for row, spec in rows.items())
+    assert each_set("digits") == ["digits"]
+    assert each_set("path/to:*") == ["path/to:*"]
+    assert "data" not in table.line_up.sweep, "only where it is asked for"
+    command = ["paper", "run", "dpn-table3", "--sweep", f"data=vtab:*?root={tmp_path}"]
+    assert main(command) == 2
+    assert "starts from trained weights: add --from" in capsys.readouterr().err
+
+
+def test_a_study_of_one_data_set_is_compared_with_its_row():
+    table = TABLES["dpn-table3"]
+    answer = SimpleNamespace(settings={"data": "vtab:dtd?root=x"})
+    numbers = [number for number in published(table, "dpn") if _is_of(table, answer, number)]
+    assert [(number.where, number.text) for number in numbers] == [
+        ("B/32, Natural, DTD", "+4.7"),
+        ("B/16, Natural, DTD", "+3.0"),
+    ]
 
 
 def test_line_ups_follow_the_size_of_the_images_and_have_all_placements():

@@ -274,15 +274,13 @@ def _announce(options: Compare, line_up: LineUp | None) -> None:
 
 def over_data(options: Compare, arguments: Sequence[str], line_up: LineUp | None, task_given: bool) -> int:
     """Run a study for each data set, in a folder of its own, and answer over all of them; returns the exit code."""
-    from vitmods.data.sources import each_set
     from vitmods.stats import tables
     from vitmods.study.prepare import open_study
     from vitmods.study.state import over_studies
     from vitmods.study.store import StudyFolder, slug
 
-    given = {"--data": any(re.match("--data(=|$)", word) for word in arguments), "--budget": options.budget is not None}
     sweep = make_grid(options.settings.sweep, "--sweep").to_dict()
-    names = [name for spec in sweep["data"] for name in each_set(spec)]
+    given = {"--data": any(re.match("--data(=|$)", word) for word in arguments), "--budget": options.budget is not None}
     given |= {"--retrain": options.retrain is not None, "--pilot": options.pilot, "another sweep": len(sweep) > 1}
     if refused := [name for name, is_given in given.items() if is_given]:
         raise UserError(f"--sweep data=... excludes {refused[0]}: leave it out, or compare on each data set by itself.")
@@ -294,15 +292,16 @@ def over_data(options: Compare, arguments: Sequence[str], line_up: LineUp | None
     machine = replace(options.options, progress=not options.quiet)
     alone = replace(options.settings, sweep=())
     studies = {}
-    for name in names:
+    for name in sweep["data"]:
         of_set = replace(options, settings=alone, dataset=replace(options.dataset, data=name))
-        quiet = options.quiet or bool(studies)  # what a line-up is, and what it sets, is told once
-        studies[name] = make_study(fill_in(replace(of_set, quiet=quiet), line_up, task_given) if line_up else of_set)
-    if any(study.settings.sweep for study in studies.values()):
-        raise UserError(
-            "--sweep data=... runs a study without another sweep on each data set: give one --base, and instead of "
-            "paper:NAME of a table with a sweep its arms."
-        )
+        if line_up:  # what it compares, and what it sets, is printed once
+            of_set = fill_in(replace(of_set, quiet=options.quiet or bool(studies)), line_up, task_given)
+        if len(of_set.settings.sweep) or len(of_set.base) > 1:
+            raise UserError(
+                "--sweep data=... runs a study without another sweep on each data set: give one --base, and instead of "
+                "paper:NAME of a table with a sweep its arms."
+            )
+        studies[name] = make_study(of_set)
     for name, study in studies.items() if not options.dry_run else ():  # check all before the first one runs
         with warnings.catch_warnings():  # which come again
             warnings.simplefilter("ignore")

@@ -239,7 +239,7 @@ def _print_table(table: Table) -> None:
     for line in (*table.notes, *table.claims, *(["?: an uncertain reading, not shown."] if uncertain else [])):
         console.print(Text(f"- {line}"))
     if study := table.study:
-        console.print(Text.assemble(("\narms", "cyan"), f" base: {study.base}"))
+        console.print(Text.assemble(("\narms", "cyan"), f" base: {study.base or 'without a change'}"))
         for arm, label in [*((arm, f": {label}") for label, arm in study.arms.items()),
                            *((arm, " (not in the table)") for arm in study.beside)]:  # fmt: skip
             console.print(Text(f"  {arm}{label}"))

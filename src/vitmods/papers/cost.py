@@ -72,7 +72,7 @@ def full_scale(table: Table) -> FullScale:
         )
     except UserError as error:
         return FullScale(trials, None, str(error))
-    return FullScale(trials, flops * points * study.seeds)
+    return FullScale(trials, flops * points * study.seeds * len(study.sweep.get("data", " ")))
 
 
 def _images_seen(study: TableStudy, base: str) -> float:

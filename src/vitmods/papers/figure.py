@@ -127,11 +127,13 @@ def _draw_row(axes: Any, y: float, row: Beside, models: Mapping[str, tuple[str, 
     names = list(models)
     for number in row.published:
         marker, color = models[_model(number)]
-        offset = y - 0.16 + 0.2 * ((names.index(_model(number)) + 0.5) / len(names) - 0.5)  # models do not hide others
+        offset = (
+            y + (0.0 if narrow else -0.16) + 0.2 * ((names.index(_model(number)) + 0.5) / len(names) - 0.5)
+        )  # models do not hide others
         error = number.plus_minus
         axes.errorbar([number.difference], [offset], xerr=[error] if error else None, fmt=marker, color=color, ms=5,
                       mew=0, elinewidth=1.1)  # fmt: skip
-    (low, high), (start, end), below = row.interval, axes.get_xlim(), y + 0.22
+    (low, high), (start, end), below = row.interval, axes.get_xlim(), y + (0.32 if narrow else 0.22)
     axes.plot([max(low, start), min(high, end)], [below, below], color=OURS, lw=2.2, solid_capstyle="butt")
     for place_of_arrow, marker, beyond in ((start, "<", low < start), (end, ">", high > end)):
         if beyond:

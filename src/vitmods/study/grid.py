@@ -113,8 +113,12 @@ def make_grid(values: Grid | Mapping[str, Any] | Iterable[str], option: str = "-
 def _read_values(name: str, listed: Any, option: str) -> tuple[Any, ...]:
     listed = tuple(listed) if isinstance(listed, Iterable) and not isinstance(listed, str) else (listed,)
     types = {field: kind for field, (_, _, kind) in fields_by_name().items()}
-    if option == "--sweep" and name in ("base", "data"):
-        values: tuple[Any, ...] = tuple(map(str, listed))
+    if option == "--sweep" and name == "data":
+        from vitmods.data.sources import each_set
+
+        values: tuple[Any, ...] = tuple(part for spec in listed for part in each_set(str(spec)))
+    elif option == "--sweep" and name == "base":
+        values = tuple(map(str, listed))
     elif option == "--sweep" and name == "limit_train":
         try:
             numbers = tuple(float(Fraction(value)) for value in listed)  # also the text 1/16
