@@ -23,7 +23,7 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "tutorials"
 FENCE = re.compile(r"^```(console|python)\n(.*?)^```$", re.M | re.S)
-SMALL = "--base mu2/8 --img-size 32 --epochs 1 --batch-size 16 --workers 1 --cost-seconds 0 --device cpu"
+SMALL = "--base mu2/8 --img-size 32 --epochs 8 --batch-size 16 --workers 1 --cost-seconds 0 --device cpu"
 MOST_LINES = 40
 NOTE = f"""```{{note}}
 The outputs on this page are real: every block was run for this site, on 80 drawn images of two classes. So that this
@@ -93,7 +93,7 @@ def outputs(path: Path) -> list[str]:
             printed = [text.replace(folder, "") for _, text in run(path.read_text(encoding="utf-8"), path.name)]
         finally:
             os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
-    shown = [without_places(text.rstrip()) for text in printed]
+    shown = ["\n".join(map(str.rstrip, without_places(text).rstrip().splitlines())) for text in printed]
     KEPT.mkdir(parents=True, exist_ok=True)
     for old in KEPT.glob(f"{path.stem}-*.json"):
         old.unlink()

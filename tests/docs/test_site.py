@@ -1,4 +1,4 @@
-"""The site: what its builder refuses, what a browser shows, the cards of the changes, the gallery, answers as images."""
+"""The site: what its builder refuses, what a browser shows, the cards, the gallery, answers as images."""
 
 import importlib.util
 import json
@@ -97,6 +97,8 @@ def test_what_a_built_page_may_not_have(build, tmp_path):
     (tmp_path / "b.html").write_text('<a id="y" href="gone.html">gone</a>')
     (tmp_path / "d.html").write_text(
         '<dl><dt class="field-odd">Type<span>:</span></dt>\n<dd class="field-odd"><p>rate (arXiv</p></dd></dl>'
+        '<dl><dt class="field-odd">Parameters<span>:</span></dt><dd><p><strong>one of a, b</strong> – x</p></dd></dl>'
+        "<p>a :class:`Norm` and <code>``fine``</code></p>"
     )
     (tmp_path / "c.css").write_text("@import 'https://example.org/font.css'; b { background: url(own.png) }")
     assert [line.partition(": ")[2] for line in build.check.problems(tmp_path)] == [
@@ -108,6 +110,8 @@ def test_what_a_built_page_may_not_have(build, tmp_path):
         "links to #here, which has no such anchor",
         "links to gone.html, which is not there",
         "has a field Type, 'rate (arXiv': a docstring that was cut at its first colon",
+        "has markup in its text, ':class:`Norm': a docstring that was not understood",
+        "has a parameter 'one of a, b': a list of fields that was not understood",
         "loads https://example.org/font.css",
     ]
 
