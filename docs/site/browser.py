@@ -1,8 +1,8 @@
 """Checks a built site in a real browser: `python docs/site/browser.py build/site`, which needs Chromium.
 
-Every page and every drawing is opened once and measured on a desktop and on a phone, light and dark, and as print: what is
-wider than the window, cut off, shrunk until it cannot be read, or pale; and what the browser's console reports. With
-`--pictures FOLDER` and the names of pages, they are also saved as images to look at.
+Every page and every drawing is opened once and measured on a desktop and on a phone, light and dark, and as print: what
+is wider than the window, cut off, shrunk until it cannot be read, or pale; and what the browser's console reports. With
+`--pictures FOLDER` and the names of pages, these are saved as images to look at instead.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Builds the documentation as a site that needs no network: `make docs`, or `python docs/site/build.py build/site`.
 
 The pages are the repository's Markdown files as they are. A copy of them is made first, to which the drawings of the
-changes, the output of the tutorials, the reports of stored studies, the navigation and the reference of the public names
-are added; Sphinx turns the copy into the site. Every warning is an error, and so are a link that leads nowhere and a page
-that loads anything from elsewhere.
+changes, the output of the tutorials, the reports of stored studies, the navigation and the reference of the public
+names are added; Sphinx turns the copy into the site. Every warning is an error, and so are a link that leads nowhere
+and a page that loads anything from elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "gallery")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "gallery"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import check
 import reference

@@ -13,11 +13,14 @@ LOADS = dict.fromkeys(("script", "img", "iframe", "source", "video", "audio", "e
 LOADS |= {"object": "data", "use": "href", "image": "href"}
 TYPE = re.compile(r'<dt class="field-\w+">(?:Type|Return type)<.*?</dt>\s*<dd[^>]*>(.*?)</dd>', re.S)
 TAG = re.compile(r"<[^>]+>")
+CODE = re.compile(r"<(pre|code|script|style)\b.*?</\1>", re.S)
+MARKUP = re.compile(r"``[^`\n]*|:\w+:`[^`\n]*|:(?:param|type|rtype|returns?|raises)\b[^\n]{,40}|(?<!\S)\.\. \w+::")
+NAME = re.compile(r'<dt class="field-\w+">(?:Parameters|Variables)<.*?</dt>\s*<dd[^>]*>(.*?)</dd>', re.S)
 NOT_LOADED = {"search", "canonical", "author", "license", "help", "index", "next", "prev"}  # of <link rel=...>
 
 
 class Page(HTMLParser):
-    """Of one page: its anchors, what it links to, what a browser fetches to show it, and what was cut at a colon."""
+    """Of one page: its anchors, what it links to, what a browser fetches to show it, and what is wrong with its fields."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -25,6 +28,9 @@ class Page(HTMLParser):
         self.links: list[str] = []
         self.loads: list[str] = []
         self.types = [html.unescape(TAG.sub("", found)).strip() for found in TYPE.findall(text)]
+        self.markup = MARKUP.findall(html.unescape(TAG.sub("", CODE.sub("", text))))
+        names = [name for field in NAME.findall(text) for name in re.findall(r"<strong>(.*?)</strong>", field)]
+        self.misnamed = [name for name in names if not re.fullmatch(r"\*{0,2}\w+(?:, \*{0,2}\w+)*", name)]
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -57,6 +63,10 @@ def problems(site: Path) -> list[str]:
 def _of_page(path: Path, page: Page, pages: dict[Path, Page]) -> Iterator[str]:
     for words in page.types:
         yield f"has a field Type, '{words[:60]}': a docstring that was cut at its first colon"
+    for words in page.markup:
+        yield f"has markup in its text, '{words[:60]}': a docstring that was not understood"
+    for name in page.misnamed:
+        yield f"has a parameter '{name[:60]}': a list of fields that was not understood"
     for url in page.loads:
         if _is_outside(url):
             yield f"loads {url}"

@@ -1,7 +1,7 @@
 """The tutorials as they run: their commands and Python blocks on a few drawn photos, and what these print.
 
-The site shows the output below each block. It is made when the site is built, and kept in build/tutorials for as long as
-neither the page nor the package changes.
+The site shows the output below each block. It is made when the site is built, and kept in build/tutorials for as long
+as neither the page nor the package changes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "tutorials"
 FENCE = re.compile(r"^```(console|python)\n(.*?)^```$", re.M | re.S)
-SMALL = "--base mu2/8 --img-size 32 --epochs 1 --batch-size 16 --workers 1 --cost-seconds 0 --device cpu"
+SMALL = "--base mu2/8 --img-size 32 --epochs 8 --batch-size 16 --workers 1 --cost-seconds 0 --device cpu"
 MOST_LINES = 40
 NOTE = f"""```{{note}}
-The outputs on this page are real: every block was run when this site was built, on 80 drawn images of two classes. So that
-this takes seconds, studies were given `{SMALL}` as well: their scores mean nothing.
+The outputs on this page are real: every block was run for this site, on 80 drawn images of two classes. So that this
+takes seconds, studies were also given `{SMALL}`: their scores mean nothing.
 ```
 """
 
@@ -93,7 +93,7 @@ def outputs(path: Path) -> list[str]:
             printed = [text.replace(folder, "") for _, text in run(path.read_text(encoding="utf-8"), path.name)]
         finally:
             os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
-    shown = [without_places(text.rstrip()) for text in printed]
+    shown = ["\n".join(map(str.rstrip, without_places(text).rstrip().splitlines())) for text in printed]
     KEPT.mkdir(parents=True, exist_ok=True)
     for old in KEPT.glob(f"{path.stem}-*.json"):
         old.unlink()

@@ -1,4 +1,4 @@
-"""The site: what its builder refuses, the cards of the changes, the gallery, the image of an answer."""
+"""The site: what its builder refuses, what a browser shows, the cards, the gallery, answers as images."""
 
 import importlib.util
 import json
@@ -7,6 +7,7 @@ import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vitmods.changes import REGISTRY
@@ -33,13 +34,20 @@ def build():
     kept, modules = list(sys.path), set(sys.modules)
     yield load(ROOT / "docs" / "site" / "build.py")
     sys.path[:] = kept
-    for name in set(sys.modules) - modules & {"check", "reference"}:
+    for name in (set(sys.modules) - modules) & {"check", "reference", "stored", "tutorials"}:
         del sys.modules[name]
 
 
 @pytest.fixture(scope="module")
 def gallery():
-    return load(ROOT / "docs" / "gallery" / "add.py")
+    kept = list(sys.path)
+    yield load(ROOT / "docs" / "gallery" / "add.py")
+    sys.path[:] = kept
+
+
+@pytest.fixture(scope="module")
+def browser():
+    return load(ROOT / "docs" / "site" / "browser.py")
 
 
 PAGES = {
@@ -89,6 +97,8 @@ def test_what_a_built_page_may_not_have(build, tmp_path):
     (tmp_path / "b.html").write_text('<a id="y" href="gone.html">gone</a>')
     (tmp_path / "d.html").write_text(
         '<dl><dt class="field-odd">Type<span>:</span></dt>\n<dd class="field-odd"><p>rate (arXiv</p></dd></dl>'
+        '<dl><dt class="field-odd">Parameters<span>:</span></dt><dd><p><strong>one of a, b</strong> – x</p></dd></dl>'
+        "<p>a :class:`Norm` and <code>``fine``</code></p>"
     )
     (tmp_path / "c.css").write_text("@import 'https://example.org/font.css'; b { background: url(own.png) }")
     assert [line.partition(": ")[2] for line in build.check.problems(tmp_path)] == [
@@ -100,8 +110,97 @@ def test_what_a_built_page_may_not_have(build, tmp_path):
         "links to #here, which has no such anchor",
         "links to gone.html, which is not there",
         "has a field Type, 'rate (arXiv': a docstring that was cut at its first colon",
+        "has markup in its text, ':class:`Norm': a docstring that was not understood",
+        "has a parameter 'one of a, b': a list of fields that was not understood",
         "loads https://example.org/font.css",
     ]
+
+
+FAULTS = {
+    '<p style="width: 1500px; background: #eee">x</p>': "wider than the window",
+    '<figure style="width: 200px"><svg width="200" height="30" viewBox="0 0 200 30"><text y="20">'
+    "A text that is much wider than its drawing</text></svg></figure>": "text is cut off",
+    '<div style="overflow-x: auto; width: 200px"><img src="wide.svg"></div>': "an image is cut off",
+    '<img src="wide.svg" style="width: 300px">': "an image is too small to read",
+    '<img src="gone.png">': "an image is not shown",
+    '<p style="color: #999">pale</p>': "pale text",
+    '<pre style="overflow-x: auto">' + "long " * 100 + "</pre>": "is cut off on paper",
+    "<details><summary>More</summary>Folded</details>": "is folded on paper",
+    "<h2>A heading</h2>": "may be the last line of a page",
+    '<script>console.error("broken")</script>': "the console says broken",
+}
+
+
+def test_a_browser_finds_every_fault_and_none_in_a_sound_page(browser, tmp_path):
+    if (program := browser.find()) is None:
+        pytest.skip("Chromium is not installed (Debian package: chromium)")
+    page = '<!doctype html><link rel="icon" href="data:,"><main><h1 style="break-after: avoid">Title</h1>{}</main>'
+    (tmp_path / "wide.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" width="900" height="90"/>')
+    (tmp_path / "sound.html").write_text(page.format("<p>A page.</p>"))
+    for i, fault in enumerate(FAULTS):
+        (tmp_path / f"{i}.html").write_text(page.format(fault))
+    wrong = browser.problems(tmp_path, program)
+    assert not [line for line in wrong if line.startswith("sound")]
+    for i, fault in enumerate(FAULTS.values()):
+        assert [line for line in wrong if line.startswith(f"{i}.html: ") and fault in line], fault
+
+
+def test_answers_of_the_gallery_are_whole_on_every_screen(browser, build, tmp_path):
+    if (program := browser.find()) is None:
+        pytest.skip("Chromium is not installed (Debian package: chromium)")
+    shown = ["# More\n\n## A part\n"]
+    for path in sorted((ROOT / "docs" / "gallery").glob("*.svg")):
+        (tmp_path / "root" / "docs" / "gallery").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / "docs" / "gallery" / path.name).write_text(path.read_text())
+        shown += [] if path.stem.endswith("-narrow") else [f"![An answer](gallery/{path.name})\n"]
+    assert site(build, tmp_path, **{"docs/more.md": "\n".join(shown)}) == []
+    assert (tmp_path / "site" / "docs" / "more.html").read_text().count("<picture>") == len(shown) - 1
+    assert browser.problems(tmp_path / "site", program) == []
+
+
+@pytest.mark.parametrize("archive", sorted((ROOT / "docs" / "gallery").glob("*.tar.xz")), ids=lambda path: path.name)
+def test_a_stored_study_still_opens_and_names_no_place_of_a_machine(gallery, archive, tmp_path):
+    name = archive.name.partition(".")[0]
+    gallery.stored.write_page(archive, tmp_path, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    facts = json.loads(archive.with_name(f"{name}.json").read_text())
+    assert facts["headline"] in page
+    for arm, effect in facts["effects"].items():
+        assert f"{arm}: {effect.rpartition(']')[0]}]" in page, "the numbers of the image"
+    assert not re.search(r"(?<![\w:.])/(work|tmp|home|root|usr|mnt|data)/", page)
+
+
+def test_stored_studies_are_small():
+    sizes = [path.stat().st_size for path in (ROOT / "docs" / "gallery").glob("*.tar.xz")]
+    assert len(sizes) >= 6
+    assert sum(sizes) < 3_000_000
+
+
+def test_a_study_is_stored_without_weights_places_and_images(gallery, tmp_path):
+    import tarfile
+
+    run = tmp_path / "elsewhere" / "run"
+    trial = run / "trials" / "dpn" / "seed0"
+    (trial / "examples").mkdir(parents=True)
+    (run / "study.json").write_text(
+        '{"command": "vitmods compare --data /home/me/pets --out /x/y", "data": "/home/me/pets"}'
+    )
+    (trial / "reused.json").write_text('{"study": "/home/me/runs/first"}')
+    for path in (trial / "model.safetensors", trial / "examples" / "0-image.png", run / ".lease", run / "split.csv"):
+        path.write_text("x")
+    np.savez_compressed(run / "samples.npz", names=np.array(["a"]))
+    np.savez_compressed(trial / "test.npz", ids=np.array(["a"]), top1=np.array([1.0]))
+    for images, extra in ((True, ["samples.npz", "trials/dpn/seed0/examples/0-image.png"]), (False, [])):
+        gallery.stored.store(run, tmp_path / "x.tar.xz", images)
+        with tarfile.open(tmp_path / "x.tar.xz") as packed:
+            names = sorted(packed.getnames())
+        scores = ["trials/dpn/seed0/reused.json", "trials/dpn/seed0/test.npz"]
+        assert names == sorted(["study.json", *scores, *extra])
+    unpacked = gallery.stored.unpack(tmp_path / "x.tar.xz", tmp_path)
+    facts = json.loads((tmp_path / unpacked / "study.json").read_text())
+    assert facts == {"command": "vitmods compare --data path/to/pets", "data": "path/to/pets"}
+    assert "../first" in (tmp_path / unpacked / "trials" / "dpn" / "seed0" / "reused.json").read_text()
+    assert np.load(tmp_path / unpacked / "trials" / "dpn" / "seed0" / "test.npz")["top1"].tolist() == [1.0]
 
 
 def test_public_names_are_in_the_reference(build):
@@ -165,12 +264,15 @@ def test_the_gallery_is_made_from_its_entries(gallery):
     for entry in entries:
         facts = json.loads(entry.read_text())
         image = entry.with_suffix(".svg").read_text()
-        assert len(image) < 40_000
-        label = ET.fromstring(image).get("aria-label")
-        assert label == facts["headline"]
+        narrow = entry.with_name(f"{entry.stem}-narrow.svg").read_text()
+        for drawn in (image, narrow):
+            assert len(drawn) < 40_000
+            assert ET.fromstring(drawn).get("aria-label") == facts["headline"]
         assert facts["command"].startswith("vitmods ")
         for effect in facts["effects"].values():
             assert effect.rpartition("]")[0] in image, "the facts are those of the image"
+            assert effect.rpartition("]")[0] in narrow
+            assert re.search(rf"[▲▼≥=?≤!] {effect.rpartition('] ')[2]}\b", narrow), "the verdict in words"
         if table := re.search(r"paper:([\w-]+)", facts["command"]):
             assert facts["effects"].keys() == {arm.name for arm in arms_from_text(table[0])}, "the table's arms"
 
@@ -186,11 +288,16 @@ def test_an_entry_is_made_from_a_study(gallery, answer, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Answer, "load", lambda run: answer)
     monkeypatch.setattr(gallery, "HERE", tmp_path / "gallery")
+    monkeypatch.setattr(gallery.stored, "store", lambda run, archive, images: archive.write_text(f"{images}"))
     (tmp_path / "gallery").mkdir()
-    gallery.main([str(answer.path), "cifar", "--title", "Four arms", "--says", "What came out."])
+    options = ["--title", "Four arms", "--says", "What came out.", "--without-images"]
+    gallery.main([str(answer.path), "cifar", *options])
+    assert (tmp_path / "gallery" / "cifar.tar.xz").read_text() == "False"
+    assert (tmp_path / "gallery" / "cifar-narrow.svg").read_text().startswith("<svg")
     page = (tmp_path / "gallery.md").read_text()
     assert "## Four arms\n\nWhat came out.\n" in page
     assert "(gallery/cifar.svg)" in page
+    assert "<!-- report: cifar -->" in page
     assert "--out" not in page.partition("```console")[2]
     facts = json.loads((tmp_path / "gallery" / "cifar.json").read_text())
     assert facts["seeds"] == 5

@@ -1,57 +1,85 @@
 """Each tutorial runs as it is written, in one folder with a few drawn photos; only training is made small."""
 
+import importlib.util
 import re
-import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from vitmods.cli import main
-
-TUTORIALS = sorted((Path(__file__).parents[2] / "docs" / "tutorials").glob("*.md"))
-FENCE = re.compile(r"^```(console|python)\n(.*?)^```$", re.M | re.S)
-SMALL = shlex.split("--base mu2/8 --img-size 32 --epochs 1 --batch-size 16 --workers 1 --cost-seconds 0 --device cpu")
+ROOT = Path(__file__).parents[2]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 ENDS_WITH = {"photos": "verdict.svg", "table": "table.svg"}
 
 
+def load_runner():
+    spec = importlib.util.spec_from_file_location("site_tutorials", ROOT / "docs" / "site" / "tutorials.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    """Two classes: light discs on dark ground, and dark on light."""
+def tutorials():
+    return load_runner()
+
+
+@pytest.fixture(scope="module")
+def photos(tutorials, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tutorials") / "photos"
-    rng = np.random.default_rng(0)
-    y, x = np.mgrid[:40, :40]
-    for name, sign in (("maple", 1), ("oak", -1)):
-        (folder / name).mkdir(parents=True)
-        for i in range(40):
-            center, radius = rng.uniform(10, 30, 2), rng.uniform(5, 12)
-            disc = np.hypot(y - center[0], x - center[1]) < radius
-            image = 128 + sign * 60 * np.where(disc, 1, -1)[..., None] + rng.normal(0, 20, (40, 40, 3))
-            Image.fromarray(image.clip(0, 255).astype("uint8")).save(folder / name / f"IMG_{i:04}.png")
+    tutorials.draw_photos(folder)
     return folder
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_a_tutorial_runs_and_ends_with_an_answer(page, photos, tmp_path, monkeypatch, capsys):
+def test_a_tutorial_runs_and_ends_with_an_answer(tutorials, page, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").symlink_to(photos)
-    names = {"__name__": "a_page"}
     text = page.read_text()
-    for kind, block in FENCE.findall(text):
-        if kind == "python":
-            exec(compile(block, page.name, "exec"), names)
-        for line in re.findall(r"^\$ vitmods (.+)$", block, re.M) if kind == "console" else ():
-            words = shlex.split(line)
-            small = SMALL if words[0] == "compare" or words[:2] == ["paper", "run"] else []
-            if words[0] == "compare" and "--budget" in words:  # which chooses neither base nor seeds here
-                small = [*small, *shlex.split("--seeds 4 --out runs/photos")]
-            assert main([*words, *small]) == 0, line
-    output = capsys.readouterr().out
-    assert re.search(r"\b(helps|hurts|open|no worse|no gain|equivalent)\b", output)
+    printed = list(tutorials.run(text, page.name))
+    assert [kind for kind, _ in printed] == [kind for kind, _ in tutorials.FENCE.findall(text)]
+    assert all(output.strip() for kind, output in printed if kind == "console")
+    assert re.search(r"\b(helps|hurts|open|no worse|no gain|equivalent)\b", "".join(output for _, output in printed))
     if made := ENDS_WITH.get(page.stem):
         assert (tmp_path / made).read_text().startswith("<svg"), f"{made} is what the reader looks at"
-    else:
-        assert names["decision"]["dpn"].n == 3
     links = text.partition("## Next steps\n")[2]
     assert links.count("](../") >= 3
+
+
+PAGE = """# Counting
+
+First:
+
+```python
+import os
+count = 2
+```
+
+```python
+print(count, os.path.abspath("x.txt"))
+print("line\\n" * 100)
+```
+"""
+
+
+def test_a_page_shows_what_its_blocks_print_and_keeps_it(tmp_path, monkeypatch):
+    runner = load_runner()
+    monkeypatch.setattr(runner, "KEPT", tmp_path / "kept")
+    page = tmp_path / "counting.md"
+    page.write_text(PAGE)
+    shown = runner.with_output(page, PAGE)
+    assert shown.startswith("# Counting\n\n```{note}")
+    assert shown.count(":class: output") == 1, "a block that prints nothing has no output"
+    assert "2 path/to/x.txt" in shown
+    assert "... 62 lines ..." in shown
+    (kept,) = (tmp_path / "kept").iterdir()
+    kept.write_text('["", "from the first run"]')
+    assert "from the first run" in runner.with_output(page, PAGE)
+    page.write_text(PAGE.replace("count = 2", "count = 3"))
+    assert "3 path/to/x.txt" in runner.with_output(page, page.read_text())
+    assert len(list((tmp_path / "kept").iterdir())) == 1
+
+
+def test_a_command_that_fails_fails_the_build(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RuntimeError, match="vitmods data nowhere"):
+        list(load_runner().run("```console\n$ vitmods data nowhere\n```\n"))

@@ -48,7 +48,10 @@ addEventListener("load", () => {
   out.textContent = JSON.stringify({ overflow: root.scrollWidth - root.clientWidth, height: root.scrollHeight,
     headline: page.querySelector(".headline").getBoundingClientRect().bottom,
     plot: [...page.querySelectorAll("figure svg")].filter(shown)[0].getBoundingClientRect().top,
-    crossed: crossed(page),
+    crossed: crossed(page), beside: (() => { const table = page.querySelector("#verdicts .scroll");
+      const right = e => e.getBoundingClientRect().right;
+      return [...table.querySelectorAll("tbody td:nth-child(3)")].filter(c => right(c) > right(table) + 1)
+        .map(c => c.textContent); })(),
     ground: ground(page.body), pale, svgs: svgs.length, smallest: Math.min(...text),
     cut: [...page.querySelectorAll("figure svg text")].filter(shown).filter(t => { const r = t.getBoundingClientRect();
       const box = t.closest("figure").getBoundingClientRect();
@@ -108,6 +111,7 @@ def test_layout(page, tmp_path, width, flags):
         assert measured["svgs"] == 1 + 3 * 10 + 11
     else:
         assert measured["plot"] < 844, "the headline and the first arms are on the first screen"
+        assert measured["beside"] == [], "arm, verdict and effect are seen without scrolling"
         assert measured["crossed"] == [10, 0], "the line at zero does not run through the numbers"
         assert measured["smallest"] > 9, "text of plots can be read"
 
