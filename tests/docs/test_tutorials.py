@@ -13,7 +13,7 @@ from vitmods.cli import main
 TUTORIALS = sorted((Path(__file__).parents[2] / "docs" / "tutorials").glob("*.md"))
 FENCE = re.compile(r"^```(console|python)\n(.*?)^```$", re.M | re.S)
 SMALL = shlex.split("--base mu2/8 --img-size 32 --epochs 1 --batch-size 16 --workers 1 --cost-seconds 0 --device cpu")
-ENDS_WITH = {"photos": "verdict.svg", "table": "table.svg"}
+ENDS_WITH = {"photos": "verdict.svg", "table": "table.svg", "texts": "texts.svg"}
 
 
 @pytest.fixture(scope="module")

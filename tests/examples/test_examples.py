@@ -127,7 +127,5 @@ def test_pretraining_connects_its_stages(run, tmp_path):
     scores = {name: next(iter(answer["base"]["scores"].values())) for name, answer in answers.items()}
     assert min(scores["dino"], scores["beit"]) > 0.3, "chance is 0.25"
     assert scores["tuned"] > 0.5
-    towers = [
-        load_file(tmp_path / "out" / name / "trials/rms/seed0/model.safetensors") for name in ("tuned", "lit")
-    ]
+    towers = [load_file(tmp_path / "out" / name / "trials/dpn/seed0/model.safetensors") for name in ("tuned", "lit")]
     assert all(torch.equal(value, towers[0][name]) for name, value in towers[1].items()), "the image tower is frozen"
