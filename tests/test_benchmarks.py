@@ -32,6 +32,7 @@ TINY = {
     "hmlp": ONCE + "--sizes Ti/16 --batch 1",
     "inference": ONCE + "--sizes Ti/16 --batch 1",
     "norms": ONCE + "--shape 1 17 24",
+    "pretraining": ONCE + "--sizes mu1/4 --batch 8",
     "rms_conversion": ONCE + "--sizes Ti/16 --batch 1",
     "stem": ONCE + "--sizes mu6/4 --batches 1",
     "stochastic_depth": ONCE + "--batch 2 --rates 0.1",

@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import tomllib
 from pathlib import Path
 
 import grimp
@@ -50,3 +51,13 @@ def test_the_core_does_not_compare_names_of_tasks():
     places = [f"{path}:{line}" for path in core for name, line in compared_strings(path.read_text()) if name in TASKS]
     assert not places
     assert compared_strings('task in ("dino", x)') == [("dino", 1)]
+
+
+def test_contracts_name_every_task_of_its_own_folder():
+    root = Path(vitmods.__file__).parent
+    folders = {f"vitmods.tasks.{path.parent.name}" for path in (root / "tasks").glob("*/__init__.py")}
+    assert len(folders) > 5
+    configured = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["tool"]["importlinter"]
+    contracts = {contract["name"]: contract for contract in configured["contracts"]}
+    assert folders == set(contracts["The core never imports a task of its own folder"]["forbidden_modules"])
+    assert folders == set(contracts["Tasks do not import each other"]["modules"])

@@ -52,7 +52,8 @@ def small(words: list[str]) -> list[str]:
     if words[0] != "compare" and words[:2] != ["paper", "run"]:
         return words
     chosen = ["--seeds", "4", "--out", "runs/photos"] if words[0] == "compare" and "--budget" in words else []
-    return [*words, *shlex.split(SMALL), *chosen]
+    options = shlex.split(SMALL)
+    return [*words, *(options[2:] if "--from" in words else options), *chosen]  # --from sets the base
 
 
 def run(page: str, name: str = "page") -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
-ENDS_WITH = {"photos": "verdict.svg", "table": "table.svg"}
+ENDS_WITH = {"photos": "verdict.svg", "table": "table.svg", "texts": "texts.svg"}
 
 
 def load_runner():

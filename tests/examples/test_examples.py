@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import vitmods as vm
 
@@ -110,3 +112,20 @@ def test_listops_compares_norms_on_sequences_and_reads_a_text(run, tmp_path):
     scores = results["base"]["scores"].values()
     assert sum(scores) / len(scores) > 0.3, "chance is 0.1, the most frequent class 0.2"
     assert re.findall(r"^line (\d) is \d$", output, re.M) == ["1", "2"]
+
+
+@pytest.mark.slow
+def test_pretraining_connects_its_stages(run, tmp_path):
+    output = run("pretraining", "out", seeds=1)
+
+    assert output.count("Effects are differences") == 4
+    answers = {
+        name: json.loads((tmp_path / "out" / name / "results.json").read_text())
+        for name in ("dino", "beit", "tuned", "lit")
+    }
+    assert all(answer["complete"] for answer in answers.values())
+    scores = {name: next(iter(answer["base"]["scores"].values())) for name, answer in answers.items()}
+    assert min(scores["dino"], scores["beit"]) > 0.3, "chance is 0.25"
+    assert scores["tuned"] > 0.5
+    towers = [load_file(tmp_path / "out" / name / "trials/dpn/seed0/model.safetensors") for name in ("tuned", "lit")]
+    assert all(torch.equal(value, towers[0][name]) for name, value in towers[1].items()), "the image tower is frozen"
