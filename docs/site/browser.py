@@ -28,6 +28,17 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dis
 MEASURE = (Path(__file__).parent / "browser.js").read_text(encoding="utf-8")
 
 
+SETTLED = """(async () => {
+  const chosen = picture => [...picture.querySelectorAll("source")].find(s => matchMedia(s.media).matches)?.srcset
+    ?? picture.querySelector("img").getAttribute("src");
+  const waits = () => [...document.querySelectorAll("picture")].some(picture => {
+    const image = picture.querySelector("img");
+    return !image.complete || image.currentSrc != new URL(chosen(picture), document.baseURI).href; });
+  for (let i = 0; i < 200 && waits(); i++) await new Promise(done => setTimeout(done, 20));
+})()"""
+"""waits until every picture shows the image for this window"""
+
+
 class State(NamedTuple):
     """How a page is shown."""
 
@@ -98,6 +109,7 @@ class Browser:
                   mobile=False)  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": state.scheme}
         self.call("Emulation.setEmulatedMedia", media=state.media, features=[scheme])
+        self.evaluate(SETTLED)
 
     def evaluate(self, script: str) -> Any:
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)

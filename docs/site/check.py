@@ -20,7 +20,7 @@ NOT_LOADED = {"search", "canonical", "author", "license", "help", "index", "next
 
 
 class Page(HTMLParser):
-    """Of one page: its anchors, what it links to, what a browser fetches to show it, and what is wrong with its fields."""
+    """Of one page: its anchors, what it links to, what a browser fetches to show it, and what docstrings left in it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

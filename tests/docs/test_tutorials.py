@@ -70,7 +70,7 @@ def test_a_page_shows_what_its_blocks_print_and_keeps_it(tmp_path, monkeypatch):
     assert shown.startswith("# Counting\n\n```{note}")
     assert shown.count(":class: output") == 1, "a block that prints nothing has no output"
     assert "2 path/to/x.txt" in shown
-    assert "... 62 lines ..." in shown
+    assert "... 61 lines ..." in shown
     (kept,) = (tmp_path / "kept").iterdir()
     kept.write_text('["", "from the first run"]')
     assert "from the first run" in runner.with_output(page, PAGE)
