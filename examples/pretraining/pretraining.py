@@ -58,8 +58,8 @@ def main(out: Path) -> None:
     tuned = vm.Study(None, (), images, recipe, start=out / "dino", **few)  # each arm and seed from its own weights
     print(f"fine-tuned from dino\n{tuned.run(out / 'tuned', cost_seconds=0)}\n")
 
-    tower = {"text_width": 32, "text_depth": 1, "text_heads": 2, "text_mlp": 64, "text_length": 8, "vocabulary": 300}
-    recipe = vm.recipes.small_lit(epochs=20, batch_size=32).with_(**tower)
+    tower = {"text_width": 32, "text_depth": 1, "text_heads": 2, "text_mlp": 64, "vocabulary": 300}
+    recipe = vm.recipes.small_lit(epochs=20, batch_size=32).with_(**tower, prompts=("a {} disc", "a {} square"))
     pairs = f"pairs:{out / 'shapes/captions.jsonl'}?zero_shot={out / 'others/images'}"  # tested on names of colors
     lit = vm.Study(None, (), pairs, recipe, task="lit", start=out / "tuned", metric="zero_shot", **few)
     result = lit.run(out / "lit", cost_seconds=0)
