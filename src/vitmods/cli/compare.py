@@ -288,15 +288,15 @@ def over_data(options: Compare, arguments: Sequence[str], line_up: LineUp | None
     out = options.out or readable_folder("-".join(folder))
     if not options.quiet:
         arms = first_of(options.arms or USUAL_ARMS, 6)
-        announce(f"Comparing {arms} with base on {first_of(names, 6)}, a study for each", str(out))
+        announce(f"Comparing {arms} with base on {first_of(sweep['data'], 6)}, a study for each", str(out))
     machine = replace(options.options, progress=not options.quiet)
     alone = replace(options.settings, sweep=())
-    studies = {}
+    studies: dict[str, Study] = {}
     for name in sweep["data"]:
         of_set = replace(options, settings=alone, dataset=replace(options.dataset, data=name))
         if line_up:  # what it compares, and what it sets, is printed once
             of_set = fill_in(replace(of_set, quiet=options.quiet or bool(studies)), line_up, task_given)
-        if len(of_set.settings.sweep) or len(of_set.base) > 1:
+        if of_set.settings.sweep or len(of_set.base) > 1:
             raise UserError(
                 "--sweep data=... runs a study without another sweep on each data set: give one --base, and instead of "
                 "paper:NAME of a table with a sweep its arms."

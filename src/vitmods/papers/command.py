@@ -165,11 +165,12 @@ def _described(papers: Sequence[Paper]) -> list[dict[str, Any]]:
 
 
 def _draw(table: Table, out: Path, folder: Path | None) -> None:
-    from vitmods.papers.figure import draw_gains, save
+    from vitmods.papers.figure import draw_gains
+    from vitmods.report.figures import save_figure
     from vitmods.study import Answer
 
     reference = (table.study.reference if table.study else "") or BASE
-    save(draw_gains(table, Answer.load(folder, reference) if folder else None), out)
+    save_figure(draw_gains(table, Answer.load(folder, reference) if folder else None), out)
     print(f"Figure: {named(out)}")
 
 

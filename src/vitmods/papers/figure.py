@@ -10,13 +10,12 @@ import math
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from vitmods.papers.table import Published, Table, published
-from vitmods.report.figures import INK, LETTER, LINE, MUTED, PALETTE, Inliner, clipped, figure, standalone, style
+from vitmods.report.figures import INK, LETTER, LINE, MUTED, PALETTE, Inliner, clipped, figure, style
 from vitmods.study.arms import BASE
 from vitmods.util.errors import UserError
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 MARKERS = "osv^Dp>"
 COLORS = {"ink": INK, "muted": MUTED, "line": LINE}
 OURS = PALETTE[1]
-KINDS = (".svg", ".pdf", ".png")
 _PLACEMENTS = "other placements"
 
 
@@ -168,11 +166,11 @@ def draw_gains(table: Table, answer: Answer | None = None) -> Any:
     points: dict[str, dict[str, tuple[float, float]]] = {}
     if answer is None:
         for arm in texts:
-            gains: dict[str, list[Published]] = {}
+            numbers: dict[str, Published] = {}
             for number in published(table, arm):
-                gains.setdefault(number.where, []).append(number)
-            if gains:
-                points[arm] = {model: (found[0].difference, found[0].plus_minus) for model, found in gains.items()}
+                numbers.setdefault(number.where, number)
+            if numbers:
+                points[arm] = {model: (number.difference, number.plus_minus) for model, number in numbers.items()}
         source, unit = "published", table.unit
     else:
         points = _of_study(answer)
@@ -230,13 +228,3 @@ def _of_study(answer: Answer) -> dict[str, dict[str, tuple[float, float]]]:
         for arm, row in by_arm.items()
         if any(not math.isnan(effect.half) for effect in row.values())
     }
-
-
-def save(drawn: Any, path: Path) -> None:
-    """Write a figure as SVG, PDF or PNG. Raises UserError for another ending."""
-    if path.suffix not in KINDS:
-        raise UserError(f"'{path.name}' does not end in {', '.join(KINDS)}.")
-    if path.suffix == ".svg":
-        path.write_text(standalone(drawn), encoding="utf-8")
-    else:
-        drawn.savefig(path, facecolor="white", dpi=144)

@@ -26,6 +26,7 @@ from vitmods.study.answer import Tuning
 from vitmods.study.grid import show_value
 from vitmods.study.state import TrialRecord
 from vitmods.tasks.metrics import Metric
+from vitmods.util.errors import UserError
 from vitmods.util.files import write_atomically
 
 POINTS_PER_CURVE = 80
@@ -97,8 +98,11 @@ def file_of(drawn: Any, kind: str) -> bytes:
 
 
 def save_figure(drawn: Any, path: Path) -> None:
-    """Write a figure as a file in the format of the path's ending. Raises UserError if the file cannot be written."""
-    write_atomically(path, lambda file: file.write(file_of(drawn, path.suffix[1:])))
+    """Write a figure in the format of the path's ending. Raises UserError if that is none of `FORMATS`, or if the file
+    cannot be written."""
+    if path.suffix[1:].lower() not in FORMATS:
+        raise UserError(f"{path.name}: a figure's file ends with .{', .'.join(FORMATS)}.")
+    write_atomically(path, lambda file: file.write(file_of(drawn, path.suffix[1:].lower())))
 
 
 def recolor(drawn: Any, colors: Mapping[str, str]) -> None:

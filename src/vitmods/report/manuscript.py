@@ -347,7 +347,7 @@ def _trials(answer: Answer) -> Iterator[str]:
     settings, planned = answer.settings, len(answer.settings["seeds"])
     if answer.factorial:
         runs = len(answer.factorial.design.runs)
-        yield f"The changes were switched on and off together in {runs} combinations (a factorial design), base among them."
+        yield f"Changes were switched on and off together in {runs} combinations (a factorial design), base among them."
     trained = "Every combination was trained" if answer.factorial else "Base and every arm were trained"
     if settings.get("until_decided"):
         yield f"{trained} with the same seeds, which were added until the effects were decided (at most {planned})."
@@ -407,8 +407,8 @@ def _comparison(answer: Answer) -> Iterator[str]:
     low, high = ("low", "high") if metric.higher_is_better else ("high", "low")
     yield (
         f"{'A change' if answer.factorial else 'An arm'} helps or hurts if its interval excludes zero. Otherwise it is "
-        f"equivalent if the interval is within the margin of ±{margin}, no worse if only the {low} end is (a loss above "
-        f"{margin} is ruled out), brings no gain if only the {high} end is, and is open if neither is."
+        f"equivalent if the interval is within the margin of ±{margin}, no worse if only the {low} end is (a loss "
+        f"above {margin} is ruled out), brings no gain if only the {high} end is, and is open if neither is."
     )
     if all(effect.verdict == Verdict.WITHHELD for effect in effects):
         yield "Base has not learned, so that there are no verdicts."

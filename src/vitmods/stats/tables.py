@@ -85,8 +85,15 @@ def _header(effects: Sequence[Effect]) -> tuple[str, ...]:
     return tuple(f"{cell} ({unit})" if cell == "effect" and unit else cell for cell in HEADER)
 
 
-_TEX = {character: f"\\{character}" for character in "%_&#${}"}
-_TEX |= {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\textasciitilde{}", "−": "$-$", "±": r"$\pm$", "–": "--"}
+_TEX: dict[str, str | int | None] = {
+    **{character: f"\\{character}" for character in "%_&#${}"},
+    "\\": r"\textbackslash{}",
+    "^": r"\^{}",
+    "~": r"\textasciitilde{}",
+    "−": "$-$",
+    "±": r"$\pm$",
+    "–": "--",
+}
 
 
 def tex(text: str) -> str:

@@ -74,8 +74,9 @@ def choose(
         settings, is_last = rung.settings, rung is rungs[-1]
         seeds = len(settings.seeds) if seeds_given else CHOSEN_SEEDS
         step_s = time_steps(rung, seeds * len(settings.every_arm), options)
-        length: Length | None = whole_length(rung)
-        most_steps = steps = steps_of(settings.recipe.with_(**length), rung.images)
+        longest = whole_length(rung)
+        most_steps = steps = steps_of(settings.recipe.with_(**longest), rung.images)
+        length: Length | None = longest
         while length is not None:
             shorter = halve(length, rung) if length and not is_last and steps == most_steps else None
             if is_last or step_s * steps <= budget.left_s:  # else the images need not be read at this size

@@ -12,7 +12,8 @@ from vitmods.ops.padding import padding_of
     "batch",
     title="BatchNorm",
     shorts=("batchnorm",),
-    paper="Ioffe & Szegedy: Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate Shift. "
+    paper="Ioffe & Szegedy: Batch Normalization: "
+    "Accelerating Deep Network Training by Reducing Internal Covariate Shift. "
     "ICML 2015",
     url="https://arxiv.org/abs/1502.03167",
     how="statistics over all tokens of the batch, for each channel",
