@@ -168,7 +168,7 @@ def problems(site: Path, program: str, names: Sequence[str] = ()) -> list[str]:
     names: only of these files
     """
     files = [site / name for name in names] or [
-        path for kind in ("html", "svg") for path in sorted(site.rglob(f"*.{kind}")) if "_static" not in path.parts
+        path for kind in ("html", "svg") for path in sorted(site.rglob(f"*.{kind}")) if not {"_static", "_modules"} & set(path.parts)
     ]
     found: dict[str, list[str]] = {}
     with browser(program) as shown:
