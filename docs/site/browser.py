@@ -12,6 +12,7 @@ import base64
 import fcntl
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync", "--disable-extensions",
          "--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND",
          "--hide-scrollbars", "--remote-debugging-pipe"]  # fmt: skip
+PATIENCE = 120
 MEASURE = (Path(__file__).parent / "browser.js").read_text(encoding="utf-8")
 
 
@@ -89,6 +91,8 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
+            if not select.select([self._receive], [], [], PATIENCE)[0]:
+                raise RuntimeError(f"The browser has not answered for {PATIENCE} seconds.")
             if not (more := self._receive.read(1 << 20)):
                 raise RuntimeError("The browser has ended.")
             self._rest += more
@@ -168,7 +172,10 @@ def problems(site: Path, program: str, names: Sequence[str] = ()) -> list[str]:
     names: only of these files
     """
     files = [site / name for name in names] or [
-        path for kind in ("html", "svg") for path in sorted(site.rglob(f"*.{kind}")) if "_static" not in path.parts
+        path
+        for kind in ("html", "svg")
+        for path in sorted(site.rglob(f"*.{kind}"))
+        if not {"_static", "_modules"} & set(path.parts)
     ]
     found: dict[str, list[str]] = {}
     with browser(program) as shown:

@@ -221,7 +221,16 @@ def build(out: Path, root: Path = ROOT, packages: Sequence[str] = reference.PACK
         if said.getvalue():
             return strip_escape_sequences(said.getvalue()).replace(f"{source}/", "").splitlines()
     shutil.rmtree(out / ".doctrees", ignore_errors=True)
+    simplify_sources(out)
     return check.problems(out)
+
+
+def simplify_sources(out: Path) -> None:
+    """Leave out of the source pages their list and their links back, which miss names that several packages have."""
+    (out / "_modules" / "index.html").unlink(missing_ok=True)
+    for page in (out / "_modules").rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(re.sub(r'<a class="viewcode-back"[^>]*>.*?</a>', "", text), encoding="utf-8")
 
 
 REDIRECT = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>vitmods</title>

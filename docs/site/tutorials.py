@@ -89,7 +89,7 @@ def outputs(path: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         draw_photos(Path("photos"))
         before = os.environ.get("COLUMNS")
-        os.environ["COLUMNS"] = "100"
+        os.environ["COLUMNS"] = "88"
         try:
             printed = [text.replace(folder, "") for _, text in run(path.read_text(encoding="utf-8"), path.name)]
         finally:
