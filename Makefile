@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help venv demo test test-long lint docs pytest soak gpu-check format lock clean test-minimum fuzz minimum-lock
+.PHONY: help venv demo test test-long lint docs browser pytest soak gpu-check format lock clean test-minimum fuzz minimum-lock
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -50,6 +50,8 @@ lint: $(READY)  ## ruff, mypy, import-linter
 
 docs: $(READY)  ## the documentation as a site without outside parts, in build/site; every warning is an error
 	OMP_NUM_THREADS=1 $(BIN)/python docs/site/build.py build/site
+
+browser: docs  ## check every page of the site in Chromium: desktop, phone, light, dark and print; four minutes
 	$(BIN)/python docs/site/browser.py build/site
 
 # One thread in each of the test processes: more than one process on all cores is slower and not repeatable.
