@@ -33,14 +33,16 @@ def run(*arguments, columns=80):
     return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
+# of a study, which says first what it does
+FIRST_LINES = r"^((Comparing|Training|Adapting) .*|Results: .*|(At most )?\d+ trials?,.* in .*|Recipe .*)\n"
+
+
 def refused(capsys, *arguments):
     """The error of a command that cannot be done, on one line: exit code 2, no traceback. Of options tyro tells it."""
     assert main([str(argument) for argument in arguments]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    # a study says first what it does
-    first = r"^((Comparing|Training|Adapting) .*|Results: .*|(At most )?\d+ trials?,.* in .*|Recipe .*)\n"
-    error = re.sub(first, "", said.err, flags=re.MULTILINE)
+    error = re.sub(FIRST_LINES, "", said.err, flags=re.MULTILINE)
     assert "Traceback" not in error
     assert error.startswith(f"vitmods {arguments[0]}: ") or f"vitmods {arguments[0]} --help" in error
     return " ".join(re.sub("[\u2500-\u257f]", " ", error).split())
@@ -100,6 +102,7 @@ for line in json.loads(sys.argv[1]):
     said = re.split(r"^\[2, \[\]\]$", shell.stderr, flags=re.MULTILINE)
     assert len(said) == len(lines) + 1, shell.stderr
     for (line, words), error in zip(QUICKLY_REFUSED, said):
+        error = re.sub(FIRST_LINES, "", error.strip(), flags=re.MULTILINE)
         assert error.strip().startswith(f"vitmods {line.split()[0]}: "), error
         assert words in error
 

@@ -42,7 +42,7 @@ def test_a_table_is_shown_as_printed_and_with_its_slips(capsys, monkeypatch):
     text = said(capsys, "paper", "show", "dpn-table1").out
     for words in ("78.6 ± 0.32", "81.1 ± 0.09", "vitmods paper run dpn-table1 --data path/to/images", "1.3 on average"):
         assert words in text
-    text = said(capsys, "paper", "show", "dtn-table12").out
+    text = said(capsys, "paper", "show", "dtn-table12-levit").out
     assert "missing" not in text
     assert "--base timm:levit_128s" in " ".join(text.split())
     assert "2 of the table's 8 results" in text

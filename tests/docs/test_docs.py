@@ -170,7 +170,9 @@ def _check_vitmods(words: list[str]) -> None:
     arms = False
     for word in arguments:
         if word.startswith("--"):
-            known = options_of(name) | options_of("") | (options_of("compare") if name == "paper" else set())
+            known = options_of(name) | options_of("")
+            if name == "paper":
+                known |= options_of("paper", "show") | options_of("compare")
             assert word in known, f"vitmods {name} has no option {word}"
             arms = word in ("--arm", "--arms")
         elif arms and word != BASE:
@@ -178,12 +180,12 @@ def _check_vitmods(words: list[str]) -> None:
 
 
 @cache
-def options_of(command: str) -> set[str]:
-    """The options that `vitmods COMMAND --help-all` shows."""
+def options_of(command: str, *words: str) -> set[str]:
+    """The options that `vitmods COMMAND WORDS --help-all` shows."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         if command:
-            find_command(command)(["--help-all"])
+            find_command(command)([*words, "--help" if words else "--help-all"])
         else:
             importlib.import_module("vitmods.cli").main(["--help"])
     return set(re.findall(r"--[a-z][\w-]*", printed.getvalue()))

@@ -109,10 +109,10 @@ def test_nothing_is_evaluated_on_test_before_an_arm_s_last_trial(played, tmp_pat
     _, asked = played
     real = TrialRunner.train
 
-    def broken(self, trial, out):
+    def broken(self, trial, out, **options):
         if (trial.arm.name, trial.seed, str(trial.point)) == ("dpn", 1, "lr=0.01"):
             raise RuntimeError("out of luck")
-        return real(self, trial, out)
+        return real(self, trial, out, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(TrialRunner, "train", broken)

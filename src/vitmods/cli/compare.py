@@ -193,8 +193,6 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Compare, arguments, "compare", COMMON)
     sweeps_data = "data" in make_grid(options.settings.sweep, "--sweep").to_dict()
-    if options.arms and not options.start:  # the arms of a folder of checkpoints have names of their own
-        make_arms(options.arms)
     from vitmods.study.arms import find_line_up
 
     named_line_ups = ((arm, line_up.name) for arm in options.arms or () if (line_up := find_line_up(arm)))
@@ -204,6 +202,8 @@ def main(arguments: Sequence[str]) -> int:
     line_up = find_line_up(tables[0]) if tables else None
     if not (options.quiet or sweeps_data):  # over_data announces all of its studies
         _announce(options, line_up)
+    if options.arms and not (options.start or line_up):  # the arms of a folder of checkpoints have names of their own
+        make_arms(options.arms)
     from vitmods.study.schedule import make_budget
 
     machine = replace(options.options, progress=not options.quiet)
@@ -252,7 +252,7 @@ def _announce(options: Compare, line_up: LineUp | None) -> None:
     base = Path(start).name if start else "-".join(options.base)
     count = options.max_seeds if settings.until_decided else options.seeds
     seeds = f"{'at most ' * settings.until_decided}{plural(count or settings.usual_seeds, 'seed')} each"
-    if budget and count is None:
+    if budget and "trial" not in str(budget) and count is None:
         seeds = "as many seeds as the budget allows"
     bases = start or ", ".join(options.base)
     what = f"Comparing {first_of(arms, 6)} with base{f' ({bases})' if bases else ''} on {data}, {seeds}"

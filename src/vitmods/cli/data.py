@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -68,7 +70,8 @@ def main(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] == "pack":
         return _pack(parse(Pack, arguments[1:], "data pack"))
     options = parse(Data, arguments, "data")
-    print(f"Reading {options.source} ...", file=sys.stderr, flush=True)
+    if os.path.exists(re.sub(r"^\w+:|\?.*", "", options.source)):  # else an error comes at once
+        print(f"Reading {options.source} ...", file=sys.stderr, flush=True)
     from vitmods.data import check
 
     checked = check(options.source, **asdict(options.split))

@@ -139,7 +139,8 @@ def _check_places(options: Mapping[str, Any]) -> None:
     for value in values:
         for place in value if isinstance(value, tuple) else (value,):
             text = str(place) if isinstance(place, str | Path) else ""
-            if os.sep in text and ":" not in text and (hint := similar_folder(expand_user(text.partition("?")[0]))):
+            is_plain = os.sep in text and not set(":*[") & set(text)  # not an address or a pattern
+            if is_plain and (hint := similar_folder(expand_user(text.partition("?")[0]))):
                 raise UserError(f"{printable(text)} does not exist. {hint}")
 
 

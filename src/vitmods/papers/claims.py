@@ -6,7 +6,6 @@ test it, which are in `tables/studies.json`: the numbers of the gallery's entrie
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vitmods.stats.tables import signed
+from vitmods.util.limits import parse_json
 
 STUDIES = Path(__file__).parent / "tables" / "studies.json"
 MARGIN = 0.5
@@ -104,7 +104,7 @@ class GalleryStudy:
 @cache
 def studies() -> Mapping[str, GalleryStudy]:
     """Return the studies of the gallery by name."""
-    entries = json.loads(STUDIES.read_text(encoding="utf-8"))
+    entries = parse_json(STUDIES.read_text(encoding="utf-8"))
     return {
         name: GalleryStudy(
             name, **facts | {"effects": {arm: tuple(effect) for arm, effect in facts["effects"].items()}}

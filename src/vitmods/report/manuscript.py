@@ -17,6 +17,7 @@ from vitmods.study.arms import BASE
 from vitmods.study.grid import show_value
 from vitmods.study.state import shared_trials
 from vitmods.tasks.base import TASKS
+from vitmods.tasks.classification import Classification
 from vitmods.util.text import listing, plural, without_place, without_places
 
 VENUES = {
@@ -262,7 +263,8 @@ def _training(answer: Answer) -> Iterator[str]:
     subject = (
         "Every model" if not answer.tuned and not answer.sweep else "Except for the values named below, every model"
     )
-    purpose = "" if task is None or task.name == "classification" else f" for {task.title}"
+    classifies = task is None or isinstance(task, Classification)
+    purpose = f" for {task.title}" if task and not classifies else ""
     yield f"{subject} was trained{purpose} for {length} with batches of {recipe['batch_size']:,} images."
     rate = resolved.get("lr", optimizer["lr"])
     settings = [f"learning rate {rate:g}", f"weight decay {optimizer['weight_decay']:g}"]
@@ -277,7 +279,7 @@ def _training(answer: Answer) -> Iterator[str]:
     decay += f" after {plural(round(warmup), 'step')} of linear warm-up" if warmup else ""
     yield f"We used {_OPTIMIZERS[optimizer['name']]} ({', '.join(settings)}) with {decay}."
     used = _regularization(recipe, ignored)
-    if "loss" not in ignored and (task is None or task.name == "classification"):
+    if "loss" not in ignored and classifies:
         used.insert(0, f"{_LOSSES[recipe['loss']['name']]} as the loss")
     if used:
         yield f"Training used {listing(used)}."

@@ -105,7 +105,7 @@ def summary(answer: Answer, narrow: bool = False) -> str:
 
 def summary_of(title: str, headline: str, facts: str, plot: Markup, narrow: bool) -> str:
     """Lay out the image of an answer: lines of text above its interval plot, which may be empty."""
-    width, letters, size = (390, (48, 35, 50), 18) if narrow else (900, (110, 66, 120), 21)
+    width, letters, size = (390, (48, 34, 50), 18) if narrow else (900, (110, 66, 120), 21)
     above = [textwrap.wrap(clipped(title, 2 * letters[0]), letters[0]), textwrap.wrap(headline, letters[1])]
     above += [textwrap.wrap(clipped(facts, 4 * letters[2]), letters[2])]
     lines, y = list[tuple[str, int, str]](), 12
