@@ -69,7 +69,6 @@ QUICKLY_REFUSED = [
     ("compare --sweep lrr=1,2", "Did you mean 'lr'"),
     ("compare --data pets/imgaes", "Did you mean pets/images?"),
     ("compare --from runs/pest", "Did you mean runs/pets?"),
-    ("train --from runs/pest/trials", "Did you mean runs/pets/trials?"),
     ("report runs/pest", "Did you mean runs/pets?"),
     ("report runs/pets --out answer.gif", "must end with .html, .svg, .pdf or .png"),
     ("report runs/pets --copy bibtex --out answer.pdf", "leave one of the two out"),
