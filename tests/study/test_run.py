@@ -152,7 +152,8 @@ def test_trials_of_different_machines_are_reported(finished, copied):
     answer = Answer.load(copied)
     assert len(answer.warnings) == 1
     assert "torch 1.0" in answer.doubts[0]
-    assert "more warning" in repr(answer)  # which the report has; the first is that base has not learned
+    assert "more warning" in repr(answer)  # the first is that base has not learned; the report has all
+    assert "The trials were not all run alike" in answer.report().read_text()
 
 
 def test_a_warning_of_a_trial_reaches_the_results(tmp_path, monkeypatch):
@@ -353,6 +354,7 @@ def test_another_margin_metric_or_claim_after_the_scores_were_seen_is_said(finis
     (doubt,) = later.doubts
     assert "The margin was changed after the scores were seen: it is 5 and was 0.5." in doubt
     assert doubt in Answer.load(copied).to_dict()["warnings"]
+    assert "margin was changed" in later.report().read_text()
     assert run(make(), copied).doubts == ()
     other = " ".join(run(make(metric="nll", generalize="seeds"), copied).doubts)
     assert "metric was changed after" in other

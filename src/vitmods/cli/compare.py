@@ -252,13 +252,14 @@ def _announce(options: Compare, line_up: LineUp | None) -> None:
     base = Path(start).name if start else "-".join(options.base)
     count = options.max_seeds if settings.until_decided else options.seeds
     seeds = f"{'at most ' * settings.until_decided}{plural(count or settings.usual_seeds, 'seed')} each"
-    if budget and "trial" not in str(budget) and count is None:
+    has_time = bool(budget) and "trial" not in str(budget)
+    if has_time and count is None:
         seeds = "as many seeds as the budget allows"
     bases = start or ", ".join(options.base)
     what = f"Comparing {first_of(arms, 6)} with base{f' ({bases})' if bases else ''} on {data}, {seeds}"
     if options.retrain is not None:
         what = f"Training arm {options.retrain} of the study on all images of {data}"
-    chooses = bool(budget) and "trial" not in str(budget) and not base
+    chooses = has_time and not base
     names = [line_up.name] if line_up else []
     names += [base] if (options.base or not line_up) and not chooses else []
     folder = expected_folder(options.out, data, *names)

@@ -97,7 +97,7 @@ def option_names(kind: type[Any]) -> set[str]:
     hints = get_type_hints(kind, include_extras=True)
     for item in fields(kind):
         if item.name == "training":  # fields of the recipe and of the tasks' parts
-            recipe = {name for name, _ in fields_by_name().items()}
+            recipe = set(fields_by_name())
             names |= recipe | {f"no-{name}" for name in recipe}
             continue
         hint, *extras = get_args(hints[item.name]) if get_origin(hints[item.name]) is Annotated else (hints[item.name],)
@@ -105,9 +105,11 @@ def option_names(kind: type[Any]) -> set[str]:
             names |= option_names(cast(type[Any], hint))
             continue
         confs = [extra for extra in extras if hasattr(extra, "aliases")]
-        given = [conf.name for conf in confs if conf.name] or [item.name]
+        spellings = [conf.name for conf in confs if conf.name] or [item.name]
         aliases = [alias for conf in confs for alias in conf.aliases or ()]
-        names |= {*given, *(alias.lstrip("-") for alias in aliases)} | {f"no-{name}" for name in given if hint is bool}
+        names |= {*spellings, *(alias.lstrip("-") for alias in aliases)} | {
+            f"no-{name}" for name in spellings if hint is bool
+        }
     return {name.replace("_", "-") for name in names}
 
 
@@ -116,10 +118,10 @@ def _check_names(kind: type[Any], arguments: Sequence[str], command: str) -> Non
     words = [
         word[2:].partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--") and word != "--"
     ]
-    known = {*option_names(kind), "help", HELP_ALL[2:]} if words else set()
+    options = {*option_names(kind), "help", HELP_ALL[2:]} if words else set()
     for word in words:
-        if word not in known and not word.startswith("tyro-"):
-            hint = nearest(word, known)
+        if word not in options and not word.startswith("tyro-"):
+            hint = nearest(word, options)
             hint = re.sub(r"'([^']+)'\?$", r"--\1?", hint) if hint.startswith("Did") else ""
             raise UserError(
                 f"Unknown option --{word}. {hint} `vitmods {command} --help-all` lists all.".replace("  ", " ")

@@ -189,10 +189,10 @@ def _print_claims(papers: Sequence[Paper]) -> None:
                 text.append(f"\nbut {slip.says}", style="yellow")
             if claim.points:
                 text.append(f"\npublished: {claim.effect} points")
-            for found in claim.evidence:
-                text.append(f"\n{found.study.name}: {found.outcome}", style="cyan")
-                for each in found.effects:
-                    text.append(f"\n  {each}")
+            for evidence in claim.evidence:
+                text.append(f"\n{evidence.study.name}: {evidence.outcome}", style="cyan")
+                for effect in evidence.effects:
+                    text.append(f"\n  {effect}")
             if claim.why:
                 text.append(f"\n{claim.why}", style="dim")
             grid.add_row(Text(claim.status, style=STYLES[claim.status]), text)
