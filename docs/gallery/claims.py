@@ -26,7 +26,7 @@ _EFFECT = re.compile(r"([+−]?[\d.]+) \[([+−]?[\d.]+), ([+−]?[\d.]+)\] .+")
 HEAD = """# Claims of the papers
 
 Every claim of the five documents, in our words, and what the [gallery](gallery.md)'s studies say about it. Our studies
-are small: digits and photographs of 8 to 32 px, models of a few blocks.
+are small: digits and photographs of 8 to 64 px, models of a few blocks.
 
 | status | the study's interval |
 | --- | --- |
