@@ -162,6 +162,74 @@ def test_a_leak_is_what_masked_pixels_change(stem):
     torch.testing.assert_close(before, full, atol=1e-9, rtol=0)
 
 
+def with_decoder(changes="", **options):
+    torch.manual_seed(0)
+    backbone = vm.vit("mu2/16", img_size=64, num_classes=0)
+    backbone = vm.apply(backbone, *vm.parse_changes(changes)) if changes else backbone
+    part = BeitPart(codes=8, masked=0.7, least_block=0.1, decoder_depth=1, **options)
+    model = BeitModel(backbone, part).double()
+    torch.nn.init.normal_(model.decoder.mask_token)
+    for name, parameter in backbone.named_parameters():
+        if name.endswith("rel_pos.table"):
+            torch.nn.init.normal_(parameter)
+    return model, draw_masks(part, (4, 4), range(2), CPU)
+
+
+@pytest.mark.parametrize("changes", ["", "hmlp-ln", "dpn", "local", "relpos", "rope", "registers"])
+def test_a_decoder_gets_the_tokens_of_visible_patches_and_the_mask_token_for_the_others(changes):
+    model, masks = with_decoder(changes)
+    images = torch.randn(2, 3, 64, 64, dtype=torch.double, requires_grad=True)
+    logits = model.train()(images, masks)
+    (gradient,) = torch.autograd.grad(logits.square().sum(), images)
+    is_hidden = masks.mask.view(2, 1, 4, 1, 4, 1).expand(-1, 3, -1, 16, -1, 16).reshape(images.shape)
+    assert not gradient[is_hidden].any()  # a leak would have a gradient
+    assert gradient[~is_hidden].abs().min() > 0
+
+    backbone, decoder, expected = model.backbone, model.decoder, []
+    prefix = backbone.num_prefix_tokens
+    may_look = torch.cat([torch.ones(2, prefix, dtype=torch.bool), ~masks.mask], dim=1)
+    tokens = backbone.forward_features(images, attn_mask=may_look[:, None, None])[:, prefix:]
+    for image in range(2):
+        places = [
+            decoder.mask_token[0, 0]
+            if masks.mask[image, i]
+            else decoder.patch_embed.proj.weight[:, :, 0, 0] @ tokens[image, i] + decoder.patch_embed.proj.bias
+            for i in range(16)
+        ]
+        x = (torch.stack(places) + decoder.pos_embed[0])[None]
+        for block in decoder.blocks:
+            x = block(x)
+        expected += [model.head(decoder.norm(x)[0, i]) for i in range(16) if masks.mask[image, i]]
+    torch.testing.assert_close(logits, torch.stack(expected), atol=1e-10, rtol=0)
+
+
+def test_with_a_decoder_all_masks_have_one_size():
+    for masked, count in ((0.4, 26), (1.0, 63)):
+        part = BeitPart(masked=masked, decoder_depth=1)
+        masks = draw_masks(part, (8, 8), range(50), CPU)
+        assert (masks.mask.sum(dim=1) == count).all()
+        assert not masks.mask.gather(1, masks.visible).any()
+        alone = [draw_masks(part, (8, 8), [seed], CPU) for seed in range(50)]
+        assert torch.equal(masks.visible, torch.cat([one.visible for one in alone]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ("levit", {}, "depend on the pixels of other patches"),
+        ("hmlp", {}, "depend on the pixels of other patches"),
+        ("dtn", {}, "DynamicTokenNorm reads the whole grid"),
+        ("gpsa(blocks=1)", {}, "GatedPositions reads the whole grid"),
+        ("", {"decoder_width": 18}, "a multiple of 4"),
+    ],
+)
+def test_a_decoder_is_refused_if_visible_patches_do_not_suffice(changes, options, message):
+    with pytest.raises(vm.util.errors.UserError, match=message):
+        with_decoder(changes, **options)
+    with pytest.raises(vm.util.errors.UserError, match="set decoder_depth too"):
+        BeitPart(decoder_width=16)
+
+
 def small_recipe(**options):
     small = {"codes": 16, "masked": 0.4, "least_block": 0.1, "mean": (0.5,), "std": (0.5,)}
     return RECIPES["beit_base"](2, batch_size=24).with_(**{**small, "drop_path": 0.0, **options})
@@ -177,13 +245,21 @@ def made(recipe, *changes):
     return task.wrap(vm.apply(backbone, *changes) if changes else backbone, 10), task, images
 
 
-@pytest.mark.parametrize("changes", ["relpos(shared=true)", "dpn", "stem(kind=linear,norm=batch)"])
-def test_a_trial_resumes_in_the_same_bits(tmp_path, ends_in_the_same_bits, changes):
-    recipe = small_recipe()
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ("relpos(shared=true)", {}),
+        ("dpn", {}),
+        ("stem(kind=linear,norm=batch)", {}),
+        ("relpos(shared=true)", {"decoder_depth": 1, "masked": 0.75}),
+    ],
+)
+def test_a_trial_resumes_in_the_same_bits(tmp_path, ends_in_the_same_bits, changes, options):
+    recipe = small_recipe(**options)
     ends_in_the_same_bits(lambda: made(recipe, *vm.parse_changes(changes)), recipe, tmp_path, "test", 5)
     trained = open_trial(tmp_path / "whole")
     assert len(trained.codes.centers.unique(dim=0)) == 16
-    assert trained.backbone.mask_token.abs().sum() > 0
+    assert (trained.decoder or trained.backbone).mask_token.abs().sum() > 0
 
 
 def test_codes_are_the_nearest_centers_in_the_same_bits_each_time():
