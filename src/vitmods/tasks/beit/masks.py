@@ -66,8 +66,8 @@ def block_mask(grid: tuple[int, int], count: int, least: float, numbers: Random)
 def draw_masks(part: BeitPart, grid: tuple[int, int], seeds: Iterable[Any], device: torch.device) -> Masks:
     """Draw a mask for each seed, of the size that the recipe's part asks for.
 
-    With a decoder all masks have that size, so that an image's tokens do not depend on the batch: single patches fill up
-    those that blocks leave smaller.
+    With a decoder all masks have that size, so that an image's tokens do not depend on the batch: single patches fill
+    up masks that blocks leave smaller.
     """
     patches = grid[0] * grid[1]
     count, least = max(1, round(patches * part.masked)), patches * part.least_block

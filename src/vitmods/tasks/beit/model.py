@@ -16,6 +16,7 @@ from vitmods.tasks.base import TaskModel
 from vitmods.tasks.beit.codes import Codes
 from vitmods.tasks.beit.masks import Masks
 from vitmods.tasks.beit.recipes import BeitPart
+from vitmods.tasks.beit.vae import VaeCodes
 from vitmods.util.errors import UserError
 
 _EQUAL = 1e-9  # of tokens in float64, relative to their size
@@ -46,7 +47,7 @@ class BeitModel(TaskModel):
         self.head = nn.Linear((self.decoder or backbone).embed_dim, part.codes)
         nn.init.trunc_normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
-        self.codes = Codes(part, backbone)
+        self.codes = VaeCodes(part, backbone) if part.vae_steps else Codes(part, backbone)
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -16,6 +16,8 @@ class BeitPart(TaskPart):
     """number of codes: outputs for each masked patch"""
     code_encoder: str | None = None
     """trained weights (a trial's folder, a file, a timm model) whose features are clustered; None: pixels of patches"""
+    vae_steps: int = 0
+    """training steps of a discrete VAE, whose codes are then predicted; 0: clusters"""
     masked: float = 75 / 196
     """fraction of the patches that is masked"""
     least_block: float = 16 / 196
@@ -32,6 +34,10 @@ class BeitPart(TaskPart):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            self.code_encoder is None or self.vae_steps == 0,
+            "code_encoder and vae_steps both give the codes: leave one of them out.",
+        )
         require(
             self.decoder_width is None or self.decoder_depth > 0,
             "decoder_width is of a decoder: set decoder_depth too, or leave decoder_width out.",
