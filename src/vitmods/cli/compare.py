@@ -324,16 +324,16 @@ def in_two_stages(options: Compare, arguments: Sequence[str], machine: StudyOpti
     options = replace(options, pretrain=None, pretrain_data=None)
     start = replace(options, base=(), arms=None, start=str(folder))
     if options.dry_run:
-        before = first.dry_run(folder, **run)
-        if before.total_s:  # the same models with new weights: a step takes as long
+        estimate = first.dry_run(folder, **run)
+        if estimate.total_s:  # the same models with new weights: a step takes as long
             start = replace(options, base=(str(first.settings.fixed["base"]),))
             usual = make_study(start).settings.recipe
             if options.training.name is None:
                 batches = {"batch_size": usual.batch_size, **options.training.overrides}
                 start = replace(start, training=RecipeChoice("finetune", batches))
         after = make_study(start).dry_run(out, **run)
-        print(f"Pre-training ({task}):\n{before}\n\nThen:\n{after}\n")
-        print(f"Both stages: about {duration(before.total_s + after.total_s)}.")
+        print(f"Pre-training ({task}):\n{estimate}\n\nThen:\n{after}\n")
+        print(f"Both stages: about {duration(estimate.total_s + after.total_s)}.")
         return 0
     before = first.run(folder, **run)
     if not before.complete:
@@ -342,7 +342,7 @@ def in_two_stages(options: Compare, arguments: Sequence[str], machine: StudyOpti
     return _show(make_study(start).run(out, **run))
 
 
-def read_pretraining(text: str) -> tuple[str, RecipeChoice, Measure | str | None]:
+def read_pretraining(text: str) -> tuple[str, RecipeChoice, str | None]:
     """The task, the recipe and the metric of --pretrain. Raises UserError for other names and settings."""
     from vitmods.recipes import RECIPES
     from vitmods.recipes.recipe import fields_by_name
@@ -353,7 +353,7 @@ def read_pretraining(text: str) -> tuple[str, RecipeChoice, Measure | str | None
     name, inside = split_form(text) or (text, "")
     task = name if name in TASKS else evidence(name).task if name in RECIPES else None
     tasks = [other for other in TASKS if TASKS[other].target in WITHOUT_LABELS]
-    if task not in tasks:
+    if task is None or task not in tasks:
         raise UserError(
             f"--pretrain is a task without labels ({', '.join(tasks)}) or one of its recipes, not '{name}'."
         )

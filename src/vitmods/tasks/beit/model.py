@@ -47,7 +47,7 @@ class BeitModel(TaskModel):
         self.head = nn.Linear((self.decoder or backbone).embed_dim, part.codes)
         nn.init.trunc_normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
-        self.codes = VaeCodes(part, backbone) if part.vae_steps else Codes(part, backbone)
+        self.codes: Codes | VaeCodes = VaeCodes(part, backbone) if part.vae_steps else Codes(part, backbone)
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -116,7 +116,7 @@ class VaeCodes(nn.Module):
     @property
     def waits_for_images(self) -> bool:
         """Whether `fit` has not trained the encoder yet."""
-        return not bool(self.encoder[-1].weight.any())
+        return not bool(next(self.encoder[-1].buffers()).any())
 
     def view(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) at the encoder's size."""
@@ -146,7 +146,8 @@ class VaeCodes(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         with torch.autocast(images.device.type, enabled=False):
-            return self.encoder(self.view(images)).argmax(dim=1).flatten(1)
+            codes: Tensor = self.encoder(self.view(images)).argmax(dim=1).flatten(1)
+        return codes
 
 
 def _alone(key: str) -> AbstractContextManager[object]:
