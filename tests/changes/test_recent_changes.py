@@ -229,7 +229,6 @@ def test_what_does_not_go_together():
         ("valueresidual", {"depth": 1}, "second block"),
         ("rope(register_base=100)", {"reg_tokens": 3}, "square grid"),
         ("rope", {"num_heads": 16}, "multiple of 4"),
-        ("relpos", {"patch_drop": 0.5}, "whole grid"),
         ("relpos(shared=true)", {"rel_pos": True}, "one table"),
         ("gate(start=open)", {"gate": "channel"}, "without gates"),
     ):

@@ -314,6 +314,11 @@ READERS = {
     },
     "pairs": ({"p.jsonl": b'{"image": "a.png", "captions": ["a"], "split": "train", "group": "g"}\n', "a.png": PIXELS},
               "p.jsonl", lambda f: open_source(f"pairs:{f}/p.jsonl")),
+    "pairs in shards": (
+        {"train.tar": _tar({"a.png": PIXELS, "a.json": b'{"caption": "a", "group": 1}', "b.png": PIXELS, "b.txt": b"b"})},
+        "train.tar",
+        lambda f: open_source(f"pairs:{f}"),
+    ),
     "scores": ({"s.csv": b"arm,seed,score,image\nbase,0,1,a\ndpn,0,1,a\n"}, "s.csv", lambda f: read_csv(f / "s.csv")),
     "groups": ({"g.csv": b"image,group\na,1\n"}, "g.csv", lambda f: group_keys(f / "g.csv", ["a"])),
     "own": ({"f.safetensors": _safetensors({"vitmods_config": json.dumps(VIT)})}, "f.safetensors", _own),

@@ -112,9 +112,39 @@ def test_the_mask_token_is_spared_from_decay_and_starts_small():
     assert "patch_embed.position" in make("local").no_weight_decay()
 
 
-@pytest.mark.parametrize("which", [{"keep": KEEP}, {"mask": MASK}], ids=["keep", "mask"])
-def test_it_compiles_and_exports(which):
-    model, images = make("hmlp-ln", depth=1).float(), random_images().float()
+IN_ATTENTION = ["relpos", "relpos(shared=true)", "rope", "rope(frequencies=mixed)"]
+
+
+@pytest.mark.parametrize("prefix", [{}, {"class_token": False, "pool": "avg"}, {"reg_tokens": 2}], ids=str)
+@pytest.mark.parametrize("changes", ["", "valueresidual", *IN_ATTENTION])
+def test_visible_tokens_are_as_if_nobody_looked_at_the_others(changes, prefix):
+    model, images, count = make(changes, **prefix).train(), random_images(), 6
+    first = model.vit_config.num_prefix_tokens
+    hidden = torch.ones(2, first + count, dtype=torch.bool)
+    hidden[:, :first] = False
+    hidden[:, first:].scatter_(1, KEEP, False)
+    whole = model.forward_features(images, attn_mask=~hidden[:, None, None])
+    chosen = torch.cat([torch.arange(first).expand(2, -1), KEEP + first], dim=1)
+    expected = whole.gather(1, chosen[..., None].expand(-1, -1, 32))
+    visible = model.forward_features(images, keep=KEEP)
+    same(visible, expected)
+    model.set_grad_checkpointing()
+    inputs = [p for name, p in model.named_parameters() if not name.startswith(("mask_token", "head"))]
+    weights = torch.randn_like(expected)
+    gradients = torch.autograd.grad((expected * weights).sum(), inputs)
+    again = torch.autograd.grad((model.forward_features(images, keep=KEEP) * weights).sum(), inputs)
+    for one, other in zip(gradients, again, strict=True):
+        same(one, other)
+    same(model.forward_features(images, attn_mask=~hidden[:, None, None]), whole)  # nothing is left of keep
+
+
+@pytest.mark.parametrize(
+    ("changes", "which"),
+    [("", {"keep": KEEP}), ("", {"mask": MASK}), *((changes, {"keep": KEEP}) for changes in IN_ATTENTION)],
+    ids=["keep", "mask", *IN_ATTENTION],
+)
+def test_it_compiles_and_exports(changes, which):
+    model, images = make("+".join(filter(None, ["hmlp-ln", changes])), depth=1).float(), random_images().float()
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     same(compiled(images, **which), model(images, **which), atol=1e-5)

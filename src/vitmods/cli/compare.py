@@ -25,17 +25,19 @@ from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 from vitmods.util.registry import plugin_options
-from vitmods.util.text import first_of, plural
+from vitmods.util.text import duration, first_of, plural
 
 if TYPE_CHECKING:
     from vitmods.study import Answer, Study
     from vitmods.study.arms import LineUp
 
 FAILED = 1
+PRETRAINING = "pretraining"
+"""folder of the first stage in a study's"""
 USUAL_ARMS = ("dpn", "rms", "placement(attn=post,mlp=post)")
 COMMON = (
-    "data arms base from task img-size recipe epochs seeds until-decided budget margin metric workers device out "
-    "dry-run"
+    "data arms base from pretrain task img-size recipe epochs seeds until-decided budget margin metric workers device "
+    "out dry-run"
 )
 COMMON_OF_BASE = "data base from task img-size recipe epochs seeds budget metric workers device out dry-run"
 """options that --help shows"""
@@ -59,6 +61,7 @@ class Compare:
       vitmods compare --base timm:pvt_v2_b0 --img-size 64 --arms "replace(rms)" "replace(dtn)"     (any model)
       vitmods compare --from runs/digits-mu3-2-train-base-seed0 --data path/to/images --arms full attention ffn
       vitmods compare --from runs/pretrained --data path/to/images      (a study: each arm from its own weights)
+      vitmods compare --pretrain "dino(epochs=200)" --data path/to/images --arms dpn     (both stages)
       vitmods compare --arms dpn --tune lr=1e-4,3e-4,1e-3 --tune-on val     (the same budget for every arm)
       vitmods compare --arms dpn --sweep base=Ti/16,S/16     (an effect for each, and their average)
       vitmods compare --base Ti/16 S/16 --arms dpn --img-size 224     (the same, for several bases)
@@ -86,6 +89,11 @@ class Compare:
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """trained weights to start from, which also set base: a trial folder, a file or a timm model name. A study folder,
     or a folder of several checkpoints, starts each arm from its own weights"""
+    pretrain: str | None = None
+    """first train every arm and seed without labels: a task or a recipe with settings, as dino or
+    "beit(epochs=50,codes=512)". These trials are the study in pretraining of --out; the arms then start from them"""
+    pretrain_data: str | None = None
+    """the images of --pretrain; None: those of --data, all that --limit-train leaves out too"""
     confirm: bool = False
     """then train the best combination that a factorial study predicts against base, on 5 fresh seeds"""
     seeds: int | None = None
@@ -124,6 +132,17 @@ class Compare:
             raise UserError("--confirm needs --design factorial.")
         if self.retrain is not None and (self.dry_run or self.pilot or self.budget is not None):
             raise UserError("--retrain trains one arm once, after the study: drop --dry-run, --pilot and --budget.")
+        if self.pretrain is None and self.pretrain_data is not None:
+            raise UserError("--pretrain-data has the images of --pretrain: name a task with --pretrain.")
+        settings, one_by_one = self.settings, {"from": self.start, "retrain": self.retrain, "pilot": self.pilot}
+        one_by_one |= {"budget": self.budget, "confirm": self.confirm, "until-decided": settings.until_decided}
+        one_by_one |= {"design": settings.design, "tune": settings.tune, "sweep": settings.sweep}
+        one_by_one |= {"several bases": len(self.base) > 1}
+        if self.pretrain is not None and (name := next((name for name, value in one_by_one.items() if value), None)):
+            raise UserError(
+                f"--pretrain does not support {name if ' ' in name else f'--{name}'}: run the stages one by one, "
+                "`vitmods compare --task TASK ... --out FOLDER` and `vitmods compare --from FOLDER ...`."
+            )
 
 
 @dataclass(frozen=True)
@@ -200,7 +219,7 @@ def main(arguments: Sequence[str]) -> int:
     if len(tables) > 1:
         raise UserError(f"A study has the bases and settings of one table: give one of {' and '.join(tables)}.")
     line_up = find_line_up(tables[0]) if tables else None
-    if not (options.quiet or sweeps_data):  # over_data announces all of its studies
+    if not (options.quiet or sweeps_data or options.pretrain):  # these announce all of their studies
         _announce(options, line_up)
     if options.arms and not (options.start or line_up):  # the arms of a folder of checkpoints have names of their own
         make_arms(options.arms)
@@ -208,6 +227,10 @@ def main(arguments: Sequence[str]) -> int:
 
     machine = replace(options.options, progress=not options.quiet)
     machine.check_here()
+    if options.pretrain is not None:
+        if line_up:
+            raise UserError(f"--pretrain does not support {line_up.name}: name the arms.")
+        return in_two_stages(options, arguments, machine)
     budget = make_budget(options.budget)
     task_given = any(re.match("--task(=|$)", word) for word in arguments)
     if sweeps_data:
@@ -271,6 +294,73 @@ def _announce(options: Compare, line_up: LineUp | None) -> None:
         announce(what, folder, f"This run takes at most {budget}.")
     else:
         announce(what, folder)
+
+
+def in_two_stages(options: Compare, arguments: Sequence[str], machine: StudyOptions) -> int:
+    """Run the study without labels in the folder pretraining of the study's, then the study from its weights. Returns
+    the exit code."""
+    from vitmods.util.address import address_of, place
+
+    assert options.pretrain is not None
+    if options.out is not None and address_of(place(options.out)):
+        raise UserError(f"--pretrain does not support addresses such as {options.out}: choose a folder on this disk.")
+    task, recipe, metric = read_pretraining(options.pretrain)
+    images, base = options.dataset, "".join(options.base)
+    if not options.quiet:
+        what = f"Training {first_of(options.arms or USUAL_ARMS, 6)} and base by {options.pretrain}"
+        where = expected_folder(options.out, images.data, task, base)
+        announce(f"{what} on {options.pretrain_data or images.data}, then comparing them on {images.data}", where)
+    unlabeled, folds = replace(images, limit_train=None, task=task), options.settings.folds
+    if options.pretrain_data is not None:  # other images, whose splits are others too
+        shape = {name: getattr(images, name) for name in ("img_size", "in_chans", "unreadable")}
+        unlabeled, folds = DataOptions(data=options.pretrain_data, task=task, **shape), None
+    settings = replace(options.settings, metric=metric, margin=None, folds=folds)
+    of_first: dict[str, Any] = {"dataset": unlabeled, "training": recipe, "settings": settings, "protocols": Options()}
+    first = make_study(replace(options, pretrain=None, pretrain_data=None, **of_first))
+    out = options.out or readable_folder(images.data, task, str(first.settings.fixed["base"]))
+    folder = out / PRETRAINING
+    run: dict[str, Any] = {"options": machine}
+    run["command"] = shlex.join(["vitmods", "compare", *arguments, *plugin_options()])
+    options = replace(options, pretrain=None, pretrain_data=None)
+    start = replace(options, base=(), arms=None, start=str(folder))
+    if options.dry_run:
+        estimate = first.dry_run(folder, **run)
+        if estimate.total_s:  # the same models with new weights: a step takes as long
+            start = replace(options, base=(str(first.settings.fixed["base"]),))
+            usual = make_study(start).settings.recipe
+            if options.training.name is None:
+                batches = {"batch_size": usual.batch_size, **options.training.overrides}
+                start = replace(start, training=RecipeChoice("finetune", batches))
+        after = make_study(start).dry_run(out, **run)
+        print(f"Pre-training ({task}):\n{estimate}\n\nThen:\n{after}\n")
+        print(f"Both stages: about {duration(estimate.total_s + after.total_s)}.")
+        return 0
+    before = first.run(folder, **run)
+    if not before.complete:
+        return _show(before)
+    note(f"The first stage is complete: {named(before.report())}")
+    return _show(make_study(start).run(out, **run))
+
+
+def read_pretraining(text: str) -> tuple[str, RecipeChoice, str | None]:
+    """The task, the recipe and the metric of --pretrain. Raises UserError for other names and settings."""
+    from vitmods.recipes import RECIPES
+    from vitmods.recipes.recipe import fields_by_name
+    from vitmods.recipes.registry import evidence
+    from vitmods.tasks.base import TASKS, WITHOUT_LABELS
+    from vitmods.util.shorthand import read_settings, split_form
+
+    name, inside = split_form(text) or (text, "")
+    task = name if name in TASKS else evidence(name).task if name in RECIPES else None
+    tasks = [other for other in TASKS if TASKS[other].target in WITHOUT_LABELS]
+    if task is None or task not in tasks:
+        raise UserError(
+            f"--pretrain is a task without labels ({', '.join(tasks)}) or one of its recipes, not '{name}'."
+        )
+    types = {field: kind for field, (_, _, kind) in fields_by_name().items()}
+    chosen = read_settings(name, "recipe", inside, {**types, "metric": str})
+    metric = chosen.pop("metric", None)
+    return task, RecipeChoice(None if name in TASKS else name, chosen), metric
 
 
 def over_data(options: Compare, arguments: Sequence[str], line_up: LineUp | None, task_given: bool) -> int:

@@ -75,6 +75,12 @@ def positions_on_grid(positions: Tensor, old: tuple[int, int], new: tuple[int, i
     return sincos2d(new, positions.shape[-1], centered=kind == "sincos2d_centered").to(positions)
 
 
+def visible_tokens(keep: Tensor, prefix: int) -> Tensor:
+    """The numbers (B, prefix + K), among all tokens, of the prefix tokens and of the patches ``keep`` (B, K)."""
+    first = torch.arange(prefix, device=keep.device).expand(len(keep), -1)
+    return torch.cat([first, keep + prefix], dim=1)
+
+
 class RotaryPositions(nn.Module):
     """Turns pairs of channels of queries and keys by angles t that grow with the position (Su et al., 2021, RoFormer):
     ``(a, b) -> (a cos t - b sin t, b cos t + a sin t)``, so that their products depend on the offset of two tokens.
@@ -82,6 +88,7 @@ class RotaryPositions(nn.Module):
     ``axial``: a token at (y, x) turns its first D/4 pairs by ``y / base^(4i/D)`` and the others by ``x / base^(4i/D)``,
     i from 0 to D/4 - 1. ``mixed``: pair i of each head by ``y f[0, i] + x f[1, i]`` with learned f, which start as the
     axial ones at a random orientation (Heo et al., 2024). Class tokens do not turn, registers by ``register_base``.
+    ``keep`` (B, K), set around a forward, names the patches that are there; each turns by its place on the grid.
 
     Args:
         head_dim: channels of a head D, a multiple of 4.
@@ -93,6 +100,7 @@ class RotaryPositions(nn.Module):
     """
 
     takes = ("num_heads", "grid_size", "prefix_tokens")
+    keep: Tensor | None = None
 
     def __init__(
         self,
@@ -129,10 +137,10 @@ class RotaryPositions(nn.Module):
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries (B, H, n, D) of the first n tokens and keys (B, H, N, D) of all, turned.
 
-        Raises ValueError when N is not ``prefix_tokens`` + rows * columns.
+        Raises ValueError when N is not ``prefix_tokens`` + rows * columns, or + K.
         """
         (rows, columns), prefix = self.grid_size, self.prefix_tokens
-        if k.shape[2] != prefix + rows * columns:
+        if k.shape[2] != prefix + (rows * columns if self.keep is None else self.keep.shape[1]):
             raise ValueError(
                 f"There are {k.shape[2]} tokens, and the rotary positions are made for {prefix} prefix tokens and a "
                 f"grid of {rows} x {columns}: set grid_size."
@@ -141,6 +149,9 @@ class RotaryPositions(nn.Module):
         if self.freqs is not None:  # the table has the places
             freqs = self.freqs.to(table.dtype)[:, :, None]
             table = self._turns(table[:, :1] * freqs[0] + table[:, 1:] * freqs[1])
+        if self.keep is not None:  # (2, N, D) or, for each head, (2, H, N, D) -> (2, B, 1 or H, N of them, D)
+            table = table[..., visible_tokens(self.keep, prefix), :]
+            table = table.unsqueeze(2) if self.freqs is None else table.transpose(1, 2)
         return self._turn(q, table[..., : q.shape[2], :]), self._turn(k, table)
 
     def _turn(self, x: Tensor, table: Tensor) -> Tensor:
@@ -230,13 +241,14 @@ def _stretch(old: int, new: int) -> Tensor:
 
 class RelativePositionBias(nn.Module):
     """A learned number for each head and each offset of two tokens, added to the logits of attention (Bao et al., 2022,
-    BEiT). All are 0 at first.
+    BEiT). All are 0 at first. ``keep`` (B, K), set around a forward, names the patches that are there.
 
     ``table`` is ((2 rows - 1) (2 columns - 1) + 3, H) as in timm: offsets, then what class and register tokens read of
     patches, patches of them, and they of each other; without prefix tokens the last 3 are missing.
     """
 
     takes = ("num_heads", "grid_size", "prefix_tokens")
+    keep: Tensor | None = None
 
     def __init__(
         self,
@@ -261,10 +273,11 @@ class RelativePositionBias(nn.Module):
         self.index = self._make_index(grid_size)
 
     def forward(self, q: Tensor, k: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        """For queries (B, H, n, D) of the first n tokens and keys (B, H, N, D): logits to add, (1, H, n, N), with the
-        caller's mask. Raises ValueError when N is not ``prefix_tokens`` + rows * columns."""
+        """For queries (B, H, n, D) of the first n tokens and keys (B, H, N, D): logits to add, (1, H, n, N), or
+        (B, H, n, N) with ``keep``, with the caller's mask. Raises ValueError when N is not ``prefix_tokens`` + rows *
+        columns, or + K."""
         (rows, columns), prefix = self.grid_size, self.prefix_tokens
-        if k.shape[2] != prefix + rows * columns:
+        if k.shape[2] != prefix + (rows * columns if self.keep is None else self.keep.shape[1]):
             raise ValueError(
                 f"There are {k.shape[2]} tokens, and the relative positions are made for {prefix} prefix tokens and a "
                 f"grid of {rows} x {columns}: set grid_size."
@@ -274,7 +287,12 @@ class RelativePositionBias(nn.Module):
         # Weights may have been assigned to a model on the meta device, whose index stays there.
         is_kept = is_kept and self.index.device == table.device
         index = self.index if is_kept else self._make_index(self.grid_size)
-        bias = table.to(q.dtype)[index[: q.shape[2]]].permute(2, 0, 1)[None]
+        if self.keep is None:
+            bias = table.to(q.dtype)[index[: q.shape[2]]].permute(2, 0, 1)[None]
+        else:
+            tokens = visible_tokens(self.keep, prefix)
+            entries = index[tokens[:, : q.shape[2], None], tokens[:, None]]
+            bias = nn.functional.embedding(entries, table.to(q.dtype)).permute(0, 3, 1, 2)
         if attn_mask is None:
             return bias
         if attn_mask.dtype == torch.bool:

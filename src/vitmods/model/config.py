@@ -335,10 +335,11 @@ def _check(config: ViTConfig) -> None:
 
 
 def _check_patch_drop(config: ViTConfig) -> None:
-    """Patches can be left out where they are made one by one and nothing reads them as a grid."""
+    """Patches can be left out where they are made one by one and nothing reads them as a grid. Positions in attention
+    know the place of each."""
     norms = [n for i in range(config.depth) for b in config.branches(i) for n in (b.before, b.inner, b.branch, b.after)]
     on_grid = [n.kind for n in norms if n is not None and n.kind != "layer" and "grid_size" in n.facts.takes]
-    if config.positional is not None or config.rope is not None or config.rel_pos or on_grid:
+    if config.positional is not None or on_grid:
         raise UserError(
             f"patch_drop leaves patches out, and {'the norm ' + on_grid[0] if on_grid else 'attention with positions'} "
             "reads their whole grid: leave one of them out."

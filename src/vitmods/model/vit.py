@@ -1,7 +1,7 @@
 """The reference Vision Transformer: a config, its slots filled with modules, and the forward pass."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -30,6 +30,8 @@ from vitmods.util.errors import UserError, nearest
 torch.fx.wrap("positions_on_grid")  # what it does depends on the size of the images
 Resampling = Literal["bicubic", "bilinear"]
 Grid = tuple[int, int]
+_IN_ATTENTION = RotaryPositions, RelativePositionBias
+"""know the place of each patch, also of some of them"""
 
 
 def _read_grid(model: nn.Module) -> Iterator[nn.Module]:
@@ -42,15 +44,31 @@ def _set_grid(model: nn.Module, grid: Grid) -> None:
         module.grid_size = grid  # type: ignore[assignment]
 
 
+@contextmanager
+def _only(model: nn.Module, keep: Tensor | None) -> Iterator[None]:
+    """Positions in attention read inside it which patches (B, K) are there; None: all."""
+    modules = [] if keep is None else [m for m in model.modules() if isinstance(m, _IN_ATTENTION)]
+    if modules and isinstance(keep, Proxy):
+        raise UserError("torch.fx cannot trace positions in attention of visible patches alone: leave keep out.")
+    for module in modules:
+        module.keep = keep
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.keep = None
+
+
 class Masks(NamedTuple):
     """Masks of a block's attention: ``attn_mask`` as attention takes it, with ``is_causal`` what comes
     later, and ``padding`` (B, T), True for patch tokens that only fill sequences up. ``values`` (B, H, N, D) are those
-    of the first block, where the others mix them into theirs."""
+    of the first block, where the others mix them into theirs. ``keep`` (B, K) are the patches that are there."""
 
     attn_mask: Tensor | None = None
     is_causal: bool = False
     padding: Tensor | None = None
     values: Tensor | None = None
+    keep: Tensor | None = None
 
     def of(self, x: Tensor) -> Tensor | None:
         """Combine them to one mask for tokens (B, N, C)."""
@@ -267,7 +285,7 @@ class ViT(nn.Module):
         self.vit_config, self._grid = new, None
         _set_grid(self, new.grid)
         for module in self.modules():
-            if isinstance(module, RotaryPositions | RelativePositionBias):
+            if isinstance(module, _IN_ATTENTION):
                 module.set_grid(new.grid)
         if self.pos_embed is None or new.grid == old.grid:
             return
@@ -387,8 +405,10 @@ class ViT(nn.Module):
         padding, last = self.patch_embed.padding(images), len(self.blocks) - 1
         with self._around(padding):
             drawn = self._draw_patches(images) if keep is None and mask is None else None
-            x = self._embed(images, keep if drawn is None else drawn, mask, drawn is not None)
-            run_masks = Masks(attn_mask, is_causal, padding, self._first_values(x))
+            keep = keep if drawn is None else drawn
+            x = self._embed(images, keep, mask, drawn is not None)
+            visible = keep if mask is None else None
+            run_masks = Masks(attn_mask, is_causal, padding, self._first_values(x), visible)
             for i in range(last + 1):
                 x = self._run(i, x, run_masks, for_head=for_head and i == last)
             tokens: Tensor = self.norm(x)
@@ -407,7 +427,7 @@ class ViT(nn.Module):
             x = self.patch_embed(images)
         else:
             if mask is None:
-                self._check_visible()
+                self.check_visible()
             drawn = drawn or mask is not None  # the caller's as well: a check of values would wait for a GPU
             x = self.patch_embed(images, keep, drawn=True) if drawn else self.patch_embed(images, keep)
         if mask is not None:
@@ -445,9 +465,9 @@ class ViT(nn.Module):
         order = torch.rand(len(images), rows * columns, device=images.device).argsort(dim=1)
         return order[:, :count].sort(dim=1).values
 
-    def _check_visible(self) -> None:
-        """Raise UserError where visible patches cannot be computed without the others."""
-        if on_grid := {type(module).__name__ for module in _read_grid(self)}:
+    def check_visible(self) -> None:
+        """Raise UserError if blocks cannot compute the visible patches without the others."""
+        if on_grid := {type(m).__name__ for m in _read_grid(self) if not isinstance(m, _IN_ATTENTION)}:
             raise UserError(
                 f"{', '.join(sorted(on_grid))} reads the whole grid of patches, which the visible ones do not form: "
                 "use mask, which keeps all tokens in place."
@@ -510,7 +530,7 @@ class ViT(nn.Module):
         """Run a block; with a mask on its attention it is called without fast forms."""
         if grid is not None:
             _set_grid(self.blocks[index], grid)
-        with self._around(masks.padding):
+        with self._around(masks.padding), _only(self.blocks[index], masks.keep):
             attn_mask = masks.of(x)
             if masks.values is not None and index > 0:
                 mixed: Tensor = self.blocks[index](x, attn_mask=attn_mask, values=masks.values)

@@ -249,7 +249,7 @@ def _hashes(splits: Mapping[str, Split]) -> tuple[NDArray[np.uint64], NDArray[np
 
 
 _FILES = re.compile(
-    r"\..*|(trials|confirm|retrained|logs)|(study|config|costs|results|base)\.json|results\.csv|split\.csv|"
+    r"\..*|(trials|confirm|retrained|pretraining|logs)|(study|config|costs|results|base)\.json|results\.csv|split\.csv|"
     r"(samples|images)\.npz|report.*\.html|.*\.tmp"
 )
 """what a run writes into a study's folder, also before study.json exists"""

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import adjusted_mutual_info_score
+from torch.distributions import Categorical, kl_divergence
 from torch.nn import functional as F
 
 import vitmods as vm
@@ -15,9 +17,11 @@ from vitmods.recipes.schedule import lr_at, resolve
 from vitmods.study.checkpoints import open_trial
 from vitmods.study.cost import memory_of
 from vitmods.tasks import TASKS
+from vitmods.tasks.beit import vae
 from vitmods.tasks.beit.masks import Masks, block_mask, draw_masks
 from vitmods.tasks.beit.model import BeitModel, stem_leaks
 from vitmods.tasks.beit.recipes import BeitPart
+from vitmods.tasks.beit.vae import Vae
 from vitmods.train.trial import fit_to_images
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -162,6 +166,74 @@ def test_a_leak_is_what_masked_pixels_change(stem):
     torch.testing.assert_close(before, full, atol=1e-9, rtol=0)
 
 
+def with_decoder(changes="", **options):
+    torch.manual_seed(0)
+    backbone = vm.vit("mu2/16", img_size=64, num_classes=0)
+    backbone = vm.apply(backbone, *vm.parse_changes(changes)) if changes else backbone
+    part = BeitPart(codes=8, masked=0.7, least_block=0.1, decoder_depth=1, **options)
+    model = BeitModel(backbone, part).double()
+    torch.nn.init.normal_(model.decoder.mask_token)
+    for name, parameter in backbone.named_parameters():
+        if name.endswith("rel_pos.table"):
+            torch.nn.init.normal_(parameter)
+    return model, draw_masks(part, (4, 4), range(2), CPU)
+
+
+@pytest.mark.parametrize("changes", ["", "hmlp-ln", "dpn", "local", "relpos", "rope", "registers"])
+def test_a_decoder_gets_the_tokens_of_visible_patches_and_the_mask_token_for_the_others(changes):
+    model, masks = with_decoder(changes)
+    images = torch.randn(2, 3, 64, 64, dtype=torch.double, requires_grad=True)
+    logits = model.train()(images, masks)
+    (gradient,) = torch.autograd.grad(logits.square().sum(), images)
+    is_hidden = masks.mask.view(2, 1, 4, 1, 4, 1).expand(-1, 3, -1, 16, -1, 16).reshape(images.shape)
+    assert not gradient[is_hidden].any()  # a leak would have a gradient
+    assert gradient[~is_hidden].abs().min() > 0
+
+    backbone, decoder, expected = model.backbone, model.decoder, []
+    prefix = backbone.num_prefix_tokens
+    may_look = torch.cat([torch.ones(2, prefix, dtype=torch.bool), ~masks.mask], dim=1)
+    tokens = backbone.forward_features(images, attn_mask=may_look[:, None, None])[:, prefix:]
+    for image in range(2):
+        places = [
+            decoder.mask_token[0, 0]
+            if masks.mask[image, i]
+            else decoder.patch_embed.proj.weight[:, :, 0, 0] @ tokens[image, i] + decoder.patch_embed.proj.bias
+            for i in range(16)
+        ]
+        x = (torch.stack(places) + decoder.pos_embed[0])[None]
+        for block in decoder.blocks:
+            x = block(x)
+        expected += [model.head(decoder.norm(x)[0, i]) for i in range(16) if masks.mask[image, i]]
+    torch.testing.assert_close(logits, torch.stack(expected), atol=1e-10, rtol=0)
+
+
+def test_with_a_decoder_all_masks_have_one_size():
+    for masked, count in ((0.4, 26), (1.0, 63)):
+        part = BeitPart(masked=masked, decoder_depth=1)
+        masks = draw_masks(part, (8, 8), range(50), CPU)
+        assert (masks.mask.sum(dim=1) == count).all()
+        assert not masks.mask.gather(1, masks.visible).any()
+        alone = [draw_masks(part, (8, 8), [seed], CPU) for seed in range(50)]
+        assert torch.equal(masks.visible, torch.cat([one.visible for one in alone]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ("levit", {}, "depend on the pixels of other patches"),
+        ("hmlp", {}, "depend on the pixels of other patches"),
+        ("dtn", {}, "DynamicTokenNorm reads the whole grid"),
+        ("gpsa(blocks=1)", {}, "GatedPositions reads the whole grid"),
+        ("", {"decoder_width": 18}, "a multiple of 4"),
+    ],
+)
+def test_a_decoder_is_refused_if_visible_patches_do_not_suffice(changes, options, message):
+    with pytest.raises(vm.util.errors.UserError, match=message):
+        with_decoder(changes, **options)
+    with pytest.raises(vm.util.errors.UserError, match="set decoder_depth too"):
+        BeitPart(decoder_width=16)
+
+
 def small_recipe(**options):
     small = {"codes": 16, "masked": 0.4, "least_block": 0.1, "mean": (0.5,), "std": (0.5,)}
     return RECIPES["beit_base"](2, batch_size=24).with_(**{**small, "drop_path": 0.0, **options})
@@ -177,13 +249,26 @@ def made(recipe, *changes):
     return task.wrap(vm.apply(backbone, *changes) if changes else backbone, 10), task, images
 
 
-@pytest.mark.parametrize("changes", ["relpos(shared=true)", "dpn", "stem(kind=linear,norm=batch)"])
-def test_a_trial_resumes_in_the_same_bits(tmp_path, ends_in_the_same_bits, changes):
-    recipe = small_recipe()
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ("relpos(shared=true)", {}),
+        ("dpn", {}),
+        ("stem(kind=linear,norm=batch)", {}),
+        ("relpos(shared=true)", {"decoder_depth": 1, "masked": 0.75}),
+        ("dpn", {"vae_steps": 30}),
+    ],
+)
+def test_a_trial_resumes_in_the_same_bits(tmp_path, ends_in_the_same_bits, changes, options):
+    recipe = small_recipe(**options)
     ends_in_the_same_bits(lambda: made(recipe, *vm.parse_changes(changes)), recipe, tmp_path, "test", 5)
     trained = open_trial(tmp_path / "whole")
-    assert len(trained.codes.centers.unique(dim=0)) == 16
-    assert trained.backbone.mask_token.abs().sum() > 0
+    if "vae_steps" in options:
+        assert not trained.codes.waits_for_images
+        assert not any("codes" in name for name, _ in trained.named_parameters())
+    else:
+        assert len(trained.codes.centers.unique(dim=0)) == 16
+    assert (trained.decoder or trained.backbone).mask_token.abs().sum() > 0
 
 
 def test_codes_are_the_nearest_centers_in_the_same_bits_each_time():
@@ -219,6 +304,105 @@ def test_codes_of_an_encoder_are_clusters_of_its_features(tmp_path):
         made(small_recipe(code_encoder=str(tmp_path / "other.safetensors")))
 
 
-def test_memory_is_estimated_without_weights():
+def test_the_loss_of_a_vae_is_squared_error_and_divergence():
+    torch.manual_seed(0)
+    model, images = Vae(2, 5, 1).double(), torch.randn(3, 2, 4, 6, dtype=torch.double)
+    torch.manual_seed(1)
+    loss = model.loss(images)
+    torch.manual_seed(1)
+    logits = model.encoder(images)
+    noise = -torch.empty_like(logits).exponential_().log()
+    choice = ((logits + noise) / 0.9).exp()
+    choice = choice / choice.sum(dim=1, keepdim=True)
+    mixed, divergence = torch.zeros(3, 64, 2, 3, dtype=torch.double), []
+    uniform = Categorical(torch.full((5,), 0.2, dtype=torch.double))
+    for i, row, column in np.ndindex(3, 2, 3):
+        for code in range(5):
+            mixed[i, :, row, column] += choice[i, code, row, column] * model.vectors.weight[code]
+        divergence.append(kl_divergence(Categorical(logits=logits[i, :, row, column]), uniform))
+    expected = (model.decoder(mixed) - images).square().mean() + 0.1 * torch.stack(divergence).mean() / (2 * 2 * 2)
+    torch.testing.assert_close(loss, expected, atol=1e-12, rtol=0)
+
+
+def of_colors(count=32):
+    """Images of 4 x 4 patches of one color each, and the numbers of the colors (count, 16)."""
+    generator = torch.Generator().manual_seed(0)
+    number = torch.randint(2, (count, 4, 4), generator=generator)
+    pixels = torch.tensor([[1.0, -1.0, 0.5], [-1.0, 1.0, -0.5]])[number].permute(0, 3, 1, 2)
+    return pixels.repeat_interleave(2, 2).repeat_interleave(2, 3), number.flatten(1)
+
+
+def vae_codes(steps, codes=8):
+    backbone = vm.vit("mu1/2", img_size=8, num_classes=0)
+    return BeitModel(backbone, BeitPart(codes=codes, vae_steps=steps)).codes
+
+
+def test_a_vae_is_trained_once_and_in_the_same_bits(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    images, colors = of_colors()
+    first, before = vae_codes(40), torch.get_rng_state()
+    assert first.waits_for_images
+    first.fit(images.split(10))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not first.waits_for_images
+    assert adjusted_mutual_info_score(colors.flatten(), first(images).flatten()) > 0.7
+
+    def stopped(*args, **options):
+        raise KeyboardInterrupt
+
+    (kept,) = (tmp_path / "vitmods" / "vae").glob("*.npz")
+    with monkeypatch.context() as patch:
+        patch.setattr(vae, "train_encoder", stopped)
+        second = vae_codes(40)
+        second.fit(images.split(16))  # reads what is kept
+        with pytest.raises(KeyboardInterrupt):  # other images
+            vae_codes(40).fit([images + 0.1])
+        kept.write_bytes(kept.read_bytes()[:-20])
+        with pytest.raises(KeyboardInterrupt):  # damaged
+            vae_codes(40).fit([images])
+    kept.unlink()
+    third, threads = vae_codes(40), torch.get_num_threads()
+    with monkeypatch.context() as patch:
+        patch.setattr(vae.Vae, "loss", stopped)
+        with pytest.raises(KeyboardInterrupt):  # in the middle
+            third.fit([images])
+    assert third.waits_for_images
+    assert not list((tmp_path / "vitmods" / "vae").glob("*.npz"))
+    torch.set_num_threads(2)
+    try:
+        third.fit([images])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    for other in (second, third):
+        for name, tensor in first.state_dict().items():
+            assert torch.equal(tensor, other.state_dict()[name]), name
+
+
+def test_a_vae_with_few_codes_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    images, _ = of_colors()
+    with pytest.warns(UserWarning, match="of 8,000 codes after 3 steps: set more vae_steps"):
+        vae_codes(3, codes=8000).fit([images])
+    zeros = {name: np.zeros_like(value) for name, value in vae_codes(2).encoder.state_dict().items()}
+    monkeypatch.setattr(vae, "train_encoder", lambda *args: zeros)
+    with pytest.raises(vm.util.errors.UserError, match="uses 1 of 8 codes after 2 steps: nothing can be predicted"):
+        vae_codes(2).fit([images])
+    with pytest.raises(vm.util.errors.UserError, match="code_encoder and vae_steps both give the codes"):
+        BeitPart(code_encoder="x", vae_steps=5)
+
+
+@pytest.mark.parametrize(("patch", "side"), [(1, 1), (3, 2), (4, 4), (14, 8), (16, 8)])
+def test_a_vae_has_a_code_for_each_patch_of_any_size(patch, side):
+    backbone = vm.vit(f"mu1/{patch}", img_size=(2 * patch, 3 * patch), num_classes=0)
+    codes = BeitModel(backbone, BeitPart(codes=7, vae_steps=1)).codes
+    images = torch.randn(2, 3, 2 * patch, 3 * patch)
+    assert codes.view(images).shape == (2, 3, 2 * side, 3 * side)
+    assert codes(images).shape == (2, 6)
+
+
+@pytest.mark.parametrize("options", [{}, {"decoder_depth": 1}, {"vae_steps": 1}], ids=str)
+def test_memory_is_estimated_without_weights(options):
     config = vm.ViTConfig.from_name("mu2/8", img_size=32)
-    assert memory_of(config, small_recipe(), "beit").total > memory_of(config, small_recipe(batch_size=4), "beit").total
+    sizes = [memory_of(config, small_recipe(batch_size=count, **options), "beit").total for count in (4, 24)]
+    assert 0 < sizes[0] < sizes[1]

@@ -1,8 +1,11 @@
 """LiT against arrays of big_vision, retrieval against slow loops, and tiny trials on colored squares."""
 
 import csv
+import io
 import json
+import re
 import sys
+import tarfile
 from itertools import product
 from pathlib import Path
 
@@ -40,6 +43,15 @@ def square(color, place, noise):
     top, left = PLACES[place]
     pixels[top : top + 8, left : left + 8] = COLORS[color]
     return Image.fromarray(pixels)
+
+
+def png_of(image):
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+PIXELS = png_of(square("red", "left", 0))
 
 
 @pytest.fixture(scope="session")
@@ -167,6 +179,90 @@ def test_a_group_stays_on_one_side_of_a_split_that_is_made(folder, tmp_path):
     assert not groups[0] & groups[1]
     assert not (groups[0] | groups[1]) & groups[2]
     assert len(images.splits["train"].annotations[0].texts) == 2
+
+
+def write_shard(path, members):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            content = content if isinstance(content, bytes) else json.dumps(content).encode()
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def test_shards_are_the_pairs_of_a_file(folder, tmp_path):
+    """The same images, captions, groups and splits, from KEY.json in some shards and KEY.txt in others."""
+    shards = {}
+    for number, line in enumerate(map(json.loads, (folder / "pairs.jsonl").read_text().splitlines())):
+        key = f"{number:03d}"
+        members = shards.setdefault(f"{line['split']}-{number % 2}.tar", {})
+        members[f"{key}.png"] = (folder / line["image"]).read_bytes()
+        members[f"{key}.json"] = {"captions": line["captions"], "group": line["group"], "width": 16}
+    write_shard(tmp_path / "all" / "README.tar", {"note.txt": b"of nothing"})
+    for name, members in shards.items():
+        write_shard(tmp_path / "all" / name, members)
+    _, _, expected = made(f"pairs:{folder}/pairs.jsonl", recipe())
+    _, _, images = made(f"pairs:{tmp_path}/all?zero_shot={folder}/classes", recipe())
+    assert images.summary()["warnings"][0] == "These shards do not name a split and were not used: README.tar."
+    assert len(images.splits["test"].annotations) == 60
+    pattern = f"pairs:{tmp_path}/all/{{train,val,test}}-{{0..1}}.tar"
+    for spec in (pattern, f"{pattern}?captions=captions&stream=1"):
+        _, _, images = made(spec, recipe())
+        for split in ("train", "val", "test"):
+            of_file, of_shards = next(expected.eval_batches(split, 60)), next(images.eval_batches(split, 60))
+            order = sorted(range(len(of_shards)), key=lambda i: images.splits[split].ids[i].split(": ")[1])
+            numbers = [int(Path(name).stem) for name in expected.splits[split].ids]
+            by_number = sorted(range(len(of_file)), key=numbers.__getitem__)
+            assert torch.equal(of_shards.inputs[order], of_file.inputs[by_number])
+            assert [of_shards.targets[i] for i in order] == [of_file.targets[i] for i in by_number]
+    write_shard(
+        tmp_path / "txt" / "a.tar", {"1.png": PIXELS, "1.txt": "ein Häuschen\n".encode(), "1.json": {"width": 2}}
+    )
+    source = open_source(f"pairs:{tmp_path}/txt")
+    assert source.splits["train"].annotations[0].texts == ("ein Häuschen",)
+
+
+def test_a_group_of_shards_stays_on_one_side_of_a_split_that_is_made(tmp_path):
+    members = {}
+    for number in range(60):
+        members[f"{number}.png"] = png_of(square("red", "left", number))
+        members[f"{number}.json"] = {"caption": f"text {number}", "group": number // 4}
+    write_shard(tmp_path / "a.tar", dict(list(members.items())[:50]))
+    write_shard(tmp_path / "b.tar", dict(list(members.items())[50:]))
+    _, _, images = made(f"pairs:{tmp_path}", recipe())
+    groups = [set(split.groups) for split in images.splits.values()]
+    assert len(groups) == 3
+    assert len(set.union(*groups)) == sum(map(len, groups)) == 15
+
+
+ONE = {"1.png": PIXELS, "1.txt": b"a"}
+
+
+@pytest.mark.parametrize(
+    ("shards", "options", "words"),
+    [
+        ({"train": {**ONE, "2.png": PIXELS}}, "", "2.png.*none: write KEY.txt, or KEY.json with 'captions'"),
+        ({"train": {**ONE, "2.png": PIXELS, "2.txt": b" "}}, "", "train.tar: 2.png.*it has an empty caption"),
+        ({"train": {**ONE, "2.png": PIXELS, "2.json": b"{"}}, "", "train.tar: 2.png.*its captions cannot be read"),
+        ({"train": {**ONE, "2.png": PIXELS, "2.txt": b"\xff"}}, "", "train.tar: 2.png.*its captions cannot be read"),
+        ({"train": {**ONE, "2.txt": b"a"}}, "", "train.tar: 2.*it is a caption without an image"),
+        ({"train": ONE}, "?captions=text", "train.tar: 1.png.*none: write KEY.json with 'text'"),
+        ({"train": ONE}, "?image=photo", "image is an option of a file of pairs"),
+        ({"val": ONE}, "", "has shards of val, but none of train"),
+        (
+            {name: {"1.png": PIXELS, "1.json": {"caption": "a", "group": "g"}} for name in ("train", "val")},
+            "",
+            "group g is in train by train.tar: 1.png, and in val by val.tar: 1.png: move its images",
+        ),
+    ],
+)  # fmt: skip
+def test_errors_name_the_shard_and_the_remedy(tmp_path, shards, options, words):
+    for name, members in shards.items():
+        write_shard(tmp_path / f"{name}.tar", members)
+    with pytest.raises(UserError) as error:
+        made(f"pairs:{tmp_path}{options}", recipe())
+    assert re.search(words, str(error.value), re.DOTALL)
 
 
 def test_a_caption_is_drawn_by_seed_and_epoch(folder):

@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
@@ -248,7 +248,6 @@ def shard_records(files: Sequence[Path], names: Sequence[str], rows: NDArray[Any
 
 
 CLASS_FILES = ("classes.json", "classes.txt")
-_FORMAT = "vitmods scan 1"  # of the lists in the user's cache
 _MOST_CLASSES = 1_000_000  # without a list of them
 _MOST_BRACES, _LONGEST = 20, 1000  # of a pattern
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?\}")
@@ -271,7 +270,12 @@ def shards(spec: Spec) -> Source:
     return source
 
 
-def _from_elsewhere(path: Path) -> Source:
+def shards_of(path: Path) -> tuple[Path, dict[str, list[Path]], list[str]]:
+    """The shards in a folder, or those of a pattern such as train-{0000..0009}.tar, by the split that a word of their
+    path names. Returns their folder, the shards of each split, and warnings.
+
+    Raises UserError where shards are missing.
+    """
     if path.is_dir():
         root, files = path, sorted(file for file in path.rglob("*.tar") if not file.name.startswith("."))
         if not files:
@@ -298,6 +302,11 @@ def _from_elsewhere(path: Path) -> Source:
         by_split, unused = {"train": files}, []
     if "train" not in by_split:
         raise UserError(f"{printable(str(root))} has shards of {' and '.join(by_split)}, but none of train.")
+    return root, by_split, [f"These shards do not name a split and were not used: {', '.join(unused)}."] * bool(unused)
+
+
+def _from_elsewhere(path: Path) -> Source:
+    root, by_split, warnings = shards_of(path)
     names = _class_names(root)
     numbers, most = {name: number for number, name in enumerate(names)}, len(names) or _MOST_CLASSES
     unnamed = "" if names else f", and {' or '.join(CLASS_FILES)}, which would name the classes, is missing"
@@ -322,7 +331,6 @@ def _from_elsewhere(path: Path) -> Source:
         splits[split] = shard_records(paths, ids, np.array(rows, ROW))
     highest = max((int(part.labels.max(initial=-1)) for part in splits.values()), default=-1)
     classes = names or tuple(str(number) for number in range(highest + 1))
-    warnings = [f"These shards do not name a split and were not used: {', '.join(unused)}."] if unused else []
     return Source(printable(root.resolve().name), classes, splits, warnings, broken)
 
 
@@ -376,17 +384,54 @@ class Scanned(NamedTuple):
     broken: list[Any]
 
 
-def index_of(shard: Path) -> Scanned:
+class Facts(NamedTuple):
+    """What shards say of an image. name: in the cache, with the version of the reader. title: as in "its label".
+    endings: of the members that may have it. read: gets the members of an image by ending, and the file; returns a
+    JSON-able value, or raises ValueError with the reason why the image cannot be used."""
+
+    name: str
+    title: str
+    endings: tuple[str, ...]
+    read: Callable[[dict[str, Member], BinaryIO], Any]
+
+
+def content_of(member: Member, file: BinaryIO) -> bytes:
+    """The bytes of a small member. Raises ValueError for a large one."""
+    check_bytes(member.size, "label")
+    file.seek(member.offset)
+    return file.read(member.size)
+
+
+def _label(parts: dict[str, Member], file: BinaryIO) -> int | str:
+    """A class's number, or the text that should be one or a class's name. Raises ValueError."""
+    kind = "cls" if "cls" in parts else "json"
+    if kind not in parts:
+        raise ValueError('its label is missing: KEY.cls, or KEY.json with "label"')
+    try:
+        content = content_of(parts[kind], file)
+        label = content.decode().strip() if kind == "cls" else parse_json(content)["label"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{printable(parts[kind].name)} does not hold a label") from None
+    try:
+        return int(label)
+    except (ValueError, TypeError):
+        return str(label)
+
+
+LABELS = Facts("vitmods scan 1", "label", ("cls", "json"), _label)
+
+
+def index_of(shard: Path, facts: Facts = LABELS) -> Scanned:
     """The images of a shard: from the user's cache, or listed now. Raises UserError."""
     try:
-        key = file_key(shard, shard.stat(), _FORMAT)
+        key = file_key(shard, shard.stat(), facts.name)
     except OSError as error:
         raise UserError(f"The shard {printable(str(shard))} cannot be read: {error.strerror}.") from error
-    return Scanned(*remembered(f"shards/{key}.json", lambda: scan(shard)))
+    return Scanned(*remembered(f"shards/{key}.json", lambda: scan(shard, facts)))
 
 
-def scan(shard: Path) -> Scanned:
-    """Read the headers of a tar file and the labels; images are not opened. Raises UserError for other files."""
+def scan(shard: Path, facts: Facts = LABELS) -> Scanned:
+    """Read the headers of a tar file and the facts; images are not opened. Raises UserError for other files."""
     files, damage, scanned = list[Member](), list[Any](), Scanned([], [])
     seen: set[str] = set()
 
@@ -404,17 +449,18 @@ def scan(shard: Path) -> Scanned:
                 pairs = [(PurePosixPath(member.name).name.partition(".")[2].lower(), member) for member in group]
                 parts = dict(pairs)
                 images = [ending for ending in parts if f".{ending}" in ENDINGS]
-                if not images and "cls" not in parts and "json" not in parts:
-                    continue  # neither an image nor a label, such as a list of files
+                if not images and not parts.keys() & set(facts.endings):
+                    continue  # neither an image nor its facts, such as a list of files
                 name = printable(parts[images[0]].name if images else key)
                 try:
                     if len(images) != 1:
-                        raise ValueError("two images share this key" if images else "it is a label without an image")
+                        alone = f"it is a {facts.title} without an image"
+                        raise ValueError("two images share this key" if images else alone)
                     if key in seen or len(parts) < len(pairs):
                         raise ValueError("its key comes twice in this shard")
                     seen.add(key)
                     image = parts[images[0]]
-                    scanned.rows.append([name, _label(parts, file), image.offset, image.size])
+                    scanned.rows.append([name, facts.read(parts, file), image.offset, image.size])
                 except ValueError as error:
                     scanned.broken.append([name, str(error)])
     except tarfile.TarError as error:
@@ -425,21 +471,3 @@ def scan(shard: Path) -> Scanned:
     except OSError as error:
         raise UserError(f"The shard {printable(str(shard))} cannot be read: {error.strerror}.") from error
     return scanned._replace(broken=[*scanned.broken, *damage])
-
-
-def _label(parts: dict[str, Member], file: BinaryIO) -> int | str:
-    """A class's number, or the text that should be one or a class's name. Raises ValueError."""
-    kind = "cls" if "cls" in parts else "json"
-    if kind not in parts:
-        raise ValueError('its label is missing: KEY.cls, or KEY.json with "label"')
-    file.seek(parts[kind].offset)
-    try:
-        check_bytes(parts[kind].size, "label")
-        content = file.read(parts[kind].size)
-        label = content.decode().strip() if kind == "cls" else parse_json(content)["label"]
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{printable(parts[kind].name)} does not hold a label") from None
-    try:
-        return int(label)
-    except (ValueError, TypeError):
-        return str(label)

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry
@@ -277,7 +278,8 @@ def take_patches(images: Tensor, keep: Tensor, patch_size: tuple[int, int]) -> T
 def check_keep(keep: Tensor, patches_as_images: int, patches: int) -> None:
     """Raises UserError unless ``keep`` is (B, K), K >= 1 different indices of patches for each image.
 
-    Looking at the values makes the host wait for the device, and cannot be done while a graph is traced.
+    Looking at the values makes the host wait for the device, and cannot be done while a graph is traced or memory is
+    estimated.
     """
     if not isinstance(keep, Tensor) or keep.dtype not in (torch.int64, torch.int32) or keep.ndim != 2:
         raise UserError("keep is a tensor (B, K) of whole numbers: the indices of the visible patches of each image.")
@@ -287,7 +289,7 @@ def check_keep(keep: Tensor, patches_as_images: int, patches: int) -> None:
         )
     if not keep.shape[1]:
         raise UserError("keep is empty: at least one patch of each image must be visible.")
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or isinstance(keep, FakeTensor):
         return
     ordered = keep.sort(dim=1).values
     if ordered[:, 0].min() < 0 or ordered[:, -1].max() >= patches:

@@ -64,10 +64,21 @@ def block_mask(grid: tuple[int, int], count: int, least: float, numbers: Random)
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def draw_masks(part: BeitPart, grid: tuple[int, int], seeds: Iterable[Any], device: torch.device) -> Masks:
-    """Draw a mask for each seed, of the size that the recipe's part asks for."""
+    """Draw a mask for each seed, of the size that the recipe's part asks for.
+
+    With a decoder all masks have that size, so that an image's tokens do not depend on the batch: single patches fill
+    up masks that blocks leave smaller.
+    """
     patches = grid[0] * grid[1]
     count, least = max(1, round(patches * part.masked)), patches * part.least_block
-    masks = [block_mask(grid, count, least, Random(int(seed))).ravel() for seed in seeds]
+    if part.decoder_depth:
+        count = min(count, patches - 1)
+    masks = []
+    for numbers in (Random(int(seed)) for seed in seeds):
+        drawn = block_mask(grid, count, least, numbers).ravel()
+        if part.decoder_depth:
+            drawn[numbers.sample(np.flatnonzero(~drawn).tolist(), count - int(drawn.sum()))] = True
+        masks.append(drawn)
     mask = np.array(masks)
     visible = mask.argsort(axis=1, kind="stable")[:, : max(1, int((~mask).sum(axis=1).max()))]
     arrays = mask, np.flatnonzero(mask), visible

@@ -1,6 +1,8 @@
-"""The network of BeiT: a ViT with mask tokens, a head over masked patches, and whether its stem leaks masked pixels."""
+"""The network of BeiT: a ViT with mask tokens or a decoder with them, a head over masked patches, and whether its stem
+leaks masked pixels."""
 
 import copy
+import math
 import warnings
 from typing import ClassVar
 
@@ -8,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.model.build import make_stem
+from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT
 from vitmods.tasks.base import TaskModel
 from vitmods.tasks.beit.codes import Codes
 from vitmods.tasks.beit.masks import Masks
 from vitmods.tasks.beit.recipes import BeitPart
+from vitmods.tasks.beit.vae import VaeCodes
 from vitmods.util.errors import UserError
 
 _EQUAL = 1e-9  # of tokens in float64, relative to their size
@@ -20,7 +24,11 @@ _EQUAL = 1e-9  # of tokens in float64, relative to their size
 
 class BeitModel(TaskModel):
     """Images and their masks -> logits (M, K) of the codes of masked patches, image by image; without masks those of
-    all patches, (B, T, K). The stem computes visible patches alone if masking changes none of its tokens."""
+    all patches, (B, T, K). The stem computes visible patches alone if masking changes none of its tokens.
+
+    With a decoder the whole backbone does (MAE: He et al., 2022, arXiv:2111.06377). The decoder is a plain ViT on the
+    grid of its tokens, with fixed positions and a mask token in the other places, and the same for all arms.
+    """
 
     roles: ClassVar = {"head": "head"}
 
@@ -30,15 +38,16 @@ class BeitModel(TaskModel):
                 f"BeiT needs mask tokens, which a {type(backbone).__name__} does not have: use a vitmods ViT."
             )
         super().__init__(backbone)
-        if backbone.mask_token is None:
+        self.leaks = stem_leaks(backbone)
+        self.decoder = _decoder(backbone, part, self.leaks) if part.decoder_depth else None
+        if self.decoder is None and backbone.mask_token is None:
             backbone.vit_config = backbone.vit_config.with_(mask_token=True)
             backbone.mask_token = nn.Parameter(torch.empty(1, 1, backbone.embed_dim))
             nn.init.trunc_normal_(backbone.mask_token, std=0.02)
-        self.head = nn.Linear(backbone.embed_dim, part.codes)
+        self.head = nn.Linear((self.decoder or backbone).embed_dim, part.codes)
         nn.init.trunc_normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
-        self.codes = Codes(part, backbone)
-        self.leaks = stem_leaks(backbone)
+        self.codes: Codes | VaeCodes = VaeCodes(part, backbone) if part.vae_steps else Codes(part, backbone)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -51,11 +60,50 @@ class BeitModel(TaskModel):
         assert isinstance(backbone, ViT)
         if masks is None:
             tokens = backbone.forward_features(images)
+        elif self.decoder is not None:
+            tokens = backbone.forward_features(images, keep=masks.visible)
         else:
             tokens = backbone.forward_features(images, keep=None if self.leaks else masks.visible, mask=masks.mask)
         patches = tokens[:, backbone.num_prefix_tokens :]
+        if self.decoder is not None:
+            patches = self._decoded(self.decoder, patches, masks)
         logits: Tensor = self.head(patches if masks is None else patches.flatten(0, 1)[masks.masked])
         return logits
+
+    def _decoded(self, decoder: ViT, patches: Tensor, masks: Masks | None) -> Tensor:
+        """Tokens (B, K, C) of visible patches, or of all -> the decoder's (B, T, D)."""
+        if masks is not None:
+            places = masks.visible[..., None].expand_as(patches)
+            patches = patches.new_zeros(*masks.mask.shape, patches.shape[-1]).scatter(1, places, patches)
+        grid = patches.mT.unflatten(2, self.grid)
+        return decoder.forward_features(grid, mask=None if masks is None else masks.mask)
+
+    def no_weight_decay(self) -> set[str]:
+        return set() if self.decoder is None else {f"decoder.{name}" for name in self.decoder.no_weight_decay()}
+
+
+def _decoder(backbone: ViT, part: BeitPart, leaks: bool) -> ViT:
+    """Raise UserError if the backbone cannot compute visible patches alone, or for another width."""
+    try:
+        if leaks:
+            raise UserError("in training, tokens of its stem depend on the pixels of other patches.")
+        backbone.check_visible()
+    except UserError as error:
+        raise UserError(
+            f"decoder_depth={part.decoder_depth} needs a model that computes visible patches alone: {error} Leave such "
+            "arms out, or set decoder_depth=0 for mask tokens in the model itself."
+        ) from None
+    config = backbone.vit_config
+    unit = math.lcm(4, config.num_heads)
+    width = part.decoder_width or max(unit, config.embed_dim // 2 // unit * unit)
+    if width % unit:
+        raise UserError(f"decoder_width is a multiple of {unit} for {config.num_heads} heads, not {width}.")
+    decoder = ViTConfig(
+        img_size=config.grid, patch_size=(1, 1), in_chans=config.embed_dim, num_classes=0, embed_dim=width,
+        depth=part.decoder_depth, num_heads=config.num_heads, mlp_dim=4 * width, position="sincos2d",
+        position_on_prefix=False, class_token=False, pool="none", mask_token=True,
+    )  # fmt: skip
+    return ViT(decoder)
 
 
 @torch.no_grad()

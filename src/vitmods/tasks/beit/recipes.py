@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from vitmods.recipes.recipe import IMAGENET_MEAN, IMAGENET_STD, TASK_PARTS, Recipe, TaskPart
+from vitmods.recipes.recipe import IMAGENET_MEAN, IMAGENET_STD, TASK_PARTS, Recipe, TaskPart, require
 from vitmods.recipes.registry import recipe
 
 
@@ -16,11 +16,32 @@ class BeitPart(TaskPart):
     """number of codes: outputs for each masked patch"""
     code_encoder: str | None = None
     """trained weights (a trial's folder, a file, a timm model) whose features are clustered; None: pixels of patches"""
+    vae_steps: int = 0
+    """training steps of a discrete VAE, whose codes are then predicted; 0: clusters"""
     masked: float = 75 / 196
     """fraction of the patches that is masked"""
     least_block: float = 16 / 196
     """fraction of the patches that a masked rectangle has at least, while so many are left to mask"""
-    ranges: ClassVar = {"codes": (2, float("inf")), "masked": (1e-6, 1), "least_block": (0, 1)}
+    decoder_depth: int = 0
+    """blocks of a decoder behind the model, which then sees the visible patches alone (MAE); 0: the model itself reads
+    a learned token in the place of each masked patch (BeiT)"""
+    decoder_width: int | None = None
+    """channels of the decoder; None: half of the model's"""
+    ranges: ClassVar = {
+        "codes": (2, float("inf")), "masked": (1e-6, 1), "least_block": (0, 1), "decoder_depth": (0, 1000),
+        "decoder_width": (4, float("inf")),
+    }  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.code_encoder is None or self.vae_steps == 0,
+            "code_encoder and vae_steps both give the codes: leave one of them out.",
+        )
+        require(
+            self.decoder_width is None or self.decoder_depth > 0,
+            "decoder_width is of a decoder: set decoder_depth too, or leave decoder_width out.",
+        )
 
 
 _ARCHITECTURE = {"layer_scale": 0.1, "position": "none", "position_on_prefix": False}

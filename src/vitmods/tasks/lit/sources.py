@@ -4,22 +4,25 @@ A JSON Lines file has an object a line, next to the images:
 
     {"image": "cats/1.jpg", "captions": ["a cat", "a cat on a chair"], "split": "train", "group": "1"}
 
-A CSV file has the columns image and caption, a line a caption, and perhaps split and group. Without splits they are
-made; images of one group stay in one.
+A CSV file has the columns image and caption, a line a caption, and perhaps split and group. Shards in WebDataset's
+layout have KEY.jpg with KEY.txt, one caption, or KEY.json with "captions" or "caption" and perhaps "group"; the names
+of shards name splits. Without splits they are made; images of one group stay in one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 from unicodedata import normalize
 
 import numpy as np
 
 from vitmods.data.multilabel import TARGETS, Target, with_target
-from vitmods.data.records import SPLITS, Source, printable, split_named
+from vitmods.data.records import SPLITS, Broken, Records, Source, printable, split_named
 from vitmods.data.sources import Spec, data_source, open_source
 from vitmods.data.sources.folder import file_records
+from vitmods.data.sources.wds import ROW, Facts, Member, content_of, index_of, shard_records, shards_of
 from vitmods.util.errors import UserError
 from vitmods.util.limits import parse_json, read_table, read_text
 
@@ -75,8 +78,8 @@ class _Line(NamedTuple):
 @data_source(
     "pairs",
     "pairs:FILE.jsonl",
-    "images with captions, from a JSON Lines or CSV file",
-    options=("image", "captions", *SPLITS, "zero_shot"),
+    "images with captions, from a JSON Lines or CSV file, or from shards (a folder, or train-{0000..0009}.tar)",
+    options=("image", "captions", *SPLITS, "zero_shot", "stream", "buffer"),
 )
 def pairs(spec: Spec) -> Source:
     """Images with captions. Options name other columns of the captions and of the image, in all splits or in one.
@@ -84,6 +87,72 @@ def pairs(spec: Spec) -> Source:
     `zero_shot` is a set of images with classes that replaces the test split; its texts are the names of the classes.
     Raises UserError with the lines that cannot be used.
     """
+    is_sharded = spec.folder.is_dir() or spec.folder.suffix == ".tar"
+    others = ("image", *SPLITS) if is_sharded else ("stream", "buffer")
+    if unused := next((name for name in others if name in spec.options), None):
+        what = "a file of pairs: images in shards" if is_sharded else "shards: images of a file of pairs"
+        raise UserError(f'"{spec}": {unused} is an option of {what} do not need it. Leave it out.')
+    source = _from_shards(spec) if is_sharded else _from_file(spec)
+    return _with_classes(source, spec.options["zero_shot"]) if "zero_shot" in spec.options else source
+
+
+def _from_shards(spec: Spec) -> Source:
+    """Read the texts of shards. Raises UserError for a group in two splits."""
+    name = spec.options.get("captions")
+    facts = Facts(f"vitmods texts 1 {name}", "caption", ("txt", "json"), partial(_texts, name=name))
+    root, by_split, warnings = shards_of(spec.folder)
+    splits, broken = dict[str, Records](), list[Broken]()
+    first_of_group: dict[str, tuple[str, str]] = {}
+    for split, paths in by_split.items():
+        rows, texts_of, group_of = [], dict[str, list[str]](), dict[str, str]()
+        for number, file in enumerate(paths):
+            shard, scanned = file.relative_to(root).as_posix(), index_of(file, facts)
+            broken += [Broken(split, f"{printable(shard)}: {member}", reason) for member, reason in scanned.broken]
+            for member, (texts, group), offset, size in scanned.rows:
+                image = f"{shard}: {member}"
+                other, where = first_of_group.setdefault(group, (split, image)) if group else (split, image)
+                if other != split:
+                    raise UserError(
+                        f"The group {printable(group)} is in {other} by {printable(where)}, and in {split} by "
+                        f"{printable(image)}: move its images to shards of one split, or give them different groups."
+                    )
+                rows.append((number, 0, offset, size, 0, 0))
+                texts_of[image], group_of[image] = texts, group or image
+        records = shard_records(paths, list(texts_of), np.array(rows, ROW))
+        groups = tuple(group_of[image] for image in records.ids)
+        splits[split] = replace(
+            records,
+            annotations=tuple(Captions(tuple(texts_of[image])) for image in records.ids),
+            groups=groups if len(set(groups)) < len(groups) else None,
+        )
+    title = printable(root.resolve().name)
+    return Source(title, ("image",), splits, warnings, broken, spec.streaming(), target="text")
+
+
+def _texts(parts: dict[str, Member], file: BinaryIO, name: str | None) -> tuple[list[str], str]:
+    """The captions of an image in a shard, and its group or "". name: where KEY.json has the captions, if another key.
+    Raises ValueError."""
+    keys, row = (name,) if name else ("captions", "caption"), dict[str, Any]()
+    try:
+        if "json" in parts:
+            row = dict(parse_json(content_of(parts["json"], file)))
+        captions = next((row[key] for key in keys if row.get(key)), None)
+        if captions is None and name is None and "txt" in parts:
+            captions = content_of(parts["txt"], file).decode()
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"its captions cannot be read: {error}") from None
+    captions = captions if isinstance(captions, list) else [captions]
+    if not all(isinstance(text, str) and text.strip() for text in captions):
+        text = "" if name else "KEY.txt, or "
+        raise ValueError(f"it has an empty caption, or none: write {text}KEY.json with " + " or ".join(map(repr, keys)))
+    return list(dict.fromkeys(text.strip() for text in captions)), _group(row)
+
+
+def _group(row: Mapping[str, Any]) -> str:
+    return "" if row.get("group") is None else str(row["group"])  # 0 is one
+
+
+def _from_file(spec: Spec) -> Source:
     path, wrong = spec.folder, list[str]()
     images: dict[str, list[_Line]] = {}
     first_of_group: dict[str, _Line] = {}
@@ -123,8 +192,7 @@ def pairs(spec: Spec) -> Source:
             )
     if "train" not in splits:
         raise UserError(f"{printable(str(path))} does not name images of the split train.")
-    source = Source(printable(path.stem), ("image",), splits, target="text")
-    return _with_classes(source, spec.options["zero_shot"]) if "zero_shot" in spec.options else source
+    return Source(printable(path.stem), ("image",), splits, target="text")
 
 
 def _lines(spec: Spec, path: Path, wrong: list[str]) -> Iterator[_Line]:
@@ -139,7 +207,7 @@ def _lines(spec: Spec, path: Path, wrong: list[str]) -> Iterator[_Line]:
             continue
         image = row.get(spec.options.get(split, spec.options.get("image", "image")))
         captions = captions if isinstance(captions, list) else [captions]
-        yield _Line(number, split, str(image or ""), captions, str(row.get("group") or ""))
+        yield _Line(number, split, str(image or ""), captions, _group(row))
 
 
 def _json_lines(path: Path, wrong: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:

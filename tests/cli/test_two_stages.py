@@ -1,0 +1,87 @@
+"""`vitmods compare --pretrain`: one command trains without labels, then compares from these weights."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from vitmods.cli import main as shell
+from vitmods.cli.compare import read_pretraining
+from vitmods.train import TrialRun
+
+MASKED = "beit(epochs=1,codes=16,masked=0.4,batch_size=128,decoder_depth=1)"
+COMMAND = ["compare", "--base", "mu1/2", "--arms", "dpn", "--seeds", "2", "--epochs", "1", "--limit-train", "200"]
+COMMAND += ["--device", "cpu", "--workers", "1", "--cost-seconds", "0", "--pretrain", MASKED, "--quiet"]
+COMMAND += ["--batch-size", "25"]
+
+
+def content(folder, name):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob(name)}
+
+
+@pytest.mark.usefixtures("short_clocks")
+def test_both_stages_resume_in_the_same_bits(tmp_path, monkeypatch, capsys):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert shell([*COMMAND, "--out", str(whole), "--dry-run"]) == 0
+    before = capsys.readouterr().out
+    assert before.startswith("Pre-training (beit):")
+    assert "Both stages: about" in before
+    assert not whole.exists()
+    assert shell([*COMMAND, "--out", str(whole)]) == 0
+    for arm in ("base", "dpn"):
+        for seed in (0, 1):
+            first, second = (
+                json.loads((folder / f"trials/{arm}/seed{seed}/config.json").read_text())
+                for folder in (whole / "pretraining", whole)
+            )
+            assert (first["task"], second["task"]) == ("beit", "classification")
+            assert first["data"]["splits"]["train"]["count"] > second["data"]["splits"]["train"]["count"] == 200
+            start = second["start"]
+            assert start.get("arm", start["source"]).endswith(f"pretraining/trials/{arm}")
+            assert (first["recipe"]["beit"]["codes"], second["arm"]) == (16, arm)
+    step, steps, kills = TrialRun._train_step, [], [17, 50]
+
+    def killed(run, batch):
+        steps.append(run.folder)
+        if len(steps) in kills:
+            os.kill(os.getpid(), signal.SIGTERM)
+        step(run, batch)
+
+    monkeypatch.setattr(TrialRun, "_train_step", killed)
+    codes = [shell([*COMMAND, "--out", str(broken)]) for _ in range(len(kills) + 1)]
+    stages = {"pretraining" in str(steps[count - 1]) for count in kills}
+    assert stages == {True, False}, "both stages must have been stopped"
+    assert codes == [128 + signal.SIGTERM] * len(kills) + [0]
+    weights = content(whole, "*.safetensors")
+    assert len(weights) == 12  # of 4 trials in each stage; the first has modules of its task
+    assert content(broken, "*.safetensors") == weights
+    capsys.readouterr()
+    assert shell([*COMMAND, "--out", str(whole), "--dry-run"]) == 0
+    assert "Both stages: about 0 s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--budget", "2h"], "does not support --budget"),
+        (["--sweep", "limit_train=0.5,1"], "does not support --sweep"),
+        (["--from", "runs/x"], "does not support --from"),
+        (["--pretrain", "classification"], "not 'classification'"),
+        (["--pretrain", "augreg"], "not 'augreg'"),
+        (["--pretrain", "beit(code=3)"], "does not have the setting 'code'"),
+        (["--pretrain", "beit(codes=1)"], "codes"),
+        (["--out", "file:///tmp/x"], "does not support addresses"),
+    ],
+    ids=str,
+)
+def test_what_two_stages_cannot_do_is_refused(options, message, capsys):
+    assert shell([*COMMAND, *options]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_settings_of_the_first_stage():
+    task, recipe, metric = read_pretraining("dino_small(epochs=3,metric=teacher_entropy,norm_last_layer=false)")
+    assert (task, recipe.name, metric) == ("dino", "dino_small", "teacher_entropy")
+    assert recipe.overrides == {"epochs": 3, "norm_last_layer": False}
+    assert read_pretraining("beit")[:1] == ("beit",)
