@@ -68,7 +68,10 @@ UNKNOWN_WORDS = [
     ("compare --arms dpn rsm", "Unknown change 'rsm'. Did you mean 'rms'? `vitmods changes` lists all."),
     ("compare --arms layernorm_scale", "Did you mean 'layernormscaling'?"),
     ("compare --arms post=placment(attn=post)", "Did you mean 'placement'?"),
-    ("compare --arms dpn(befor=false)+rms", "The change 'dpn' does not have the setting 'befor'. Did you mean 'before'?"),
+    (
+        "compare --arms dpn(befor=false)+rms",
+        "change 'dpn' does not have the setting 'befor'. Did you mean 'before'?",
+    ),
     ("compare --arms replace(layernrom)", "Did you mean 'layernorm'?"),
     ("compare --arms paper:dpn-tabel6", "Did you mean 'dpn-table6'? `vitmods paper` lists all."),
     ("train --arm dpn+rsm", "Did you mean 'rms'?"),

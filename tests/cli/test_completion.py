@@ -139,7 +139,7 @@ def test_the_tab_key_in_a_terminal(command, setup, tmp_path):
         os.chdir(tmp_path)
         os.execvpe(program, [program, *options], environment)
     try:
-        _type(terminal, f"{setup}; stty -echo; show() {{ echo \"LINE<$*>\"; }}\n", "READY>")
+        _type(terminal, f'{setup}; stty -echo; show() {{ echo "LINE<$*>"; }}\n', "READY>")
         _type(terminal, f"source <(vitmods --completion {program}); echo LOADE''D\n", "LOADED")
         for line, completed in LINES:
             output = _type(terminal, f"{line}\t\x01show \x05\n", r"LINE<.*>")

@@ -81,8 +81,8 @@ def script(shell: str) -> str:
 def check_words(arguments: Sequence[str]) -> None:
     """Raise UserError for the first unknown option or name, and for a missing file or folder next to a similar one.
 
-    Names are left to the command where plugins may add some; places that have no similar name are left to what reads
-    them: they may be models of a library or addresses.
+    Names are left to the command where plugins may add some; places without a similar name are left to what reads them:
+    they may be models of a library or addresses.
     """
     index = read_json(INDEX)
     command, words = _split_command(arguments, index)
