@@ -82,6 +82,8 @@ def test_methods_follow_the_settings(study, synthetic, tmp_path):
         f"{images['train']['count']:,} training images, 500 validation images and 1,000 test images",
         "The splits are those of the data set.",
         "AdamW (learning rate 0.001, weight decay 0.05, beta1 0.9, beta2 0.999) with the cosine schedule",
+        "Every model was trained for 30 epochs (2,700 steps)",
+        "Training used the cross-entropy loss and gradients clipped at norm 1.",
         "with the same 5 seeds.",
         "simultaneous 95 % intervals for 3 effects",
         "new seeds and new images from the same source",
@@ -93,6 +95,14 @@ def test_methods_follow_the_settings(study, synthetic, tmp_path):
     assert "\n" not in text
     flips = {**study.settings["recipe"]["augment"], "flip": 0.0, "mixup": 0.2}
     assert "mixup with α 0.2" in methods(changed(study, {"augment": flips}))
+    many = {
+        "loss": {**study.settings["recipe"]["loss"], "label_smoothing": 0.1},
+        "ema": 0.999,
+        "precision": "bf16-mixed",
+    }
+    with_many = methods(changed(study, many))
+    assert "loss, label smoothing 0.1, gradients clipped at norm 1, an average of the weights" in with_many
+    assert "with decay 0.999 and bfloat16 arithmetic." in with_many
     assert "horizontal flips" in text
     assert "horizontal flips" not in methods(changed(study, {"augment": flips}))
     assert "Only attention and the head were trained" in methods(changed(study, {"train": "attention"}))

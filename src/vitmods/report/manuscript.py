@@ -220,6 +220,7 @@ def _images(answer: Answer) -> Iterator[str]:
 
 _TERMS = {
     "adamw": "AdamW",
+    "bce": "binary cross-entropy",
     "cutmix": "CutMix with α",
     "clip_norm": "gradients clipped at norm",
     "drop_path": "stochastic depth",
@@ -232,6 +233,8 @@ _TERMS = {
     "patch_drop": "patch dropout",
     "randaugment": "RandAugment with operations and magnitude",
     "repeats": "views of each image:",
+    "sigmoid": "summed binary cross-entropy",
+    "softmax": "cross-entropy",
 }
 """terms of the field for settings and their values whose names are others"""
 _USED = {
@@ -250,7 +253,7 @@ def _training(answer: Answer) -> Iterator[str]:
     optimizer, schedule, crop = recipe["optimizer"], recipe["schedule"], recipe["augment"]["crop"]
     task = TASKS.get(answer.settings.get("task", "classification"))
     ignored = set(task.ignored_fields()) if task else set()
-    classifies = task is None or isinstance(task, Classification)
+    classifies = task is None or issubclass(task, Classification)
 
     def used(*parts: str) -> list[str]:
         pairs = [(name, recipe[part][name]) for part in parts for name in _USED[part]]
@@ -273,7 +276,8 @@ def _training(answer: Answer) -> Iterator[str]:
     yield f"We used {_TERMS.get(optimizer['name'], optimizer['name'].upper())} ({settings}) with {decay}."
     regularization = [f"the {_term(recipe['loss']['name'])} loss"] * (classifies and "loss" not in ignored)
     regularization += used("loss", "optimizer", "model")
-    regularization += [f"{_TERMS['ema']} {recipe['ema']:g}"] * bool(recipe["ema"] and "ema" not in ignored)
+    if recipe["ema"] and "ema" not in ignored:
+        regularization.append(f"{_TERMS['ema']} {recipe['ema']:g}")
     regularization += ["bfloat16 arithmetic"] * (recipe["precision"] == "bf16-mixed")
     if regularization:
         yield f"Training used {listing(regularization)}."
@@ -297,7 +301,7 @@ def _tuning(answer: Answer) -> Iterator[str]:
     if answer.tuned:
         seeds = answer.settings.get("tuning_seeds", ())
         trials = "the same trials" if set(seeds) == set(answer.settings["seeds"]) else "trials with fresh seeds"
-        yield f"{text.tuned_text(answer)} The test scores are those of {trials}."
+        yield f"{text.tuned_text(answer)} These have the best mean; the test scores are those of {trials}."
     if answer.sweep:
         names = [setting.name for setting in answer.sweep]
         yield (
