@@ -59,26 +59,51 @@ def test_help_is_quick_and_imports_nothing_heavy():
     assert len(modules.split()) < 150  # which is what its time depends on
 
 
-QUICKLY_REFUSED = [
+UNKNOWN_WORDS = [
     ("compare --epoch 3", "Unknown option --epoch. Did you mean --epochs?"),
     ("compare --no-such-thing", "--help-all` lists all"),
+    ("train --from runs/pets", "Unknown option --from."),
     ("compare --recipe plane", "Did you mean 'plain'?"),
     ("compare --recipe augreg(levle=light1)", "Did you mean 'level'?"),
-    ("compare --margin -1", "margin is how much worse"),
-    ("compare --img-size 8 8 8", "one side or two"),
-    ("compare --sweep lrr=1,2", "Did you mean 'lr'"),
+    ("compare --arms dpn rsm", "Unknown change 'rsm'. Did you mean 'rms'? `vitmods changes` lists all."),
+    ("compare --arms layernorm_scale", "Did you mean 'layernormscaling'?"),
+    ("compare --arms post=placment(attn=post)", "Did you mean 'placement'?"),
+    (
+        "compare --arms dpn(befor=false)+rms",
+        "change 'dpn' does not have the setting 'befor'. Did you mean 'before'?",
+    ),
+    ("compare --arms replace(layernrom)", "Did you mean 'layernorm'?"),
+    ("compare --arms paper:dpn-tabel6", "Did you mean 'dpn-table6'? `vitmods paper` lists all."),
+    ("train --arm dpn+rsm", "Did you mean 'rms'?"),
+    ("diff --arm=dnp", "Did you mean 'dpn'?"),
+    ("changes dnp", "Did you mean 'dpn'?"),
+    ("compare --task detectoin", "Unknown task 'detectoin'. Did you mean 'detection'?"),
+    ("compare --metric accuracy", "Unknown metric 'accuracy'. Did you mean 'top1'?"),
+    ("evaluate runs/pets --protocol calibrate", "Did you mean 'calibration'?"),
+    ("analyse runs/pets --figures kernel", "Did you mean 'kernels'?"),
+    ("paper run dpn-tabel6", "Did you mean 'dpn-table6'?"),
+    ("recipe show deti", "Did you mean 'deit'?"),
+    ("compare --design factoral", "--design cannot be 'factoral'. Did you mean 'factorial'?"),
     ("compare --data pets/imgaes", "Did you mean pets/images?"),
     ("compare --from runs/pest", "Did you mean runs/pets?"),
     ("report runs/pest", "Did you mean runs/pets?"),
-    ("report runs/pets --out answer.gif", "must end with .html, .svg, .pdf or .png"),
-    ("report runs/pets --copy bibtex --out answer.pdf", "leave one of the two out"),
     ("predict runs/pest/trials pets/images", "Did you mean runs/pets/trials?"),
     ("predict runs/pets pets/imagse", "Did you mean pets/images?"),
     ("evaluate runs/pest/trials", "Did you mean runs/pets/trials?"),
     ("export runs/pest/trials --out x", "Did you mean runs/pets/trials?"),
     ("finetune --from runs/pest/trials --data digits", "Did you mean runs/pets/trials?"),
     ("data pets/imgaes", "Did you mean pets/images?"),
+    ("paper run dpn-table6 --data pets/imgaes", "Did you mean pets/images?"),
 ]
+"""(command, words of the error) that are refused before a command is imported"""
+UNFIT_VALUES = [
+    ("compare --margin -1", "margin is how much worse"),
+    ("compare --img-size 8 8 8", "one side or two"),
+    ("compare --sweep lrr=1,2", "Did you mean 'lr'"),
+    ("report runs/pets --out answer.gif", "must end with .html, .svg, .pdf or .png"),
+    ("report runs/pets --copy bibtex --out answer.pdf", "leave one of the two out"),
+]
+"""(command, words of the error) that are refused before torch is imported"""
 
 
 def test_mistakes_are_found_before_torch_is_imported_or_an_image_is_listed(tmp_path):
@@ -90,16 +115,19 @@ from vitmods.cli import main
 for line in json.loads(sys.argv[1]):
     code = main(line.split())
     heavy = [name for name in ("torch", "torchvision", "timm", "scipy", "PIL") if name in sys.modules]
-    print(json.dumps([code, heavy]), file=sys.stderr)
+    print(json.dumps([code, heavy, "numpy" in sys.modules]), file=sys.stderr)
 """
-    lines = [line for line, _ in QUICKLY_REFUSED]
+    rows = [*UNKNOWN_WORDS, *UNFIT_VALUES]
+    lines = [line for line, _ in rows]
     shell = subprocess.run(
         [sys.executable, "-c", script, json.dumps(lines)], capture_output=True, text=True, cwd=tmp_path, timeout=240
     )
     assert shell.stdout == ""
-    said = re.split(r"^\[2, \[\]\]$", shell.stderr, flags=re.MULTILINE)
-    assert len(said) == len(lines) + 1, shell.stderr
-    for (line, words), error in zip(QUICKLY_REFUSED, said):
+    *said, end = re.split(r"^\[2, \[\], (?:true|false)\]$", shell.stderr, flags=re.MULTILINE)
+    assert len(said) == len(lines), shell.stderr
+    assert not end.strip()
+    assert shell.stderr.count("[2, [], false]") == len(UNKNOWN_WORDS), shell.stderr
+    for (line, words), error in zip(rows, said):
         error = re.sub(FIRST_LINES, "", error.strip(), flags=re.MULTILINE)
         command = f"vitmods {line.split()[0]}"
         assert error.startswith(f"{command}: ") or f"{command} --help" in error, error

@@ -77,11 +77,13 @@ def test_methods_follow_the_settings(study, synthetic, tmp_path):
     images = study.data["splits"]
     for words in (
         "3 arms with the unchanged model (base): dpn (Dual PatchNorm; Kumar et al., 2023)",
-        "Ti/4, a Vision Transformer with 12 blocks, width 192, 3 attention heads and patches of 4 × 4 pixels",
+        "parameters: 12 blocks, width 192, 3 heads, images of 32 × 32 pixels.",
         "trained from random weights",
         f"{images['train']['count']:,} training images, 500 validation images and 1,000 test images",
         "The splits are those of the data set.",
-        "AdamW (learning rate 0.001, weight decay 0.05",
+        "AdamW (learning rate 0.001, weight decay 0.05, beta1 0.9, beta2 0.999) with the cosine schedule",
+        "Every model was trained for 30 epochs (2,700 steps)",
+        "Training used the cross-entropy loss and gradients clipped at norm 1.",
         "with the same 5 seeds.",
         "simultaneous 95 % intervals for 3 effects",
         "new seeds and new images from the same source",
@@ -92,7 +94,15 @@ def test_methods_follow_the_settings(study, synthetic, tmp_path):
     assert "  " not in text
     assert "\n" not in text
     flips = {**study.settings["recipe"]["augment"], "flip": 0.0, "mixup": 0.2}
-    assert "mixup (α = 0.2)" in methods(changed(study, {"augment": flips}))
+    assert "mixup with α 0.2" in methods(changed(study, {"augment": flips}))
+    many = {
+        "loss": {**study.settings["recipe"]["loss"], "label_smoothing": 0.1},
+        "ema": 0.999,
+        "precision": "bf16-mixed",
+    }
+    with_many = methods(changed(study, many))
+    assert "loss, label smoothing 0.1, gradients clipped at norm 1, an average of the weights" in with_many
+    assert "with decay 0.999 and bfloat16 arithmetic." in with_many
     assert "horizontal flips" in text
     assert "horizontal flips" not in methods(changed(study, {"augment": flips}))
     assert "Only attention and the head were trained" in methods(changed(study, {"train": "attention"}))
@@ -104,7 +114,7 @@ def test_methods_follow_the_settings(study, synthetic, tmp_path):
     these = dataclasses.replace(study, decision=dataclasses.replace(study.decision, generalize="seeds"))
     assert "on these test images only." in methods(these)
     tuned = methods(synthetic.make_answer(tmp_path, arms=2, evaluations=3, tuned=True))
-    assert "we tuned lr in {0.0001, 0.0003, 0.001} and weight_decay in {0.03, 0.1}" in tuned
+    assert "Tuned on val: lr in 0.0001, 0.0003, 0.001 and weight_decay in 0.03, 0.1" in tuned
     unfinished = methods(synthetic.make_answer(tmp_path, arms=2, evaluations=3, missing=[(0, 4)]))
     assert "The study is not complete: 14 of 15 planned trials have ended." in unfinished
 

@@ -9,9 +9,9 @@ import pytest
 
 from vitmods.cli import main
 from vitmods.papers import TABLES
-from vitmods.papers.comparison import Beside, _labels, comparison, table_of
+from vitmods.papers.comparison import _labels, comparison, table_of
 from vitmods.papers.figure import draw_gains
-from vitmods.papers.table import published
+from vitmods.papers.table import ComparedArm, published
 from vitmods.report import render as terminal
 from vitmods.report.page import render
 from vitmods.stats.verdict import Verdict
@@ -154,14 +154,16 @@ def test_agreement_has_three_outcomes(effect, half, unit, says):
         interval=(effect - half * (1 if unit else 0.01), effect + half * (1 if unit else 0.01)),
         unit=unit,
     )
-    assert Beside("dpn", "", effect_of_ours, (number,)).agreement == says
+    assert ComparedArm("dpn", "", effect_of_ours, (number,)).agreement == says
 
 
 def test_a_published_difference_of_zero_is_never_confirmed_and_nothing_compared_before_base_has_learned():
     zero, loss = published(TABLES["dtn-table3"], "scale")[1], published(TABLES["dtn-table3"], "batch")[0]
     effect_of_ours = SimpleNamespace(verdict="open", effect=0.0, interval=(-0.2, 0.2), unit="%")
-    assert Beside("x", "", effect_of_ours, (zero, loss)).agreement == "inconsistent: 1 of 2, too wide to test: 1 of 2"
-    row = Beside("x", "", SimpleNamespace(**{**vars(effect_of_ours), "verdict": Verdict.WITHHELD}), (loss,))
+    assert (
+        ComparedArm("x", "", effect_of_ours, (zero, loss)).agreement == "inconsistent: 1 of 2, too wide to test: 1 of 2"
+    )
+    row = ComparedArm("x", "", SimpleNamespace(**{**vars(effect_of_ours), "verdict": Verdict.WITHHELD}), (loss,))
     assert (row.outcomes, row.agreement) == ((), "base has not learned")
 
 

@@ -12,9 +12,9 @@ from PIL import Image
 import vitmods as vm
 from vitmods.cli import main
 from vitmods.study import Study, choice
+from vitmods.study.budget import Budget, seconds_after_trials
 from vitmods.study.defaults import DIGITS, Defaults, RecipeChoice
 from vitmods.study.estimate import Estimate, usual_spread
-from vitmods.study.schedule import Budget, seconds_after_trials
 from vitmods.study.stopwatch import Pace, Stopwatch
 from vitmods.tasks import Classification
 

@@ -16,10 +16,10 @@ from vitmods.model.vit import vit
 from vitmods.recipes import plain
 from vitmods.stats.plan import detectable, sd_range
 from vitmods.study import Answer, Study
+from vitmods.study.budget import make_budget
 from vitmods.study.cost import Steps
 from vitmods.study.estimate import Estimate, Spread, fit_to_budget, spread_of
 from vitmods.study.grid import AS_IS
-from vitmods.study.schedule import make_budget
 from vitmods.study.state import Evaluated, StudyState, TrialRecord
 from vitmods.study.stopwatch import ArmEstimate, Pace, Stopwatch
 from vitmods.study.store import StudyFolder

@@ -10,10 +10,11 @@ import pytest
 
 from vitmods.recipes import Recipe
 from vitmods.study.arms import make_arms
+from vitmods.study.budget import Budget, make_budget
 from vitmods.study.executors import Inline
 from vitmods.study.plan import Settings, Trial, make_plan, make_seeds
 from vitmods.study.progress import Progress
-from vitmods.study.schedule import Budget, Schedule, make_budget
+from vitmods.study.schedule import Schedule
 from vitmods.study.state import Evaluated, StudyState, decision_at, looks
 from vitmods.study.store import Plan, StudyFolder
 from vitmods.train.trial import write_scores

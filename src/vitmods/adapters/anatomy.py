@@ -42,7 +42,7 @@ class NormSite:
     ``role``: ``attn`` or ``mlp`` (of the block's branches, before or after them), ``block`` (elsewhere in a block),
     ``inside`` (inside attention: of reduced tokens, of queries and keys), ``embed`` (of patches, words and what comes
     before the first block), ``merge`` (between stages), ``final`` (after the blocks of the model or of a stage).
-    ``heads`` are those of the attention beside it. ``block`` and ``stage`` count from 0, None outside the blocks.
+    ``heads`` are those of the attention next to it. ``block`` and ``stage`` count from 0, None outside the blocks.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Apply changes to a model, one of ours or of another library, and verify what they promise to preserve."""
+"""Apply changes to a model, a ViT of vitmods or of another library, and verify what they promise to preserve."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatch

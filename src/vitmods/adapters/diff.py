@@ -158,8 +158,8 @@ def _in_training(before: ViT, after: ViT) -> list[str]:
 
 def _leaves(model: nn.Module) -> dict[str, str]:
     """Modules without children that are not empty slots, and the model's own parameters: name -> what it is."""
-    own = {n: f"Parameter{tuple(p.shape)}" for n, p in model.named_parameters(recurse=False)}
+    leaves = {n: f"Parameter{tuple(p.shape)}" for n, p in model.named_parameters(recurse=False)}
     modules = ((n, m) for n, m in model.named_modules() if not list(m.children()) or n == "patch_embed")
-    return own | {
+    return leaves | {
         n: type(m).__name__ if n == "patch_embed" else repr(m) for n, m in modules if not isinstance(m, nn.Identity)
     }

@@ -190,7 +190,7 @@ def check_classifier(source: str, folder: Path, config: Any) -> None:
 
 
 def open_changed_huggingface(folder: Path) -> nn.Module:
-    """A model that was changed in place and written by its `save_pretrained`: of its own class, with the insertions
+    """A model that was changed in place and written by its `save_pretrained`: of the same class, with the insertions
     that config.json lists and the weights. Nothing is run.
 
     Raises UserError if the files are damaged or do not fit each other.

@@ -264,9 +264,9 @@ class _Operation:
 
     def _scale(self, branch: Branch, init: float) -> Callable[[], None]:
         block, slot = self.model.get_submodule(branch.block), {"attn": "ls1", "mlp": "ls2"}[branch.kind]
-        own = getattr(sys.modules[type(block).__module__], "LayerScale", None)
-        if own is not None and isinstance(getattr(block, slot, None), nn.Identity):  # timm's
-            setattr(block, slot, self._like(own(branch.dim, init_values=1.0), block))
+        layer_scale = getattr(sys.modules[type(block).__module__], "LayerScale", None)
+        if layer_scale is not None and isinstance(getattr(block, slot, None), nn.Identity):  # timm's
+            setattr(block, slot, self._like(layer_scale(branch.dim, init_values=1.0), block))
             gamma = getattr(block, slot).gamma
             return lambda: cast(None, nn.init.constant_(gamma, init))
         holder, child, label = self._holder(branch.module)

@@ -13,11 +13,11 @@ from markupsafe import Markup
 from vitmods.analysis import FIGURES, Examined, FigureKind, NotHere
 from vitmods.analysis.examine import arms_of
 from vitmods.analysis.figure import Arrays, note_missing
-from vitmods.report.figures import FORMATS, Inliner, file_of
+from vitmods.report.figures import FORMATS, Inliner, save_figure
 from vitmods.report.page import SECTIONS, Section
 from vitmods.report.templates import templates
 from vitmods.study.answer import Answer
-from vitmods.util.files import make_folder, write_atomically
+from vitmods.util.remote import write_output
 from vitmods.util.text import grouped
 
 WIDEST = 400
@@ -97,18 +97,15 @@ def write_gallery(
     Raises:
         UserError: the folder cannot be written.
     """
-    make_folder(folder)
     figures, missing = draw_figures(kinds, models, Inliner())
     missing = [(kind, reason) for kind, reason in missing if not (every and kind.needs == "scores")]
     page = folder / "index.html"
     values = {"title": title, "shown": figures, "missing": missing, "models": models}
-    contents = {page: templates("vitmods.analysis").get_template("gallery.html").render(values, files=True).encode()}
+    write_output(page, templates("vitmods.analysis").get_template("gallery.html").render(values, files=True).encode())
     for figure in figures:
-        path = folder / figure.kind.name
-        contents[path.with_suffix(".csv")] = figure.csv.encode()
-        contents |= {path.with_suffix(f".{kind}"): file_of(figure.drawn, kind) for kind in FORMATS}
-    for path, content in contents.items():
-        write_atomically(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
+        write_output(folder / f"{figure.kind.name}.csv", figure.csv.encode())
+        for kind in FORMATS:
+            save_figure(figure.drawn, folder / f"{figure.kind.name}.{kind}")
     return Gallery(page, tuple(figures), tuple(missing))
 
 

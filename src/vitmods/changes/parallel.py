@@ -15,8 +15,8 @@ class Parallel(Change):
     """``branches`` consecutive blocks become one, in which all attention branches read the same tokens, and then all
     MLP branches:
 
-    ``x = x + A_1(x) + A_2(x)``, then ``x = x + M_1(x) + M_2(x)``, each A and M with a norm, LayerScale and drop path
-    of its own (section 3). Every weight finds its place again, so a trained model can be converted and trained on, and
+    ``x = x + A_1(x) + A_2(x)``, then ``x = x + M_1(x) + M_2(x)``, each A and M with a separate norm, LayerScale and
+    drop path (section 3). Every weight finds its place again, so a trained model can be converted and trained on, and
     back: ``branches=1`` puts the blocks one after another, in their order in the block.
 
     Raises UserError where the blocks cannot be divided so, and for norms after the residual sum.

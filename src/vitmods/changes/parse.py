@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitmods.changes.base import REGISTRY, Change
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UserError, unknown
 from vitmods.util.shorthand import split_form, split_outside
 
 
@@ -31,5 +31,4 @@ def _parse_one(text: str) -> Change:
         kinds |= {short: (kind, values) for short, values in kind.short_forms.items()}
         if name in kinds:
             return kind.from_settings(inside, **kinds[name][1])
-    hint = nearest(name, [*REGISTRY, *kinds], REGISTRY.words)
-    raise UserError(f"Unknown change '{name}'. {hint} {REGISTRY.advice}")
+    raise unknown("change", name, [*REGISTRY, *kinds], REGISTRY.words, REGISTRY.advice)

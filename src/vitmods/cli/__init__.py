@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from vitmods import __version__
+from vitmods.cli import completion
 from vitmods.util.errors import UserError, nearest, said
 from vitmods.util.files import lenient_output
 from vitmods.util.text import printable
@@ -61,6 +62,9 @@ options:
   -h, --help  this text, or with a command its main options and examples
   --help-all  with a command: every option with its default
   --version   print the version
+  --completion SHELL
+              print what completes commands, options and names in bash, zsh or
+              fish (docs/cli.md)
   --debug     with any command: show the full traceback of an error
   --plugin M  with any command: import the module or file M first, which adds
               norms, changes, tasks and more; may be given several times
@@ -82,6 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["--complete"]:  # asked by a script of --completion
+        print("\n".join(completion.complete(arguments[1], arguments[2:])))
+        return 0
     typed, arguments = arguments, [argument for argument in arguments if argument != "--debug"]
     plugins: list[str] = []
     for place in reversed([i for i, word in enumerate(arguments) if word.split("=")[0] == "--plugin"]):
@@ -97,10 +104,14 @@ def _run(arguments: list[str]) -> int:
         if arguments[0] == "--version":
             print(f"vitmods {__version__}")
             return 0
+        if arguments[0] == "--completion":
+            print(completion.script(*arguments[1:2] or [""]), end="")
+            return 0
         if plugins:
             from vitmods.util.registry import load_plugins
 
             load_plugins(plugins)
+        completion.check_words(arguments)
         command = find_command(arguments[0])
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning

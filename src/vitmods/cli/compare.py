@@ -17,6 +17,7 @@ from vitmods.cli.options import DataOptions, announce, expected_folder, note, pa
 from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
 from vitmods.study.arms import make_arms
+from vitmods.study.budget import Budget, make_budget
 from vitmods.study.defaults import RecipeChoice
 from vitmods.study.executors import StudyOptions
 from vitmods.study.grid import make_grid
@@ -211,6 +212,7 @@ def train_base(arguments: Sequence[str]) -> int:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Compare, arguments, "compare", COMMON)
+    budget = make_budget(options.budget)
     sweeps_data = "data" in make_grid(options.settings.sweep, "--sweep").to_dict()
     from vitmods.study.arms import find_line_up
 
@@ -220,18 +222,15 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"A study has the bases and settings of one table: give one of {' and '.join(tables)}.")
     line_up = find_line_up(tables[0]) if tables else None
     if not (options.quiet or sweeps_data or options.pretrain):  # these announce all of their studies
-        _announce(options, line_up)
+        _announce(options, budget, line_up)
     if options.arms and not (options.start or line_up):  # the arms of a folder of checkpoints have names of their own
         make_arms(options.arms)
-    from vitmods.study.schedule import make_budget
-
     machine = replace(options.options, progress=not options.quiet)
     machine.check_here()
     if options.pretrain is not None:
         if line_up:
             raise UserError(f"--pretrain does not support {line_up.name}: name the arms.")
         return in_two_stages(options, arguments, machine)
-    budget = make_budget(options.budget)
     task_given = any(re.match("--task(=|$)", word) for word in arguments)
     if sweeps_data:
         return over_data(options, arguments, line_up, task_given)
@@ -268,21 +267,20 @@ def main(arguments: Sequence[str]) -> int:
     return max(_show(type(result).load(out)), FAILED if confirmed.failed else 0)
 
 
-def _announce(options: Compare, line_up: LineUp | None) -> None:
+def _announce(options: Compare, budget: Budget, line_up: LineUp | None) -> None:
     """Print what is compared, before torch is imported and the images are listed."""
-    settings, data, start, budget = options.settings, options.dataset.data, options.start, options.budget
+    settings, data, start = options.settings, options.dataset.data, options.start
     arms = options.arms or (USUAL_ARMS if start is None else ("all arms",))
     base = Path(start).name if start else "-".join(options.base)
     count = options.max_seeds if settings.until_decided else options.seeds
     seeds = f"{'at most ' * settings.until_decided}{plural(count or settings.usual_seeds, 'seed')} each"
-    has_time = bool(budget) and "trial" not in str(budget)
-    if has_time and count is None:
+    if budget.seconds is not None and count is None:
         seeds = "as many seeds as the budget allows"
     bases = start or ", ".join(options.base)
     what = f"Comparing {first_of(arms, 6)} with base{f' ({bases})' if bases else ''} on {data}, {seeds}"
     if options.retrain is not None:
         what = f"Training arm {options.retrain} of the study on all images of {data}"
-    chooses = has_time and not base
+    chooses = budget.seconds is not None and not base
     names = [line_up.name] if line_up else []
     names += [base] if (options.base or not line_up) and not chooses else []
     folder = expected_folder(options.out, data, *names)
@@ -290,8 +288,8 @@ def _announce(options: Compare, line_up: LineUp | None) -> None:
         announce(what, folder, "Nothing is trained: a few steps of each arm are timed.")
     elif options.pilot:
         announce(what, folder, "Now only 4 trials of base are trained.")
-    elif budget:
-        announce(what, folder, f"This run takes at most {budget}.")
+    elif options.budget:
+        announce(what, folder, f"This run takes at most {options.budget}.")
     else:
         announce(what, folder)
 
@@ -364,16 +362,19 @@ def read_pretraining(text: str) -> tuple[str, RecipeChoice, str | None]:
 
 
 def over_data(options: Compare, arguments: Sequence[str], line_up: LineUp | None, task_given: bool) -> int:
-    """Run a study for each data set, in a folder of its own, and answer over all of them; returns the exit code."""
+    """Run a study for each data set, in one folder each, and answer over all of them; returns the exit code."""
     from vitmods.stats import tables
     from vitmods.study.prepare import open_study
     from vitmods.study.state import over_studies
     from vitmods.study.store import StudyFolder, slug
 
     sweep = make_grid(options.settings.sweep, "--sweep").to_dict()
-    given = {"--data": any(re.match("--data(=|$)", word) for word in arguments), "--budget": options.budget is not None}
-    given |= {"--retrain": options.retrain is not None, "--pilot": options.pilot, "another sweep": len(sweep) > 1}
-    if refused := [name for name, is_given in given.items() if is_given]:
+    excluded = {
+        "--data": any(re.match("--data(=|$)", word) for word in arguments),
+        "--budget": options.budget is not None,
+    }
+    excluded |= {"--retrain": options.retrain is not None, "--pilot": options.pilot, "another sweep": len(sweep) > 1}
+    if refused := [name for name, is_given in excluded.items() if is_given]:
         raise UserError(f"--sweep data=... excludes {refused[0]}: leave it out, or compare on each data set by itself.")
     folder = [line_up.name] if line_up else [Path(name.partition("?")[0]).name for name in sweep["data"]]
     out = options.out or readable_folder("-".join(folder))

@@ -7,22 +7,22 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import tyro
 
+from vitmods.cli.completion import check_options
 from vitmods.recipes import TASK_PARTS, Recipe
 from vitmods.recipes.recipe import PARTS, check_fields, fields_by_name
 from vitmods.recipes.registry import parse_recipe, split_recipe
 from vitmods.study.defaults import DIGITS, RecipeChoice
 from vitmods.study.plan import ImageOptions
-from vitmods.util.errors import SAID_IN, UserError, nearest
-from vitmods.util.files import expand_user, similar_folder
+from vitmods.util.errors import SAID_IN, UserError
 from vitmods.util.text import printable
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
 
     common: the options that --help shows; --help-all shows all of them. Empty: --help shows all.
     """
-    _check_names(kind, arguments, command)
+    check_options([*accepted(kind)[1]], arguments, command)
     shell_kind: type[Any] = kind
     options_of_recipe = _training_options(arguments) if "training" in shell_kind.__dataclass_fields__ else None
     if options_of_recipe is not None:
@@ -73,7 +73,6 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
             options["training"] = RecipeChoice(options["recipe"], overrides)
             if options["recipe"] is not None:
                 split_recipe(options["recipe"])
-        _check_places(options)
         return kind(**options)
     # tyro draws boxes where the encoding has them. On wide terminals it puts two in a row: `_shortened` needs one.
     columns = os.environ.get("COLUMNS")
@@ -91,59 +90,73 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
     raise SystemExit(0)
 
 
-def option_names(kind: type[Any]) -> set[str]:
-    """List the options of a command, as the shell writes them without dashes; quick, since tyro is not asked."""
-    names = set[str]()
+def accepted(kind: type[Any]) -> tuple[list[str], dict[str, str]]:
+    """Return what the positional arguments and the options of a command accept, in the words of `cli.completion`."""
+    positional: list[str] = []
+    options: dict[str, str] = {}
     hints = get_type_hints(kind, include_extras=True)
     for item in fields(kind):
         if item.name == "training":  # fields of the recipe and of the tasks' parts
-            recipe = set(fields_by_name())
-            names |= recipe | {f"no-{name}" for name in recipe}
+            for name, (_, _, hint) in fields_by_name().items():
+                options[f"--{name}"] = _accepts(kind, name, hint)
+                if hint is bool:
+                    options[f"--no-{name}"] = ""
             continue
         hint, *extras = get_args(hints[item.name]) if get_origin(hints[item.name]) is Annotated else (hints[item.name],)
         if is_dataclass(hint):
-            names |= option_names(cast(type[Any], hint))
+            options |= accepted(cast(type[Any], hint))[1]
             continue
-        confs = [extra for extra in extras if hasattr(extra, "aliases")]
-        spellings = [conf.name for conf in confs if conf.name] or [item.name]
-        aliases = [alias for conf in confs for alias in conf.aliases or ()]
-        names |= {*spellings, *(alias.lstrip("-") for alias in aliases)} | {
-            f"no-{name}" for name in spellings if hint is bool
-        }
-    return {name.replace("_", "-") for name in names}
+        values = _accepts(kind, item.name, hint)
+        if tyro.conf.Positional in extras:
+            positional.append(values)
+        elif tyro.conf.Suppress not in extras:
+            confs = [extra for extra in extras if hasattr(extra, "aliases")]
+            names = [conf.name for conf in confs if conf.name] or [item.name]
+            dashes = "--no-" if hint is bool and item.default is True else "--"
+            options |= {f"{dashes}{name}": values for name in names}
+            options |= {alias: values for conf in confs for alias in conf.aliases or ()}
+    return positional, {name.replace("_", "-"): values for name, values in options.items()}
 
 
-def _check_names(kind: type[Any], arguments: Sequence[str], command: str) -> None:
-    """Raise UserError for the first misspelt option, before the others are read."""
-    words = [
-        word[2:].partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--") and word != "--"
-    ]
-    options = {*option_names(kind), "help", HELP_ALL[2:]} if words else set()
-    for word in words:
-        if word not in options and not word.startswith("tyro-"):
-            hint = nearest(word, options)
-            hint = re.sub(r"'([^']+)'\?$", r"--\1?", hint) if hint.startswith("Did") else ""
-            raise UserError(
-                f"Unknown option --{word}. {hint} `vitmods {command} --help-all` lists all.".replace("  ", " ")
-            )
+_KINDS = {
+    **{name: name for name in ("arm", "task", "metric", "recipe", "protocol", "table", "paper", "data", "device")},
+    **dict.fromkeys(("base", "models"), "model"),
+    **dict.fromkeys(("start", "checkpoint", "checkpoints", "target", "images", "reuse"), "file"),
+    **dict.fromkeys(("tune", "sweep"), "field"),
+    "arms": "arm",
+    "folder": "folder",
+    "train": "role",
+    "source": "data",
+    "log": "logger",
+    "figures": "figure",
+}
+_PLACES = dict.fromkeys(("folder", "textures", "study"), "<folder>") | dict.fromkeys(("scores", "split_file"), "<file>")
+_NEW_FOLDERS = ("cache_dir", "draw", "figures")
+_WRITES_FILE = ("Report", "Evaluate", "Predict", "Export", "ShowTable")
+"""classes of commands whose --out is a file"""
 
 
-_PLACES = ("start", "model", "folder", "checkpoint", "checkpoints", "target", "images", "source", "scores")
-
-
-def _check_places(options: Mapping[str, Any]) -> None:
-    """Raise UserError for a file or folder that does not exist next to one with a similar name.
-
-    Other names are left to what reads them: they may be models of a library or addresses.
-    """
-    values = [options.get(name) for name in _PLACES]
-    values += [options["dataset"].data] if "dataset" in options else [options.get("data")]
-    for value in values:
-        for place in value if isinstance(value, tuple) else (value,):
-            text = str(place) if isinstance(place, str | Path) else ""
-            is_plain = os.sep in text and not set(":*[") & set(text)  # not an address or a pattern
-            if is_plain and (hint := similar_folder(expand_user(text.partition("?")[0]))):
-                raise UserError(f"{printable(text)} does not exist. {hint}")
+def _accepts(command: type[Any], name: str, hint: Any) -> str:
+    """Return what one option or positional argument accepts; a flag accepts nothing."""
+    is_optional = type(None) in get_args(hint)
+    kind = next(option for option in get_args(hint) if option is not type(None)) if is_optional else hint
+    is_several = get_origin(kind) is tuple
+    kind = get_args(kind)[0] if is_several else kind
+    several = "..." if is_several else ""
+    if kind is bool:
+        return ""
+    if get_origin(kind) is Literal:
+        return f"{{{','.join(map(str, get_args(kind)))}}}{several}"
+    if kind is Path:
+        is_new_folder = name in _NEW_FOLDERS or (name == "out" and command.__name__ not in _WRITES_FILE)
+        return "<new folder>" if is_new_folder else _PLACES.get(name, "<new file>")
+    if command.__name__ == "Decide" and name == "base":
+        return "?"
+    if name == "model":
+        return "<file>" if command.__name__ in ("Finetune", "Export") else "<model>"
+    if name == "name" and command.__name__ == "Changes":
+        return "<change>"
+    return f"<{_KINDS[name]}>{several}" if kind is str and name in _KINDS else f"?{several}"
 
 
 def _training_options(arguments: Sequence[str]) -> Any:

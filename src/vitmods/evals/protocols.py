@@ -14,7 +14,7 @@ from vitmods.evals.options import Options
 from vitmods.evals.outputs import ModelOutputs, Progress, silent
 from vitmods.tasks.base import TASKS, Task
 from vitmods.tasks.metrics import Metric
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
@@ -39,7 +39,7 @@ def metrics() -> dict[str, Metric]:
     return named
 
 
-_OTHER_WORDS = {"accuracy": "top1", "acc": "top1"}
+OTHER_WORDS = {"accuracy": "top1", "acc": "top1"}
 """other words by which users look for a metric"""
 
 
@@ -49,7 +49,7 @@ def metric_named(name: str) -> Metric:
     if shots is not None:
         return fewshot_metric(shots)
     if name not in named:
-        raise UserError(f"Unknown metric {name!r}. {nearest(name, named, _OTHER_WORDS)}")
+        raise unknown("metric", name, named, OTHER_WORDS)
     return named[name]
 
 

@@ -104,7 +104,7 @@ class ViT(nn.Module):
     no later token. Two are for masked pre-training: ``keep`` (B, K) names the visible patches of each image; the
     others are not computed, and the patch tokens are K, in its order (He et al., 2022, MAE). ``mask`` (B, T) is True
     where the learned mask token replaces a patch (Bao et al., 2022, BEiT; the config's ``mask_token`` makes one). With
-    both, the stem computes ``keep`` alone, and the mask token stands for all others too: the same, in less time, where
+    both, the stem computes ``keep`` alone, and the mask token replaces all others too: the same, in less time, where
     ``keep`` holds all that is not masked and tokens do not depend on other patches. UserError says what does not fit.
     Training with the config's ``patch_drop`` draws a ``keep`` where none of them is given (``forward_intermediates``
     does not).

@@ -125,7 +125,7 @@ class Evidence:
     @property
     def outcome(self) -> str:
         """The status, and whether effects that are clear of zero have the sign of a claimed gain or loss."""
-        signs = {each.low > 0 for each in self.effects if each.low > 0 or each.high < 0}
+        signs = {effect.low > 0 for effect in self.effects if effect.low > 0 or effect.high < 0}
         if self.status != Status.TOO_WIDE or len(signs) != 1 or self.direction not in (Direction.GAIN, Direction.LOSS):
             return self.status
         return f"{self.status}, {'same' if signs == {self.direction == Direction.GAIN} else 'other'} sign"
@@ -178,7 +178,7 @@ class Claim:
 
     @property
     def effect(self) -> str:
-        """The published effect, as `gain of 0.7 to 1.9`; empty if it has no direction."""
+        """The published effect, as `gain of 0.7 to 1.9`; empty without a direction."""
         if self.direction is None:
             return ""
         sizes = " to ".join(f"{point:g}" for point in dict.fromkeys(self.points))
@@ -198,8 +198,8 @@ class Claim:
             effects.append(StudyEffect(arm, *study.effects[arm]))
         assert study is not None
         assert self.direction is not None
-        each = {status_of(self.direction, self.points, effect.low, effect.high) for effect in effects}
-        return Evidence(study, tuple(effects), _joint(each, every=True), self.direction)
+        statuses = {status_of(self.direction, self.points, effect.low, effect.high) for effect in effects}
+        return Evidence(study, tuple(effects), _joint(statuses, every=True), self.direction)
 
     @property
     def status(self) -> Status:
@@ -223,7 +223,7 @@ class Claim:
                     "study": test.study.name,
                     "command": test.study.command,
                     "status": str(test.status),
-                    "effects": {each.arm: [each.effect, each.low, each.high] for each in test.effects},
+                    "effects": {effect.arm: [effect.effect, effect.low, effect.high] for effect in test.effects},
                 }
                 for test in self.evidence
             ],

@@ -100,7 +100,8 @@ def main(arguments: Sequence[str]) -> int:
     if action == "claims":
         claims = parse(Claims, words, "paper claims")
         papers = [PAPERS[claims.paper]] if claims.paper else list(PAPERS.values())
-        print(json.dumps(_described(papers), indent=1)) if claims.json else _print_claims(papers)
+        described = [{"paper": paper.name, **claim.describe()} for paper in papers for claim in paper.claims]
+        print(json.dumps(described, indent=1)) if claims.json else _print_claims(papers)
         return 0
     if action and not action.startswith("-") and action != "list":
         raise UserError(
@@ -158,10 +159,6 @@ def _describe(table: Table) -> dict[str, Any]:
         commands = list(table.study.commands(table.name))
         facts |= {"full_scale": asdict(full_scale(table)), "covers": covered(table)}
     return {**table.describe(), **facts, "commands": commands, "claims": [claim.describe() for claim in table.claims]}
-
-
-def _described(papers: Sequence[Paper]) -> list[dict[str, Any]]:
-    return [{"paper": paper.name, **claim.describe()} for paper in papers for claim in paper.claims]
 
 
 def _draw(table: Table, out: Path, folder: Path | None) -> None:

@@ -2,121 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.table import Table as Grid
 from rich.text import Text
 
-from vitmods.papers.claims import too_wide
 from vitmods.papers.figure import draw_comparison
-from vitmods.papers.table import TABLES, Published, Table, published
+from vitmods.papers.table import TABLES, ComparedArm, Comparison, Published, Table, published
 from vitmods.report.figures import Inliner
 from vitmods.report.page import SECTIONS, Section
 from vitmods.report.templates import templates
-from vitmods.stats.tables import interval, signed
-from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE, arms_from_text
 from vitmods.study.grid import show_value
 from vitmods.util.text import single_line
 
-if TYPE_CHECKING:
-    from vitmods.stats.verdict import Effect
-
 PATCHES = (16, 8, 4, 2, 1)
 FEW = 3  # arms from which on a study is recognized as a table's only by its arms
-
-
-class Agreement(StrEnum):
-    """Whether our difference can be the published one."""
-
-    CONSISTENT = "consistent"
-    INCONSISTENT = "inconsistent"
-    TOO_WIDE = "too wide to test"
-
-    @classmethod
-    def of(cls, published: Published, low: float, high: float) -> Agreement:
-        """Compare a published difference, with its ±, with our interval: their half-widths add in quadrature."""
-        half = math.hypot((high - low) / 2, published.plus_minus)
-        if abs((low + high) / 2 - published.difference) > half:
-            return cls.INCONSISTENT
-        return cls.TOO_WIDE if too_wide(half, published.difference) else cls.CONSISTENT
-
-
-@dataclass(frozen=True)
-class Beside:
-    """An arm, on average or under one setting, and the numbers that the paper prints for it."""
-
-    arm: str
-    setting: str
-    effect: Effect
-    published: tuple[Published, ...]
-
-    @property
-    def name(self) -> str:
-        return f"{self.arm}, {self.setting}" if self.setting else self.arm
-
-    @property
-    def ours(self) -> str:
-        return f"{signed(self.effect.effect, self.effect.digits)} {interval(self.effect)}"
-
-    @property
-    def value(self) -> float:
-        """In percent, as papers print it."""
-        return self._scale * self.effect.effect
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """In percent; NaN with too few seeds."""
-        low, high = self.effect.interval
-        return self._scale * low, self._scale * high
-
-    @property
-    def _scale(self) -> float:
-        return 100.0 if not self.effect.unit else 1.0
-
-    @property
-    def outcomes(self) -> tuple[Agreement, ...]:
-        """One for each published difference; none without an interval, or if base has not learned."""
-        low, high = self.interval
-        if math.isnan(low) or self.effect.verdict == Verdict.WITHHELD:
-            return ()
-        return tuple(Agreement.of(number, low, high) for number in self.published)
-
-    @property
-    def agreement(self) -> str:
-        """The outcome, or how many published differences have which; and the sign where ours is clear."""
-        counts, (low, high) = Counter(self.outcomes), self.interval
-        if not counts:
-            return "base has not learned" if self.effect.verdict == Verdict.WITHHELD else "too few seeds to compare"
-        many = len(self.published)
-        words = [f"{kind}: {counts[kind]} of {many}" if len(counts) > 1 else kind for kind in Agreement if counts[kind]]
-        if low > 0 or high < 0:
-            same = sum(number.difference * self.effect.effect > 0 for number in self.published)
-            words.append(f"same sign: {same} of {many}" if many > 1 else f"{'same' if same else 'other'} sign")
-        return ", ".join(words)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A table, the arms of the study for which it prints numbers, and a note on how to read them."""
-
-    table: Table
-    rows: tuple[Beside, ...]
-    note: str
-
-    @property
-    def headline(self) -> str:
-        """How many published differences have which outcome."""
-        counts = Counter(outcome for row in self.rows if not row.setting for outcome in row.outcomes)
-        return ", ".join(f"{counts[outcome]} {outcome}" for outcome in Agreement) if counts else ""
 
 
 def table_of(answer: Answer) -> Table | None:
@@ -149,18 +54,18 @@ def comparison(answer: Answer) -> Comparison | None:
         )
     if answer.base.name != reference:
         answer = Answer.load(answer.path, reference)
-    rows: list[Beside] = []
+    rows: list[ComparedArm] = []
     for arm in (arm.name for arm in answer.arms):
         numbers = [number for number in published(table, arm) if _is_of(table, answer, number)]
         effect = answer.decision.effects.get(arm)
         if numbers and effect and effect.n:
-            rows.append(Beside(arm, "", effect, tuple(numbers)))
+            rows.append(ComparedArm(arm, "", effect, tuple(numbers)))
         for setting in answer.sweep if numbers and answer.over_settings else ():
             labels = _labels(table, answer, setting.values)
             matching = tuple(number for number in numbers if labels <= set(number.where.split(", ")))
             effect = answer.over_settings.each[arm].get(setting.name) if answer.over_settings else None
             if labels and matching and effect and effect.n:
-                rows.append(Beside(arm, setting.name, effect, matching))
+                rows.append(ComparedArm(arm, setting.name, effect, matching))
     if not rows:
         return Comparison(table, (), "The paper prints no number for its arms.")
     against = "" if reference == BASE else f"Differences are to {reference}. "

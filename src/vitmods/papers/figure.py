@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from vitmods.papers.table import Published, Table, published
+from vitmods.papers.table import ComparedArm, Comparison, Published, Table, published
 from vitmods.report.figures import INK, LETTER, LINE, MUTED, PALETTE, Inliner, clipped, figure, style
 from vitmods.study.arms import BASE
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.papers.comparison import Beside, Comparison
     from vitmods.stats.verdict import Effect
     from vitmods.study.answer import Answer
 
@@ -107,18 +106,18 @@ def _draw_legend(axes: Any, lines: list[list[str]], models: Mapping[str, tuple[s
             x += (len(name) + 4) * LETTER * 0.92
 
 
-def _limits(rows: Sequence[Beside]) -> tuple[float, float]:
+def _limits(rows: Sequence[ComparedArm]) -> tuple[float, float]:
     """Include all published differences, and our intervals unless one would compress the others."""
     ends = [end for row in rows for end in row.interval]
-    shown = 3 * statistics.median(map(abs, ends))
-    values = [0.0, *(max(-shown, min(shown, end)) for end in ends)]
+    limit = 3 * statistics.median(map(abs, ends))
+    values = [0.0, *(max(-limit, min(limit, end)) for end in ends)]
     for row in rows:
         values += [n.difference + sign * n.plus_minus for n in row.published for sign in (-1, 1)]
     room = 0.05 * (max(values) - min(values) or 1.0)
     return min(values) - room, max(values) + room
 
 
-def _draw_row(axes: Any, y: float, row: Beside, models: Mapping[str, tuple[str, str]], narrow: bool) -> None:
+def _draw_row(axes: Any, y: float, row: ComparedArm, models: Mapping[str, tuple[str, str]], narrow: bool) -> None:
     transform = axes.get_yaxis_transform()
     place = (0, y - 0.32, "left") if narrow else (-0.02, y, "right")
     _write(axes, place[0], place[1], clipped(row.arm, 24), ha=place[2], va="center_baseline", transform=transform)
@@ -143,7 +142,7 @@ def _draw_row(axes: Any, y: float, row: Beside, models: Mapping[str, tuple[str, 
 
 
 def missing_arms(table: Table, compared: Sequence[str]) -> list[str]:
-    """Name the arms of a table that a comparison lacks: those that the study does not have or that have no interval,
+    """Name the arms of a table that a comparison lacks: those that the study lacks or that are without an interval,
     and those without a published number."""
     assert table.study is not None
     names = [text.partition("=")[0] for text in table.study.arms.values()]
@@ -219,8 +218,8 @@ def _of_study(answer: Answer) -> dict[str, dict[str, tuple[float, float]]]:
         return scale * effect.effect, scale * effect.half
 
     if answer.over_settings:
-        each = answer.over_settings.each
-        by_arm = {arm: {name: effect for name, effect in row.items() if effect.n} for arm, row in each.items()}
+        by_setting = answer.over_settings.each
+        by_arm = {arm: {name: effect for name, effect in row.items() if effect.n} for arm, row in by_setting.items()}
     else:
         by_arm = {arm: {answer.base.model.name: effect} for arm, effect in answer.effects.items() if effect.n}
     return {

@@ -16,13 +16,17 @@ import math
 import re
 import shlex
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitmods.papers.claims import Claim, Slip
+from vitmods.papers.claims import Claim, Slip, too_wide
+from vitmods.stats.tables import interval, signed
+from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.arms import LINE_UPS, LineUp
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.registry import Registry
@@ -198,7 +202,7 @@ class TableStudy:
     base: the label of the arm base.
     bases: label -> model, at `img_size`.
     row, column: where the number of an arm is, with {base}, {arm}, or a field of the sweep in braces.
-    beside: further arms, which are not in the table.
+    beside: further arms, which the table lacks.
     sweep: field -> label -> value, besides the bases. Its data sets are not swept unless `--sweep data=` asks for it.
     reference: the arm that the table's numbers are differences to; empty: they are not differences.
     start: the trained weights that it needs, with `--from`; empty: new weights.
@@ -320,6 +324,91 @@ def published(table: Table, arm: str) -> list[Published]:
         printed = None if study.reference else reference
         entries.append(Published(", ".join((base, *setting.values())), printed, number, difference, text))
     return entries
+
+
+class Agreement(StrEnum):
+    """Whether our difference can be the published one."""
+
+    CONSISTENT = "consistent"
+    INCONSISTENT = "inconsistent"
+    TOO_WIDE = "too wide to test"
+
+    @classmethod
+    def of(cls, published: Published, low: float, high: float) -> Agreement:
+        """Compare a published difference, with its ±, with our interval: their half-widths add in quadrature."""
+        half = math.hypot((high - low) / 2, published.plus_minus)
+        if abs((low + high) / 2 - published.difference) > half:
+            return cls.INCONSISTENT
+        return cls.TOO_WIDE if too_wide(half, published.difference) else cls.CONSISTENT
+
+
+@dataclass(frozen=True)
+class ComparedArm:
+    """An arm, on average or under one setting, and the numbers that the paper prints for it."""
+
+    arm: str
+    setting: str
+    effect: Effect
+    published: tuple[Published, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}, {self.setting}" if self.setting else self.arm
+
+    @property
+    def ours(self) -> str:
+        return f"{signed(self.effect.effect, self.effect.digits)} {interval(self.effect)}"
+
+    @property
+    def value(self) -> float:
+        """In percent, as papers print it."""
+        return self._scale * self.effect.effect
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """In percent; NaN with too few seeds."""
+        low, high = self.effect.interval
+        return self._scale * low, self._scale * high
+
+    @property
+    def _scale(self) -> float:
+        return 100.0 if not self.effect.unit else 1.0
+
+    @property
+    def outcomes(self) -> tuple[Agreement, ...]:
+        """One for each published difference; none without an interval, or if base has not learned."""
+        low, high = self.interval
+        if math.isnan(low) or self.effect.verdict == Verdict.WITHHELD:
+            return ()
+        return tuple(Agreement.of(number, low, high) for number in self.published)
+
+    @property
+    def agreement(self) -> str:
+        """The outcome, or how many published differences have which; and the sign where ours is clear."""
+        counts, (low, high) = Counter(self.outcomes), self.interval
+        if not counts:
+            return "base has not learned" if self.effect.verdict == Verdict.WITHHELD else "too few seeds to compare"
+        many = len(self.published)
+        words = [f"{kind}: {counts[kind]} of {many}" if len(counts) > 1 else kind for kind in Agreement if counts[kind]]
+        if low > 0 or high < 0:
+            same = sum(number.difference * self.effect.effect > 0 for number in self.published)
+            words.append(f"same sign: {same} of {many}" if many > 1 else f"{'same' if same else 'other'} sign")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table, the arms of the study for which it prints numbers, and a note on how to read them."""
+
+    table: Table
+    rows: tuple[ComparedArm, ...]
+    note: str
+
+    @property
+    def headline(self) -> str:
+        """How many published differences have which outcome."""
+        counts = Counter(outcome for row in self.rows if not row.setting for outcome in row.outcomes)
+        return ", ".join(f"{counts[outcome]} {outcome}" for outcome in Agreement) if counts else ""
 
 
 def covered(table: Table) -> tuple[int, int]:

@@ -13,7 +13,6 @@ import numpy as np
 from vitmods.evals.accuracy import BINS
 from vitmods.report.figures import FORMATS, clipped, figure, save_figure, style
 from vitmods.stats.width import wilson
-from vitmods.util.files import make_folder
 
 Colors = Mapping[str, str]
 _NAMED_CLASSES, _COUNTED_CLASSES = 40, 20  # of a confusion matrix; more do not fit
@@ -35,8 +34,6 @@ def draw_evaluation(evaluation: Mapping[str, Any], folder: Path, prefix: str = "
     }
     protocols = evaluation["protocols"]
     names = [name for name in protocols if name in drawings and (name != "confusion" or "matrix" in protocols[name])]
-    if names:
-        make_folder(folder)
     written, colors = [], light()
     for name in names:
         drawn = drawings[name](evaluation, colors)

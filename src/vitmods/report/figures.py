@@ -27,7 +27,7 @@ from vitmods.study.grid import show_value
 from vitmods.study.state import TrialRecord
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
-from vitmods.util.files import write_atomically
+from vitmods.util.remote import write_output
 
 POINTS_PER_CURVE = 80
 GAP = 0.8  # between the groups of a grid of several fields, in steps of a point
@@ -97,12 +97,12 @@ def file_of(drawn: Any, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def save_figure(drawn: Any, path: Path) -> None:
-    """Write a figure in the format of the path's ending. Raises UserError if that is none of `FORMATS`, or if the file
-    cannot be written."""
-    if path.suffix[1:].lower() not in FORMATS:
-        raise UserError(f"{path.name}: a figure's file ends with .{', .'.join(FORMATS)}.")
-    write_atomically(path, lambda file: file.write(file_of(drawn, path.suffix[1:].lower())))
+def save_figure(drawn: Any, out: Path) -> None:
+    """Write a figure in the format of the ending, at a path or an address. Raises UserError if the ending is none of
+    `FORMATS`, or if the file cannot be written."""
+    if out.suffix[1:].lower() not in FORMATS:
+        raise UserError(f"{out.name}: a figure's file ends with .{', .'.join(FORMATS)}.")
+    write_output(out, file_of(drawn, out.suffix[1:].lower()))
 
 
 def recolor(drawn: Any, colors: Mapping[str, str]) -> None:
@@ -117,13 +117,6 @@ def recolor(drawn: Any, colors: Mapping[str, str]) -> None:
                 getattr(artist, f"set_{part}")(colors[name])
 
 
-def _svg(drawn: Any, **settings: Any) -> str:
-    buffer = io.StringIO()
-    with fixed_settings():
-        drawn.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, **settings)
-    return buffer.getvalue()
-
-
 class Inliner:
     """Turns the figures of one page into SVG elements with distinct ids."""
 
@@ -132,7 +125,10 @@ class Inliner:
 
     def __call__(self, drawn: Any, label: str, css_class: str = "") -> Markup:
         """Return the SVG element of a matplotlib figure; screen readers read `label`."""
-        text, prefix = _svg(drawn, transparent=True), f"f{next(self._numbers)}-"
+        buffer, prefix = io.StringIO(), f"f{next(self._numbers)}-"
+        with fixed_settings():
+            drawn.savefig(buffer, format="svg", metadata=_WITHOUT_DATES["svg"], transparent=True)
+        text = buffer.getvalue()
         start, end = text.index("<svg"), text.rindex("</svg>")
         opening, body = text[start:end].split(">", 1)
         view = re.search(r'viewBox="([^"]+)"', opening)

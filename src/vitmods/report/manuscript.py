@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vitmods import __version__
 from vitmods.report import text
@@ -81,7 +81,7 @@ class Citation(NamedTuple):
         return f"{names}, {self.year}"
 
     def bibtex(self, key: str) -> str:
-        """Format the entry; `and others` stands for authors that the registered facts leave out."""
+        """Format the entry; `and others` replaces authors that the registered facts leave out."""
         arxiv = re.search(r"arxiv\.org/abs/([\w.]+)", self.url)
         kind, fields = "misc", {"title": f"{{{tex(self.title)}}}", "author": tex(" and ".join(self.authors))}
         if self.venue in JOURNALS:
@@ -132,37 +132,27 @@ def methods(answer: Answer) -> str:
 
 def _models(answer: Answer) -> Iterator[str]:
     """Name base and the arms, and their initial weights."""
-    swept = list(dict.fromkeys(str(s.values["base"]) for s in answer.sweep if "base" in s.values))
-    config = answer.base.model.config
-    name = without_place(answer.base.model.name)
-    rows, columns = config["img_size"]
-    images = f"for images of {rows} × {columns} pixels"
-    if swept:
-        model = f"{listing(swept)} ({images})"
-    elif "modules" in config:
-        model = f"{name} ({config['class']}, {text.count(config['params']).strip()} parameters, {images})"
+    bases = list(dict.fromkeys(str(s.values["base"]) for s in answer.sweep if "base" in s.values))
+    name, size = without_place(answer.base.model.name), text.model_size(answer.base.model.config)
+    if bases:
+        model = f"{listing(bases)}: {size.rpartition(', ')[2]}"
     else:
         parameters = f", {text.count(answer.base_cost.params).strip()} parameters" if answer.base_cost else ""
-        patch = " × ".join(map(str, config["patch_size"]))
-        model = (
-            f"{name}, a Vision Transformer with {plural(config['depth'], 'block')}, width {config['embed_dim']}, "
-            f"{plural(config['num_heads'], 'attention head')} and patches of {patch} pixels{parameters} ({images})"
-        )
+        model = f"{name}{parameters}: {size}"
     arms = [arm for arm, _ in text.factor_arms(answer)] if answer.factorial else list(answer.arms)
     what = "change" if answer.factorial else "arm"
     described = listing([_described(arm) for arm in arms])
     against = "the unchanged model (base)" if answer.base.name == BASE else f"the arm {_described(answer.base)}"
     yield f"We compared {plural(len(arms), what)} with {against}: {described}."
-    yield f"{'Base is' if answer.base.name == BASE else 'The unchanged model is'} {model}."
+    yield f"{'Base is' if answer.base.name == BASE else 'The unchanged model is'} {model}"
     start, arms_of_study = answer.settings.get("start"), answer.settings.get("arms", {})
     if isinstance(start, Mapping):
-        with_its_own = any("start" in arm for arm in arms_of_study.values() if isinstance(arm, Mapping))
-        each = "Each arm started from its own trained weights, base from" if with_its_own else "All models started from"
-        yield f"{each} the trained weights {without_place(start['source'])}."
-    elif "pretrained=1" in answer.base.model.name or any("pretrained=1" in base for base in swept):
-        yield "All models started from published weights."
+        has_several = any("start" in arm for arm in arms_of_study.values() if isinstance(arm, Mapping))
+        models = "Each arm started from its own trained weights, base" if has_several else "All models started"
+        yield f"{models} from the trained weights {without_place(start['source'])}."
     else:
-        yield "All models were trained from random weights."
+        is_published = any("pretrained=1" in base for base in (answer.base.model.name, *bases))
+        yield f"All models {'started from published' if is_published else 'were trained from random'} weights."
 
 
 def _described(arm: ArmAnswer) -> str:
@@ -217,8 +207,8 @@ def _images(answer: Answer) -> Iterator[str]:
     else:
         origin = str(data["split_origin"])
         matches = ((re.fullmatch(pattern, origin), sentence) for pattern, sentence in _SPLITS)
-        known = (sentence.format(*match.groups()) for match, sentence in matches if match)
-        yield next(known, f"Splits: {without_places(origin)}.")
+        sentences = (sentence.format(*match.groups()) for match, sentence in matches if match)
+        yield next(sentences, f"Splits: {without_places(origin)}.")
     if group := settings.get("group_by"):
         yield f"Images of one group ({without_place(str(group))}) were kept in one split and counted as one sample."
     if (limit := settings.get("limit_train")) is not None:
@@ -228,114 +218,90 @@ def _images(answer: Answer) -> Iterator[str]:
         yield f"We left out {plural(data['left_out'], 'image')} that could not be read."
 
 
-_OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "lamb": "LAMB"}
-_SCHEDULES = {
-    "cosine": "a cosine decay",
-    "linear": "a linear decay",
-    "rsqrt": "an inverse square root decay",
-    "epoch_cosine": "a cosine decay by epoch",
-    "dino_cosine": "a cosine decay",
-    "poly": "a polynomial decay",
-    "step": "a step decay",
-}
-_LOSSES = {
-    "softmax": "cross-entropy",
-    "sigmoid": "binary cross-entropy, summed over classes,",
+_TERMS = {
+    "adamw": "AdamW",
     "bce": "binary cross-entropy",
-}
-_CROPS = {
+    "cutmix": "CutMix with α",
+    "clip_norm": "gradients clipped at norm",
+    "drop_path": "stochastic depth",
+    "ema": "an average of the weights, which was evaluated, with decay",
+    "erasing": "random erasing with probability",
+    "flip": "horizontal flips with probability",
+    "lr": "learning rate",
+    "mixup": "mixup with α",
     "pad": "random crops after padding",
-    "random_resized": "random resized crops",
-    "inception": "random resized crops as in TensorFlow",
+    "patch_drop": "patch dropout",
+    "randaugment": "RandAugment with operations and magnitude",
+    "repeats": "views of each image:",
+    "sigmoid": "summed binary cross-entropy",
+    "softmax": "cross-entropy",
 }
-_PARTS = ("augment", "loss", "optimizer", "schedule", "model")
+"""terms of the field for settings and their values whose names are others"""
+_USED = {
+    "augment": ("flip", "randaugment", "erasing", "mixup", "cutmix", "repeats"),
+    "loss": ("label_smoothing",),
+    "model": ("dropout", "drop_path", "patch_drop"),
+    "optimizer": ("clip_norm",),
+}
+"""part of a recipe -> settings that are named where they are on"""
+_PARTS = (*_USED, "schedule")
 
 
 def _training(answer: Answer) -> Iterator[str]:
     """Describe the recipe, without what its task does not read."""
     recipe, resolved = answer.settings["recipe"], answer.resolved
-    optimizer, schedule = recipe["optimizer"], recipe["schedule"]
+    optimizer, schedule, crop = recipe["optimizer"], recipe["schedule"], recipe["augment"]["crop"]
     task = TASKS.get(answer.settings.get("task", "classification"))
     ignored = set(task.ignored_fields()) if task else set()
+    classifies = task is None or issubclass(task, Classification)
+
+    def used(*parts: str) -> list[str]:
+        pairs = [(name, recipe[part][name]) for part in parts for name in _USED[part]]
+        pairs = [(name, value) for name, value in pairs if value and (name, value) != ("repeats", 1)]
+        return [f"{_term(name)} {show_value(value)}" for name, value in pairs if name not in ignored]
+
     steps, epochs = resolved.get("steps"), resolved.get("epochs", recipe["epochs"])
     length = f"{epochs:g} epochs" if recipe["steps"] is None else f"{recipe['steps']:,} steps"
     length += f" ({steps:,} steps)" if steps and recipe["steps"] is None else ""
-    subject = (
-        "Every model" if not answer.tuned and not answer.sweep else "Except for the values named below, every model"
-    )
-    classifies = task is None or isinstance(task, Classification)
+    besides = "Except for the values named below, every" if answer.tuned or answer.sweep else "Every"
     purpose = f" for {task.title}" if task and not classifies else ""
-    yield f"{subject} was trained{purpose} for {length} with batches of {recipe['batch_size']:,} images."
-    rate = resolved.get("lr", optimizer["lr"])
-    settings = [f"learning rate {rate:g}", f"weight decay {optimizer['weight_decay']:g}"]
-    if optimizer["name"] == "sgd":
-        settings.append(f"momentum {optimizer['momentum']:g}")
-    else:
-        settings.append(f"β₁ = {optimizer['beta1']:g}, β₂ = {optimizer['beta2']:g}")
-    if optimizer.get("layer_decay") is not None:
-        settings.append(f"layer-wise decay {optimizer['layer_decay']:g}")
+    yield f"{besides} model was trained{purpose} for {length} with batches of {recipe['batch_size']:,} images."
+    names = ("momentum",) if optimizer["name"] == "sgd" else ("beta1", "beta2")
+    values = {"lr": resolved.get("lr", optimizer["lr"]), "weight_decay": optimizer["weight_decay"]}
+    values |= {name: optimizer[name] for name in (*names, "layer_decay") if optimizer.get(name) is not None}
     warmup, end = resolved.get("warmup_steps"), resolved.get("min_lr", schedule["min_lr"])
-    decay = _SCHEDULES[schedule["name"]] + (f" to {end:g}" if end else "")
+    decay = f"the {_term(schedule['name'])} schedule" + (f" down to {end:g}" if end else "")
     decay += f" after {plural(round(warmup), 'step')} of linear warm-up" if warmup else ""
-    yield f"We used {_OPTIMIZERS[optimizer['name']]} ({', '.join(settings)}) with {decay}."
-    used = _regularization(recipe, ignored)
-    if "loss" not in ignored and classifies:
-        used.insert(0, f"{_LOSSES[recipe['loss']['name']]} as the loss")
-    if used:
-        yield f"Training used {listing(used)}."
-    augmentations = _augmentations(recipe["augment"], ignored)
-    yield f"Images were augmented by {listing(augmentations)}." if augmentations else "Images were not augmented."
+    settings = ", ".join(f"{_term(name)} {show_value(value)}" for name, value in values.items())
+    yield f"We used {_TERMS.get(optimizer['name'], optimizer['name'].upper())} ({settings}) with {decay}."
+    regularization = [f"the {_term(recipe['loss']['name'])} loss"] * (classifies and "loss" not in ignored)
+    regularization += used("loss", "optimizer", "model")
+    if recipe["ema"] and "ema" not in ignored:
+        regularization.append(f"{_TERMS['ema']} {recipe['ema']:g}")
+    regularization += ["bfloat16 arithmetic"] * (recipe["precision"] == "bf16-mixed")
+    if regularization:
+        yield f"Training used {listing(regularization)}."
+    crops = [_TERMS.get(crop, f"{_term(crop)} crops")] * (crop != "none" and "crop" not in ignored)
+    augmentations = listing([*crops, *used("augment")])
+    yield f"Images were augmented by {augmentations}." if augmentations else "Images were not augmented."
     if recipe["train"] != "all":
         trained = listing(recipe["train"].split("+"))
         yield f"Only {trained} and the head were trained; other weights were frozen."
-    for part, values in recipe.items():
-        if isinstance(values, Mapping) and part not in _PARTS:
-            yield f"Settings of {part}: {', '.join(f'{name} {show_value(value)}' for name, value in values.items())}."
+    for part, fields in recipe.items():
+        if isinstance(fields, Mapping) and part not in _PARTS:
+            yield f"Settings of {part}: {text.point_text(fields)}."
 
 
-def _regularization(recipe: Mapping[str, Any], ignored: set[str]) -> list[str]:
-    model, loss, optimizer = recipe["model"], recipe["loss"], recipe["optimizer"]
-    values = {
-        "label_smoothing": ("label smoothing {:g}", loss["label_smoothing"]),
-        "clip_norm": ("gradients clipped at norm {:g}", optimizer["clip_norm"]),
-        "dropout": ("dropout {:g}", model["dropout"]),
-        "drop_path": ("stochastic depth {:g}", model["drop_path"]),
-        "patch_drop": ("{:g} of the patches left out", model["patch_drop"]),
-        "ema": ("an exponential moving average of the weights with decay {:g}, which was evaluated", recipe["ema"]),
-    }
-    words = [form.format(value) for name, (form, value) in values.items() if value and name not in ignored]
-    return words + ["bfloat16 arithmetic"] * (recipe["precision"] == "bf16-mixed")
-
-
-def _augmentations(augment: Mapping[str, Any], ignored: set[str]) -> list[str]:
-    words = [] if augment["crop"] == "none" or "crop" in ignored else [_CROPS[augment["crop"]]]
-    if augment["flip"] and "flip" not in ignored:
-        words.append(f"horizontal flips (probability {augment['flip']:g})")
-    if augment["randaugment"] and "randaugment" not in ignored:
-        operations, magnitude = augment["randaugment"]
-        words.append(f"RandAugment ({operations} operations, magnitude {magnitude:g})")
-    values = {
-        "erasing": "random erasing (probability {:g})",
-        "mixup": "mixup (α = {:g})",
-        "cutmix": "CutMix (α = {:g})",
-    }
-    words += [form.format(augment[name]) for name, form in values.items() if augment[name] and name not in ignored]
-    return words + [f"{augment['repeats']} views of each image"] * (augment["repeats"] > 1)
+def _term(name: str) -> str:
+    return _TERMS.get(name, name.replace("_", " "))
 
 
 def _tuning(answer: Answer) -> Iterator[str]:
     """Describe the grid and the settings of a sweep."""
     if answer.tuned:
-        grid = [f"{name} in {{{', '.join(map(show_value, values))}}}" for name, values in answer.tuned.items()]
         seeds = answer.settings.get("tuning_seeds", ())
-        again = "the same trials" if set(seeds) == set(answer.settings["seeds"]) else "trials with fresh seeds"
-        yield (
-            f"For every arm, including base, we tuned {' and '.join(grid)} with {plural(len(seeds) or 1, 'seed')} each "
-            f"and chose the values with the best mean on the validation images; the test scores are those of {again}."
-        )
-        chosen = [f"{name}: {text.point_text(values)}" for name, values in answer.chosen.items() if values is not None]
-        if chosen:
-            yield f"Chosen values: {'; '.join(chosen)}."
+        trials = "the same trials" if set(seeds) == set(answer.settings["seeds"]) else "trials with fresh seeds"
+        yield f"{text.tuned_text(answer)} These have the best mean; the test scores are those of {trials}."
     if answer.sweep:
         names = [setting.name for setting in answer.sweep]
         yield (
@@ -361,8 +327,8 @@ def _trials(answer: Answer) -> Iterator[str]:
     else:
         yield f"{trained} with the same {plural(planned, 'seed')}."
     yield "Trials of one seed saw the same images in the same order with the same augmentation."
-    if known := settings.get("known"):
-        yield f"Base also has {plural(known, 'trial')} that earlier studies trained."
+    if count := settings.get("known"):
+        yield f"Base also has {plural(count, 'trial')} that earlier studies trained."
     elif shared := shared_trials(answer.trials):
         yield without_places(shared)
     effects = answer.headline.values()
@@ -413,7 +379,7 @@ def _comparison(answer: Answer) -> Iterator[str]:
         f"above {margin} is ruled out), brings no gain if only the {high} end is, and is open if neither is."
     )
     if all(effect.verdict == Verdict.WITHHELD for effect in effects):
-        yield "Base has not learned, so that there are no verdicts."
+        yield "Base has not learned, so that verdicts are withheld."
     if any(effect.provisional for effect in effects):
         yield "While trials are missing, intervals are wider, as for a study that is read after each trial."
     if confirmed := answer.confirmed:

@@ -42,9 +42,8 @@ from vitmods.study.arms import BASE
 from vitmods.study.store import slug
 from vitmods.tasks.metrics import Metric
 from vitmods.util.address import place
-from vitmods.util.files import disk_errors, write_atomically
 from vitmods.util.registry import Registry
-from vitmods.util.remote import upload
+from vitmods.util.remote import write_output
 from vitmods.util.text import plural
 
 
@@ -68,19 +67,19 @@ SECTIONS: Registry[Section] = Registry("report section", "vitmods.papers.compari
 
 
 RELOAD_S = 20  # between two readings of the page of a running study
-MARGIN = 20  # in SVG units, of the image of an answer
+WIDTH, MARGIN = 900, 20  # in SVG units, of the image of an answer
 
 
-class SummaryTexts(NamedTuple):
-    """The texts above the interval plot of a summary."""
+class SummaryLine(NamedTuple):
+    """A line of text above the interval plot of a summary; kind: `headline` or `meta`."""
 
-    title: str
-    headline: str
-    facts: str
+    kind: str
+    y: int
+    text: str
 
 
-def summary_texts(answer: Answer) -> SummaryTexts:
-    """Word the title, the headline, and base, seeds, trials and date of an answer."""
+def summary_lines(answer: Answer, narrow: bool) -> tuple[list[SummaryLine], int]:
+    """Lay out the title, the headline, and base, seeds, trials and date of an answer; returns also the plot's place."""
     metric, mean = answer.metric, answer.base_mean
     models = {str(setting.values.get("base", answer.base.model.name)): None for setting in answer.sweep}
     facts = [
@@ -91,7 +90,14 @@ def summary_texts(answer: Answer) -> SummaryTexts:
         answer.created[:10],
     ]
     title = f"vitmods study of {answer.data['name']}, {', '.join(models) or answer.base.model.name}"
-    return SummaryTexts(title, text.headline(answer), " · ".join(filter(None, facts)))
+    width, head_width, facts_width = (48, 34, 50) if narrow else (110, 66, 120)  # in letters
+    above = [textwrap.wrap(clipped(title, 2 * width), width), textwrap.wrap(text.headline(answer), head_width)]
+    above += [textwrap.wrap(clipped(" · ".join(filter(None, facts)), 4 * facts_width), facts_width)]
+    lines, y = list[SummaryLine](), 12
+    for kind, step, texts in zip(("meta", "headline", "meta"), (18, 24 if narrow else 27, 18), above, strict=True):
+        lines += [SummaryLine(kind, y + step * (i + 1), line) for i, line in enumerate(texts)]
+        y += step * len(texts) + (4 if kind == "meta" else 7)
+    return lines, y + 10
 
 
 def summary(answer: Answer, narrow: bool = False) -> str:
@@ -100,19 +106,7 @@ def summary(answer: Answer, narrow: bool = False) -> str:
     narrow: for a phone's screen, with every verdict above its interval
     """
     plot = forest(text.plotted_effects(answer), answer.margin, answer.metric, Inliner(), narrow)
-    return summary_of(*summary_texts(answer), plot, narrow)
-
-
-def summary_of(title: str, headline: str, facts: str, plot: Markup, narrow: bool) -> str:
-    """Lay out the image of an answer: lines of text above its interval plot, which may be empty."""
-    width, letters, size = (390, (48, 34, 50), 18) if narrow else (900, (110, 66, 120), 21)
-    above = [textwrap.wrap(clipped(title, 2 * letters[0]), letters[0]), textwrap.wrap(headline, letters[1])]
-    above += [textwrap.wrap(clipped(facts, 4 * letters[2]), letters[2])]
-    lines, y = list[tuple[str, int, str]](), 12
-    for kind, step, texts in zip(("meta", "headline", "meta"), (18, size + 6, 18), above, strict=True):
-        lines += [(kind, y + step * (i + 1), line) for i, line in enumerate(texts)]
-        y += step * len(texts) + (4 if kind == "meta" else 7)
-    plot_at, plot_height = y + 10, 0
+    (lines, plot_at), plot_height = summary_lines(answer, narrow), 0
     if plot:
         view = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', plot)
         assert view is not None, "figures have a viewBox"
@@ -122,15 +116,14 @@ def summary_of(title: str, headline: str, facts: str, plot: Markup, narrow: bool
     css = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     light, dark = (" ".join(colors.split()) for colors in re.findall(r":root \{(.*?)\}", css, re.S)[:2])
     return templates().get_template("summary.svg").render(
-        width=width, height=plot_at + plot_height + 12, margin=MARGIN, light=Markup(light), dark=Markup(dark),
-        size=size, lines=lines, label=headline, plot=plot,
+        width=390 if narrow else WIDTH, height=plot_at + plot_height + 12, margin=MARGIN, light=Markup(light),
+        dark=Markup(dark), size=18 if narrow else 21, lines=lines, label=text.headline(answer), plot=plot,
     ) + "\n"  # fmt: skip
 
 
 def summary_figure(answer: Answer) -> Any:
     """Draw the same as a matplotlib figure in the light colors, for a paper."""
-    title, headline, facts = summary_texts(answer)
-    headlines = textwrap.wrap(headline, 66)
+    lines, plot_at = summary_lines(answer, narrow=False)
     plots: list[Any] = []
 
     def keep(drawn: Any, label: str, css_class: str) -> Markup:
@@ -142,18 +135,17 @@ def summary_figure(answer: Answer) -> Any:
         with figure(860, 1) as empty:
             plots.append(empty)
     (drawn,) = plots
-    width, plot_height = 72 * drawn.get_size_inches()
-    height = plot_height + 60 + 27 * len(headlines)
+    plot_width, plot_height = 72 * drawn.get_size_inches()
+    height = plot_at + plot_height + 12
+    wide, high = plot_width / WIDTH, plot_height / height
     for axes in drawn.axes:
         place = axes.get_position()
-        shrunk = plot_height / height
-        axes.set_position((place.x0, place.y0 * shrunk, place.width, place.height * shrunk))
-    drawn.set_figheight(height / 72)
-    lines = [(22, clipped(title, 110), 11, "normal", "muted")]
-    lines += [(52 + 27 * row, line, 17, "bold", "ink") for row, line in enumerate(headlines)]
-    lines += [(52 + 27 * len(headlines), clipped(facts, 120), 11, "normal", "muted")]
-    for y, line, size, weight, color in lines:
-        drawn.text(8 / width, 1 - y / height, line, fontsize=size, fontweight=weight, color=COLOUR[color],
+        x, y = MARGIN / WIDTH + place.x0 * wide, 12 / height + place.y0 * high
+        axes.set_position((x, y, place.width * wide, place.height * high))
+    drawn.set_size_inches(WIDTH / 72, height / 72)
+    for kind, line_at, line in lines:  # matplotlib's letters are wider than those of browsers
+        size, weight, color = (17, "bold", "ink") if kind == "headline" else (11, "normal", "muted")
+        drawn.text(MARGIN / WIDTH, 1 - line_at / height, line, fontsize=size, fontweight=weight, color=COLOUR[color],
                    parse_math=False)  # fmt: skip
     recolor(drawn, light())
     return drawn
@@ -176,11 +168,7 @@ def write_report(answer: Answer, out: str | Path | None = None) -> Path:
         content = file_of(summary_figure(answer), kind[1:])
     else:
         content = (summary(answer) if kind == ".svg" else render(answer)).encode()
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda file: file.write(content))
-    upload(path)
-    return path
+    return write_output(path, content)
 
 
 def render(answer: Answer) -> str:

@@ -94,11 +94,11 @@ def _warnings(caveats: Sequence[str], width: int) -> list[str]:
 
 def _next(steps: Sequence[Step]) -> list[Text]:
     """Return the first step, and the first one that has a command."""
-    shown = [steps[0], *[step for step in steps if step.command][:1]]
-    first, *others = dict.fromkeys(single_line(step.text.replace("`", "")) for step in shown)
-    more = ["The report has more next steps."] if len(steps) > len(shown) else []
+    printed = [steps[0], *[step for step in steps if step.command][:1]]
+    first, *others = dict.fromkeys(single_line(step.text.replace("`", "")) for step in printed)
+    more = ["The report has more next steps."] if len(steps) > len(printed) else []
     parts = [Text.assemble(("Next: ", "bold"), " ".join([first, *more, *others]))]
-    lines = map(single_line, shown[-1].command.splitlines())  # not wrapped, for copying
+    lines = map(single_line, printed[-1].command.splitlines())  # not wrapped, for copying
     return [*parts, *(Text(f"  {line}", style="cyan", no_wrap=True, overflow="ignore") for line in lines)]
 
 

@@ -111,8 +111,8 @@ def running_text(answer: Answer) -> str:
     """Say when the page of a running study was written, and from when on the run must have stopped; else empty."""
     if (running := answer.running) is None:
         return ""
-    left = "" if running.left_s is None else f" About {duration(running.left_s)} left."
-    written = f"Provisional: written on {running.written:%Y-%m-%d} at {running.written:%H:%M}.{left}"
+    time_left = "" if running.left_s is None else f" About {duration(running.left_s)} left."
+    written = f"Provisional: written on {running.written:%Y-%m-%d} at {running.written:%H:%M}.{time_left}"
     late = "does not change for much longer than a trial takes"
     if running.due is not None:
         is_today = running.due.date() == running.written.date()

@@ -166,11 +166,11 @@ def at_look(table: Table, most: int, frozen: Mapping[str, Effect]) -> tuple[Tabl
     """
     done = min(int(row.sum()) for arm, row in zip(table.arms, table.ended) if arm not in frozen)
     base = table.ended[0]
-    known = base & ~table.ended[1:].any(0) & (base.sum() >= KNOWN)  # seeds that no arm has
-    n, look = last_look(looks(most, steps_of(int(base.sum()) if known.any() else 0)), done)
+    only_base = base & ~table.ended[1:].any(0) & (base.sum() >= KNOWN)  # seeds that no arm has
+    n, look = last_look(looks(most, steps_of(int(base.sum()) if only_base.any() else 0)), done)
     if not n:
         return table, 0, look
-    kept = known | (np.cumsum(~known) <= n)
+    kept = only_base | (np.cumsum(~only_base) <= n)
     cut = dataclasses.replace(
         table, seeds=tuple(itertools.compress(table.seeds, kept)), trials=table.trials[:, kept],
         images=None if table.images is None else table.images[:, kept], diverged=table.diverged[:, kept],
@@ -180,7 +180,8 @@ def at_look(table: Table, most: int, frozen: Mapping[str, Effect]) -> tuple[Tabl
 
 
 def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: Plan) -> Effect:
-    contrast, part = _one(fitted.against, a - 1), gains.images_part(a)
+    against, part = fitted.against, gains.images_part(a)
+    contrast = Contrasts(*(getattr(against, field.name)[..., a - 1] for field in dataclasses.fields(against)))
     half = _half(contrast, part, plan)
     if plan.overlap:
         half = dataclasses.replace(half, total=_half(over_parts(contrast, plan.overlap), part, plan).total)
@@ -254,10 +255,6 @@ def _notes(arms: tuple[str, ...], gains: Gains, fitted: Fit, plan: Plan) -> list
             "5 seeds make a false claim of the others, and up to 13 % with 3"
         )
     return notes
-
-
-def _one(several: Contrasts, i: int) -> Contrasts:
-    return Contrasts(*(getattr(several, field.name)[..., i] for field in dataclasses.fields(several)))
 
 
 def pairs_of(g: int) -> list[tuple[int, int]]:

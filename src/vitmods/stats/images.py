@@ -115,7 +115,7 @@ def precision(
     scores: ArrayLike, right: ArrayLike, image: ArrayLike, objects: ArrayLike, interpolated: bool = False
 ) -> tuple[float, Array]:
     """Average precision, the mean over objects of the precision at which each is found, and its changes (m,) without
-    each image (`jackknife`), to first order but for its objects.
+    each image (`jackknife`), to first order except for its objects.
 
     Args:
         scores, right, image: (d,) of each detection, whether it finds an object, and the number of its image.

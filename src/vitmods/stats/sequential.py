@@ -33,7 +33,7 @@ FUTILE_EARLY = 4  # where base is known
 
 
 def steps_of(base: int) -> tuple[int, ...]:
-    """The looks of a study that begins with `base` known seeds of base."""
+    """The looks of a study that starts with `base` known seeds of base."""
     return (*EARLY_LOOKS, *LOOKS) if base >= KNOWN else LOOKS
 
 

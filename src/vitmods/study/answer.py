@@ -299,10 +299,10 @@ class Answer:
     def base_mean(self) -> float | None:
         """The mean of base over the seeds that the effects are read from: known ones and those of the last look, or
         all."""
-        scores, known = self.base.scores, range(self.settings.get("known", 0))
+        scores, earlier = self.base.scores, range(self.settings.get("known", 0))
         seeds = list(scores)[: self.looks[-1].seeds if self.looks else None]
         return mean_of(
-            score for seed, score in scores.items() if seed in seeds or (self.base.name == BASE and seed in known)
+            score for seed, score in scores.items() if seed in seeds or (self.base.name == BASE and seed in earlier)
         )
 
     @property

@@ -83,7 +83,7 @@ _VIT5 = {
 @LINE_UPS.register("vit5")
 def _vit5(text: str) -> LineUp | None:
     """ViT-5 (Wang et al., 2026) whole, each of its parts alone, and each left out. Registers turn with the rotary
-    positions, so that these, and registers, are alone and whole beside that part."""
+    positions, so that these, and registers, are alone and whole next to that part."""
     if text != "vit5":
         return None
 

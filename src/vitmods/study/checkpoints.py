@@ -427,8 +427,8 @@ class Start:
 
 
 def _for_another_task(config: ViTConfig) -> ViTConfig:
-    """Leave out the mask token, which a task that needs one makes, and give each block relative positions of its own
-    where all blocks share them (BeiT)."""
+    """Leave out the mask token, which a task that needs one makes, and give each block separate relative
+    positions where all blocks share them (BeiT)."""
     return config.with_(mask_token=False, rel_pos=bool(config.rel_pos))
 
 

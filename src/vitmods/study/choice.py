@@ -16,6 +16,7 @@ import torch
 
 from vitmods.adapters.files import cached_checkpoints
 from vitmods.recipes import Recipe
+from vitmods.study.budget import Budget
 from vitmods.study.cost import Steps
 from vitmods.study.defaults import SMALL_SET
 from vitmods.study.estimate import Estimate, estimate
@@ -32,7 +33,6 @@ from vitmods.study.prepare import (
     trained_weights,
     workers_for,
 )
-from vitmods.study.schedule import Budget
 from vitmods.study.stopwatch import CALL_S, as_a_worker
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import already_reported, base_config, task_of
@@ -163,7 +163,7 @@ def lengthen(planned: Estimate, length: Length, most_times: float, seeds_given: 
         most_longer = most_times
     longer = int(count * min(planned.available_s / max(planned.total_s, 1e-9), most_longer))
     arms = [replace(arm, trial_s=longer / count * arm.trial_s) for arm in planned.arms]
-    steps = {setting: longer * each // count for setting, each in planned.steps.items()}
+    steps = {setting: longer * steps_there // count for setting, steps_there in planned.steps.items()}
     return replace(planned, settings=planned.settings.with_recipe(**{name: longer}), arms=tuple(arms), steps=steps)
 
 

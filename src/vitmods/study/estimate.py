@@ -35,6 +35,7 @@ from vitmods.stats.sequential import LAST_LEVEL, LOOKS, MAXIMA
 from vitmods.stats.verdict import POINTS
 from vitmods.study.arms import BASE
 from vitmods.study.bases import Base
+from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, Budget, seconds_after_trials
 from vitmods.study.executors import Keep
 from vitmods.study.grid import AS_IS, Point
 from vitmods.study.plan import MOST_SEEDS, Settings, as_now
@@ -46,7 +47,6 @@ from vitmods.study.prepare import (
     smallest_first,
 )
 from vitmods.study.reuse import Pool
-from vitmods.study.schedule import ENDLESS, MOST_FOR_COSTS, Budget, seconds_after_trials
 from vitmods.study.state import Evaluated, StudyState, decision_at, evaluated_of
 from vitmods.study.stopwatch import ArmEstimate, Stopwatch, as_a_worker
 from vitmods.study.store import StudyFolder
@@ -138,8 +138,8 @@ class Estimate:
         """Trials of each arm to be run in a study with so many seeds, of which the finished ones are the first. With 0
         seeds: the trials that points are chosen by."""
         more = self.each * (seeds - len(self.settings.seeds))
-        known = len(self.settings.seeds_of(BASE)) - len(self.settings.seeds)  # beyond the seeds of the arms
-        return [max(0, arm.trials + more - (known if arm.arm == BASE else 0)) for arm in self.arms]
+        of_base_alone = len(self.settings.seeds_of(BASE)) - len(self.settings.seeds)  # beyond the seeds of the arms
+        return [max(0, arm.trials + more - (of_base_alone if arm.arm == BASE else 0)) for arm in self.arms]
 
     def seconds(self, seeds: int) -> float:
         """Seconds of these trials, `parallel` at a time, without the measurement of costs and the report."""

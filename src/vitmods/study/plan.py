@@ -454,8 +454,8 @@ class Settings(StudySettings):
     def planned(self) -> int:
         """How many trials there are; of a study that runs until it is decided, at most."""
         settings, arms = len(self.sweep.points), len(self.every_arm)
-        known = len(self.seeds_of(BASE)) - len(self.seeds)
-        answered = 0 if self.same_seeds else settings * arms * len(self.seeds) + known
+        of_base_alone = len(self.seeds_of(BASE)) - len(self.seeds)
+        answered = 0 if self.same_seeds else settings * arms * len(self.seeds) + of_base_alone
         return answered + len(self.tuning_trials())
 
     def tuning_trials(self) -> list[Trial]:
@@ -526,15 +526,15 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     was trained depends on them.
     """
     if old.get("design") != new.get("design"):
-        shown = []
+        designs = []
         for settings in (old, new):
             design = settings.get("design") or {"factors": {}}
             changes = ", ".join(factor["changes"] for factor in design["factors"].values())
             runs = (
                 f"{design['kind']} of {changes} in {len(design['runs'])} runs" if changes else "each arm against base"
             )
-            shown.append(runs)
-        return [f"design: {' -> '.join(shown)}"]
+            designs.append(runs)
+        return [f"design: {' -> '.join(designs)}"]
     may_grow = {"arms", "seeds", "known", *(field.name for field in fields(StudySettings))} - {"folds"}
     before, after = (
         flatten({name: value for name, value in settings.items() if name not in may_grow})
@@ -543,7 +543,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     for settings in (before, after):
         is_read = settings.pop("in_place", True) is False
         settings["models"] = (
-            "read as vitmods ViTs, as an arm needs (compare such arms in a folder of their own)"
+            "read as vitmods ViTs, as an arm needs (compare such arms in another folder)"
             if is_read
             else "changed in place"
         )
@@ -585,7 +585,7 @@ def check_plan(settings: Settings) -> None:
     if settings.folds and fixed.get("fold"):
         raise UserError("With folds each seed has its own fold: leave --fold out.")
     if "data" in swept:
-        raise UserError("Each data set has a study of its own: run them, then average by vitmods.study.over_studies.")
+        raise UserError("Each data set needs its study: run them, then average by vitmods.study.over_studies.")
     if "base" in swept and "start" in fixed:
         raise UserError("The checkpoint that training starts from says what base is: it cannot be swept over.")
     if "limit_train" in swept and fixed.get("limit_train") is not None:

@@ -103,14 +103,14 @@ def open_study(folder: StudyFolder, settings: Settings, options: StudyOptions) -
         raise UserError(f"{named(folder.path)} holds a single trial. Choose another folder for a study with --out.")
     if facts is not None:  # compare what is known before the images are read, which may take a while
         folder.check_same_study({**settings.to_dict(), "images": facts.settings["images"]})
-    runner = TrialRunner(folder, settings, options)
+    runner = TrialRunner(folder, settings, replace(options, progress=False))  # the study has a bar
     dataset = runner.dataset(settings.recipe)
     fixed = {**settings.fixed, "images": dataset.summary()["fingerprint"]}
     if facts is not None and facts.settings["images"] != fixed["images"]:
         folder.images.check_same(dataset.splits)
     runner.settings = replace(settings, fixed=fixed)
     check_images(runner.settings, dataset)
-    return PreparedStudy(runner, dataset, options, *_survey(runner))
+    return PreparedStudy(runner, dataset, options, *_survey(runner, options))
 
 
 def build_arms(
@@ -145,7 +145,7 @@ def smallest_first(settings: Settings, num_classes: int) -> list[Point]:
 
 
 def _survey(
-    runner: TrialRunner,
+    runner: TrialRunner, options: StudyOptions
 ) -> tuple[dict[str, ModelFacts], tuple[str, ...], int, dict[tuple[Point, str], Any]]:
     """Build every arm under every setting, so that a wrong one is refused before training; warn of the others.
 
@@ -172,7 +172,7 @@ def _survey(
                 old = old or new
                 if arm.changes:
                     effect = new.compare(old)
-                    say(runner.options, f"{arm.name} before the first step: {effect.summary}")
+                    say(options, f"{arm.name} before the first step: {effect.summary}")
                     facts = replace(facts, changes=(*facts.changes, effect))
             models[model_name(point, arm.name)] = facts
             configs[point, arm.name] = described(model)

@@ -72,17 +72,17 @@ class StepTimes:
 
         running: paces of trials that have not ended, for kinds of which none has.
         """
-        here = {known: statistics.median(paces[-RECENT:]) for known, paces in self._here.items()}
+        here = {other: statistics.median(paces[-RECENT:]) for other, paces in self._here.items()}
         here = {**(running or {}), **here}
         if kind in here:
             return here[kind]
         shared = here.keys() & self._before.keys()
         scale = 1.0
         if shared:
-            scale = statistics.median(here[known] / self._before[known] for known in shared)
+            scale = statistics.median(here[other] / self._before[other] for other in shared)
         elif here and self._before:
             scale = statistics.fmean(here.values()) / statistics.fmean(self._before.values())
-        paces = {**{known: scale * pace for known, pace in self._before.items()}, **here}
+        paces = {**{other: scale * pace for other, pace in self._before.items()}, **here}
         if kind in paces or not paces:
             return paces.get(kind)
         arm, place = kind
@@ -219,9 +219,9 @@ class Progress:
             self._ended += 1
             left_s, next_s = self.seconds_left()
             line = f"{self._ended:>3} of {self.total}  {work}: {_outcome(work, failure, state)}"
-            left = f", {self._in_words(left_s)}" if left_s is not None and self._pending else ""
+            time_left = f", {self._in_words(left_s)}" if left_s is not None and self._pending else ""
         self._has_line = True
-        self.say(f"{line}  ({seconds:.0f} s{left})")
+        self.say(f"{line}  ({seconds:.0f} s{time_left})")
         if self._report is not None and self._pending:
             self._report.update(left_s, next_s)
         return seconds
@@ -258,9 +258,9 @@ class Progress:
         if None in paces.values():
             return None, None
         waiting = [(paces[kind_of(work)] or 0.0) * self._steps(work) for work in self._left]
-        left = seconds_left(running, waiting, min(self.workers, self._most))
+        seconds = seconds_left(running, waiting, min(self.workers, self._most))
         next_s = min([*running, *waiting[: 1 if self.workers > len(running) else 0]], default=0.0)
-        return min(left, max(0.0, self._limit_s())), next_s
+        return min(seconds, max(0.0, self._limit_s())), next_s
 
     def _in_words(self, left_s: float) -> str:
         return f"{'up to' if self._at_most else 'about'} {duration(left_s)} left"
@@ -301,7 +301,7 @@ class Progress:
                     self.say(f"{position[0]}, {position[1]}; {self._in_words(left_s)} for all trials")
 
     def _position(self) -> tuple[str, str] | None:
-        """`dpn, seed 2` and `step 340/600` of the first piece of work that runs, and how many run beside it."""
+        """`dpn, seed 2` and `step 340/600` of the first piece of work that runs, and how many run at the same time."""
         if not self._started:
             return None
         work = next(iter(self._started))
@@ -330,17 +330,17 @@ class Progress:
                 steps = self._steps(work)
                 done += min(self._row(work).get("step", 0), steps) / steps
             left_s, _ = self.seconds_left()
-        left = "measuring the time" if left_s is None else self._in_words(left_s)
-        room = width - len(count) - BAR_WIDTH - len(left) - 3  # of a narrow terminal for the trial
+        time_left = "measuring the time" if left_s is None else self._in_words(left_s)
+        room = width - len(count) - BAR_WIDTH - len(time_left) - 3  # of a narrow terminal for the trial
         for_name = min(room - len(step) - 1, NAME_WIDTH)
-        shown = [text for text, is_shown in ((name, for_name >= 4), (step, room > len(step))) if is_shown]
+        words = [text for text, is_shown in ((name, for_name >= 4), (step, room > len(step))) if is_shown]
         line = Table.grid(padding=(0, 1, 0, 0), expand=True)
         line.add_column(no_wrap=True)
         line.add_column(ratio=1, min_width=BAR_WIDTH)
-        for text in shown:
+        for text in words:
             line.add_column(no_wrap=True, overflow="ellipsis", max_width=for_name if text is name else None)
         line.add_column(no_wrap=True, justify="right")
-        line.add_row(count, ProgressBar(total=total or 1, completed=done), *shown, left)
+        line.add_row(count, ProgressBar(total=total or 1, completed=done), *words, time_left)
         return line
 
 

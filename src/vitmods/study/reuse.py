@@ -1,7 +1,7 @@
 """Trials that another study has finished: found by what their numbers depend on, and copied instead of trained again.
 
 config.json of a trial has a hash of all that decides its numbers (`vitmods.train.trial.identify`). A study looks for
-its missing trials in the studies next to its folder, and in those that it is told of. It copies their scores, metrics
+its missing trials in the studies next to its folder, and in those that the user names. It copies their scores, metrics
 and curves; weights only if a score has to be computed from them. reused.json names the study that trained a trial.
 """
 
@@ -68,17 +68,17 @@ class Pool:
         has_several = settings.tune or settings.sweep or settings.design or settings.folds
         if self._trials and not has_several and runner.folder.facts() is None:
             base = (Trial(settings.arm(BASE), seed) for seed in itertools.count())
-            known = sum(1 for _ in itertools.takewhile(lambda trial: self.find([trial]), base))
-            runner.settings = replace(settings, known=known)
+            count = sum(1 for _ in itertools.takewhile(lambda trial: self.find([trial]), base))
+            runner.settings = replace(settings, known=count)
 
     def find(self, trials: Iterable[Trial]) -> dict[Trial, FinishedTrial]:
         """Select the trials that are finished, whole, and have what the study needs of them."""
-        found = {}
+        matches = {}
         for trial in trials if self._trials else ():
             equal = self._trials.get(self._study.config(trial)["id"], ())
             if finished := next((other for other in equal if self._is_usable(trial, other.folder)), None):
-                found[trial] = finished
-        return found
+                matches[trial] = finished
+        return matches
 
     def copy(self, state: StudyState) -> None:
         """Copy the missing trials of a study that are finished elsewhere, and let its state read them."""
@@ -116,7 +116,7 @@ class Pool:
             yield f"Not reused, {listing(list(dict.fromkeys(arms)))}: {text}."
 
     def _is_usable(self, trial: Trial, path: Path) -> bool:
-        """Whether a finished trial is whole, about the same images, and tells what the study asks for."""
+        """Whether a finished trial is whole, of the same images, and has what the study asks for."""
         runner, settings = self._study.runner, self._study.settings
         splits = (VAL,) if settings.for_tuning(trial) else answer_splits(settings, self._study.dataset)
         record = read_trial(runner.folder, trial, splits, settings.measure, path)
@@ -160,7 +160,7 @@ def find_studies(folder: StudyFolder, named_studies: Iterable[str] = (), only_na
     """Find the studies whose trials may be reused: those that are named, or in a folder that is named, and those next
     to a study's folder. Studies that a run works in are left out.
 
-    Raises UserError if a name stands for no study.
+    Raises UserError if a name is not that of a study.
     """
     studies = []
     for name in named_studies:

@@ -25,6 +25,7 @@ from vitmods.recipes.schedule import resolve_on
 from vitmods.stats.sequential import LOOKS
 from vitmods.study.answer import VIEWS, Answer, Running, costs_under, read_answer, read_costs
 from vitmods.study.arms import BASE, Arm
+from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, Budget, seconds_after_trials
 from vitmods.study.executors import Executor, Inline, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, Slurm
 from vitmods.study.executors.processes import Processes, Template
@@ -33,14 +34,7 @@ from vitmods.study.prepare import PreparedStudy, build_arms, open_study, say, th
 from vitmods.study.progress import LiveReport, Progress, StepTimes, earlier_paces, kind_of
 from vitmods.study.reference import Reference, describe_base
 from vitmods.study.reuse import Pool
-from vitmods.study.schedule import (
-    ENDLESS,
-    MOST_FOR_COSTS,
-    Budget,
-    Schedule,
-    check_weights_are_there,
-    seconds_after_trials,
-)
+from vitmods.study.schedule import Schedule, check_weights_are_there
 from vitmods.study.state import Evaluated, StudyState, evaluated_of
 from vitmods.study.store import Facts, Plan, StudyFolder, read_object
 from vitmods.study.trial import TrialRunner, already_reported, answer_splits, base_config, logged_run, task_of
@@ -133,11 +127,16 @@ def log_verdicts(names: Iterable[str], folder: StudyFolder, facts: Facts, settin
         numbers = {"effect": effect.effect, "low": low, "high": high, "margin": effect.margin}
         numbers = {f"verdict/{key}": value for key, value in numbers.items() if math.isfinite(value)}
         seeds = len(settings.seeds)
-        about = {"verdict": str(effect.verdict), "effect": repr(effect), "metric": answer.metric.name, "seeds": seeds}
-        message = {**about, **numbers}
+        facts_of_arm = {
+            "verdict": str(effect.verdict),
+            "effect": repr(effect),
+            "metric": answer.metric.name,
+            "seeds": seeds,
+        }
+        message = {**facts_of_arm, **numbers}
         loggers = [logger for logger in names if noted.get(logger, {}).get(name) != message]
         if loggers:
-            run = logged_run(folder, facts, arms.get(name, Arm(name)), f"verdict of {name}", about)
+            run = logged_run(folder, facts, arms.get(name, Arm(name)), f"verdict of {name}", facts_of_arm)
             for logger in Logs(loggers, replace(run, folder=folder.path)).close("finished", numbers):
                 noted.setdefault(logger, {})[name] = message
             write_json(path, noted)

@@ -438,8 +438,8 @@ def _scores(
     finished = [trial for trial in records if trial.status == "finished"]
     folds = settings.folds or 1  # trials of one fold, or all, have the same images
     # A score without those of images is of the last split alone.
-    known = [trial for trial in finished if trial.images is not None or len(state.splits) > 1]
-    evaluated = {(trial.seed % folds, trial.images and trial.images.images) for trial in known}
+    comparable = [trial for trial in finished if trial.images is not None or len(state.splits) > 1]
+    evaluated = {(trial.seed % folds, trial.images and trial.images.images) for trial in comparable}
     if len(evaluated) > len({fold for fold, _ in evaluated}):
         raise UserError(
             f"Trials in {named(state.folder.path)} were evaluated on different images, so they cannot be compared. Run "

@@ -41,7 +41,7 @@ while os.getppid() == parent:
 
 @contextmanager
 def as_a_worker(device: torch.device, workers: int, threads: int) -> Iterator[None]:
-    """Limit torch to the threads of a worker; on a CPU, as many processes compute beside it as other workers would."""
+    """Limit torch to the threads of a worker; on a CPU, as many other processes compute as other workers would."""
     single = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     count, before = workers - 1 if device.type == "cpu" else 0, torch.get_num_threads()
     neighbors = [subprocess.Popen([sys.executable, "-c", NEIGHBOR], env=single) for _ in range(count)]

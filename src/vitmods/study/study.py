@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
     from vitmods.model.vit import Resampling
     from vitmods.study.answer import Answer
+    from vitmods.study.budget import Budget
     from vitmods.study.estimate import Estimate
     from vitmods.study.reference import Reference
     from vitmods.study.retrain import Retrained
     from vitmods.study.run import Request
-    from vitmods.study.schedule import Budget
 
 T = TypeVar("T", bound=StudyOptions | StudySettings | ImageOptions)
 FRESH = 5_000  # the first seed with which a best combination is confirmed
@@ -265,8 +265,8 @@ class Study:
     def _arguments(
         self, out: str | Path, budget: str | int | Budget | None, options: StudyOptions, overrides: Mapping[str, Any]
     ) -> tuple[Request, Path, StudyOptions]:
+        from vitmods.study.budget import make_budget
         from vitmods.study.run import Request
-        from vitmods.study.schedule import make_budget
 
         options = override(options, overrides)
         options.check_here()

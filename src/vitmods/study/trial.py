@@ -318,7 +318,7 @@ class TrialRunner:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("default")
                 with already_reported():
-                    self.train(trial, out, has_bar=False)  # the study has one
+                    self.train(trial, out)
         finally:  # outside of the block, where showing a warning no longer records it
             for warning in caught:
                 warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
@@ -326,7 +326,7 @@ class TrialRunner:
             if texts := [str(warning.message) for warning in caught if package in Path(warning.filename).parents]:
                 write_json(out / WARNINGS, [*read_warnings(out), *texts])
 
-    def train(self, trial: Trial, out: Path, has_bar: bool = True) -> dict[str, Any]:
+    def train(self, trial: Trial, out: Path) -> dict[str, Any]:
         """Train or resume a trial in any folder, with a bar if the options ask for progress; returns result.json."""
         recipe, dataset, task = self._of(trial)
         settings = self.settings.at(trial.setting, trial.seed)
@@ -348,7 +348,7 @@ class TrialRunner:
             measure=self._measure_in_training(task, recipe, images),
             seed=trial.seed,
             out=out,
-            options=replace(self.options, progress=self.options.progress and has_bar),
+            options=self.options,
             processes=self._processes,
             metadata=metadata,
             logged=logged,

@@ -293,8 +293,8 @@ class ProgressBar:
         seconds = time.monotonic() - self._began
         if self._bar.disable and not self._has_line and seconds >= FIRST_LINE_S and row["step"] > self._first:
             self._has_line = True
-            left = duration(seconds / (row["step"] - self._first) * (self._total - row["step"]))
-            log(f"{self._title}: step {row['step']:,} of {self._total:,}, about {left} left")
+            time_left = duration(seconds / (row["step"] - self._first) * (self._total - row["step"]))
+            log(f"{self._title}: step {row['step']:,} of {self._total:,}, about {time_left} left")
         parts = [f"loss {row['loss']:.3f}"]
         parts += [f"{metric.title} {metric.shown(row[metric.name])}" for metric in self._metrics if metric.name in row]
         parts.append(f"{row['images_per_s']:.0f} images/s")

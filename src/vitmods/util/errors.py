@@ -67,6 +67,13 @@ def nearest(word: str, known: Iterable[str], words: Mapping[str, str] | None = N
     return f"Did you mean '{spelled[matches[0]]}'?" if matches else f"Known: {', '.join(names)}."
 
 
+def unknown(
+    kind: str, name: str, known: Iterable[str], words: Mapping[str, str] | None = None, advice: str = ""
+) -> UserError:
+    """The error for a name that no thing of a kind has, with the nearest one; `advice` ends it."""
+    return UserError(f"Unknown {kind} '{name}'. {nearest(name, known, words)} {advice}".rstrip())
+
+
 def said(message: str, repeats: bool = False) -> bool:
     """Whether another process of the same launch on this machine has printed this message; with `repeats`, whether one
     has printed anything, or `vitmods.train.launch` will. False for processes that were not started together."""

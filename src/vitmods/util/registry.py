@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UserError, unknown
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -145,8 +145,7 @@ class Registry(Mapping[str, T]):
 
     def __getitem__(self, name: str) -> T:
         if name not in self:
-            hint = f"{nearest(name, self, self.words)} {self.advice}".strip()
-            raise UserError(f"Unknown {self.kind} '{name}'. {hint}")
+            raise unknown(self.kind, name, self, self.words, self.advice)
         return self._entries[name].thing
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -199,6 +198,11 @@ def modules_from_outside() -> set[str]:
     """Return the modules outside the package that have added things."""
     entries = (entry for registry in _registries for entry in registry._entries.values())
     return {entry.module for entry in entries if entry.is_from_outside}
+
+
+def has_plugins() -> bool:
+    """Whether modules outside the package have added things, or will: loaded ones, and those of entry points."""
+    return bool(asked_for or modules_from_outside() or importlib.metadata.entry_points(group=_PACKAGE))
 
 
 def plugins() -> list[str]:

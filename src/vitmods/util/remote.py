@@ -81,6 +81,19 @@ def upload(path: Path) -> None:
             copy.send_file("", path.name, file)
 
 
+def write_output(out: str | Path, content: bytes) -> Path:
+    """Write a file at a path or an address, with the folders above it; returns its path on this disk.
+
+    Raises UserError if it cannot be written.
+    """
+    path = place(out)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda file: file.write(content))
+    upload(path)
+    return path
+
+
 class LocalCopy:
     """A folder on this disk and the address that it is a copy of.
 

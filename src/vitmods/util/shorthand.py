@@ -49,11 +49,16 @@ def read_settings(name: str, kind: str, inside: str, types: Mapping[str, Any]) -
         key, equals, value = (piece.strip() for piece in item.partition("="))
         if key in settings:
             raise UserError(f"{name}({key}=...) is given twice: leave one out.")
-        if key not in types:
-            hint = nearest(key, types) if types else "It has none."
-            raise UserError(f"The {kind} '{name}' does not have the setting '{key}'. {hint}")
+        check_setting(kind, name, key, types)
         settings[key] = _value(f"{name}({key}=...)", types[key], value if equals else "true")
     return settings
+
+
+def check_setting(kind: str, name: str, setting: str, settings: Collection[str]) -> None:
+    """Raise UserError for a setting that a change or recipe does not have, naming the nearest."""
+    if setting not in settings:
+        hint = nearest(setting, settings) if settings else "It has none."
+        raise UserError(f"The {kind} '{name}' does not have the setting '{setting}'. {hint}")
 
 
 def _value(what: str, kind: Any, text: str) -> Any:

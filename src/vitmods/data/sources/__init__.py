@@ -26,7 +26,7 @@ class SourceKind:
     usage: the spec, as "imagenet:FOLDER" or "digits". title: a description in one line. options: those that may follow
     the question mark; None: its reader checks them. needs: packages beyond vitmods' own. claims: whether it reads a
     path without a name; an unclaimed path is a folder of class folders. looks_like: whether such a folder may be meant
-    for this source, which an error then suggests. parts: the sets that "NAME:*" stands for, if it has several.
+    for this source, which an error then suggests. parts: the sets that "NAME:*" names, if it has several.
 
     A published set in a folder also has: layout: the names of its files below the folder, one alternative a line.
     origin: who distributes them. classes; counts: images of each split as published. used_in: tables of the papers.
@@ -164,7 +164,7 @@ def naming_the_source(spec: str | Path) -> Iterator[None]:
 
 
 def each_set(spec: str) -> list[str]:
-    """List the specs that a spec with a star stands for: all tasks of VTAB for `vtab:*?root=FOLDER`; or the spec."""
+    """List the specs that a spec with a star names: all tasks of VTAB for `vtab:*?root=FOLDER`; or the spec."""
     name, star, rest = spec.partition(":*")
     parts = SOURCES[name].parts if star and name in SOURCES else ()
     return [f"{name}:{part}{rest}" for part in parts] or [spec]

@@ -37,21 +37,21 @@ OUT_OF_MEMORY = "out of memory? Run fewer workers, or cut the batch into more pa
 class Template:
     """A process that imports what workers need while the study is prepared, and forks one at each request.
 
-    It never computes anything, so it has no threads whose locks a copy would inherit. `threads` are those of a worker,
+    It never computes anything, so it lacks threads whose locks a copy would inherit. `threads` are those of a worker,
     since OpenMP reads their number when it is loaded. Use it as a context.
     """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        self._requests, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with remote:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, "--fork", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", MODULE, "--fork", str(remote.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, **_thread_variables(threads), "PYTHONPATH": import_path()},
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(remote.fileno(),),
                 process_group=0,
             )
 
@@ -65,11 +65,11 @@ class Template:
     def start(self, task: dict[str, Any], output: IO[bytes]) -> Copy:
         """Fork a worker once the imports are done. Raises OSError if the template has died."""
         work, answers, status = os.pipe(), os.pipe(), os.pipe()
-        theirs = work[0], answers[1], status[1]
+        remote = work[0], answers[1], status[1]
         try:
-            socket.send_fds(self._requests, [json.dumps(task).encode()], [*theirs, output.fileno()])
+            socket.send_fds(self._requests, [json.dumps(task).encode()], [*remote, output.fileno()])
         finally:
-            for end in theirs:
+            for end in remote:
                 os.close(end)
         return Copy(open(work[1], "wb"), open(answers[0], "rb"), open(status[0], "rb", buffering=0))
 
@@ -150,7 +150,7 @@ def _thread_variables(threads: int) -> dict[str, str]:
 
 @dataclass
 class Processes:
-    """N workers, each an interpreter of its own with its fraction of the threads (and of the GPUs).
+    """N workers, each a separate interpreter with its fraction of the threads (and of the GPUs).
 
     A worker holds a lock and dies when this process does (its input pipe closes), so a killed run leaves no process
     that still writes when the next one begins.
@@ -336,7 +336,7 @@ def main(task: dict[str, Any]) -> None:
     with folder.worker_lock(task["index"]):
         load_plugins(task["plugins"])
         settings = Settings.from_dict(folder.known_facts().settings)
-        runner = TrialRunner(folder, settings, RunOptions(**task["options"]))
+        runner = TrialRunner(folder, settings, RunOptions(**task["options"] | {"progress": False}))
         while True:
             name = json.loads(names.get())
             failure = None
@@ -350,8 +350,8 @@ def main(task: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     try:
-        given = serve(socket.socket(fileno=int(sys.argv[2]))) if sys.argv[1] == "--fork" else json.loads(sys.argv[1])
-        if given is not None:
-            main(given)
+        task = serve(socket.socket(fileno=int(sys.argv[2]))) if sys.argv[1] == "--fork" else json.loads(sys.argv[1])
+        if task is not None:
+            main(task)
     except KeyboardInterrupt:  # the trial has saved its checkpoint
         sys.exit(143)

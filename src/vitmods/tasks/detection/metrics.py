@@ -95,8 +95,8 @@ class AveragePrecision:
             objects = np.bincount(holder[wanted == k], minlength=len(self._rated))
             for row, rated in zip(changes, right, strict=True):
                 counted = (labels == k) & (rated != 0)
-                found = precision(scores[counted], rated[counted] > 0, owner[counted], objects, interpolated=True)
-                row += found[1] / len(classes)
+                precisions = precision(scores[counted], rated[counted] > 0, owner[counted], objects, interpolated=True)
+                row += precisions[1] / len(classes)
         values = self.result()
         rows = {"ap": changes.mean(0), "ap50": changes[0], "ap75": changes[5]}
         return {name: jackknife(values[name], row) for name, row in rows.items()}

@@ -204,15 +204,17 @@ class Lit(Task):
             raise UserError("The split that is to be evaluated is empty.")
         images = torch.cat(embedded)
         number: dict[tuple[str, ...], int] = {}
-        own = [[number.setdefault(text, len(number)) for text in item.candidates] for item in captions]
+        candidates = [[number.setdefault(text, len(number)) for text in item.candidates] for item in captions]
         for i, item in enumerate(captions):
-            own[i] += [number[text,] for text in item.of_copies if (text,) in number]
-        own = [sorted(set(texts)) for texts in own]
-        correct = torch.tensor([(i, text) for i, texts in enumerate(own) for text in texts], device=images.device)
+            candidates[i] += [number[text,] for text in item.of_copies if (text,) in number]
+        candidates = [sorted(set(texts)) for texts in candidates]
+        correct = torch.tensor(
+            [(i, text) for i, texts in enumerate(candidates) for text in texts], device=images.device
+        )
         ranked = ranks(images, self._embed(model, list(number)), correct, float(model.scale()))
         of_images, of_texts = ranked.of_images.cpu().numpy(), ranked.of_texts.cpu().numpy()
         per_image = {f"text_r{k}": of_images <= k for k in RECALLS}
-        per_image |= {f"image_r{k}": np.array([(of_texts[texts] <= k).mean() for texts in own]) for k in RECALLS}
+        per_image |= {f"image_r{k}": np.array([(of_texts[texts] <= k).mean() for texts in candidates]) for k in RECALLS}
         if all(item.is_class for item in captions):
             per_image |= {"zero_shot": of_images <= 1, "predicted": ranked.first.int().cpu().numpy()}
         metrics = {name: float(values.mean()) for name, values in per_image.items() if name != "predicted"}

@@ -1,0 +1,58 @@
+"""How much one run may take: a time, or a number of trials. Imports without torch."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from dataclasses import dataclass, field
+
+from vitmods.util.errors import UserError
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much one run may take; None: no end. No trial begins that is expected to end later.
+
+    began:   when the run did, on the monotonic clock
+    """
+
+    seconds: float | None = None
+    trials: int | None = None
+    began: float = field(default_factory=time.monotonic, compare=False)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the end."""
+        return math.inf if self.seconds is None else self.began + self.seconds - time.monotonic()
+
+
+ENDLESS = Budget()
+MOST_FOR_COSTS = 0.1  # of the time that the trials took: while one process measures costs, the others wait
+REPORT_S = 5.0  # for what follows the costs: the answer and the report
+
+
+def seconds_after_trials(budget: Budget, cost_seconds: float) -> float:
+    """Seconds of a time budget that the costs and the report take."""
+    limit_s = budget.seconds or 0.0
+    return min(cost_seconds, MOST_FOR_COSTS * limit_s) + min(REPORT_S, MOST_FOR_COSTS * limit_s)
+
+
+def make_budget(budget: str | int | Budget | None) -> Budget:
+    """Read "2h", "30m", "90s", "40trials", or a number of trials; None is endless. UserError for others."""
+    if budget is None or isinstance(budget, Budget):
+        return budget or ENDLESS
+    text = f"{budget}trials" if isinstance(budget, int) else budget
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(h|m|min|s|trials?)?\s*", text)
+    number, unit = (float(match[1]), match[2]) if match else (0.0, "")
+    if number <= 0:
+        raise UserError(
+            f"A budget is a time such as 2h, 30m or 90s, or a number of trials such as 40trials, not {budget!r}."
+        )
+    if unit is None:
+        raise UserError(
+            f"The budget {budget} does not have a unit: write {number:g}m for minutes, {number:g}h or {number:g}trials."
+        )
+    if unit.startswith("trial"):
+        return Budget(trials=int(number))
+    return Budget(seconds=number * {"h": 3600, "m": 60, "min": 60, "s": 1}[unit])
