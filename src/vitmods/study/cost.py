@@ -13,7 +13,7 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from vitmods.bench import BLOCK_S, ROUNDS, Ratio, Work, interleave, now, peak_bytes, quiet_threads, seconds_per_call
+from vitmods.bench import BLOCK_S, ROUNDS, Ratio, Work, finish, now, peak_bytes, quiet_threads, rounds_of, seconds_per_call
 from vitmods.changes import Change
 from vitmods.changes.compose import edit
 from vitmods.data.batch import Batch
@@ -183,7 +183,12 @@ LARGE_BATCH = 64
 LEAST = 2  # images of a training step: a batch norm needs two
 
 
-def measure(
+def measure(*args: Any, **options: Any) -> dict[str, Any]:
+    """Measure costs at once, with the arguments of `measuring`."""
+    return finish(measuring(*args, **options))
+
+
+def measuring(
     models: Iterable[tuple[str, nn.Module]],
     task: Task,
     recipe: Recipe,
@@ -191,8 +196,8 @@ def measure(
     budget_s: float = 30.0,
     images: Base | None = None,
     arms: int = 1,
-) -> dict[str, Any]:
-    """Measure the costs of models, the first of which is base. They are trained a few steps on `device`: pass copies.
+) -> Generator[None, None, dict[str, Any]]:
+    """Measure in steps of about a second the costs of models, the first of which is base. They are trained a few steps on `device`: pass copies.
 
     Each arm is timed alternately with base, until the interval of each ratio is narrow enough. If `models` builds
     models on demand, base and one arm are in memory at a time.
@@ -229,7 +234,8 @@ def measure(
             if library and isinstance(model.backbone if isinstance(model, TaskModel) else model, ViT):
                 against = f"base is built by {library} and the arm by vitmods: the ratios hold that difference too"
             arm = _TimedModel(Steps(model, task, recipe, device, images), images, base)
-            rounds = _time_alternately(base, arm, max(0.0, end - time.monotonic()) / count)
+            yield
+            rounds = yield from _time_alternately(base, arm, max(0.0, end - time.monotonic()) / count)
             base_s = {kind: [*base_s[kind], *(times["base"] for times in rounds[kind])] for kind in rounds}
             fewest = min([fewest, *map(len, rounds.values())])
             timed = {kind: [times["arm"] / times["base"] for times in rounds[kind]] for kind in rounds}
@@ -255,10 +261,12 @@ def measure(
     }
 
 
-def _time_alternately(base: _TimedModel, arm: _TimedModel, limit_s: float) -> dict[str, list[dict[str, float]]]:
+def _time_alternately(
+    base: _TimedModel, arm: _TimedModel, limit_s: float
+) -> Generator[None, None, dict[str, list[dict[str, float]]]]:
     models = {"base": base, "arm": arm}
     kinds = {kind: kind for kind in base.calls}
-    return interleave(kinds, [*models], lambda kind, name: models[name].seconds(kind), limit_s)
+    return rounds_of(kinds, [*models], lambda kind, name: models[name].seconds(kind), limit_s)
 
 
 class _TimedModel:

@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
@@ -286,12 +286,14 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
             limit = replace(budget, seconds=budget.seconds and budget.seconds - after_s)
             report = _live_report(study, facts)
             expected_s = {arm.arm: arm.trial_s for arm in planned.arms} if planned and not study.settings.sweep else {}
-            _work(study, state, limit, lease, pool, template, report, expected_s)
+            costs = _measure_costs(study, state, budget)
+            _work(study, state, limit, lease, pool, template, report, expected_s, costs)
         if planned and not is_settled and budget.seconds is not None:
             facts = _without_late_seeds(study, state, facts)
             state = StudyState(folder, study.settings, evaluated_of(folder, facts))
         lease.look()
-        _measure_costs(study, state, budget)
+        for _ in costs:
+            pass
         lease.look()
         answer = read_answer(folder, facts, study.settings)
         answer.report() if report.is_running else answer.write()
@@ -406,11 +408,13 @@ def _work(
     template: Template | None = None,
     report: LiveReport | None = None,
     expected_s: Mapping[str, float] = MappingProxyType({}),
+    costs: Iterator[None] | None = None,
 ) -> None:
     """Copy the missing trials that are finished elsewhere, and run the others as far as the budget lasts; failures are
     written to the trials' folders.
 
     expected_s: arm -> seconds of a trial, as far as they were estimated
+    costs: steps of their measurement, for cores that are idle beside the last trials
     """
     runner, options = study.runner, study.options
     workers = study.workers(len(state.missing))  # before trials are copied: threads do not depend on what is found
@@ -445,7 +449,8 @@ def _work(
         report=report,
     )
     try:
-        schedule = Schedule(state, progress, budget, options.keep_weights, lease)
+        is_cpu = resolve(options.device).type == "cpu"  # a GPU works for the trials that remain
+        schedule = Schedule(state, progress, budget, options.keep_weights, lease, costs if is_cpu else None)
         if schedule.left:
             make_executor(runner, options, workers, template).run(schedule)
     except BaseException:
@@ -492,8 +497,8 @@ def make_executor(
     return Slurm(processes, cluster, workers) if cluster.executor == "slurm" else processes
 
 
-def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> None:
-    """Measure each arm once, in a sweep on each base, and write costs.json.
+def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> Iterator[None]:
+    """Measure each arm once, in a sweep on each base, and write costs.json; in steps of about a second.
 
     Arms that were added are measured against base again, and base's own numbers stay. A measurement that fails is a
     warning, since the effects do not depend on it.
@@ -509,7 +514,7 @@ def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> N
         names = {arm.name for arm in settings.arms} - set(before["arms"])
         if not names or options.cost_seconds <= 0:
             continue
-        from vitmods.study.cost import measure
+        from vitmods.study.cost import measuring
 
         if seconds >= 1:
             say(options, f"Measuring the costs of {plural(len(names), 'arm')}, up to {duration(seconds)}.")
@@ -519,7 +524,8 @@ def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> N
             models = ((arm.name, model) for arm, model, _ in built if arm.name in {BASE, *names})
             with already_reported():
                 task, images = task_of(at_point.fixed, at_point.recipe), base_config(at_point, num_classes)
-                costs = measure(models, task, at_point.recipe, resolve(options.device), seconds, images, len(names))
+                device = resolve(options.device)
+                costs = yield from measuring(models, task, at_point.recipe, device, seconds, images, len(names))
         except Exception as error:  # models and devices raise what they like
             text = f"The costs of {listing(sorted(names))} could not be measured ({type(error).__name__}: {error})."
             warnings.warn(f"{text} The answer is written without them; the same command tries again.", stacklevel=2)
