@@ -223,11 +223,12 @@ def measuring(
     assert images is not None
     first_backbone = first.backbone if isinstance(first, TaskModel) else first
     library = None if isinstance(first_backbone, ViT) else type(first_backbone).__module__.partition(".")[0]
+    end = time.monotonic() + budget_s
     with quiet_threads(device):
         base = _TimedModel(Steps(first, task, recipe, device, images), images, budget_s=budget_s / max(arms, 1))
         ratios: dict[str, Any] = {}
         base_s: dict[str, list[float]] = {kind: [] for kind in base.calls}
-        fewest, end = ROUNDS[1], time.monotonic() + budget_s
+        fewest = ROUNDS[1]
         for count in range(arms, 0, -1):
             name, model = next(remaining)
             against = None
@@ -273,11 +274,11 @@ class _TimedModel:
     """A model with a call for each kind of work.
 
     Base determines the batches, and how often a call is repeated, so that the fewest rounds of two models take
-    `budget_s` seconds.
+    `budget_s` seconds on a machine as busy as now.
     """
 
     def __init__(self, steps: Steps, images: Base, base: _TimedModel | None = None, budget_s: float = math.inf):
-        self._device = steps.device
+        self._device, began, began_cpu = steps.device, time.perf_counter(), time.process_time()
         self.params, self.macs = count_params(steps.model), macs_of(steps.model, images)
         self.batches: dict[str, int] = base.batches if base else {
             "train_step": steps.fitting(steps.train, steps.recipe.part_size, CALL_S, LEAST),
@@ -292,7 +293,9 @@ class _TimedModel:
             call()  # warm-up: kernels are chosen, optimizer state is made
         self.repeats: dict[str, int] = base.repeats if base else dict.fromkeys(self.calls, 1)
         if base is None:
-            block_s = min(BLOCK_S, budget_s / (2 * len(self.calls) * ROUNDS[0]))
+            cpu_s = max(time.process_time() - began_cpu, 1e-6) if self._device.type == "cpu" else math.inf
+            slower = max(1.0, (time.perf_counter() - began) / cpu_s)  # where other processes use the cores
+            block_s = min(BLOCK_S, budget_s / slower / (2 * len(self.calls) * ROUNDS[0]))
             self.repeats = {kind: max(1, round(block_s / max(self.seconds(kind), 1e-6))) for kind in self.calls}
 
     def seconds(self, kind: str) -> float:

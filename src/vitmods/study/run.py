@@ -40,6 +40,7 @@ from vitmods.study.schedule import (
     Schedule,
     check_weights_are_there,
     seconds_after_trials,
+    slowdown,
 )
 from vitmods.study.state import Evaluated, StudyState, evaluated_of
 from vitmods.study.store import Facts, Plan, StudyFolder, read_object
@@ -282,7 +283,8 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
             command = command or python_call(study.settings, str(path))
             facts = write_facts(study, command, plan_of(study.settings))
             state = StudyState(folder, study.settings, evaluated_of(folder, facts))
-            after_s = seconds_after_trials(budget, options.cost_seconds * len(study.settings.sweep.points))
+            slower = slowdown() if budget.seconds else 1.0
+            after_s = seconds_after_trials(budget, options.cost_seconds * len(study.settings.sweep.points), slower)
             limit = replace(budget, seconds=budget.seconds and budget.seconds - after_s)
             report = _live_report(study, facts)
             expected_s = {arm.arm: arm.trial_s for arm in planned.arms} if planned and not study.settings.sweep else {}
@@ -507,7 +509,8 @@ def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> I
     trained_s = sum(record.wall_s or 0.0 for record in state.records.values()) / study.workers(len(state.records))
     points = {point.to_dict().get("base"): point for point in reversed(settings.sweep.points)}
     seconds = min(options.cost_seconds, MOST_FOR_COSTS * trained_s / len(points))
-    seconds = max(0.0, min(seconds, (budget.left_s - seconds_after_trials(budget, 0.0)) / len(points)))
+    report_s = seconds_after_trials(budget, 0.0, slowdown() if budget.seconds else 1.0)
+    seconds = max(0.0, min(seconds, (budget.left_s - report_s) / len(points)))
     recorded, _ = read_costs(study.runner.folder, settings)
     for base, point in points.items():
         before = {"base": None, "arms": {}, **costs_under(recorded, point)}
