@@ -12,7 +12,7 @@ import platform
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import accumulate, groupby, product
@@ -71,6 +71,23 @@ def interleave(
     Seven rounds at least and 60 at most; none begins after `budget_s` seconds, and a kind has no more once the
     intervals of its ratios to the first model are at most 5 % wide.
     """
+    return finish(rounds_of(kinds, names, seconds, budget_s))
+
+
+def finish(steps: Generator[None, None, T]) -> T:
+    """Make all steps and return their result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def rounds_of(
+    kinds: Mapping[str, T], names: list[str], seconds: Callable[[T, str], float], budget_s: float
+) -> Generator[None, None, dict[str, list[dict[str, float]]]]:
+    """`interleave` in steps of a round."""
     rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     end = time.monotonic() + budget_s
     least, most = ROUNDS
@@ -88,6 +105,7 @@ def interleave(
         order = names if number % 2 == 0 else names[::-1]
         for kind, timed in kinds.items():
             rounds[kind].append({name: seconds(timed, name) for name in order})
+        yield
     return rounds
 
 

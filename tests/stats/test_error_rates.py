@@ -237,7 +237,7 @@ def test_every_look_of_any_maximum(k, most, base_sd, studies):
     assert ever.mean() <= bound(0.05, studies)
 
 
-@pytest.mark.parametrize(("k", "power"), [(1, 0.91), (4, 0.79)])
+@pytest.mark.parametrize(("k", "power"), [(1, 0.91), (4, 0.78)])
 def test_rising_levels_detect_more_than_a_constant_one(k, power):
     """An effect of 1.4 sd, in at most 10 % more trials; the constant level has the same rate of false claims."""
     _, detected, trials = until_decided(2_000, k, 16, 1.4, margin=0.3)

@@ -7,8 +7,8 @@ import pytest
 
 import vitmods as vm
 from vitmods.stats.fit import fit
-from vitmods.stats.plan import FEASIBLE, FORECAST, detectable, forecast
-from vitmods.stats.sequential import decided, looks, nominal_level
+from vitmods.stats.plan import FEASIBLE, FORECAST, chance, detectable, forecast
+from vitmods.stats.sequential import decided, futile, looks, nominal_level
 from vitmods.stats.verdict import Verdict
 from vitmods.stats.width import against_base
 
@@ -43,8 +43,8 @@ def test_more_seeds_and_larger_effects_make_a_verdict_likelier():
     ("effect", "seeds", "says"),
     [
         (opened(0.04, sd=2.0), 8, "chance of a verdict 80 % with 8 seeds, 90 % with 16, 95 % with 32"),
-        (opened(0.01, sd=2.0), 32, "chance of a verdict 5 % with 8 seeds, 20 % with 16, 40 % with 32"),
-        (opened(0.001, sd=0.3), 16, "chance of a verdict 30 % with 8 seeds, 75 % with 16, 95 % with 32"),
+        (opened(0.01, sd=2.0), 32, "chance of a verdict 5 % with 8 seeds, 15 % with 16, 40 % with 32"),
+        (opened(0.001, sd=0.3), 16, "chance of a verdict 25 % with 8 seeds, 75 % with 16, 95 % with 32"),
         (opened(0.002, n=16, df=48.0), 0, "a verdict is not feasible with up to 32 seeds (chance below 10 %)"),
         (opened(0.02, n=32), 0, "a verdict is not feasible with up to 32 seeds (chance below 10 %)"),
     ],
@@ -52,6 +52,16 @@ def test_more_seeds_and_larger_effects_make_a_verdict_likelier():
 def test_what_is_said(effect, seeds, says):
     assert str(forecast(effect)) == says
     assert forecast(effect).seeds == seeds
+
+
+def test_a_verdict_at_any_look_counts_and_a_futile_arm_ends():
+    effect = opened(0.01)
+    wide, narrow = 9.0, 0.01
+    assert chance(effect, {6: wide, 16: wide}) == 0
+    assert chance(effect, {6: narrow, 16: wide}) > 0.99
+    assert chance(effect, {6: wide, 16: narrow}) > 0.99
+    alone, given_up = chance(effect, {8: 1.9, 16: 1.2}), chance(effect, {8: 1.9, 16: 1.2}, gives_up=True)
+    assert 0 < given_up < alone < 0.5
 
 
 def outcomes(size, k, n, tau, margin=0.3):
@@ -66,10 +76,12 @@ def outcomes(size, k, n, tau, margin=0.3):
     ended = []
     for last in (m for m in FORECAST if m > n):
         ever = np.zeros((len(scores), k), bool)
+        running = ~ever
         for now in (m for m in looks(last) if m > n):
             against = fit(100 * scores[..., :now]).against
             half = against_base(against, None, nominal_level(last, now), k).seeds
-            ever |= decided(against.estimate, half, margin)
+            ever |= running & decided(against.estimate, half, margin)
+            running &= ~ever & ~futile(against, None, "seeds", margin, k, last)
         ended += [(chances[s][a].chances[last], e, last) for (s, a), e in np.ndenumerate(ever) if chances[s][a]]
     return np.array(ended)
 
@@ -78,13 +90,13 @@ def outcomes(size, k, n, tau, margin=0.3):
 @pytest.mark.parametrize("tau", [1.0, 1.5])
 def test_chances_are_calibrated(tau, size):
     ended = np.concatenate([outcomes(size, k, n, tau) for k, n in ((1, 5), (4, 5), (2, 8))])
-    chance, was_decided, most = ended.T
+    predicted, was_decided, most = ended.T
     for low in np.arange(0, 1, 0.2):
-        inside = (chance >= low) & (chance < low + 0.2)
+        inside = (predicted >= low) & (predicted < low + 0.2)
         if inside.sum() > 20:
             error = 3 * np.sqrt(0.25 / inside.sum())
-            assert abs(was_decided[inside].mean() - chance[inside].mean()) < 0.07 + error, low
-    hopeless = (chance < FEASIBLE) & (most == FORECAST[-1])
+            assert abs(was_decided[inside].mean() - predicted[inside].mean()) < 0.07 + error, low
+    hopeless = (predicted < FEASIBLE) & (most == FORECAST[-1])
     assert not hopeless.any() or was_decided[hopeless].mean() < 0.2
 
 

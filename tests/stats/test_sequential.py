@@ -60,7 +60,7 @@ def test_futile_arms_are_those_that_more_seeds_would_not_decide():
     result = fit(scores).against
     assert futile(result, None, "seeds", 0.05, 4, 16).tolist() == [True, True, False, False]
     assert futile(result, None, "seeds", 1.5, 4, 16).tolist() == [False, False, False, False]
-    for n, hopeless in ((5, False), (6, True)):  # not before 6 seeds
+    for n, hopeless in ((3, False), (4, True)):  # not before 4 seeds
         few = fit(scores[:, :n] - scores[:, :n].mean(-1, keepdims=True)).against
         assert futile(few, None, "seeds", 0.05, 4, 8).all() == hopeless
     assert not futile(result, None, "seeds", 0.05, 4, 8).any()  # no seeds are left

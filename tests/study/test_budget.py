@@ -4,6 +4,7 @@ import json
 import re
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,14 +13,17 @@ from PIL import Image
 import vitmods as vm
 from vitmods.cli import main
 from vitmods.study import Study, choice
-from vitmods.study.budget import Budget, seconds_after_trials
+from vitmods.study.budget import Budget, make_budget, seconds_after_trials, slowdown
 from vitmods.study.defaults import DIGITS, Defaults, RecipeChoice
 from vitmods.study.estimate import Estimate, usual_spread
+from vitmods.study.executors import StudyOptions
+from vitmods.study.plan import Rung
 from vitmods.study.stopwatch import Pace, Stopwatch
 from vitmods.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
 
+FASTER = choice.faster_options
 RUN = {"workers": 1, "device": "cpu", "progress": False, "cost_seconds": 0}
 PHOTOS = Defaults("Ti/16", 224, images=1960, side=400)
 LADDER = [("Ti/16", (224,)), ("Ti/16", (128,)), ("Ti/8", (64,)), ("mu6/8", (64,)), ("mu3/4", (32,))]
@@ -99,6 +103,7 @@ class Clock:
         monkeypatch.setattr(Stopwatch, "_measured", pace)
         monkeypatch.setattr(Stopwatch, "_read", lambda *_: (0.0, 0.0))
         monkeypatch.setattr(choice, "time_steps", time_steps)
+        monkeypatch.setattr("vitmods.study.estimate.slowdown", lambda: 1.0)
         monkeypatch.setattr(choice, "faster_options", lambda *_: iter(()))
 
 
@@ -165,6 +170,97 @@ def test_a_real_budget_trains_a_study_that_is_resumed_as_it_is_stored(monkeypatc
     assert "img_size" in capsys.readouterr().err
 
 
+def test_a_machine_that_others_use_is_slower(monkeypatch):
+    clock = SimpleNamespace(now=0.0, used=0.0)
+
+    def process_time():
+        clock.now, clock.used = clock.now + 0.04, clock.used + 0.01
+        return clock.used
+
+    monkeypatch.setattr(time, "process_time", process_time)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    assert slowdown() == pytest.approx(4, rel=0.2)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.used)
+    assert slowdown() == pytest.approx(1, rel=0.2)
+
+
+@pytest.fixture(scope="module")
+def planned(photos):
+    with pytest.MonkeyPatch.context() as patched:
+        Clock(patched, {(True, 64): 0.01, (False, 64): 0.002})
+        return Study(arms=["dpn"], data=photos, budget="10m").dry_run(**RUN)
+
+
+@pytest.mark.parametrize(
+    ("bf16", "compiled", "budget", "options", "given", "offered"),
+    [
+        (0.6, 0.5, "2h", {}, (), "--precision bf16-mixed takes 0.60 of the time of a step."),
+        (0.9, 0.7, "2h", {}, (), "--compile takes 0.70 of the time of a step, after about a minute for each arm."),
+        (0.6, 0.7, "2h", {}, ("precision",), "--compile takes 0.70 of the time"),
+        (0.9, 0.9, "2h", {}, (), ""),
+        (0.9, 0.7, "30m", {}, (), ""),
+        (0.9, 0.7, "2h", {"compile": True}, (), ""),
+        (0.9, 0.7, "2h", {"recompute": True}, (), ""),
+    ],
+)
+def test_faster_options_are_offered_where_they_pay(
+    monkeypatch, planned, bf16, compiled, budget, options, given, offered
+):
+    def time_step(study, settings, compiled_step=False, **named):
+        return compiled if compiled_step or named else bf16 if settings.recipe.precision == "bf16-mixed" else 1.0
+
+    monkeypatch.setattr(choice, "time_step", time_step)
+    settings = replace(planned.settings, open=planned.settings.open - {*given})
+    study = SimpleNamespace(settings=settings, options=StudyOptions(device="cpu", **options))
+    text = " ".join(FASTER(study, make_budget(budget)))
+    assert text.startswith(offered)
+    assert bool(text) == bool(offered)
+
+
+@pytest.mark.parametrize(
+    ("changed", "cached", "offers"),
+    [
+        ({}, ["w1", "w2", "w3", "w4"], "240 training images are few.*--from w1, w2, w3 and 1 more"),
+        ({}, [], ""),
+        ({"images": 20_000}, ["w1"], ""),
+        ({"images": 0}, ["w1"], ""),
+        ({"side": 32}, ["w1"], ""),
+        ({"img_size": [64, 64]}, ["w1"], ""),  # the arms' warnings name weights of this size
+        ({"base": "Ti/16", "img_size": [224, 224]}, ["w1"], ""),
+        ({"in_chans": 1}, ["w1"], ""),
+        ({"open": frozenset()}, ["w1"], ""),
+    ],
+)
+def test_weights_on_this_machine_are_offered_to_few_photographs(monkeypatch, planned, changed, cached, offers):
+    monkeypatch.setattr(choice, "cached_checkpoints", lambda: cached)
+    fields = {name: changed[name] for name in ("base", "img_size", "in_chans") if name in changed}
+    settings = replace(
+        planned.settings, fixed={**planned.settings.fixed, "base": "mu3/4", "img_size": [32, 32], **fields}
+    )
+    settings = replace(settings, open=changed.get("open", settings.open | {"base"}))
+    rung = Rung(settings, "", changed.get("images", 240), changed.get("side", 90))
+    text = " ".join(choice.weights_here(rung))
+    assert re.match(offers, text) if offers else not text
+
+
+@pytest.mark.parametrize(
+    ("steps", "given", "says"),
+    [
+        (100, (), "A trial has 100 steps in this budget, .* fewer than 300: .*About 30 minutes, fewer arms"),
+        (299, (), "A trial has 299 steps"),
+        (300, (), ""),
+        (100, ("epochs",), ""),
+    ],
+)
+def test_a_training_that_is_too_short_is_reported_before_it_begins(planned, steps, given, says):
+    settings = replace(planned.settings, open=planned.settings.open - {*given})
+    arms = tuple(replace(arm, trials=5, trial_s=60.0) for arm in planned.arms)  # ten minutes for base and an arm
+    short = replace(planned, settings=settings, steps={"": steps}, arms=arms, parallel=1, reserve_s=0.0)
+    short = replace(short, settings=settings.with_seeds(range(5)))
+    text = choice.too_short(short)
+    assert re.match(says, text) if says else not text
+
+
 def test_an_unknown_spread_follows_from_the_test_images():
     assert usual_spread(0) is None
     assert usual_spread(600).sd == pytest.approx(100 * np.sqrt(0.15 / 600))
@@ -174,5 +270,7 @@ def test_costs_and_report_are_part_of_a_budget():
     assert seconds_after_trials(Budget(600.0), 30.0) == 35.0
     assert seconds_after_trials(Budget(60.0), 30.0) == 11.0
     assert seconds_after_trials(Budget(), 30.0) == 0.0
+    assert seconds_after_trials(Budget(600.0), 30.0, slower=4.0) == 50.0
+    assert seconds_after_trials(Budget(60.0), 30.0, slower=4.0) == 12.0
     assert Budget(60.0, began=time.monotonic() - 40).left_s == pytest.approx(20, abs=1)
     assert Estimate.available_s.fget(Estimate(None, (), 1, 1, {}, {}, budget_s=60.0, reserve_s=11.0)) == 49.0

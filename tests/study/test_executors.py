@@ -27,6 +27,9 @@ class Queue:
     def ended(self, work, failure):
         self.outcomes[work] = failure
 
+    def use_idle_core(self):
+        return False
+
     def waiting(self):
         pass
 
@@ -155,6 +158,22 @@ def test_a_worker_that_ends_is_quoted(pool):
 def test_a_failure_that_a_worker_reports_keeps_the_worker(pool):
     assert ran(pool(workers=1, fail_at=0)) == {TRIALS[0]: "went wrong"}
     assert len({pid for pid, _, _ in pool.record()}) == 1
+
+
+@pytest.mark.parametrize(("workers", "steps"), [(1, 0), (2, 3)])
+def test_an_idle_core_is_used_beside_the_last_trial(pool, workers, steps):
+    class Meanwhile(Queue):
+        steps = 0
+
+        def use_idle_core(self):
+            assert not self.left
+            self.steps += 1
+            return self.steps < 3
+
+    queue = Meanwhile(TRIALS[:1])
+    pool(workers=workers).run(queue)
+    assert queue.outcomes == {TRIALS[0]: None}
+    assert min(queue.steps, 3) == steps
 
 
 def test_an_interruption_ends_the_workers(pool):

@@ -65,6 +65,14 @@ class Played:
         return looks(self.state())[-1]
 
 
+def test_what_follows_the_trials_is_done_in_steps(tmp_path):
+    played = Played(tmp_path, {"base": 0.5, "dpn": 0.5}, seeds=1, until_decided=False)
+    played.progress = Progress(played.folder.trial, lambda work: 1, 1, quiet=True)
+    schedule = Schedule(played.state(), played.progress, meanwhile=iter([None, None]))
+    assert [schedule.use_idle_core() for _ in range(3)] == [True, True, False]
+    assert not played.schedule().use_idle_core()
+
+
 def test_a_fixed_study_goes_seed_by_seed_base_first(tmp_path):
     played = Played(tmp_path, {"base": 0.5, "dpn": 0.5, "rms": 0.5}, seeds=2, until_decided=False)
     assert not played.run().left

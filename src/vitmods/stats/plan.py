@@ -18,7 +18,16 @@ from scipy import special
 
 from vitmods.stats.fit import Array, fit
 from vitmods.stats.images import ImagesPart
-from vitmods.stats.sequential import LAST_LEVEL, LOOKS
+from vitmods.stats.sequential import (
+    FUTILE_FROM,
+    LAST_LEVEL,
+    LOOKS,
+    decided,
+    hopeless,
+    looks,
+    nominal_level,
+    steps_of,
+)
 from vitmods.stats.verdict import Effect, Verdict, images_text
 from vitmods.stats.width import against_base, critical_value
 from vitmods.util.errors import UserError
@@ -26,6 +35,7 @@ from vitmods.util.text import about, duration, plural
 
 POWER = 0.8
 STUDIES = 4000
+PATHS = 500  # of an estimate, at each of several sds
 SIMULATED = 48  # seeds; beyond, widths shrink as in a study with endless degrees of freedom
 MOST = 10_000
 MANY_IMAGES = 10**6
@@ -189,42 +199,67 @@ class Forecast:
         return f"{text} and {here}; about {enough} would make it feasible"
 
 
-def forecast(effect: Effect, halves: Mapping[int, float] | None = None) -> Forecast | None:
+Halves = Mapping[int, Mapping[int, float]]
+"""most seeds of a study -> seeds of a look -> half-width in sd of one trial, without the part of the images"""
+
+
+def forecast(effect: Effect, halves: Halves | None = None) -> Forecast | None:
     """The forecast for an open arm; None if it is decided, if its spread is unknown, or if it was tested on folds.
 
-    halves: half-width for each number of seeds, in sd of one trial, without the part of the images; None: of one arm of
-        `effect.family` against base, as `detectable` has them.
+    halves: None: those of one arm of `effect.family` against base, which is given up where it is futile.
     """
     if effect.verdict != Verdict.OPEN or effect.overlap or not (effect.sd > 0 and math.isfinite(effect.df)):
         return None
-    if halves is None:
-        halves = {n: detectable(effect.family, n, LAST_LEVEL, known=effect.base_n).half for n in FORECAST}
-    later = {n: half for n, half in halves.items() if n > effect.n}
-    expected = Forecast(effect, {n: chance(effect, n, half) for n, half in later.items()})
+    gives_up = halves is None
+    later = {most: dict(looked) for most, looked in (halves or halves_at_looks(effect)).items() if most > effect.n}
+    expected = Forecast(effect, {most: chance(effect, looked, gives_up) for most, looked in later.items()})
     if expected.feasible or not later:
         return expected
-    most, half = max(later.items())
-    enough = (times for times in MORE_IMAGES if chance(effect, most, half, times) >= EVEN)
+    looked = later[max(later)]
+    enough = (times for times in MORE_IMAGES if chance(effect, looked, gives_up, times) >= EVEN)
     return replace(expected, images=about(effect.images * next(enough, 0)))
 
 
-def chance(effect: Effect, n: int, half: float, times: float = 1.0) -> float:
-    """The chance that an effect is decided with `n` seeds in all, and `times` as many test images.
+def halves_at_looks(effect: Effect) -> Halves:
+    """Half-widths at the looks that remain for an arm. Early looks are wider than the last one by the ratio of t
+    quantiles of one arm."""
+    k, known = effect.family, effect.base_n
+
+    def half(most: int, n: int) -> float:
+        df = effect.df * (n - 1) / (effect.n - 1)
+        early, last = special.stdtrit(df, 1 - np.array([nominal_level(most, n), LAST_LEVEL]) / (2 * k))
+        return float(detectable(k, n, LAST_LEVEL, known=known).half * early / last)
+
+    steps = steps_of(known if known > effect.n else 0)
+    return {most: {n: half(most, n) for n in looks(most, steps) if n > effect.n} for most in FORECAST}
+
+
+def chance(effect: Effect, halves: Mapping[int, float], gives_up: bool = False, times: float = 1.0) -> float:
+    """The chance that an effect is decided at one of the later looks, with `times` as many test images.
 
     What `n` seeds will show, given what `effect.n` have shown, is normal around it:
 
         d_n ~ N(d, 2 sd^2 (1 / effect.n - 1 / n) + I (1 - 1 / times))
 
-    since the true effect is as uncertain as d itself. It is decided beyond a half-width of zero, or so near to it that
-    the interval is within the margin. `half` is this half-width in sd of one trial; the images' part I widens it. The
-    chance is averaged over the sds that fit the one that was seen.
+    since the true effect is as uncertain as d itself, and from look to look it moves by independent steps. It is
+    decided beyond a half-width of zero, or so near to it that the interval is within the margin. `halves` are these
+    half-widths in sd of one trial by the seeds of the look; the images' part I widens them. The chance is that of
+    simulated paths, averaged over the sds that fit the one that was seen.
+
+    gives_up: whether the arm ends at a look where it is futile.
     """
+    seeds = np.array([effect.n, *halves])
+    per_sd = np.array([effect.variance_per_sd(int(n)) for n in seeds])
     images = effect.images_sd**2 if effect.generalize == "images" and effect.images > 1 else 0.0
     sds = effect.sd * np.sqrt(effect.df / (2 * special.gammaincinv(effect.df / 2, (np.arange(9) + 0.5) / 9)))
-    later = effect.variance_per_sd(n)
-    halves = half * np.sqrt(sds**2 + images / times / later)
-    error = np.sqrt(sds**2 * (effect.variance_per_sd() - later) + images * (1 - 1 / times))
-    d, inside = abs(effect.effect), effect.margin - halves
-    clear = special.ndtr((d - halves) / error) + special.ndtr((-d - halves) / error)
-    same = special.ndtr((inside - d) / error) - special.ndtr((-inside - d) / error)
-    return float((clear + np.maximum(same, 0)).mean())
+    sds = sds[:, None]
+    half = np.array([*halves.values()]) * np.sqrt(sds**2 + images / times / per_sd[1:])
+    draws = np.random.default_rng(0).standard_normal((PATHS, 1, len(seeds)))
+    start = effect.effect + math.sqrt(images * (1 - 1 / times)) * draws[..., :1]
+    d = start + np.cumsum(sds * np.sqrt(-np.diff(per_sd)) * draws[..., 1:], -1)
+    ends = is_decided = decided(d, half, effect.margin)
+    if gives_up:
+        moves = sds * np.sqrt(per_sd[1:] - per_sd[-1])
+        is_futile = hopeless(d, half[:, -1:], moves, effect.margin) & (seeds[1:] >= FUTILE_FROM)
+        ends = is_decided | (is_futile & (seeds[1:] < seeds[-1]))
+    return float(np.take_along_axis(is_decided, ends.argmax(-1)[..., None], -1).mean())

@@ -28,8 +28,7 @@ MAXIMA = (8, 16, 32)  # that are offered
 LAST_LEVEL = 0.028  # with all seeds; calibrated by simulated studies for every maximum and 1 to 8 arms
 EXTENDED_LEVEL = 0.012  # instead, of a study that was fixed, and has been analyzed with fewer seeds at 0.05
 INTERIM_LEVEL = 0.008  # instead, of a fixed study that is read, perhaps after each trial, before it is complete
-FUTILE_FROM, FUTILE_CHANCE = 6, 0.10
-FUTILE_EARLY = 4  # where base is known
+FUTILE_FROM, FUTILE_CHANCE = 4, 0.08
 
 
 def steps_of(base: int) -> tuple[int, ...]:
@@ -68,24 +67,30 @@ def next_maximum(seeds: int) -> int:
 
 
 def futile(contrast: Contrasts, images: ImagesPart | None, claim: Claim, margin: float, family: int, most: int) -> Mask:
-    """Arms that are unlikely (below 10 %) to be clear of zero, and to be shown equivalent, with all `most` seeds.
-
-    With half_N the half-width at N = `most` seeds (V scaled by n / N) and b = sqrt(V (1 - n / N)):
-
-        clear of zero   1 - Phi((half_N - |d|) / b)
-        equivalent      Phi((margin - half_N - |d|) / b) - Phi((half_N - margin - |d|) / b)
-
-    From 6 seeds on, from 4 where base is known. It makes no claim, so it needs no part of the level.
-    """
+    """Arms that are unlikely (below 8 %) to be clear of zero, and to be shown equivalent, with all `most` seeds: from 4
+    seeds on. It makes no claim, so it needs no part of the level."""
     n, later = contrast.seeds, extended(contrast, most)
     with np.errstate(invalid="ignore", divide="ignore"):
         at_most, now = (against_base(some, images, LAST_LEVEL, family) for some in (later, contrast))
-        half, d = at_most.seeds if claim == "seeds" else at_most.total, np.abs(contrast.estimate + now.shift)
+        half = at_most.seeds if claim == "seeds" else at_most.total
         b = np.sqrt(now.variance * np.maximum(1 - _variance_per_sd(later) / _variance_per_sd(contrast), 0))
+    is_hopeless = hopeless(contrast.estimate + now.shift, half, b, margin)
+    return np.asarray((n >= FUTILE_FROM) & (n < most) & is_hopeless)
+
+
+def hopeless(estimate: Array, half: Array, b: Array, margin: float) -> Mask:
+    """Whether both clear ends are unlikely for estimates d that will be normal around now's with standard deviation b.
+
+    With `half` the half-width then, that of N seeds (V scaled by n / N), and b = sqrt(V (1 - n / N)):
+
+        clear of zero   1 - Phi((half - |d|) / b)
+        equivalent      Phi((margin - half - |d|) / b) - Phi((half - margin - |d|) / b)
+    """
+    d = np.abs(estimate)
+    with np.errstate(invalid="ignore", divide="ignore"):
         clear = special.ndtr((d - half) / b)
         same = special.ndtr((margin - half - d) / b) - special.ndtr((half - margin - d) / b)
-    first = np.where(contrast.knows_more, FUTILE_EARLY, FUTILE_FROM)
-    return np.asarray((n >= first) & (n < most) & (clear < FUTILE_CHANCE) & (same < FUTILE_CHANCE))
+    return np.asarray((clear < FUTILE_CHANCE) & (same < FUTILE_CHANCE))
 
 
 def extended(contrast: Contrasts, n: int) -> Contrasts:

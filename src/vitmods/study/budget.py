@@ -29,13 +29,22 @@ class Budget:
 
 ENDLESS = Budget()
 MOST_FOR_COSTS = 0.1  # of the time that the trials took: while one process measures costs, the others wait
-REPORT_S = 5.0  # for what follows the costs: the answer and the report
+REPORT_S = 5.0  # CPU seconds for what follows the costs: the answer and the report
+TRIED_S = 0.1
 
 
-def seconds_after_trials(budget: Budget, cost_seconds: float) -> float:
-    """Seconds of a time budget that the costs and the report take."""
+def seconds_after_trials(budget: Budget, cost_seconds: float, slower: float = 1.0) -> float:
+    """Seconds of a time budget that the costs and the report take, where work takes so many times its CPU time."""
     limit_s = budget.seconds or 0.0
-    return min(cost_seconds, MOST_FOR_COSTS * limit_s) + min(REPORT_S, MOST_FOR_COSTS * limit_s)
+    return min(cost_seconds, MOST_FOR_COSTS * limit_s) + min(slower * REPORT_S, MOST_FOR_COSTS * limit_s)
+
+
+def slowdown() -> float:
+    """Time how many seconds a CPU second takes now: more than one where other processes use the cores."""
+    began, began_cpu = time.perf_counter(), time.process_time()
+    while (cpu_s := time.process_time() - began_cpu) < TRIED_S:
+        pass
+    return max(1.0, (time.perf_counter() - began) / cpu_s)
 
 
 def make_budget(budget: str | int | Budget | None) -> Budget:

@@ -13,7 +13,7 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -22,7 +22,18 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from vitmods.bench import BLOCK_S, ROUNDS, Ratio, Work, interleave, now, peak_bytes, quiet_threads, seconds_per_call
+from vitmods.bench import (
+    BLOCK_S,
+    ROUNDS,
+    Ratio,
+    Work,
+    finish,
+    now,
+    peak_bytes,
+    quiet_threads,
+    rounds_of,
+    seconds_per_call,
+)
 from vitmods.changes import Change
 from vitmods.changes.compose import edit
 from vitmods.data.batch import Batch
@@ -183,7 +194,12 @@ LARGE_BATCH = 64
 LEAST = 2  # images of a training step: a batch norm needs two
 
 
-def measure(
+def measure(*args: Any, **options: Any) -> dict[str, Any]:
+    """Measure costs at once, with the arguments of `measuring`."""
+    return finish(measuring(*args, **options))
+
+
+def measuring(
     models: Iterable[tuple[str, nn.Module]],
     task: Task,
     recipe: Recipe,
@@ -191,8 +207,8 @@ def measure(
     budget_s: float = 30.0,
     images: Base | None = None,
     arms: int = 1,
-) -> dict[str, Any]:
-    """Measure the costs of models, the first of which is base. They are trained a few steps on `device`: pass copies.
+) -> Generator[None, None, dict[str, Any]]:
+    """Measure in steps of about a second the costs of models, the first of which is base. They are trained a few steps on `device`: pass copies.
 
     Each arm is timed alternately with base, until the interval of each ratio is narrow enough. If `models` builds
     models on demand, base and one arm are in memory at a time.
@@ -218,18 +234,20 @@ def measure(
     assert images is not None
     first_backbone = first.backbone if isinstance(first, TaskModel) else first
     library = None if isinstance(first_backbone, ViT) else type(first_backbone).__module__.partition(".")[0]
+    end = time.monotonic() + budget_s
     with quiet_threads(device):
         base = _TimedModel(Steps(first, task, recipe, device, images), images, budget_s=budget_s / max(arms, 1))
         ratios: dict[str, Any] = {}
         base_s: dict[str, list[float]] = {kind: [] for kind in base.calls}
-        fewest, end = ROUNDS[1], time.monotonic() + budget_s
+        fewest = ROUNDS[1]
         for count in range(arms, 0, -1):
             name, model = next(remaining)
             against = None
             if library and isinstance(model.backbone if isinstance(model, TaskModel) else model, ViT):
                 against = f"base is built by {library} and the arm by vitmods: the ratios hold that difference too"
             arm = _TimedModel(Steps(model, task, recipe, device, images), images, base)
-            rounds = _time_alternately(base, arm, max(0.0, end - time.monotonic()) / count)
+            yield
+            rounds = yield from _time_alternately(base, arm, max(0.0, end - time.monotonic()) / count)
             base_s = {kind: [*base_s[kind], *(times["base"] for times in rounds[kind])] for kind in rounds}
             fewest = min([fewest, *map(len, rounds.values())])
             timed = {kind: [times["arm"] / times["base"] for times in rounds[kind]] for kind in rounds}
@@ -255,21 +273,23 @@ def measure(
     }
 
 
-def _time_alternately(base: _TimedModel, arm: _TimedModel, limit_s: float) -> dict[str, list[dict[str, float]]]:
+def _time_alternately(
+    base: _TimedModel, arm: _TimedModel, limit_s: float
+) -> Generator[None, None, dict[str, list[dict[str, float]]]]:
     models = {"base": base, "arm": arm}
     kinds = {kind: kind for kind in base.calls}
-    return interleave(kinds, [*models], lambda kind, name: models[name].seconds(kind), limit_s)
+    return rounds_of(kinds, [*models], lambda kind, name: models[name].seconds(kind), limit_s)
 
 
 class _TimedModel:
     """A model with a call for each kind of work.
 
     Base determines the batches, and how often a call is repeated, so that the fewest rounds of two models take
-    `budget_s` seconds.
+    `budget_s` seconds on a machine as busy as now.
     """
 
     def __init__(self, steps: Steps, images: Base, base: _TimedModel | None = None, budget_s: float = math.inf):
-        self._device = steps.device
+        self._device, began, began_cpu = steps.device, time.perf_counter(), time.process_time()
         self.params, self.macs = count_params(steps.model), macs_of(steps.model, images)
         self.batches: dict[str, int] = base.batches if base else {
             "train_step": steps.fitting(steps.train, steps.recipe.part_size, CALL_S, LEAST),
@@ -284,7 +304,9 @@ class _TimedModel:
             call()  # warm-up: kernels are chosen, optimizer state is made
         self.repeats: dict[str, int] = base.repeats if base else dict.fromkeys(self.calls, 1)
         if base is None:
-            block_s = min(BLOCK_S, budget_s / (2 * len(self.calls) * ROUNDS[0]))
+            cpu_s = max(time.process_time() - began_cpu, 1e-6) if self._device.type == "cpu" else math.inf
+            slower = max(1.0, (time.perf_counter() - began) / cpu_s)  # where other processes use the cores
+            block_s = min(BLOCK_S, budget_s / slower / (2 * len(self.calls) * ROUNDS[0]))
             self.repeats = {kind: max(1, round(block_s / max(self.seconds(kind), 1e-6))) for kind in self.calls}
 
     def seconds(self, kind: str) -> float:

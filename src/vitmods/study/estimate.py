@@ -35,7 +35,7 @@ from vitmods.stats.sequential import LAST_LEVEL, LOOKS, MAXIMA
 from vitmods.stats.verdict import POINTS
 from vitmods.study.arms import BASE
 from vitmods.study.bases import Base
-from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, Budget, seconds_after_trials
+from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, Budget, seconds_after_trials, slowdown
 from vitmods.study.executors import Keep
 from vitmods.study.grid import AS_IS, Point
 from vitmods.study.plan import MOST_SEEDS, Settings, as_now
@@ -357,8 +357,9 @@ def estimate(
         not_reused=tuple(pool.nearest(trial for trial in state.missing if trial not in reused)) if pool else (),
     )
     if budget.seconds is not None:
-        after_s = seconds_after_trials(budget, options.cost_seconds * len(settings.sweep.points))
-        reserve_s = MARGIN * budget.seconds + (workers > 1) * START_S + after_s
+        slower = slowdown()
+        after_s = seconds_after_trials(budget, options.cost_seconds * len(settings.sweep.points), slower)
+        reserve_s = MARGIN * budget.seconds + (workers > 1) * min(START_S * slower, MARGIN * budget.seconds) + after_s
         planned = replace(planned, reserve_s=budget.seconds - budget.left_s + reserve_s)
     planned = replace(planned, factorial=compare_with_factorial(planned, base_config(settings, dataset.num_classes)))
     if not fixed and budget != ENDLESS:

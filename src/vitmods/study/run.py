@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from vitmods.recipes.schedule import resolve_on
 from vitmods.stats.sequential import LOOKS
 from vitmods.study.answer import VIEWS, Answer, Running, costs_under, read_answer, read_costs
 from vitmods.study.arms import BASE, Arm
-from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, Budget, seconds_after_trials
+from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, Budget, seconds_after_trials, slowdown
 from vitmods.study.executors import Executor, Inline, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, Slurm
 from vitmods.study.executors.processes import Processes, Template
@@ -281,16 +281,19 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
             command = command or python_call(study.settings, str(path))
             facts = write_facts(study, command, plan_of(study.settings))
             state = StudyState(folder, study.settings, evaluated_of(folder, facts))
-            after_s = seconds_after_trials(budget, options.cost_seconds * len(study.settings.sweep.points))
+            slower = slowdown() if budget.seconds else 1.0
+            after_s = seconds_after_trials(budget, options.cost_seconds * len(study.settings.sweep.points), slower)
             limit = replace(budget, seconds=budget.seconds and budget.seconds - after_s)
             report = _live_report(study, facts)
             expected_s = {arm.arm: arm.trial_s for arm in planned.arms} if planned and not study.settings.sweep else {}
-            _work(study, state, limit, lease, pool, template, report, expected_s)
+            costs = _measure_costs(study, state, budget)
+            _work(study, state, limit, lease, pool, template, report, expected_s, costs)
         if planned and not is_settled and budget.seconds is not None:
             facts = _without_late_seeds(study, state, facts)
             state = StudyState(folder, study.settings, evaluated_of(folder, facts))
         lease.look()
-        _measure_costs(study, state, budget)
+        for _ in costs:
+            pass
         lease.look()
         answer = read_answer(folder, facts, study.settings)
         answer.report() if report.is_running else answer.write()
@@ -405,11 +408,13 @@ def _work(
     template: Template | None = None,
     report: LiveReport | None = None,
     expected_s: Mapping[str, float] = MappingProxyType({}),
+    costs: Iterator[None] | None = None,
 ) -> None:
     """Copy the missing trials that are finished elsewhere, and run the others as far as the budget lasts; failures are
     written to the trials' folders.
 
     expected_s: arm -> seconds of a trial, as far as they were estimated
+    costs: steps of their measurement, for cores that are idle beside the last trials
     """
     runner, options = study.runner, study.options
     workers = study.workers(len(state.missing))  # before trials are copied: threads do not depend on what is found
@@ -444,7 +449,8 @@ def _work(
         report=report,
     )
     try:
-        schedule = Schedule(state, progress, budget, options.keep_weights, lease)
+        is_cpu = resolve(options.device).type == "cpu"  # a GPU works for the trials that remain
+        schedule = Schedule(state, progress, budget, options.keep_weights, lease, costs if is_cpu else None)
         if schedule.left:
             make_executor(runner, options, workers, template).run(schedule)
     except BaseException:
@@ -491,8 +497,8 @@ def make_executor(
     return Slurm(processes, cluster, workers) if cluster.executor == "slurm" else processes
 
 
-def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> None:
-    """Measure each arm once, in a sweep on each base, and write costs.json.
+def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> Iterator[None]:
+    """Measure each arm once, in a sweep on each base, and write costs.json; in steps of about a second.
 
     Arms that were added are measured against base again, and base's own numbers stay. A measurement that fails is a
     warning, since the effects do not depend on it.
@@ -501,14 +507,15 @@ def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> N
     trained_s = sum(record.wall_s or 0.0 for record in state.records.values()) / study.workers(len(state.records))
     points = {point.to_dict().get("base"): point for point in reversed(settings.sweep.points)}
     seconds = min(options.cost_seconds, MOST_FOR_COSTS * trained_s / len(points))
-    seconds = max(0.0, min(seconds, (budget.left_s - seconds_after_trials(budget, 0.0)) / len(points)))
+    report_s = seconds_after_trials(budget, 0.0, slowdown() if budget.seconds else 1.0)
+    seconds = max(0.0, min(seconds, (budget.left_s - report_s) / len(points)))
     recorded, _ = read_costs(study.runner.folder, settings)
     for base, point in points.items():
         before = {"base": None, "arms": {}, **costs_under(recorded, point)}
         names = {arm.name for arm in settings.arms} - set(before["arms"])
         if not names or options.cost_seconds <= 0:
             continue
-        from vitmods.study.cost import measure
+        from vitmods.study.cost import measuring
 
         if seconds >= 1:
             say(options, f"Measuring the costs of {plural(len(names), 'arm')}, up to {duration(seconds)}.")
@@ -518,7 +525,8 @@ def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> N
             models = ((arm.name, model) for arm, model, _ in built if arm.name in {BASE, *names})
             with already_reported():
                 task, images = task_of(at_point.fixed, at_point.recipe), base_config(at_point, num_classes)
-                costs = measure(models, task, at_point.recipe, resolve(options.device), seconds, images, len(names))
+                device = resolve(options.device)
+                costs = yield from measuring(models, task, at_point.recipe, device, seconds, images, len(names))
         except Exception as error:  # models and devices raise what they like
             text = f"The costs of {listing(sorted(names))} could not be measured ({type(error).__name__}: {error})."
             warnings.warn(f"{text} The answer is written without them; the same command tries again.", stacklevel=2)

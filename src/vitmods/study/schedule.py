@@ -99,10 +99,12 @@ class Schedule:
         budget: Budget | None = None,
         keep: Keep = "all",
         lease: Lease | None = None,
+        meanwhile: Iterator[None] | None = None,
     ) -> None:
-        """keep: the weights of which trials stay. lease: the hold of the folder, without which nothing is done."""
+        """keep: the weights of which trials stay. lease: the hold of the folder, without which nothing is done.
+        meanwhile: steps of what follows the trials and may be done beside the last of them."""
         self.state, self._progress, self._budget, self._keep = state, progress, budget or ENDLESS, keep
-        self._lease = lease
+        self._lease, self._meanwhile = lease, meanwhile or iter(())
         self._given: set[Work] = set()
         self._at_work: dict[Work, float] = {}  # when each began
         self._ended = 0
@@ -164,6 +166,10 @@ class Schedule:
         needed = {seed: place for place, seed in enumerate(settings.seeds_of(BASE))}
         remaining = map(trial_of, (*self._at_work, *self._wanted))
         return all(needed[trial.seed] >= settings.looks[done] for trial in remaining)
+
+    def use_idle_core(self) -> bool:
+        """Make a step of what follows the trials. False: none is left."""
+        return any(True for _ in itertools.islice(self._meanwhile, 1))
 
     def waiting(self) -> None:
         """While nothing else happens."""

@@ -87,6 +87,9 @@ class WorkSource(Protocol):
     def ended(self, work: Work, failure: str | None) -> None:
         """Called for each piece that was taken, except where the run itself is interrupted."""
 
+    def use_idle_core(self) -> bool:
+        """Called while trials run on this machine's other cores and none is left to begin; False: nothing to do."""
+
     def waiting(self) -> None:
         """Called about twice a second while nothing else happens."""
 

@@ -182,7 +182,8 @@ class Processes:
                         worker.send(work.to_dict())
                     if not running:
                         break
-                    ready = wait(list(running), timeout=0.5)
+                    is_used = bool(free) and source.use_idle_core()
+                    ready = wait(list(running), timeout=0.0 if is_used else 0.5)
                     request.check()
                     if not ready:
                         source.waiting()
