@@ -180,9 +180,13 @@ def test_a_killed_study_ends_in_the_same_numbers(tmp_path):
 
 
 RUNNER = """
-import os, sys
+import gc, os, sys
+import matplotlib.backends.backend_svg, matplotlib.figure, torch
+import vitmods.report.page, vitmods.study.run, vitmods.study.trial
 from vitmods import cli
-from vitmods.study import study
+from vitmods.tasks import TASKS
+torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports the compiler
+list(TASKS), gc.freeze()  # so that no copy imports them, and the collector copies no memory
 for line in sys.stdin:
     pid = os.fork()
     if not pid:
