@@ -72,7 +72,7 @@ def detectable(k: int, n: int, alpha: float = 0.05, images: float = 0.0, known: 
     return Findable.of(width.total, simulated.estimate + width.shift + images * image_errors)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _without_effect(k: int, n: int, known: int) -> tuple[Contrasts, Array]:
     """Simulated studies without an effect, and errors of their images, in sd."""
     rng = np.random.default_rng(0)
