@@ -9,8 +9,6 @@ import subprocess
 import sys
 import termios
 
-import pytest
-
 from vitmods.cli.options import announce
 from vitmods.util.errors import SAID_IN
 
