@@ -44,15 +44,15 @@ def nothing_is_left():
 
 
 def children(pid):
-    descendants = []
+    """With their own children."""
+    parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has just ended
-            continue
-        if parent == pid:
-            child = int(stat.parent.name)
-            descendants += [child, *children(child)]
+        with suppress(OSError):  # it has just ended
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    descendants, last = [], {pid}
+    while last:
+        last = {child for child, parent in parents.items() if parent in last}
+        descendants += last
     return descendants
 
 
@@ -80,12 +80,15 @@ def open_files(pid):
     return links
 
 
-def stopped_in_the_middle(out, workers):
-    """Those whose trial has come to step 20, one after the other: none ends its trial while another one starts."""
-    stopped = []
-    for path in out.glob("trials/*/*/metrics.jsonl"):
-        if any(int(step) >= 20 for step in re.findall(r'"step": (\d+),', path.read_text())):
-            stopped += [pid for pid in workers if path in open_files(pid)]
+def stopped_in_the_middle(out, run):
+    """Workers whose trial has come to step 20, one after the other: none ends its trial while another one starts."""
+    logs = [
+        path
+        for path in out.glob("trials/*/*/metrics.jsonl")
+        if any(int(step) >= 20 for step in re.findall(r'"step": (\d+),', path.read_text()))
+    ]
+    workers = children(run.pid) if logs else []
+    stopped = [pid for path in logs for pid in workers if path in open_files(pid)]
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     return stopped
@@ -127,8 +130,8 @@ def test_a_killed_study_ends_in_the_same_numbers(tmp_path):
 
     # A worker that is killed loses its trial alone.
     run = start(broken)
-    wait_for(lambda: len(stopped_in_the_middle(broken, children(run.pid))) == 2, run)
-    workers = stopped_in_the_middle(broken, children(run.pid))
+    wait_for(lambda: len(stopped_in_the_middle(broken, run)) == 2, run)
+    workers = stopped_in_the_middle(broken, run)
     os.kill(workers[0], signal.SIGKILL)
     wait_for(lambda: "killed by SIGKILL" in broken.with_suffix(".log").read_text(), run)
     (failed,) = [json.loads(path.read_text()) for path in broken.glob("trials/*/*/result.json")]
