@@ -94,8 +94,20 @@ def write_reports(root: Path, to: Path) -> None:
     (to / EXTRA / "reports").mkdir(parents=True, exist_ok=True)
     for archive in sorted(root.glob("docs/gallery/*.tar.xz")):
         name = archive.name.partition(".")[0]
+        shutil.copyfile(report_of(archive), to / EXTRA / "reports" / f"{name}.html")
+
+
+def report_of(archive: Path) -> Path:
+    """The report of a stored study, kept in build/reports for as long as neither the study nor the package changes."""
+    name, code = archive.name.partition(".")[0], Path(stored.__file__)
+    kept = tutorials.KEPT.with_name("reports") / f"{name}={tutorials.fingerprint(archive, code)}.html"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        for old in kept.parent.glob(f"{name}=*.html"):
+            old.unlink()
         with tempfile.TemporaryDirectory() as folder:
-            stored.write_page(archive, Path(folder), to / EXTRA / "reports" / f"{name}.html")
+            stored.write_page(archive, Path(folder), kept)
+    return kept
 
 
 def outside_fences(text: str, change: Callable[[str], str]) -> str:

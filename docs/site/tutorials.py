@@ -23,7 +23,7 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "tutorials"
 FENCE = re.compile(r"^```(console|python)\n(.*?)^```$", re.M | re.S)
-SMALL = "--base mu2/8 --img-size 32 --epochs 8 --batch-size 16 --workers 1 --cost-seconds 0 --device cpu"
+SMALL = "--base mu2/8 --img-size 32 --epochs 4 --batch-size 16 --workers 1 --cost-seconds 0 --device cpu"
 MOST_LINES = 40
 NOTE = f"""```{{note}}
 The outputs on this page are real: every block was run for this site, on 80 drawn images of two classes. So that this
@@ -87,7 +87,7 @@ def outputs(path: Path) -> list[str]:
     """What the blocks of a page print, without the folders of this machine."""
     from vitmods.util.text import without_places
 
-    kept = KEPT / f"{path.stem}-{_fingerprint(path)}.json"
+    kept = KEPT / f"{path.stem}-{fingerprint(path, Path(__file__))}.json"
     if kept.exists():
         return list(json.loads(kept.read_text(encoding="utf-8")))
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
@@ -106,12 +106,12 @@ def outputs(path: Path) -> list[str]:
     return shown
 
 
-def _fingerprint(path: Path) -> str:
-    """Of the page, the package and this file."""
+def fingerprint(*files: Path) -> str:
+    """Of these files and the package."""
     digest = hashlib.blake2b(digest_size=8)
-    for file in [path, Path(__file__), *sorted((ROOT / "src").rglob("*.*"))]:
-        if file.suffix in (".md", ".py", ".toml", ".json") and "__pycache__" not in file.parts:
-            digest.update(file.read_bytes())
+    package = [path for path in sorted((ROOT / "src").rglob("*.*")) if "__pycache__" not in path.parts]
+    for file in [*files, *filter(Path.is_file, package)]:
+        digest.update(file.read_bytes())
     return digest.hexdigest()
 
 

@@ -517,7 +517,7 @@ def test_entities_of_xml_are_not_expanded(tmp_path):
     [
         ("a: &a [x,x,x,x,x,x,x,x]\n" + "".join(f"{b}: &{b} [{','.join(f'*{a}' for _ in range(8))}]\n"
          for a, b in zip("abcdefgh", "bcdefghi")) + "names: *i\n", "an alias"),
-        ("names: " + "[" * 5000, "cannot be read as YAML"),
+        ("names: " + "[" * 5000, "cannot be read as YAML: it is nested more than 20 levels"),
         ("names: [[a, b], c]\ntrain: images\n", "does not name its classes"),
         ("names: {0: a, b: c}\ntrain: images\n", "numbered from 0"),
         ("names: [a]\ntrain: [1]\n", "folders, in words"),

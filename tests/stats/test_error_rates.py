@@ -246,10 +246,17 @@ def test_rising_levels_detect_more_than_a_constant_one(k, power):
     assert trials.mean() < 1.1 * fewer.mean()
 
 
+SPREADS = [{}, {"base_sd": 3.0}, {"base_sd": 1 / 3}, {"arm_sd": 3.0}, {"rho": 0.6}]
+KNOWN = [
+    pytest.param(known, spread, id=f"{known}-{spread}", marks=[pytest.mark.long] * bool(spread and known != 16))
+    for known in (8, 16, 32)
+    for spread in SPREADS
+]
+
+
 @pytest.mark.parametrize("studies", FAST)
-@pytest.mark.parametrize("known", [8, 16, 32])
+@pytest.mark.parametrize(("known", "spread"), KNOWN)
 @pytest.mark.parametrize("k", [1, 4])
-@pytest.mark.parametrize("spread", [{}, {"base_sd": 3.0}, {"base_sd": 1 / 3}, {"arm_sd": 3.0}, {"rho": 0.6}], ids=str)
 def test_a_known_base(k, known, spread, studies):
     """Looks from 2 new seeds on. An arm or a base that is 3 times as noisy as the other is a small excess."""
     wrong, _, _ = until_decided(studies, k, 16, known=known, **spread)

@@ -32,7 +32,7 @@ def table_of(answer: Answer) -> Table | None:
     compared = {(arm.name, arm.changes) for arm in (answer.base, *answer.arms)}
     for table in TABLES.values():
         study = table.study
-        if study and len(study.arms) >= FEW and study.task == answer.settings.get("task"):
+        if study and FEW <= len(study.arms) <= len(compared) and study.task == answer.settings.get("task"):
             arms = (arm for text in study.arms.values() for arm in arms_from_text(text))
             if {(arm.name, arm.short) for arm in arms} <= compared:
                 return table

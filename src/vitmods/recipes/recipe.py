@@ -55,20 +55,31 @@ def require(is_valid: bool, message: str) -> None:
 def check_fields(part: Any) -> None:
     """Raise UserError, naming the option, if a number is out of its range or a word is not one of its choices."""
     ranges = {**_RANGES, **getattr(part, "ranges", {})}
-    for option, kind in _hints(part.__class__).items():  # to mypy a type(part) has no hash
-        value, kinds = getattr(part, option), get_args(kind) or (kind,)
-        name = type(part).__name__.lower() if option == "name" else option
-        if value is None and NoneType in kinds:
+    for option, inner, choices, is_optional in _checked(part.__class__):  # to mypy a type(part) has no hash
+        value = getattr(part, option)
+        if value is None and is_optional:
             continue
-        (inner,) = (choice for choice in (kinds if NoneType in kinds else (kind,)) if choice is not NoneType)
-        if get_origin(inner) is Literal:
-            require(value in get_args(inner), f"{name} must be one of {', '.join(get_args(inner))}, not {value!r}.")
+        name = type(part).__name__.lower() if option == "name" else option
+        if choices and value not in choices:
+            raise UserError(f"recipe: {name} must be one of {', '.join(choices)}, not {value!r}.")
         if inner in (int, float):
             low, high = ranges.get(name, (0, math.inf))
-            bound = f"at least {low:g} and finite" if high == math.inf else f"from {low:g} to {high:g}"
-            is_in_range = isinstance(value, int | float) and low <= value <= high and math.isfinite(value)
-            require(is_in_range, f"{name} must be {bound}, not {value!r}.")
-            require(inner is float or isinstance(value, int), f"{name} must be a whole number, not {value!r}.")
+            if not (isinstance(value, int | float) and low <= value <= high and math.isfinite(value)):
+                bound = f"at least {low:g} and finite" if high == math.inf else f"from {low:g} to {high:g}"
+                raise UserError(f"recipe: {name} must be {bound}, not {value!r}.")
+            if inner is int and not isinstance(value, int):
+                raise UserError(f"recipe: {name} must be a whole number, not {value!r}.")
+
+
+@cache
+def _checked(kind: Any) -> list[tuple[str, Any, tuple[str, ...], bool]]:
+    """The name of each field, its type without None, its choices, and whether it may be None."""
+    rows = []
+    for name, hint in _hints(kind).items():
+        kinds = get_args(hint) or (hint,)
+        (inner,) = (choice for choice in (kinds if NoneType in kinds else (hint,)) if choice is not NoneType)
+        rows.append((name, inner, get_args(inner) if get_origin(inner) is Literal else (), NoneType in kinds))
+    return rows
 
 
 @cache

@@ -205,10 +205,9 @@ def less_stable(failed: int, of: int, base_failed: int, base_of: int, level: flo
         return False
     if min(of, base_of) >= ENOUGH and failed == of and base_failed == 0:
         return True
-    from scipy import stats  # half a second, which studies without a failed trial do without
-
-    table = [[failed, of - failed], [base_failed, base_of - base_failed]]
-    return bool(stats.fisher_exact(table, alternative="greater").pvalue <= level)
+    both = failed + base_failed
+    as_many = sum(math.comb(of, x) * math.comb(base_of, both - x) for x in range(failed, min(of, both) + 1))
+    return as_many / math.comb(of + base_of, both) <= level
 
 
 def rate_bound(trials: int) -> float:

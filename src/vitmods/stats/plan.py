@@ -8,6 +8,7 @@ of studies when the margin is the 80 % quantile of half + |d|.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
-from vitmods.stats.fit import Array, fit
+from vitmods.stats.fit import Array, Contrasts, fit
 from vitmods.stats.images import ImagesPart
 from vitmods.stats.sequential import (
     FUTILE_FROM,
@@ -72,18 +73,23 @@ def detectable(k: int, n: int, alpha: float = 0.05, images: float = 0.0, known: 
     if n > SIMULATED:  # times the ratio of the standard errors
         ratio = math.sqrt((2 / n + images**2) / (2 / SIMULATED + images**2))
         return detectable(k, SIMULATED, alpha, images) * ratio
-    rng = np.random.default_rng(0)
-    scores = rng.standard_normal((STUDIES, k + 1, max(n, known)))
-    scores[:, 1:, n:] = np.nan
-    simulated = fit(scores).against
+    simulated, image_errors = _without_effect(k, n, known)
     part = None
     if images:
         variance = np.full(simulated.estimate.shape, images**2 * MANY_IMAGES)
         part = ImagesPart(variance, np.zeros_like(variance), n, MANY_IMAGES)
     width = against_base(simulated, part, alpha, k)
-    return Findable.of(
-        width.total, simulated.estimate + width.shift + images * rng.standard_normal(simulated.estimate.shape)
-    )
+    return Findable.of(width.total, simulated.estimate + width.shift + images * image_errors)
+
+
+@lru_cache(maxsize=32)
+def _without_effect(k: int, n: int, known: int) -> tuple[Contrasts, Array]:
+    """Simulated studies without an effect, and errors of their images, in sd."""
+    rng = np.random.default_rng(0)
+    scores = rng.standard_normal((STUDIES, k + 1, max(n, known)))
+    scores[:, 1:, n:] = np.nan
+    against = fit(scores).against
+    return against, rng.standard_normal(against.estimate.shape)
 
 
 def seeds_for(margin: float, k: int, alpha: float = 0.05) -> int | None:
@@ -111,7 +117,9 @@ def images_for(margin: float, sd: float, images_sd: float, m: int, k: int) -> in
         part = round(images_sd / sd / math.sqrt(times), 2)
         return detectable(k, LOOKS[-1], LAST_LEVEL, part).equivalent * sd <= margin
 
-    return next((about(m * times) for times in MORE_IMAGES if enough(times)), None)
+    if not enough(MORE_IMAGES[-1]):
+        return None
+    return about(m * MORE_IMAGES[bisect.bisect_left(MORE_IMAGES, True, key=enough)])
 
 
 def resolution(images: int, grouped: bool = False, margin: float = 0.5, k: int = 1, alpha: float = 0.05) -> str:

@@ -15,8 +15,10 @@ _LARGEST = 2**31  # of sizes and counts, so that products of some fit
 def check_types(config: Any) -> None:
     """Raise UserError for a field of a description whose value is of another type than its own, or outside its choices.
     Types other than numbers, booleans, strings, choices and parts are not checked."""
-    for name, (kinds, words, choices) in _types(config.__class__).items():
+    for name, (kinds, words, choices, usual) in _types(config.__class__).items():
         value = getattr(config, name)
+        if type(value) in usual and not (isinstance(value, int | float) and not abs(value) < _LARGEST):
+            continue  # at once: to ask for a Real takes ten times longer
         if choices:
             if value not in choices:
                 raise UserError(f"{name} cannot be '{value}'. {nearest(str(value), map(str, choices))}")
@@ -28,16 +30,23 @@ def check_types(config: Any) -> None:
             raise UserError(f"{name} of a {type(config).__name__} is {words}{below}, not {str(value)[:60]!r}.")
 
 
+_Types = dict[str, tuple[tuple[type, ...], str, tuple[str, ...], frozenset[type]]]
+
+
 @cache
-def _types(config: Any) -> dict[str, tuple[tuple[type, ...], str, tuple[str, ...]]]:
-    types: dict[str, tuple[tuple[type, ...], str, tuple[str, ...]]] = {}
+def _types(config: Any) -> _Types:
+    """Classes, words and choices of each field, and the built-in classes of usual values."""
+    types: _Types = {}
     for field in fields(config):
         if get_origin(field.type) is Literal:
-            types[field.name] = ((), "", get_args(field.type))
+            types[field.name] = ((), "", get_args(field.type), frozenset())
             continue
         options = [kind for kind in get_args(field.type) or (field.type,) if isinstance(kind, type)]
         if options and field.name not in ("img_size", "patch_size", "options", "reference"):
             kinds, words = zip(*(_KINDS.get(kind, (kind, kind.__name__)) for kind in options if kind is not NoneType))
             none = (NoneType,) if NoneType in options else ()
-            types[field.name] = ((*kinds, *none), " or ".join([*words, *("None" for _ in none)]), ())
+            usual = {*options, *({int} if float in options else ())}
+            types[field.name] = (
+                (*kinds, *none), " or ".join([*words, *("None" for _ in none)]), (), frozenset(usual)
+            )  # fmt: skip
     return types

@@ -144,9 +144,10 @@ class Registry(Mapping[str, T]):
         return self._entries
 
     def __getitem__(self, name: str) -> T:
-        if name not in self:
+        entry = self._read().get(name)
+        if entry is None:
             raise unknown(self.kind, name, self, self.words, self.advice)
-        return self._entries[name].thing
+        return entry.thing
 
     def get(self, name: str, default: Any = None) -> Any:
         entry = self._read().get(name)

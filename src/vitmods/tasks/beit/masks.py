@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from vitmods.data.augment import crop_boxes, flip, resized_crops
 from vitmods.data.dataset import Draw
@@ -62,7 +63,8 @@ def block_mask(grid: tuple[int, int], count: int, least: float, numbers: Random)
     return np.unpackbits(packed, count=rows * columns, bitorder="little").astype(bool).reshape(grid)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+# As torch.compiler.disable, which would import the compiler for every study: seconds.
+@_disable_dynamo
 def draw_masks(part: BeitPart, grid: tuple[int, int], seeds: Iterable[Any], device: torch.device) -> Masks:
     """Draw a mask for each seed, of the size that the recipe's part asks for.
 

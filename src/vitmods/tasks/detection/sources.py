@@ -385,6 +385,7 @@ def _extent(segment: Any, size: tuple[int, int]) -> Box | None:
 
 
 YAML = "data.yaml"
+DEEPEST_YAML = 20
 YOLO_LAYOUT = f"Expected {YAML}, or {CLASSES} with images/train and labels/train (or images and labels, not split)."
 
 
@@ -427,9 +428,13 @@ def _yaml(path: Path) -> dict[str, Any]:
 
     try:
         text = read_text(path, "YAML")
-        # By aliases ten lines can stand for a billion names.
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise yaml.YAMLError("an alias (*name) is not read: write its value instead")
+        depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):  # ten lines of them can stand for a billion names
+                raise yaml.YAMLError("an alias (*name) is not read: write its value instead")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST_YAML:  # each level takes longer than the one before
+                raise yaml.YAMLError(f"it is nested more than {DEEPEST_YAML} levels deep")
         content = yaml.load(text, yaml.SafeLoader)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{printable(str(path))} cannot be read as YAML: {error}.") from error
