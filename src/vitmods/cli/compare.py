@@ -37,7 +37,7 @@ PRETRAINING = "pretraining"
 """folder of the first stage in a study's"""
 USUAL_ARMS = ("dpn", "rms", "placement(attn=post,mlp=post)")
 COMMON = (
-    "data arms base from pretrain task img-size recipe epochs seeds until-decided budget margin metric workers device "
+    "data arms base from task img-size recipe epochs seeds until-decided budget margin metric workers device "
     "out dry-run"
 )
 COMMON_OF_BASE = "data base from task img-size recipe epochs seeds budget metric workers device out dry-run"
