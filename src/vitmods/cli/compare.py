@@ -135,7 +135,8 @@ class Compare:
             raise UserError("--retrain trains one arm once, after the study: drop --dry-run, --pilot and --budget.")
         if self.pretrain is None and self.pretrain_data is not None:
             raise UserError("--pretrain-data has the images of --pretrain: name a task with --pretrain.")
-        settings, one_by_one = self.settings, {"from": self.start, "retrain": self.retrain, "pilot": self.pilot}
+        settings = self.settings
+        one_by_one: dict[str, Any] = {"from": self.start, "retrain": self.retrain, "pilot": self.pilot}
         one_by_one |= {"budget": self.budget, "confirm": self.confirm, "until-decided": settings.until_decided}
         one_by_one |= {"design": settings.design, "tune": settings.tune, "sweep": settings.sweep}
         one_by_one |= {"several bases": len(self.base) > 1}

@@ -28,13 +28,15 @@ _KL_WEIGHT = 0.1  # of the divergence of a patch's codes from the uniform distri
 _RATE, _BATCH = 1e-3, 16
 
 
-class _Residual(nn.Sequential):
+class _Residual(nn.Module):
     def __init__(self) -> None:
-        three = (nn.Conv2d(_WIDTH, _WIDTH, 3, padding=1), nn.ReLU(), nn.Conv2d(_WIDTH, _WIDTH, 3, padding=1), nn.ReLU())
-        super().__init__(*three, nn.Conv2d(_WIDTH, _WIDTH, 1))
+        super().__init__()
+        first, second = (nn.Conv2d(_WIDTH, _WIDTH, 3, padding=1) for _ in range(2))
+        self.branch = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Conv2d(_WIDTH, _WIDTH, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + super().forward(x)
+        out: Tensor = x + self.branch(x)
+        return out
 
 
 def _encoder(channels: int, codes: int, stages: int) -> nn.Sequential:
@@ -64,7 +66,8 @@ class Vae(nn.Module):
         log_q = logits.log_softmax(dim=1)
         divergence = (log_q.exp() * log_q).sum(dim=1).mean() + np.log(logits.shape[1])
         values_of_patch = images[0].numel() / logits[0, 0].numel()
-        return error + _KL_WEIGHT / values_of_patch * divergence
+        loss: Tensor = error + _KL_WEIGHT / values_of_patch * divergence
+        return loss
 
 
 def train_encoder(images: Tensor, codes: int, stages: int, steps: int) -> dict[str, NDArray[np.float32]]:
