@@ -235,7 +235,9 @@ def test_faster_options_are_offered_where_they_pay(
 def test_weights_on_this_machine_are_offered_to_few_photographs(monkeypatch, planned, changed, cached, offers):
     monkeypatch.setattr(choice, "cached_checkpoints", lambda: cached)
     fields = {name: changed[name] for name in ("base", "img_size", "in_chans") if name in changed}
-    settings = replace(planned.settings, fixed={**planned.settings.fixed, "base": "mu3/4", "img_size": [32, 32], **fields})
+    settings = replace(
+        planned.settings, fixed={**planned.settings.fixed, "base": "mu3/4", "img_size": [32, 32], **fields}
+    )
     settings = replace(settings, open=changed.get("open", settings.open | {"base"}))
     rung = Rung(settings, "", changed.get("images", 240), changed.get("side", 90))
     text = " ".join(choice.weights_here(rung))

@@ -165,7 +165,9 @@ def _factorial(answer: Answer) -> Iterator[Step]:
     scale = math.sqrt(len(design.runs) / (2 * float(design.relative_variance.max())))  # V = 2 sd^2 / n of an effect
     for effect in ranked_effects(answer):
         halves = {n: scale * detectable(design, n, NOMINAL).half for n in LOOKS if n > effect.n}
-        if expected := forecast(effect, {most: {n: half for n, half in halves.items() if n <= most} for most in LOOKS[-3:]}):
+        if expected := forecast(
+            effect, {most: {n: half for n, half in halves.items() if n <= most} for most in LOOKS[-3:]}
+        ):
             yield Step(f"{effect.arm}{LEANING.get(effect.leans, '')}: {expected} of every run.")
     for name in design.left_out:
         yield Step(f"No run contains {name}, since it excludes most other changes: compare it in its own study.")

@@ -22,7 +22,18 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from vitmods.bench import BLOCK_S, ROUNDS, Ratio, Work, finish, now, peak_bytes, quiet_threads, rounds_of, seconds_per_call
+from vitmods.bench import (
+    BLOCK_S,
+    ROUNDS,
+    Ratio,
+    Work,
+    finish,
+    now,
+    peak_bytes,
+    quiet_threads,
+    rounds_of,
+    seconds_per_call,
+)
 from vitmods.changes import Change
 from vitmods.changes.compose import edit
 from vitmods.data.batch import Batch
@@ -197,7 +208,9 @@ def measuring(
     images: Base | None = None,
     arms: int = 1,
 ) -> Generator[None, None, dict[str, Any]]:
-    """Measure in steps of about a second the costs of models, the first of which is base. They are trained a few steps on `device`: pass copies.
+    """Measure the costs of models, the first of which is base, in steps of about a second.
+
+    The models are trained a few steps on `device`: pass copies.
 
     Each arm is timed alternately with base, until the interval of each ratio is narrow enough. If `models` builds
     models on demand, base and one arm are in memory at a time.
