@@ -188,7 +188,7 @@ def faster_options(study: PreparedStudy, budget: Budget) -> Iterator[str]:
     settings, options, device = study.settings, study.options, device_of(study.options.device)
     if device.type != "cpu" or settings.sweep or settings.recipe.precision != "32-true":
         return
-    usual_s, part = 0.0, None
+    usual_s, part = 0.0, 0  # not timed yet
     if "precision" in settings.open:
         usual_s, part = time_step(study, settings)
         ratio = time_step(study, settings.with_recipe(precision="bf16-mixed"), part)[0] / usual_s
@@ -196,16 +196,14 @@ def faster_options(study: PreparedStudy, budget: Budget) -> Iterator[str]:
             yield f"--precision bf16-mixed takes {ratio:.2f} of the time of a step."
             return
     if not (options.compile or options.recompute) and budget.seconds and budget.seconds >= COMPILED_FROM_S:
-        if part is None:
+        if not part:
             usual_s, part = time_step(study, settings)
         ratio = time_step(study, settings, part, compiled=True)[0] / usual_s
         if ratio < WORTHWHILE:
             yield f"--compile takes {ratio:.2f} of the time of a step, after about a minute for each arm."
 
 
-def time_step(
-    study: PreparedStudy, settings: Settings, part: int | None = None, compiled: bool = False
-) -> tuple[float, int]:
+def time_step(study: PreparedStudy, settings: Settings, part: int = 0, compiled: bool = False) -> tuple[float, int]:
     """Time a training step of base with one thread: CPU seconds for one image, of how many at once. Steps of as many
     images are compared."""
     device = device_of(study.options.device)
