@@ -206,8 +206,9 @@ def planned(photos):
 def test_faster_options_are_offered_where_they_pay(
     monkeypatch, planned, bf16, compiled, budget, options, given, offered
 ):
-    def time_step(study, settings, compiled_step=False, **named):
-        return compiled if compiled_step or named else bf16 if settings.recipe.precision == "bf16-mixed" else 1.0
+    def time_step(study, settings, part=0, **how):
+        assert part in (0, 16), "steps of other batches are compared"
+        return compiled if how else bf16 if settings.recipe.precision == "bf16-mixed" else 1.0, 16
 
     monkeypatch.setattr(choice, "time_step", time_step)
     settings = replace(planned.settings, open=planned.settings.open - {*given})

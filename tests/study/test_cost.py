@@ -85,7 +85,7 @@ def test_a_short_budget_has_short_blocks(monkeypatch):
             "vitmods.study.cost.rounds_of", lambda kinds, names, seconds, budget: rounds_of(kinds, names, seconds, 0)
         )
         for slower in (1, 4):
-            monkeypatch.setattr("time.perf_counter", lambda: slower * time.process_time())
+            monkeypatch.setattr("time.perf_counter", lambda slower=slower: slower * time.process_time())
             measure(models, Classification(), plain().with_(batch_size=4), CPU, budget_s=budget, arms=2)
             assert max(repeats) == (most if budget > 1 else max(1, round(most / slower)))
             repeats.clear()

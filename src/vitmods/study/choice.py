@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 
 from vitmods.adapters.files import cached_checkpoints
+from vitmods.bench import seconds_per_call
 from vitmods.recipes import Recipe
 from vitmods.study.budget import Budget
 from vitmods.study.cost import Steps
@@ -187,29 +188,33 @@ def faster_options(study: PreparedStudy, budget: Budget) -> Iterator[str]:
     settings, options, device = study.settings, study.options, device_of(study.options.device)
     if device.type != "cpu" or settings.sweep or settings.recipe.precision != "32-true":
         return
-    usual_s = None
+    usual_s, part = 0.0, 0  # not timed yet
     if "precision" in settings.open:
-        usual_s = time_step(study, settings)
-        ratio = time_step(study, settings.with_recipe(precision="bf16-mixed")) / usual_s
+        usual_s, part = time_step(study, settings)
+        ratio = time_step(study, settings.with_recipe(precision="bf16-mixed"), part)[0] / usual_s
         if ratio < WORTHWHILE:
             yield f"--precision bf16-mixed takes {ratio:.2f} of the time of a step."
             return
     if not (options.compile or options.recompute) and budget.seconds and budget.seconds >= COMPILED_FROM_S:
-        ratio = time_step(study, settings, compiled=True) / (usual_s or time_step(study, settings))
+        if not part:
+            usual_s, part = time_step(study, settings)
+        ratio = time_step(study, settings, part, compiled=True)[0] / usual_s
         if ratio < WORTHWHILE:
             yield f"--compile takes {ratio:.2f} of the time of a step, after about a minute for each arm."
 
 
-def time_step(study: PreparedStudy, settings: Settings, compiled: bool = False) -> float:
-    """Time a training step of base for one image, with one thread."""
+def time_step(study: PreparedStudy, settings: Settings, part: int = 0, compiled: bool = False) -> tuple[float, int]:
+    """Time a training step of base with one thread: CPU seconds for one image, of how many at once. Steps of as many
+    images are compared."""
     device = device_of(study.options.device)
     _, model, recipe = next(build_arms(settings, AS_IS, study.dataset.num_classes))
     images = base_config(settings, study.dataset.num_classes)
     with as_a_worker(device, 1, 1), already_reported():
         steps = Steps(model, task_of(settings.fixed, recipe), recipe, device, images, compiled)
-        part = recipe.part_size if compiled else steps.fitting(steps.train, recipe.part_size, CALL_S, least=2)
-        steps.timed(part)
-        return min(sum(steps.timed(part)[1:]) for _ in range(3)) / part
+        part = part or steps.fitting(steps.train, recipe.part_size, CALL_S, least=2)
+        step = steps.train(part)
+        step()  # kernels are chosen or compiled
+        return min(seconds_per_call(step, 1, device) for _ in range(3)) / part, part
 
 
 def describe_choice(planned: Estimate, rung: Rung, faster: Iterator[str], is_shell: bool) -> str:

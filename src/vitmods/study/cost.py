@@ -208,7 +208,9 @@ def measuring(
     images: Base | None = None,
     arms: int = 1,
 ) -> Generator[None, None, dict[str, Any]]:
-    """Measure in steps of about a second the costs of models, the first of which is base. They are trained a few steps on `device`: pass copies.
+    """Measure the costs of models, the first of which is base, in steps of about a second.
+
+    The models are trained a few steps on `device`: pass copies.
 
     Each arm is timed alternately with base, until the interval of each ratio is narrow enough. If `models` builds
     models on demand, base and one arm are in memory at a time.
