@@ -50,7 +50,7 @@ CLASSES = {
 
 def make_index() -> dict[str, Any]:
     """Collect what each command accepts, and the names of each kind with their settings."""
-    commands = {}
+    commands: dict[str, dict[str, Any]] = {}
     for command, place in CLASSES.items():
         module, _, name = place.partition(":")
         positional, options = accepted(getattr(importlib.import_module(module), name))
