@@ -146,7 +146,7 @@ def test_a_table_fills_in_what_is_not_given(monkeypatch, capsys):
     assert filled("--arms", "paper:dtn-table6").settings.metric.name == "mean_corruption_error"
     assert filled("--arms", "paper:dtn-table6", "--metric", "top1").settings.metric.name == "top1"
     assert filled("--arms", "norms").base == ()
-    labels = LineUp("x", "X", ("dpn",), ("mu/2",), task="multilabel")
+    labels = LineUp("vit5", "X", ("dpn",), ("mu/2",), task="multilabel")
     monkeypatch.setattr("vitmods.study.arms.find_line_up", lambda text: labels)
-    assert filled("--arms", "paper:x").dataset.task == "multilabel"
-    assert filled("--arms", "paper:x", "--task", "classification").dataset.task == "classification"
+    assert filled("--arms", "vit5").dataset.task == "multilabel"
+    assert filled("--arms", "vit5", "--task", "classification").dataset.task == "classification"

@@ -50,12 +50,12 @@ CLASSES = {
 
 def make_index() -> dict[str, Any]:
     """Collect what each command accepts, and the names of each kind with their settings."""
-    commands = {}
+    commands: dict[str, dict[str, Any]] = {}
     for command, place in CLASSES.items():
         module, _, name = place.partition(":")
         positional, options = accepted(getattr(importlib.import_module(module), name))
         commands[command] = {"positional": positional, "options": options}
-    options = {name: values for name, values in commands["compare"]["options"].items() if name != "--arms"}
+    options = {**commands["bench"]["options"], **commands["compare"]["options"]}  # by the kind of table
     commands["paper run"] = {"positional": ["<table>"], "options": options}
     papers = importlib.import_module("vitmods.papers.table")
     figures = importlib.import_module("vitmods.analysis.figure").FIGURES
