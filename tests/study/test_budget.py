@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import vitmods as vm
@@ -153,6 +154,8 @@ def test_what_fits_nothing_is_said_with_the_arithmetic(monkeypatch, photos):
 
 def test_a_real_budget_trains_a_study_that_is_resumed_as_it_is_stored(monkeypatch, photos, tmp_path, capsys):
     """The second run, on a machine of another speed, chooses nothing; and one without a budget continues it too."""
+    compile = torch.nn.Module.compile  # a long budget tries it; inductor's C++ takes half a minute
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compile(module, backend="eager"))
     out = ["--out", str(tmp_path / "study"), "--device", "cpu", "--workers", "1", "--cost-seconds", "0"]
     size, limits = ["--img-size", "16"], ["--limit-train", "64", "--steps", "8", "--seeds", "2"]
     command = ["compare", "--data", photos, "--arms", "rms", *limits, *out]

@@ -45,7 +45,7 @@ def _types(config: Any) -> _Types:
         if options and field.name not in ("img_size", "patch_size", "options", "reference"):
             kinds, words = zip(*(_KINDS.get(kind, (kind, kind.__name__)) for kind in options if kind is not NoneType))
             none = (NoneType,) if NoneType in options else ()
-            usual = {*options, *({int} if float in options else ())}
+            usual = {*options, int} if float in options else {*options}
             types[field.name] = (
                 (*kinds, *none), " or ".join([*words, *("None" for _ in none)]), (), frozenset(usual)
             )  # fmt: skip
