@@ -491,7 +491,7 @@ def test_a_run_that_was_taken_over_measures_and_writes_nothing_more(tmp_path, mo
     held, take, reason = [], lease.Lease.take, "process 7 on two has taken x over"
     monkeypatch.setattr(lease.Lease, "take", lambda self: (held.append(self), take(self)))
     monkeypatch.setattr("vitmods.study.run._work", lambda *_: setattr(held[0], "lost", reason))
-    monkeypatch.setattr("vitmods.study.run._measure_costs", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("vitmods.study.run._measure_costs", lambda *_: (pytest.fail("measured") for _ in range(1)))
     with pytest.raises(UserError, match="process 7 on two has taken"):
         study().run(tmp_path / "x", **QUIET)
     assert not (tmp_path / "x/results.json").exists()

@@ -205,5 +205,5 @@ def test_data_sets_have_a_study_each_and_an_average(tmp_path, capsys):
     missing = [word.replace(f",{photos}", f",{tmp_path}/missing") for word in command]
     assert shell([*missing, "--out", str(tmp_path / "refused")]) == 2
     assert not (tmp_path / "refused").exists()
-    with pytest.raises(UserError, match="a study of its own"):
+    with pytest.raises(UserError, match="Each data set needs its study"):
         Study("mu/4", ["dpn"], sweep={"data": ["digits", str(photos)]})

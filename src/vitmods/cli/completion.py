@@ -21,6 +21,7 @@ from vitmods.util.text import printable
 
 INDEX = Path(__file__).with_name("words.json")
 HELP = ("--help", "--help-all")
+PACKAGE = INDEX.parents[1]
 READ = ("data", "model", "folder", "file")
 """kinds of values that may be places of this machine, which have to exist"""
 
@@ -86,8 +87,8 @@ def check_words(arguments: Sequence[str]) -> None:
     """
     index = read_json(INDEX)
     command, words = _split_command(arguments, index)
-    if command not in index["commands"]:
-        return
+    if command not in index["commands"] or index["files"] != {"count": count_files()}:
+        return  # a file was added to the package, which may register names
     entry = index["commands"][command]
     values = [] if {"-h", *HELP} & set(words) else list(_values(words, entry))
     try:
@@ -106,6 +107,11 @@ def check_words(arguments: Sequence[str]) -> None:
         is_plain = os.sep in value and not set(":*[") & set(value)  # not an address or a pattern
         if is_plain and accepts[1:-1] in READ and (hint := similar_folder(expand_user(value.partition("?")[0]))):
             raise UserError(f"{printable(value)} does not exist. {hint}")
+
+
+def count_files() -> int:
+    """Count the package's Python files."""
+    return sum(name.endswith(".py") for _, _, names in os.walk(PACKAGE) for name in names)
 
 
 def check_options(options: Sequence[str], words: Sequence[str], command: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitmods.adapters.libraries import LIBRARIES
 from vitmods.changes import REGISTRY
-from vitmods.cli.completion import INDEX
+from vitmods.cli.completion import INDEX, count_files
 from vitmods.cli.options import accepted
 from vitmods.data.sources import SOURCES
 from vitmods.evals.base import PROTOCOLS
@@ -94,7 +94,8 @@ def make_index() -> dict[str, Any]:
             ("figure", figures),
         )
     }
-    return {"commands": commands, "names": names, "checked": checked | {"metric": {"words": OTHER_WORDS, "advice": ""}}}
+    checked["metric"] = {"words": OTHER_WORDS, "advice": ""}
+    return {"files": {"count": count_files()}, "commands": commands, "names": names, "checked": checked}
 
 
 def text_of(index: dict[str, Any]) -> str:
