@@ -241,6 +241,7 @@ def test_two_processes_are_one(tmp_path):
             torch.testing.assert_close(together[key], value, atol=1e-6, rtol=0, msg=key)
 
 
+@pytest.mark.long
 def test_a_compiled_trial_is_the_plain_one(tmp_path, monkeypatch):
     compile = torch.nn.Module.compile  # inductor's C++ takes minutes to compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compile(module, backend="aot_eager"))
