@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from vitmods.cli import COMMANDS, find_command, main
-from vitmods.cli.completion import INDEX, SCRIPTS, complete
+from vitmods.cli.completion import INDEX, SCRIPTS, check_words, complete
 from vitmods.cli.words import CLASSES, make_index, text_of
+from vitmods.util.errors import UserError
 
 
 def test_the_index_lists_what_commands_and_registries_have():
@@ -182,3 +183,31 @@ def test_fish_completes_the_same_lines(tmp_path):
             timeout=240,
         )  # fmt: skip
         assert completed.split()[-1] in shell.stdout.splitlines(), shell
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "compare --base mu3/2",  # next to a folder mu3-2
+        "compare --arms None",
+        "compare --arms python(my_module:register) my_change",  # the module may register it
+        "compare --from runs/old --arms any-name",
+    ],
+)
+def test_words_that_may_be_right_are_left_to_the_command(line, tmp_path, monkeypatch):
+    (tmp_path / "mu3-2").mkdir()
+    monkeypatch.chdir(tmp_path)
+    check_words(line.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("compare --task beit(epochs=50)", r"beit does not have settings: leave \(epochs=50\) out"),
+        ("compare --metric top1(a=1)", "top1 does not have settings"),
+        ("compare --arms dpn(befor=false)", "befor"),
+    ],
+)
+def test_words_that_are_wrong_are_refused(line, message):
+    with pytest.raises(UserError, match=message):
+        check_words(line.split())

@@ -226,7 +226,7 @@ def uncovered(model: Any) -> list[str]:
     rope = getattr(model, "rope", None)
     settings = {"grid_type": "index", "normalize_coords": "separate", "min_period": None}
     if rope is not None and any(getattr(rope, name, value) != value for name, value in settings.items()):
-        missing.append("rotary positions with other settings than the model's")
+        missing.append("rotary positions with grid_type, normalize_coords or min_period")
     if rope is not None and type(rope).__name__ not in _ROPES:
         missing.append(f"rotary positions {type(rope).__name__}")
     for name, module in model.named_modules():

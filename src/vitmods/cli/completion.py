@@ -93,10 +93,14 @@ def check_words(arguments: Sequence[str]) -> None:
     values = [] if {"-h", *HELP} & set(words) else list(_values(words, entry))
     try:
         check_options([*entry["options"]], words, command)
+        runs_code = any(re.search(r"(^|[=+])python[(:]", value) for _, _, value in values)  # it may register names
+        has_arms = any(word.split("=")[0] == "--from" for word in words)  # a study, whose arms may have any names
         for option, accepts, value in values:
-            if accepts == "<arm>" and not any(word.split("=")[0] == "--from" for word in words):
+            if value == "None" or runs_code or (has_arms and accepts == "<arm>"):
+                continue
+            if accepts == "<arm>":
                 _check_arm(value, index)
-            elif accepts != "<arm>" and value != "None":
+            else:
                 _check_value(option, accepts, value, index)
     except UserError:
         from vitmods.util.registry import has_plugins
@@ -105,6 +109,7 @@ def check_words(arguments: Sequence[str]) -> None:
             raise
     for _, accepts, value in values:
         is_plain = os.sep in value and not set(":*[") & set(value)  # not an address or a pattern
+        is_plain = is_plain and (accepts != "<model>" or value[0] in "./~")  # not a size such as mu3/2
         if is_plain and accepts[1:-1] in READ and (hint := similar_folder(expand_user(value.partition("?")[0]))):
             raise UserError(f"{printable(value)} does not exist. {hint}")
 
@@ -180,6 +185,8 @@ def _check_name(kind: str, name: str, inside: str, index: Mapping[str, Any]) -> 
         return
     if name not in names:
         raise unknown(kind, name, names, **index["checked"][kind])
+    if inside and not isinstance(names, Mapping):
+        raise UserError(f"The {kind} {name} does not have settings: leave ({inside}) out.")
     for item in split_outside(inside, ","):
         if "=" in item:  # a bare word may be a value
             check_setting(kind, name, item.partition("=")[0].strip(), names[name])

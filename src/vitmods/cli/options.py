@@ -121,6 +121,7 @@ def accepted(kind: type[Any]) -> tuple[list[str], dict[str, str]]:
 _KINDS = {
     **{name: name for name in ("arm", "task", "metric", "recipe", "protocol", "table", "paper", "data", "device")},
     **dict.fromkeys(("base", "models"), "model"),
+    "pretrain_data": "data",
     **dict.fromkeys(("start", "checkpoint", "checkpoints", "target", "images", "reuse"), "file"),
     **dict.fromkeys(("tune", "sweep"), "field"),
     "arms": "arm",

@@ -46,7 +46,7 @@ def _set_grid(model: nn.Module, grid: Grid) -> None:
 
 @contextmanager
 def _only(model: nn.Module, keep: Tensor | None) -> Iterator[None]:
-    """Positions in attention read inside it which patches (B, K) are there; None: all."""
+    """Inside it, positions in attention are those of the patches `keep` (B, K); None: all."""
     modules = [] if keep is None else [m for m in model.modules() if isinstance(m, _IN_ATTENTION)]
     if modules and isinstance(keep, Proxy):
         raise UserError("torch.fx cannot trace positions in attention of visible patches alone: leave keep out.")

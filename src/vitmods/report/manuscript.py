@@ -261,7 +261,7 @@ def _training(answer: Answer) -> Iterator[str]:
         return [f"{_term(name)} {show_value(value)}" for name, value in pairs if name not in ignored]
 
     steps, epochs = resolved.get("steps"), resolved.get("epochs", recipe["epochs"])
-    length = f"{epochs:g} epochs" if recipe["steps"] is None else f"{recipe['steps']:,} steps"
+    length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if recipe["steps"] is None else f"{recipe['steps']:,} steps"
     length += f" ({steps:,} steps)" if steps and recipe["steps"] is None else ""
     besides = "Except for the values named below, every" if answer.tuned or answer.sweep else "Every"
     purpose = f" for {task.title}" if task and not classifies else ""
@@ -336,7 +336,7 @@ def _trials(answer: Answer) -> Iterator[str]:
     base_failed = max((effect.base_failures for effect in effects), default=0)
     failed += [f"{answer.base.name} {base_failed}"] * bool(base_failed)
     if failed:
-        yield f"Trials that diverged or learned nothing, which are left out of the effects: {', '.join(failed)}."
+        yield f"Trials that diverged or learned nothing: {', '.join(failed)}. Those without a score do not count."
     if not answer.complete:
         ended = sum(trial.ended for trial in answer.trials)
         yield f"The study is not complete: {ended} of {len(answer.trials)} planned trials have ended."

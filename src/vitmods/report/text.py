@@ -307,7 +307,7 @@ def model_size(config: Mapping[str, Any]) -> str:
     if "modules" in config:
         return f"{config['class']}, {count(config['params'])} parameters, images of {rows} × {columns} pixels."
     return (
-        f"{config['depth']} blocks, width {config['embed_dim']}, {plural(config['num_heads'], 'head')}, "
+        f"{plural(config['depth'], 'block')}, width {config['embed_dim']}, {plural(config['num_heads'], 'head')}, "
         f"images of {rows} × {columns} pixels."
     )
 

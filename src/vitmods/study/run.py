@@ -504,7 +504,12 @@ def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> I
     warning, since the effects do not depend on it.
     """
     settings, options, num_classes = study.settings, study.options, study.dataset.num_classes
-    trained_s = sum(record.wall_s or 0.0 for record in state.records.values()) / study.workers(len(state.records))
+    ended_s, workers = (
+        [record.wall_s for record in state.records.values() if record.wall_s],
+        study.workers(len(state.records)),
+    )
+    count = min(len(ended_s) + workers - 1, len(state.records))  # also the trials at work beside the measurement
+    trained_s = sum(ended_s) / max(1, len(ended_s)) * count / workers
     points = {point.to_dict().get("base"): point for point in reversed(settings.sweep.points)}
     seconds = min(options.cost_seconds, MOST_FOR_COSTS * trained_s / len(points))
     report_s = seconds_after_trials(budget, 0.0, slowdown() if budget.seconds else 1.0)

@@ -248,7 +248,7 @@ ONE = {"1.png": PIXELS, "1.txt": b"a"}
         ({"train": {**ONE, "2.png": PIXELS, "2.txt": b"\xff"}}, "", "train.tar: 2.png.*its captions cannot be read"),
         ({"train": {**ONE, "2.txt": b"a"}}, "", "train.tar: 2.*it is a caption without an image"),
         ({"train": ONE}, "?captions=text", "train.tar: 1.png.*none: write KEY.json with 'text'"),
-        ({"train": ONE}, "?image=photo", "image is an option of a file of pairs"),
+        ({"train": ONE}, "?image=photo", "image is an option of files of pairs, not of shards"),
         ({"val": ONE}, "", "has shards of val, but none of train"),
         (
             {name: {"1.png": PIXELS, "1.json": {"caption": "a", "group": "g"}} for name in ("train", "val")},

@@ -32,7 +32,7 @@ def local_size(part: DinoPart, img_size: tuple[int, int]) -> tuple[int, int]:
 def multi_crop(
     part: DinoPart, stored: Sequence[NDArray[np.uint8]], targets: Any, draw: Draw
 ) -> tuple[tuple[Tensor, ...], Any]:
-    """Cut two large and `local_crops` small crops out of each image; every crop has its random numbers."""
+    """Cut two large and `local_crops` small crops out of each image; each crop with other random numbers."""
     sizes = np.array([image.shape[1:] for image in stored])
     augment, method = draw.augment, Geometry(draw.img_size, resample=draw.augment.resample).crop_method
     crops = []

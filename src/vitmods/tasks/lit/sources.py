@@ -90,8 +90,8 @@ def pairs(spec: Spec) -> Source:
     is_sharded = spec.folder.is_dir() or spec.folder.suffix == ".tar"
     others = ("image", *SPLITS) if is_sharded else ("stream", "buffer")
     if unused := next((name for name in others if name in spec.options), None):
-        what = "a file of pairs: images in shards" if is_sharded else "shards: images of a file of pairs"
-        raise UserError(f'"{spec}": {unused} is an option of {what} do not need it. Leave it out.')
+        kind, other = ("shards", "files of pairs") if is_sharded else ("files of pairs", "shards")
+        raise UserError(f'"{spec}": {unused} is an option of {other}, not of {kind}. Leave it out.')
     source = _from_shards(spec) if is_sharded else _from_file(spec)
     return _with_classes(source, spec.options["zero_shot"]) if "zero_shot" in spec.options else source
 
@@ -135,7 +135,9 @@ def _texts(parts: dict[str, Member], file: BinaryIO, name: str | None) -> tuple[
     keys, row = (name,) if name else ("captions", "caption"), dict[str, Any]()
     try:
         if "json" in parts:
-            row = dict(parse_json(content_of(parts["json"], file)))
+            row = parse_json(content_of(parts["json"], file))
+            if not isinstance(row, dict):
+                raise ValueError("KEY.json is not an object")
         captions = next((row[key] for key in keys if row.get(key)), None)
         if captions is None and name is None and "txt" in parts:
             captions = content_of(parts["txt"], file).decode()
