@@ -281,9 +281,8 @@ def shards_of(path: Path) -> tuple[Path, dict[str, list[Path]], list[str]]:
         if not files:
             compressed = any(path.rglob("*.tar.gz")) or any(path.rglob("*.tgz"))
             hint = " Compressed ones (.tar.gz) have to be unpacked with gunzip first." if compressed else ""
-            raise UserError(
-                f"{printable(str(path))} does not hold shards (.tar files).{hint} A file, such as pairs.jsonl or shard.tar, is named itself."
-            )
+            hint += " A file, such as pairs.jsonl or shard.tar, is named itself."
+            raise UserError(f"{printable(str(path))} does not hold shards (.tar files).{hint}")
     else:
         files = [Path(name) for name in expand(str(path))]
         root = files[0].parent
