@@ -113,7 +113,10 @@ def test_a_first_stage_without_all_weights_is_an_error(tmp_path, monkeypatch, ca
 
     monkeypatch.setattr("vitmods.study.Study.run", run)
     options = ["--arms", "dpn", "rms", "--keep-weights", "none", "--out", str(tmp_path)]
-    pretrain = ["--pretrain", "beit_small(clip_norm=none,crop_scale=0.3:1,metric=code_top1,decay_all=true)"]
+    pretrain = [
+        "--pretrain",
+        "beit_small(clip_norm=none,crop_scale=0.3:1,metric=code_top1,decay_all=true,clip_each=false)",
+    ]
     assert shell([*COMMAND, *options, *pretrain]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "dpn, seed 1 (diverged)" in said

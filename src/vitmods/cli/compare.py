@@ -403,11 +403,15 @@ def read_pretraining(text: str) -> tuple[str, RecipeChoice, str | None]:
 
 def _words(recipe: RecipeChoice, metric: str | None) -> list[str]:
     """The options of a recipe and a metric."""
+    from vitmods.recipes import Recipe
+    from vitmods.recipes.registry import parse_recipe
+
+    usual = parse_recipe(recipe.name or "default", like=Recipe()).settings()
     words = [*(["--recipe", recipe.name] if recipe.name else []), *(["--metric", metric] if metric else [])]
     for name, value in recipe.overrides.items():
         option = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
+        if isinstance(value, bool):  # the shell has the option that changes it alone
+            words += [f"--{option}" if value else f"--no-{option}"] if value != usual[name] else []
         else:
             words += [f"--{option}", *map(str, value if isinstance(value, tuple) else (value,))]
     return words
