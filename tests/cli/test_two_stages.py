@@ -2,12 +2,17 @@
 
 import json
 import os
+import shlex
 import signal
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from vitmods.cli import main as shell
-from vitmods.cli.compare import read_pretraining
+from vitmods.cli.compare import Compare, read_pretraining
+from vitmods.cli.options import parse
+from vitmods.study.state import TrialRecord
 from vitmods.train import TrialRun
 
 MASKED = "beit(epochs=1,codes=16,masked=0.4,batch_size=128,decoder_depth=1)"
@@ -59,6 +64,10 @@ def test_both_stages_resume_in_the_same_bits(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert shell([*COMMAND, "--out", str(whole), "--dry-run"]) == 0
     assert "Both stages: about 0 s" in capsys.readouterr().out
+    for folder in (whole / "pretraining", whole):  # each stage has a command of its own, for the same study
+        words = shlex.split(json.loads((folder / "study.json").read_text())["command"])
+        assert shell([*words[1:], "--dry-run"]) == 0
+    assert shell([*COMMAND, "--seeds", "3", "--out", str(whole), "--dry-run"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -72,6 +81,9 @@ def test_both_stages_resume_in_the_same_bits(tmp_path, monkeypatch, capsys):
         (["--pretrain", "beit(code=3)"], "does not have the setting 'code'"),
         (["--pretrain", "beit(codes=1)"], "codes"),
         (["--out", "file:///tmp/x"], "does not support addresses"),
+        (["--arms", "dpn+train(attention)"], "does not support the arm dpn+train(attention)"),
+        (["--arms", "attention"], "does not support the arm attention"),
+        (["--pretrain", "dino(local_scale=(0.1,0.2,0.3))"], "local_scale is numbers"),
     ],
     ids=str,
 )
@@ -85,3 +97,34 @@ def test_settings_of_the_first_stage():
     assert (task, recipe.name, metric) == ("dino", "dino_small", "teacher_entropy")
     assert recipe.overrides == {"epochs": 3, "norm_last_layer": False}
     assert read_pretraining("beit")[:1] == ("beit",)
+    text = "dino(local_scale=(0.1, 0.4),randaugment=(2,9),clip_norm=None,ema=none,lr=1e-3,step_at=0.5:0.7)"
+    expected = {"local_scale": (0.1, 0.4), "randaugment": (2, 9.0), "clip_norm": None, "ema": None}
+    assert read_pretraining(text)[1].overrides == {**expected, "lr": 1e-3, "step_at": (0.5, 0.7)}
+
+
+def test_a_first_stage_without_all_weights_is_an_error(tmp_path, monkeypatch, capsys):
+    runs = []
+
+    def run(study, out, *, options, command):
+        runs.append((options.keep_weights, command))
+        trials = [TrialRecord("base", 0, "finished", ""), TrialRecord("dpn", 1, "diverged", "")]
+        base, *arms = (SimpleNamespace(name=name) for name in ("base", "dpn", "rms"))
+        return SimpleNamespace(complete=True, trials=trials, base=base, arms=arms, report=lambda: Path("report.html"))
+
+    monkeypatch.setattr("vitmods.study.Study.run", run)
+    options = ["--arms", "dpn", "rms", "--keep-weights", "none", "--out", str(tmp_path)]
+    pretrain = [
+        "--pretrain",
+        "beit_small(clip_norm=none,crop_scale=0.3:1,metric=code_top1,decay_all=true,clip_each=false)",
+    ]
+    assert shell([*COMMAND, *options, *pretrain]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "dpn, seed 1 (diverged)" in said
+    assert "another --out" in said
+    assert "--arms rms" in said
+    ((kept, command),) = runs
+    assert kept == "all"
+    first = parse(Compare, shlex.split(command)[2:], "compare")
+    assert (first.pretrain, first.recipe, first.seeds, first.arms) == (None, "beit_small", 2, ("dpn", "rms"))
+    assert (first.dataset.task, first.dataset.limit_train, first.settings.metric.name) == ("beit", None, "code_top1")
+    assert first.training.overrides == {"clip_norm": None, "crop_scale": (0.3, 1.0), "decay_all": True}

@@ -26,6 +26,7 @@ from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 from vitmods.util.registry import plugin_options
+from vitmods.util.shorthand import without_options
 from vitmods.util.text import duration, first_of, plural
 
 if TYPE_CHECKING:
@@ -298,11 +299,18 @@ def _announce(options: Compare, budget: Budget, line_up: LineUp | None) -> None:
 def in_two_stages(options: Compare, arguments: Sequence[str], machine: StudyOptions) -> int:
     """Run the study without labels in the folder pretraining of the study's, then the study from its weights. Returns
     the exit code."""
+    from vitmods.study.store import StudyFolder
     from vitmods.util.address import address_of, place
 
     assert options.pretrain is not None
     if options.out is not None and address_of(place(options.out)):
         raise UserError(f"--pretrain does not support addresses such as {options.out}: choose a folder on this disk.")
+    if trained := [arm.name for arm in make_arms(options.arms or USUAL_ARMS) if arm.recipe]:
+        raise UserError(
+            f"--pretrain does not support the arm {trained[0]}, which sets what is trained: run the stages one by one, "
+            "`vitmods compare --task TASK ... --out FOLDER` and "
+            f"`vitmods compare --from FOLDER --arms {trained[0]} ...`."
+        )
     task, recipe, metric = read_pretraining(options.pretrain)
     images, base = options.dataset, "".join(options.base)
     if not options.quiet:
@@ -310,34 +318,58 @@ def in_two_stages(options: Compare, arguments: Sequence[str], machine: StudyOpti
         where = expected_folder(options.out, images.data, task, base)
         announce(f"{what} on {options.pretrain_data or images.data}, then comparing them on {images.data}", where)
     unlabeled, folds = replace(images, limit_train=None, task=task), options.settings.folds
+    of_second = {"data", "task", "limit_train", "recipe", "metric", "margin", "keep_weights", *vars(Options())}
+    of_second |= {f"{no}{name}" for name in options.training.overrides for no in ("", "no_")}
     if options.pretrain_data is not None:  # other images, whose splits are others too
         shape = {name: getattr(images, name) for name in ("img_size", "in_chans", "unreadable")}
         unlabeled, folds = DataOptions(data=options.pretrain_data, task=task, **shape), None
+        of_second |= {"folds", *vars(images)} - set(shape)
     settings = replace(options.settings, metric=metric, margin=None, folds=folds)
     of_first: dict[str, Any] = {"dataset": unlabeled, "training": recipe, "settings": settings, "protocols": Options()}
     first = make_study(replace(options, pretrain=None, pretrain_data=None, **of_first))
     out = options.out or readable_folder(images.data, task, str(first.settings.fixed["base"]))
     folder = out / PRETRAINING
-    run: dict[str, Any] = {"options": machine}
-    run["command"] = shlex.join(["vitmods", "compare", *arguments, *plugin_options()])
+    both = list(without_options(arguments, ("--pretrain", "--pretrain-data", "--out")))
+    words = ["--task", task, "--data", unlabeled.data, "--out", str(folder), *_words(recipe, metric)]
+    kept = without_options(both, [f"--{name.replace('_', '-')}" for name in of_second])
+    command = shlex.join(["vitmods", "compare", *words, *kept, *plugin_options()])
+    keeping = replace(machine, keep_weights="all")  # the second stage starts from them
+    run_first: dict[str, Any] = {"options": keeping, "command": command}
+    words = ["--from", str(folder), "--out", str(out), *without_options(both, ("--arms", "--base"))]
+    command = shlex.join(["vitmods", "compare", *words, *plugin_options()])
+    run: dict[str, Any] = {"options": machine, "command": command}
     options = replace(options, pretrain=None, pretrain_data=None)
     start = replace(options, base=(), arms=None, start=str(folder))
     if options.dry_run:
-        estimate = first.dry_run(folder, **run)
+        estimate = first.dry_run(folder, **run_first)
+        second: Path | None = out
         if estimate.total_s:  # the same models with new weights: a step takes as long
             start = replace(options, base=(str(first.settings.fixed["base"]),))
             usual = make_study(start).settings.recipe
             if options.training.name is None:
                 batches = {"batch_size": usual.batch_size, **options.training.overrides}
                 start = replace(start, training=RecipeChoice("finetune", batches))
-        after = make_study(start).dry_run(out, **run)
+            if StudyFolder(out).facts():  # which started from trained weights: another study
+                second = None
+        after = make_study(start).dry_run(second, **run)
         print(f"Pre-training ({task}):\n{estimate}\n\nThen:\n{after}\n")
         print(f"Both stages: about {duration(estimate.total_s + after.total_s)}.")
         return 0
-    before = first.run(folder, **run)
+    before = first.run(folder, **run_first)
     if not before.complete:
         return _show(before)
-    note(f"The first stage is complete: {named(before.report())}")
+    report = named(before.report())
+    if lost := [trial for trial in before.trials if trial.status != "finished"]:
+        others = [arm.name for arm in before.arms if arm.name not in {trial.arm for trial in lost}]
+        remedy = "Choose other settings in --pretrain and another --out"
+        if others and all(trial.arm != before.base.name for trial in lost):
+            remedy += f", or leave these arms out: `{shlex.join([*shlex.split(command), '--arms', *others])}`"
+        trials = "; ".join(f"{trial} ({trial.status})" for trial in lost)
+        raise UserError(
+            f"These trials of the first stage have no weights to start from: {trials}. {remedy}. Report: {report}"
+        )
+    if not options.quiet:
+        note(f"The first stage is complete: {report}")
     return _show(make_study(start).run(out, **run))
 
 
@@ -357,9 +389,32 @@ def read_pretraining(text: str) -> tuple[str, RecipeChoice, str | None]:
             f"--pretrain is a task without labels ({', '.join(tasks)}) or one of its recipes, not '{name}'."
         )
     types = {field: kind for field, (_, _, kind) in fields_by_name().items()}
-    chosen = read_settings(name, "recipe", inside, {**types, "metric": str})
+    kinds = {field: kind if kind is bool else str for field, kind in types.items()}
+    chosen = read_settings(name, "recipe", inside, {**kinds, "metric": str})
     metric = chosen.pop("metric", None)
+    for field, value in chosen.items():
+        if isinstance(value, str):
+            text = "none" if value == "None" else value
+            if text.startswith("("):  # (0.1,0.4)
+                text = text.strip("()").replace(",", ":")
+            chosen |= make_grid({field: [text]}, "--pretrain").points[0].values
     return task, RecipeChoice(None if name in TASKS else name, chosen), metric
+
+
+def _words(recipe: RecipeChoice, metric: str | None) -> list[str]:
+    """The options of a recipe and a metric."""
+    from vitmods.recipes import Recipe
+    from vitmods.recipes.registry import parse_recipe
+
+    usual = parse_recipe(recipe.name or "default", like=Recipe()).settings()
+    words = [*(["--recipe", recipe.name] if recipe.name else []), *(["--metric", metric] if metric else [])]
+    for name, value in recipe.overrides.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):  # the shell has the option that changes it alone
+            words += [f"--{option}" if value else f"--no-{option}"] if value != usual[name] else []
+        else:
+            words += [f"--{option}", *map(str, value if isinstance(value, tuple) else (value,))]
+    return words
 
 
 def over_data(options: Compare, arguments: Sequence[str], line_up: LineUp | None, task_given: bool) -> int:
