@@ -188,6 +188,7 @@ def test_values_are_read_by_the_type_of_their_field():
     values = {"lr": (1e-4, 3e-4), "weight_decay": (0.0,), "ema": (None, 0.99), "optimizer": ("sgd",)}
     assert dict(grid.fields) == {**values, "randaugment": ((2, 10.0), None)}
     assert make_grid({"lr": 3}).fields == (("lr", (3.0,)),)
+    assert make_grid({"norm_last_layer": ["false", "true"]}).fields == (("norm_last_layer", (False, True)),)
     assert make_grid({"epochs": ["3"], "lr": (0.1, 1)}).fields == (("epochs", (3,)), ("lr", (0.1, 1.0)))
 
 
@@ -209,6 +210,7 @@ def test_points_are_the_product_in_the_given_order():
         ({"epochs": 1.5}, "val", "epochs is a whole number, not 1.5"),
         ({"epochs": True}, "val", "epochs is a whole number, not True"),
         ({"optimizer": "adam"}, "val", "adamw or sgd"),
+        ({"norm_last_layer": "no"}, "val", "norm_last_layer is true or false, not 'no'"),
         ({"randaugment": "2"}, "val", "with : between them or none"),
         ({"lr": 1e-3}, None, "--tune-on val"),
         ({"lr": 1e-3}, "test", "Nothing can be chosen on .test."),

@@ -388,16 +388,11 @@ def read_pretraining(text: str) -> tuple[str, RecipeChoice, str | None]:
         raise UserError(
             f"--pretrain is a task without labels ({', '.join(tasks)}) or one of its recipes, not '{name}'."
         )
-    types = {field: kind for field, (_, _, kind) in fields_by_name().items()}
-    kinds = {field: kind if kind is bool else str for field, kind in types.items()}
-    chosen = read_settings(name, "recipe", inside, {**kinds, "metric": str})
+    chosen = read_settings(name, "recipe", inside, dict.fromkeys((*fields_by_name(), "metric"), str))
     metric = chosen.pop("metric", None)
     for field, value in chosen.items():
-        if isinstance(value, str):
-            text = "none" if value == "None" else value
-            if text.startswith("("):  # (0.1,0.4)
-                text = text.strip("()").replace(",", ":")
-            chosen |= make_grid({field: [text]}, "--pretrain").points[0].values
+        text = "none" if value == "None" else value.strip("()").replace(",", ":")  # (0.1,0.4)
+        chosen |= make_grid({field: [text]}, "--pretrain").points[0].values
     return task, RecipeChoice(None if name in TASKS else name, chosen), metric
 
 

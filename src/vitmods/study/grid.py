@@ -181,6 +181,8 @@ def _read(kind: Any, value: Any) -> Any:
         parts = value.split(":") if isinstance(value, str) else tuple(value)
         kinds = options[:1] * len(parts) if options[-1] is Ellipsis else options
         return tuple(_read(*pair) for pair in zip(kinds, parts, strict=True))
+    if kind is bool:
+        return bool(("false", "true").index(str(value).lower()))
     if isinstance(value, bool) or (kind is int and isinstance(value, float)):
         raise TypeError
     return kind(value)
@@ -189,6 +191,8 @@ def _read(kind: Any, value: Any) -> Any:
 def _called(kind: Any) -> str:
     """A type in words: `a number`, `adamw or sgd or lamb`."""
     options = get_args(kind)
+    if kind is bool:
+        return "true or false"
     if get_origin(kind) is Literal:
         return " or ".join(map(str, options))
     if get_origin(kind) is tuple:
