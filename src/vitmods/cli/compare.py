@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 FAILED = 1
 PRETRAINING = "pretraining"
-"""folder of the first stage in a study's"""
+"""name of the first stage's folder, in the folder of the study"""
 USUAL_ARMS = ("dpn", "rms", "placement(attn=post,mlp=post)")
 COMMON = (
-    "data arms base from task img-size recipe epochs seeds until-decided budget margin metric workers device "
-    "out dry-run"
+    "data arms base from task img-size recipe epochs seeds until-decided budget margin metric workers device out "
+    "dry-run"
 )
 COMMON_OF_BASE = "data base from task img-size recipe epochs seeds budget metric workers device out dry-run"
 """options that --help shows"""

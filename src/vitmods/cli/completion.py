@@ -23,7 +23,7 @@ INDEX = Path(__file__).with_name("words.json")
 HELP = ("--help", "--help-all")
 PACKAGE = INDEX.parents[1]
 READ = ("data", "model", "folder", "file")
-"""kinds of values that may be places of this machine, which have to exist"""
+"""kinds of values that may be local paths, which must exist"""
 
 BASH = """\
 _vitmods() {
@@ -136,7 +136,7 @@ def _split_command(arguments: Sequence[str], index: Mapping[str, Any]) -> tuple[
 
 
 def _values(words: Sequence[str], entry: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield (option, what it accepts, value) for the values among the words of a command; by position: no option."""
+    """Yield (option, what it accepts, value) for the values among the words of a command; option is empty for values by position."""
     positional, option, accepts = list(entry["positional"]), "", ""
     for word in words:
         if word.startswith("--"):
