@@ -136,7 +136,7 @@ def _split_command(arguments: Sequence[str], index: Mapping[str, Any]) -> tuple[
 
 
 def _values(words: Sequence[str], entry: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield (option, what it accepts, value) for the values among the words of a command; option is empty for values by position."""
+    """Yield (option, what it accepts, value) for each value of a command; by position the option is empty."""
     positional, option, accepts = list(entry["positional"]), "", ""
     for word in words:
         if word.startswith("--"):
