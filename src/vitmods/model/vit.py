@@ -443,7 +443,9 @@ class ViT(nn.Module):
             x = torch.where(mask[..., None], token, x)
         if self.pos_embed is not None:
             positions = self._positions_for(images)
-            x = x + (positions if keep is None else positions[0, keep])
+            if keep is not None:  # not positions[0, keep]: with several threads its gradient is not repeatable
+                positions = positions.expand(len(keep), -1, -1).gather(1, keep[..., None].expand_as(x))
+            x = x + positions
         if not config.position_norm_on_prefix:
             x = self.norm_pre(x)
         if config.prefix_from == 0:
