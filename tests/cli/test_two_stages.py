@@ -15,7 +15,7 @@ from vitmods.cli.options import parse
 from vitmods.study.state import TrialRecord
 from vitmods.train import TrialRun
 
-MASKED = "beit(epochs=1,codes=16,masked=0.4,batch_size=128)"
+MASKED = "beit(epochs=1,codes=16,masked=0.4,batch_size=128,decoder_depth=1)"
 COMMAND = ["compare", "--base", "mu1/2", "--arms", "dpn", "--seeds", "2", "--epochs", "1", "--limit-train", "200"]
 COMMAND += ["--device", "cpu", "--workers", "1", "--cost-seconds", "0", "--pretrain", MASKED, "--quiet"]
 COMMAND += ["--batch-size", "25"]
