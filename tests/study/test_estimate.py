@@ -98,7 +98,7 @@ def test_an_unknown_spread_and_arms_that_are_added_later_count():
         ("41 trials", {}, 10),
         ("70m", {"until_decided": True}, 16),
         ("40m", {"until_decided": True}, 8),
-        ("20m", {"until_decided": True}, 5),
+        ("22m", {"until_decided": True}, 5),
     ],
 )
 def test_as_many_seeds_as_fit(budget, options, seeds):
@@ -114,7 +114,7 @@ def test_tuned_trials_come_first():
         estimate, arms=tuple(replace(arm, trials=7) for arm in estimate.arms)
     )  # 5, and one for each value
     assert (sum(estimate.trials(0)), estimate.seconds(0), estimate.seconds(5)) == (8, 8 * 60, 28 * 60)
-    assert len(fit_to_budget(make_budget("28m"), estimate).settings.seeds) == 5
+    assert len(fit_to_budget(make_budget("30m"), estimate).settings.seeds) == 5
     assert len(fit_to_budget(make_budget("28trials"), estimate).settings.seeds) == 5
 
 

@@ -83,12 +83,12 @@ def choose(
             if is_last or step_s * steps <= budget.left_s:  # else the images need not be read at this size
                 study = open_study(folder, settings.with_recipe(**length) if length else settings, options)
                 planned = estimate(study, budget, command, seeds_given, CHOSEN_SEEDS)
-                fits = planned.refused is None and planned.total_s <= planned.available_s
+                fits = planned.refused is None and planned.in_time(len(planned.settings.seeds))
                 if is_last and length and not fits:
-                    shorter = shorten(planned, seeds if seeds_given else SAFE_SEEDS, steps, rung)
+                    shorter = shorten(planned, seeds, seeds_given, steps, rung)
                 if fits or (is_last and shorter is None):
                     if fits and length and not settings.until_decided:
-                        planned = lengthen(planned, length, most_steps / max(steps, 1), seeds_given)
+                        planned = use_whole_budget(planned, length, most_steps / max(steps, 1), seeds_given)
                     if text := too_short(planned) if fits else "":
                         warnings.warn(text, stacklevel=5)  # the caller of Study.run or Study.dry_run
                         study = replace(study, notices=(*study.notices, text))
@@ -117,14 +117,15 @@ def halve(length: Length, rung: Rung) -> Length | None:
     )
 
 
-def shorten(planned: Estimate, seeds: int, steps: int, rung: Rung) -> Length | None:
-    """Return about the training with which so many seeds fit, in epochs or, for a few epochs, in steps; None if it
-    was the shortest already."""
+def shorten(planned: Estimate, seeds: int, seeds_given: bool, steps: int, rung: Rung) -> Length | None:
+    """Return about the training with which so many seeds fit, or SAFE_SEEDS if none are given, in epochs or, for a few
+    epochs, in steps; None if it was the shortest already."""
     per_epoch = max(1, rung.images // rung.settings.recipe.batch_size)
     steps = steps or min(planned.steps.values())
     if steps <= FEWEST_STEPS:
         return None
-    times = min(planned.available_s / max(planned.seconds(seeds), 1e-9), SHORTER)
+    seeds, available_s = (seeds, planned.safe_s) if seeds_given else (SAFE_SEEDS, planned.available_s)
+    times = min(available_s / max(planned.seconds(seeds), 1e-9), SHORTER)
     shorter = max(int(times * steps), FEWEST_STEPS)
     return {"epochs": shorter // per_epoch} if shorter >= MANY_EPOCHS * per_epoch else {"steps": shorter}
 
@@ -149,23 +150,34 @@ def time_steps(rung: Rung, trials: int, options: StudyOptions) -> float:
     return trials / parallel * recipe.batch_size * part_s / part
 
 
-def lengthen(planned: Estimate, length: Length, most_times: float, seeds_given: bool) -> Estimate:
-    """Use what is left of the budget, less than another seed takes, for longer trainings; of trainings that were
-    shortened, also what more than SAFE_SEEDS seeds would take.
+def use_whole_budget(planned: Estimate, length: Length, most_times: float, seeds_given: bool) -> Estimate:
+    """Scale the length of trainings so that they fill the budget.
+
+    A fifth seed makes four certain if trials are late, and costs a sixth of the length at most. Of trainings that were
+    shortened, more than SAFE_SEEDS seeds give their time to longer trainings.
 
     most_times: the whole training, in lengths of this one.
     """
-    settings, ((name, count),) = planned.settings, length.items()
-    most_longer = MOST_LONGER
-    if most_times > 1 and not seeds_given and len(settings.seeds) > SAFE_SEEDS:
-        counts = planned.trials(SAFE_SEEDS)
-        arms = [replace(arm, trials=trials) for arm, trials in zip(planned.arms, counts, strict=True)]
-        planned = replace(planned, settings=settings.with_seeds(tuple(range(SAFE_SEEDS))), arms=tuple(arms))
-        most_longer = most_times
-    longer = int(count * min(planned.available_s / max(planned.total_s, 1e-9), most_longer))
-    arms = [replace(arm, trial_s=longer / count * arm.trial_s) for arm in planned.arms]
-    steps = {setting: longer * steps_there // count for setting, steps_there in planned.steps.items()}
-    return replace(planned, settings=planned.settings.with_recipe(**{name: longer}), arms=tuple(arms), steps=steps)
+    settings, steps, ((name, count),) = planned.settings, min(planned.steps.values()), length.items()
+    seeds, most_longer, available_s = len(settings.seeds), MOST_LONGER, planned.safe_s
+    if not seeds_given:
+        with_spare = planned.available_s / max(planned.seconds(SAFE_SEEDS), 1e-9)
+        if seeds > SAFE_SEEDS and most_times > 1:
+            seeds, most_longer = SAFE_SEEDS, most_times
+        elif seeds < SAFE_SEEDS and not with_spare * steps < LEARNING_STEPS <= steps:
+            seeds = SAFE_SEEDS
+        available_s = planned.available_s if seeds >= SAFE_SEEDS else planned.safe_s
+    times = min(available_s / max(planned.seconds(seeds), 1e-9), most_longer)
+    if name == "epochs" and count * times < MANY_EPOCHS:
+        name, count = "steps", steps
+    count = max(1, int(count * times))
+    arms = [
+        replace(arm, trial_s=times * arm.trial_s, trials=trials)
+        for arm, trials in zip(planned.arms, planned.trials(seeds), strict=True)
+    ]
+    steps_now = {setting: int(times * steps_there) for setting, steps_there in planned.steps.items()}
+    settings = settings.with_seeds(tuple(range(seeds))).with_recipe(**{name: count})
+    return replace(planned, settings=settings, arms=tuple(arms), steps=steps_now)
 
 
 def too_short(planned: Estimate) -> str:

@@ -62,7 +62,8 @@ SEEDS = (3, 5, 8, 16)
 WIDTH = 100  # of what is printed
 LONG_S = 12 * 3600.0  # a night: a smaller study is proposed for one that takes longer
 FEWEST = 3  # seeds of a given study that fits a budget
-MARGIN = 0.08  # of a time budget: trials may be slower than the steps that were timed
+MARGIN = 0.03  # of a time budget: trials may be slower than the steps that were timed
+MORE_MARGIN = 0.05  # for the seeds that a study needs; more are dropped if they are late
 START_S = 10.0  # of workers: they import what they need and read the images
 USUAL_DISAGREEMENT, USUAL_DF = 0.3, 3.0  # of two trials with other seeds; how sure that is
 USUAL_DIFFERENCE = 0.05  # of the images, whatever the seed, between an arm and base after a short training
@@ -96,6 +97,7 @@ class Estimate:
     suggestion:   a smaller study, if this one does not fit or takes long; else empty
     refused:      why no number of seeds fits the budget; None: one does
     reserve_s:    seconds of the budget that trials may not take: start, costs, report, and a margin
+    safe_seeds:   seeds that must not be late, so that more time is left; others may be dropped. None: all
     factorial:    what a factorial design of the arms' changes would find; empty: it would not find more
     reused:       study -> how many of the trials it has finished; saved_s: the seconds that this saves
     not_reused:   for an arm, the setting in which the nearest finished trial differs
@@ -119,6 +121,7 @@ class Estimate:
     saved_s: float = 0.0
     not_reused: tuple[str, ...] = ()
     reserve_s: float = 0.0
+    safe_seeds: int | None = None
 
     @property
     def available_s(self) -> float:
@@ -148,6 +151,16 @@ class Estimate:
     @property
     def total_s(self) -> float:
         return self.seconds(len(self.settings.seeds))
+
+    @property
+    def safe_s(self) -> float:
+        """Seconds of the budget for trials that must not be late."""
+        return self.available_s - MORE_MARGIN * (self.budget_s or 0.0)
+
+    def in_time(self, seeds: int) -> bool:
+        """Whether so many seeds fit the time budget."""
+        safe = seeds if self.safe_seeds is None else min(seeds, self.safe_seeds)
+        return self.seconds(safe) <= self.safe_s and self.seconds(seeds) <= self.available_s
 
     def weights_bytes(self, keep: Keep | None = None) -> int:
         """Bytes of the final weights that are kept of the trials to be run."""
@@ -359,16 +372,16 @@ def estimate(
     if budget.seconds is not None:
         slower = slowdown()
         after_s = seconds_after_trials(budget, options.cost_seconds * len(settings.sweep.points), slower)
-        reserve_s = MARGIN * budget.seconds + (workers > 1) * min(START_S * slower, MARGIN * budget.seconds) + after_s
+        reserve_s = MARGIN * budget.seconds + (workers > 1) * min(START_S * slower, 0.1 * budget.seconds) + after_s
         planned = replace(planned, reserve_s=budget.seconds - budget.left_s + reserve_s)
     planned = replace(planned, factorial=compare_with_factorial(planned, base_config(settings, dataset.num_classes)))
     if not fixed and budget != ENDLESS:
         planned = fit_to_budget(budget, planned, least)
-    if planned.total_s <= (LONG_S if budget.seconds is None else planned.available_s):
+    if planned.total_s <= LONG_S if budget.seconds is None else planned.in_time(len(planned.settings.seeds)):
         return planned
     if planned.refused is not None and budget.seconds is not None and settings.open >= {"base", "img_size", "epochs"}:
         used_s = budget.seconds - budget.left_s + (workers > 1) * START_S
-        needed_s = (planned.seconds(max(least, FEWEST)) + used_s) / (1 - MARGIN - 2 * MOST_FOR_COSTS)
+        needed_s = (planned.seconds(max(least, FEWEST)) + used_s) / (1 - MARGIN - MORE_MARGIN - 2 * MOST_FOR_COSTS)
         enough = f"{math.ceil(needed_s / 60)}m"
         enough = f"--budget {enough}" if command is not None else f'budget="{enough}"'
         return replace(planned, suggestion=f"This is the smallest study that is tried; {enough} is enough for it.")
@@ -504,11 +517,11 @@ def fit_to_budget(budget: Budget, planned: Estimate, least: int = FEWEST) -> Est
     """
     settings, k, per_seed = planned.settings, len(planned.settings.arms), planned.each
     least = LOOKS[0] if settings.until_decided else least
-    available_s = replace(planned, budget_s=budget.seconds).available_s
+    safe = None if settings.until_decided or settings.tune else least
+    planned = replace(planned, budget_s=budget.seconds, safe_seeds=safe)
 
     def fits(seeds: int) -> bool:
-        in_time = planned.seconds(seeds) <= available_s
-        return in_time and (budget.trials is None or sum(planned.trials(seeds)) <= budget.trials)
+        return planned.in_time(seeds) and (budget.trials is None or sum(planned.trials(seeds)) <= budget.trials)
 
     seeds = 0
     while seeds < MOST_SEEDS and fits(seeds + 1):
@@ -516,7 +529,7 @@ def fit_to_budget(budget: Budget, planned: Estimate, least: int = FEWEST) -> Est
     try:
         if seeds < least and budget.seconds is not None:  # raises, with the arithmetic of all that the study takes
             base_s, *arms_s = (arm.trial_s * per_seed / planned.parallel for arm in planned.arms)
-            seeds_within(available_s - planned.seconds(0), base_s, statistics.fmean(arms_s), k, least)
+            seeds_within(planned.safe_s - planned.seconds(0), base_s, statistics.fmean(arms_s), k, least)
         elif seeds < least:
             trials = (budget.trials or 0) - sum(planned.trials(0))
             seeds_within(trials, per_seed, per_seed, k, least, lambda count: plural(round(count), "trial"))

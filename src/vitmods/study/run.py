@@ -200,6 +200,7 @@ def write_facts(study: PreparedStudy, command: str, plan: Plan) -> Facts:
 
 PILOT = 4  # trials of base
 TYPICAL_BYTES = 600 << 20  # of a trial's memory, before its model is known
+LEAST_COSTS = 1 / 3  # of the time for costs is left where trials are slower than planned
 
 
 @dataclass(frozen=True)
@@ -282,7 +283,8 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
             facts = write_facts(study, command, plan_of(study.settings))
             state = StudyState(folder, study.settings, evaluated_of(folder, facts))
             slower = slowdown() if budget.seconds else 1.0
-            after_s = seconds_after_trials(budget, options.cost_seconds * len(study.settings.sweep.points), slower)
+            cost_seconds = LEAST_COSTS * options.cost_seconds * len(study.settings.sweep.points)
+            after_s = seconds_after_trials(budget, cost_seconds, slower)
             limit = replace(budget, seconds=budget.seconds and budget.seconds - after_s)
             report = _live_report(study, facts)
             expected_s = {arm.arm: arm.trial_s for arm in planned.arms} if planned and not study.settings.sweep else {}
