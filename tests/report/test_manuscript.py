@@ -77,7 +77,7 @@ def test_methods_follow_the_settings(study, synthetic, tmp_path):
     images = study.data["splits"]
     for words in (
         "3 arms with the unchanged model (base): dpn (Dual PatchNorm; Kumar et al., 2023)",
-        "parameters: 12 blocks, width 192, 3 heads, images of 32 × 32 pixels.",
+        "parameters: 12 blocks, width 192, 3 heads, patches of 4 × 4 in images of 32 × 32 pixels.",
         "trained from random weights",
         f"{images['train']['count']:,} training images, 500 validation images and 1,000 test images",
         "The splits are those of the data set.",

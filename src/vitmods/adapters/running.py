@@ -24,8 +24,8 @@ def check_not_wrapped(model: nn.Module) -> None:
 
 
 def candidate_inputs(model: nn.Module, example: Any, width: int) -> Iterator[Inputs]:
-    """What the model may be called with: `example` (a tensor, a tuple of arguments or a mapping of keywords), or words,
-    images, videos and tokens of `width` channels, two of each."""
+    """Yield inputs to call the model with: `example` (a tensor, a tuple of arguments or a mapping of keywords), or two
+    each of words, images, videos and tokens of `width` channels."""
     if example is not None:
         keywords = example if isinstance(example, Mapping) else {}
         yield () if keywords else example if isinstance(example, tuple) else (example,), keywords

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitmods.data.augment import Ints, Mixing, normalize
 
 Erased = tuple[tuple[int, int, int, int, int] | None, ...]
-"""Of each image the box that is erased (top, left, height, width) and where its noise begins; None: not erased"""
+"""for each image the erased box (top, left, height, width) and where its noise begins; None: not erased"""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def split_named(word: str) -> str | None:
 ENDINGS = frozenset(
     ".avif .bmp .dib .gif .ico .jfif .jp2 .jpe .jpeg .jpg .pbm .pcx .pgm .png .pnm .ppm .tga .tif .tiff .webp".split()  # noqa: SIM905
 )
-"""Of image files, in lower case."""
+"""endings of image files, in lower case"""
 
 
 class Annotation(Protocol):

@@ -26,7 +26,7 @@ WIDE = 2
 
 
 class Direction(StrEnum):
-    """What a claim says about the difference between an arm and base."""
+    """The claimed difference between an arm and base."""
 
     GAIN = "gain"
     LOSS = "loss"
@@ -36,7 +36,7 @@ class Direction(StrEnum):
 
 
 class Status(StrEnum):
-    """What our studies say about a claim."""
+    """The answer of our studies to a claim."""
 
     SEEN = "seen here"
     NOT_SEEN = "not seen here"

@@ -304,12 +304,12 @@ def short_time(seconds: float) -> str:
 def model_size(config: Mapping[str, Any]) -> str:
     """Describe the size of a model in one sentence."""
     rows, columns = config["img_size"]
+    images = f"images of {rows} × {columns} pixels."
     if "modules" in config:
-        return f"{config['class']}, {count(config['params'])} parameters, images of {rows} × {columns} pixels."
-    return (
-        f"{plural(config['depth'], 'block')}, width {config['embed_dim']}, {plural(config['num_heads'], 'head')}, "
-        f"images of {rows} × {columns} pixels."
-    )
+        return f"{config['class']}, {count(config['params'])} parameters, {images}"
+    size = f"{plural(config['depth'], 'block')}, width {config['embed_dim']}, {plural(config['num_heads'], 'head')}"
+    patch_rows, patch_columns = config["patch_size"]
+    return f"{size}, patches of {patch_rows} × {patch_columns} in {images}"
 
 
 def point_text(values: Mapping[str, Any]) -> str:

@@ -386,7 +386,7 @@ class Scanned(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What shards say of an image. name: in the cache, with the version of the reader. title: as in "its label".
+    """A fact of an image that shards contain. name: in the cache, with the version of the reader. title: as in "its label".
     endings: of the members that may have it. read: gets the members of an image by ending, and the file; returns a
     JSON-able value, or raises ValueError with the reason why the image cannot be used."""
 

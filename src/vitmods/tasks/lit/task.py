@@ -76,8 +76,8 @@ def _with_texts(split: Split, prompts: tuple[str, ...]) -> Split:
 
 
 class _Ranks(NamedTuple):
-    """Of each image the rank of its first correct text, of each text that of its first correct image, from 1; the
-    first text of each image; and the cross-entropy of its nearest correct text."""
+    """The rank of the first correct text of each image and of the first correct image of each text, from 1; the first
+    text of each image; and the cross-entropy of its nearest correct text."""
 
     of_images: Tensor
     of_texts: Tensor

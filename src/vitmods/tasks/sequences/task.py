@@ -20,7 +20,7 @@ from vitmods.util.errors import UserError
 from vitmods.util.limits import read_text
 
 NO_IMAGES = Augment(crop="none", flip=0.0, eval_crop=1.0)
-"""What a recipe says of images that there are not."""
+"""settings of a recipe for images, which sequences do not use"""
 
 
 @TASKS.register("sequence_classification")
