@@ -192,6 +192,7 @@ def test_fish_completes_the_same_lines(tmp_path):
         "compare --arms None",
         "compare --arms python(my_module:register) my_change",  # the module may register it
         "compare --from runs/old --arms any-name",
+        "compare --pretrain dino(metric=probe,epochs=3) --train attention+norms --tune weight-decay=0,1",
     ],
 )
 def test_words_that_may_be_right_are_left_to_the_command(line, tmp_path, monkeypatch):
@@ -206,6 +207,11 @@ def test_words_that_may_be_right_are_left_to_the_command(line, tmp_path, monkeyp
         ("compare --task beit(epochs=50)", r"beit does not have settings: leave \(epochs=50\) out"),
         ("compare --metric top1(a=1)", "top1 does not have settings"),
         ("compare --arms dpn(befor=false)", "befor"),
+        ("compare --pretrain dinoo", "Did you mean 'dino'"),
+        ("compare --pretrain dino(epoch=3)", "'epoch'. Did you mean 'epochs'"),
+        ("compare --train atention+norms", "Unknown role 'atention'"),
+        ("compare --log wandbb", "Unknown logger 'wandbb'"),
+        ("compare --sweep weightdecay=0,1", "Unknown field 'weightdecay'"),
     ],
 )
 def test_words_that_are_wrong_are_refused(line, message, monkeypatch):

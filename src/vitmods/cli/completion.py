@@ -159,10 +159,10 @@ def _check_value(option: str, accepts: str, value: str, index: Mapping[str, Any]
         if value not in kind.split(","):
             raise UserError(f"{option} cannot be '{value}'. {nearest(value, kind.split(','))}")
     elif kind in index["checked"]:
-        name, inside = split_form(value) or (value, "")
-        if kind == "metric" and re.fullmatch(r"fewshot\d+", name):
-            return
-        _check_name(kind, name, inside, index)
+        for part in value.split("+") if kind == "role" else [value.partition("=")[0] if kind == "field" else value]:
+            name, inside = split_form(part) or (part.strip(), "")
+            if not (kind == "metric" and re.fullmatch(r"fewshot\d+", name)):
+                _check_name(kind, name.replace("-", "_") if kind == "field" else name, inside, index)
 
 
 def _check_arm(text: str, index: Mapping[str, Any]) -> None:
@@ -221,7 +221,7 @@ def _candidates(before: list[str], current: str) -> tuple[str, list[str]]:
         return "none", list(SCRIPTS)
     command, words = _split_command(before, index)
     if command not in commands:
-        return "none", []
+        return "none", [name.split()[1] for name in commands if before == name.split()[:1]]
     entry = commands[command]
     if current.startswith("-") and "=" not in current:
         options = [*entry["options"], *HELP]
@@ -233,7 +233,7 @@ def _candidates(before: list[str], current: str) -> tuple[str, list[str]]:
     place = {"data": "folder", "model": "file"}.get(kind, kind.removeprefix("new "))
     if accepts.startswith("{"):
         choices = kind.split(",")
-    elif kind in ("arm", "change", "recipe", "role"):
+    elif kind in ("arm", "change", "recipe", "role", "task without labels"):
         start = re.sub(r"[^+=(,]*$", "", value)  # before the name that is being typed
         head, settings_of = head + start, names["change" if kind == "arm" else kind]
         opened = re.search(r"([\w-]+)\((?:[^()]*,)?$", start)

@@ -129,6 +129,7 @@ _KINDS = {
     "train": "role",
     "source": "data",
     "log": "logger",
+    "pretrain": "task without labels",
     "figures": "figure",
 }
 _PLACES = dict.fromkeys(("folder", "textures", "study"), "<folder>") | dict.fromkeys(("scores", "split_file"), "<file>")

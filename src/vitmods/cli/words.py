@@ -16,9 +16,9 @@ from vitmods.evals.protocols import OTHER_WORDS, metrics
 from vitmods.finetune.roles import ALL, ROLES
 from vitmods.model.names import SIZES
 from vitmods.recipes.recipe import fields_by_name
-from vitmods.recipes.registry import RECIPES, settings_of
+from vitmods.recipes.registry import RECIPES, evidence, settings_of
 from vitmods.study.arms import BASE, LINE_UPS, PYTHON, TRAINING
-from vitmods.tasks.base import TASKS
+from vitmods.tasks.base import TASKS, WITHOUT_LABELS
 from vitmods.train.loggers import LOGGERS
 
 CLASSES = {
@@ -65,12 +65,15 @@ def make_index() -> dict[str, Any]:
     line_ups += [table.also for table in papers.TABLES.values() if table.also]
     line_ups += [name for name, find in LINE_UPS.items() if find(name)]
     usages = [kind.usage.partition(":") for kind in SOURCES.values()]
+    unlabeled = [task for task in TASKS if TASKS[task].target in WITHOUT_LABELS]
+    unlabeled += [name for name in RECIPES if evidence(name).task in unlabeled]
     names: dict[str, Any] = {
         "change": changes | short_forms,
         "recipe": {name: list(settings_of(RECIPES[name])) for name in RECIPES},
         "arm": [BASE, *TRAINING, *line_ups],
         "role": dict.fromkeys((*ROLES, ALL), ()),
         "task": list(TASKS),
+        "task without labels": {name: [*fields_by_name(), "metric"] for name in unlabeled},
         "metric": list(metrics()),
         "protocol": list(PROTOCOLS),
         "table": list(papers.TABLES),
@@ -95,6 +98,7 @@ def make_index() -> dict[str, Any]:
         )
     }
     checked["metric"] = {"words": OTHER_WORDS, "advice": ""}
+    checked |= {kind: {"words": {}, "advice": ""} for kind in ("role", "logger", "field", "task without labels")}
     return {"files": {"count": count_files()}, "commands": commands, "names": names, "checked": checked}
 
 
