@@ -13,7 +13,7 @@ import pytest
 import vitmods as vm
 from vitmods.study.executors import ClusterOptions
 from vitmods.study.executors.clusters import RayCluster, RayWorker, Run, Slurm, SlurmJob
-from vitmods.study.executors.processes import Processes
+from vitmods.study.executors.processes import LocalProcesses
 from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 from vitmods.train import RunOptions
@@ -96,9 +96,9 @@ def test_a_node_that_is_killed_loses_nothing(hostile, two_nodes, alone, tmp_path
 @pytest.mark.parametrize("answer", [("there is no data at images", True), ("it was killed", False)])
 def test_a_failure_on_a_node_without_the_folder_of_the_start_says_so(tmp_path, monkeypatch, answer) -> None:
     worker = SimpleNamespace(send=lambda work: None, answer=lambda: answer)
-    monkeypatch.setattr(Processes, "start", lambda self, index: worker)
+    monkeypatch.setattr(LocalProcesses, "start", lambda self, index: worker)
     for folder, is_elsewhere in ((tmp_path, False), (tmp_path / "elsewhere", True)):
-        node = RayWorker(Processes(StudyFolder(tmp_path), workers=1, threads=1, working_folder=str(folder)), 0)
+        node = RayWorker(LocalProcesses(StudyFolder(tmp_path), workers=1, threads=1, working_folder=str(folder)), 0)
         assert (f". Relative paths fail on this node: {folder}, where the study" in node.run({})) is is_elsewhere
 
 
@@ -126,7 +126,7 @@ def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
     long.run(broken, workers=1, budget="0.1trials", **QUIET)  # no trial is begun
     trial = Trial(long.settings.every_arm[0], 0)
     folder = StudyFolder(broken)
-    piece = SlurmJob(Processes(folder, 1, 1, RunOptions("cpu")), 0, trial.to_dict())
+    piece = SlurmJob(LocalProcesses(folder, 1, 1, RunOptions("cpu")), 0, trial.to_dict())
     failures = []
     job = threading.Thread(target=lambda: failures.append(piece()))
     job.start()

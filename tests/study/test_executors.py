@@ -10,7 +10,7 @@ import pytest
 
 from vitmods.study.arms import Arm
 from vitmods.study.executors import Inline, describe
-from vitmods.study.executors.processes import OUT_OF_MEMORY, SAVE_GRACE_S, Copy, Processes, Template
+from vitmods.study.executors.processes import OUT_OF_MEMORY, SAVE_GRACE_S, Copy, LocalProcesses, Template
 from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 
@@ -120,8 +120,8 @@ def pool(tmp_path, monkeypatch, request, misbehaving):
     record = tmp_path / "record"
 
     def make(workers=2, **task):
-        monkeypatch.setattr(Processes, "task", lambda executor, index: {"record": str(record), **task})
-        return Processes(StudyFolder(tmp_path), workers, threads=3, template=template)
+        monkeypatch.setattr(LocalProcesses, "task", lambda executor, index: {"record": str(record), **task})
+        return LocalProcesses(StudyFolder(tmp_path), workers, threads=3, template=template)
 
     make.record_file = record
     make.record = lambda: [line.split() for line in record.read_text().splitlines()]
@@ -142,11 +142,11 @@ def test_a_killed_worker_loses_its_trial_alone(pool):
 
 def test_without_its_template_a_worker_is_a_fresh_interpreter(tmp_path, monkeypatch, misbehaving):
     monkeypatch.setattr(sys, "executable", misbehaving)
-    monkeypatch.setattr(Processes, "task", lambda executor, index: {"record": str(tmp_path / "record")})
+    monkeypatch.setattr(LocalProcesses, "task", lambda executor, index: {"record": str(tmp_path / "record")})
     with Template(3) as template:
         template._process.kill()
         template._process.wait()
-        processes = Processes(StudyFolder(tmp_path), 1, threads=3, template=template)
+        processes = LocalProcesses(StudyFolder(tmp_path), 1, threads=3, template=template)
         assert not isinstance(processes.start(0).process, Copy)
         assert ran(processes) == {}
 

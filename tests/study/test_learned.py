@@ -16,7 +16,7 @@ from vitmods.stats.verdict import FAVORABLE, Verdict
 from vitmods.study.answer import read_answer
 from vitmods.study.arms import make_arms
 from vitmods.study.plan import Settings, make_seeds
-from vitmods.study.store import Facts, ModelFacts, Plan, StudyFolder
+from vitmods.study.store import Facts, ModelFacts, StudyFolder, StudyPlan
 from vitmods.tasks import multilabel
 from vitmods.tasks.base import TASKS
 from vitmods.tasks.classification import _of_each_image, first_five
@@ -83,7 +83,7 @@ class Planted:
         models = {arm.name: ModelFacts("mu/4", {}) for arm in settings.every_arm}
         classes = [f"class {k}" for k in range(CLASSES)]
         data = {"classes": classes, "splits": {"test": {"count": IMAGES}}, "constant": self.constant, "warnings": []}
-        plan = Plan(len(settings.seeds), settings.until_decided, metric=self.metric)
+        plan = StudyPlan(len(settings.seeds), settings.until_decided, metric=self.metric)
         facts = Facts("", "", ("test",), settings.to_dict(), models, data, {}, {}, plan=plan)
         return read_answer(self.folder, facts, settings)
 

@@ -14,7 +14,7 @@ from vitmods.cli.finetune import Finetune
 from vitmods.cli.train import Train
 from vitmods.study import StudyOptions
 from vitmods.study.executors import ClusterOptions
-from vitmods.study.executors.processes import Processes
+from vitmods.study.executors.processes import LocalProcesses
 from vitmods.study.plan import ImageOptions, Settings, StudySettings
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner
@@ -35,7 +35,7 @@ def test_a_worker_gets_every_field(tmp_path):
     for field in fields(RunOptions):
         if field.name not in (*OTHER, "compile", "shard"):
             changed[field.name] = not field.default if isinstance(field.default, bool) else (field.default or 0) + 1
-    task = json.loads(json.dumps(Processes(StudyFolder(tmp_path), 1, 1, StudyOptions(**changed)).task(0)))
+    task = json.loads(json.dumps(LocalProcesses(StudyFolder(tmp_path), 1, 1, StudyOptions(**changed)).task(0)))
     received = RunOptions(**task["options"])
     assert received == RunOptions(**{**changed, "progress": False})  # a worker has no terminal
     assert all(getattr(received, name) != getattr(RunOptions(), name) for name in changed)

@@ -14,9 +14,9 @@ from vitmods.study.budget import Budget, make_budget
 from vitmods.study.executors import Inline
 from vitmods.study.plan import Settings, Trial, make_plan, make_seeds
 from vitmods.study.progress import Progress
-from vitmods.study.schedule import Schedule
+from vitmods.study.schedule import TrialSchedule
 from vitmods.study.state import Evaluated, StudyState, decision_at, looks
-from vitmods.study.store import Plan, StudyFolder
+from vitmods.study.store import StudyFolder, StudyPlan
 from vitmods.train.trial import write_scores
 from vitmods.util.errors import UserError
 
@@ -37,7 +37,7 @@ class Played:
 
     def schedule(self, budget=None):
         self.progress = Progress(self.folder.trial, lambda work: 1, 1, quiet=True)
-        return Schedule(self.state(), self.progress, budget)
+        return TrialSchedule(self.state(), self.progress, budget)
 
     def train(self, trial):
         name = trial.arm.name
@@ -68,7 +68,7 @@ class Played:
 def test_what_follows_the_trials_is_done_in_steps(tmp_path):
     played = Played(tmp_path, {"base": 0.5, "dpn": 0.5}, seeds=1, until_decided=False)
     played.progress = Progress(played.folder.trial, lambda work: 1, 1, quiet=True)
-    schedule = Schedule(played.state(), played.progress, meanwhile=iter([None, None]))
+    schedule = TrialSchedule(played.state(), played.progress, meanwhile=iter([None, None]))
     assert [schedule.use_idle_core() for _ in range(3)] == [True, True, False]
     assert not played.schedule().use_idle_core()
 
@@ -157,7 +157,8 @@ def test_looks_are_not_undone_by_calling_the_seeds_fixed(tmp_path):
     fixed.run()
     alphas = [
         decision_at(
-            StudyState(fixed.folder, fixed.settings, Evaluated(("test",), plan=Plan(8, until_decided=one))), range(8)
+            StudyState(fixed.folder, fixed.settings, Evaluated(("test",), plan=StudyPlan(8, until_decided=one))),
+            range(8),
         ).alpha
         for one in (True, False)
     ]

@@ -24,7 +24,7 @@ QUERY = ("q_proj", "query", "q", "to_q", "q_lin", "wq", "q_linear", "linear_q", 
 
 
 @dataclass(frozen=True)
-class Block:
+class ForeignBlock:
     """A residual block with attention. ``stage`` numbers the lists that contain the blocks; ``stem`` is the convolution
     that makes its tokens from images, None for sequences."""
 
@@ -86,7 +86,7 @@ class Anatomy:
         return any(isinstance(m, nn.MultiheadAttention) or n.rpartition(".")[2] in (*JOINT, *QUERY) for n, m in inside)
 
     @cached_property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[ForeignBlock, ...]:
         owners: dict[str, str] = {}
         for attention in self.attentions:
             stride = getattr(self.modules[attention], "stride", 1)
@@ -96,7 +96,9 @@ class Anatomy:
         owners = {name: at for name, at in owners.items() if not self._pools(name, at)} or owners
         lists = list(dict.fromkeys(_parent(name) for name in owners))
         return tuple(
-            Block(name, attention, self.attentions[attention], lists.index(_parent(name)), self._stem(name, owners))
+            ForeignBlock(
+                name, attention, self.attentions[attention], lists.index(_parent(name)), self._stem(name, owners)
+            )
             for name, attention in owners.items()
         )
 
@@ -178,12 +180,12 @@ class Anatomy:
             stage=block.stage if block else None,
         )
 
-    def _block_before(self, name: str) -> Block | None:
+    def _block_before(self, name: str) -> ForeignBlock | None:
         """The block before a norm, or the first one."""
         before = [block for block in self.blocks if self._order[block.name] < self._order[name]]
         return before[-1] if before else next(iter(self.blocks), None)
 
-    def _role_inside(self, name: str, block: Block) -> str:
+    def _role_inside(self, name: str, block: ForeignBlock) -> str:
         norms = self._norms_of(block)
         if name not in norms:
             return "inside"
@@ -198,12 +200,12 @@ class Anatomy:
             return "mlp"
         return ("attn", "mlp")[direct.index(name)] if len(direct) <= 2 else "block"
 
-    def _leaves_out_first(self, block: Block) -> bool:
+    def _leaves_out_first(self, block: ForeignBlock) -> bool:
         """Whether an Identity replaces the norm before attention (ModernBERT's first block)."""
         children = self.modules[block.name].named_children()
         return any(isinstance(child, nn.Identity) and "norm" in name for name, child in children)
 
-    def _norms_of(self, block: Block) -> list[str]:
+    def _norms_of(self, block: ForeignBlock) -> list[str]:
         """Norms of the block that are not inside attention or MLP. A BatchNorm after a linear map is the last of its
         branch, for the one before belongs to what it maps to: queries, keys and values, or the hidden layer."""
         inside = [n for n in self.modules if _within(n, block.name)]

@@ -59,10 +59,13 @@ def _only(model: nn.Module, keep: Tensor | None) -> Iterator[None]:
             module.keep = None
 
 
-class Masks(NamedTuple):
-    """Masks of a block's attention: ``attn_mask`` as attention takes it, with ``is_causal`` what comes
-    later, and ``padding`` (B, T), True for patch tokens that only fill sequences up. ``values`` (B, H, N, D) are those
-    of the first block, where the others mix them into theirs. ``keep`` (B, K) are the patches that are there."""
+class BlockInputs(NamedTuple):
+    """Inputs of a block besides its tokens.
+
+    attn_mask: as attention takes it. is_causal: later tokens are masked too. padding: (B, T), True for patch tokens
+    that only fill sequences up. values: (B, H, N, D), those of the first block, where the others mix them into theirs.
+    keep: (B, K), the patches that are there.
+    """
 
     attn_mask: Tensor | None = None
     is_causal: bool = False
@@ -326,7 +329,7 @@ class ViT(nn.Module):
         grid, padding = self.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1])), self.patch_embed.padding(x)
         with self._around(padding):
             x, outputs, prefixes = self._embed(x), [], []
-            masks = Masks(attn_mask, is_causal, padding, self._first_values(x))
+            masks = BlockInputs(attn_mask, is_causal, padding, self._first_values(x))
             for i in range(max(take) + 1 if stop_early else len(self.blocks)):
                 x = self._run(i, x, masks)
                 if i not in take:
@@ -408,7 +411,7 @@ class ViT(nn.Module):
             keep = keep if drawn is None else drawn
             x = self._embed(images, keep, mask, drawn is not None)
             visible = keep if mask is None else None
-            run_masks = Masks(attn_mask, is_causal, padding, self._first_values(x), visible)
+            run_masks = BlockInputs(attn_mask, is_causal, padding, self._first_values(x), visible)
             for i in range(last + 1):
                 x = self._run(i, x, run_masks, for_head=for_head and i == last)
             tokens: Tensor = self.norm(x)
@@ -513,7 +516,7 @@ class ViT(nn.Module):
         """Return a context that gives norms the padding of sequences; images do not have any."""
         return padded(padding) if self.patch_embed.sequences else nullcontext()
 
-    def _run(self, index: int, x: Tensor, masks: Masks, for_head: bool = False) -> Tensor:
+    def _run(self, index: int, x: Tensor, masks: BlockInputs, for_head: bool = False) -> Tensor:
         """Run the block of that index; ``for_head``: only the head reads its output."""
         if masks.is_causal:
             if masks.attn_mask is not None:
@@ -528,7 +531,7 @@ class ViT(nn.Module):
             return out
         return self._run_block(index, x, masks, for_head, self._grid)
 
-    def _run_block(self, index: int, x: Tensor, masks: Masks, for_head: bool, grid: Grid | None) -> Tensor:
+    def _run_block(self, index: int, x: Tensor, masks: BlockInputs, for_head: bool, grid: Grid | None) -> Tensor:
         """Run a block; with a mask on its attention it is called without fast forms."""
         if grid is not None:
             _set_grid(self.blocks[index], grid)

@@ -114,7 +114,7 @@ def studies() -> Mapping[str, GalleryStudy]:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ClaimTest:
     """A study that tests a claim, and its outcome."""
 
     study: GalleryStudy
@@ -185,11 +185,11 @@ class Claim:
         return f"{self.direction} of {sizes}" if sizes else str(self.direction)
 
     @property
-    def evidence(self) -> tuple[Evidence, ...]:
+    def evidence(self) -> tuple[ClaimTest, ...]:
         """The studies that test it. Raises ValueError for a study or an arm that the gallery does not have."""
         return tuple(self._evidence(text) for text in self.tests)
 
-    def _evidence(self, text: str) -> Evidence:
+    def _evidence(self, text: str) -> ClaimTest:
         name, _, arms = text.partition(": ")
         study, effects = studies().get(name), []
         for arm in arms.split("; "):
@@ -199,7 +199,7 @@ class Claim:
         assert study is not None
         assert self.direction is not None
         statuses = {status_of(self.direction, self.points, effect.low, effect.high) for effect in effects}
-        return Evidence(study, tuple(effects), _joint(statuses, every=True), self.direction)
+        return ClaimTest(study, tuple(effects), _joint(statuses, every=True), self.direction)
 
     @property
     def status(self) -> Status:

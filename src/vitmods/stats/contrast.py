@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from vitmods.stats.fit import Array, Contrasts
 from vitmods.stats.gains import Gains, gains_of, less_stable
 from vitmods.stats.images import ImagesPart
-from vitmods.stats.read import Table, check_fractions
+from vitmods.stats.read import ScoreTable, check_fractions
 from vitmods.stats.verdict import FAVORABLE, FRACTION, POINTS, Claim, Effect, Verdict, verdict_of
 from vitmods.stats.width import HalfWidth
 from vitmods.util.errors import UserError
@@ -50,7 +50,7 @@ class Criteria:
     def sign(self) -> int:
         return 1 if self.higher_is_better else -1
 
-    def gains(self, table: Table) -> Gains:
+    def gains(self, table: ScoreTable) -> Gains:
         """The scores of a table, so that more is better."""
         chance, scale = self.chance, float(self.sign)
         if self.is_fraction:

@@ -17,7 +17,7 @@ from vitmods.stats.decision import Decision, Pair
 from vitmods.stats.fit import FEW_SEEDS, KNOWN, SHARED, Array, Contrasts, Errors, Fit, Mask, contrasts
 from vitmods.stats.gains import Gains
 from vitmods.stats.images import ImagesPart
-from vitmods.stats.read import Scores, Table, means_of, read_csv, table_of
+from vitmods.stats.read import Scores, ScoreTable, means_of, read_csv, table_of
 from vitmods.stats.sequential import (
     EXTENDED_LEVEL,
     LAST_LEVEL,
@@ -124,13 +124,13 @@ def family_of(family: int | Literal["pairs"] | None, k: int) -> int:
     return k * (k + 1) // 2 if family == "pairs" else family or k
 
 
-def limit_of(tables: Iterable[Table], unit: str | None) -> float:
+def limit_of(tables: Iterable[ScoreTable], unit: str | None) -> float:
     """The largest possible effect: 100 points where all scores are fractions from 0 to 1."""
     within = all(((table.trials >= 0) & (table.trials <= 1) | np.isnan(table.trials)).all() for table in tables)
     return POINTS if unit in (None, FRACTION) and within else math.inf
 
 
-def _unread(full: Table, read: Table, frozen: Mapping[str, Effect]) -> Iterator[str]:
+def _unread(full: ScoreTable, read: ScoreTable, frozen: Mapping[str, Effect]) -> Iterator[str]:
     """Name trials that ended and that no effect is read from."""
     waits = ~np.isin(full.seeds, read.seeds)
     for arm, ended in zip(full.arms, full.ended):
@@ -159,7 +159,7 @@ def decision_of(
     )  # fmt: skip
 
 
-def at_look(table: Table, most: int, frozen: Mapping[str, Effect]) -> tuple[Table, int, str]:
+def at_look(table: ScoreTable, most: int, frozen: Mapping[str, Effect]) -> tuple[ScoreTable, int, str]:
     """The study at its last complete look, the seeds of that look (0: none is complete), and its name.
 
     Seeds that ended since that look wait for the next one.

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 
 from vitmods.stats.fit import Array, Fit, Mask, fit
 from vitmods.stats.images import ImagesPart, clusters, images_part
-from vitmods.stats.read import Table
+from vitmods.stats.read import ScoreTable
 from vitmods.util.errors import UserError
 from vitmods.util.text import listing, plural
 
@@ -115,7 +115,7 @@ def failure_notes(names: Sequence[str], kinds: Mapping[str, Mask], ended: Mask) 
     return sentences
 
 
-def gains_of(table: Table, scale: float, chance: float | None, groups: ArrayLike | None, margin: float) -> Gains:
+def gains_of(table: ScoreTable, scale: float, chance: float | None, groups: ArrayLike | None, margin: float) -> Gains:
     """Scale the scores (negative if less is better) and sort out failures. `chance` is the score of the best constant
     prediction; if it is None, only trials that diverged or are known to predict a constant have failed."""
     trials, images, floor, step = table.trials * scale, table.images, 0.0, 0.0

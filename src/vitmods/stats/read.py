@@ -27,7 +27,7 @@ LARGEST_FRACTION = 10.0  # of a unit that is given: an error relative to a refer
 
 
 @dataclass(frozen=True)
-class Table:
+class ScoreTable:
     """Trials of a study as arrays: g arms, base first, and n seeds."""
 
     arms: tuple[str, ...]
@@ -62,7 +62,7 @@ def table_of(
     base: str,
     failed: Mapping[str, Mapping[int, str]] | None = None,
     constant: Mapping[str, Container[int]] | None = None,
-) -> Table:
+) -> ScoreTable:
     """`failed` names trials that diverged: arm -> seed -> reason; `constant` those that predict the same for every
     image: arm -> seeds. Raises `UserError` for what cannot be compared."""
     _check_mappings(scores)
@@ -94,10 +94,10 @@ def table_of(
         if images is not None:
             images[cell] = value[kept]
     same = np.array([[seed in (constant or {}).get(arm, ()) for seed in seeds] for arm in arms], dtype=bool)
-    return Table(arms, seeds, trials, images, diverged, same.reshape(diverged.shape) & np.isfinite(trials), kept)
+    return ScoreTable(arms, seeds, trials, images, diverged, same.reshape(diverged.shape) & np.isfinite(trials), kept)
 
 
-def in_common(tables: Sequence[Table]) -> list[Table]:
+def in_common(tables: Sequence[ScoreTable]) -> list[ScoreTable]:
     """Studies of the same test images, each with the images alone that have a score in every trial of all of them."""
     kept = [table.kept for table in tables]
     if any(table.images is None for table in tables) or len({mask.shape for mask in kept}) > 1:
@@ -145,7 +145,7 @@ def means_of(scores: Scores) -> Scores:
     return means
 
 
-def check_fractions(table: Table, is_given: bool) -> None:
+def check_fractions(table: ScoreTable, is_given: bool) -> None:
     """Raises `UserError` for scores above 1, or of a unit that `is_given` for those that look like percentages."""
     if np.nanmax(np.abs(table.trials), initial=0.0) > (LARGEST_FRACTION if is_given else 1.0):
         raise UserError(

@@ -28,7 +28,7 @@ LADDER = (("Ti", 224), ("Ti", 128), ("Ti", 64), ("mu6", 64), ("mu3", 32))
 
 @dataclass(frozen=True)
 class Defaults:
-    """Settings that suit a data set: model, image side in pixels, channels, and the recipe if it depends on nothing else.
+    """Settings that suit a data set: model, image side in pixels, channels, and the recipe if nothing else matters.
 
     images: about how many are trained on; 0: unknown
     side:   median short side of the images, in pixels; 0: unknown

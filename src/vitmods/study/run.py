@@ -28,15 +28,15 @@ from vitmods.study.arms import BASE, Arm
 from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, Budget, seconds_after_trials, slowdown
 from vitmods.study.executors import Executor, Inline, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, Slurm
-from vitmods.study.executors.processes import Processes, Template
+from vitmods.study.executors.processes import LocalProcesses, Template
 from vitmods.study.plan import Evaluation, Rung, Settings, StudySettings, Work, make_measure, measure_of, trial_of
 from vitmods.study.prepare import PreparedStudy, build_arms, open_study, say, threads_for, user_functions, workers_for
 from vitmods.study.progress import LiveReport, Progress, StepTimes, earlier_paces, kind_of
 from vitmods.study.reference import Reference, describe_base
 from vitmods.study.reuse import Pool
-from vitmods.study.schedule import Schedule, check_weights_are_there
+from vitmods.study.schedule import TrialSchedule, check_weights_are_there
 from vitmods.study.state import Evaluated, StudyState, evaluated_of
-from vitmods.study.store import Facts, Plan, StudyFolder, read_object
+from vitmods.study.store import Facts, StudyFolder, StudyPlan, read_object
 from vitmods.study.trial import TrialRunner, already_reported, answer_splits, base_config, logged_run, task_of
 from vitmods.tasks.base import DEFAULT, TASKS
 from vitmods.train.device import device_name as recorded_device
@@ -145,7 +145,7 @@ def log_verdicts(names: Iterable[str], folder: StudyFolder, facts: Facts, settin
 SAMPLES = 12  # images shown in the report
 
 
-def write_facts(study: PreparedStudy, command: str, plan: Plan) -> Facts:
+def write_facts(study: PreparedStudy, command: str, plan: StudyPlan) -> Facts:
     """Write study.json before the first trial: from then on the study can be read and resumed from its folder.
 
     Raises UserError if a fold cannot be made, or seeds were added after scores were seen and no level is known for so
@@ -344,7 +344,7 @@ def run_pilot(request: Request, path: Path, options: StudyOptions, command: str 
         seeds = (settings.seeds if is_settled else tuple(range(PILOT)))[:PILOT]
         if not is_settled:
             study.runner.settings = settings.with_seeds(seeds)
-        plan = plan_of(settings) if is_settled else Plan()
+        plan = plan_of(settings) if is_settled else StudyPlan()
         pool, _ = _train_base(study, seeds, plan, ENDLESS, lease, command or python_call(settings, str(path)))
         study.runner.settings = study.settings.with_seeds(settings.seeds)
         return estimate(study, request.budget, command, fixed=is_settled, pool=pool)
@@ -358,7 +358,7 @@ def run_base(request: Request, path: Path, options: StudyOptions, command: str |
     folder.check_place(settings.fixed["data"])
     with folder.lock() as lease:
         study, _, is_settled = replace(request, budget=ENDLESS).prepare(folder, options, command)
-        settings, plan = study.settings, plan_of(study.settings) if is_settled else Plan()
+        settings, plan = study.settings, plan_of(study.settings) if is_settled else StudyPlan()
         command = command or python_call(settings, str(path))
         _, state = _train_base(study, settings.seeds, plan, request.budget, lease, command)
         reference = describe_base(state)
@@ -367,7 +367,7 @@ def run_base(request: Request, path: Path, options: StudyOptions, command: str |
 
 
 def _train_base(
-    study: PreparedStudy, seeds: tuple[int, ...], plan: Plan, budget: Budget, lease: Lease, command: str
+    study: PreparedStudy, seeds: tuple[int, ...], plan: StudyPlan, budget: Budget, lease: Lease, command: str
 ) -> tuple[Pool, StudyState]:
     pool = Pool(study)
     facts = write_facts(study, command, plan)
@@ -377,10 +377,10 @@ def _train_base(
     return pool, state
 
 
-def plan_of(settings: Settings) -> Plan:
+def plan_of(settings: Settings) -> StudyPlan:
     """Return what is recorded of the settings before any score is known."""
     count, family = len(settings.seeds), settings.compared
-    return Plan(count, settings.until_decided, settings.generalize, settings.measure.name, family)
+    return StudyPlan(count, settings.until_decided, settings.generalize, settings.measure.name, family)
 
 
 def template_for(options: StudyOptions, missing: int) -> Template | None:
@@ -452,7 +452,7 @@ def _work(
     )
     try:
         is_cpu = resolve(options.device).type == "cpu"  # a GPU works for the trials that remain
-        schedule = Schedule(state, progress, budget, options.keep_weights, lease, costs if is_cpu else None)
+        schedule = TrialSchedule(state, progress, budget, options.keep_weights, lease, costs if is_cpu else None)
         if schedule.left:
             make_executor(runner, options, workers, template).run(schedule)
     except BaseException:
@@ -486,7 +486,7 @@ def make_executor(
         )
     modules = sorted({str(function.module) for function in functions})
     threads = threads_for(options, workers)
-    processes = Processes(
+    processes = LocalProcesses(
         runner.folder,
         workers,
         threads,

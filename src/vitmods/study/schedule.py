@@ -83,7 +83,7 @@ def check_weights_are_there(state: StudyState) -> None:
         )
 
 
-class Schedule:
+class TrialSchedule:
     """Hands out work to an executor, each piece once in a run, and takes in what came of it.
 
     Trials that points are chosen by come first; then seed by seed, in a seed base first. With a budget, no seed begins

@@ -33,7 +33,7 @@ from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.grid import AS_IS, Grid, Point, choose
 from vitmods.study.plan import VAL, Evaluation, Measure, Settings, Trial, options_from
-from vitmods.study.store import Facts, Plan, StudyFolder, read_object, read_warnings
+from vitmods.study.store import Facts, StudyFolder, StudyPlan, read_object, read_warnings
 from vitmods.train.trial import read_scores
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
@@ -138,7 +138,7 @@ class Evaluated:
     constant: Mapping[str, float] = field(default_factory=dict)
     groups: NDArray[Any] | None = None
     sizes: tuple[int, int] | None = None
-    plan: Plan = Plan()  # noqa: RUF009, frozen
+    plan: StudyPlan = StudyPlan()  # noqa: RUF009, frozen
 
 
 def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:

@@ -83,7 +83,7 @@ def model_name(setting: Point, arm: str) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """The plan before scores were known: seeds (the maximum of a study until decided), the claim of verdicts, the
     metric, and the number of arms. 0 and "" are unknown."""
 
@@ -116,7 +116,7 @@ class Facts:
     warnings: tuple[str, ...] = ()
     margins: Mapping[str, float] = field(default_factory=dict)
     plugins: tuple[str, ...] = ()
-    plan: Plan = Plan()
+    plan: StudyPlan = StudyPlan()
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
@@ -139,7 +139,7 @@ class Facts:
             for name, model in sections["models"].items()
         }
         texts = {name: tuple(sections[name]) for name in ("splits", "warnings", "plugins")}
-        return cls(**{**sections, **texts, "models": models, "plan": Plan(**sections["plan"])})
+        return cls(**{**sections, **texts, "models": models, "plan": StudyPlan(**sections["plan"])})
 
 
 _WITHIN: Mapping[str, Mapping[str, Any]] = {

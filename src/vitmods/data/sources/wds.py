@@ -385,8 +385,8 @@ class Scanned(NamedTuple):
     broken: list[Any]
 
 
-class Facts(NamedTuple):
-    """A fact of an image that shards contain. name: in the cache, with the version of the reader. title: as in "its label".
+class ImageFact(NamedTuple):
+    """A fact of an image that shards contain. name: in the cache, with the reader's version. title: as in "its label".
     endings: of the members that may have it. read: gets the members of an image by ending, and the file; returns a
     JSON-able value, or raises ValueError with the reason why the image cannot be used."""
 
@@ -419,10 +419,10 @@ def _label(parts: dict[str, Member], file: BinaryIO) -> int | str:
         return str(label)
 
 
-LABELS = Facts("vitmods scan 1", "label", ("cls", "json"), _label)
+LABELS = ImageFact("vitmods scan 1", "label", ("cls", "json"), _label)
 
 
-def index_of(shard: Path, facts: Facts = LABELS) -> Scanned:
+def index_of(shard: Path, facts: ImageFact = LABELS) -> Scanned:
     """The images of a shard: from the user's cache, or listed now. Raises UserError."""
     try:
         key = file_key(shard, shard.stat(), facts.name)
@@ -431,7 +431,7 @@ def index_of(shard: Path, facts: Facts = LABELS) -> Scanned:
     return Scanned(*remembered(f"shards/{key}.json", lambda: scan(shard, facts)))
 
 
-def scan(shard: Path, facts: Facts = LABELS) -> Scanned:
+def scan(shard: Path, facts: ImageFact = LABELS) -> Scanned:
     """Read the headers of a tar file and the facts; images are not opened. Raises UserError for other files."""
     files, damage, scanned = list[Member](), list[Any](), Scanned([], [])
     seen: set[str] = set()

@@ -79,7 +79,7 @@ class StudyOptions(RunOptions):
 
 
 class WorkSource(Protocol):
-    """Where work comes from, and who records the result: `vitmods.study.schedule.Schedule`."""
+    """Where work comes from, and who records the result: `vitmods.study.schedule.TrialSchedule`."""
 
     def take(self) -> Work | None:
         """The next piece; None where there is none now, of which there may be more once another has ended."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitmods.study.executors import ClusterOptions, WorkSource
-from vitmods.study.executors.processes import SAVE_GRACE_S, Processes, Worker
+from vitmods.study.executors.processes import SAVE_GRACE_S, LocalProcesses, Worker
 from vitmods.study.plan import Work
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import StopRequest, stop_on_signals
@@ -28,7 +28,7 @@ _POLL_S = 0.5
 class RayWorker:
     """A Ray actor that runs one trial at a time somewhere in the cluster; it lives as long as its node."""
 
-    def __init__(self, processes: Processes, index: int) -> None:
+    def __init__(self, processes: LocalProcesses, index: int) -> None:
         self._processes, self._index = processes, index
         self._worker: Worker | None = None
 
@@ -59,7 +59,7 @@ class RayCluster:
     after `retries` losses it has failed. The study's folder and the images must be at the same path on all nodes.
     """
 
-    processes: Processes
+    processes: LocalProcesses
     options: ClusterOptions
     at_once: int | None = None
     """trials; None: as many as there is room for"""
@@ -186,7 +186,7 @@ _SAVE_S = 120  # before the time limit, in which a trial writes its checkpoint
 class SlurmJob:
     """A piece of work as submitit pickles it; a requeued job gets a new one with the same content."""
 
-    def __init__(self, processes: Processes, index: int, work: dict[str, Any]) -> None:
+    def __init__(self, processes: LocalProcesses, index: int, work: dict[str, Any]) -> None:
         self.processes, self.index, self.work = processes, index, work
         self._worker: Worker | None = None
 
@@ -215,7 +215,7 @@ class Slurm:
     processes: how a worker is started. cluster "local" runs the jobs here, without Slurm, to try it out.
     """
 
-    processes: Processes
+    processes: LocalProcesses
     options: ClusterOptions
     at_once: int = 32
     cluster: Literal["slurm", "local"] = "slurm"

@@ -149,7 +149,7 @@ def _thread_variables(threads: int) -> dict[str, str]:
 
 
 @dataclass
-class Processes:
+class LocalProcesses:
     """N workers, each a separate interpreter with its fraction of the threads (and of the GPUs).
 
     A worker holds a lock and dies when this process does (its input pipe closes), so a killed run leaves no process

@@ -22,7 +22,7 @@ from vitmods.data.multilabel import TARGETS, Target, with_target
 from vitmods.data.records import SPLITS, Broken, Records, Source, printable, split_named
 from vitmods.data.sources import Spec, data_source, open_source
 from vitmods.data.sources.folder import file_records
-from vitmods.data.sources.wds import ROW, Facts, Member, content_of, index_of, shard_records, shards_of
+from vitmods.data.sources.wds import ROW, ImageFact, Member, content_of, index_of, shard_records, shards_of
 from vitmods.util.errors import UserError
 from vitmods.util.limits import parse_json, read_table, read_text
 
@@ -99,7 +99,7 @@ def pairs(spec: Spec) -> Source:
 def _from_shards(spec: Spec) -> Source:
     """Read the texts of shards. Raises UserError for a group in two splits."""
     name = spec.options.get("captions")
-    facts = Facts(f"vitmods texts 1 {name}", "caption", ("txt", "json"), partial(_texts, name=name))
+    facts = ImageFact(f"vitmods texts 1 {name}", "caption", ("txt", "json"), partial(_texts, name=name))
     root, by_split, warnings = shards_of(spec.folder)
     splits, broken = dict[str, Records](), list[Broken]()
     first_of_group: dict[str, tuple[str, str]] = {}
