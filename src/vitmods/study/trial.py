@@ -203,7 +203,10 @@ def task_of(settings: Mapping[str, Any], recipe: Recipe) -> Task:
 
 def with_modules(backbone: nn.Module, task: Task, classes: int, seed: int) -> Any:
     """The trained model: without its head if the task does not use it, and with the task's modules, drawn from the
-    seed."""
+    seed. UserError if it leaves patches out and the task does not."""
+    config: Any = getattr(backbone, "vit_config", None)
+    if config is not None and config.patch_drop and "patch_drop" in task.unread:
+        raise UserError(f"Patch dropout has no effect in the task {task.name}: compare without patchdropout.")
     torch.manual_seed(seed)
     return task.wrap(backbone if task.uses_head else without_head(backbone), classes)
 

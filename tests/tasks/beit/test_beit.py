@@ -16,6 +16,7 @@ from vitmods.recipes import RECIPES
 from vitmods.recipes.schedule import lr_at, resolve
 from vitmods.study.checkpoints import open_trial
 from vitmods.study.cost import memory_of
+from vitmods.study.trial import with_modules
 from vitmods.tasks import TASKS
 from vitmods.tasks.beit import vae
 from vitmods.tasks.beit.masks import Masks, block_mask, draw_masks
@@ -406,3 +407,10 @@ def test_memory_is_estimated_without_weights(options):
     config = vm.ViTConfig.from_name("mu2/8", img_size=32)
     sizes = [memory_of(config, small_recipe(batch_size=count, **options), "beit").total for count in (4, 24)]
     assert 0 < sizes[0] < sizes[1]
+
+
+def test_patch_dropout_without_effect_is_refused():
+    backbone = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=0, patch_drop=0.5)
+    task = TASKS["beit"].from_recipe(small_recipe())
+    with pytest.raises(vm.util.errors.UserError, match="no effect in the task beit"):
+        with_modules(backbone, task, 0, seed=0)
