@@ -305,6 +305,14 @@ def opened(synthetic, **values):
     return dataclasses.replace(answer, arms=(dataclasses.replace(answer.arms[0], effect=effect), answer.arms[1]))
 
 
+def test_more_seeds_than_there_are_trained_weights(synthetic, tmp_path):
+    for seed in range(4):
+        (tmp_path / f"seed{seed}").mkdir()
+    answer = opened(synthetic, effect=1.5, sd=1.0, df=16.0, leans="up")
+    answer = dataclasses.replace(answer, settings={**answer.settings, "start": {"source": str(tmp_path)}})
+    assert "To decide these arms, after training weights for seeds 4 to 7 too:" in advice(answer)
+
+
 def test_the_forecast_of_an_open_arm_and_the_command(synthetic):
     answer = opened(synthetic, effect=1.5, sd=1.0, df=16.0, leans="up")
     (line,) = (text for text in advice(answer) if text.startswith("dpn (leaning positive): chance of a verdict "))

@@ -14,6 +14,7 @@ from vitmods.stats.plan import forecast
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer, ArmAnswer
 from vitmods.study.arms import BASE
+from vitmods.study.checkpoints import seeds_of
 from vitmods.study.grid import mean_of
 from vitmods.study.prepare import trained_weights
 from vitmods.study.retrain import (
@@ -97,7 +98,10 @@ def _open(answer: Answer) -> Iterator[Step]:
         yield Step(f"{arm.name}{LEANING.get(expected.effect.leans, '')}: {expected}{time}.")
     most = max((expected.seeds for _, expected in forecasts), default=0)
     if most and answer.base.name == BASE:  # seeds are added against base
-        yield Step("To decide these arms:", extended(answer.command, most, fixed=bool(answer.sweep)))
+        start = answer.settings.get("start")
+        seeds = seeds_of(start["source"]) if start else []
+        before = f", after training weights for seeds {len(seeds)} to {most - 1} too" if 0 < len(seeds) < most else ""
+        yield Step(f"To decide these arms{before}:", extended(answer.command, most, fixed=bool(answer.sweep)))
     elif answer.decision.overlap and any(effect.verdict == Verdict.OPEN for effect in answer.effects.values()):
         yield Step(
             "With folds, all seeds are trained on the same images, which limits what more seeds add. Open arms need "
