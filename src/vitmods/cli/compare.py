@@ -311,12 +311,12 @@ def in_two_stages(options: Compare, arguments: Sequence[str], machine: StudyOpti
             "`vitmods compare --task TASK ... --out FOLDER` and "
             f"`vitmods compare --from FOLDER --arms {trained[0]} ...`."
         )
-    task, recipe, metric = read_pretraining(options.pretrain)
     images, base = options.dataset, "".join(options.base)
     if not options.quiet:
         what = f"Training {first_of(options.arms or USUAL_ARMS, 6)} and base by {options.pretrain}"
-        where = expected_folder(options.out, images.data, task, base)
+        where = expected_folder(options.out, images.data, options.pretrain.partition("(")[0], base)
         announce(f"{what} on {options.pretrain_data or images.data}, then comparing them on {images.data}", where)
+    task, recipe, metric = read_pretraining(options.pretrain)
     unlabeled, folds = replace(images, limit_train=None, task=task), options.settings.folds
     of_second = {"data", "task", "limit_train", "recipe", "metric", "margin", "keep_weights", *vars(Options())}
     of_second |= {f"{no}{name}" for name in options.training.overrides for no in ("", "no_")}
@@ -340,18 +340,19 @@ def in_two_stages(options: Compare, arguments: Sequence[str], machine: StudyOpti
     run: dict[str, Any] = {"options": machine, "command": command}
     options = replace(options, pretrain=None, pretrain_data=None)
     start = replace(options, base=(), arms=None, start=str(folder))
+    second = StudyFolder(out)
+    second.check_place(images.data)
+    from_scratch = replace(options, base=(str(first.settings.fixed["base"]),))
+    usual = make_study(from_scratch).settings.recipe  # what does not fit the images is refused here
     if options.dry_run:
         estimate = first.dry_run(folder, **run_first)
-        second: Path | None = out
         if estimate.total_s:  # the same models with new weights: a step takes as long
-            start = replace(options, base=(str(first.settings.fixed["base"]),))
-            usual = make_study(start).settings.recipe
+            start = from_scratch
             if options.training.name is None:
                 batches = {"batch_size": usual.batch_size, **options.training.overrides}
                 start = replace(start, training=RecipeChoice("finetune", batches))
-            if StudyFolder(out).facts():  # which started from trained weights: another study
-                second = None
-        after = make_study(start).dry_run(second, **run)
+        is_new = estimate.total_s and second.facts()  # it started from trained weights: another study
+        after = make_study(start).dry_run(None if is_new else out, **run)
         print(f"Pre-training ({task}):\n{estimate}\n\nThen:\n{after}\n")
         print(f"Both stages: about {duration(estimate.total_s + after.total_s)}.")
         return 0
@@ -360,10 +361,13 @@ def in_two_stages(options: Compare, arguments: Sequence[str], machine: StudyOpti
         return _show(before)
     report = named(before.report())
     if lost := [trial for trial in before.trials if trial.status != "finished"]:
-        others = [arm.name for arm in before.arms if arm.name not in {trial.arm for trial in lost}]
+        names = {trial.arm for trial in lost}
+        arms = options.arms or USUAL_ARMS
+        others = [text for text in arms if names.isdisjoint(arm.name for arm in make_arms([text]))]
         remedy = "Choose other settings in --pretrain and another --out"
-        if others and all(trial.arm != before.base.name for trial in lost):
-            remedy += f", or leave these arms out: `{shlex.join([*shlex.split(command), '--arms', *others])}`"
+        if others and before.base.name not in names:
+            words = ["vitmods", "compare", *without_options(arguments, ("--arms",)), *plugin_options()]
+            remedy += f", or leave these arms out: `{shlex.join([*words, '--arms', *others])}`"
         trials = "; ".join(f"{trial} ({trial.status})" for trial in lost)
         raise UserError(
             f"These trials of the first stage have no weights to start from: {trials}. {remedy}. Report: {report}"

@@ -18,9 +18,7 @@ from vitmods.layers import (
     LayerScale,
     Mlp,
     ParallelBlock,
-    RelativePositionBias,
     RMSNorm,
-    RotaryPositions,
     SwiGLU,
 )
 from vitmods.layers.norms import GroupNorm, InstanceNorm
@@ -40,8 +38,6 @@ _NAMES: dict[type[nn.Module], str] = {
     DropPath: "rate",
     DropKey: "rate",
     GatedPositions: "a gate grid_size prefix_tokens init start",
-    RelativePositionBias: "table index grid_size prefix_tokens keep _kept",
-    RotaryPositions: "freqs table head_dim num_heads prefix_tokens registers settings grid_size keep _kept",
     nn.Linear: "weight bias in_features out_features",
     PackedLinear: "weight bias in_features out_features gelu _blocks",
     nn.GELU: "approximate",
@@ -90,9 +86,9 @@ def reads_heads(attn: Any) -> bool:
         exact(attn, Attention)
         and exact(attn.qkv, nn.Linear, PackedLinear)
         and (attn.mask is None or (exact(attn.mask, DropKey) and not attn.mask.training))
-        and (attn.rel_pos is None or exact(attn.rel_pos, RelativePositionBias))
+        and attn.rel_pos is None
+        and attn.rope is None
         and (attn.gate is None or exact(attn.gate, nn.Linear, PackedLinear))
-        and (attn.rope is None or exact(attn.rope, RotaryPositions))
         and (attn.positions is None or exact(attn.positions, GatedPositions))
         and token_wise(attn.q_norm, attn.k_norm, attn.norm, attn.proj, attn.proj_drop)
     )

@@ -135,9 +135,10 @@ def _models(answer: Answer) -> Iterator[str]:
     bases = list(dict.fromkeys(str(s.values["base"]) for s in answer.sweep if "base" in s.values))
     name, size = without_place(answer.base.model.name), text.model_size(answer.base.model.config)
     if bases:
-        model = f"{listing(bases)}: {size.rpartition(', ')[2]}"
+        model = f"{listing(bases)}: {size[size.rindex('images of') :]}"
     else:
-        parameters = f", {text.count(answer.base_cost.params).strip()} parameters" if answer.base_cost else ""
+        params = answer.base_cost.params if answer.base_cost and "modules" not in answer.base.model.config else None
+        parameters = f", {text.count(params).strip()} parameters" if params else ""
         model = f"{name}{parameters}: {size}"
     arms = [arm for arm, _ in text.factor_arms(answer)] if answer.factorial else list(answer.arms)
     what = "change" if answer.factorial else "arm"

@@ -54,7 +54,7 @@ def make_budget(budget: str | int | Budget | None) -> Budget:
     text = f"{budget}trials" if isinstance(budget, int) else budget
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(h|m|min|s|trials?)?\s*", text)
     number, unit = (float(match[1]), match[2]) if match else (0.0, "")
-    if number <= 0:
+    if number <= 0 or (unit or "").startswith("trial") > number.is_integer():
         raise UserError(
             f"A budget is a time such as 2h, 30m or 90s, or a number of trials such as 40trials, not {budget!r}."
         )

@@ -170,13 +170,14 @@ def use_whole_budget(planned: Estimate, length: Length, most_times: float, seeds
     times = min(available_s / max(planned.seconds(seeds), 1e-9), most_longer)
     if name == "epochs" and count * times < MANY_EPOCHS:
         name, count = "steps", steps
-    count = max(1, int(count * times))
+    longer = max(1, int(count * times))
+    times = longer / count
     arms = [
         replace(arm, trial_s=times * arm.trial_s, trials=trials)
         for arm, trials in zip(planned.arms, planned.trials(seeds), strict=True)
     ]
     steps_now = {setting: int(times * steps_there) for setting, steps_there in planned.steps.items()}
-    settings = settings.with_seeds(tuple(range(seeds))).with_recipe(**{name: count})
+    settings = settings.with_seeds(tuple(range(seeds))).with_recipe(**{name: longer})
     return replace(planned, settings=settings, arms=tuple(arms), steps=steps_now)
 
 

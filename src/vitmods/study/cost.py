@@ -27,7 +27,6 @@ from vitmods.bench import (
     ROUNDS,
     Ratio,
     Work,
-    finish,
     now,
     peak_bytes,
     quiet_threads,
@@ -194,11 +193,6 @@ LARGE_BATCH = 64
 LEAST = 2  # images of a training step: a batch norm needs two
 
 
-def measure(*args: Any, **options: Any) -> dict[str, Any]:
-    """Measure costs at once, with the arguments of `measuring`."""
-    return finish(measuring(*args, **options))
-
-
 def measuring(
     models: Iterable[tuple[str, nn.Module]],
     task: Task,
@@ -208,7 +202,8 @@ def measuring(
     images: Base | None = None,
     arms: int = 1,
 ) -> Generator[None, None, dict[str, Any]]:
-    """Measure the costs of models, the first of which is base, in steps of about a second.
+    """Measure the costs of models, the first of which is base. A step prepares an arm or makes rounds of about a
+    second.
 
     The models are trained a few steps on `device`: pass copies.
 

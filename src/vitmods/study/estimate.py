@@ -528,8 +528,9 @@ def fit_to_budget(budget: Budget, planned: Estimate, least: int = FEWEST) -> Est
         seeds += 1
     try:
         if seeds < least and budget.seconds is not None:  # raises, with the arithmetic of all that the study takes
-            base_s, *arms_s = (arm.trial_s * per_seed / planned.parallel for arm in planned.arms)
-            seeds_within(planned.safe_s - planned.seconds(0), base_s, statistics.fmean(arms_s), k, least)
+            each_s = [arm.trial_s * per_seed / planned.parallel for arm in planned.arms]
+            base_s = sum(s for s, arm in zip(each_s, planned.arms, strict=True) if arm.arm == BASE)
+            seeds_within(planned.safe_s - planned.seconds(0), base_s, (sum(each_s) - base_s) / k, k, least)
         elif seeds < least:
             trials = (budget.trials or 0) - sum(planned.trials(0))
             seeds_within(trials, per_seed, per_seed, k, least, lambda count: plural(round(count), "trial"))

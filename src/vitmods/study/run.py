@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
@@ -289,7 +289,11 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
             report = _live_report(study, facts)
             expected_s = {arm.arm: arm.trial_s for arm in planned.arms} if planned and not study.settings.sweep else {}
             costs = _measure_costs(study, state, budget)
-            _work(study, state, limit, lease, pool, template, report, expected_s, costs)
+            try:
+                _work(study, state, limit, lease, pool, template, report, expected_s, costs)
+            except BaseException:
+                costs.close()  # suspended, they have their own warnings and threads
+                raise
         if planned and not is_settled and budget.seconds is not None:
             facts = _without_late_seeds(study, state, facts)
             state = StudyState(folder, study.settings, evaluated_of(folder, facts))
@@ -499,7 +503,7 @@ def make_executor(
     return Slurm(processes, cluster, workers) if cluster.executor == "slurm" else processes
 
 
-def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> Iterator[None]:
+def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> Generator[None, None, None]:
     """Measure each arm once, in a sweep on each base, and write costs.json; in steps of about a second.
 
     Arms that were added are measured against base again, and base's own numbers stay. A measurement that fails is a

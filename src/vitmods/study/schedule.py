@@ -168,7 +168,9 @@ class TrialSchedule:
         return all(needed[trial.seed] >= settings.looks[done] for trial in remaining)
 
     def use_idle_core(self) -> bool:
-        """Make a step of what follows the trials. False: none is left."""
+        """Make a step of what follows the trials. False: none is left, or more trials follow once a point is chosen."""
+        if any(not record.ended for record in self.state.tried.values()):
+            return False
         return any(True for _ in itertools.islice(self._meanwhile, 1))
 
     def waiting(self) -> None:
@@ -227,12 +229,13 @@ class TrialSchedule:
             return True
         trial, settings = trial_of(work), self.state.settings
         row = [work]
-        if trial.arm.name == BASE and not (settings.until_decided or settings.tune):  # or none of the arms of a seed
-            row = [
-                other
-                for other in self._wanted
-                if (trial_of(other).seed, trial_of(other).setting) == (trial.seed, trial.setting)
-            ]
+        if not (settings.until_decided or settings.tune):  # all arms of a seed, or none
+
+            def is_of_seed(other: Work) -> bool:
+                return (trial_of(other).seed, trial_of(other).setting) == (trial.seed, trial.setting)
+
+            if not any(map(is_of_seed, self._given)):
+                row = [*filter(is_of_seed, self._wanted)]
         now = time.monotonic()
         free_at = [max(now, began + self._expected_s(running)) for running, began in self._at_work.items()]
         free_at += [now] * max(1, self._progress.workers - len(free_at))

@@ -337,7 +337,7 @@ def main(task: dict[str, Any]) -> None:
     with folder.worker_lock(task["index"]):
         load_plugins(task["plugins"])
         settings = Settings.from_dict(folder.known_facts().settings)
-        runner = TrialRunner(folder, settings, RunOptions(**task["options"] | {"progress": False}))
+        runner = TrialRunner(folder, settings, RunOptions(**task["options"]))
         while True:
             name = json.loads(names.get())
             failure = None
