@@ -14,22 +14,22 @@ TABLE, PAGE = ROOT / "benchmarks" / "results" / "in_place.json", ROOT / "docs" /
 SHORT = {"in place": "yes", "overlapping or layered stem": "stem"}
 INTRODUCTION = """# Models and changes
 
-Each model was tried at reduced size with random weights ({versions}).
-`vm.apply(model, *changes)` reads a model exactly and gives a vitmods ViT, or [changes it in place](in-place.md) and
-keeps its class. A model that is read takes nearly every change ([how](foreign-models.md)); `in_place=True` may take
-the rest. The table shows changes in place.
+Each model was tested at reduced size with random weights ({versions}).
+`vm.apply(model, *changes)` reads a model exactly and returns a vitmods ViT, or [changes it in place](in-place.md) and
+keeps its class. A model that is read supports nearly every change ([how](foreign-models.md)); `in_place=True` may
+support the rest. The table shows changes in place.
 
 | cell | meaning |
 | --- | --- |
 | yes | in place, with a certificate |
-| has it | the model normalizes its queries and keys already |
+| has it | the model already contains the change: RMSNorm, or normalized queries and keys |
 | stem | refused: the patches overlap, or the stem has several layers |
-| not certified | refused: the changed model does not compute what it must, as where positions read the queries too |
-| not recognized | refused: the model does not have the part, as Mamba does not have attention |
+| not certified | refused: the changed model fails its check, e.g. if positions also read the queries |
+| not recognized | refused: the model lacks the part, e.g. attention in Mamba |
 
 `subln(rescale=false)`, `normformer` and `placement(reading=branch)` use the same branches as `layerscale`. The others
-(`parallel`, `size`, `gpsa`) need a model that is read. A study with such an arm reads base and all
-arms ([any model](any-model.md)).
+(`parallel`, `size`, `gpsa`) need a model that is read. A study with one of these arms reads base
+and all arms ([any model](any-model.md)).
 """
 
 
@@ -44,7 +44,7 @@ def page(record: dict[str, Any]) -> str:
         lines = [
             f"## {part}",
             "",
-            f"{result['models']} models, {result['read']} of them read. A row stands for all models of one structure.",
+            f"{result['models']} models, {result['read']} of them read. Each row represents all models of one structure.",
             "",
             f"| model | models | read | {' | '.join(names)} |",
             f"| --- | --- | --- | {' | '.join('---' for _ in names)} |",

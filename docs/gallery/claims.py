@@ -25,18 +25,18 @@ LINE = re.compile(r"^<!-- claims -->\n.*\n", re.M)
 _EFFECT = re.compile(r"([+−]?[\d.]+) \[([+−]?[\d.]+), ([+−]?[\d.]+)\] .+")
 HEAD = """# Claims of the papers
 
-Every claim of the five documents, in our words, and what the [gallery](gallery.md)'s studies say about it. Our studies
-are small: digits and photographs of 8 to 64 px, models of a few blocks.
+This page lists every claim of the five documents, in our words, and the results of the [gallery](gallery.md)'s studies.
+Our studies are small: digits and photographs of 8 to 64 px, models of a few blocks.
 
 | status | the study's interval |
 | --- | --- |
-| seen here | lies on the claimed side of zero; of "no gain" or "no loss": ends before an effect that contradicts it |
+| seen here | is on the claimed side of zero; for "no gain" or "no loss": excludes effects that contradict it |
 | not seen here | excludes the smallest published effect |
-| too wide to test | leaves both open, or its half-width is more than twice the largest published effect |
-| not run | no study of the gallery tests the claim; the reason follows |
+| too wide to test | does neither, or its half-width is more than twice the largest published effect |
+| not run | no study of the gallery tests the claim; the reason is given |
 
-A claim without a published number is seen or not seen by the sign alone; "no gain" and "no loss" allow half a point.
-One study that contradicts a claim is enough for *not seen here*. Effects are in points, with simultaneous 95 %
+For a claim without a published number, only the sign is tested; "no gain" and "no loss" allow half a point.
+One contradicting study is enough for *not seen here*. Effects are in points, with simultaneous 95 %
 intervals. `vitmods paper claims` prints this list.
 
 <!-- Written by docs/gallery/claims.py from src/vitmods/papers/tables. -->
