@@ -92,6 +92,22 @@ def test_what_two_stages_cannot_do_is_refused(options, message, capsys):
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--metric", "miou"], "miou"),
+        (["--task", "segmentation"], "mask"),
+    ],
+)
+def test_the_second_stage_is_checked_before_the_first_trains(options, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("vitmods.study.Study.run", lambda *args, **options: pytest.fail("it trains"))
+    assert shell([*COMMAND, *options, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+    (tmp_path / "notes.txt").touch()
+    assert shell([*COMMAND, "--out", str(tmp_path)]) == 2
+    assert "notes.txt" in capsys.readouterr().err
+
+
 def test_settings_of_the_first_stage():
     task, recipe, metric = read_pretraining("dino_small(epochs=3,metric=teacher_entropy,norm_last_layer=false)")
     assert (task, recipe.name, metric) == ("dino", "dino_small", "teacher_entropy")
@@ -107,24 +123,27 @@ def test_a_first_stage_without_all_weights_is_an_error(tmp_path, monkeypatch, ca
 
     def run(study, out, *, options, command):
         runs.append((options.keep_weights, command))
-        trials = [TrialRecord("base", 0, "finished", ""), TrialRecord("dpn", 1, "diverged", "")]
-        base, *arms = (SimpleNamespace(name=name) for name in ("base", "dpn", "rms"))
-        return SimpleNamespace(complete=True, trials=trials, base=base, arms=arms, report=lambda: Path("report.html"))
+        trials = [TrialRecord("base", 0, "finished", ""), TrialRecord("x", 1, "diverged", "")]
+        base = SimpleNamespace(name="base")
+        return SimpleNamespace(complete=True, trials=trials, base=base, report=lambda: Path("report.html"))
 
     monkeypatch.setattr("vitmods.study.Study.run", run)
-    options = ["--arms", "dpn", "rms", "--keep-weights", "none", "--out", str(tmp_path)]
+    options = ["--arms", "x=dpn", "y=rms", "--keep-weights", "none", "--out", str(tmp_path)]
     pretrain = [
         "--pretrain",
         "beit_small(clip_norm=none,crop_scale=0.3:1,metric=code_top1,decay_all=true,clip_each=false)",
     ]
     assert shell([*COMMAND, *options, *pretrain]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "dpn, seed 1 (diverged)" in said
+    assert "x, seed 1 (diverged)" in said
     assert "another --out" in said
-    assert "--arms rms" in said
+    again = shlex.split(said.partition("leave these arms out: `")[2].partition("`")[0])
+    assert again[:2] == ["vitmods", "compare"]
+    assert "--pretrain" in again
+    assert again[-2:] == ["--arms", "y=rms"]
     ((kept, command),) = runs
     assert kept == "all"
     first = parse(Compare, shlex.split(command)[2:], "compare")
-    assert (first.pretrain, first.recipe, first.seeds, first.arms) == (None, "beit_small", 2, ("dpn", "rms"))
+    assert (first.pretrain, first.recipe, first.seeds, first.arms) == (None, "beit_small", 2, ("x=dpn", "y=rms"))
     assert (first.dataset.task, first.dataset.limit_train, first.settings.metric.name) == ("beit", None, "code_top1")
     assert first.training.overrides == {"clip_norm": None, "crop_scale": (0.3, 1.0), "decay_all": True}

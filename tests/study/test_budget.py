@@ -136,6 +136,8 @@ def test_a_budget_takes_the_first_that_fits(monkeypatch, photos, budget, seconds
     assert planned.total_s <= planned.available_s < 0.97 * planned.budget_s
     safe = [planned.seconds(choice.CHOSEN_SEEDS), planned.total_s][planned.safe_seeds is None]
     assert safe <= planned.safe_s < 0.92 * planned.budget_s
+    recipe = planned.settings.recipe
+    assert min(planned.steps.values()) == (recipe.steps or recipe.epochs * (168 // recipe.batch_size))
     if not options:
         assert planned.total_s > 0.9 * planned.budget_s, "little time is left over"
     assert "±" in planned.decides()

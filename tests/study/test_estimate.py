@@ -133,6 +133,14 @@ def test_fewer_than_three_seeds_are_refused_with_the_arithmetic(budget, words):
     assert "--epochs" in refused
 
 
+def test_a_sweep_that_does_not_fit_is_refused():
+    estimate = made(k=1, sweep={"lr": [1e-4, 1e-3]})
+    assert len(estimate.arms) == 2
+    estimate = replace(estimate, arms=estimate.arms * 2)  # of both points: 4 minutes a seed
+    assert "x 3 seeds take 12 min" in str(fit_to_budget(make_budget("8m"), estimate).refused)
+    assert len(fit_to_budget(make_budget("13m"), estimate).settings.seeds) == 3
+
+
 def test_changes_that_go_together_name_the_factorial_design():
     estimate = study(["dpn", "rms", "layerscale"], seeds=3).dry_run(**RUN)
     assert "a factorial design (--design factorial) of 8 runs x 2 seeds, 16 trials" in " ".join(str(estimate).split())

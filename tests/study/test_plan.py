@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,16 @@ from vitmods.changes import DualPatchNorm, DynamicTokenNorm, Norm
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm, arm_from_text, make_arms
 from vitmods.study.grid import Grid, Point, choose, make_grid
-from vitmods.study.plan import MOST_SEEDS, Evaluation, Settings, StudySettings, check_plan, differences, make_seeds
+from vitmods.study.plan import (
+    MOST_SEEDS,
+    Evaluation,
+    Settings,
+    StudySettings,
+    check_plan,
+    differences,
+    make_measure,
+    make_seeds,
+)
 from vitmods.study.state import at_the_edge
 from vitmods.util.errors import UserError
 
@@ -285,3 +295,10 @@ def test_a_model_is_shown_without_its_options_and_kept_apart_from_others_of_its_
     assert len({str(first), str(second)}) == 2
     assert first.spelled == "base=hf-text:big_bird?hidden_size=32&num_hidden_layers=2"
     assert str(Point((("base", "timm:pvt_v2_b0?drop_rate=0.1"),))) == "base=timm:pvt_v2_b0?drop_rate=0.1"
+
+
+@pytest.mark.parametrize(("metric", "refused"), [("top5", False), ("ece", False), ("fewshot5", False), ("miou", True)])
+def test_a_metric_that_the_task_does_not_measure_is_refused(metric, refused):
+    planned = settings(metric=make_measure(metric))
+    with pytest.raises(UserError, match="does not measure miou, which segmentation does") if refused else nullcontext():
+        check_plan(planned)

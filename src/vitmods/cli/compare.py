@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -299,7 +300,9 @@ def _announce(options: Compare, budget: Budget, line_up: LineUp | None) -> None:
 def in_two_stages(options: Compare, arguments: Sequence[str], machine: StudyOptions) -> int:
     """Run the study without labels in the folder pretraining of the study's, then the study from its weights. Returns
     the exit code."""
+    from vitmods.study.prepare import open_study
     from vitmods.study.store import StudyFolder
+    from vitmods.study.trial import already_reported
     from vitmods.util.address import address_of, place
 
     assert options.pretrain is not None
@@ -343,13 +346,16 @@ def in_two_stages(options: Compare, arguments: Sequence[str], machine: StudyOpti
     second = StudyFolder(out)
     second.check_place(images.data)
     from_scratch = replace(options, base=(str(first.settings.fixed["base"]),))
-    usual = make_study(from_scratch).settings.recipe  # what does not fit the images is refused here
+    usual = make_study(from_scratch).settings
+    if not second.facts():  # what does not suit the images is refused before the first stage trains
+        with already_reported():
+            open_study(StudyFolder(os.devnull), usual, machine)
     if options.dry_run:
         estimate = first.dry_run(folder, **run_first)
         if estimate.total_s:  # the same models with new weights: a step takes as long
             start = from_scratch
             if options.training.name is None:
-                batches = {"batch_size": usual.batch_size, **options.training.overrides}
+                batches = {"batch_size": usual.recipe.batch_size, **options.training.overrides}
                 start = replace(start, training=RecipeChoice("finetune", batches))
         is_new = estimate.total_s and second.facts()  # it started from trained weights: another study
         after = make_study(start).dry_run(None if is_new else out, **run)

@@ -26,7 +26,7 @@ from vitmods.stats.design import plan_factorial
 from vitmods.study.arms import BASE, Arm, FactorialPlan, Replace, is_foreign
 from vitmods.study.grid import AS_IS, UNTUNED, Grid, Point, make_grid
 from vitmods.util.errors import UserError
-from vitmods.util.text import flatten
+from vitmods.util.text import flatten, listing
 
 if TYPE_CHECKING:
     from vitmods.tasks.metrics import Metric
@@ -577,11 +577,26 @@ def _show_arm(arm: Mapping[str, Any] | None) -> str:
     return f"{arm['changes']}{start}{f' with {overrides}' if overrides else ''}"
 
 
+def _check_metric(metric: Metric, task: str) -> None:
+    """Raise UserError if neither a protocol nor the task measures a metric."""
+    from vitmods.tasks.base import TASKS
+
+    measured = [other.name for other in TASKS[task].metrics]
+    if metric.protocol or metric.name in measured:
+        return
+    others = [name for name, kind in TASKS.items() if metric.name in {other.name for other in kind.metrics}]
+    raise UserError(
+        f"The task {task} does not measure {metric.name}, which {listing(others, 'or')} does: compare by "
+        f"{listing(measured, 'or')}, or by a metric of a protocol."
+    )
+
+
 def check_plan(settings: Settings) -> None:
     """Raise UserError for settings that do not go together with the arms, the seeds, the recipe or the images."""
     fixed, swept = settings.fixed, {name for name, _ in settings.sweep.fields}
     if settings.family is not None and settings.family < len(settings.arms):
         raise UserError(f"family counts all arms of the study, {len(settings.arms)} or more, not {settings.family}.")
+    _check_metric(settings.measure.metric, fixed["task"])
     if settings.folds and fixed.get("fold"):
         raise UserError("With folds each seed has its own fold: leave --fold out.")
     if "data" in swept:
