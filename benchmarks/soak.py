@@ -132,7 +132,7 @@ def kills(folder: Path, count: int) -> dict[str, Any]:
     command = [sys.executable, "-P", "-m", "vitmods", *KILLED, "--out", str(broken)]
     while len(steps) < count:
         run = subprocess.Popen(command, env={**os.environ, "CI": "1"})
-        before, target = size(broken), draw.randint(1, 6)
+        before, target = size(broken), draw.randint(1, max(1, 2 * size(whole) // (count + 1)))  # in both stages
         while run.poll() is None and size(broken) < before + target:  # so many rows later
             time.sleep(0.01)
         time.sleep(draw.uniform(0, 0.2))
