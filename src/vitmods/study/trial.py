@@ -102,9 +102,12 @@ def check_images(settings: Settings, dataset: ImageDataset) -> None:
         for point in settings.tune.points:
             resolve_on(settings.recipe_of(arm, point), dataset)
     measure, evaluated_on = settings.measure, {split, *([VAL] if settings.tune else [])}
-    for evaluated in evaluated_on if measure.metric.protocol else ():
-        task = task_of(settings.fixed, settings.recipe)
-        check_protocols(dataset, [measure.metric.protocol], split=evaluated, options=measure.options, task=task)
+    task = task_of(settings.fixed, settings.recipe)
+    for evaluated in evaluated_on:
+        if protocol := measure.metric.protocol:
+            check_protocols(dataset, [protocol], split=evaluated, options=measure.options, task=task)
+        else:
+            task.check_metric(measure.name, splits[evaluated])
 
 
 def measure_model(

@@ -191,6 +191,9 @@ class Task(ABC):
     def check_size(self, img_size: tuple[int, int]) -> None:  # noqa: B027 - most tasks take any
         """Raise UserError if the task's settings do not suit images of this size (rows, columns)."""
 
+    def check_metric(self, name: str, split: Any) -> None:  # noqa: B027 - most measure all
+        """Raise UserError if the images of a split do not allow one of the task's metrics."""
+
     def fit(self, model: nn.Module, dataset: Any) -> None:  # noqa: B027
         """Fit parts of the model to the training split, such as a tokenizer: called before the first step, also of a
         resumed trial, without random numbers. What `evaluate` needs later belongs into the model's state dict."""

@@ -345,6 +345,10 @@ def test_a_study_starts_from_the_towers_of_another(tmp_path, folder):
     assert 0 <= numbers["intervals"]["zero_shot"][0] <= numbers["metrics"]["zero_shot"]
     with pytest.raises(UserError, match="start from trained weights"):
         vm.Study("mu2/4", ["dpn"], data, recipe(1), task="lit", **sizes)
+    captions = data.partition("?")[0]
+    study = vm.Study(None, (), captions, recipe(1), task="lit", start=tmp_path / "towers", metric="zero_shot", **sizes)
+    with pytest.raises(UserError, match="zero_shot needs test images with classes"):
+        study.run(tmp_path / "captions", options=StudyOptions("cpu", workers=1, progress=False))
 
 
 def work(rank, store, folder, out):

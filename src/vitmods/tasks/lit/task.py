@@ -165,6 +165,14 @@ class Lit(Task):
         """The backbone with a text tower. Its tokenizer comes with `fit`, or from trained weights."""
         return LitModel(backbone, self.part, self.loss_name == "sigmoid")
 
+    def check_metric(self, name: str, split: Any) -> None:
+        """Raise UserError for zero-shot accuracy on images with captions."""
+        if name == "zero_shot" and not all(captions.is_class for captions in split.annotations):
+            raise UserError(
+                "zero_shot needs test images with classes, and these have captions: add zero_shot=FOLDER to the "
+                "address of the pairs, or compare by text_r5."
+            )
+
     def fit(self, model: nn.Module, dataset: Any) -> None:
         """Learn the tokenizer from the captions of training, or read its file."""
         assert isinstance(model, LitModel)
