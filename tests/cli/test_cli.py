@@ -171,6 +171,12 @@ def test_help_shows_the_main_options_and_help_all_every_one(command, columns, ca
     assert "mixup" in full
 
 
+def test_help_fills_its_lines(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["compare", "--help"]) == 0
+    assert "or wds:SHARDS (default: digits)" in capsys.readouterr().out
+
+
 REFUSED = {
     "compare": [
         ("--max-seeds 8", "--max-seeds needs --until-decided"),

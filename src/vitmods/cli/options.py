@@ -29,6 +29,19 @@ T = TypeVar("T")
 HELP_ALL = "--help-all"
 
 
+def _join_lines_of_help() -> None:
+    """Let tyro's help fill lines: it keeps a docstring's break before an indented line. Without effect if a version of
+    tyro reads docstrings elsewhere."""
+    module: Any = sys.modules.get("tyro._docstrings")
+    if read := getattr(module, "parse_docstring_from_object", None):
+        module.parse_docstring_from_object = lambda kind: {
+            name: " ".join(text.split()) for name, text in read(kind).items()
+        }
+
+
+_join_lines_of_help()
+
+
 @dataclass(frozen=True)
 class _Source:
     data: str = "digits"
