@@ -174,7 +174,11 @@ def test_help_shows_the_main_options_and_help_all_every_one(command, columns, ca
 def test_help_fills_its_lines(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["compare", "--help"]) == 0
-    assert "or wds:SHARDS (default: digits)" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "or wds:SHARDS (default: digits)" in text
+    assert re.search(r"--arms STR \.\.\. +│\n", text)
+    assert "{None}" not in text
+    assert {len(line) for line in text.splitlines() if line.startswith(("│", "╭"))} == {80}
 
 
 REFUSED = {

@@ -211,9 +211,25 @@ def _shortened(text: str, common: Sequence[str]) -> str:
     options = {
         match[1]: entry for entry in entries if entry and (match := re.match(r"│ (?:-h, )?--([\w-]+)", entry[0]))
     }
-    selected = [line for name in ("help", *common) for line in options[name]]
+    selected = [_with_plain_values(line) for name in ("help", *common) for line in options[name]]
     footer = f"{HELP_ALL} shows the other {len(options) - len(common) - 1} options, grouped by what they set."
+    selected = [line for line in selected if line.strip("│ \n")]
     return "".join([head, lines[0], *selected, lines[-1], footer])
+
+
+_VALUES = (
+    (r"(?:\{None\}\|)?\{?\[(\w+) \[\1 \.\.\.\]\]\}?", r"\1 ..."),
+    (r"\{None\}\|(\w+)", r"\1"),
+    (r"\(default: \)", ""),
+)
+
+
+def _with_plain_values(line: str) -> str:
+    """Write `{None}|{[INT [INT ...]]}`, the values of an option, as `INT ...`, and leave out an empty default."""
+    for pattern, plain in _VALUES:
+        if match := re.search(pattern, line):
+            line = line.replace(match[0], match.expand(plain).ljust(len(match[0])))
+    return line
 
 
 def rows_and_columns(img_size: Sequence[int]) -> tuple[int, int]:
