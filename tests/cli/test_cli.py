@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -179,6 +180,33 @@ def test_help_fills_its_lines(capsys, monkeypatch):
     assert re.search(r"--arms STR \.\.\. +│\n", text)
     assert "{None}" not in text
     assert {len(line) for line in text.splitlines() if line.startswith(("│", "╭"))} == {80}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--margin 200", "does not exclude any difference"),
+        ("--margin inf", "does not exclude any difference"),
+        ("--steps 20 --epochs 3", "epochs and steps both set the length"),
+        ("--steps 50 --sweep epochs=5,10", "do not depend on epochs"),
+        ("--tune lr=1e-4,1e-3 --tune-on val --sweep lr=1e-4,1e-3", "lr is both tuned and swept over"),
+        ("--arms dpn rms --design factorial --family 10", "family is for studies of arms"),
+        ("--recipe dino_small", "add --task dino"),
+        ("--task dino --recipe beit_small", "add --task beit"),
+        ("--metric miou", "does not measure miou"),
+        ("--base mu1/2 --tune train=attention,layer_scale --tune-on val", "layer_scale"),
+        ("--base mu1/2 --task multilabel --tune loss=sigmoid,softmax --tune-on val", "softmax"),
+        ("--base mu1/2 --arms x=placement(attn=post,mlp=post) --recompute", "Arm x: "),
+        ("--base mu1/2 --metric fewshot25 --sweep limit_train=300,80", "25 shots need"),
+        ("--base mu1/2 --sweep limit_train=5000,6000", "the same"),
+        ("--base timm:test_vit --img-size 32 --patch-drop 0.5", "patch_drop"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_training(options, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vitmods.study.run._work", lambda *args: pytest.fail("it trains"))
+    assert main(["compare", "--device", "cpu", *shlex.split(options)]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 REFUSED = {

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -106,3 +107,13 @@ def test_a_trial_that_diverged(tmp_path):
 def test_what_cannot_be_decided_is_refused(tmp_path, capsys, lines, options, message):
     path = str(tmp_path / "other.csv") if lines is None else written(tmp_path, lines)
     assert message in refused(capsys, path, *options)
+
+
+def test_an_arm_whose_trials_all_diverged_hurts(tmp_path, capsys):
+    lines = [
+        "arm,seed,score",
+        *(f"base,{seed},0.8{seed}" for seed in range(5)),
+        *(f"dpn,{i},diverged" for i in range(5)),
+    ]
+    assert main(["decide", str(written(tmp_path, lines)), "--base", "base"]) == 0
+    assert re.search(r"dpn .*hurts", capsys.readouterr().out)

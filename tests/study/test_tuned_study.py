@@ -21,6 +21,7 @@ from vitmods.study import Answer, Study
 from vitmods.study.arms import Arm
 from vitmods.study.plan import MARGINS, MOST_SEEDS, Measure, options_from
 from vitmods.study.trial import TrialRunner
+from vitmods.tasks import TASKS
 from vitmods.util.errors import UserError
 
 RECIPE = plain(epochs=1).with_(batch_size=64)
@@ -376,6 +377,10 @@ def test_every_metric_can_be_asked_for():
     """What the protocols do with images is their own tests' matter."""
     assert {metric.unit for metric in metrics().values()} <= set(MARGINS)
     for name, metric in metrics().items():
+        if not metric.protocol and name not in {own.name for own in TASKS["classification"].metrics}:
+            with pytest.raises(UserError, match=f"does not measure {name}, which"):
+                make(metric=name)
+            continue
         study = make(metric=name)
         assert study.settings.measure.metric == metric
         assert study.settings.margin == MARGINS[metric.unit]

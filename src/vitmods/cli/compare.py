@@ -458,7 +458,13 @@ def over_data(options: Compare, arguments: Sequence[str], line_up: LineUp | None
     for name, study in studies.items() if not options.dry_run else ():  # check all before the first one runs
         with warnings.catch_warnings():  # which come again
             warnings.simplefilter("ignore")
-            open_study(StudyFolder(out / slug(name)), study.settings, replace(machine, progress=False))
+            place = StudyFolder(out / slug(name))
+            open_study(place, study.settings, replace(machine, progress=False))
+            if (facts := place.facts()) and 0 < facts.plan.seeds < len(study.settings.seeds):
+                raise UserError(
+                    f"{named(place.path)} was planned with {plural(facts.plan.seeds, 'seed')}, and the average over "
+                    "data sets needs a fixed number: choose another --out for more."
+                )
     command, results = shlex.join(["vitmods", "compare", *arguments, *plugin_options()]), []
     for name, study in studies.items():
         run: dict[str, Any] = {"options": machine, "command": command}

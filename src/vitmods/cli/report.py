@@ -115,12 +115,13 @@ def decide_scores(arguments: Sequence[str]) -> int:
         raise UserError("Give one of --markdown, --latex and --json.")
     from vitmods.stats.decide import decide
     from vitmods.stats.plan import forecast
+    from vitmods.stats.verdict import Verdict
 
     decision = decide(
         options.scores, options.base, options.margin, unit=options.unit, generalize=options.generalize,
         higher_is_better=not options.lower_is_better, most_seeds=options.most_seeds, chance=options.chance,
     )  # fmt: skip
-    if not any(effect.n > 1 for effect in decision.effects.values()):
+    if all(effect.n < 2 and effect.verdict == Verdict.OPEN for effect in decision.effects.values()):
         raise UserError(
             f"No arm shares two seeds with {options.base}, so their spread is unknown. Train {options.base} and "
             "the arms with the same seeds, 3 or more."

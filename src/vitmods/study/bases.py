@@ -106,6 +106,8 @@ class ForeignBase:
             for name in ("dropout", "init", "head_bias"):
                 if getattr(settings, name) is not None:
                     raise _not_set(self.spec, name, getattr(settings, name))
+            if settings.patch_drop:
+                raise _not_set(self.spec, "patch_drop", settings.patch_drop)
             if settings.drop_path_shape == "constant":
                 raise _not_set(self.spec, "drop_path_shape", "constant")
             drop_path = settings.drop_path

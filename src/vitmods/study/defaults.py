@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vitmods.data.splits import TEST_FRACTION, VAL_FRACTION
 from vitmods.recipes import RECIPES, Recipe
 from vitmods.recipes.registry import evidence, parse_recipe, split_recipe
+from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.data.records import Source
@@ -91,6 +92,14 @@ class RecipeChoice:
             usual = task.small_recipe
         elif task.usual_recipe:
             usual, reason = task.usual_recipe, f"it is the one of {task.name}"
+        if self.name is not None and (owner := evidence(split_recipe(self.name)[0]).task) != task.name:
+            from vitmods.tasks.base import TASKS
+
+            part = TASKS[owner].recipe_part if owner in TASKS else None
+            if part is not None and part is not task.recipe_part:
+                raise UserError(f"{self.name} is a recipe of the task {owner}, not of {task.name}: add --task {owner}.")
+        if None not in (self.overrides.get("epochs"), self.overrides.get("steps")):
+            raise UserError("epochs and steps both set the length of a training: leave one of them out.")
         name = self.name or ("finetune" if pixels and not evidence(usual).trained else usual)
         like = RECIPES[usual]()
         recipe = task.fitted(parse_recipe(name, like=like, model=model))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -364,6 +365,8 @@ class Settings(StudySettings):
             object.__setattr__(self, "metric", measure_of(self.fixed["task"]))
         if self.margin is None:
             object.__setattr__(self, "margin", MARGINS[self.metric.metric.unit])
+        if not self.margin < (100 if self.metric.metric.unit == "%" else math.inf):
+            raise UserError(f"A margin of {self.margin:g} does not exclude any difference: give a smaller one.")
 
     @property
     def measure(self) -> Measure:
@@ -608,8 +611,14 @@ def check_plan(settings: Settings) -> None:
     _ = settings.looks  # a UserError for too few or too many seeds
     if settings.design and len(settings.seeds) < 2:
         raise UserError("A factorial study needs 2 seeds or more: a spread cannot be estimated from one.")
+    if settings.design and settings.family is not None:
+        raise UserError("family is for studies of arms: a factorial design has one effect for each change.")
+    for name in sorted(swept & {name for name, _ in settings.tune.fields}):
+        raise UserError(f"{name} is both tuned and swept over: leave one of the two out.")
     for grid, what in ((settings.tune, "tuned"), (settings.sweep, "swept over")):
         names = {name for name, _ in grid.fields}
+        if "epochs" in names and settings.recipe.steps is not None and "steps" not in names:
+            raise UserError(f"Trainings of {settings.recipe.steps:,} steps do not depend on epochs: name steps.")
         for arm in settings.arms:
             for name in sorted(names.intersection(arm.recipe)):
                 raise UserError(

@@ -24,7 +24,7 @@ from vitmods.model.flops import count_macs
 from vitmods.model.names import MODELS, parse_name
 from vitmods.model.vit import ViT
 from vitmods.recipes.schedule import resolve_on
-from vitmods.study.arms import Arm, Function, base_function, functions_of, is_foreign
+from vitmods.study.arms import BASE, Arm, Function, base_function, functions_of, is_foreign
 from vitmods.study.bases import Base, activation_bytes, base_name, described, model_facts, record_of
 from vitmods.study.checkpoints import Checkpoint, checkpoint_of
 from vitmods.study.defaults import SMALL_SET
@@ -36,7 +36,7 @@ from vitmods.study.store import ChangeFacts, ModelFacts, StudyFolder, model_name
 from vitmods.study.trial import TrialRunner, base_config, build_model, check_images, task_of, with_modules
 from vitmods.tasks.base import TASKS
 from vitmods.train.device import resolve
-from vitmods.train.optim import freeze
+from vitmods.train.optim import freeze, parameter_groups
 from vitmods.train.options import RunOptions
 from vitmods.train.trial import fit_to_images
 from vitmods.util.address import named
@@ -110,6 +110,10 @@ def open_study(folder: StudyFolder, settings: Settings, options: StudyOptions) -
         folder.images.check_same(dataset.splits)
     runner.settings = replace(settings, fixed=fixed)
     check_images(runner.settings, dataset)
+    start = fixed.get("start")
+    for source in {start["source"], *(arm.start or start["source"] for arm in settings.arms)} if start else ():
+        for seed in settings.seeds_of(BASE):
+            checkpoint_of(source, seed)  # a UserError where the seed has none
     return PreparedStudy(runner, dataset, options, *_survey(runner, options))
 
 
@@ -126,12 +130,26 @@ def build_arms(
             task = task_of(settings.fixed, recipe)
             model: nn.Module = build_model(config, arm, settings.seeds[0], start, recipe, task.uses_head, classes)
             model = with_modules(model, task, num_classes, settings.seeds[0])
+            for tuned in settings.tune.points:
+                _check_training(model, settings, arm, config, settings.recipe_of(arm, tuned))
             freeze(model, recipe)
         except UserError as error:
             place = f"{setting}, arm" if setting else "Arm"
             raise type(error)(" ".join([f"{place} {arm.name}: {error}", *_read(settings)])) from error
         yield arm, model, recipe
         del model  # before the next one is built
+
+
+def _check_training(model: nn.Module, settings: Settings, arm: Arm, config: Base, recipe: Recipe) -> None:
+    """Raise UserError if a recipe, which may have tuned values, does not suit the task or an arm's model."""
+    task, start, usual = task_of(settings.fixed, recipe), settings.fixed.get("start"), settings.recipe_of(arm)
+    if recipe.model != usual.model:
+        build_model(config, arm, settings.seeds[0], start, recipe, task.uses_head)
+    trained = [parameter.requires_grad for parameter in model.parameters()]
+    freeze(model, recipe)
+    parameter_groups(model, 0.0, recipe.optimizer.layer_decay)
+    for parameter, is_trained in zip(model.parameters(), trained, strict=True):
+        parameter.requires_grad_(is_trained)
 
 
 def smallest_first(settings: Settings, num_classes: int) -> list[Point]:
@@ -154,10 +172,16 @@ def _survey(
     models: dict[str, ModelFacts] = {}
     configs: dict[tuple[Point, str], Any] = {}
     trial_bytes = 0
+    sizes: dict[Any, Point] = {}
     points_by_notice: dict[str, list[str]] = {}
     for point in runner.settings.sweep.points:
         settings = runner.settings.at(point)
         dataset = runner.dataset(settings.recipe, point)
+        if point:
+            check_images(settings, dataset)
+        others = tuple(item for item in point.to_dict().items() if item[0] != "limit_train")
+        if (other := sizes.setdefault((others, len(dataset.train)), point)) is not point:
+            raise UserError(f"{other} and {point} have the same {len(dataset.train):,} training images: leave one out.")
         base = base_config(settings, dataset.num_classes)
         arms_by_warning: dict[tuple[str, str], list[str]] = {}
         old: _FirstStep | None = None  # of base
@@ -190,6 +214,10 @@ def _survey(
             trial_bytes = max(trial_bytes, size)
             for warning in (*arm_warnings(model, recipe, dataset), *(("", text) for text in task.warnings(model))):
                 arms_by_warning.setdefault(warning, []).append(arm.name)
+            try:
+                options.save_memory(model)
+            except UserError as error:
+                raise UserError(f"Arm {arm.name}: {error}") from error
             del model  # before the next one is built
         for notice in (*join_warnings(arms_by_warning), *few_images(settings, dataset), *_read(settings)):
             points_by_notice.setdefault(notice, []).append(str(point))

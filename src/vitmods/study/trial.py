@@ -108,6 +108,9 @@ def check_images(settings: Settings, dataset: ImageDataset) -> None:
             check_protocols(dataset, [protocol], split=evaluated, options=measure.options, task=task)
         else:
             task.check_metric(measure.name, splits[evaluated])
+    constant = task.constant_scores([splits[name] for name in evaluated_on], dataset.num_classes)
+    if constant.get(measure.name) == 1 and measure.metric.higher_is_better:
+        raise UserError(f"Any prediction reaches 100 % in {measure.name} on these images: compare by another metric.")
 
 
 def measure_model(
@@ -210,6 +213,8 @@ def with_modules(backbone: nn.Module, task: Task, classes: int, seed: int) -> An
     config: Any = getattr(backbone, "vit_config", None)
     if config is not None and config.patch_drop and "patch_drop" in task.unread:
         raise UserError(f"Patch dropout has no effect in the task {task.name}: compare without patchdropout.")
+    if config is not None and task.needs_trained_backbone and (config.patch_drop or config.key_drop):
+        raise UserError("The backbone is frozen, so that patchdropout and dropkey have no effect: leave them out.")
     torch.manual_seed(seed)
     return task.wrap(backbone if task.uses_head else without_head(backbone), classes)
 

@@ -345,6 +345,12 @@ def test_a_study_starts_from_the_towers_of_another(tmp_path, folder):
     assert 0 <= numbers["intervals"]["zero_shot"][0] <= numbers["metrics"]["zero_shot"]
     with pytest.raises(UserError, match="start from trained weights"):
         vm.Study("mu2/4", ["dpn"], data, recipe(1), task="lit", **sizes)
+    for arms, seeds, message in ((["rms"], 3, "does not hold seed2"), (["patchdropout"], 2, "The backbone is frozen")):
+        study = vm.Study(
+            None, arms, data, recipe(1), task="lit", start=tmp_path / "towers/trials/base", **{**sizes, "seeds": seeds}
+        )
+        with pytest.raises(UserError, match=message):
+            study.run(tmp_path / message, options=StudyOptions("cpu", workers=1, progress=False))
     captions = data.partition("?")[0]
     study = vm.Study(None, (), captions, recipe(1), task="lit", start=tmp_path / "towers", metric="zero_shot", **sizes)
     with pytest.raises(UserError, match="zero_shot needs test images with classes"):

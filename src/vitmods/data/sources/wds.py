@@ -396,9 +396,9 @@ class ImageFact(NamedTuple):
     read: Callable[[dict[str, Member], BinaryIO], Any]
 
 
-def content_of(member: Member, file: BinaryIO, title: str = "label") -> bytes:
-    """The bytes of a small member, which holds a label or what `title` says. Raises ValueError for a large one."""
-    check_bytes(member.size, title)
+def content_of(member: Member, file: BinaryIO) -> bytes:
+    """The bytes of a small member. Raises ValueError for a large one."""
+    check_bytes(member.size, "label")
     file.seek(member.offset)
     return file.read(member.size)
 

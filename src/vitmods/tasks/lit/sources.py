@@ -135,12 +135,12 @@ def _texts(parts: dict[str, Member], file: BinaryIO, name: str | None) -> tuple[
     keys, row = (name,) if name else ("captions", "caption"), dict[str, Any]()
     try:
         if "json" in parts:
-            row = parse_json(content_of(parts["json"], file, "caption"))
+            row = parse_json(content_of(parts["json"], file))
             if not isinstance(row, dict):
                 raise ValueError("KEY.json is not an object")
         captions = next((row[key] for key in keys if row.get(key)), None)
         if captions is None and name is None and "txt" in parts:
-            captions = content_of(parts["txt"], file, "caption").decode()
+            captions = content_of(parts["txt"], file).decode()
     except (ValueError, TypeError) as error:
         raise ValueError(f"its captions cannot be read: {error}") from None
     captions = captions if isinstance(captions, list) else [captions]
