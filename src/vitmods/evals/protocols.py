@@ -96,9 +96,10 @@ def check_protocols(
                     "not have: compare by a metric of the task (--metric), or add classes to the images."
                 )
             fit = ", ".join(other.name for other in PROTOCOLS.values() if other.target == dataset.target)
+            remedy = f"ask for {fit}" if fit else "compare by a metric of the task"
             raise UserError(
                 f"The protocol {protocol.name} needs the {protocol.target} of each image, and these are trained by "
-                f"their {dataset.target}: ask for {fit}."
+                f"their {dataset.target}: {remedy}."
             )
         if task is not None and protocol.reads_logits and not task.uses_head:
             fit = ", ".join(other.name for other in PROTOCOLS.values() if not other.reads_logits)

@@ -18,6 +18,7 @@ from vitmods.study.plan import measure_of
 from vitmods.study.trial import load_images, measure_model
 from vitmods.tasks.base import DEFAULT, make_task
 from vitmods.util.errors import UserError
+from vitmods.util.text import listing
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
@@ -72,10 +73,12 @@ def evaluate(
             pairs.append((checkpoint, pairs[-1][1]))
         else:
             pairs.append((checkpoint, load_images(settings, recipe, workers)))
-    task = pairs[0][0].settings.get("task", DEFAULT)
-    usual, options = measure_of(task).metric.protocol, options or Options()
+    tasks = [checkpoint.settings.get("task", DEFAULT) for checkpoint, _ in pairs]
+    if names is None and len(set(tasks)) > 1:
+        raise UserError(f"These checkpoints are of several tasks ({listing(sorted(set(tasks)))}): name a protocol.")
+    usual, options = measure_of(tasks[0]).metric.protocol, options or Options()
     names = ([usual] if usual else []) if names is None else names
-    for checkpoint, dataset in pairs:
+    for (checkpoint, dataset), task in zip(pairs, tasks, strict=True):
         made = make_task(task, checkpoint.recipe)
         check_protocols(dataset, names, split=split or dataset.eval_split, options=options, task=made)
         reads_classes = any(PROTOCOLS[name].reads_logits for name in names) if names else not made.reads_any_classes
@@ -84,7 +87,7 @@ def evaluate(
         if data is None and dataset.summary()["fingerprint"] != checkpoint.fingerprint:
             warnings.warn("the images are no longer those that the trial was trained on.", stacklevel=2)
     evaluations = []
-    for checkpoint, dataset in pairs:
+    for (checkpoint, dataset), task in zip(pairs, tasks, strict=True):
         where = split or dataset.eval_split
         results = measure_model(
             checkpoint.model, make_task(task, checkpoint.recipe), checkpoint.recipe, dataset, names, where, batch_size,

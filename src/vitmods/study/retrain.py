@@ -13,7 +13,7 @@ from vitmods.study.answer import Answer, ArmAnswer
 from vitmods.study.grid import AS_IS, Point
 from vitmods.study.plan import Settings, Trial, make_seeds
 from vitmods.study.store import StudyFolder, read_json, slug
-from vitmods.tasks.base import DEFAULT, TASKS
+from vitmods.tasks.base import DEFAULT, TASKS, Task
 from vitmods.train.trial import MODULES, WEIGHTS
 from vitmods.util.address import named
 from vitmods.util.errors import UserError, nearest
@@ -131,6 +131,8 @@ def export_line(folder: Path) -> str:
         words = ["predict", named(folder), "path/to/sequences.txt"]
     elif is_there(folder / MODULES):
         words = ["predict", named(folder), "path/to/images"]
+        if task is not None and task.predictions is Task.predictions:  # features, for a task that follows
+            words = ["finetune", "--model", named(folder), "--data", "path/to/images"]
     return shlex.join(["vitmods", *words, *plugin_options()])
 
 
