@@ -44,7 +44,7 @@ def page(record: dict[str, Any]) -> str:
         lines = [
             f"## {part}",
             "",
-            f"{result['models']} models, {result['read']} of them read. Each row represents all models of one structure.",
+            f"{result['models']} models, {result['read']} of them read. Each row represents all models of a structure.",
             "",
             f"| model | models | read | {' | '.join(names)} |",
             f"| --- | --- | --- | {' | '.join('---' for _ in names)} |",
