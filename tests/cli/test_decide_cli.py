@@ -101,6 +101,7 @@ def test_a_trial_that_diverged(tmp_path):
         (["arm,seed,score", "base,0,\udcff\udcfe"], [], "cannot be read as CSV"),
         (LINES, ["--margin", "-1"], "margin must be 0 or more"),
         (LINES, ["--most-seeds", "2"], "4 to 32 seeds"),
+        (LINES, ["--chance", "5"], "is a fraction too"),
         (None, [], "does not exist"),
     ],
 )

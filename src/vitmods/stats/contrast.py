@@ -55,6 +55,8 @@ class Criteria:
         chance, scale = self.chance, float(self.sign)
         if self.is_fraction:
             check_fractions(table, self.unit is not None)
+            if chance is not None and not 0 <= chance <= 1:
+                raise UserError(f"The chance of scores that are fractions is a fraction too (0.1), not {chance:g}.")
             if chance is None and self.higher_is_better and not (table.trials < 0).any():
                 chance = 0.0
             scale *= POINTS
