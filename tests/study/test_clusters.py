@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import vitmods as vm
+from vitmods.study.budget import Budget
 from vitmods.study.executors import ClusterOptions
 from vitmods.study.executors.clusters import RayCluster, RayWorker, Run, Slurm, SlurmJob
 from vitmods.study.executors.processes import LocalProcesses
@@ -123,7 +124,7 @@ def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
     long = study(recipe=RECIPE.with_(epochs=10), limit_val=40)
     unbroken, broken = tmp_path / "whole", tmp_path / "broken"
     long.run(unbroken, workers=1, budget=1, **QUIET)  # base alone
-    long.run(broken, workers=1, budget="0.1trials", **QUIET)  # no trial is begun
+    long.run(broken, workers=1, budget=Budget(trials=0), **QUIET)  # no trial is begun
     trial = Trial(long.settings.every_arm[0], 0)
     folder = StudyFolder(broken)
     piece = SlurmJob(LocalProcesses(folder, 1, 1, RunOptions("cpu")), 0, trial.to_dict())

@@ -221,7 +221,9 @@ def test_the_norms_own_warning_is_not_repeated():
 
 
 def test_what_is_odd_in_the_images_is_said_before_training(tmp_path, short_clocks):
-    for seed, place in enumerate(("train/cat/0", "train/cat/1", "train/dog/0", "train/dog/1", "val/cat/0")):
+    for seed, place in enumerate(
+        ("train/cat/0", "train/cow/0", "train/dog/0", "train/dog/1", "val/cat/0", "val/cow/0")
+    ):
         pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(tmp_path / f"{place}.png")

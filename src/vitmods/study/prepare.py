@@ -180,8 +180,9 @@ def _survey(
         if point:
             check_images(settings, dataset)
         others = tuple(item for item in point.to_dict().items() if item[0] != "limit_train")
-        if (other := sizes.setdefault((others, len(dataset.train)), point)) is not point:
-            raise UserError(f"{other} and {point} have the same {len(dataset.train):,} training images: leave one out.")
+        count = len(dataset.splits["train"])
+        if (other := sizes.setdefault((others, count), point)) is not point:
+            raise UserError(f"{other} and {point} have the same {count:,} training images: leave one of them out.")
         base = base_config(settings, dataset.num_classes)
         arms_by_warning: dict[tuple[str, str], list[str]] = {}
         old: _FirstStep | None = None  # of base
