@@ -190,6 +190,8 @@ def test_help_fills_its_lines(capsys, monkeypatch):
         ("--steps 20 --epochs 3", "epochs and steps both set the length"),
         ("--steps 50 --sweep epochs=5,10", "do not depend on epochs"),
         ("--tune lr=1e-4,1e-3 --tune-on val --sweep lr=1e-4,1e-3", "lr is both tuned and swept over"),
+        ("--tune momentum=0.8,0.9 --tune-on val", "momentum has no effect with the optimizer adamw"),
+        ("--sweep poly_power=0.5,0.9", "poly_power has no effect with the schedule"),
         ("--arms dpn rms --design factorial --family 10", "family is for studies of arms"),
         ("--recipe dino_small", "add --task dino"),
         ("--task dino --recipe beit_small", "add --task beit"),
