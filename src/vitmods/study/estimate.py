@@ -372,7 +372,9 @@ def estimate(
     if budget.seconds is not None:
         slower = slowdown()
         after_s = seconds_after_trials(budget, options.cost_seconds * len(settings.sweep.points), slower)
-        reserve_s = MARGIN * budget.seconds + (workers > 1) * min(START_S * slower, 0.1 * budget.seconds) + after_s
+        reserve_s = (
+            MARGIN * budget.seconds + (workers > 1) * min(START_S * slower, MOST_FOR_COSTS * budget.seconds) + after_s
+        )
         planned = replace(planned, reserve_s=budget.seconds - budget.left_s + reserve_s)
     planned = replace(planned, factorial=compare_with_factorial(planned, base_config(settings, dataset.num_classes)))
     if not fixed and budget != ENDLESS:
@@ -529,7 +531,7 @@ def fit_to_budget(budget: Budget, planned: Estimate, least: int = FEWEST) -> Est
     try:
         if seeds < least and budget.seconds is not None:  # raises, with the arithmetic of all that the study takes
             each_s = [arm.trial_s * per_seed / planned.parallel for arm in planned.arms]
-            base_s = sum(s for s, arm in zip(each_s, planned.arms, strict=True) if arm.arm == BASE)
+            base_s = sum(each_s[:: k + 1])  # base comes first at each setting of a sweep
             seeds_within(planned.safe_s - planned.seconds(0), base_s, (sum(each_s) - base_s) / k, k, least)
         elif seeds < least:
             trials = (budget.trials or 0) - sum(planned.trials(0))

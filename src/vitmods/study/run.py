@@ -292,7 +292,7 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
             try:
                 _work(study, state, limit, lease, pool, template, report, expected_s, costs)
             except BaseException:
-                costs.close()  # suspended, they have their own warnings and threads
+                costs.close()  # a suspended measurement keeps its number of threads and its filter of warnings
                 raise
         if planned and not is_settled and budget.seconds is not None:
             facts = _without_late_seeds(study, state, facts)
@@ -504,16 +504,14 @@ def make_executor(
 
 
 def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> Generator[None, None, None]:
-    """Measure each arm once, in a sweep on each base, and write costs.json; in steps of about a second.
+    """Measure each arm once, in a sweep on each base, and write costs.json, step by step as `cost.measuring`.
 
     Arms that were added are measured against base again, and base's own numbers stay. A measurement that fails is a
     warning, since the effects do not depend on it.
     """
     settings, options, num_classes = study.settings, study.options, study.dataset.num_classes
-    ended_s, workers = (
-        [record.wall_s for record in state.records.values() if record.wall_s],
-        study.workers(len(state.records)),
-    )
+    ended_s = [record.wall_s for record in state.records.values() if record.wall_s]
+    workers = study.workers(len(state.records))
     count = min(len(ended_s) + workers - 1, len(state.records))  # also the trials at work beside the measurement
     trained_s = sum(ended_s) / max(1, len(ended_s)) * count / workers
     points = {point.to_dict().get("base"): point for point in reversed(settings.sweep.points)}

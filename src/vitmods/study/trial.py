@@ -209,10 +209,10 @@ def task_of(settings: Mapping[str, Any], recipe: Recipe) -> Task:
 
 def with_modules(backbone: nn.Module, task: Task, classes: int, seed: int) -> Any:
     """The trained model: without its head if the task does not use it, and with the task's modules, drawn from the
-    seed. UserError if it leaves patches out and the task does not."""
+    seed. UserError if patch dropout or drop key would have no effect in the task."""
     config: Any = getattr(backbone, "vit_config", None)
     if config is not None and config.patch_drop and "patch_drop" in task.unread:
-        raise UserError(f"Patch dropout has no effect in the task {task.name}: compare without patchdropout.")
+        raise UserError(f"Patch dropout has no effect in the task {task.name}: leave patchdropout out.")
     if config is not None and task.needs_trained_backbone and (config.patch_drop or config.key_drop):
         raise UserError("The backbone is frozen, so that patchdropout and dropkey have no effect: leave them out.")
     torch.manual_seed(seed)

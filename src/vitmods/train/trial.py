@@ -371,7 +371,7 @@ def identify(config: Mapping[str, Any]) -> str:
 
 
 def decisive_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Select from config.json what a trial's numbers depend on: not names and places: the content counts."""
+    """Select from config.json what a trial's numbers depend on, which excludes names and places of files."""
     settings = _decisive({**config, "start": dict(config.get("start", {})), "images": dict(config.get("images", {}))})
     for name in ("schema", "arm", "fitted_to_images"):
         settings.pop(name, None)

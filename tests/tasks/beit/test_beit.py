@@ -231,6 +231,8 @@ def test_with_a_decoder_all_masks_have_one_size():
 def test_a_decoder_is_refused_if_visible_patches_do_not_suffice(changes, options, message):
     with pytest.raises(vm.util.errors.UserError, match=message):
         with_decoder(changes, **options)
+    with pytest.raises(vm.util.errors.UserError, match="two patches or more"):
+        BeitModel(vm.vit("mu2/16", img_size=16, num_classes=0), BeitPart(codes=8, decoder_depth=1))
     with pytest.raises(vm.util.errors.UserError, match="set decoder_depth too"):
         BeitPart(decoder_width=16)
 

@@ -74,7 +74,7 @@ def draw_masks(part: BeitPart, grid: tuple[int, int], seeds: Iterable[Any], devi
     patches = grid[0] * grid[1]
     count, least = max(1, round(patches * part.masked)), patches * part.least_block
     if part.decoder_depth:
-        count = max(1, min(count, patches - 1))
+        count = min(count, patches - 1)
     masks = []
     for numbers in (Random(int(seed)) for seed in seeds):
         drawn = block_mask(grid, count, least, numbers).ravel()

@@ -94,6 +94,8 @@ def _decoder(backbone: ViT, part: BeitPart, leaks: bool) -> ViT:
             "arms out, or set decoder_depth=0 for mask tokens in the model itself."
         ) from None
     config = backbone.vit_config
+    if config.num_patches < 2:
+        raise UserError("decoder_depth needs images of two patches or more, one of them visible: use smaller patches.")
     unit = math.lcm(4, config.num_heads)
     width = part.decoder_width or max(unit, config.embed_dim // 2 // unit * unit)
     if width % unit:
