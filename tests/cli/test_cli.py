@@ -191,6 +191,8 @@ def test_help_fills_its_lines(capsys, monkeypatch):
         ("--steps 50 --sweep epochs=5,10", "do not depend on epochs"),
         ("--tune lr=1e-4,1e-3 --tune-on val --sweep lr=1e-4,1e-3", "lr is both tuned and swept over"),
         ("--tune momentum=0.8,0.9 --tune-on val", "momentum has no effect with the optimizer adamw"),
+        ("--optimizer sgd --beta1 0.8", "beta1 has no effect with the optimizer sgd"),
+        ("--step-at 0.5 0.9", "step_at has no effect with the schedule"),
         ("--sweep poly_power=0.5,0.9", "poly_power has no effect with the schedule"),
         ("--arms dpn rms --design factorial --family 10", "family is for studies of arms"),
         ("--recipe dino_small", "add --task dino"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import NoneType
@@ -413,6 +413,12 @@ class Recipe:
             changes["task_parts"] = (*kept, *of_tasks)
         return dataclasses.replace(self, **changes)
 
+    def check_read(self, names: Collection[str]) -> None:
+        """Raise UserError for a field among `names` that this optimizer or schedule does not read."""
+        for name, part, kinds in READ_BY:
+            if name in names and (kind := getattr(self, part).name) not in kinds:
+                raise UserError(f"{name} has no effect with the {part} {kind}: leave it out.")
+
     def settings(self) -> dict[str, Any]:
         """Every field by its own name: the inverse of `Recipe().with_(**settings)`."""
         parts = {"": self} | {name: getattr(self, name) for name in PARTS}
@@ -446,6 +452,17 @@ class Recipe:
                 raise
             raise UserError(f"Invalid settings of a recipe: {error}.") from error
 
+
+READ_BY = (
+    ("momentum", "optimizer", ("sgd",)),
+    ("beta1", "optimizer", ("adamw", "lamb")),
+    ("beta2", "optimizer", ("adamw", "lamb")),
+    ("adam_eps", "optimizer", ("adamw", "lamb")),
+    ("rsqrt_timescale", "schedule", ("rsqrt",)),
+    ("poly_power", "schedule", ("poly",)),
+    ("step_at", "schedule", ("step",)),
+)
+"""fields that some optimizers or schedules alone read"""
 
 PARTS = {
     "augment": Augment,

@@ -116,7 +116,9 @@ class RecipeChoice:
         replaced = {other: None for unit, other in units if self.overrides.get(unit) is not None}
         changed = f" with {', '.join(self.overrides)} set" if self.overrides else ""
         note = "" if self.name else f"Recipe {name}{changed}: {reason}."
-        return recipe.with_(**{**normalized, **replaced, **self.overrides}), note
+        recipe = recipe.with_(**{**normalized, **replaced, **self.overrides})
+        recipe.check_read(self.overrides)
+        return recipe, note
 
 
 def defaults_for(spec: str, limit_train: float | None = None) -> Defaults:

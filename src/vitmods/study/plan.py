@@ -580,16 +580,6 @@ def _show_arm(arm: Mapping[str, Any] | None) -> str:
     return f"{arm['changes']}{start}{f' with {overrides}' if overrides else ''}"
 
 
-_READ_BY = (
-    ("momentum", "optimizer", ("sgd",)),
-    ("beta1", "optimizer", ("adamw", "lamb")),
-    ("beta2", "optimizer", ("adamw", "lamb")),
-    ("poly_power", "schedule", ("poly",)),
-    ("step_at", "schedule", ("step",)),
-)
-"""fields of a recipe that some optimizers or schedules alone read"""
-
-
 def _check_metric(metric: Metric, task: str) -> None:
     """Raise UserError if neither a protocol nor the task measures a metric."""
     from vitmods.tasks.base import TASKS
@@ -629,10 +619,6 @@ def check_plan(settings: Settings) -> None:
         names = {name for name, _ in grid.fields}
         if "epochs" in names and settings.recipe.steps is not None and "steps" not in names:
             raise UserError(f"Trainings of {settings.recipe.steps:,} steps do not depend on epochs: name steps.")
-        for name, part, kinds in _READ_BY:
-            kind = getattr(settings.recipe, part).name
-            if name in names and kind not in kinds and not any(part in {*names, *arm.recipe} for arm in settings.arms):
-                raise UserError(f"{name} has no effect with the {part} {kind}: leave it out of what is {what}.")
         for arm in settings.arms:
             for name in sorted(names.intersection(arm.recipe)):
                 raise UserError(
@@ -641,7 +627,10 @@ def check_plan(settings: Settings) -> None:
                 )
     for setting, arm, point in itertools.product(settings.sweep.points, settings.every_arm, settings.tune.points):
         place = ", ".join(filter(None, map(str, (setting, point))))
+        names = {*arm.recipe, *dict(setting.values), *dict(point.values)}
         try:
-            settings.at(setting).recipe_of(arm, point)
+            recipe = settings.at(setting).recipe_of(arm, point)
+            if not names.intersection(("optimizer", "schedule")):  # else a field may count for another point or arm
+                recipe.check_read(names)
         except UserError as error:
             raise UserError(f"{place}: {error}" if place else str(error)) from error
