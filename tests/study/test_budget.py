@@ -19,6 +19,7 @@ from vitmods.study.defaults import DIGITS, Defaults, RecipeChoice
 from vitmods.study.estimate import Estimate, usual_spread
 from vitmods.study.executors import StudyOptions
 from vitmods.study.plan import Rung
+from vitmods.study.schedule import TrialSchedule
 from vitmods.study.stopwatch import Pace, Stopwatch
 from vitmods.tasks import Classification
 
@@ -177,6 +178,37 @@ def test_a_real_budget_trains_a_study_that_is_resumed_as_it_is_stored(monkeypatc
         assert again["settings"] == stored["settings"]
     assert main([*command, "--img-size", "32"]) == 2
     assert "img_size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("affordable", "says"),
+    [
+        (2, "Trials took longer than planned: 2 seeds instead of 3."),
+        (3, None),
+        (5, "Trials took less time than planned: 5 seeds instead of 3."),
+        (9, "Trials took less time than planned: 6 seeds instead of 3."),
+    ],
+)
+def test_seeds_follow_the_time_that_trials_take(monkeypatch, tmp_path, capsys, affordable, says):
+    """Three seeds are planned; as many are recorded as the budget lasts for, twice as many at most. Trials of seeds
+    that were not planned are counted from their start on."""
+    monkeypatch.setattr("vitmods.study.estimate.fit_to_budget", lambda budget, planned, least: replace(
+        planned, settings=planned.settings.with_seeds((0, 1, 2)), budget_s=budget.seconds
+    ))  # fmt: skip
+    affords = TrialSchedule._affordable
+    monkeypatch.setattr(TrialSchedule, "_affordable", lambda self, work: work.seed < affordable and affords(self, work))
+    study = Study("mu1/4", ["rms"], "digits", vm.recipes.digits().with_(steps=2, warmup_epochs=None, warmup_steps=0))
+    answer = study.run(tmp_path / "study", budget="10h", **{**RUN, "progress": True})
+    lines = capsys.readouterr().err
+    done = min(affordable, 6)
+    assert set(answer.headline) == {"rms"}
+    assert [line for line in lines.splitlines() if "than planned" in line] == [says] * (says is not None)
+    stored = json.loads((tmp_path / "study" / "study.json").read_text())
+    assert (stored["settings"]["seeds"], stored["plan"]["seeds"]) == ([*range(done)], done)
+    counts = re.findall(r"(\d+) of (\d+)  (?:base|rms), seed", lines)
+    assert counts[:2] == [("1", "6"), ("2", "6")]
+    assert counts[-1][0] == str(2 * done)
+    assert (tmp_path / "study" / "results.json").exists()
 
 
 def test_a_machine_that_others_use_is_slower(monkeypatch):

@@ -29,7 +29,17 @@ from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, Budget, seconds_after_
 from vitmods.study.executors import Executor, Inline, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, Slurm
 from vitmods.study.executors.processes import LocalProcesses, Template
-from vitmods.study.plan import Evaluation, Rung, Settings, StudySettings, Work, make_measure, measure_of, trial_of
+from vitmods.study.plan import (
+    MOST_SEEDS,
+    Evaluation,
+    Rung,
+    Settings,
+    StudySettings,
+    Work,
+    make_measure,
+    measure_of,
+    trial_of,
+)
 from vitmods.study.prepare import PreparedStudy, build_arms, open_study, say, threads_for, user_functions, workers_for
 from vitmods.study.progress import LiveReport, Progress, StepTimes, earlier_paces, kind_of
 from vitmods.study.reference import Reference, describe_base
@@ -281,7 +291,9 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
                 pool.count_known()
             command = command or python_call(study.settings, str(path))
             facts = write_facts(study, command, plan_of(study.settings))
-            state = StudyState(folder, study.settings, evaluated_of(folder, facts))
+            is_flexible = planned is not None and not is_settled and budget.seconds is not None
+            wanted = with_spare_seeds(study.settings) if is_flexible else study.settings
+            state = StudyState(folder, wanted, evaluated_of(folder, facts))
             slower = slowdown() if budget.seconds else 1.0
             cost_seconds = LEAST_COSTS * options.cost_seconds * len(study.settings.sweep.points)
             after_s = seconds_after_trials(budget, cost_seconds, slower)
@@ -294,8 +306,8 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
             except BaseException:
                 costs.close()  # a suspended measurement keeps its number of threads and its filter of warnings
                 raise
-        if planned and not is_settled and budget.seconds is not None:
-            facts = _without_late_seeds(study, state, facts)
+        if is_flexible:
+            facts = _with_seeds_that_ended(study, state, facts)
             state = StudyState(folder, study.settings, evaluated_of(folder, facts))
         lease.look()
         for _ in costs:
@@ -308,17 +320,24 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
     return answer
 
 
-def _without_late_seeds(study: PreparedStudy, state: StudyState, facts: Facts) -> Facts:
-    """Record fewer seeds where trials were slower than planned: for that no score was looked at."""
+def with_spare_seeds(settings: Settings) -> Settings:
+    """Add as many seeds again, which are run where trials are faster than planned."""
+    count = len(settings.seeds)
+    if settings.until_decided or settings.tune or settings.design:
+        return settings
+    return settings.with_seeds(tuple(range(max(count, min(2 * count, MOST_SEEDS)))))
+
+
+def _with_seeds_that_ended(study: PreparedStudy, state: StudyState, facts: Facts) -> Facts:
+    """Record fewer or more seeds where trials were slower or faster than planned: the time alone decides, no score."""
     settings, folder = study.settings, study.runner.folder
     records = state.answered.items()
     late = {trial.seed for trial, record in records if not record.ended and record.status not in ("failed", "damaged")}
-    done = tuple(seed for seed in settings.seeds if seed not in late)
-    if not late or settings.until_decided or settings.tune or len(done) < 2:
+    done, planned = tuple(seed for seed in state.settings.seeds if seed not in late), len(settings.seeds)
+    if done == settings.seeds or settings.until_decided or settings.tune or len(done) < 2:
         return facts
-    say(
-        study.options, f"Trials took longer than planned: {plural(len(done), 'seed')} instead of {len(settings.seeds)}."
-    )
+    took = "longer" if len(done) < planned else "less time"
+    say(study.options, f"Trials took {took} than planned: {plural(len(done), 'seed')} instead of {planned}.")
     study.runner.settings = settings.with_seeds(done)
     facts = replace(facts, settings=study.settings.to_dict(), plan=plan_of(study.settings))
     write_json(folder.settings_file, facts.to_dict())
@@ -456,7 +475,9 @@ def _work(
     )
     try:
         is_cpu = resolve(options.device).type == "cpu"  # a GPU works for the trials that remain
-        schedule = TrialSchedule(state, progress, budget, options.keep_weights, lease, costs if is_cpu else None)
+        schedule = TrialSchedule(
+            state, progress, budget, options.keep_weights, lease, costs if is_cpu else None, len(study.settings.seeds)
+        )
         if schedule.left:
             make_executor(runner, options, workers, template).run(schedule)
     except BaseException:

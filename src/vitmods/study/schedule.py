@@ -100,11 +100,14 @@ class TrialSchedule:
         keep: Keep = "all",
         lease: Lease | None = None,
         meanwhile: Iterator[None] | None = None,
+        planned: int | None = None,
     ) -> None:
         """keep: the weights of which trials stay. lease: the hold of the folder, without which nothing is done.
-        meanwhile: steps of what follows the trials and may be done beside the last of them."""
+        meanwhile: steps of what follows the trials and may be done beside the last of them. planned: the number of
+        seeds; those after them are run if the budget lasts, and counted once they have begun. None: all."""
         self.state, self._progress, self._budget, self._keep = state, progress, budget or ENDLESS, keep
         self._lease, self._meanwhile = lease, meanwhile or iter(())
+        self._spare = set(() if planned is None else state.settings.seeds[planned:])
         self._given: set[Work] = set()
         self._at_work: dict[Work, float] = {}  # when each began
         self._ended = 0
@@ -180,8 +183,10 @@ class TrialSchedule:
 
     def _show_remaining(self) -> None:
         trials = self._budget.trials
+        spare = self._spare - {trial_of(work).seed for work in self._given}
+        counted = (work for work in self._wanted if trial_of(work).seed not in spare)
         self._progress.remaining(
-            [*itertools.islice(self._wanted, None if trials is None else max(0, trials - len(self._given)))]
+            [*itertools.islice(counted, None if trials is None else max(0, trials - len(self._given)))]
         )
 
     def _plan(self) -> None:
