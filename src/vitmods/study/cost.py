@@ -126,16 +126,17 @@ class Steps:
         return computed, (trained - begin) / computed, now(self.device) - trained
 
     def fitting(self, make: Callable[[int], Work], largest: int, most_s: float, least: int = 1) -> int:
-        """The largest batch, halved from `largest`, for which a call of `make(batch)` takes no longer than about
-        `most_s` seconds. A first call that takes many times that is not repeated."""
-        least = min(least, largest)
-        few, begin = make(least), now(self.device)
-        few()
+        """The largest batch, doubled from `least` up to `largest`, for which a call of `make(batch)` takes at most
+        about `most_s` seconds. A first call that takes many times that is not repeated."""
+        batch = min(least, largest)
+        call, begin = make(batch), now(self.device)
+        call()
         if now(self.device) - begin > 4 * most_s:
-            return least
-        alone, batch = seconds_per_call(few, 2, self.device) / least, largest
-        while batch > least and alone * batch > most_s:
-            batch = max(least, batch // 2)
+            return batch
+        while batch < largest and 2 * seconds_per_call(call, 1, self.device) <= most_s:
+            batch = min(2 * batch, largest)
+            call = make(batch)
+            call()  # kernels are chosen
         return batch
 
     def peak(self, count: int, parts: int = 1) -> int:
