@@ -86,6 +86,19 @@ def test_a_study_that_reuses_trials_is_the_study_that_trains_all(images, runs):
     study(images, arms, seeds=3).run(runs / "second", **OPTIONS)
 
 
+def test_more_seeds_in_a_new_folder_are_a_second_look_as_in_the_old_one(images, runs):
+    with pytest.raises(UserError, match=r"3 seeds have been analyzed before.*not 33"):
+        study(images, seeds=33).run(runs / "refused", **OPTIONS)
+    answer = study(images, ["again=dpn"], seeds=4).run(runs / "second", **OPTIONS)
+    assert len(reused(answer)) == 6
+    assert any("Extended after a first analysis: 3 seeds" in doubt for doubt in answer.doubts)
+    extended = study(images, seeds=4).run(runs / "first", **OPTIONS)
+    assert answer.headline["again"].interval == extended.headline["dpn"].interval
+    assert answer.decision.alpha == extended.decision.alpha < 0.05
+    other = study(images, ["rms"], seeds=4).run(runs / "third", **OPTIONS)
+    assert other.decision.alpha == 0.05, "trials of base alone do not tell about arms"
+
+
 def test_what_was_reused_is_reused_again_and_known_by_who_trained_it(images, runs):
     study(images).run(runs / "second", **OPTIONS)
     shutil.move(runs / "first", runs.parent / "first")

@@ -413,7 +413,9 @@ def test_changed_images_are_counted(tmp_path, draw_images):
 
 def test_seeds_for_which_no_level_is_known_are_refused_before_training(copied):
     for count in (3, 33):
-        with pytest.raises(UserError, match=rf"planned with 2 seeds.*4 to 32 seeds are calibrated, not {count}"):
+        with pytest.raises(
+            UserError, match=rf"2 seeds have been analyzed before.*4 to 32 seeds are calibrated, not {count}"
+        ):
             run(make(seeds=count), copied)
     grown = run(make(seeds=4), copied)
     assert grown.complete

@@ -625,12 +625,13 @@ def check_plan(settings: Settings) -> None:
                     f"Arm {arm.name} sets {name}={arm.recipe[name]}, and {name} is {what} for every arm alike. Leave "
                     f"it out of the arm, or of what is {what}."
                 )
+    set_somewhere = swept.union((name for name, _ in settings.tune.fields), *(arm.recipe for arm in settings.arms))
+    has_one_kind = set_somewhere.isdisjoint(("optimizer", "schedule"))  # else another point or arm may read a field
     for setting, arm, point in itertools.product(settings.sweep.points, settings.every_arm, settings.tune.points):
         place = ", ".join(filter(None, map(str, (setting, point))))
-        names = {*arm.recipe, *dict(setting.values), *dict(point.values)}
         try:
             recipe = settings.at(setting).recipe_of(arm, point)
-            if not names.intersection(("optimizer", "schedule")):  # else a field may count for another point or arm
-                recipe.check_read(names)
+            if has_one_kind:
+                recipe.check_read({*arm.recipe, *dict(setting.values), *dict(point.values)})
         except UserError as error:
             raise UserError(f"{place}: {error}" if place else str(error)) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -79,6 +80,17 @@ class Pool:
             if finished := next((other for other in equal if self._is_usable(trial, other.folder)), None):
                 matches[trial] = finished
         return matches
+
+    def analyzed(self) -> int:
+        """Count the seeds that other studies have finished for an arm, as far as they have shown verdicts on them."""
+        settings, most = self._study.settings, 0
+        for arm in settings.arms if self._study.runner.folder.facts() is None else ():
+            found = self.find(Trial(arm, seed) for seed in settings.seeds).values()
+            for study, seeds in Counter(trial.study for trial in found).items():
+                facts = study.facts()
+                if facts is not None and (facts.plan.until_decided or seeds >= facts.plan.seeds):
+                    most = max(most, seeds)
+        return most
 
     def copy(self, state: StudyState) -> None:
         """Copy the missing trials of a study that are finished elsewhere, and let its state read them."""

@@ -169,14 +169,14 @@ def write_facts(study: PreparedStudy, command: str, plan: StudyPlan) -> Facts:
     records = StudyState(folder, settings, Evaluated(splits)).records.values()
     arms = [record for record in records if record.arm != BASE]  # base alone does not inform about arms
     if before and before.plan.seeds and any(record.ended or record.wall_s is not None for record in arms):
-        plan, count = before.plan, len(settings.seeds)
-        is_plain = not (settings.folds or settings.sweep or settings.design)
-        if is_plain and count > plan.seeds > 1 and not LOOKS[0] <= count <= LOOKS[-1]:
-            raise UserError(
-                f"This study was planned with {plan.seeds} seeds, and has scores. With more it is looked at a second "
-                f"time, for which {LOOKS[0]} to {LOOKS[-1]} seeds are calibrated, not {count}. Ask for so many, or "
-                "choose another folder with --out."
-            )
+        plan = before.plan
+    count, is_plain = len(settings.seeds), not (settings.folds or settings.sweep or settings.design)
+    if is_plain and count > plan.seeds > 1 and not LOOKS[0] <= count <= LOOKS[-1]:
+        raise UserError(
+            f"{plan.seeds} seeds have been analyzed before. With more they are looked at a second time, for which "
+            f"{LOOKS[0]} to {LOOKS[-1]} seeds are calibrated, not {count}. Ask for so many, or train all trials in "
+            "another folder (--out and --no-reuse)."
+        )
     # Of a new study, or of one with a damaged file.
     if folder.images.read() is None or not (folder.path / SPLIT_FILE).exists():
         folder.images.write(dataset.splits)
@@ -290,9 +290,12 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
                 say(options, planned.decides())
                 pool.count_known()
             command = command or python_call(study.settings, str(path))
-            facts = write_facts(study, command, plan_of(study.settings))
+            facts = write_facts(study, command, plan_of(study.settings, pool.analyzed()))
             is_flexible = planned is not None and not is_settled and budget.seconds is not None
-            wanted = with_spare_seeds(study.settings) if is_flexible else study.settings
+            is_flexible &= not (study.settings.until_decided or study.settings.tune)
+            wanted, count = study.settings, len(study.settings.seeds)
+            if is_flexible and not wanted.design:  # as many seeds again, which run if trials are faster than planned
+                wanted = wanted.with_seeds(tuple(range(max(count, min(2 * count, MOST_SEEDS)))))
             state = StudyState(folder, wanted, evaluated_of(folder, facts))
             slower = slowdown() if budget.seconds else 1.0
             cost_seconds = LEAST_COSTS * options.cost_seconds * len(study.settings.sweep.points)
@@ -320,26 +323,19 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
     return answer
 
 
-def with_spare_seeds(settings: Settings) -> Settings:
-    """Add as many seeds again, which are run where trials are faster than planned."""
-    count = len(settings.seeds)
-    if settings.until_decided or settings.tune or settings.design:
-        return settings
-    return settings.with_seeds(tuple(range(max(count, min(2 * count, MOST_SEEDS)))))
-
-
 def _with_seeds_that_ended(study: PreparedStudy, state: StudyState, facts: Facts) -> Facts:
     """Record fewer or more seeds where trials were slower or faster than planned: the time alone decides, no score."""
     settings, folder = study.settings, study.runner.folder
     records = state.answered.items()
     late = {trial.seed for trial, record in records if not record.ended and record.status not in ("failed", "damaged")}
     done, planned = tuple(seed for seed in state.settings.seeds if seed not in late), len(settings.seeds)
-    if done == settings.seeds or settings.until_decided or settings.tune or len(done) < 2:
+    if done == settings.seeds or len(done) < 2:
         return facts
     took = "longer" if len(done) < planned else "less time"
     say(study.options, f"Trials took {took} than planned: {plural(len(done), 'seed')} instead of {planned}.")
     study.runner.settings = settings.with_seeds(done)
-    facts = replace(facts, settings=study.settings.to_dict(), plan=plan_of(study.settings))
+    analyzed = facts.plan.seeds if facts.plan.seeds < planned else 0
+    facts = replace(facts, settings=study.settings.to_dict(), plan=plan_of(study.settings, analyzed))
     write_json(folder.settings_file, facts.to_dict())
     return facts
 
@@ -400,9 +396,15 @@ def _train_base(
     return pool, state
 
 
-def plan_of(settings: Settings) -> StudyPlan:
-    """Return what is recorded of the settings before any score is known."""
+def plan_of(settings: Settings, analyzed: int = 0) -> StudyPlan:
+    """Return what is recorded of the settings before any score is known.
+
+    analyzed: seeds whose trials are reused, and whose verdicts the studies that trained them have shown: a fixed study
+    with more extends these.
+    """
     count, family = len(settings.seeds), settings.compared
+    if 1 < analyzed < count and not settings.until_decided:
+        count = analyzed
     return StudyPlan(count, settings.until_decided, settings.generalize, settings.measure.name, family)
 
 

@@ -288,10 +288,14 @@ def test_the_tokenizer_is_learned_and_encodes_any_text(folder):
     assert (tokens[:, -1] == 1).all()
     assert tokens.min() == 1
     assert (tokens[1] == 1).all()
-    model.text.tokenizer.save(str(folder / "tokenizer.json"))
+    padded = type(model.text.tokenizer).from_str(model.text.tokenizer.to_str())
+    padded.enable_padding()
+    padded.enable_truncation(2)
+    padded.save(str(folder / "tokenizer.json"))
     again, task, _ = made(f"pairs:{folder}/pairs.jsonl", recipe(tokenizer=str(folder / "tokenizer.json")))
     task.fit(again, images)
-    assert torch.equal(again.text.encode(["a red square"]), model.text.encode(["a red square"]))
+    texts = ["red", "a red square, left"]
+    assert torch.equal(again.text.encode(texts), model.text.encode(texts)), "as long as without padding and cutting"
     _, task, _ = made(f"pairs:{folder}/pairs.jsonl", recipe(tokenizer=str(folder / "tokenizer.json"), vocabulary=260))
     with pytest.raises(UserError, match="more than the vocabulary of 260"):
         task.fit(again, images)

@@ -51,6 +51,8 @@ def read_tokenizer(path: str, vocabulary: int) -> Any:
         tokenizer = library.Tokenizer.from_str(read_text(Path(path).expanduser()))
     except Exception as error:  # the library raises Exception itself
         raise UserError(f"{name} cannot be read as a tokenizer.json: {error}") from error
+    tokenizer.no_padding()  # TextTower fills and cuts texts itself; padding would depend on the other texts of a batch
+    tokenizer.no_truncation()
     if (size := tokenizer.get_vocab_size()) > vocabulary:
         raise UserError(
             f"{name} has {size:,} tokens, more than the vocabulary of {vocabulary:,}: set vocabulary to it."
