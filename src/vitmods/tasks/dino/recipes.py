@@ -111,7 +111,7 @@ def dino_small(epochs: int = 100, *, batch_size: int = 64) -> Recipe:
         batch_size: images per step; the learning rate stays.
     """
     return dino_100(epochs, batch_size=batch_size).with_(
-        lr=2e-3,
+        lr=5e-4,
         lr_batch=None,
         min_lr=1e-5,
         warmup_epochs=None,
