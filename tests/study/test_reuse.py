@@ -1,7 +1,10 @@
 """Finished trials of other studies: which ones are reused, which never, and what they leave out."""
 
+import importlib
 import json
 import shutil
+import sys
+from importlib.metadata import version
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,14 +15,17 @@ from PIL import Image
 
 from vitmods.changes import DualPatchNorm
 from vitmods.cli import main
-from vitmods.recipes import plain
+from vitmods.recipes import RECIPES, plain
 from vitmods.study import Answer, Study
 from vitmods.study.arms import BASE, Arm
+from vitmods.study.dependencies import code_of
 from vitmods.study.executors import StudyOptions
 from vitmods.study.plan import Trial
 from vitmods.study.prepare import open_study
 from vitmods.study.reuse import Pool
 from vitmods.study.store import StudyFolder
+from vitmods.tasks.base import TASKS
+from vitmods.train import checkpoint
 from vitmods.train import trial as train_trial
 from vitmods.util import lease
 from vitmods.util.errors import UserError
@@ -317,6 +323,7 @@ def test_other_images_are_other_trials(images, tmp_path, expected, difference):
         ("torch.are_deterministic_algorithms_enabled", lambda: True),
         ("platform.machine", lambda: "sparc"),
         ("vitmods.train.trial.is_switched_on", lambda: None),
+        ("torch.get_float32_matmul_precision", lambda: "medium"),
     ],
 )
 def test_other_environments_are_other_trials(images, tmp_path, expected, name, value):
@@ -356,6 +363,85 @@ def test_a_function_without_a_file_is_never_the_same(images, tmp_path):
     assert trials[0][1] != trials[1][1]
 
 
+EDITS = "import functools\n\nfrom {package} import factor\n\n\ndef scale(model):\n    return factor.scaled(model)\n"
+FACTOR = "K = {value}\n\n\ndef scaled(model):\n    return model\n"
+
+
+@pytest.fixture
+def edits(tmp_path, monkeypatch):
+    """A user's package: `edits.scale` is a function of the module `edits.factor`."""
+    package = f"edits_{tmp_path.name}"
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text(EDITS.format(package="."))
+    (tmp_path / package / "factor.py").write_text(FACTOR.format(value=1))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module(package)
+    for name in (package, f"{package}.factor"):
+        sys.modules.pop(name, None)
+
+
+def test_modules_that_a_function_s_module_imports_count(images, tmp_path, edits):
+    """As they were imported: an edit of the file counts after a reload, not before."""
+
+    def arm():
+        return identities(images, tmp_path / "out", arms={"arm": edits.scale})[1]
+
+    first, file = arm(), Path(edits.factor.__file__)
+    assert arm() == first
+    file.write_text(FACTOR.format(value=20))
+    assert arm() == first
+    importlib.invalidate_caches()
+    importlib.reload(edits.factor)
+    assert arm() != first
+    file.write_text(FACTOR.format(value=1))
+    importlib.reload(edits.factor)
+    assert arm() == first
+
+
+def test_files_that_a_recipe_names_count_with_their_content(tmp_path):
+    encoder, tokenizer = tmp_path / "encoder", tmp_path / "tokenizer.json"
+    encoder.mkdir()
+
+    def code(task, recipe, **fields):
+        return code_of(Arm("rms"), "mu/4", TASKS[task], RECIPES[recipe](2).with_(**fields))
+
+    seen = []
+    for content in ("one", "two", "one"):
+        (encoder / "model.safetensors").write_text(content)
+        tokenizer.write_text(content)
+        seen += [(code("beit", "beit_small", code_encoder=str(encoder)), code("lit", "small_lit", tokenizer=str(tokenizer)))]
+    assert seen[0] == seen[2]
+    assert all(one != other for one, other in zip(seen[0], seen[1], strict=True))
+    assert seen[0][0]["scikit-learn"] == version("scikit-learn")
+    assert "tokenizer" not in code("lit", "small_lit")
+
+
+def test_the_config_of_a_hugging_face_base_counts(tmp_path):
+    transformers = pytest.importorskip("transformers")
+
+    def code(**fields):
+        transformers.ViTConfig(hidden_size=32, num_hidden_layers=1, **fields).save_pretrained(tmp_path)
+        return code_of(Arm("rms"), f"hf:{tmp_path}?drop=0.1", TASKS["classification"], RECIPE)
+
+    assert code() == code() != code(hidden_act="relu")
+
+
+def test_a_trial_that_failed_before_its_first_checkpoint_is_the_trial_of_the_code_that_resumes_it(images, tmp_path):
+    prepared = open_study(StudyFolder(tmp_path), study(images).settings, StudyOptions(**OPTIONS))
+    config = {**prepared.config(Trial(Arm(BASE), 0)), "code": {"mine": "broken"}}
+    config["id"] = train_trial.identify(config)
+    train_trial._resume(tmp_path, config)
+    (tmp_path / "result.json").write_text(json.dumps({"status": "failed"}))
+    repaired = {**config, "code": {"mine": "right"}}
+    repaired["id"] = train_trial.identify(repaired)
+    train_trial._resume(tmp_path, repaired)
+    assert json.loads((tmp_path / "config.json").read_text()) == repaired
+    checkpoint.save(tmp_path, {"step": 1})
+    with pytest.warns(UserWarning, match="mine was 'right', now 'broken'"):
+        train_trial._resume(tmp_path, config)
+    assert json.loads((tmp_path / "config.json").read_text())["id"] is None
+
+
 def test_a_trial_that_goes_on_in_another_environment_is_not_reused(images, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
@@ -363,6 +449,7 @@ def test_a_trial_that_goes_on_in_another_environment_is_not_reused(images, tmp_p
     config = prepared.config(Trial(Arm(BASE), 0))
     train_trial._resume(out, config)
     assert json.loads((out / "config.json").read_text())["id"] == config["id"]
+    checkpoint.save(out, {"step": 1})
     moved = {**config, "environment": {**config["environment"], "threads": 64}}
     with pytest.warns(UserWarning, match="numbers may differ"):
         train_trial._resume(out, moved)

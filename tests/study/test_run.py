@@ -19,7 +19,7 @@ from vitmods.study import Answer, Study
 from vitmods.study.arms import Arm, arm_from_text
 from vitmods.study.executors import StudyOptions
 from vitmods.study.plan import Measure
-from vitmods.study.prepare import parallel_trials, workers_for
+from vitmods.study.prepare import parallel_trials, threads_for, workers_for
 from vitmods.study.run import make_executor
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model
@@ -270,8 +270,11 @@ def test_workers_by_default_fit_cores_memory_and_trials(monkeypatch):
     options, size = StudyOptions(device="cpu"), 600 * 2**20
     assert workers_for(options, 100, size) == 4
     assert workers_for(options, 3, size) == 3
+    assert threads_for(options, size) == 1
+    assert threads_for(StudyOptions(device="cpu", workers=2), size) == 2
     monkeypatch.setattr("os.sysconf", {"SC_PHYS_PAGES": 3 * 2**18, "SC_PAGE_SIZE": 2**12}.get)
     assert workers_for(options, 100, size) == 2
+    assert threads_for(options, size) == 2
     assert workers_for(StudyOptions(workers=7), 100, size) == 7
     with pytest.raises(UserError, match="at least 1"):
         StudyOptions(workers=0)
@@ -284,7 +287,7 @@ def test_a_named_gpu_is_not_shared_out_to_several_workers(tmp_path, monkeypatch)
     runner = TrialRunner(StudyFolder(tmp_path), settings, StudyOptions())
 
     def second_worker(options):
-        executor = make_executor(runner, options, workers=2)
+        executor = make_executor(runner, options, workers=2, threads=1)
         return executor.task(1)["options"]["device"], executor.environment(1).get("CUDA_VISIBLE_DEVICES")
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -277,9 +277,11 @@ class TaskPart:
             scale: float = 1.0
 
     Fields need defaults and names that no other part uses. ``ranges`` bounds numbers that may be other than at least 0.
+    ``files`` lists the fields that name files or folders.
     """
 
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    files: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -17,7 +17,6 @@ import sysconfig
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from vitmods.adapters.libraries import LIBRARIES
@@ -237,9 +236,8 @@ class Function:
         path, module = self.name.partition(":")[2], sys.modules.get(self.module)
         function: Any = vars(module).get(path) if module else None
         is_named = bool({self.name, self.module} & named_by_user)
-        if (
-            module is not None and not is_named and not _is_installed(module)
-        ):  # scripts import packages for other reasons
+        file = getattr(module, "__file__", None)
+        if file is not None and not is_named and not is_installed(Path(file)):  # scripts import packages for more
             imported = {id(value) for value in vars(sys.modules["__main__"]).values()}
             is_named = not imported.isdisjoint((id(module), id(function)))
         if module is None or not is_named:
@@ -322,14 +320,12 @@ def parse_edits(text: str) -> tuple[Edit, ...]:
     return tuple(edits)
 
 
-def _is_installed(module: ModuleType) -> bool:
-    """Whether the file of a module is in a folder of installed packages, of Python's own modules, or of vitmods."""
-    if getattr(module, "__file__", None) is None:
-        return True
+def is_installed(file: Path) -> bool:
+    """Whether a module's file is in a folder of installed packages, of Python's own modules, or of vitmods."""
     folders = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     roots = {Path(__file__).parents[1], *map(Path, [*folders, *site.getsitepackages(), site.getusersitepackages()])}
     roots |= {root.resolve() for root in roots}
-    file = Path(str(module.__file__)).absolute()
+    file = file.absolute()
     return any(
         not roots.isdisjoint(path.parents) or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
         for path in (file, file.resolve())

@@ -12,8 +12,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import torch
-
 from vitmods.adapters.files import cached_checkpoints
 from vitmods.bench import seconds_per_call
 from vitmods.recipes import Recipe
@@ -31,6 +29,7 @@ from vitmods.study.prepare import (
     open_study,
     parallel_trials,
     say,
+    threads_for,
     trained_weights,
     workers_for,
 )
@@ -143,7 +142,7 @@ def time_steps(rung: Rung, trials: int, options: StudyOptions) -> float:
     parallel = min(workers_for(options, trials, LEAST_BYTES), parallel_trials(options))
     _, model, recipe = next(build_arms(settings, AS_IS, USUAL_CLASSES))
     images, device = base_config(settings, USUAL_CLASSES), device_of(options.device)
-    with as_a_worker(device, parallel, max(1, torch.get_num_threads() // parallel)), already_reported():
+    with as_a_worker(device, parallel, threads_for(options, LEAST_BYTES)), already_reported():
         steps = Steps(model, task_of(settings.fixed, recipe), recipe, device, images)
         part = steps.fitting(steps.train, recipe.part_size, CALL_S, least=2)
         part_s = min(steps.timed(part)[1] for _ in range(2))

@@ -13,7 +13,6 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from vitmods.changes import Change, conflicts
 from vitmods.data.dataset import independent
@@ -327,12 +326,12 @@ def estimate(
     state = StudyState(runner.folder, settings, Evaluated(splits, constant))
     workers = study.workers(len(state.missing))
     parallel = min(workers, parallel_trials(options))
-    device, threads = device_of(options.device), max(1, torch.get_num_threads() // workers)
+    device = device_of(options.device)
     stopwatch = Stopwatch(runner, device)
     timed: dict[tuple[str, Point], ArmEstimate] = {}
     reused = pool.find(state.missing) if pool else {}
     rows, planned_alone = len(settings.every_arm) * len(settings.sweep.points), replace(settings, known=0).planned
-    with already_reported(), as_a_worker(device, parallel, threads):
+    with already_reported(), as_a_worker(device, parallel, study.threads):
         for point in smallest_first(settings, dataset.num_classes):
             for arm, model, recipe in build_arms(settings, point, dataset.num_classes):
                 trials = [trial for trial in state.records if (trial.arm, trial.setting) == (arm, point)]

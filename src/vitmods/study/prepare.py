@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from vitmods.recipes import Recipe
 
 FIRST_IMAGES, VAL_IMAGES, KEPT = 32, 256, 1e-4  # of what an arm changes before its first step; a change below is none
+MANY_TRIALS = 10**6  # more than run at a time
 MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
 MOST_ON_CLUSTER = 32  # Slurm jobs; Ray reports its own capacity
 MOST_ON_GPU = 4  # trials; more wait for each other
@@ -84,13 +85,21 @@ class PreparedStudy:
 
     def workers(self, trials: int) -> int:
         """Count the trials to run at a time: one, by default, if an arm is a function that workers cannot import."""
+        return 1 if self._runs_here else workers_for(self.options, trials, self.trial_bytes)
+
+    @property
+    def threads(self) -> int:
+        """The threads of each worker."""
+        return torch.get_num_threads() if self._runs_here else threads_for(self.options, self.trial_bytes)
+
+    @property
+    def _runs_here(self) -> bool:
         is_local = any(function.module is None for function in user_functions(self.settings))
-        return 1 if self.options.workers is None and is_local else workers_for(self.options, trials, self.trial_bytes)
+        return self.options.workers is None and is_local
 
     def config(self, trial: Trial) -> dict[str, Any]:
-        """Return config.json of a trial as a study without any finished trial would write it."""
-        threads = threads_for(self.options, self.workers(replace(self.settings, known=0).planned))
-        return self.runner.config(trial, self.configs[trial.setting, trial.arm.name], threads)
+        """Return config.json of a trial as this study would write it."""
+        return self.runner.config(trial, self.configs[trial.setting, trial.arm.name], self.threads)
 
 
 def open_study(folder: StudyFolder, settings: Settings, options: StudyOptions) -> PreparedStudy:
@@ -330,10 +339,12 @@ def workers_for(options: StudyOptions, trials: int, trial_bytes: int) -> int:
     return max(1, min(torch.get_num_threads(), MOST_WORKERS, memory // 2 // trial_bytes, trials))
 
 
-def threads_for(options: StudyOptions, workers: int) -> int:
-    """Count the threads of each of so many workers."""
-    is_here = options.cluster.executor == "here"
-    return max(1, torch.get_num_threads() // workers) if is_here else options.cluster.cpus_per_trial
+def threads_for(options: StudyOptions, trial_bytes: int) -> int:
+    """Count the threads of each worker. They change the last digits of a trial's numbers, so they do not depend on how
+    many trials a study has, or are missing."""
+    if options.cluster.executor != "here":
+        return options.cluster.cpus_per_trial
+    return max(1, torch.get_num_threads() // workers_for(options, MANY_TRIALS, trial_bytes))
 
 
 def parallel_trials(options: StudyOptions) -> int:

@@ -413,7 +413,7 @@ def template_for(options: StudyOptions, missing: int) -> Template | None:
     if sys.platform != "linux" or options.cluster.executor != "here" or resolve(options.device).type != "cpu":
         return None
     workers = workers_for(options, missing, TYPICAL_BYTES)
-    return Template(max(1, torch.get_num_threads() // workers)) if workers > 1 else None
+    return Template(threads_for(options, TYPICAL_BYTES)) if workers > 1 else None
 
 
 def _live_report(study: PreparedStudy, facts: Facts) -> LiveReport:
@@ -444,8 +444,8 @@ def _work(
     costs: steps of their measurement, for cores that are idle beside the last trials
     """
     runner, options = study.runner, study.options
-    workers = study.workers(len(state.missing))  # before trials are copied: threads do not depend on what is found
     pool.copy(state)
+    workers = study.workers(len(state.missing))
     check_weights_are_there(state)
     steps: dict[tuple[Any, ...], int] = {}  # a bar asks for the steps of all trials, often
 
@@ -481,7 +481,7 @@ def _work(
             state, progress, budget, options.keep_weights, lease, costs if is_cpu else None, len(study.settings.seeds)
         )
         if schedule.left:
-            make_executor(runner, options, workers, template).run(schedule)
+            make_executor(runner, options, workers, study.threads, template).run(schedule)
     except BaseException:
         if report is not None:
             report.stop()
@@ -491,14 +491,14 @@ def _work(
 
 
 def make_executor(
-    runner: TrialRunner, options: StudyOptions, workers: int, template: Template | None = None
+    runner: TrialRunner, options: StudyOptions, workers: int, threads: int, template: Template | None = None
 ) -> Executor:
-    """Return what runs the trials: this process, worker processes, or a cluster.
+    """Return what runs the trials: this process, worker processes with so many threads each, or a cluster.
 
     Raises UserError if workers cannot import a function of the study, or a cluster would have to share an address.
     """
     cluster = options.cluster
-    if workers == 1 and cluster.executor == "here":
+    if workers == 1 and threads == torch.get_num_threads() and cluster.executor == "here":
         return Inline(runner)
     if cluster.executor != "here" and (address := address_of(runner.folder.path)):
         raise UserError(
@@ -512,7 +512,6 @@ def make_executor(
             "the script itself. Move it to a module that the script imports, or run with workers=1."
         )
     modules = sorted({str(function.module) for function in functions})
-    threads = threads_for(options, workers)
     processes = LocalProcesses(
         runner.folder,
         workers,

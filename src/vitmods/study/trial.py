@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
-import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +29,10 @@ from vitmods.model.vit import vit
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import resolve_on
 from vitmods.stats.width import mean_over_images
-from vitmods.study.arms import Arm, base_function, functions_of, is_foreign
+from vitmods.study.arms import Arm
 from vitmods.study.bases import Base, ForeignBase, edited, make_base, record_of
 from vitmods.study.checkpoints import Checkpoint, Start, checkpoint_of, open_trial
+from vitmods.study.dependencies import code_of
 from vitmods.study.grid import AS_IS, Point
 from vitmods.study.plan import VAL, Evaluation, Settings, Trial, Work, image_settings, make_measure
 from vitmods.study.state import read_trial
@@ -48,8 +46,7 @@ from vitmods.train.loggers import LoggedRun, key_of
 from vitmods.train.loop import MeasureSplit
 from vitmods.train.trial import read_scores, trial_config, write_scores
 from vitmods.util.errors import UserError
-from vitmods.util.files import checksum, write_json
-from vitmods.util.registry import modules_from_outside
+from vitmods.util.files import write_json
 
 if TYPE_CHECKING:
     from vitmods.data import Batch, ImageDataset
@@ -272,7 +269,8 @@ class TrialRunner:
 
     def _describe(self, trial: Trial, model: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return what config.json holds of a trial besides recipe, data and environment."""
-        fixed, arm = self.settings.at(trial.setting, trial.seed).fixed, trial.arm
+        settings, arm = self.settings.at(trial.setting, trial.seed), trial.arm
+        fixed = settings.fixed
         description: dict[str, Any] = {"arm": arm.name, "changes": arm.short, "images": image_settings(fixed)}
         if model is not None:
             description["model"] = model
@@ -283,7 +281,8 @@ class TrialRunner:
                 description["start_weights"] = self._fingerprint(
                     checkpoint_of(arm.start or start["source"], trial.seed)
                 )
-        if code := code_of(arm, fixed["base"]):
+        kind = TASKS[fixed.get("task", DEFAULT)]
+        if code := code_of(arm, fixed["base"], kind, settings.recipe_of(arm, trial.point)):
             description["code"] = code
         return description
 
@@ -381,23 +380,6 @@ class TrialRunner:
             return Measured(result.metrics, result.per_image)
 
         return measure
-
-
-def code_of(arm: Arm, base: Any) -> dict[str, str]:
-    """Return the code besides vitmods that may be part of a trial: the version of base's library, and module ->
-    checksum of its file, for plugins and functions.
-
-    What a function without a file does is unknown: its checksum is never the same again.
-    """
-    functions = [*functions_of(arm.changes), *filter(None, [base_function(base)])]
-    names = {*modules_from_outside(), *(function.module or "" for function in functions)}
-    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(names)}
-    code = {name: checksum(Path(file)) if file else uuid.uuid4().hex for name, file in files.items()}
-    if is_foreign(base):
-        library = base.partition(":")[0]
-        with suppress(PackageNotFoundError):
-            code[library] = version({"hf": "transformers"}.get(library, library))
-    return code
 
 
 def logged_run(folder: StudyFolder, facts: Facts, arm: Arm, what: str, fields: Mapping[str, Any]) -> LoggedRun:

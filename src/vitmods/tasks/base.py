@@ -95,6 +95,8 @@ class Task(ABC):
     """the default recipe for few or small images; None: `usual_recipe`"""
     recipe_part: ClassVar[type[TaskPart] | None] = None
     """the part of the recipe that only this task reads; see `vitmods.recipes.TASK_PARTS`"""
+    libraries: ClassVar[tuple[str, ...]] = ()
+    """other packages whose version changes the numbers"""
     unread: ClassVar[tuple[str, ...]] = ()
     """fields of other parts that the task ignores: `make_task` refuses them"""
     divides: ClassVar[bool] = True

@@ -284,10 +284,13 @@ def _resume(out: Path, config: dict[str, Any]) -> dict[str, Any] | None:
     result = _read_json(out / RESULT) if (out / RESULT).exists() else None
     if result is not None and result["status"] != "failed":
         return result
-    moved = _differences(old["environment"], config["environment"])
-    if moved:
+    before, now = ({**content["environment"], **content.get("code", {})} for content in (old, config))
+    moved = _differences(before, now)
+    if moved and any((out / name).exists() for name in (checkpoint.NAME, checkpoint.PREVIOUS)):
         warnings.warn(f"{out}: resumed in another environment, numbers may differ: {'; '.join(moved)}", stacklevel=3)
         write_json(path, {**old, "id": None})
+    elif moved:
+        write_json(path, config)
     (out / RESULT).unlink(missing_ok=True)
     return None
 
@@ -403,6 +406,7 @@ def _environment(options: RunOptions, processes: Processes, threads: int | None 
         "device": device_name(options.device),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "native": is_switched_on(),
+        "matmul": torch.get_float32_matmul_precision(),
         **_numerics(options, processes),
         "threads": threads or torch.get_num_threads(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),

@@ -28,9 +28,13 @@ TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 _PLAIN = (Tensor, Parameter)  # of which other subclasses may have no numbers in memory, or elsewhere
 
 
+_failed: set[str] = set()
+
+
 def is_switched_on() -> bool:
-    """Whether native forms would be built here."""
-    return os.environ.get("VITMODS_NATIVE") != "0" and bool(os.environ.get("CXX") or find_compiler())
+    """Whether native forms would be built here; none has failed to build."""
+    is_wanted = os.environ.get("VITMODS_NATIVE") != "0" and not _failed
+    return is_wanted and bool(os.environ.get("CXX") or find_compiler())
 
 
 @cache
@@ -40,7 +44,11 @@ def library(name: str) -> ctypes.CDLL | None:
     A build takes a second or two, once for a machine: the library is kept in the user's cache. One that fails is
     warned of once, with what the compiler said.
     """
-    return None if os.environ.get("VITMODS_NATIVE") == "0" else load(name)
+    if os.environ.get("VITMODS_NATIVE") == "0":
+        return None
+    built = load(name)
+    (_failed.add if built is None else _failed.discard)(name)
+    return built
 
 
 def usable(name: str, *tensors: Tensor) -> bool:

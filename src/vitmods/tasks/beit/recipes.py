@@ -27,6 +27,7 @@ class BeitPart(TaskPart):
     a learned token in the place of each masked patch (BeiT)"""
     decoder_width: int | None = None
     """channels of the decoder; None: half of the model's"""
+    files: ClassVar = ("code_encoder",)
     ranges: ClassVar = {
         "codes": (2, float("inf")), "masked": (1e-6, 1), "least_block": (0, 1), "decoder_depth": (0, 1000),
         "decoder_width": (4, float("inf")),

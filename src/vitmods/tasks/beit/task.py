@@ -31,6 +31,7 @@ class Beit(Task):
     metrics = (Metric("code_top1", "accuracy of codes of masked patches", ""),)
     compared_by = "knn"
     recipe_part = BeitPart
+    libraries = ("scikit-learn",)
     usual_recipe = "beit_base"
     small_recipe = "beit_small"
     uses_head = False

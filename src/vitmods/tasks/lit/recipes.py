@@ -34,6 +34,7 @@ class LitPart(TaskPart):
     """initial bias of the similarities with the loss sigmoid; learned"""
     prompts: tuple[str, ...] = ("a photo of a {}.",)
     """sentences with {} for the name of a class; their embeddings are averaged"""
+    files: ClassVar = ("tokenizer",)
     ranges: ClassVar = {
         "text_width": (1, float("inf")), "text_depth": (1, float("inf")), "text_heads": (1, float("inf")),
         "text_mlp": (1, float("inf")), "text_length": (2, 4096), "vocabulary": (257, 10_000_000),

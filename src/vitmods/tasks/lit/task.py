@@ -131,6 +131,7 @@ class Lit(Task):
         Metric("zero_shot", "zero-shot top-1", ""),
     )
     recipe_part = LitPart
+    libraries = ("tokenizers",)
     usual_recipe = "small_lit"
     uses_head = False
     divides = False
