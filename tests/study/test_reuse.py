@@ -274,7 +274,7 @@ def expected(images, tmp_path_factory):
 
 def test_equal_studies_have_equal_trials(images, tmp_path, expected):
     assert identities(images, tmp_path) == expected
-    moved = Path(shutil.copytree(images, tmp_path / "elsewhere" / images.name))
+    moved = Path(shutil.copytree(images, tmp_path / "elsewhere" / "animals"))
     named = [Arm("other name", (DualPatchNorm(),))]
     assert identities(moved, tmp_path, arms=named, metric="ece", margin=2.0, seeds=4) == expected
 

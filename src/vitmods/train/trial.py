@@ -375,11 +375,13 @@ def identify(config: Mapping[str, Any]) -> str:
 
 def decisive_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Select from config.json what a trial's numbers depend on, which excludes names and places of files."""
-    settings = _decisive({**config, "start": dict(config.get("start", {})), "images": dict(config.get("images", {}))})
+    copies = {name: dict(config.get(name, {})) for name in ("start", "images", "data")}
+    settings = _decisive({**config, **copies})
     for name in ("schema", "arm", "fitted_to_images"):
         settings.pop(name, None)
     if os.path.exists(str(settings["images"].get("data"))):  # else it is a name, and may stand for a stream
         del settings["images"]["data"]
+        settings["data"].pop("name", None)
     start = settings["start"]
     if config.get("start_weights"):
         settings["start"] = {"weights": config["start_weights"], "positions": start.get("positions")}
