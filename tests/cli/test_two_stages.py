@@ -147,3 +147,20 @@ def test_a_first_stage_without_all_weights_is_an_error(tmp_path, monkeypatch, ca
     assert (first.pretrain, first.recipe, first.seeds, first.arms) == (None, "beit_small", 2, ("x=dpn", "y=rms"))
     assert (first.dataset.task, first.dataset.limit_train, first.settings.metric.name) == ("beit", None, "code_top1")
     assert first.training.overrides == {"clip_norm": None, "crop_scale": (0.3, 1.0), "decay_all": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "stage"),
+    [
+        ([], ("beit", ("B/2",))),
+        (["--base", "mu1/4", "--pretrain", "beit(codes=9)"], ("beit(codes=9)", ("mu1/4",))),
+        (["--task", "beit"], None),  # the first stage by itself, as its own command has it
+    ],
+)
+def test_a_table_of_two_stages_is_run_in_two(options, stage, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("vitmods.cli.compare.in_two_stages", lambda options, *_: seen.append(options) or 0)
+    monkeypatch.setattr("vitmods.study.Study.dry_run", lambda *_, **__: "")
+    command = ["compare", "--arms", "paper:tt-table7-beit", "--data", "digits", "--device", "cpu", "--dry-run"]
+    assert shell([*command, "--out", str(tmp_path / "out"), *options]) == 0
+    assert [(first.pretrain, first.base) for first in seen] == ([stage] if stage else [])

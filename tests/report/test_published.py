@@ -55,6 +55,13 @@ def test_other_studies_stand_beside_no_paper(synthetic):
     assert table_of(of(synthetic, "vitmods compare --arms paper:no-such-table")) is None
 
 
+def test_the_first_stage_of_a_table_is_not_compared_with_it(synthetic):
+    first = of(synthetic, "vitmods compare --task beit --arms paper:tt-table7-beit")
+    assert table_of(first) is None
+    second = dataclasses.replace(first, settings={**first.settings, "start": {"source": "runs/pretraining"}})
+    assert table_of(second) is TABLES["tt-table7-beit"]
+
+
 def test_a_study_in_python_is_known_by_its_arms(synthetic):
     answer = synthetic.make_answer("study", arms=3)
     study = TABLES["dtn-table5"].study

@@ -224,6 +224,9 @@ def main(arguments: Sequence[str]) -> int:
     if len(tables) > 1:
         raise UserError(f"A study has the bases and settings of one table: give one of {' and '.join(tables)}.")
     line_up = find_line_up(tables[0]) if tables else None
+    task_given = any(re.match("--task(=|$)", word) for word in arguments)
+    if line_up and line_up.pretrain and not (options.pretrain or options.start or task_given):
+        options = replace(options, pretrain=line_up.pretrain)
     if not (options.quiet or sweeps_data or options.pretrain):  # these announce all of their studies
         _announce(options, budget, line_up)
     if options.arms and not (options.start or line_up):  # the arms of a folder of checkpoints have names of their own
@@ -231,10 +234,10 @@ def main(arguments: Sequence[str]) -> int:
     machine = replace(options.options, progress=not options.quiet)
     machine.check_here()
     if options.pretrain is not None:
-        if line_up:
+        if line_up and not line_up.pretrain:
             raise UserError(f"--pretrain does not support {line_up.name}: name the arms.")
+        options = fill_in(options, line_up, task_given) if line_up else options
         return in_two_stages(options, arguments, machine)
-    task_given = any(re.match("--task(=|$)", word) for word in arguments)
     if sweeps_data:
         return over_data(options, arguments, line_up, task_given)
     study = make_study(fill_in(options, line_up, task_given) if line_up else options)

@@ -27,10 +27,14 @@ FEW = 3  # arms from which on a study is recognized as a table's only by its arm
 def table_of(answer: Answer) -> Table | None:
     """The table that a study reproduces: the one in its command, or one whose arms, three or more, it all has."""
     named = re.search(r"paper:([\w-]+)|paper run ([\w-]+)", answer.command)
-    if named and (table := TABLES.get(named[1] or named[2])) and table.study:
-        return table  # type: ignore[no-any-return]
+    is_first_stage = "start" not in answer.settings  # of a table that has two, which compares the second
+    tables = {
+        name: table for name, table in TABLES.items() if table.study and not (is_first_stage and table.study.pretrain)
+    }
+    if named and (table := tables.get(named[1] or named[2])):
+        return table
     compared = {(arm.name, arm.changes) for arm in (answer.base, *answer.arms)}
-    for table in TABLES.values():
+    for table in tables.values():
         study = table.study
         if study and FEW <= len(study.arms) <= len(compared) and study.task == answer.settings.get("task"):
             arms = (arm for text in study.arms.values() for arm in arms_from_text(text))

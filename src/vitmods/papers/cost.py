@@ -67,7 +67,8 @@ def full_scale(table: Table) -> FullScale:
     trials = len(arms) * len(study.bases) * math.prod(map(len, study.sweep.values())) * points * study.seeds
     try:
         flops = sum(
-            STEP * _macs(table, study, base, arm, text) * _images_seen(study, study.bases[base])
+            STEP * _macs(table, study, base, arm, text) * _images_seen(study, recipe, study.bases[base])
+            for recipe in filter(None, (study.pretrain, study.recipe))
             for base, (arm, text) in itertools.product(study.bases, arms)
         )
     except UserError as error:
@@ -75,10 +76,10 @@ def full_scale(table: Table) -> FullScale:
     return FullScale(trials, flops * points * study.seeds * len(study.sweep.get("data", " ")))
 
 
-def _images_seen(study: TableStudy, base: str) -> float:
-    """Views of images in the trials of one arm on a base, summed over the settings of the sweep."""
-    name = study.recipe.partition("(")[0]
-    recipe = parse_recipe(study.recipe, model=base if ":" not in base else "S/16")
+def _images_seen(study: TableStudy, stage: str, base: str) -> float:
+    """Views of images in the trials of one arm on a base by a recipe, summed over the settings of the sweep."""
+    name = stage.partition("(")[0]
+    recipe = parse_recipe(name if stage == study.pretrain else stage, model=base if ":" not in base else "S/16")
     if swept := re.search(r"--sweep steps=(\S+)", study.options):
         return float(sum(int(steps) * recipe.batch_size for steps in swept[1].split(",")))
     images, length = study.images or evidence(name).images, recipe.settings()

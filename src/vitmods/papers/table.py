@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from vitmods.papers.claims import Claim, Slip, too_wide
+from vitmods.recipes.registry import evidence
 from vitmods.stats.tables import interval, signed
 from vitmods.stats.verdict import Effect, Verdict
 from vitmods.study.arms import LINE_UPS, LineUp
@@ -174,6 +175,7 @@ class Table:
             study.metric,
             {name: tuple(values.values()) for name, values in study.sweep.items() if name != "data"},
             study.start,
+            evidence(study.pretrain.partition("(")[0]).task if study.pretrain else "",
         )
 
     def describe(self) -> dict[str, Any]:
@@ -207,6 +209,7 @@ class TableStudy:
     reference: the arm that the table's numbers are differences to; empty: they are not differences.
     start: the trained weights that it needs, with `--from`; empty: new weights.
     user_data: data of a user, as written in the shell.
+    pretrain: the recipe without labels of a first stage, as written in the shell; empty: there is one stage.
     data, recipe, img_size, seeds, options: the same at the paper's scale; an img_size of 0 follows from the data.
     images: training images there, if the recipe does not say it.
     differs: what differs from the paper even then.
@@ -224,6 +227,7 @@ class TableStudy:
     reference: str = ""
     start: str = ""
     user_data: str = "path/to/images"
+    pretrain: str = ""
     data: str = "imagenet:path/to/imagenet"
     recipe: str = ""
     img_size: int = 224
@@ -251,6 +255,7 @@ class TableStudy:
         start = f" --from path/to/{'study' if 'study' in self.start else 'checkpoint'}" if self.start else ""
         options = [] if self.start else [f"--base {shlex.quote(next(iter(self.bases.values())))}"]
         options += [f"--img-size {self.img_size}"] if self.img_size else []
+        options += [f"--pretrain {shlex.quote(self.pretrain)}"] if self.pretrain else []
         options += [f"--recipe {shlex.quote(self.recipe)}"] if self.recipe else []
         options += [f"--seeds {self.seeds}", self.options]
         run = f"vitmods paper run {name}"
@@ -260,7 +265,8 @@ class TableStudy:
             else f"--data {shlex.quote(self.data)}"
         )
         full = f"{run} {data}{start} {' '.join(options)}".rstrip()
-        return f"{run} --data {self.user_data}{start} --budget 2h", full
+        length = "" if self.pretrain else " --budget 2h"  # a budget does not cover two stages
+        return f"{run} --data {self.user_data}{start}{length}", full
 
 
 def read_paper(path: Path) -> None:

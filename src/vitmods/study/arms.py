@@ -42,6 +42,7 @@ class LineUp:
     bases: models, with patches for images of 224 pixels.
     sweep: field -> values, besides the bases.
     start: the trained weights that it needs; empty: none.
+    pretrain: the task without labels that trains all arms first; empty: none.
     """
 
     name: str
@@ -52,6 +53,7 @@ class LineUp:
     metric: str | None = None
     sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     start: str = ""
+    pretrain: str = ""
 
     def scaled(self, patch: int = 16) -> list[str]:
         """The bases for smaller images, where the side of a patch is `patch` and not 16: S/32 becomes S/4 for 2. Models
