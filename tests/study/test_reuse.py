@@ -409,7 +409,9 @@ def test_files_that_a_recipe_names_count_with_their_content(tmp_path):
     for content in ("one", "two", "one"):
         (encoder / "model.safetensors").write_text(content)
         tokenizer.write_text(content)
-        seen += [(code("beit", "beit_small", code_encoder=str(encoder)), code("lit", "small_lit", tokenizer=str(tokenizer)))]
+        seen += [
+            (code("beit", "beit_small", code_encoder=str(encoder)), code("lit", "small_lit", tokenizer=str(tokenizer)))
+        ]
     assert seen[0] == seen[2]
     assert all(one != other for one, other in zip(seen[0], seen[1], strict=True))
     assert seen[0][0]["scikit-learn"] == version("scikit-learn")

@@ -1,4 +1,4 @@
-"""Trials of this version have the numbers of `NUMERICS`: otherwise finished trials of before would be reused wrongly."""
+"""Trials have the numbers of this NUMERICS: otherwise finished trials of before would be reused wrongly."""
 
 import json
 from pathlib import Path
