@@ -38,7 +38,7 @@ from vitmods.util.files import checksum, make_folder, write_atomically, write_js
 from vitmods.util.limits import read_bytes, read_json, read_npz
 from vitmods.util.text import flatten
 
-NUMERICS = 3
+NUMERICS = 4
 """To be raised when the same settings give other numbers: finished trials of another version are not reused."""
 CONFIG, RESULT, WEIGHTS = "config.json", "result.json", "model.safetensors"
 MODULES = "task.safetensors"

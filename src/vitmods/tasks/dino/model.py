@@ -36,9 +36,10 @@ class DinoHead(nn.Module):
         self.mlp = nn.Sequential(
             nn.Linear(channels, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, part.bottleneck)
         )
+        std = 0.02 * (2048 / width) ** 0.5  # 0.02 in the paper's width; a narrow head learns slowly from so little
         for layer in self.mlp:
             if isinstance(layer, nn.Linear):
-                nn.init.trunc_normal_(layer.weight, std=0.02)
+                nn.init.trunc_normal_(layer.weight, std=std)
                 nn.init.zeros_(layer.bias)
         self.last_layer = WeightNormLinear(part.bottleneck, part.prototypes, not part.norm_last_layer)
 

@@ -104,7 +104,8 @@ def dino_100(epochs: int = 100, *, batch_size: int = 512) -> Recipe:
 
 @recipe(data="up to 128 px, or few images", task="dino", expected="none published; ours are in RESULTS.md")
 def dino_small(epochs: int = 100, *, batch_size: int = 64) -> Recipe:
-    """DINO for few or small images and short trainings: a small head, a faster teacher with sharper targets, no blur.
+    """DINO for few or small images and short trainings: a small head, a faster teacher with sharper targets, no
+    small crops, no blur.
 
     Args:
         epochs: of training.
@@ -125,8 +126,8 @@ def dino_small(epochs: int = 100, *, batch_size: int = 64) -> Recipe:
         freeze_last_layer=0.0,
         teacher_temp=0.03,
         teacher_temp_start=0.03,
-        teacher_momentum=0.98,
-        local_crops=4,
+        teacher_momentum=0.99,
+        local_crops=0,
         local_scale=(0.1, 0.4),
         blur=(0.0, 0.0, 0.0),
     )
