@@ -94,6 +94,7 @@ def short_clocks():
         patched.setattr("vitmods.study.cost.BLOCK_S", 0)
         patched.setattr("vitmods.bench.ROUNDS", (2, 2))
         patched.setattr("vitmods.study.stopwatch.TIMED_S", 0)
+        patched.setattr("vitmods.study.budget.TRIED_S", 0.01)
         yield
 
 

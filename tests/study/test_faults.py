@@ -18,7 +18,7 @@ from vitmods.cli import main as shell
 from vitmods.recipes import plain
 from vitmods.study import Study
 
-COMMAND = ["train", "--base", "mu2/2", "--recipe", "plain", "--epochs", "8", "--batch-size", "32"]
+COMMAND = ["train", "--base", "mu2/2", "--recipe", "plain", "--epochs", "4", "--batch-size", "32"]
 COMMAND += ["--limit-train", "128", "--device", "cpu", "--checkpoint-minutes", "0.01"]
 
 
