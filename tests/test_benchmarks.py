@@ -32,7 +32,7 @@ TINY = {
     "data_loading": ONCE,
     "dtn": ONCE + "--sides 4 --models",
     "finetune": ONCE + "--sizes Ti1/16 --pixels 32 --batch 1 --variants full head",
-    "hmlp": ONCE + "--sizes Ti1/16 --batch 1",
+    "hmlp": ONCE + "--sizes Ti/16 --batch 1",
     "inference": ONCE + "--sizes Ti/16 --batch 1",
     "norms": ONCE + "--shape 1 17 24",
     "pretraining": ONCE + "--sizes mu1/4 --batch 8",
