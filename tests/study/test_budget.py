@@ -217,6 +217,7 @@ def test_a_machine_that_others_use_is_slower(monkeypatch):
         clock.now, clock.used = clock.now + 0.04, clock.used + 0.01
         return clock.used
 
+    monkeypatch.setattr("vitmods.study.budget.TRIED_S", 0.1)
     monkeypatch.setattr(time, "process_time", process_time)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
     assert slowdown() == pytest.approx(4, rel=0.2)

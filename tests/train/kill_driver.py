@@ -122,7 +122,8 @@ POINTS = {
     "result": lambda: after(trial, "_train", 1),
     "after the result": lambda: before(checkpoint, "remove", 1),
 }
-FEW = ("row of metrics", "checkpoint, half written", "checkpoint, between two renames", "evaluation, on test", "result")
+FEW = ("forward, late", "row of metrics", "checkpoint, half written", "checkpoint, between two renames")
+FEW += ("evaluation, on test", "result")
 
 
 def train(bench, out):
