@@ -1,7 +1,12 @@
 """For all tests: Ctrl-C means what it means at a terminal, though a job started in the background ignores it; a slow
 machine is no failure; and random numbers are the same in every run and any order of tests."""
 
+import atexit
+import copy
+import dataclasses
+import functools
 import gc
+import inspect
 import os
 import random
 import signal
@@ -12,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("same", patient, derandomize=True)
+settings.register_profile("same", patient, derandomize=True, max_examples=50)
 settings.register_profile("new", patient)
 settings.load_profile("same")  # examples that no run has tried: --hypothesis-profile new
 
@@ -21,6 +26,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 os.environ["VITMODS_REUSE"] = "0"  # studies of one test do not take trials from each other
+os.fsync = lambda file: None  # no test is about a power failure, and a study waits for its disk for a tenth of its time
+
+find_source = inspect.getsource
+
+
+def source_of(thing):
+    """Classes that `make_dataclass` made have none, for which tyro searches half of the time that a command starts."""
+    if isinstance(thing, type) and thing.__module__ == "types":
+        raise OSError(f"{thing} was made by a call")
+    return find_source(thing)
+
+
+inspect.getsource = source_of
 
 
 @pytest.hookimpl(wrapper=True)
@@ -30,7 +48,9 @@ def pytest_collection():
     try:
         return (yield)
     finally:
+        gc.freeze()  # nor does it later
         gc.enable()
+        atexit.register(gc.unfreeze)  # extensions that are written in C++ complain of what is left when Python ends
 
 
 def pytest_collection_modifyitems(items):
@@ -39,12 +59,32 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: (item.get_closest_marker("forks") is None, item.get_closest_marker("slow") is None))
 
 
+@functools.cache
+def remember_digits():
+    """Trials that ask for the same digits in the same way share them: reading them takes longer than a short trial."""
+    from vitmods.tasks import base
+
+    load, known = base.load, {}
+
+    def load_once(spec, **options):
+        if spec != "digits":
+            return load(spec, **options)
+        asked = repr(sorted(options.items()))
+        if asked not in known:
+            known[asked] = load(spec, **options)
+        return dataclasses.replace(known[asked], facts=copy.deepcopy(known[asked].facts))
+
+    base.load = load_once
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
     """The same random numbers for a test and for the fixtures that are made for it, in any order of tests."""
     random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+    if "vitmods.tasks.base" in sys.modules:
+        remember_digits()
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +94,7 @@ def short_clocks():
         patched.setattr("vitmods.study.cost.BLOCK_S", 0)
         patched.setattr("vitmods.bench.ROUNDS", (2, 2))
         patched.setattr("vitmods.study.stopwatch.TIMED_S", 0)
+        patched.setattr("vitmods.study.budget.TRIED_S", 0.01)
         yield
 
 

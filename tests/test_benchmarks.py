@@ -2,9 +2,12 @@
 
 import importlib
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import timm
 import torch
 from PIL import Image
 
@@ -28,20 +31,21 @@ TINY = {
     "bf16": ONCE + "--sizes",
     "data_loading": ONCE,
     "dtn": ONCE + "--sides 4 --models",
-    "finetune": ONCE + "--sizes Ti/16 --pixels 32 --batch 1 --variants full head",
+    "finetune": ONCE + "--sizes Ti1/16 --pixels 32 --batch 1 --variants full head",
     "hmlp": ONCE + "--sizes Ti/16 --batch 1",
     "inference": ONCE + "--sizes Ti/16 --batch 1",
     "norms": ONCE + "--shape 1 17 24",
     "pretraining": ONCE + "--sizes mu1/4 --batch 8",
-    "rms_conversion": ONCE + "--sizes Ti/16 --batch 1",
+    "rms_conversion": ONCE + "--sizes Ti1/16 --batch 1",
     "stem": ONCE + "--sizes mu6/4 --batches 1",
-    "stochastic_depth": ONCE + "--batch 2 --rates 0.1",
+    "stochastic_depth": ONCE + "--size Ti2/16 --batch 2 --rates 0.1",
     "throughput": ONCE + "--sizes Ti/16 --batch 1",
 }
 KILLED = "compare --base mu/4 --arms dpn --seeds 2 --epochs 1 --limit-train 64 --workers 2 --device cpu"
 CONSTANTS = {
     "corruptions": {"BATCH": {32: 2}, "CORRUPTIONS": ("fog", "contrast"), "EXTRA": ()},
     "data_loading": {"SMALL": 64, "BATCH": 2, "FILES": 5, "LARGE": 4, "BATCHES": 1},
+    "inference": {"timm": SimpleNamespace(create_model=partial(timm.create_model, depth=1))},
     "loop_overhead": {"STEPS": 40, "BLOCK": 10},
     "parallel": {"WIDTHS": {"S": (24, 2)}},
     "positional_attention": {"BASE": "Ti/16", "RUNS": ((32, 1),)},

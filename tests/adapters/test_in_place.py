@@ -337,9 +337,9 @@ CHECKS = [value for key, value in globals().items() if key.startswith("check_") 
 
 
 def each_check():
-    """All of each model, but the slow graphs of dynamo of one model of each library."""
+    """All of each model, but the slow graphs of dynamo and the trainer of one model of each library."""
     for name, check in product(["timm vit", "timm dinov3", "timm swin", "hf dinov2"], CHECKS):
-        repeats = check in (check_compile, check_onnx_of_dynamo) and name in ("timm dinov3", "timm swin")
+        repeats = check in (check_compile, check_onnx_of_dynamo, check_trainer) and name in ("timm dinov3", "timm swin")
         title = f"{name}-{check.__name__.removeprefix('check_')}"
         yield pytest.param(name, check, id=title, marks=[pytest.mark.long] * repeats)
 

@@ -89,7 +89,7 @@ def test_of_processes_that_train_together_one_announces_it(capsys, monkeypatch):
 
 def test_a_study_in_a_terminal(tmp_path):
     """One bar of 80 columns at a time, a line for each trial above it, and a last screen of 25 lines."""
-    command = "compare --base mu/4 --arms dpn rms placement(attn=post,mlp=post) --seeds 2 --epochs 2 --limit-train 128"
+    command = "compare --base mu/4 --arms dpn rms placement(attn=post,mlp=post) --seeds 2 --epochs 1 --limit-train 128"
     command += " --workers 1 --device cpu --cost-seconds 0 --out study"
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 25, 80, 0, 0))

@@ -17,13 +17,14 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys, short_clocks):
-    """Runs an example as a script in an empty folder, with all trials in this process and `fewer` images or seeds; what
-    it printed."""
+    """Runs an example as a script in an empty folder, with all trials or the first ones in this process, and `fewer`
+    images or seeds; what it printed."""
 
-    def script(name: str, *arguments: str, **fewer: int) -> str:
+    def script(name: str, *arguments: str, trials: int | None = None, **fewer: int) -> str:
         path, make, work = EXAMPLES / name / f"{name}.py", vm.Study.__init__, vm.Study.run
+        here = {"workers": 1, "budget": trials}
         monkeypatch.setattr(vm.Study, "__init__", lambda study, *given, **how: make(study, *given, **{**how, **fewer}))
-        monkeypatch.setattr(vm.Study, "run", lambda study, *given, **how: work(study, *given, **{**how, "workers": 1}))
+        monkeypatch.setattr(vm.Study, "run", lambda study, *given, **how: work(study, *given, **{**how, **here}))
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [str(path), *arguments])
         runpy.run_path(str(path), run_name="__main__")
@@ -71,7 +72,7 @@ def test_segmentation_finds_shapes_and_draws_them(run, tmp_path):
 
 @pytest.mark.slow
 def test_detection_finds_shapes(run, tmp_path):
-    output = run("detection", "out", seeds=1)
+    output = run("detection", "out", trials=1, seeds=1)
 
     results = json.loads((tmp_path / "out" / "study" / "results.json").read_text())
     scores = results["base"]["scores"].values()
@@ -82,7 +83,7 @@ def test_detection_finds_shapes(run, tmp_path):
 
 @pytest.mark.slow
 def test_a_published_table_stands_beside_ours(run, tmp_path):
-    output = run("published_table", "answer")
+    output = run("published_table", "answer", limit_train=600)
 
     assert re.search(r"^Comparison with Dual PatchNorm, Table 6: \d+ consistent, ", output, re.M)
     assert re.search(r"^ pre +\S+ \[.*-0.2 \(S/32\), ", output, re.M)

@@ -33,6 +33,7 @@ MODELS = {
 }
 every_form = pytest.mark.parametrize("forms", FORMS.values(), ids=FORMS)
 every_model = pytest.mark.parametrize("kind", MODELS)
+models_apart = pytest.mark.parametrize("kind", ["class token", "parallel"])  # where what is run has parts of its own
 
 
 def build(kind, what="all", **fields):
@@ -236,7 +237,7 @@ INNER = (".attn.norm", ".mlp.norm")
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-@every_model
+@models_apart
 @pytest.mark.parametrize("change", CHANGED)
 def test_what_is_changed_is_run(kind, change):
     model, (ending, edit) = build(kind), CHANGED[change]
@@ -250,7 +251,7 @@ def test_what_is_changed_is_run(kind, change):
     assert_plain(model)
 
 
-@every_model
+@models_apart
 @pytest.mark.parametrize("tokens", ["few", "many"])
 def test_a_new_attribute_of_attention(kind, tokens, monkeypatch):
     """An ingredient that no form knows of: an attribute, and a forward that reads it."""
@@ -267,7 +268,7 @@ def test_a_new_attribute_of_attention(kind, tokens, monkeypatch):
     assert_plain(model)
 
 
-@every_model
+@models_apart
 @pytest.mark.parametrize("changed", [Attention, Mlp, nn.Linear, nn.GELU])
 def test_another_forward_of_a_class(kind, changed, monkeypatch):
     plain = changed.forward
@@ -328,7 +329,7 @@ def test_symbolically_traced(kind, forms):
     assert last <= targets
 
 
-@pytest.mark.parametrize(("kind", "training"), [*((kind, True) for kind in MODELS), ("class token", False)])
+@pytest.mark.parametrize(("kind", "training"), [("class token", True), ("class token", False), ("parallel", True)])
 def test_compiled(kind, training):
     torch._dynamo.reset()
     forms = FORMS["all"]

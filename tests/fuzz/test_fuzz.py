@@ -13,7 +13,7 @@ from vitmods.util.errors import UserError
 
 from .families import FAMILIES, VIT, run
 
-COUNTS = {"expressions": 100, "recipes": 60, "configs": 100, "files": 100, "models": 80}
+COUNTS = {"expressions": 60, "recipes": 40, "configs": 60, "files": 60, "models": 40}
 
 
 def test_what_failed_once(tmp_path):

@@ -26,6 +26,8 @@ from vitmods.tasks.features import without_head
 from vitmods.train.loop import prefetch
 
 RECIPE = Recipe().with_(epochs=2, batch_size=4, clip_norm=1.0)
+HALF = ("16-mixed",)
+"""What types of two kinds meet in; the other precisions are tried with each fast form."""
 
 
 def changes_conftest():
@@ -54,7 +56,7 @@ def test_every_change_makes_a_step(run_on_fake, changes, monkeypatch):
     if getattr(model.patch_embed, "waits_for_images", False):  # as a trial does before its first step
         config = model.vit_config
         model.patch_embed.fit(torch.rand(4, config.in_chans, *config.img_size))
-    train(run_on_fake, model, precisions=("32-true", "16-mixed"))  # bfloat16 goes the way of float16
+    train(run_on_fake, model, precisions=HALF)
 
 
 def other_models():
@@ -66,7 +68,7 @@ def other_models():
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_other_models_make_a_step(run_on_fake, index):
-    train(run_on_fake, other_models()[index])
+    train(run_on_fake, other_models()[index], precisions=HALF)
 
 
 def test_every_norm_and_stem_is_among_the_changes():
@@ -119,7 +121,7 @@ def test_every_optimizer_makes_a_step(run_on_fake, fields, monkeypatch):
     if fields["optimizer"] == "sgd":  # PyTorch's fused SGD has no fake form
         monkeypatch.setattr("vitmods.train.optim._FUSED", ())
     recipe = RECIPE.with_(**fields)
-    trial = train(run_on_fake, vm.ViT(CHANGES.base_config()), recipe, precisions=("32-true", "bf16-mixed"))
+    trial = train(run_on_fake, vm.ViT(CHANGES.base_config()), recipe, precisions=HALF)
     states = [value for state in trial.optimizer.state.values() for value in state.values()]
     tensors = [value for value in states if isinstance(value, torch.Tensor)]
     assert tensors or fields["optimizer"] == "sgd"
@@ -152,7 +154,7 @@ def test_every_task_makes_a_step(run_on_fake, fake_cuda, name):
             maps = model.maps(batch.inputs.to("cuda"))
             sum(feature.sum() for feature in maps.values()).backward()
         return
-    run_on_fake(model, task, recipe, batch)
+    run_on_fake(model, task, recipe, batch, HALF)
 
 
 def test_sequences_with_padding_make_a_step(run_on_fake):
@@ -160,7 +162,7 @@ def test_sequences_with_padding_make_a_step(run_on_fake):
     model = vm.apply(vm.vit("LRA-64", img_size=(1, 32), in_chans=16, num_classes=5), *vm.parse_changes("dtn"))
     batch = task.synthetic(4, (16, 1, 32), 5, RECIPE)
     batch.inputs[1, 20:] = 0
-    run_on_fake(model, task, RECIPE, batch)
+    run_on_fake(model, task, RECIPE, batch, HALF)
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])

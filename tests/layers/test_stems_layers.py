@@ -115,7 +115,8 @@ def test_patches_of_another_size_are_refused_and_other_images_taken(kind):
 
 
 @pytest.mark.parametrize("kind", [*KINDS, vml.TokensToTokenStem])
-def test_modules_copy_cast_move_compile_and_export(kind):
+def test_modules_copy_cast_move_compile_and_export(kind, monkeypatch):
+    monkeypatch.setattr("vitmods.layers.stems.local.LOCAL_DEPTH", 1)
     size = vml.StemSize(32, 16, 3, 16)
     with torch.device("meta"):
         stem = kind(size).bfloat16()

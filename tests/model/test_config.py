@@ -113,7 +113,7 @@ def configs(draw):
         assume(False)
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(configs())
 def test_json_gives_back_the_same_config(config):
     text = config.to_json()

@@ -115,7 +115,8 @@ def test_a_model_without_a_name_must_be_reported():
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_trains(name, tmp_path):
     recipe = RECIPES[name]().with_(steps=2, warmup_steps=0, warmup_epochs=None, batch_size=36)
-    dataset = data.load("digits", img_size=8, in_chans=3, augment=recipe.augment, limit_train=200)
+    few = {"limit_train": 200, "limit_val": 40, "test_fraction": 0.05}
+    dataset = data.load("digits", img_size=8, in_chans=3, augment=recipe.augment, **few)
     torch.manual_seed(0)
     model = vm.vit("mu/4", img_size=8, num_classes=10, **recipe.model.to_config())
     before = [p.clone() for p in model.parameters()]

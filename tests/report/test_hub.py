@@ -26,7 +26,7 @@ IMAGES = torch.randn(3, 1, 8, 8)
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory):
+def study(tmp_path_factory, short_clocks):
     out = tmp_path_factory.mktemp("home") / "secret" / "pets"
     recipe = vm.recipes.digits(epochs=1).with_(warmup_epochs=0, mean=(0.25,), std=(0.75,))
     vm.Study("mu/4", ["dpn", "rms"], recipe=recipe, seeds=3, limit_train=128).run(out, **RUN)

@@ -236,8 +236,8 @@ def test_worker_processes_import_a_function_that_can_be_imported(tmp_path, monke
     )
     monkeypatch.syspath_prepend(tmp_path)
     study = study_of("python:arms_of_a_test:base", ["frozen=python(arms_of_a_test:frozen)"], seeds=2)
-    run(study, tmp_path / "out", budget=1)
-    result = run(study, tmp_path / "out", budget=1, workers=2)  # for one trial, one worker
+    run(study, tmp_path / "out", budget=1, cost_seconds=0)
+    result = run(study, tmp_path / "out", budget=1, workers=2, cost_seconds=0)  # for one trial, one worker
     assert not result.failed
     assert (tmp_path / "out" / "trials" / "frozen" / "seed0" / "result.json").exists()
     assert (tmp_path / "out" / "logs" / "worker0.txt").exists()
@@ -249,7 +249,7 @@ def test_worker_processes_import_a_function_that_can_be_imported(tmp_path, monke
 
 def test_a_function_of_this_process_alone_has_one_worker(tmp_path):
     study = study_of(lambda *shape: swin(*shape), ["replace(rms)"], seeds=2)
-    assert run(study, tmp_path / "one", workers=None).complete
+    assert run(study, tmp_path / "one", workers=None, cost_seconds=0).complete
     with pytest.raises(UserError, match="worker processes cannot import"):
         run(study, tmp_path / "two", workers=2)
 

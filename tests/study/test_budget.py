@@ -161,14 +161,13 @@ def test_what_fits_nothing_is_said_with_the_arithmetic(monkeypatch, photos):
 
 def test_a_real_budget_trains_a_study_that_is_resumed_as_it_is_stored(monkeypatch, photos, tmp_path, capsys):
     """The second run, on a machine of another speed, chooses nothing; and one without a budget continues it too."""
-    compile = torch.nn.Module.compile  # a long budget tries it; inductor's C++ takes half a minute
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compile(module, backend="eager"))
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: None)  # which a long budget tries, in a minute
     out = ["--out", str(tmp_path / "study"), "--device", "cpu", "--workers", "1", "--cost-seconds", "0"]
-    size, limits = ["--img-size", "16"], ["--limit-train", "64", "--steps", "8", "--seeds", "2"]
+    size, limits = ["--img-size", "16"], ["--limit-train", "64", "--batch-size", "8", "--steps", "3", "--seeds", "2"]
     command = ["compare", "--data", photos, "--arms", "rms", *limits, *out]
     assert main([*command, *size, "--budget", "100h"]) == 0
     text = capsys.readouterr().err
-    assert ": Ti/4 at 16 px, 8 steps, 2 seeds. Recipe small_data with " in text
+    assert ": Ti/4 at 16 px, 3 steps, 2 seeds. Recipe small_data with " in text
     assert "64 training images at 16 px are few. Set --base, --recipe and --seeds to choose otherwise." in text
     stored = json.loads((tmp_path / "study" / "study.json").read_text())
     Clock(monkeypatch, {})  # a KeyError for every model that is timed
@@ -218,6 +217,7 @@ def test_a_machine_that_others_use_is_slower(monkeypatch):
         clock.now, clock.used = clock.now + 0.04, clock.used + 0.01
         return clock.used
 
+    monkeypatch.setattr("vitmods.study.budget.TRIED_S", 0.1)
     monkeypatch.setattr(time, "process_time", process_time)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
     assert slowdown() == pytest.approx(4, rel=0.2)

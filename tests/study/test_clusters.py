@@ -14,7 +14,7 @@ import vitmods as vm
 from vitmods.study.budget import Budget
 from vitmods.study.executors import ClusterOptions
 from vitmods.study.executors.clusters import RayCluster, RayWorker, Run, Slurm, SlurmJob
-from vitmods.study.executors.processes import LocalProcesses
+from vitmods.study.executors.processes import LocalProcesses, Template
 from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 from vitmods.train import RunOptions
@@ -127,17 +127,18 @@ def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
     long.run(broken, workers=1, budget=Budget(trials=0), **QUIET)  # no trial is begun
     trial = Trial(long.settings.every_arm[0], 0)
     folder = StudyFolder(broken)
-    piece = SlurmJob(LocalProcesses(folder, 1, 1, RunOptions("cpu")), 0, trial.to_dict())
-    failures = []
-    job = threading.Thread(target=lambda: failures.append(piece()))
-    job.start()
-    while not (folder.trial(trial) / "metrics.jsonl").exists() and job.is_alive():
-        time.sleep(0.05)
-    again = piece.checkpoint()
-    job.join()
-    assert not (folder.trial(trial) / "result.json").exists()
-    assert (folder.trial(trial) / "checkpoint.pt").exists()
-    assert again.function() is None
+    with Template(1) as template:  # here, not in each worker
+        piece = SlurmJob(LocalProcesses(folder, 1, 1, RunOptions("cpu"), template=template), 0, trial.to_dict())
+        failures = []
+        job = threading.Thread(target=lambda: failures.append(piece()))
+        job.start()
+        while not (folder.trial(trial) / "metrics.jsonl").exists() and job.is_alive():
+            time.sleep(0.05)
+        again = piece.checkpoint()
+        job.join()
+        assert not (folder.trial(trial) / "result.json").exists()
+        assert (folder.trial(trial) / "checkpoint.pt").exists()
+        assert again.function() is None
     (done,) = results(broken).items()
     assert done in results(unbroken).items()
 

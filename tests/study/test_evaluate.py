@@ -142,8 +142,8 @@ def test_figures_are_drawn(found, tmp_path):
     paths = draw_evaluation(everything, tmp_path / "figures", "a-")
     kinds = ("calibration", "confusion", "fewshot", "corruptions")
     assert [path.name for path in paths] == [f"a-{kind}.{form}" for kind in kinds for form in ("svg", "pdf", "png")]
-    again = draw_evaluation(everything, tmp_path / "again", "a-")
-    assert all(path.read_bytes() == other.read_bytes() for path, other in zip(paths, again, strict=True))
+    again = draw_evaluation({"protocols": {"corruptions": CORRUPTED}}, tmp_path / "again", "a-")
+    assert all(path.read_bytes() == other.read_bytes() for path, other in zip(paths[-3:], again, strict=True))
     texts = {}
     for path in paths:
         if path.suffix == ".svg":

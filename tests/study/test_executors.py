@@ -110,12 +110,13 @@ def template(misbehaving):
         yield started
 
 
-@pytest.fixture(params=["fresh", "copies"])
+@pytest.fixture
 def pool(tmp_path, monkeypatch, request, misbehaving):
     """Processes whose workers run WORKER."""
-    if request.param == "copies" and sys.platform != "linux":
+    copies = getattr(request, "param", "fresh") == "copies"
+    if copies and sys.platform != "linux":
         pytest.skip("workers are copies on Linux alone")
-    template = request.getfixturevalue("template") if request.param == "copies" else None
+    template = request.getfixturevalue("template") if copies else None
     monkeypatch.setattr(sys, "executable", misbehaving)
     record = tmp_path / "record"
 
@@ -128,6 +129,10 @@ def pool(tmp_path, monkeypatch, request, misbehaving):
     return make
 
 
+fresh_and_copies = pytest.mark.parametrize("pool", ["fresh", "copies"], indirect=True)
+
+
+@fresh_and_copies
 def test_every_trial_goes_to_one_worker_with_its_share_of_threads(pool):
     assert ran(pool()) == {}
     assert sorted(int(seed) for _, seed, _ in pool.record()) == [0, 1, 2, 3]
@@ -135,6 +140,7 @@ def test_every_trial_goes_to_one_worker_with_its_share_of_threads(pool):
     assert {threads for _, _, threads in pool.record()} == {"3"}
 
 
+@fresh_and_copies
 def test_a_killed_worker_loses_its_trial_alone(pool):
     assert ran(pool(die_at=1)) == {TRIALS[1]: f"its worker process was killed by SIGKILL: {OUT_OF_MEMORY}"}
     assert sorted(int(seed) for _, seed, _ in pool.record()) == [0, 1, 2, 3]
@@ -151,6 +157,7 @@ def test_without_its_template_a_worker_is_a_fresh_interpreter(tmp_path, monkeypa
         assert ran(processes) == {}
 
 
+@fresh_and_copies
 def test_a_worker_that_ends_is_quoted(pool):
     assert "ended with code 1: no such thing" in ran(pool(workers=1, exit_at=2))[TRIALS[2]]
 
@@ -176,6 +183,7 @@ def test_an_idle_core_is_used_beside_the_last_trial(pool, workers, steps):
     assert min(queue.steps, 3) == steps
 
 
+@fresh_and_copies
 def test_an_interruption_ends_the_workers(pool):
     class Stop(Queue):
         def waiting(self):

@@ -16,7 +16,7 @@ import torch
 
 from vitmods.cli import main as shell
 from vitmods.study.executors.processes import SAVE_GRACE_S
-from vitmods.train import checkpoint
+from vitmods.train import Interrupted, TrialRun, checkpoint
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
 
@@ -206,11 +206,44 @@ STAGES = {
 }
 
 
+def check_stages(folder, task, whole, broken):
+    """Of pretraining and of a study that starts from it: `broken` ends in the bits of `whole`."""
+    for stage, words in (("first", STAGES[task]), ("second", f"--from {folder}/first-whole --epochs 5")):
+        outs = [folder / f"{stage}-{name}" for name in ("whole", "broken")]
+        for run, out in zip((whole, broken), outs):
+            run([*words.split(), *FEW.split(), "--out", str(out)])
+        weights = [path.relative_to(outs[0]) for path in outs[0].glob("trials/*/*/*.safetensors")]
+        assert len(weights) >= 2
+        assert [path for path in weights if (outs[0] / path).read_bytes() != (outs[1] / path).read_bytes()] == []
+        answers = [without_times(json.loads((out / "results.json").read_text())) for out in outs]
+        assert answers[0] == answers[1]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.long)])
-@pytest.mark.parametrize("task", [pytest.param("dino", marks=pytest.mark.long), "beit"])
-def test_pretraining_and_what_starts_from_it_end_in_the_same_bits(task, kills, tmp_path):
-    draw, log = random.Random(kills), (tmp_path / "log").open("w")
+def test_pretraining_that_is_stopped_and_what_starts_from_it_end_in_the_same_bits(tmp_path, monkeypatch):
+    def whole(words):
+        assert shell(["compare", *words]) == 0
+
+    def broken(words):
+        step = TrialRun._train_step
+
+        def stops(run, batch):
+            if run.step == 7:
+                raise Interrupted("stopped", 2)
+            step(run, batch)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TrialRun, "_train_step", stops)
+            assert shell(["compare", *words]) == 130
+        whole(words)
+
+    check_stages(tmp_path, "beit", whole, broken)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("task", STAGES)
+def test_pretraining_that_is_killed_and_what_starts_from_it_end_in_the_same_bits(task, tmp_path):
+    draw, log = random.Random(20), (tmp_path / "log").open("w")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", RUNNER]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True, "env": environment}
@@ -218,7 +251,7 @@ def test_pretraining_and_what_starts_from_it_end_in_the_same_bits(task, kills, t
     with subprocess.Popen(command, **pipes) as runner:
 
         def run(words, killed_after_s=None):
-            print("compare", *words, FEW, file=runner.stdin, flush=True)
+            print("compare", *words, file=runner.stdin, flush=True)
             pid = int(runner.stdout.readline())
             if killed_after_s is not None:
                 time.sleep(killed_after_s)
@@ -226,18 +259,18 @@ def test_pretraining_and_what_starts_from_it_end_in_the_same_bits(task, kills, t
                     os.kill(pid, signal.SIGKILL)
             return int(runner.stdout.readline())
 
-        for stage, words in (("first", STAGES[task]), ("second", f"--from {tmp_path}/first-whole --epochs 5")):
-            whole, broken = tmp_path / f"{stage}-whole", tmp_path / f"{stage}-broken"
+        def whole(words):
+            nonlocal whole_s
             began = time.monotonic()
-            assert run([words, "--out", whole]) == 0, (tmp_path / "log").read_text()
+            assert run(words) == 0, (tmp_path / "log").read_text()
             whole_s = time.monotonic() - began
-            for _ in range(kills):
-                assert run([words, "--out", broken], draw.uniform(0, whole_s)) in (0, -signal.SIGKILL)
-            assert run([words, "--out", broken]) == 0, (tmp_path / "log").read_text()
-            weights = [path.relative_to(whole) for path in whole.glob("trials/*/*/*.safetensors")]
-            assert len(weights) >= 2
-            assert [path for path in weights if (whole / path).read_bytes() != (broken / path).read_bytes()] == []
-            answers = [without_times(json.loads((out / "results.json").read_text())) for out in (whole, broken)]
-            assert answers[0] == answers[1]
+
+        def broken(words):
+            for _ in range(20):
+                assert run(words, draw.uniform(0, whole_s)) in (0, -signal.SIGKILL)
+            assert run(words) == 0, (tmp_path / "log").read_text()
+
+        whole_s = 0.0
+        check_stages(tmp_path, task, whole, broken)
         runner.stdin.close()
     log.close()

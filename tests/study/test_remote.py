@@ -690,7 +690,7 @@ def comparable(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [3, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [2, pytest.param(200, marks=pytest.mark.long)])
 def test_kills_and_dropped_requests_end_in_the_same_files(kills, bucket, server, tmp_path, monkeypatch):
     """A tenth of all requests is dropped, half of these after they were carried out. Every fourth kill takes the local
     copy with it, and every fourth one is no kill: the copy is removed while the run works in it."""

@@ -279,7 +279,7 @@ def test_what_is_evaluated_is_what_the_training_would_have_found(trained):
 
 KILLED = """
 import os, signal, sys
-import sklearn.datasets, torch._dynamo  # here, not in each child
+import torch._dynamo  # here, not in each child
 from vitmods.cli import main
 import vitmods.study.trial as evaluate
 import vitmods.study.run

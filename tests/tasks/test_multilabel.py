@@ -209,7 +209,7 @@ def run(*words):
     return main([str(word) for word in words])
 
 
-def test_a_study_as_a_user_runs_it(folder, tmp_path, capsys):
+def test_a_study_as_a_user_runs_it(folder, tmp_path, capsys, short_clocks):
     out = tmp_path / "study"
     command = ["compare", "--task", "multilabel", "--data", folder / "labels.csv", "--base", "mu2/4", "--img-size", "8"]
     command += ["--arms", "dpn", "--seeds", "2", "--epochs", "2", "--batch-size", "16", "--workers", "1"]

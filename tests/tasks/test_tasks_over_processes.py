@@ -37,14 +37,14 @@ def studies(images):
             "data": f"masks:{images}",
             "base": "mu2/4",
             "img_size": 16,
-            "recipe": RECIPES["small_segmentation"](2, batch_size=4).with_(resize_range=None, accumulate=2),
+            "recipe": RECIPES["small_segmentation"](1, batch_size=4).with_(resize_range=None, accumulate=2),
         },
         "detection": {
             "data": f"coco:{images}/boxes",
             "base": PYRAMID,
             "img_size": 64,
             "arms": ["replace(rms)"],
-            "recipe": RECIPES["small_detection"](2, batch_size=4).with_(fpn_channels=16, ema=0.5, drop_path=0.0),
+            "recipe": RECIPES["small_detection"](1, batch_size=4).with_(fpn_channels=16, ema=0.5, drop_path=0.0),
         },
         "sequence_classification": {
             "data": "listops:generated?train=48&val=8&test=15&min_length=5&max_length=30",
@@ -52,7 +52,7 @@ def studies(images):
             "img_size": (1, 29),
             "in_chans": 16,
             "arms": ["dtn"],
-            "recipe": RECIPES["listops"](4, batch_size=12).with_(dropout=0.0),
+            "recipe": RECIPES["listops"](2, batch_size=12).with_(dropout=0.0),
         },
     }
 

@@ -1,7 +1,8 @@
 """Kills trials with SIGKILL at chosen points and at random times, resumes them, and compares the numbers.
 
-Run as a script with a folder; prints one JSON object a case: {"case", "killed", "same"}. Everything is imported once
-and each trial runs in a forked child, so that a case takes a fraction of a second.
+Run as a script with a folder, and `all` for every case instead of a few; prints one JSON object a case: {"case",
+"killed", "same"}. Everything is imported once and each trial runs in a forked child, so that a case takes a fraction of
+a second.
 """
 
 import contextlib
@@ -121,6 +122,8 @@ POINTS = {
     "result": lambda: after(trial, "_train", 1),
     "after the result": lambda: before(checkpoint, "remove", 1),
 }
+FEW = ("forward, late", "row of metrics", "checkpoint, half written", "checkpoint, between two renames")
+FEW += ("evaluation, on test", "result")
 
 
 def train(bench, out):
@@ -186,10 +189,10 @@ def run_study(out):
     study.run(out, workers=1, device="cpu", cost_seconds=0, progress=False, checkpoint_minutes=0)
 
 
-def kill_study(folder):
-    """A study that dies at 4 random steps is, in the end, the one that nobody killed, in folder / "whole"."""
+def kill_study(folder, times):
+    """A study that dies at random steps is, in the end, the one that nobody killed, in folder / "whole"."""
     kills = []
-    for count in [pick(1, 5) for _ in range(4)]:
+    for count in [pick(1, 5) for _ in range(times)]:
 
         def killed(count=count):
             before(TrialRun, "_train_step", count)
@@ -202,10 +205,10 @@ def kill_study(folder):
         {path.relative_to(out): path.read_bytes() for path in out.rglob("model.safetensors")}
         for out in (folder / "whole", folder / "broken")
     ]
-    print(json.dumps({"case": "a study, 4 times", "killed": all(kills), "same": finished and weights[0] == weights[1]}))
+    print(json.dumps({"case": "a study", "killed": all(kills), "same": finished and weights[0] == weights[1]}))
 
 
-def main(folder):
+def main(folder, points, repeats):
     dataset = data.load("digits", img_size=(8, 8), in_chans=1, augment=RECIPE.augment, limit_train=160, limit_val=80)
     bench = bench_module.Bench(dataset)
     import_what(lambda: (train(bench, folder / "unbroken"), run_study(folder / "whole")), folder / "modules.txt")
@@ -214,7 +217,7 @@ def main(folder):
     assert wait_for(in_child(lambda: train(bench, folder / "timed"))) == 0
     seconds = time.perf_counter() - started
 
-    for number, (case, install) in enumerate(POINTS.items()):
+    for number, (case, install) in enumerate(points.items()):
         out = folder / str(number)
         seed = random_numbers.random()
 
@@ -225,7 +228,7 @@ def main(folder):
 
         report(case, bench, out, wait_for(in_child(killed_at_point)) == -signal.SIGKILL, expected)
 
-    for number in range(2):
+    for number in range(repeats):
         out, kills = folder / f"any-{number}", 0
         while kills < 3 and seconds > 0.01:
             child = in_child(lambda out=out: train(bench, out))
@@ -239,8 +242,9 @@ def main(folder):
                 shutil.rmtree(out)
                 seconds /= 2
         report(f"any moment, {number}", bench, out, kills > 0, expected)
-    kill_study(folder)
+    kill_study(folder, 2 * repeats)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    every = sys.argv[2:] == ["all"]
+    main(Path(sys.argv[1]), POINTS if every else {name: POINTS[name] for name in FEW}, 2 if every else 1)

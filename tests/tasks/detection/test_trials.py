@@ -43,7 +43,7 @@ def test_a_broken_off_trial_ends_in_the_same_bits(shapes, tmp_path, ends_in_the_
 
 
 @pytest.fixture(scope="module")
-def study(shapes, tmp_path_factory):
+def study(shapes, tmp_path_factory, short_clocks):
     """Base and DTN, one seed, from the shell."""
     out = tmp_path_factory.mktemp("runs") / "shapes"
     command = ["compare", "--task", "detection", "--data", f"coco:{shapes}", "--base", f"timm:pvt_v2_b0?{SMALL}"]

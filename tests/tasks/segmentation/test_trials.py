@@ -45,7 +45,7 @@ def test_other_image_sizes_reach_a_vit_by_its_positions(shapes):
 
 
 @pytest.fixture(scope="module")
-def study(shapes, tmp_path_factory):
+def study(shapes, tmp_path_factory, short_clocks):
     """Base and dpn, one seed, from the shell."""
     out = tmp_path_factory.mktemp("runs") / "shapes"
     command = ["compare", "--task", "segmentation", "--data", f"masks:{shapes}", "--base", "mu2/4", "--img-size", "16"]

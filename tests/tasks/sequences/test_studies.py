@@ -61,7 +61,7 @@ def test_a_trial_that_is_broken_off_ends_in_the_same_weights(tmp_path, monkeypat
     np.testing.assert_equal(*scores)
 
 
-def test_from_the_command_line_to_the_report(tmp_path, capsys):
+def test_from_the_command_line_to_the_report(tmp_path, capsys, short_clocks):
     common = ["--data", SPEC, "--task", "sequence_classification", "--recipe", "listops(steps=4,batch_size=12)"]
     out = tmp_path / "study"
     command = ["compare", *common, "--arms", "dtn", "--seeds", "2", "--out", str(out), "--workers", "1"]
