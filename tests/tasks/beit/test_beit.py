@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 import vitmods as vm
 from vitmods.adapters import load, save
+from vitmods.layers.stems import STEMS
+from vitmods.model.config import StemConfig
 from vitmods.recipes import RECIPES
 from vitmods.recipes.schedule import lr_at, resolve
 from vitmods.study.checkpoints import open_trial
@@ -144,15 +146,24 @@ def test_relative_positions_are_shared_then_each_blocks_own(tmp_path):
 LEAKS = {
     "base": False, "dpn(before=whiten)": False, "dpn": False, "hmlp-ln": False, "local": False, "hmlp": True,
     "stem(kind=linear,norm=batch)": True, "levit": True, "stem(kind=levit,norm=layer)": True,
+    "t2t": True,
 }  # fmt: skip
+
+
+def with_stem(changes):
+    torch.manual_seed(0)
+    kind = "t2t" if changes == "t2t" else "linear"  # t2t is not a change
+    backbone = vm.vit("mu2/16", img_size=64, num_classes=0, stem=StemConfig(kind))
+    return backbone if changes in ("base", "t2t") else vm.apply(backbone, *vm.parse_changes(changes))
+
+
+def test_every_stem_of_images_is_tested_for_leaks():
+    assert {with_stem(changes).vit_config.stem.kind for changes in LEAKS} == set(STEMS) - {"tokens"}
 
 
 @pytest.mark.parametrize("stem", LEAKS)
 def test_a_leak_is_what_masked_pixels_change(stem):
-    torch.manual_seed(0)
-    backbone = vm.vit("mu2/16", img_size=64, num_classes=0)
-    if stem != "base":
-        backbone = vm.apply(backbone, *vm.parse_changes(stem))
+    backbone = with_stem(stem)
     model = BeitModel(backbone, BeitPart(codes=8)).double().train()
     assert model.leaks == stem_leaks(backbone) == LEAKS[stem]
     images = torch.randn(2, 3, 64, 64, dtype=torch.double)
@@ -167,10 +178,8 @@ def test_a_leak_is_what_masked_pixels_change(stem):
     torch.testing.assert_close(before, full, atol=1e-9, rtol=0)
 
 
-def with_decoder(changes="", **options):
-    torch.manual_seed(0)
-    backbone = vm.vit("mu2/16", img_size=64, num_classes=0)
-    backbone = vm.apply(backbone, *vm.parse_changes(changes)) if changes else backbone
+def with_decoder(changes="base", **options):
+    backbone = with_stem(changes)
     part = BeitPart(codes=8, masked=0.7, least_block=0.1, decoder_depth=1, **options)
     model = BeitModel(backbone, part).double()
     torch.nn.init.normal_(model.decoder.mask_token)
