@@ -153,7 +153,7 @@ LEAKS = {
 def with_stem(changes):
     torch.manual_seed(0)
     kind = "t2t" if changes == "t2t" else "linear"  # t2t is not a change
-    backbone = vm.vit("mu2/16", img_size=64, num_classes=0, stem=StemConfig(kind))
+    backbone = vm.vit("mu2/16", img_size=64, num_classes=0, stem=StemConfig(kind=kind))
     return backbone if changes in ("base", "t2t") else vm.apply(backbone, *vm.parse_changes(changes))
 
 
