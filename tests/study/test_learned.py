@@ -137,6 +137,13 @@ def test_verdicts_are_given_where_base_has_learned(tmp_path, task, kind):
         assert f"3 of 5 dpn trials {reason}" in repr(answer)
 
 
+@pytest.mark.parametrize("task", ["dino", "beit"])
+def test_trainings_without_labels_must_exceed_the_most_frequent_class(task):
+    split = SimpleNamespace(labels=np.array([0, 1, 1, 2]), label_sets=None)
+    assert TASKS[task].constant_scores([split, split], 3) == {"knn": 0.5, "probe": 0.5}
+    assert TASKS[task].constant_scores([split], 1) == {}, "images without classes"
+
+
 def test_constant_scores_are_those_of_constant_predictions():
     """... by the tasks' own metrics; of average precision by images in random order."""
     split, targets = split_of(), torch.from_numpy(split_of().labels)

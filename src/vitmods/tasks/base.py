@@ -149,9 +149,14 @@ class Task(ABC):
         """Return the score of the best constant prediction, by each metric where it is known: for top-1 the share of
         the most frequent class. A trial must exceed it to have learned (docs/verdicts.md).
 
+        By default it is known for k-NN and the linear probe on images with classes.
+
         splits: the images that trials are compared on; classes: their number.
         """
-        return {}
+        if cls.target != "any" or classes < 2 or any(split.label_sets is not None for split in splits):
+            return {}
+        counts = np.bincount(np.concatenate([split.labels for split in splits]))
+        return dict.fromkeys(("knn", "probe"), float(counts.max() / counts.sum()))
 
     def warnings(self, model: nn.Module) -> Iterable[str]:
         """Facts about an arm's model that a reader of its results in this task must know, such as a leak of what is to

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from safetensors.torch import load_file
 from torchvision.transforms import functional
 
@@ -24,7 +22,7 @@ from vitmods.tasks.dino.recipes import DinoPart
 from vitmods.tasks.dino.task import dino_loss, next_center, teacher_temperature
 from vitmods.tasks.dino.views import gaussian_blur, local_size, recolor, turn_hue
 from vitmods.tasks.features import last_blocks
-from vitmods.train import Processes, RunOptions, train_trial
+from vitmods.train import RunOptions, train_trial
 from vitmods.util.errors import UserError
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -217,28 +215,6 @@ def test_a_pretrained_folder_is_fine_tuned(tmp_path, capsys):
     assert "top1" in json.loads((tmp_path / "tuned/result.json").read_text())["metrics"]
     assert main(["pretrain", *few.split(), "--task", "classification"]) == 2
     assert "reads labels" in capsys.readouterr().err
-
-
-def train_part(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    if world > 1:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    recipe = small_recipe(optimizer="sgd", lr=0.01, clip_norm=None, clip_each=False)
-    model, task, images = made(recipe)
-    processes = Processes(rank, world, rank)
-    train_trial(model, task, images, recipe, out=Path(folder) / str(world), options=CPU, processes=processes)
-    if world > 1:
-        dist.destroy_process_group()
-
-
-@pytest.mark.forks
-def test_two_processes_are_one(tmp_path):
-    train_part(0, 1, str(tmp_path))
-    mp.start_processes(train_part, (2, str(tmp_path)), nprocs=2, start_method="fork")
-    for name in ("model.safetensors", "task.safetensors"):
-        alone, together = (load_file(tmp_path / world / name) for world in "12")
-        for key, value in alone.items():
-            torch.testing.assert_close(together[key], value, atol=1e-6, rtol=0, msg=key)
 
 
 @pytest.mark.long
