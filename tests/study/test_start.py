@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import warnings
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from vitmods.study import Study
 from vitmods.study.arms import Arm, arm_from_text, make_arms
 from vitmods.study.bases import make_base
 from vitmods.study.checkpoints import Start, open_trial
+from vitmods.study.executors import StudyOptions
 from vitmods.study.plan import ImageOptions, Settings, Trial
 from vitmods.study.store import Facts, StudyFolder
 from vitmods.study.study import fixed_settings
@@ -205,6 +207,20 @@ def pretrained(tmp_path_factory):
     out = tmp_path_factory.mktemp("pretrained")
     Study("mu2/4", ["dpn", "post=placement(attn=post,mlp=post)"], seeds=2, **SHORT).run(out, **RUN)
     return out
+
+
+@pytest.mark.parametrize("arm", ["", "trials/base"])
+def test_evaluated_images_that_the_weights_were_trained_on_are_counted(pretrained, arm):
+    def notices(**options):
+        study = Study(None, ["attention"], "digits", RECIPE, 1, start=pretrained / arm, **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            study.dry_run(options=StudyOptions(**RUN))
+        return [str(warning.message) for warning in caught if "training images of the weights" in str(warning.message)]
+
+    assert not notices(limit_train=64)
+    (text,) = notices(limit_train=64, split_seed=1)
+    assert re.match(r"\d+ images of val and test were training images .*/pretrained0.*: its numbers flatter", text)
 
 
 @pytest.fixture

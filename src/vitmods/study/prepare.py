@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,8 +33,16 @@ from vitmods.study.executors import StudyOptions
 from vitmods.study.executors.processes import visible_gpus
 from vitmods.study.grid import Point
 from vitmods.study.plan import VAL, Settings, Trial
-from vitmods.study.store import ChangeFacts, ModelFacts, StudyFolder, model_name
-from vitmods.study.trial import TrialRunner, base_config, build_model, check_images, task_of, with_modules
+from vitmods.study.store import IMAGES_FILE, ChangeFacts, ModelFacts, StudyFolder, StudyImages, model_name
+from vitmods.study.trial import (
+    TrialRunner,
+    answer_splits,
+    base_config,
+    build_model,
+    check_images,
+    task_of,
+    with_modules,
+)
 from vitmods.tasks.base import TASKS
 from vitmods.train.device import resolve
 from vitmods.train.optim import freeze, parameter_groups
@@ -229,7 +238,12 @@ def _survey(
             except UserError as error:
                 raise UserError(f"Arm {arm.name}: {error}") from error
             del model  # before the next one is built
-        for notice in (*join_warnings(arms_by_warning), *few_images(settings, dataset), *_read(settings)):
+        for notice in (
+            *join_warnings(arms_by_warning),
+            *few_images(settings, dataset),
+            *_seen(settings, dataset),
+            *_read(settings),
+        ):
             points_by_notice.setdefault(notice, []).append(str(point))
     notices = tuple(
         text if len(points) == len(runner.settings.sweep.points) else f"{'; '.join(points)}: {text}"
@@ -306,6 +320,19 @@ def describe_model(settings: Settings, arm: Arm, model: nn.Module, base: Base) -
     start = settings.fixed.get("start")
     name = start["source"] if start else base_name(settings.fixed["base"])
     return ModelFacts(arm.start or name, model_facts(model, base), tuple(changes))
+
+
+def _seen(settings: Settings, dataset: ImageDataset) -> Iterator[str]:
+    """Warn of evaluated images that the study of the trained weights, where it is on this disk, trained on."""
+    start, splits = settings.fixed.get("start"), answer_splits(settings, dataset)
+    if not start or not (source := Path(start["source"]).absolute()).exists():
+        return
+    study = next((path for path in (source, *source.parents[:3]) if (path / IMAGES_FILE).exists()), source)
+    if count := sum(StudyImages(study).trained_on(dataset.splits[split]) for split in splits):
+        yield (
+            f"{count:,} images of {' and '.join(splits)} were training images of the weights in {start['source']}: its numbers "
+            "flatter. Hold the same images out of both trainings."
+        )
 
 
 _TRAINED_PART = {

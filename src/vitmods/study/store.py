@@ -168,18 +168,23 @@ def _fits(value: Any, kind: Any) -> bool:
     return kind is Any or type(value) is kind
 
 
+IMAGES_FILE = "images.npz"
+
+
 class StudyImages:
     """Which images the study, or single trial, in a folder is about: images.npz, or split.csv if it is damaged."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._file = folder, folder / "images.npz"
+        self._folder, self._file = folder, folder / IMAGES_FILE
 
     def write(self, splits: Mapping[str, Split]) -> None:
-        """Write hashes of the name and content of every image, so that a later run can report changes, and groups."""
+        """Write hashes of the name and content of every image, so that a later run can report changes, groups, and
+        hashes of the training images, for studies that start from these weights."""
         names, contents = _hashes(splits)
         grouped = any(split.groups is not None for split in splits.values())
         groups = {f"groups_{name}": split.groups or split.ids for name, split in splits.items() if grouped}
-        arrays = {"names": names, "contents": contents, **{name: np.array(labels) for name, labels in groups.items()}}
+        arrays = {"names": names, "contents": contents, "trained": _digests(splits["train"])}
+        arrays |= {name: np.array(labels) for name, labels in groups.items()}
         write_atomically(self._file, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
 
     def read(self) -> dict[str, NDArray[Any]] | None:
@@ -189,6 +194,11 @@ class StudyImages:
             return arrays if {"names", "contents"} <= set(arrays) else None
         except Exception:  # whatever numpy, zipfile and zlib raise: other files have the same information
             return None
+
+    def trained_on(self, split: Split) -> int:
+        """Count the images of another study's split that are training images here; 0 if that is unknown."""
+        recorded = self.read() or {}
+        return int(np.isin(_digests(split), recorded.get("trained", [])).sum())
 
     def groups(self, counts: Mapping[str, int]) -> NDArray[Any] | None:
         """Return the group (n,) of each image of these splits, in order; None if every image is its own group.
@@ -243,9 +253,12 @@ def _hashes(splits: Mapping[str, Split]) -> tuple[NDArray[np.uint64], NDArray[np
     texts = (f"{name}/{image}".encode() for name, split in splits.items() for image in split.ids)
     names = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
     labels = np.concatenate([split.labels for split in splits.values()]).astype(np.uint64)
-    digests = np.concatenate([split.store.index.digests[:, :8] for split in splits.values()])
-    contents = np.ascontiguousarray(digests).view(np.uint64).ravel()
+    contents = np.concatenate([_digests(split) for split in splits.values()])
     return np.frombuffer(names, dtype=np.uint64), contents + labels * np.uint64(0x9E3779B97F4A7C15)
+
+
+def _digests(split: Split) -> NDArray[np.uint64]:
+    return np.ascontiguousarray(split.store.index.digests[:, :8]).view(np.uint64).ravel()
 
 
 _FILES = re.compile(
