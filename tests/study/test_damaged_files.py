@@ -215,8 +215,10 @@ def left_open():
 
 
 @pytest.mark.slow
-def test_a_full_disk_at_any_kind_of_file_is_one_clear_error_and_the_study_goes_on(tmp_path, disk, left_open):
-    unbroken, out = run_whole(tmp_path / "whole"), tmp_path / "broken"
+def test_a_full_disk_at_any_kind_of_file_is_one_clear_error_and_the_study_goes_on(tmp_path, disk, left_open, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("vitmods.train.checkpoint.remove", lambda folder: None)
+        unbroken, out = run_whole(tmp_path / "whole"), tmp_path / "broken"
     unbroken.report()
     gc.freeze()  # what is there by now is not looked at again and again
     kinds = {Path(name).name for name in FILES}
@@ -228,6 +230,7 @@ def test_a_full_disk_at_any_kind_of_file_is_one_clear_error_and_the_study_goes_o
             config["environment"]["threads"] = 77
             (out / TRIAL / "config.json").write_text(json.dumps(config))
             (out / TRIAL / "result.json").unlink()
+            shutil.copy(tmp_path / "whole" / TRIAL / "checkpoint.pt", out / TRIAL)
         if name == "costs.json":
             (out / name).unlink()
         refused = disk(name, code)

@@ -330,8 +330,8 @@ def _seen(settings: Settings, dataset: ImageDataset) -> Iterator[str]:
     study = next((path for path in (source, *source.parents[:3]) if (path / IMAGES_FILE).exists()), source)
     if count := sum(StudyImages(study).trained_on(dataset.splits[split]) for split in splits):
         yield (
-            f"{count:,} images of {' and '.join(splits)} were training images of the weights in {start['source']}: its numbers "
-            "flatter. Hold the same images out of both trainings."
+            f"{count:,} images of {' and '.join(splits)} were training images of the weights in {start['source']}: "
+            "its numbers flatter. Hold the same images out of both trainings."
         )
 
 
