@@ -215,7 +215,7 @@ def left_open():
 
 
 @pytest.mark.slow
-def test_a_full_disk_at_any_kind_of_file_is_one_clear_error_and_the_study_goes_on(tmp_path, disk, left_open, monkeypatch):
+def test_a_full_disk_at_any_kind_of_file_is_one_clear_error(tmp_path, disk, left_open, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("vitmods.train.checkpoint.remove", lambda folder: None)
         unbroken, out = run_whole(tmp_path / "whole"), tmp_path / "broken"
