@@ -5,6 +5,7 @@ import math
 import re
 import shlex
 from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -15,7 +16,9 @@ from vitmods import data
 from vitmods.cli import main
 from vitmods.recipes import RECIPES, a2, augreg, deit, evidence, finetune, plain
 from vitmods.recipes.registry import architecture, arguments, parse_recipe, settings_of, summary, usual_model
-from vitmods.tasks import Classification
+from vitmods.recipes.schedule import resolve
+from vitmods.study.defaults import DIGITS, RecipeChoice
+from vitmods.tasks import TASKS, Classification
 from vitmods.train import RunOptions, train_trial
 from vitmods.util.errors import UserError
 
@@ -104,6 +107,43 @@ def test_recipes_as_the_shell_writes_them():
 def test_recipes_that_cannot_be_read(text, words):
     with pytest.raises(UserError, match=words):
         parse_recipe(text)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_warm_up_fits_a_training_of_another_length(name):
+    task = TASKS[evidence(name).task]
+
+    def warmup(text=name, **overrides):
+        recipe, _ = RecipeChoice(text, overrides).resolve(task, defaults, 224, usual_model(name), {})
+        length = resolve(recipe, images)
+        assert all(getattr(recipe, field) == value for field, value in overrides.items() if hasattr(recipe, field))
+        return length.warmup_steps / length.steps
+
+    usual = RECIPES[name]()
+    images = max(evidence(name).images or 0, 10 * usual.batch_size)
+    defaults = replace(DIGITS, images=images)
+    for unit, length in (("steps", resolve(usual, images).steps), ("epochs", usual.epochs)):
+        for shorter in {max(2, length // 2), max(2, length // 10), 2}:
+            assert 0 <= warmup(**{unit: shorter}) <= 0.25
+            if unit in settings_of(RECIPES[name]):
+                assert warmup(f"{name}({unit}={shorter})") == warmup(**{unit: shorter})
+    assert 0 <= warmup(batch_size=2 * usual.batch_size) <= 0.25
+
+
+def test_options_are_arguments_of_the_recipe():
+    def made(name, task, **overrides):
+        return RecipeChoice(name, overrides).resolve(TASKS[task], DIGITS, 224, None, {})[0]
+
+    assert made("dino_100", "dino", epochs=8, batch_size=64) == RECIPES["dino_100"](8, batch_size=64)
+    assert made("dino_100", "dino", steps=2000).schedule.warmup_steps == 200
+    assert made("dino_100(epochs=50)", "dino", epochs=8).schedule.warmup_epochs == 2
+    assert made("deit", "classification", epochs=30).schedule.warmup_epochs == 5
+    assert made("deit(warmup_epochs=20)", "classification", epochs=30).schedule.warmup_epochs == 20
+    assert made("deit", "classification", epochs=5, warmup_epochs=4.0).schedule.warmup_epochs == 4
+    assert made("dino_100", "dino", steps=5, warmup_steps=4).schedule.warmup_steps == 4
+    assert made("jft(steps=500)", "classification", epochs=30, warmup_epochs=3).steps is None
+    with pytest.raises(UserError, match="warmup_epochs=10 leaves nothing"):
+        made("deit", "classification", epochs=8, warmup_epochs=10.0)
 
 
 def test_a_model_without_a_name_must_be_reported():

@@ -81,9 +81,9 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError("Say which recipe: `vitmods recipe show NAME`; `vitmods recipes` lists the names.")
     options = parse(Show, arguments, "recipe show")
     from vitmods.model.config import ViTConfig
-    from vitmods.recipes import RECIPES, evidence
-    from vitmods.recipes.registry import architecture, parse_recipe, settings_of, split_recipe, usual_model
-    from vitmods.recipes.schedule import lr_at, resolve
+    from vitmods.recipes import evidence
+    from vitmods.recipes.registry import architecture, parse_recipe, split_recipe, usual_model
+    from vitmods.recipes.schedule import LENGTHS, WARMUPS, lr_at, overridden, resolve
 
     # Options are arguments of the recipe's function, or fields of the recipe where the function lacks them.
     name, settings = split_recipe(options.recipe)
@@ -92,11 +92,10 @@ def main(arguments: Sequence[str]) -> int:
     for key, value in values.items():
         if settings.get(key, value) != value:
             raise UserError(f"{name}({key}={settings[key]}) and the option for {key}, {value}, differ: leave one out.")
-    fields = {key: value for key, value in values.items() if key not in ("model", *settings_of(RECIPES[name]))}
-    lengths = {} if options.epochs is None else {"steps": None}
-    recipe = parse_recipe(options.recipe, **values).with_(accumulate=options.accumulate, **fields, **lengths)
-    model = options.model or settings.get("model") or usual_model(name)
     images = options.data_size or evidence(name).images or SMALL
+    fields = {key: value for key, value in (settings | values).items() if key in (*LENGTHS, *WARMUPS)}
+    recipe = overridden(parse_recipe(options.recipe, **values), fields, images).with_(accumulate=options.accumulate)
+    model = options.model or settings.get("model") or usual_model(name)
     length, of_model = resolve(recipe, images), architecture(name, model, settings)
     config = {**of_model, **recipe.model.to_config()}
     # refuses a name that is not a ViT's, and images that it cannot cut

@@ -4,7 +4,7 @@ They share some arguments:
 
     epochs, steps: of training
     batch_size: images per step; the learning rate follows it where the docstring says so
-    warmup_epochs, warmup_steps: of linear warm-up; a shorter training needs a shorter one
+    warmup_epochs, warmup_steps: of linear warm-up; a shorter training from Python needs a shorter one
     lr: the highest learning rate
     moment: how Adam's mean of gradients is stored
 
@@ -346,18 +346,20 @@ DATASETS = dict.fromkeys(("cifar10", "cifar100", "cars", "flowers"), _SGD) | dic
 
 
 @from_paper
-def transfer(dataset: str = "cifar10", *, epochs: int | None = None, batch_size: int = 768) -> Recipe:
+def transfer(
+    dataset: str = "cifar10", *, epochs: int | None = None, batch_size: int = 768, warmup_epochs: float = 5.0
+) -> Recipe:
     """All weights adapted to CIFAR, Cars, Flowers or iNaturalist with DeiT's augmentation.
 
     Args:
         dataset: CIFAR, Cars and Flowers by SGD at 0.01 for 1000 epochs without erasing and drop path; iNaturalist by
             AdamW at 7.5e-5 for 360 epochs with erasing 0.1.
-        epochs: instead of those, more than the 5 of the warm-up.
+        epochs: instead of those.
         batch_size: images per step; the learning rate, for 768, follows it.
     """
     values = one_of("data set", dataset, DATASETS)
-    recipe = deit(batch_size=batch_size).with_(**values, lr_batch=768)
-    return recipe if epochs is None else recipe.with_(epochs=epochs)
+    length = {} if epochs is None else {"epochs": epochs}
+    return deit(batch_size=batch_size, warmup_epochs=warmup_epochs).with_(**values | length, lr_batch=768)
 
 
 SUN397_GRIDS: tuple[dict[str, tuple[float, ...]], ...] = (

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from vitmods.model.names import parse_name
 from vitmods.recipes.recipe import Recipe
+from vitmods.recipes.schedule import LONGEST_WARMUP
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.registry import Registry
 from vitmods.util.shorthand import read_settings, split_form
@@ -114,15 +115,20 @@ def split_recipe(text: str) -> tuple[str, dict[str, Any]]:
 def parse_recipe(text: str, **defaults: Any) -> Recipe:
     """The recipe of `NAME` or `NAME(SETTINGS)`. UserError as `split_recipe`, or as the recipe's function.
 
-    defaults: arguments, such as `model`, for the functions that have them; the text wins. A model of None is one
-    without a name.
+    defaults: arguments, such as `model` or `epochs`, for the functions that have them; the text wins. A model of None
+    is one without a name. The default warm-up of a function is shortened for a shorter training.
     """
     name, settings = split_recipe(text)
     function = RECIPES[name]
     parameters = inspect.signature(function).parameters
     if "model" in parameters and defaults.get("model", "") is None and "model" not in settings:
         raise UserError(f"The recipe {name!r} depends on the model: name it, as in {name}(model=S/16).")
-    return function(**{key: value for key, value in defaults.items() if key in parameters} | settings)
+    chosen = {key: value for key, value in defaults.items() if key in parameters and value is not None} | settings
+    for unit in ("epochs", "steps"):
+        usual = parameters[f"warmup_{unit}"].default if f"warmup_{unit}" in parameters else None
+        if usual and unit in chosen:
+            chosen.setdefault(f"warmup_{unit}", type(usual)(min(usual, LONGEST_WARMUP * chosen[unit])))
+    return function(**chosen)
 
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from vitmods.util.errors import UserError
 
@@ -68,6 +68,41 @@ def _epoch_cosine(length: Resolved, step: int) -> float:
     if number < warmup:
         return length.warmup_lr + number * (length.lr - length.warmup_lr) / warmup
     return length.min_lr + 0.5 * (length.lr - length.min_lr) * (1 + math.cos(math.pi * number / length.epochs))
+
+
+LENGTHS, WARMUPS = ("epochs", "steps", "batch_size"), ("warmup_epochs", "warmup_steps")
+REPLACES = {"epochs": "steps", "warmup_epochs": "warmup_steps", "warmup_steps": "warmup_epochs"}
+LONGEST_WARMUP = 0.25
+"""as a fraction of a training whose length is set and whose warm-up is not"""
+
+
+def overridden(recipe: Recipe, fields: Mapping[str, Any], images: int = 0) -> Recipe:
+    """Override fields of a recipe; epochs replace its steps, and a warm-up in one unit replaces that in the other.
+
+    With another length, a warm-up that is not among the fields is shortened to LONGEST_WARMUP of the training. If the
+    length is in steps and the warm-up in epochs, it keeps its fraction of the training.
+
+    images: of training, to count the steps of an epoch; 0: unknown.
+    """
+    changes = dict[str, Any]()
+    for name, value in fields.items():
+        if value is not None or name not in (*LENGTHS, *WARMUPS):
+            changes |= {REPLACES[name]: None, name: value} if name in REPLACES else {name: value}
+    if changes.keys() & LENGTHS and not changes.keys() & WARMUPS:
+        epochs, steps = changes.get("epochs", recipe.epochs), changes.get("steps", recipe.steps)
+        per_epoch = images // max(1, changes.get("batch_size", recipe.batch_size))
+        in_epochs, in_steps = recipe.schedule.warmup_epochs, recipe.schedule.warmup_steps
+        if steps is not None and in_epochs is not None:
+            in_steps = round(in_epochs / recipe.epochs * steps)
+            in_epochs = None
+        if in_epochs is not None:
+            in_epochs = min(in_epochs, LONGEST_WARMUP * epochs)
+        elif in_steps is not None and steps is not None:
+            in_steps = min(in_steps, int(LONGEST_WARMUP * steps))
+        elif in_steps is not None and per_epoch and in_steps > LONGEST_WARMUP * epochs * per_epoch:
+            in_epochs, in_steps = LONGEST_WARMUP * epochs, None
+        changes |= {"warmup_epochs": in_epochs, "warmup_steps": in_steps}
+    return recipe.with_(**changes)
 
 
 def half_cosine(start: float, end: float, step: int, steps: int) -> float:

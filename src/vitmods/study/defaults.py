@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vitmods.data.splits import TEST_FRACTION, VAL_FRACTION
 from vitmods.recipes import RECIPES, Recipe
 from vitmods.recipes.registry import evidence, parse_recipe, split_recipe
+from vitmods.recipes.schedule import LENGTHS, WARMUPS, overridden
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class RecipeChoice:
             raise UserError("epochs and steps both set the length of a training: leave one of them out.")
         name = self.name or ("finetune" if pixels and not evidence(usual).trained else usual)
         like = RECIPES[usual]()
-        recipe = task.fitted(parse_recipe(name, like=like, model=model))
+        recipe = task.fitted(parse_recipe(name, **{**self.overrides, "like": like, "model": model}))
         if pixels and self.name is None:  # its batches are those of the recipe that it is like
             recipe = recipe.with_(batch_size=like.batch_size)
             reason = f"training starts from trained weights; augmentation and batches are those of {usual}: {reason}"
@@ -111,12 +112,11 @@ class RecipeChoice:
             steps_per_epoch = max(1, defaults.images // batch_size)
             recipe = recipe.with_(epochs=max(recipe.epochs, math.ceil(LEAST_STEPS / steps_per_epoch)))
         normalized = {name: value[:1] if len(set(value)) == 1 else value for name, value in pixels.items()}
-        # An override in epochs replaces what the recipe has in steps, and the other way round.
-        units = (("epochs", "steps"), ("warmup_epochs", "warmup_steps"), ("warmup_steps", "warmup_epochs"))
-        replaced = {other: None for unit, other in units if self.overrides.get(unit) is not None}
         changed = f" with {', '.join(self.overrides)} set" if self.overrides else ""
         note = "" if self.name else f"Recipe {name}{changed}: {reason}."
-        recipe = recipe.with_(**{**normalized, **replaced, **self.overrides})
+        lengths = {field: value for field, value in split_recipe(name)[1].items() if field in (*LENGTHS, *WARMUPS)}
+        images = defaults.images or evidence(split_recipe(name)[0]).images or 0
+        recipe = overridden(recipe, {**lengths, **normalized, **self.overrides}, images)
         recipe.check_read(self.overrides)
         return recipe, note
 

@@ -140,6 +140,32 @@ def test_equal_captions_and_images_count_as_correct(tmp_path):
     assert images.splits["test"].groups == ("1", "1")
 
 
+def test_all_classes_of_a_set_are_ranked(tmp_path):
+    """Images of one class are no easier than the others' names make them."""
+    for color in COLORS:
+        for split in ("train", "val") if color == "red" else ("train",):
+            (tmp_path / split / color).mkdir(parents=True)
+            for number in range(4):
+                image = square(color, "left", number + 10 * (split == "val"))
+                image.save(tmp_path / split / color / f"{number}.png")
+    prompts = ("a {} square", "{}")
+    model, task, images = made(tmp_path, recipe(batch_size=4, prompts=prompts))
+    task.fit(model, images)
+    embedded = model.eval().embed_images(next(images.eval_batches("val", 8)).inputs)
+    names = sorted(COLORS)
+    vectors = [model.embed_texts(model.text.encode([prompt.format(name) for prompt in prompts])) for name in names]
+    similarity = embedded @ torch.stack([torch.nn.functional.normalize(v.sum(0), dim=0) for v in vectors]).T
+    red = names.index("red")
+    places = (similarity >= similarity[:, red : red + 1]).sum(1)
+    measured = task.evaluate(model, images.eval_batches("val", 8))
+    for k in (1, 5):
+        assert measured.per_image[f"text_r{k}"].tolist() == (places <= k).tolist()
+    scale = float(model.scale().detach())
+    loss = torch.nn.functional.cross_entropy(similarity * scale, torch.full((4,), red))
+    assert measured.metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert measured.metrics["loss"] > 0.1
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [

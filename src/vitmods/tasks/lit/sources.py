@@ -32,11 +32,13 @@ _SHOWN = 5
 @dataclass(frozen=True)
 class Captions:
     """The texts of an image: captions, each of which describes it, or all names of its class (`is_class`), which are
-    embedded together. of_copies: captions of other images with the same bytes, which are correct too."""
+    embedded together. of_copies: captions of other images with the same bytes, which are correct too. classes: the
+    names of all classes of the set, for images with classes."""
 
     texts: tuple[str, ...]
     is_class: bool = False
     of_copies: tuple[str, ...] = ()
+    classes: tuple[tuple[str, ...], ...] = ()
 
     @property
     def stamp(self) -> str:
@@ -50,10 +52,12 @@ class Captions:
 
 def with_class_names(source: Source) -> Source:
     """Convert a source of classes to text: the words of each class's name, or several names separated by commas."""
-    captions = []
+    classes = []
     for name in source.classes:
         words = (" ".join(part.replace("_", " ").split()) for part in name.split(","))
-        captions.append(Captions(tuple(dict.fromkeys(text for text in words if text)), is_class=True))
+        classes.append(tuple(dict.fromkeys(text for text in words if text)))
+    every = tuple(classes)
+    captions = [Captions(names, is_class=True, classes=every) for names in classes]
     splits = {
         name: replace(part, annotations=tuple(captions[label] for label in part.labels), label_sets=None)
         for name, part in source.splits.items()

@@ -67,12 +67,16 @@ def _with_texts(split: Split, prompts: tuple[str, ...]) -> Split:
     keys, captions = hashes(split.store.index.digests).tolist(), list[Captions]()
     for key, item in zip(keys, split.annotations or (), strict=True):
         if item.is_class:
-            item = replace(item, texts=tuple(prompt.format(name) for name in item.texts for prompt in prompts))
+            item = replace(item, texts=_prompted(item.texts, prompts))
         else:
             texts_of.setdefault(key, {}).update(dict.fromkeys(item.texts))
         captions.append(item)
     annotations = (replace(item, of_copies=tuple(texts_of.get(key, ()))) for key, item in zip(keys, captions))
     return replace(split, annotations=tuple(annotations))
+
+
+def _prompted(names: Iterable[str], prompts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(prompt.format(name) for name in names for prompt in prompts)
 
 
 class _Ranks(NamedTuple):
@@ -216,6 +220,8 @@ class Lit(Task):
         candidates = [[number.setdefault(text, len(number)) for text in item.candidates] for item in captions]
         for i, item in enumerate(captions):
             candidates[i] += [number[text,] for text in item.of_copies if (text,) in number]
+        for names in captions[0].classes:  # also of classes without an image here
+            number.setdefault(_prompted(names, self.part.prompts), len(number))
         candidates = [sorted(set(texts)) for texts in candidates]
         correct = torch.tensor(
             [(i, text) for i, texts in enumerate(candidates) for text in texts], device=images.device
