@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import tarfile
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -27,7 +28,8 @@ from vitmods.tasks import TASKS
 from vitmods.tasks.base import make_task
 from vitmods.tasks.classification import sigmoid_cross_entropy
 from vitmods.tasks.lit.model import learn_tokenizer
-from vitmods.tasks.lit.task import ranks, sigmoid_loss, softmax_loss
+from vitmods.tasks.lit.sources import Captions
+from vitmods.tasks.lit.task import Lit, ranks, sigmoid_loss, softmax_loss
 from vitmods.train import Processes, RunOptions, train_trial
 from vitmods.util.errors import UserError
 
@@ -164,6 +166,21 @@ def test_all_classes_of_a_set_are_ranked(tmp_path):
     loss = torch.nn.functional.cross_entropy(similarity * scale, torch.full((4,), red))
     assert measured.metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
     assert measured.metrics["loss"] > 0.1
+
+
+def test_captions_that_differ_in_case_and_white_space_are_one_text(folder, monkeypatch):
+    model, task, images = made(f"pairs:{folder}/pairs.jsonl", recipe())
+    task.fit(model, images)
+    batch = next(images.eval_batches("val", 4))
+    texts = ["a red  square", "A Red Square", " a red square\n", "blue"]
+    right = [Captions((text,), of_copies=(text.upper(),)) for text in texts]
+    embedded = []
+    monkeypatch.setattr(Lit, "_embed", lambda self, model, entries: embedded.extend(entries) or torch.eye(2, 32))
+    monkeypatch.setattr(model, "embed_images", lambda inputs: torch.eye(2, 32)[[0, 0, 0, 1]])
+    measured = task.evaluate(model, [replace(batch, targets=right)])
+    assert embedded == [("a red  square",), ("blue",)]
+    assert measured.metrics["text_r1"] == measured.metrics["image_r1"] == 1
+    assert task.constant_scores([replace(images.splits["val"], annotations=tuple(right * 3))], 1)["text_r1"] == 0.75
 
 
 @pytest.mark.parametrize(

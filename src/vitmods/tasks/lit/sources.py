@@ -49,6 +49,15 @@ class Captions:
         """The entries that retrieval ranks, each a tuple of texts whose embeddings are averaged."""
         return (self.texts,) if self.is_class else tuple((text,) for text in self.texts)
 
+    @property
+    def keys(self) -> tuple[tuple[str, ...], ...]:
+        """The candidates by what makes them equal: captions without case and repeated white space."""
+        return (self.texts,) if self.is_class else tuple(map(key_of, self.texts))
+
+
+def key_of(caption: str) -> tuple[str, ...]:
+    return (" ".join(caption.casefold().split()),)
+
 
 def with_class_names(source: Source) -> Source:
     """Convert a source of classes to text: the words of each class's name, or several names separated by commas."""

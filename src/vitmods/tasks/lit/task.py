@@ -21,7 +21,7 @@ from vitmods.tasks.base import TASKS, Measured, Splits, Task, noise
 from vitmods.tasks.classification import sigmoid_cross_entropy
 from vitmods.tasks.lit.model import LitModel, learn_tokenizer, normalized, read_tokenizer
 from vitmods.tasks.lit.recipes import LitPart
-from vitmods.tasks.lit.sources import Captions
+from vitmods.tasks.lit.sources import Captions, key_of
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 
@@ -124,7 +124,8 @@ class Lit(Task):
     """Evaluated by retrieval among the captions of a split: recall of a correct text among the first k of an image, and
     of a correct image among the first k of a text. On images with classes the texts are the classes: `zero_shot`.
 
-    Several captions of an image are all correct, as are those of its exact copies; equal captions are one text.
+    Several captions of an image are all correct, as are those of its exact copies; captions that are equal except for
+    case and white space are one text.
     """
 
     name, title = "lit", "image-text pairs: texts for a frozen image tower (LiT)"
@@ -216,20 +217,22 @@ class Lit(Task):
         if not captions:
             raise UserError("The split that is to be evaluated is empty.")
         images = torch.cat(embedded)
-        number: dict[tuple[str, ...], int] = {}
-        candidates = [[number.setdefault(text, len(number)) for text in item.candidates] for item in captions]
-        for i, item in enumerate(captions):
-            candidates[i] += [number[text,] for text in item.of_copies if (text,) in number]
+        texts: dict[tuple[str, ...], tuple[str, ...]] = {}
+        for item in captions:
+            for key, entry in zip(item.keys, item.candidates, strict=True):
+                texts.setdefault(key, entry)
         for names in captions[0].classes:  # also of classes without an image here
-            number.setdefault(_prompted(names, self.part.prompts), len(number))
-        candidates = [sorted(set(texts)) for texts in candidates]
+            texts.setdefault(prompted := _prompted(names, self.part.prompts), prompted)
+        number = {key: i for i, key in enumerate(texts)}
+        keys = [{*item.keys, *map(key_of, item.of_copies)} for item in captions]
+        candidates = [sorted(number[key] for key in of_image if key in number) for of_image in keys]
         correct = torch.tensor(
-            [(i, text) for i, texts in enumerate(candidates) for text in texts], device=images.device
+            [(i, text) for i, right in enumerate(candidates) for text in right], device=images.device
         )
-        ranked = ranks(images, self._embed(model, list(number)), correct, float(model.scale()))
+        ranked = ranks(images, self._embed(model, list(texts.values())), correct, float(model.scale()))
         of_images, of_texts = ranked.of_images.cpu().numpy(), ranked.of_texts.cpu().numpy()
         per_image = {f"text_r{k}": of_images <= k for k in RECALLS}
-        per_image |= {f"image_r{k}": np.array([(of_texts[texts] <= k).mean() for texts in candidates]) for k in RECALLS}
+        per_image |= {f"image_r{k}": np.array([(of_texts[right] <= k).mean() for right in candidates]) for k in RECALLS}
         if all(item.is_class for item in captions):
             per_image |= {"zero_shot": of_images <= 1, "predicted": ranked.first.int().cpu().numpy()}
         metrics = {name: float(values.mean()) for name, values in per_image.items() if name != "predicted"}
@@ -254,7 +257,7 @@ class Lit(Task):
         scores = dict.fromkeys((metric.name for metric in cls.metrics), 0.0)
         total = sum(map(len, splits))
         for split in splits:
-            counts = Counter(text for item in split.annotations or () for text in item.candidates)
+            counts = Counter(key for item in split.annotations or () for key in set(item.keys))
             largest = [count for _, count in counts.most_common(max(RECALLS))]
             for k in RECALLS:
                 share = min(1.0, sum(largest[:k]) / len(split)) * len(split) / total
