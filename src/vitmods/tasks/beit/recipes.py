@@ -56,7 +56,8 @@ _ARCHITECTURE = {"layer_scale": 0.1, "position": "none", "position_on_prefix": F
     model="B/16",
     command="vitmods train --task beit --data path/to/imagenet --base B/16 --img-size 224 --recipe beit_base",
     expected="83.05 ± 0.08 % after `beit_finetune`, with the linear stem of B/16 (Three Things, Table 7)",
-    not_stated="codes are clusters of pixels instead of a trained tokenizer's; changes of color are left out here",
+    not_stated="codes are clusters of pixels instead of a trained tokenizer's; changes of color are left out here, and "
+    "so is the division of block l's initial output maps by the root of 2 l",
     architecture={**_ARCHITECTURE, "rel_pos": "shared"},
 )
 def beit_base(epochs: int = 300, *, batch_size: int = 2048) -> Recipe:

@@ -72,7 +72,8 @@ class DinoPart(TaskPart):
     model="S/16",
     command="vitmods train --task dino --data path/to/imagenet --base S/16 --img-size 224 --recipe dino_100",
     expected="74.0 % by linear evaluation (DTN's Table 7a)",
-    not_stated="brightness, contrast, saturation and hue change in this order, instead of a random one",
+    not_stated="brightness, contrast, saturation and hue change in this order, instead of a random one; position "
+    "embedding and class token do not decay",
 )
 def dino_100(epochs: int = 100, *, batch_size: int = 512) -> Recipe:
     """DINO's vanilla training without labels: two large and eight small crops, a teacher, AdamW with rising decay.

@@ -56,6 +56,7 @@ class Captions:
 
 
 def key_of(caption: str) -> tuple[str, ...]:
+    """Return what makes captions one text: their words, whatever the case and white space."""
     return (" ".join(caption.casefold().split()),)
 
 
