@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import functools
 import gc
-import inspect
 import os
 import random
 import signal
@@ -27,18 +26,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 os.environ["VITMODS_REUSE"] = "0"  # studies of one test do not take trials from each other
 os.fsync = lambda file: None  # no test is about a power failure, and a study waits for its disk for a tenth of its time
-
-find_source = inspect.getsource
-
-
-def source_of(thing):
-    """Classes that `make_dataclass` made have none, for which tyro searches half of the time that a command starts."""
-    if isinstance(thing, type) and thing.__module__ == "types":
-        raise OSError(f"{thing} was made by a call")
-    return find_source(thing)
-
-
-inspect.getsource = source_of
 
 
 @pytest.hookimpl(wrapper=True)

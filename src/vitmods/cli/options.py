@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import partial
@@ -67,9 +67,7 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
     options_of_recipe = _training_options(arguments) if "training" in shell_kind.__dataclass_fields__ else None
     if options_of_recipe is not None:
         training_field = [("training", type(options_of_recipe), field(default=options_of_recipe))]
-        shell_kind = make_dataclass(
-            kind.__name__, training_field, bases=(kind,), frozen=True, kw_only=True, namespace={"__doc__": kind.__doc__}
-        )
+        shell_kind = _derived(kind, training_field, kw_only=True)
     with_help = ["--help" if word == HELP_ALL else word for word in arguments]
     style = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
     cli = partial(tyro.cli, shell_kind, args=with_help, prog=f"vitmods {command}", config=style)
@@ -183,18 +181,21 @@ def _training_options(arguments: Sequence[str]) -> Any:
     recipe = Recipe()
     with suppress(UserError):  # reported when the options are read
         recipe = parse_recipe(name, like=recipe)
-    unchecked = {"__post_init__": check_fields}
     shell_parts = []
     for part, kind in {**PARTS, **TASK_PARTS}.items():
-        shell_kind = make_dataclass(
-            kind.__name__, (), bases=(kind,), frozen=True, namespace={**unchecked, "__doc__": kind.__doc__}
-        )
+        shell_kind = _derived(kind, (), __post_init__=check_fields)
         values = recipe.part(kind) if part in TASK_PARTS else getattr(recipe, part)
         shell_parts.append((part, shell_kind, field(default=shell_kind(**vars(values)))))
-    namespace = {**unchecked, "__doc__": Recipe.__doc__}
-    shell_recipe = make_dataclass("Recipe", shell_parts, bases=(Recipe,), frozen=True, namespace=namespace)
+    shell_recipe = _derived(Recipe, shell_parts, __post_init__=check_fields)
     plain = {name: value for name, value in vars(recipe).items() if name not in PARTS}
     return shell_recipe(**plain)
+
+
+def _derived(kind: type[Any], fields: Iterable[Any], kw_only: bool = False, **methods: Any) -> type[Any]:
+    """Make a dataclass with more fields. tyro does not search a built-in class for comments, which takes it longer than
+    all else."""
+    namespace = {"__doc__": kind.__doc__, "__module__": "builtins", **methods}
+    return make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, kw_only=kw_only, namespace=namespace)
 
 
 def _shortened(text: str, common: Sequence[str]) -> str:
