@@ -196,7 +196,7 @@ def test_a_loss_that_is_not_finite_in_evaluation_is_an_outcome(bench, tmp_path):
 
 def test_elsewhere_it_goes_on_with_a_warning(bench, tmp_path):
     with pytest.raises(RuntimeError):
-        bench.train(tmp_path, task=Hooked().at(fail, step=7))
+        bench.train(tmp_path, task=Hooked().at(fail, step=7), checkpoint_every_steps=3)
     config = json.loads((tmp_path / "config.json").read_text())
     config["environment"]["threads"] = 77
     (tmp_path / "config.json").write_text(json.dumps(config))

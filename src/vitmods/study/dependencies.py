@@ -18,6 +18,7 @@ from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm, base_function, functions_of, is_foreign, is_installed
 from vitmods.tasks.base import Task
 from vitmods.util.files import checksum
+from vitmods.util.limits import read_text
 from vitmods.util.registry import modules_from_outside
 
 
@@ -101,8 +102,8 @@ def _source(name: str) -> _Source | None:
 def _imports(file: Path, package: str) -> set[str]:
     """Return the names that a file of Python imports anywhere; of `from a import b` both `a` and `a.b`."""
     try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # an extension module
+        tree = ast.parse(read_text(file))
+    except (SyntaxError, ValueError):  # an extension module, or too large
         return set()
     names: set[str] = set()
     for node in ast.walk(tree):
