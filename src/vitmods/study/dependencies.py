@@ -84,7 +84,9 @@ def _checksums(names: Iterable[str]) -> dict[str, str]:
 
 def _source(name: str) -> _Source | None:
     """Read a module of users; None if it is installed, or does not have a file."""
-    module, spec = sys.modules.get(name), None
+    module, spec, parent = sys.modules.get(name), None, name.rpartition(".")[0]
+    if parent and parent not in sys.modules:  # to find it would import its package
+        return None
     with suppress(ImportError, AttributeError, ValueError):  # optional imports; modules without a spec
         spec = importlib.util.find_spec(name)
     if name in _read and _read[name].spec is spec:
