@@ -18,7 +18,7 @@ from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm, base_function, functions_of, is_foreign, is_installed
 from vitmods.tasks.base import Task
 from vitmods.util.files import checksum
-from vitmods.util.limits import read_text
+from vitmods.util.limits import read_bytes
 from vitmods.util.registry import modules_from_outside
 
 
@@ -73,17 +73,17 @@ def _checksums(names: Iterable[str]) -> dict[str, str]:
         name = waiting.pop()
         if name in code:
             continue
-        source = _source(name)
+        source = _source(name, is_named=name in names)
         if source is not None:
             code[name] = source.checksum
-            waiting += source.imports
+            waiting += [*source.imports, *filter(None, [name.rpartition(".")[0]])]  # a package runs first
         elif name in names:
             code[name] = uuid.uuid4().hex
     return code
 
 
-def _source(name: str) -> _Source | None:
-    """Read a module of users; None if it is installed, or does not have a file."""
+def _source(name: str, is_named: bool) -> _Source | None:
+    """Read a module; None if it does not have a file, or if it is installed and only imported."""
     module, spec, parent = sys.modules.get(name), None, name.rpartition(".")[0]
     if parent and parent not in sys.modules:  # to find it would import its package
         return None
@@ -92,10 +92,13 @@ def _source(name: str) -> _Source | None:
     if name in _read and _read[name].spec is spec:
         return _read[name]
     origin = spec.origin if spec is not None and spec.has_location else getattr(module, "__file__", None)
-    if origin is None or is_installed(Path(origin)):
+    if origin is None or not Path(origin).is_file():
+        return None
+    installed = is_installed(Path(origin))
+    if installed and not is_named:
         return None
     package = (spec.parent if spec is not None else None) or ""
-    source = _Source(spec, checksum(Path(origin)), frozenset(_imports(Path(origin), package)))
+    source = _Source(spec, checksum(Path(origin)), frozenset(() if installed else _imports(Path(origin), package)))
     if module is not None:
         _read[name] = source
     return source
@@ -104,7 +107,7 @@ def _source(name: str) -> _Source | None:
 def _imports(file: Path, package: str) -> set[str]:
     """Return the names that a file of Python imports anywhere; of `from a import b` both `a` and `a.b`."""
     try:
-        tree = ast.parse(read_text(file))
+        tree = ast.parse(read_bytes(file, "text"))
     except (SyntaxError, ValueError):  # an extension module, or too large
         return set()
     names: set[str] = set()
