@@ -14,9 +14,10 @@ import torch
 import vitmods as vm
 from vitmods import data
 from vitmods.cli import main
-from vitmods.recipes import RECIPES, a2, augreg, deit, evidence, finetune, plain
+from vitmods.recipes import RECIPES, Recipe, a2, augreg, deit, evidence, finetune, plain
 from vitmods.recipes.registry import architecture, arguments, parse_recipe, settings_of, summary, usual_model
-from vitmods.recipes.schedule import resolve
+from vitmods.recipes.schedule import overridden, resolve
+from vitmods.study import Study
 from vitmods.study.defaults import DIGITS, RecipeChoice
 from vitmods.tasks import TASKS, Classification
 from vitmods.train import RunOptions, train_trial
@@ -130,18 +131,31 @@ def test_a_warm_up_fits_a_training_of_another_length(name):
     assert 0 <= warmup(batch_size=2 * usual.batch_size) <= 0.25
 
 
+def test_a_warm_up_of_a_training_in_steps_keeps_its_epochs():
+    recipe = Recipe().with_(steps=1000, warmup_epochs=2.0)
+    assert overridden(recipe, {"batch_size": recipe.batch_size}, 6400).schedule.warmup_epochs == 2
+    assert overridden(recipe, {"steps": 40}, 10 * recipe.batch_size).schedule.warmup_epochs == 1
+
+
+def test_a_sweep_over_lengths_fits_the_warm_up():
+    study = Study("mu1/4", ["dpn"], "digits", recipe=RECIPES["deit"](), sweep={"epochs": [3, 30]}, seeds=1)
+    at = [study.settings.at(point).recipe for point in study.settings.sweep.points]
+    assert [(recipe.epochs, recipe.schedule.warmup_epochs) for recipe in at] == [(3, 0.75), (30, 5)]
+
+
 def test_options_are_arguments_of_the_recipe():
     def made(name, task, **overrides):
         return RecipeChoice(name, overrides).resolve(TASKS[task], DIGITS, 224, None, {})[0]
 
     assert made("dino_100", "dino", epochs=8, batch_size=64) == RECIPES["dino_100"](8, batch_size=64)
     assert made("dino_100", "dino", steps=2000).schedule.warmup_steps == 200
-    assert made("dino_100(epochs=50)", "dino", epochs=8).schedule.warmup_epochs == 2
     assert made("deit", "classification", epochs=30).schedule.warmup_epochs == 5
     assert made("deit(warmup_epochs=20)", "classification", epochs=30).schedule.warmup_epochs == 20
     assert made("deit", "classification", epochs=5, warmup_epochs=4.0).schedule.warmup_epochs == 4
     assert made("dino_100", "dino", steps=5, warmup_steps=4).schedule.warmup_steps == 4
     assert made("jft(steps=500)", "classification", epochs=30, warmup_epochs=3).steps is None
+    with pytest.raises(UserError, match="differ: leave one out"):
+        made("dino_100(epochs=50)", "dino", epochs=8)
     with pytest.raises(UserError, match="warmup_epochs=10 leaves nothing"):
         made("deit", "classification", epochs=8, warmup_epochs=10.0)
 

@@ -18,7 +18,7 @@ from vitmods.cli import main
 from vitmods.recipes import RECIPES, plain
 from vitmods.study import Answer, Study
 from vitmods.study.arms import BASE, Arm
-from vitmods.study.dependencies import code_of
+from vitmods.study.dependencies import _checksums, code_of
 from vitmods.study.executors import StudyOptions
 from vitmods.study.plan import Trial
 from vitmods.study.prepare import open_study
@@ -29,6 +29,7 @@ from vitmods.train import checkpoint
 from vitmods.train import trial as train_trial
 from vitmods.util import lease
 from vitmods.util.errors import UserError
+from vitmods.util.files import checksum
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
 RECIPE = plain(epochs=2).with_(batch_size=16)
@@ -396,6 +397,36 @@ def test_modules_that_a_function_s_module_imports_count(images, tmp_path, edits)
     file.write_text(FACTOR.format(value=1))
     importlib.reload(edits.factor)
     assert arm() == first
+
+
+def test_packages_encodings_and_lazy_imports_count_whatever_was_imported_before(tmp_path, monkeypatch):
+    """Nothing is imported for it, so that the same code has one identity at any time."""
+    package = tmp_path / "own_package"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("import json")
+    (package / "inner" / "late.py").write_text("")  # of a folder without __init__.py
+    (package / "latin.py").write_bytes("# -*- coding: latin-1 -*-\n# \xe9\nimport own_module\n".encode("latin-1"))
+    (tmp_path / "own_module.py").write_text("def f():\n    import own_package.inner.late, yaml.cyaml\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = {"own_package", "own_package.latin", "own_package.inner.late", "own_module"}
+    before = set(sys.modules)
+    code = _checksums({"own_package.latin"})
+    assert set(code) == names
+    assert set(sys.modules) == before
+    try:
+        for name in sorted(names):
+            importlib.import_module(name)
+        assert _checksums({"own_package.latin"}) == code
+        (package / "__init__.py").write_text("import csv")
+        importlib.reload(sys.modules["own_package"])
+        assert _checksums({"own_package.latin"}) != code
+    finally:
+        for name in (*names, "own_package.inner"):
+            sys.modules.pop(name, None)
+
+
+def test_an_installed_plugin_counts_by_its_file():
+    assert _checksums({"PIL.Image"}) == {"PIL.Image": checksum(Path(Image.__file__))}
 
 
 def test_files_that_a_recipe_names_count_with_their_content(tmp_path):

@@ -226,6 +226,8 @@ def main(arguments: Sequence[str]) -> int:
     line_up = find_line_up(tables[0]) if tables else None
     task_given = any(re.match("--task(=|$)", word) for word in arguments)
     if line_up and line_up.pretrain and not (options.pretrain or options.start or task_given):
+        if options.budget:
+            raise UserError(f"{line_up.name} has two stages, which --budget does not support: set --seeds.")
         options = replace(options, pretrain=line_up.pretrain)
     if not (options.quiet or sweeps_data or options.pretrain):  # these announce all of their studies
         _announce(options, budget, line_up)

@@ -82,16 +82,14 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(Show, arguments, "recipe show")
     from vitmods.model.config import ViTConfig
     from vitmods.recipes import evidence
-    from vitmods.recipes.registry import architecture, parse_recipe, split_recipe, usual_model
+    from vitmods.recipes.registry import architecture, check_agree, parse_recipe, split_recipe, usual_model
     from vitmods.recipes.schedule import LENGTHS, WARMUPS, lr_at, overridden, resolve
 
     # Options are arguments of the recipe's function, or fields of the recipe where the function lacks them.
     name, settings = split_recipe(options.recipe)
     values = {"model": options.model, "epochs": options.epochs, "batch_size": options.batch}
     values = {key: value for key, value in values.items() if value is not None}
-    for key, value in values.items():
-        if settings.get(key, value) != value:
-            raise UserError(f"{name}({key}={settings[key]}) and the option for {key}, {value}, differ: leave one out.")
+    check_agree(options.recipe, values)
     images = options.data_size or evidence(name).images or SMALL
     fields = {key: value for key, value in (settings | values).items() if key in (*LENGTHS, *WARMUPS)}
     recipe = overridden(parse_recipe(options.recipe, **values), fields, images).with_(accumulate=options.accumulate)

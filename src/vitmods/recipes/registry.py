@@ -112,6 +112,14 @@ def split_recipe(text: str) -> tuple[str, dict[str, Any]]:
     return name, read_settings(name, "recipe", inside, settings_of(RECIPES[name]))
 
 
+def check_agree(text: str, options: Mapping[str, Any]) -> None:
+    """Raise UserError if `NAME(SETTINGS)` and the options of the command line set an argument to different values."""
+    name, settings = split_recipe(text)
+    for key, value in options.items():
+        if settings.get(key, value) != value:
+            raise UserError(f"{name}({key}={settings[key]}) and the option for {key}, {value}, differ: leave one out.")
+
+
 def parse_recipe(text: str, **defaults: Any) -> Recipe:
     """The recipe of `NAME` or `NAME(SETTINGS)`. UserError as `split_recipe`, or as the recipe's function.
 
@@ -127,7 +135,8 @@ def parse_recipe(text: str, **defaults: Any) -> Recipe:
     for unit in ("epochs", "steps"):
         usual = parameters[f"warmup_{unit}"].default if f"warmup_{unit}" in parameters else None
         if usual and unit in chosen:
-            chosen.setdefault(f"warmup_{unit}", type(usual)(min(usual, LONGEST_WARMUP * chosen[unit])))
+            longest = LONGEST_WARMUP * chosen[unit]
+            chosen.setdefault(f"warmup_{unit}", min(usual, int(longest) if unit == "steps" else longest))
     return function(**chosen)
 
 

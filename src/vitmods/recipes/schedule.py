@@ -92,11 +92,13 @@ def overridden(recipe: Recipe, fields: Mapping[str, Any], images: int = 0) -> Re
         epochs, steps = changes.get("epochs", recipe.epochs), changes.get("steps", recipe.steps)
         per_epoch = images // max(1, changes.get("batch_size", recipe.batch_size))
         in_epochs, in_steps = recipe.schedule.warmup_epochs, recipe.schedule.warmup_steps
-        if steps is not None and in_epochs is not None:
+        if steps is not None and in_epochs is not None and recipe.steps is None:
             in_steps = round(in_epochs / recipe.epochs * steps)
             in_epochs = None
-        if in_epochs is not None:
+        if in_epochs is not None and steps is None:
             in_epochs = min(in_epochs, LONGEST_WARMUP * epochs)
+        elif in_epochs is not None and steps is not None and per_epoch:
+            in_epochs = min(in_epochs, LONGEST_WARMUP * steps / per_epoch)
         elif in_steps is not None and steps is not None:
             in_steps = min(in_steps, int(LONGEST_WARMUP * steps))
         elif in_steps is not None and per_epoch and in_steps > LONGEST_WARMUP * epochs * per_epoch:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitmods.data.splits import TEST_FRACTION, VAL_FRACTION
 from vitmods.recipes import RECIPES, Recipe
-from vitmods.recipes.registry import evidence, parse_recipe, split_recipe
+from vitmods.recipes.registry import check_agree, evidence, parse_recipe, split_recipe
 from vitmods.recipes.schedule import LENGTHS, WARMUPS, overridden
 from vitmods.util.errors import UserError
 
@@ -101,6 +101,8 @@ class RecipeChoice:
                 raise UserError(f"{self.name} is a recipe of the task {owner}, not of {task.name}: add --task {owner}.")
         if None not in (self.overrides.get("epochs"), self.overrides.get("steps")):
             raise UserError("epochs and steps both set the length of a training: leave one of them out.")
+        if self.name is not None:
+            check_agree(self.name, self.overrides)
         name = self.name or ("finetune" if pixels and not evidence(usual).trained else usual)
         like = RECIPES[usual]()
         recipe = task.fitted(parse_recipe(name, **{**self.overrides, "like": like, "model": model}))

@@ -8,8 +8,9 @@ import sys
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from hashlib import sha256
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ class _Source(NamedTuple):
     imports: frozenset[str]
 
 
+_is_installed = cache(is_installed)  # every trial asks for the same files
 _read: dict[str, _Source] = {}
 """source of each loaded module, as it was when a trial first depended on it: an edit counts after a reload"""
 
@@ -53,17 +55,24 @@ def code_of(arm: Arm, base: Any, task: type[Task], recipe: Recipe) -> dict[str, 
             code[library] = version(library)
     for field, name in files.items():
         if name and (path := Path(name).expanduser()).exists():
-            code[field] = _checksum(path)
+            code[f"file:{field}"] = _checksum(path)
     return code
 
 
 def _checksum(path: Path) -> str:
-    """Hash a file, or the files below a folder with their names."""
+    """Hash a file, or the files below a folder with their names, except hidden ones."""
     if path.is_file():
-        return checksum(path)
-    inside = sorted(file for file in path.rglob("*") if file.is_file())
-    lines = [f"{file.relative_to(path).as_posix()} {checksum(file)}" for file in inside]
+        return _content(path, path.stat().st_size, path.stat().st_mtime_ns)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    names = {file: file.relative_to(path) for file in files}
+    lines = [f"{name} {_checksum(file)}" for file, name in names.items() if not any(p[0] == "." for p in name.parts)]
     return sha256("\n".join(lines).encode()).hexdigest()[:32]
+
+
+@cache
+def _content(path: Path, size: int, changed: int) -> str:
+    """Hash a file once, as every trial asks for it; size and time of its last change show another content."""
+    return checksum(path)
 
 
 def _checksums(names: Iterable[str]) -> dict[str, str]:
@@ -76,7 +85,7 @@ def _checksums(names: Iterable[str]) -> dict[str, str]:
         source = _source(name, is_named=name in names)
         if source is not None:
             code[name] = source.checksum
-            waiting += [*source.imports, *filter(None, [name.rpartition(".")[0]])]  # a package runs first
+            waiting += source.imports
         elif name in names:
             code[name] = uuid.uuid4().hex
     return code
@@ -84,24 +93,32 @@ def _checksums(names: Iterable[str]) -> dict[str, str]:
 
 def _source(name: str, is_named: bool) -> _Source | None:
     """Read a module; None if it does not have a file, or if it is installed and only imported."""
-    module, spec, parent = sys.modules.get(name), None, name.rpartition(".")[0]
-    if parent and parent not in sys.modules:  # to find it would import its package
-        return None
-    with suppress(ImportError, AttributeError, ValueError):  # optional imports; modules without a spec
-        spec = importlib.util.find_spec(name)
-    if name in _read and _read[name].spec is spec:
+    module, spec = sys.modules.get(name), None
+    if module is None:
+        spec = _find(name)
+    elif name in _read and _read[name].spec is module.__spec__:
         return _read[name]
-    origin = spec.origin if spec is not None and spec.has_location else getattr(module, "__file__", None)
-    if origin is None or not Path(origin).is_file():
+    file = Path(getattr(module, "__file__", None) or getattr(spec, "origin", None) or "")
+    is_own = file.is_file() and not _is_installed(file)
+    if not is_own and not (is_named and file.is_file()):
         return None
-    installed = is_installed(Path(origin))
-    if installed and not is_named:
-        return None
-    package = (spec.parent if spec is not None else None) or ""
-    source = _Source(spec, checksum(Path(origin)), frozenset(() if installed else _imports(Path(origin), package)))
-    if module is not None:
+    package = name if file.stem == "__init__" else name.rpartition(".")[0]
+    imports = {*_imports(file, package), name.rpartition(".")[0]} - {""} if is_own else set()  # packages run first
+    source = _Source(getattr(module, "__spec__", None), checksum(file), frozenset(imports))
+    if module is not None and is_own:
         _read[name] = source
     return source
+
+
+def _find(name: str) -> ModuleSpec | None:
+    """Find a module without importing the packages around it; None if it does not exist or is installed."""
+    spec, places = None, None
+    for part in name.split("."):
+        spec = PathFinder.find_spec(part, places)  # with its whole name, its package would have to be imported
+        if spec is None or (spec.origin and _is_installed(Path(spec.origin))):
+            return None
+        places = [*(spec.submodule_search_locations or ())]
+    return spec
 
 
 def _imports(file: Path, package: str) -> set[str]:

@@ -23,6 +23,7 @@ import tyro
 from vitmods.data.splits import SplitOptions
 from vitmods.evals.options import Options
 from vitmods.recipes.recipe import Recipe, tupled
+from vitmods.recipes.schedule import overridden
 from vitmods.stats.design import plan_factorial
 from vitmods.study.arms import BASE, Arm, FactorialPlan, Replace, is_foreign
 from vitmods.study.grid import AS_IS, UNTUNED, Grid, Point, make_grid
@@ -384,7 +385,7 @@ class Settings(StudySettings):
 
     def recipe_of(self, arm: Arm, point: Point = AS_IS) -> Recipe:
         overrides = {**arm.recipe, **dict(point.values)}
-        return self.recipe.with_(**overrides) if overrides else self.recipe
+        return overridden(self.recipe, overrides) if overrides else self.recipe
 
     def at(self, setting: Point, seed: int | None = None) -> Settings:
         """The same without the sweep, under one of its settings; with the fold of the seed, where there are folds."""
@@ -393,7 +394,8 @@ class Settings(StudySettings):
             return replace(self, fixed={**self.fixed, **fold}).at(setting)
         values = setting.to_dict()
         fixed = {name: values.pop(name) for name in list(values) if name in self.fixed}
-        recipe = self.recipe.with_(**dict(Point.from_dict(values).values)).to_dict() if values else self.fixed["recipe"]
+        fields = dict(Point.from_dict(values).values)
+        recipe = overridden(self.recipe, fields).to_dict() if fields else self.fixed["recipe"]
         return replace(self, fixed={**self.fixed, **fixed, "recipe": recipe}, sweep=UNTUNED)
 
     def with_seeds(self, seeds: tuple[int, ...]) -> Settings:

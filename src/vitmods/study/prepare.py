@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from vitmods.recipes import Recipe
 
 FIRST_IMAGES, VAL_IMAGES, KEPT = 32, 256, 1e-4  # of what an arm changes before its first step; a change below is none
-MANY_TRIALS = 10**6  # more than run at a time
+MANY_TRIALS = 10**6  # above any number of workers
 MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
 MOST_ON_CLUSTER = 32  # Slurm jobs; Ray reports its own capacity
 MOST_ON_GPU = 4  # trials; more wait for each other
@@ -128,8 +128,7 @@ def open_study(folder: StudyFolder, settings: Settings, options: StudyOptions) -
         folder.images.check_same(dataset.splits)
     runner.settings = replace(settings, fixed=fixed)
     check_images(runner.settings, dataset)
-    start = fixed.get("start")
-    for source in {start["source"], *(arm.start or start["source"] for arm in settings.arms)} if start else ():
+    for source in _sources(settings):
         for seed in settings.seeds_of(BASE):
             checkpoint_of(source, seed)  # a UserError where the seed has none
     return PreparedStudy(runner, dataset, options, *_survey(runner, options))
@@ -322,17 +321,28 @@ def describe_model(settings: Settings, arm: Arm, model: nn.Module, base: Base) -
     return ModelFacts(arm.start or name, model_facts(model, base), tuple(changes))
 
 
+def _sources(settings: Settings) -> list[str]:
+    """List the trained weights that base and arms start from."""
+    if not (start := settings.fixed.get("start")):
+        return []
+    return list(dict.fromkeys([start["source"], *(arm.start or start["source"] for arm in settings.arms)]))
+
+
 def _seen(settings: Settings, dataset: ImageDataset) -> Iterator[str]:
-    """Warn of evaluated images that the study of the trained weights, where it is on this disk, trained on."""
-    start, splits = settings.fixed.get("start"), answer_splits(settings, dataset)
-    if not start or not (source := Path(start["source"]).absolute()).exists():
-        return
-    study = next((path for path in (source, *source.parents[:3]) if (path / IMAGES_FILE).exists()), source)
-    if count := sum(StudyImages(study).trained_on(dataset.splits[split]) for split in splits):
-        yield (
-            f"{count:,} images of {' and '.join(splits)} were training images of the weights in {start['source']}: "
-            "its numbers flatter. Hold the same images out of both trainings."
-        )
+    """Warn of evaluated images that trained weights were trained on, if their study is on this disk."""
+    splits, studies = answer_splits(settings, dataset), dict[Path, str]()
+    for source in _sources(settings):
+        path = Path(source).absolute()
+        for folder in (path, *path.parents[:3]) if path.exists() else ():
+            if (folder / IMAGES_FILE).exists():
+                studies.setdefault(folder, source)
+                break
+    for folder, source in studies.items():
+        if count := sum(StudyImages(folder).trained_on(dataset.splits[split]) for split in splits):
+            yield (
+                f"{count:,} images of {' and '.join(splits)} were training images of the weights in {source}: scores "
+                "on them are optimistic. Use the same splits for both trainings."
+            )
 
 
 _TRAINED_PART = {

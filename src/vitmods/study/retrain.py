@@ -12,7 +12,7 @@ from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer, ArmAnswer
 from vitmods.study.grid import AS_IS, Point
 from vitmods.study.plan import Settings, Trial, make_seeds
-from vitmods.study.store import StudyFolder, read_json, slug
+from vitmods.study.store import StudyFolder, StudyImages, read_json, slug
 from vitmods.tasks.base import DEFAULT, TASKS, Task
 from vitmods.train.trial import MODULES, WEIGHTS
 from vitmods.util.address import named
@@ -85,9 +85,11 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: 
         on_all = Settings({**settings.at(AS_IS, 0).fixed, "train_on_all": True}, settings.arms, make_seeds([seed]))
         runner = TrialRunner(folder, on_all, options)
         trial, out = Trial(settings.arm(chosen.name), seed, point), retrained_folder(path, chosen.name)
-        if not folder.images.same_contents(runner.dataset(on_all.recipe_of(trial.arm, point)).splits):
+        splits = runner.dataset(on_all.recipe_of(trial.arm, point)).splits
+        if not folder.images.same_contents(splits):
             warnings.warn("The images are no longer those of the study, so its estimate may not hold.", stacklevel=3)
         result = runner.train(trial, out)
+        StudyImages(out).write(splits)  # all images are training images here
     return Retrained(chosen.name, out, estimate_of(answer, chosen), result)
 
 

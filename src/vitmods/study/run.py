@@ -177,8 +177,8 @@ def write_facts(study: PreparedStudy, command: str, plan: StudyPlan) -> Facts:
             f"{LOOKS[0]} to {LOOKS[-1]} seeds are calibrated, not {count}. Ask for so many, or train all trials in "
             "another folder (--out and --no-reuse)."
         )
-    # Of a new study, or of one with a damaged file.
-    if folder.images.read() is None or not (folder.path / SPLIT_FILE).exists():
+    # Of a new study, of one with a damaged file, or of one from before the training images were recorded.
+    if "trained" not in (folder.images.read() or ()) or not (folder.path / SPLIT_FILE).exists():
         folder.images.write(dataset.splits)
         write_split(folder.path / SPLIT_FILE, dataset, folds)
     if before is not None and before.settings == settings.to_dict() and before.plan == plan:

@@ -32,7 +32,7 @@ _failed: set[str] = set()
 
 
 def is_switched_on() -> bool:
-    """Whether native forms would be built here; none has failed to build."""
+    """Whether native forms are enabled, a compiler exists and no build has failed."""
     is_wanted = os.environ.get("VITMODS_NATIVE") != "0" and not _failed
     return is_wanted and bool(os.environ.get("CXX") or find_compiler())
 
