@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import subprocess
+import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -129,16 +131,26 @@ def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
     folder = StudyFolder(broken)
     with Template(1) as template:  # here, not in each worker
         piece = SlurmJob(LocalProcesses(folder, 1, 1, RunOptions("cpu"), template=template), 0, trial.to_dict())
-        failures = []
-        job = threading.Thread(target=lambda: failures.append(piece()))
-        job.start()
-        while not (folder.trial(trial) / "metrics.jsonl").exists() and job.is_alive():
-            time.sleep(0.05)
-        again = piece.checkpoint()
-        job.join()
+
+        def time_is_over(*_):  # as submitit does: in the handler of a signal, while the job waits for its worker
+            again.append(piece.checkpoint())
+            sys.exit(-1)
+
+        def signal_once_it_trains():
+            while not (folder.trial(trial) / "metrics.jsonl").exists():
+                time.sleep(0.05)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR2)
+
+        again, before = [], signal.signal(signal.SIGUSR2, time_is_over)
+        try:
+            threading.Thread(target=signal_once_it_trains, daemon=True).start()
+            with pytest.raises(SystemExit):
+                piece()
+        finally:
+            signal.signal(signal.SIGUSR2, before)
         assert not (folder.trial(trial) / "result.json").exists()
         assert (folder.trial(trial) / "checkpoint.pt").exists()
-        assert again.function() is None
+        assert again[0].function() is None
     (done,) = results(broken).items()
     assert done in results(unbroken).items()
 

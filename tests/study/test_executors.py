@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import pytest
@@ -181,6 +182,18 @@ def test_an_idle_core_is_used_beside_the_last_trial(pool, workers, steps):
     pool(workers=workers).run(queue)
     assert queue.outcomes == {TRIALS[0]: None}
     assert min(queue.steps, 3) == steps
+
+
+def test_threads_that_wait_for_a_copy_all_get_its_code():
+    read, write = os.pipe()
+    os.write(write, b"1\n")
+    copy = Copy(None, None, os.fdopen(read, "rb", buffering=0))
+    with ThreadPoolExecutor(8) as threads:
+        codes = [threads.submit(copy.wait) for _ in range(8)]
+        os.write(write, b"-15\n")
+        os.close(write)
+        assert [code.result() for code in codes] == [-15] * 8
+    copy.terminate()  # it has ended: nothing is signalled
 
 
 @fresh_and_copies

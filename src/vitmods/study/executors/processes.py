@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
@@ -78,26 +79,31 @@ class Copy:
     """A worker that a template has forked: what `Worker` uses of a Popen.
 
     status: lines with its process id and, once it has ended, its exit code
+
+    Threads, and a signal handler in the middle of `wait`, may call it at the same time, as they may a Popen. So the
+    status stays open until the object is deleted.
     """
 
     def __init__(self, stdin: IO[bytes], stdout: IO[bytes], status: IO[bytes]) -> None:
         self.stdin, self.stdout, self._status = stdin, stdout, status
+        weakref.finalize(self, status.close)
         self._code: int | None = None
+        self._reading = threading.RLock()
         if not (line := status.readline()):
             raise ProcessLookupError("the template has ended")
         self.pid = int(line)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end; return the exit code, negative for a signal. Raises TimeoutExpired."""
-        if self._code is None:
-            if not wait([self._status.fileno()], timeout):
-                raise subprocess.TimeoutExpired("worker", timeout or 0.0)
-            self._code = int(self._status.readline() or -signal.SIGKILL)
-            self._status.close()
+        if not wait([self._status.fileno()], timeout):
+            raise subprocess.TimeoutExpired("worker", timeout or 0.0)
+        with self._reading:
+            if self._code is None:
+                self._code = int(self._status.readline() or -signal.SIGKILL)
         return self._code
 
     def terminate(self, number: int = signal.SIGTERM) -> None:
-        if self._code is None and not wait([self._status.fileno()], 0):
+        if not wait([self._status.fileno()], 0):
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -197,7 +203,8 @@ class LocalProcesses:
                 for worker in workers:  # all save their checkpoints at the same time
                     worker.process.terminate()
                 for worker in workers:
-                    worker.wait_or_kill()
+                    worker.stop()
+                    worker.dismiss()
                 raise
             for idle in filter(None, free.values()):
                 idle.dismiss()
@@ -269,16 +276,15 @@ class Worker:
         return self._why_it_ended(), False
 
     def stop(self) -> None:
-        """Let it save its checkpoint and end; kill it if it does not."""
-        self.process.terminate()
-        self.wait_or_kill()
+        """Let it save its checkpoint and end; kill it if it does not.
 
-    def wait_or_kill(self) -> None:
+        Its pipes stay open: another thread, or the code that a signal handler interrupts, may be in `answer`.
+        """
+        self.process.terminate()
         try:
             self.process.wait(SAVE_GRACE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
-        self.dismiss()
 
     def _why_it_ended(self) -> str:
         code = self.process.wait()
