@@ -303,6 +303,23 @@ def test_a_training_that_is_too_short_is_reported_before_it_begins(planned, step
     assert re.match(says, text) if says else not text
 
 
+@pytest.mark.parametrize(
+    ("recipe", "length", "warmup"),
+    [
+        ("swin", {"epochs": 40}, (10.0, None)),  # a quarter
+        ("swin", {"steps": 80}, (None, 5)),  # of 300 epochs it is 20
+        ("swin(warmup_epochs=3)", {"epochs": 40}, (3.0, None)),  # as given
+        ("deit", {"epochs": 100}, (5.0, None)),  # the recipe's
+    ],
+)
+def test_a_warm_up_that_was_not_given_fits_the_length_that_a_budget_chooses(recipe, length, warmup):
+    study = Study("mu2/2", ["dpn"], "digits", recipe=recipe)
+    chosen = choice.with_length(study.settings, length, 4096)
+    schedule = chosen.recipe.schedule
+    assert (schedule.warmup_epochs, schedule.warmup_steps) == warmup
+    assert study.settings.continuing(chosen.to_dict()).recipe == chosen.recipe
+
+
 def test_an_unknown_spread_follows_from_the_test_images():
     assert usual_spread(0) is None
     assert usual_spread(600).sd == pytest.approx(100 * np.sqrt(0.15 / 600))

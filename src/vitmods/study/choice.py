@@ -15,6 +15,7 @@ from dataclasses import replace
 from vitmods.adapters.files import cached_checkpoints
 from vitmods.bench import seconds_per_call
 from vitmods.recipes import Recipe
+from vitmods.recipes.schedule import WARMUPS, overridden
 from vitmods.study.budget import Budget
 from vitmods.study.cost import Steps
 from vitmods.study.defaults import SMALL_SET
@@ -75,19 +76,21 @@ def choose(
         seeds = len(settings.seeds) if seeds_given else CHOSEN_SEEDS
         step_s = time_steps(rung, seeds * len(settings.every_arm), options)
         longest = whole_length(rung)
-        most_steps = steps = steps_of(settings.recipe.with_(**longest), rung.images)
+        most_steps = steps = steps_of(with_length(settings, longest, rung.images).recipe, rung.images)
         length: Length | None = longest
         while length is not None:
             shorter = halve(length, rung) if length and not is_last and steps == most_steps else None
             if is_last or step_s * steps <= budget.left_s:  # else the images need not be read at this size
-                study = open_study(folder, settings.with_recipe(**length) if length else settings, options)
+                study = open_study(folder, with_length(settings, length, rung.images), options)
                 planned = estimate(study, budget, command, seeds_given, CHOSEN_SEEDS)
                 fits = planned.refused is None and planned.in_time(len(planned.settings.seeds))
                 if is_last and length and not fits:
                     shorter = shorten(planned, seeds, seeds_given, steps, rung)
                 if fits or (is_last and shorter is None):
                     if fits and length and not settings.until_decided:
-                        planned = use_whole_budget(planned, length, most_steps / max(steps, 1), seeds_given)
+                        planned = use_whole_budget(
+                            planned, length, most_steps / max(steps, 1), seeds_given, rung.images
+                        )
                     if text := too_short(planned) if fits else "":
                         warnings.warn(text, stacklevel=5)  # the caller of Study.run or Study.dry_run
                         study = replace(study, notices=(*study.notices, text))
@@ -95,8 +98,16 @@ def choose(
                     say(options, describe_choice(planned, rung, faster_options(study, budget), command is not None))
                     return study, planned
             length = shorter
-            steps = steps_of(settings.recipe.with_(**length), rung.images) if length else 0
+            steps = steps_of(with_length(settings, length, rung.images).recipe, rung.images) if length else 0
     raise AssertionError("a study without rungs")
+
+
+def with_length(settings: Settings, length: Length, images: int) -> Settings:
+    """Return the study with another length of training on so many images. A warm-up that was not given fits it."""
+    if not length:
+        return settings
+    given = {name: getattr(settings.recipe.schedule, name) for name in WARMUPS if name not in settings.open}
+    return settings.with_recipe(**overridden(settings.recipe, {**length, **given}, images).settings())
 
 
 def whole_length(rung: Rung) -> Length:
@@ -111,9 +122,8 @@ def whole_length(rung: Rung) -> Length:
 def halve(length: Length, rung: Rung) -> Length | None:
     """Return half of the epochs; None if these are too few steps to learn."""
     half = {"epochs": length["epochs"] // 2}
-    return (
-        half if half["epochs"] and steps_of(rung.settings.recipe.with_(**half), rung.images) >= LEARNING_STEPS else None
-    )
+    recipe = with_length(rung.settings, half, rung.images).recipe if half["epochs"] else None
+    return half if recipe is not None and steps_of(recipe, rung.images) >= LEARNING_STEPS else None
 
 
 def shorten(planned: Estimate, seeds: int, seeds_given: bool, steps: int, rung: Rung) -> Length | None:
@@ -149,13 +159,13 @@ def time_steps(rung: Rung, trials: int, options: StudyOptions) -> float:
     return trials / parallel * recipe.batch_size * part_s / part
 
 
-def use_whole_budget(planned: Estimate, length: Length, most_times: float, seeds_given: bool) -> Estimate:
+def use_whole_budget(planned: Estimate, length: Length, most_times: float, seeds_given: bool, images: int) -> Estimate:
     """Scale the length of trainings so that they fill the budget.
 
     A fifth seed makes four certain if trials are late, and costs a sixth of the length at most. Of trainings that were
     shortened, more than SAFE_SEEDS seeds give their time to longer trainings.
 
-    most_times: the whole training, in lengths of this one.
+    most_times: the whole training, in lengths of this one. images: of training.
     """
     settings, steps, ((name, count),) = planned.settings, min(planned.steps.values()), length.items()
     seeds, most_longer, available_s = len(settings.seeds), MOST_LONGER, planned.safe_s
@@ -176,7 +186,7 @@ def use_whole_budget(planned: Estimate, length: Length, most_times: float, seeds
         for arm, trials in zip(planned.arms, planned.trials(seeds), strict=True)
     ]
     steps_now = {setting: int(times * steps_there) for setting, steps_there in planned.steps.items()}
-    settings = settings.with_seeds(tuple(range(seeds))).with_recipe(**{name: longer})
+    settings = with_length(settings.with_seeds(tuple(range(seeds))), {name: longer}, images)
     return replace(planned, settings=settings, arms=tuple(arms), steps=steps_now)
 
 

@@ -16,6 +16,7 @@ from vitmods.model.names import MODELS, parse_name
 from vitmods.recipes import Recipe
 from vitmods.recipes.recipe import fields_by_name
 from vitmods.recipes.registry import split_recipe
+from vitmods.recipes.schedule import WARMUPS
 from vitmods.study.arms import BASE, FunctionSpec, base_function, is_foreign, make_arms
 from vitmods.study.checkpoints import arms_in, seeds_of, use_trained_arms
 from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
@@ -313,13 +314,11 @@ def open_settings(
     choice = RecipeChoice(recipe) if isinstance(recipe, str | None) else recipe
     if not isinstance(choice, RecipeChoice):
         return frozenset(unset)
-    of_recipe = {"epochs"}
-    if choice.name is None:
-        of_recipe = set(fields_by_name())
-    elif {"epochs", "steps"}.intersection(split_recipe(choice.name)[1]):
-        of_recipe = set()
-    length = {"epochs", "steps"} if {"epochs", "steps"}.intersection(choice.overrides) else set()
-    return frozenset(unset | of_recipe - length - set(choice.overrides))
+    of_recipe = set(fields_by_name()) if choice.name is None else {"epochs", "steps", *WARMUPS}
+    given = {*choice.overrides, *(split_recipe(choice.name)[1] if choice.name else ())}
+    if {"epochs", "steps"} & given:
+        given |= {"epochs", "steps"}
+    return frozenset(unset | of_recipe - given)
 
 
 def fixed_settings(
