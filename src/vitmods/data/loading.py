@@ -359,7 +359,7 @@ def _warnings(source: Source, splits: Splits) -> list[str]:
         if name == "train":
             groups["Classes with one training image"] = counts == 1
         warnings += [
-            f"{text}: {', '.join(source.classes[i] for i in np.flatnonzero(chosen))}."
+            f"{text}: {first_of([source.classes[i] for i in np.flatnonzero(chosen)], _LISTED)}."
             for text, chosen in groups.items()
             if chosen.any()
         ]
