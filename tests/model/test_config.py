@@ -104,7 +104,7 @@ def configs(draw):
         "key_drop_shape": draw(st.sampled_from(["decreasing", "constant"])),
         "patch_drop": 0.0 if mixing else draw(st.just(0.0) | probability),
         "drop_path_shape": draw(st.sampled_from(["linear", "constant"])),
-        "init": draw(st.sampled_from(["timm", "big_vision"])),
+        "init": draw(st.sampled_from(["timm", "big_vision", "beit"])),
     }
     assert fields.keys() == {f.name for f in dataclasses.fields(ViTConfig)}  # a new field must be drawn here too
     try:

@@ -111,9 +111,22 @@ def test_bf16_weights_give_bf16_logits_and_a_seed_the_weights():
     for overrides in ({}, {"position": "sincos2d", "position_on_prefix": False}, {"pool": "map"}):
         model = tiny(**overrides).bfloat16()
         assert model(torch.randn(1, 3, 8, 8).bfloat16()).dtype == torch.bfloat16
-    for init in ("timm", "big_vision"):
+    for init in ("timm", "big_vision", "beit"):
         a, b = tiny(init=init).state_dict(), tiny(init=init).state_dict()
         assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_last_maps_of_beits_blocks_start_smaller_with_depth():
+    weights = vm.vit("mu4/4", img_size=32, num_classes=5, init="beit").state_dict()
+    for name, weight in weights.items():
+        if name.endswith(
+            ("token", "pos_embed", "proj.weight", "fc1.weight", "fc2.weight", "qkv.weight", "head.weight")
+        ):
+            is_last = name.startswith("blocks.") and name.endswith(("proj.weight", "fc2.weight"))
+            bound = 0.02 / (2 * (int(name.split(".")[1]) + 1)) ** 0.5 if is_last else 0.02
+            assert 0.8 * bound < weight.abs().max() <= bound * (1 + 1e-6), name
+        elif name.endswith("bias"):
+            assert not weight.any(), name
 
 
 def test_gradient_checkpointing_changes_nothing_but_memory():

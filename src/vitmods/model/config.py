@@ -95,7 +95,7 @@ class ViTConfig:
     drop_path_shape: Literal["linear", "constant"] = "linear"
     dynamic_img_size: bool = False  # images of other sizes than img_size are taken too
     crop_border: bool = False  # rows and columns of pixels after the last whole patch are left out
-    init: Literal["timm", "big_vision"] = "timm"
+    init: Literal["timm", "big_vision", "beit"] = "timm"
 
     def __post_init__(self) -> None:
         for name in ("img_size", "patch_size"):

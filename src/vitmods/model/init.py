@@ -1,6 +1,7 @@
-"""Initialize weights as timm or big_vision does."""
+"""Initialize weights as timm, big_vision or BeiT does."""
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +19,14 @@ def initialize(model: Any, only: str = "") -> None:
     - ``big_vision``: projections of patches and the representation layer LeCun normal, attention and MLP weights
       Xavier uniform (query, key and value each by itself), MLP biases normal 1e-6, positions normal
       1 / sqrt(C), class and register tokens and head 0.
+    - ``beit``: linear weights, convolutions of the stem, positions and tokens normal 0.02, cut at one standard
+      deviation, biases 0; the last maps of both branches of block l, from 1, are divided by sqrt(2 l).
 
     The head's bias starts at ``config.head_bias``. A model on the meta device, without weights, is left as it is.
     """
     if next(model.parameters()).is_meta:  # where PyTorch would import its tracer
         return
-    rules = {"timm": _timm, "big_vision": _big_vision}
+    rules = {"timm": _timm, "big_vision": _big_vision, "beit": _beit}
     for name, module in model.named_modules():
         if name.startswith(only):
             rules[model.vit_config.init](name, module, model)
@@ -77,3 +80,21 @@ def _big_vision(name: str, module: nn.Module, model: Any) -> None:
             nn.init.xavier_uniform_(part)
         if bias is not None:
             nn.init.normal_(bias, std=1e-6) if name.endswith(("fc1", "fc2")) else nn.init.zeros_(bias)
+
+
+cut_normal_ = partial(nn.init.trunc_normal_, std=0.02, a=-0.02, b=0.02)
+
+
+def _beit(name: str, module: nn.Module, model: Any) -> None:
+    if not name:  # the model itself
+        for tensor in (model.pos_embed, model.mask_token, model.cls_token, model.reg_token):
+            if isinstance(tensor, nn.Parameter):
+                cut_normal_(tensor)
+    elif name == "attn_pool":
+        cut_normal_(model.attn_pool.latent)
+    elif isinstance(module, nn.Linear | nn.Conv2d):
+        cut_normal_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+        if name.startswith("blocks.") and name.endswith(("attn.proj", "mlp.fc2")):
+            module.weight.div_(math.sqrt(2 * (int(name.split(".")[1]) + 1)))

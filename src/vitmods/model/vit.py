@@ -205,9 +205,9 @@ class ViT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
-        """Draws all weights anew, in place: by the config's rule, or by ``mode`` ("timm", "big_vision"), which the
-        config then has. With ``needs_reset`` norms, scales and buffers start anew too: what ``to_empty`` has brought
-        from the meta device is then as a new model. Raises UserError for another mode."""
+        """Draws all weights anew, in place: by the config's rule, or by ``mode`` ("timm", "big_vision", "beit"), which
+        the config then has. With ``needs_reset`` norms, scales and buffers start anew too: what ``to_empty`` has
+        brought from the meta device is then as a new model. Raises UserError for another mode."""
         if mode:
             self.vit_config = self.vit_config.with_(init=mode)
         if not needs_reset:

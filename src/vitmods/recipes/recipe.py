@@ -252,7 +252,7 @@ class ModelSettings:
     """whether that rate grows with depth from 0, or is every block's; None: as the model has it"""
     patch_drop: float | None = None
     """fraction of each image's patches that a training step leaves out (arXiv:2208.07220); None: as the model has it"""
-    init: Literal["timm", "big_vision"] | None = None
+    init: Literal["timm", "big_vision", "beit"] | None = None
     """whose initial weights; None: as the model has it"""
     head_bias: float | None = None
     """initial bias of the head; None: as the model has it"""

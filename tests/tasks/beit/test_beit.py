@@ -257,7 +257,7 @@ def made(recipe, *changes):
         "digits", img_size=8, in_chans=1, augment=recipe.augment, limit_train=96, limit_val=40, test_fraction=0.05
     )
     torch.manual_seed(0)
-    backbone = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=0)
+    backbone = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=0, **recipe.model.to_config())
     return task.wrap(vm.apply(backbone, *changes) if changes else backbone, 10), task, images
 
 

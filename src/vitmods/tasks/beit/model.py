@@ -4,6 +4,7 @@ leaks masked pixels."""
 import copy
 import math
 import warnings
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from vitmods.model.build import make_stem
 from vitmods.model.config import ViTConfig
+from vitmods.model.init import cut_normal_
 from vitmods.model.vit import ViT
 from vitmods.tasks.base import TaskModel
 from vitmods.tasks.beit.codes import Codes
@@ -38,14 +40,15 @@ class BeitModel(TaskModel):
                 f"BeiT needs mask tokens, which a {type(backbone).__name__} does not have: use a vitmods ViT."
             )
         super().__init__(backbone)
+        draw = cut_normal_ if backbone.vit_config.init == "beit" else partial(nn.init.trunc_normal_, std=0.02)
         self.leaks = stem_leaks(backbone)
         self.decoder = _decoder(backbone, part, self.leaks) if part.decoder_depth else None
         if self.decoder is None and backbone.mask_token is None:
             backbone.vit_config = backbone.vit_config.with_(mask_token=True)
             backbone.mask_token = nn.Parameter(torch.empty(1, 1, backbone.embed_dim))
-            nn.init.trunc_normal_(backbone.mask_token, std=0.02)
+            draw(backbone.mask_token)
         self.head = nn.Linear((self.decoder or backbone).embed_dim, part.codes)
-        nn.init.trunc_normal_(self.head.weight, std=0.02)
+        draw(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.codes: Codes | VaeCodes = VaeCodes(part, backbone) if part.vae_steps else Codes(part, backbone)
 

@@ -56,8 +56,7 @@ _ARCHITECTURE = {"layer_scale": 0.1, "position": "none", "position_on_prefix": F
     model="B/16",
     command="vitmods train --task beit --data path/to/imagenet --base B/16 --img-size 224 --recipe beit_base",
     expected="83.05 ± 0.08 % after `beit_finetune`, with the linear stem of B/16 (Three Things, Table 7)",
-    not_stated="codes are clusters of pixels instead of a trained tokenizer's; changes of color are left out here, and "
-    "so is the division of block l's initial output maps by the root of 2 l",
+    not_stated="codes are clusters of pixels instead of a trained tokenizer's; changes of color are left out here",
     architecture={**_ARCHITECTURE, "rel_pos": "shared"},
 )
 def beit_base(epochs: int = 300, *, batch_size: int = 2048) -> Recipe:
@@ -79,6 +78,7 @@ def beit_base(epochs: int = 300, *, batch_size: int = 2048) -> Recipe:
         weight_decay=0.05,
         clip_norm=3.0,
         drop_path=0.1,
+        init="beit",
         crop="random_resized",
         flip=0.5,
         mean=IMAGENET_MEAN,
@@ -100,6 +100,7 @@ def beit_small(epochs: int = 100, *, batch_size: int = 64) -> Recipe:
         min_lr=1e-5,
         warmup_epochs=None,
         drop_path=0.0,
+        init=None,
         eval_crop=1.0,
         codes=512,
     )
