@@ -160,6 +160,8 @@ def test_failures_and_doubts_stand_before_the_numbers(study, page, synthetic):
     fewer = dataclasses.replace(first, effect=dataclasses.replace(first.effect, n=3, base_mean=71.234))
     claim = common_claim(dataclasses.replace(answer, arms=(fewer, second)))
     assert claim.endswith("that arm and base share, where base reaches 71.23 for dpn (3 seeds).")
+    known = dataclasses.replace(first, effect=dataclasses.replace(fewer.effect, base_n=16))  # all seeds of base count
+    assert "share" not in common_claim(dataclasses.replace(answer, arms=(known, second)))
 
 
 def test_what_all_intervals_share_is_one_line(study, synthetic):

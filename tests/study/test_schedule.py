@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from vitmods.recipes import Recipe
+from vitmods.study.answer import decision_against
 from vitmods.study.arms import make_arms
 from vitmods.study.budget import Budget, make_budget
 from vitmods.study.executors import Inline
@@ -254,3 +256,18 @@ def test_seeds_of_base_beyond_the_study_are_read_and_not_planned_for_arms(tmp_pa
     (play.folder.trial(Trial(play.settings.arm("base"), 4)) / "result.json").unlink()
     play.run()
     assert play.order == [("base", 4)]
+
+
+def test_an_arm_that_stopped_early_does_not_hold_up_comparisons_with_another_arm(tmp_path):
+    play = Played(tmp_path, {"base": 0.5, "dpn": 0.5, "rms": 0.55, "dtn": 0.1}, seeds=6, known=16)
+    for seed in range(16):
+        play.train(Trial(play.settings.arm("base"), seed))
+    play.run()
+    stopped = {arm for look in looks(play.state()) for arm in look.stopped}
+    assert math.isnan(decision_at(play.state(), play.settings.seeds, base="dpn")["rms"].low)
+    decision = decision_against(play.state(), "dpn", stopped)
+    assert {arm: math.isnan(effect.low) for arm, effect in decision.effects.items()} == {
+        "base": False, "rms": False, "dtn": True
+    }  # fmt: skip
+    assert decision["dtn"].n < 4 <= decision["rms"].n
+    assert math.isnan(decision_against(play.state(), "dpn", ())["rms"].low)  # it may still be trained

@@ -184,7 +184,7 @@ def _shared_seeds(answer: Answer) -> str:
     """The mean of base that each arm with fewer seeds is compared with, which is not the one above the table."""
     planned = len(answer.settings["seeds"])
     seeds = min(planned, answer.looks[-1].seeds if answer.looks else planned)
-    fewer = [effect for effect in ranked_effects(answer) if 0 < effect.n < seeds]
+    fewer = [effect for effect in ranked_effects(answer) if 0 < effect.n < seeds and effect.base_n <= effect.n]
     if not fewer or answer.sweep or answer.factorial:
         return ""
     base = answer.base.name

@@ -9,7 +9,7 @@ import io
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -433,17 +433,17 @@ def read_answer(
     # The decision: on average over a sweep, at the last look of a study until decided, else on all trials.
     taken = () if settings.sweep else tuple(looks(state))
     last = taken[-1].decision if taken else None
+    stopped = {arm for look in taken for arm in look.stopped}
     over = over_settings_at(state, reference) if settings.sweep else None
     if over:
         decision = over.decision
     elif reference == BASE and isinstance(last, Decision):
         decision = last
     else:
-        decision = decision_at(state, settings.seeds, base=reference)
+        decision = decision_against(state, reference, stopped)
     changes = None
     if settings.design is not None:
         changes = last if isinstance(last, Factorial) else factorial_at(state, settings.seeds)
-    stopped = {arm for look in taken for arm in look.stopped}
     ended = all(record.ended or trial.arm.name in stopped for trial, record in state.records.items())
 
     counted = _of_changes(decision, changes) if changes else decision
@@ -488,6 +488,19 @@ def read_answer(
         samples=tuple(folder.samples()),
         path=folder.path,
     )
+
+
+def decision_against(state: StudyState, reference: str, stopped: Container[str]) -> Decision:
+    """Compare with another arm than base. Arms that stopped before the first look at all pairs, which is later than
+    that at a known base, do not hold up the others; they have no interval."""
+    early: dict[str, Effect] = {}
+    while True:
+        decision = decision_at(state, state.settings.seeds, base=reference, frozen=early)
+        waiting = [effect for effect in decision.effects.values() if effect.arm in stopped and effect.arm not in early]
+        if not waiting or any(not math.isnan(effect.low) for effect in decision.effects.values()):
+            return decision
+        fewest = min(effect.n for effect in waiting)
+        early |= {effect.arm: effect for effect in waiting if effect.n == fewest}
 
 
 def _of_changes(runs: Decision, changes: Factorial) -> Decision:
