@@ -157,7 +157,7 @@ def test_failures_and_doubts_stand_before_the_numbers(study, page, synthetic):
     left_out = dataclasses.replace(answer, arms=(first, dataclasses.replace(second, effect=None)))
     assert caveats(left_out) == ["dpn(after=false) has no verdict: a trial of it failed."]
     assert "that arm and base share" not in common_claim(answer)
-    fewer = dataclasses.replace(first, effect=dataclasses.replace(first.effect, n=3, base_mean=71.234))
+    fewer = dataclasses.replace(first, effect=dataclasses.replace(first.effect, n=3, base_n=3, base_mean=71.234))
     claim = common_claim(dataclasses.replace(answer, arms=(fewer, second)))
     assert claim.endswith("that arm and base share, where base reaches 71.23 for dpn (3 seeds).")
     known = dataclasses.replace(first, effect=dataclasses.replace(fewer.effect, base_n=16))  # all seeds of base count
