@@ -16,6 +16,7 @@ from vitmods.recipes import RECIPES, Recipe
 from vitmods.recipes.schedule import half_cosine, lr_at, resolve
 from vitmods.study.checkpoints import open_trial
 from vitmods.study.defaults import DIGITS, Defaults, RecipeChoice
+from vitmods.study.trial import trial_scores
 from vitmods.tasks import TASKS
 from vitmods.tasks.dino.model import DinoHead
 from vitmods.tasks.dino.recipes import DinoPart
@@ -215,6 +216,18 @@ def test_a_pretrained_folder_is_fine_tuned(tmp_path, capsys):
     assert "top1" in json.loads((tmp_path / "tuned/result.json").read_text())["metrics"]
     assert main(["pretrain", *few.split(), "--task", "classification"]) == 2
     assert "reads labels" in capsys.readouterr().err
+
+
+def test_a_study_can_compare_by_the_probe(tmp_path):
+    recipe = RECIPES["dino_small"](epochs=1, batch_size=24).with_(**SMALL)
+    study = vm.Study("mu1/2", ["rms"], "digits", recipe=recipe, task="dino", metric="probe", seeds=1, limit_train=48)
+    answer = study.run(tmp_path, device="cpu", cost_seconds=0, progress=False, budget=1, workers=1)
+    assert answer.metric.name == "probe"
+    trial, out = tmp_path / "trials/base/seed0", tmp_path / "evaluated.json"
+    options = f"--protocol probe --split test --device cpu --out {out}"
+    assert main(["evaluate", str(trial), *options.split()]) == 0
+    evaluated = json.loads(out.read_text())["metrics"]["probe"]  # of the teacher, which the trial saved
+    assert trial_scores(trial, "test")["probe"].mean() == pytest.approx(evaluated, abs=1e-9)
 
 
 @pytest.mark.long
