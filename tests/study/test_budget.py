@@ -318,6 +318,8 @@ def test_a_warm_up_that_was_not_given_fits_the_length_that_a_budget_chooses(reci
     schedule = chosen.recipe.schedule
     assert (schedule.warmup_epochs, schedule.warmup_steps) == warmup
     assert study.settings.continuing(chosen.to_dict()).recipe == chosen.recipe
+    with_given = Study("mu2/2", ["dpn"], "digits", recipe=RecipeChoice("swin", {"epochs": 15})).settings
+    assert with_given.continuing(chosen.to_dict()).recipe == with_given.recipe  # nothing of a stored length is mixed in
 
 
 def test_an_unknown_spread_follows_from_the_test_images():

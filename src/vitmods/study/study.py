@@ -316,8 +316,8 @@ def open_settings(
         return frozenset(unset)
     of_recipe = set(fields_by_name()) if choice.name is None else {"epochs", "steps", *WARMUPS}
     given = {*choice.overrides, *(split_recipe(choice.name)[1] if choice.name else ())}
-    if {"epochs", "steps"} & given:
-        given |= {"epochs", "steps"}
+    if {"epochs", "steps"} & given:  # the warm-up follows it
+        given |= {"epochs", "steps", *WARMUPS}
     return frozenset(unset | of_recipe - given)
 
 
