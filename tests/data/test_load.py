@@ -68,6 +68,10 @@ def test_a_class_with_one_image_is_trained_on_with_a_warning(make_folder):
     assert dataset.summary()["splits"]["train"]["per_class"]["fox"] == 1
     assert "Classes with one training image: fox." in dataset.summary()["warnings"]
     assert "Classes without an image in test: fox." in dataset.summary()["warnings"]
+    rare = {f"rare{number:02d}": 1 for number in range(23)}
+    warnings = " ".join(load(make_folder({"cat": 20, "dog": 20, **rare}, under="many")).summary()["warnings"])
+    assert "Classes with one training image: rare00, " in warnings
+    assert ", rare19 and 3 more." in warnings
 
 
 def test_the_summary_is_json_and_complete(make_folder):

@@ -106,8 +106,8 @@ def with_length(settings: Settings, length: Length, images: int) -> Settings:
     """Return the study with another length of training on so many images. A warm-up that was not given fits it."""
     if not length:
         return settings
-    given = {name: getattr(settings.recipe.schedule, name) for name in WARMUPS if name not in settings.open}
-    return settings.with_recipe(**overridden(settings.recipe, {**length, **given}, images).settings())
+    warmup = {name: getattr(settings.recipe.schedule, name) for name in WARMUPS if name not in settings.open}
+    return settings.with_recipe(**overridden(settings.recipe, {**length, **warmup}, images).settings())
 
 
 def whole_length(rung: Rung) -> Length:

@@ -315,10 +315,10 @@ def open_settings(
     if not isinstance(choice, RecipeChoice):
         return frozenset(unset)
     of_recipe = set(fields_by_name()) if choice.name is None else {"epochs", "steps", *WARMUPS}
-    given = {*choice.overrides, *(split_recipe(choice.name)[1] if choice.name else ())}
-    if {"epochs", "steps"} & given:  # the warm-up follows it
-        given |= {"epochs", "steps", *WARMUPS}
-    return frozenset(unset | of_recipe - given)
+    closed = {*choice.overrides, *(split_recipe(choice.name)[1] if choice.name else ())}
+    if {"epochs", "steps"} & closed:  # the warm-up follows it
+        closed |= {"epochs", "steps", *WARMUPS}
+    return frozenset(unset | of_recipe - closed)
 
 
 def fixed_settings(

@@ -80,8 +80,8 @@ class Copy:
 
     status: lines with its process id and, once it has ended, its exit code
 
-    Threads, and a signal handler in the middle of `wait`, may call it at the same time, as they may a Popen. So the
-    status stays open until the object is deleted.
+    Threads and signal handlers may call its methods at the same time, as those of a Popen. So the status stays open
+    until the object is deleted.
     """
 
     def __init__(self, stdin: IO[bytes], stdout: IO[bytes], status: IO[bytes]) -> None:
