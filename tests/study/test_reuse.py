@@ -16,6 +16,7 @@ from PIL import Image
 from vitmods.changes import DualPatchNorm
 from vitmods.cli import main
 from vitmods.recipes import RECIPES, plain
+from vitmods.stats.sequential import EXTENDED_LEVEL, LAST_LEVEL
 from vitmods.study import Answer, Study
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.dependencies import _checksums, code_of
@@ -102,8 +103,35 @@ def test_more_seeds_in_a_new_folder_are_a_second_look_as_in_the_old_one(images, 
     extended = study(images, seeds=4).run(runs / "first", **OPTIONS)
     assert answer.headline["again"].interval == extended.headline["dpn"].interval
     assert answer.decision.alpha == extended.decision.alpha < 0.05
+    study(images).pilot(runs / "piloted", **OPTIONS)
+    piloted = study(images, seeds=4).run(runs / "piloted", **OPTIONS)
+    assert piloted.decision.alpha == extended.decision.alpha
     other = study(images, ["rms"], seeds=4).run(runs / "third", **OPTIONS)
     assert other.decision.alpha == 0.05, "trials of base alone do not tell about arms"
+
+
+def test_a_study_until_decided_that_was_analyzed_before_has_the_level_of_an_extension(images, runs):
+    new = study(images, seeds=4, until_decided=True).run(runs / "second", **OPTIONS)
+    extended = study(images, seeds=4, until_decided=True).run(runs / "first", **OPTIONS)
+    for answer in (new, extended):
+        assert answer.decision.alpha == EXTENDED_LEVEL
+        assert any("Extended after a first analysis: 3 seeds" in doubt for doubt in answer.doubts)
+    shutil.rmtree(runs / "first")
+    first_look = study(images, seeds=4, until_decided=True, no_reuse=True).run(runs / "first", **OPTIONS)
+    assert first_look.decision.alpha == LAST_LEVEL
+    shutil.rmtree(runs / "second")
+    same_looks = study(images, seeds=4, until_decided=True).run(runs / "second", **OPTIONS)
+    assert same_looks.decision.alpha == LAST_LEVEL
+
+
+def test_a_sweep_next_to_studies_with_trials_runs(images, runs):
+    answer = study(images, sweep={"lr": [1e-3, 2e-3]}).run(runs / "second", **OPTIONS)
+    assert answer.complete
+
+
+def test_a_study_of_another_version_is_no_obstacle(images, runs):
+    rewrite(runs / "first" / "study.json", schema=2)
+    assert study(images).run(runs / "second", **OPTIONS).complete
 
 
 def test_what_was_reused_is_reused_again_and_known_by_who_trained_it(images, runs):
@@ -209,6 +237,13 @@ def test_a_metric_that_training_does_not_measure_needs_the_weights(images, runs)
     shutil.rmtree(runs / "second")
     shutil.rmtree(runs / "third")
     assert not reused(study(images, seeds=1, metric="ece").run(runs / "third", **OPTIONS))
+
+
+def test_trials_of_renamed_images_are_evaluated_again(images, runs, tmp_path):
+    renamed = shutil.copytree(images, tmp_path / "animals")
+    answer = study(renamed, seeds=1, metric="ece").run(runs / "second", **OPTIONS)
+    assert answer.complete
+    assert "dpn0" in reused(answer)
 
 
 def test_studies_at_an_address_and_in_a_folder_are_named(images, runs, tmp_path, monkeypatch):

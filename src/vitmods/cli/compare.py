@@ -256,7 +256,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{retrained}\nReport: {named(Answer.load(out).report())}")
         return 0 if retrained.finished else FAILED
     run: dict[str, Any] = {"options": machine, "budget": budget}
-    run["command"] = shlex.join(["vitmods", "compare", *arguments, *plugin_options()])
+    where = ["--out", str(out)] if chooses and not options.out else []  # commands that follow may lack the budget
+    run["command"] = shlex.join(["vitmods", "compare", *arguments, *where, *plugin_options()])
     if options.dry_run:
         if options.out:  # without it any folder may do: nothing is written
             from vitmods.study.store import StudyFolder

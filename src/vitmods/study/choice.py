@@ -36,7 +36,7 @@ from vitmods.study.prepare import (
 )
 from vitmods.study.stopwatch import CALL_S, as_a_worker
 from vitmods.study.store import StudyFolder
-from vitmods.study.trial import already_reported, base_config, task_of
+from vitmods.study.trial import TrialRunner, already_reported, base_config, task_of
 from vitmods.tasks.base import TASKS
 from vitmods.train.device import resolve as device_of
 from vitmods.util.text import about, duration, first_of, listing, plural
@@ -71,6 +71,10 @@ def choose(
 
     rungs: from the largest to the smallest.
     """
+    if not rungs[-1].images:  # nobody knows before they are read; the last images are the smallest
+        settings = rungs[-1].settings
+        dataset = TrialRunner(folder, settings, options).dataset(settings.recipe)
+        rungs = [rung._replace(images=len(dataset.splits["train"])) for rung in rungs]
     for rung in rungs:
         settings, is_last = rung.settings, rung is rungs[-1]
         seeds = len(settings.seeds) if seeds_given else CHOSEN_SEEDS
@@ -85,7 +89,7 @@ def choose(
                 planned = estimate(study, budget, command, seeds_given, CHOSEN_SEEDS)
                 fits = planned.refused is None and planned.in_time(len(planned.settings.seeds))
                 if is_last and length and not fits:
-                    shorter = shorten(planned, seeds, seeds_given, steps, rung)
+                    shorter = shorten(planned, seeds, seeds_given)
                 if fits or (is_last and shorter is None):
                     if fits and length and not settings.until_decided:
                         planned = use_whole_budget(
@@ -95,7 +99,8 @@ def choose(
                         warnings.warn(text, stacklevel=5)  # the caller of Study.run or Study.dry_run
                         study = replace(study, notices=(*study.notices, text))
                     study.runner.settings = planned.settings
-                    say(options, describe_choice(planned, rung, faster_options(study, budget), command is not None))
+                    faster = faster_options(study, budget)
+                    say(options, describe_choice(planned, fits, rung, faster, command is not None))
                     return study, planned
             length = shorter
             steps = steps_of(with_length(settings, length, rung.images).recipe, rung.images) if length else 0
@@ -111,9 +116,11 @@ def with_length(settings: Settings, length: Length, images: int) -> Settings:
 
 
 def whole_length(rung: Rung) -> Length:
-    """Return the epochs of the recipe, or more if these are too few steps to learn; empty: the length was given."""
-    recipe = rung.settings.recipe
-    if "epochs" not in rung.settings.open or recipe.steps is not None:
+    """Return the epochs of the recipe, or more if these are too few steps to learn; empty: the length was given, or a
+    grid of the study sets it."""
+    settings, recipe = rung.settings, rung.settings.recipe
+    in_grids = {*settings.sweep.to_dict(), *settings.tune.to_dict()}
+    if "epochs" not in settings.open or recipe.steps is not None or in_grids & {"epochs", "steps"}:
         return {}
     enough = math.ceil(LEARNING_STEPS / max(1, rung.images // recipe.batch_size)) if rung.images else 0
     return {"epochs": max(recipe.epochs, enough)}
@@ -126,11 +133,11 @@ def halve(length: Length, rung: Rung) -> Length | None:
     return half if recipe is not None and steps_of(recipe, rung.images) >= LEARNING_STEPS else None
 
 
-def shorten(planned: Estimate, seeds: int, seeds_given: bool, steps: int, rung: Rung) -> Length | None:
+def shorten(planned: Estimate, seeds: int, seeds_given: bool) -> Length | None:
     """Return about the training with which so many seeds fit, or SAFE_SEEDS if none are given, in epochs or, for a few
     epochs, in steps; None if it was the shortest already."""
-    per_epoch = max(1, rung.images // rung.settings.recipe.batch_size)
-    steps = steps or min(planned.steps.values())
+    per_epoch = max(1, planned.dataset["train"] // planned.settings.recipe.batch_size)
+    steps = min(planned.steps.values())
     if steps <= FEWEST_STEPS:
         return None
     seeds, available_s = (seeds, planned.safe_s) if seeds_given else (SAFE_SEEDS, planned.available_s)
@@ -239,8 +246,8 @@ def time_step(study: PreparedStudy, settings: Settings, part: int = 0, compiled:
         return min(seconds_per_call(step, 1, device) for _ in range(3)) / part, part
 
 
-def describe_choice(planned: Estimate, rung: Rung, faster: Iterator[str], is_shell: bool) -> str:
-    """Name what was chosen for a budget, and the options that override it."""
+def describe_choice(planned: Estimate, fits: bool, rung: Rung, faster: Iterator[str], is_shell: bool) -> str:
+    """Name what was chosen for a budget, and the options that override it; or what does not fit it either."""
     settings, fixed = planned.settings, planned.settings.fixed
     base = fixed["base"] if isinstance(fixed["base"], str) else "the given model"
     rows, columns = fixed["img_size"]
@@ -252,7 +259,7 @@ def describe_choice(planned: Estimate, rung: Rung, faster: Iterator[str], is_she
     length = plural(recipe.epochs, "epoch") if recipe.steps is None else plural(recipe.steps, "step")
     budget = duration(planned.budget_s or 0)
     choice = f"Chosen, as it fits {budget}: {base} at {pixels}, {length}, {plural(len(settings.seeds), 'seed')}."
-    if planned.refused is not None:
+    if not fits:
         choice = f"Nothing fits {budget}, not even {base} at {pixels} with {length}."
     return " ".join([*weights_here(rung), choice, rung.recipe_note, f"Set {options} to choose otherwise.", *faster])
 

@@ -18,6 +18,7 @@ from vitmods.changes import Change, conflicts
 from vitmods.data.dataset import independent
 from vitmods.model.config import ViTConfig
 from vitmods.stats.design import MOST_CHANGES, plan_factorial
+from vitmods.stats.factorial import LOOKS as FACTORIAL_LOOKS
 from vitmods.stats.factorial import detectable as detectable_by
 from vitmods.stats.gains import collapsed, has_learned
 from vitmods.stats.plan import (
@@ -201,9 +202,9 @@ class Estimate:
         """Return `5 seeds of 4 arms and base in about 25 min find effects above about 1.2 points; intervals are about
         +-0.9 points.`"""
         seeds, most = len(self.settings.seeds), "At most " * self.settings.until_decided
-        arms = f"{plural(len(self.settings.arms), 'arm')} and base"
+        arms = f"{plural(len(self.settings.arms), 'arm')} and base" if self.settings.arms else "base"
         plan = f"{most}{plural(seeds, 'seed')} of {arms} in about {duration(self.total_s)}"
-        if self.settings.design:
+        if self.settings.design or not self.settings.arms:
             return f"{plan}."
         if self.spread is None:
             return f"{plan}; the effects that they can find are unknown: estimate them with --pilot."
@@ -512,12 +513,13 @@ def compare_with_factorial(planned: Estimate, base: Base) -> str:
 
 
 def fit_to_budget(budget: Budget, planned: Estimate, least: int = FEWEST) -> Estimate:
-    """Plan the most seeds that fit; with `until_decided` the largest maximum of 8, 16 and 32 that fits.
+    """Plan the most seeds that fit; with `until_decided` the largest maximum of 8, 16 and 32 that fits (8 by design).
 
     If fewer than `least` fit, or fewer than the first look needs, `refused` shows the arithmetic.
     """
     settings, k, per_seed = planned.settings, len(planned.settings.arms), planned.each
-    least = LOOKS[0] if settings.until_decided else least
+    looks = FACTORIAL_LOOKS if settings.design else LOOKS
+    least = looks[0] if settings.until_decided else least
     safe = None if settings.until_decided or settings.tune else least
     planned = replace(planned, budget_s=budget.seconds, safe_seeds=safe)
 
@@ -538,6 +540,6 @@ def fit_to_budget(budget: Budget, planned: Estimate, least: int = FEWEST) -> Est
     except UserError as error:
         return replace(planned, refused=error)
     if settings.until_decided:
-        seeds = max((most for most in MAXIMA if most <= seeds), default=seeds)
+        seeds = max((most for most in MAXIMA if most <= min(seeds, looks[-1])), default=seeds)
     arms = [replace(arm, trials=count) for arm, count in zip(planned.arms, planned.trials(seeds), strict=True)]
     return replace(planned, settings=settings.with_seeds(tuple(range(seeds))), arms=tuple(arms))

@@ -9,14 +9,10 @@ from fractions import Fraction
 from hashlib import sha256
 from itertools import product
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from vitmods.recipes.recipe import fields_by_name, tupled
 from vitmods.util.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    pass
-
 
 _BRIEF = 20  # characters of a model's options that are shown wherever its name is
 

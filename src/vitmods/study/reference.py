@@ -71,6 +71,7 @@ def describe_base(state: StudyState) -> Reference:
     task_metric = TASKS[settings.fixed["task"]].metrics[0].name
     curves = [read_curves(state.folder.path / record.folder, (metric.name, task_metric)) for record in records]
     logged = [curve for by_name in curves for curve in [by_name.get(metric.name)] if curve]
+    walls = [record.wall_s for record in records if record.wall_s]
     return Reference(
         named(state.folder.path),
         base_name(settings.fixed["base"]),
@@ -78,7 +79,7 @@ def describe_base(state: StudyState) -> Reference:
         scores,
         statistics.fmean(finite) if finite else None,
         (sd, *sd_range(sd, len(finite) - 1)) if sd > 0 else None,
-        statistics.median([record.wall_s for record in records if record.wall_s] or [math.nan]) if records else None,
+        statistics.median(walls) if walls else None,
         mean_curve(logged),
         [f"{record}: {record.message}" for record in state.records.values() if record.status in ("failed", "damaged")],
     )

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vitmods.stats.sequential import LOOKS
 from vitmods.study.arms import BASE
 from vitmods.study.plan import VAL, Trial
 from vitmods.study.prepare import PreparedStudy, say
@@ -55,6 +56,7 @@ class Pool:
         self._study = study
         self._trials: dict[str, list[FinishedTrial]] = {}
         settings, is_recorded = study.settings, bool(study.options.record)  # what is recorded is not in every trial
+        self._is_plain = not (settings.tune or settings.sweep or settings.design or settings.folds)
         for folder in find_studies(study.runner.folder, settings.reuse, settings.no_reuse or is_recorded):
             for result in sorted(folder.path.glob(f"trials/**/{RESULT}")):
                 with suppress(UserError):  # a damaged trial
@@ -66,8 +68,7 @@ class Pool:
     def count_known(self) -> None:
         """Set how many trials of base, of the seeds 0, 1, ..., are finished here, for a study that has not begun."""
         settings, runner = self._study.settings, self._study.runner
-        has_several = settings.tune or settings.sweep or settings.design or settings.folds
-        if self._trials and not has_several and runner.folder.facts() is None:
+        if self._trials and self._is_plain and runner.folder.facts() is None:
             base = (Trial(settings.arm(BASE), seed) for seed in itertools.count())
             count = sum(1 for _ in itertools.takewhile(lambda trial: self.find([trial]), base))
             runner.settings = replace(settings, known=count)
@@ -82,15 +83,19 @@ class Pool:
         return matches
 
     def analyzed(self) -> int:
-        """Count the seeds that other studies have finished for an arm, as far as they have shown verdicts on them."""
-        settings, most = self._study.settings, 0
-        for arm in settings.arms if self._study.runner.folder.facts() is None else ():
-            found = self.find(Trial(arm, seed) for seed in settings.seeds).values()
-            for study, seeds in Counter(trial.study for trial in found).items():
-                facts = study.facts()
-                if facts is not None and (facts.plan.until_decided or seeds >= facts.plan.seeds):
-                    most = max(most, seeds)
-        return most
+        """Return with how many seeds of its arms, fewer than this study has, another study has shown verdicts first; 0
+        if none has, or only at the looks of this study."""
+        settings, first = self._study.settings, 0
+        for arm in settings.arms if self._is_plain else ():
+            finished = self.find(Trial(arm, seed) for seed in settings.seeds).values()
+            for study, seeds in Counter(trial.study for trial in finished).items():
+                with suppress(UserError):  # of another version
+                    plan, count = study.known_facts().plan, len(settings.seeds)
+                    looked = min(LOOKS[0], seeds) if plan.until_decided else plan.seeds
+                    has_same_looks = settings.until_decided and plan.until_decided and plan.seeds == count
+                    if looked <= seeds and looked < count and not has_same_looks:
+                        first = max(first, looked)
+        return first
 
     def copy(self, state: StudyState) -> None:
         """Copy the missing trials of a study that are finished elsewhere, and let its state read them."""
@@ -157,7 +162,7 @@ class Pool:
             shutil.rmtree(temporary, ignore_errors=True)
             make_folder(target.parent)
             shutil.copytree(source.folder, temporary, ignore=_NOT_COPIED)
-        places = {name: here[name] for name in ("arm", "images", "start") if name in here}
+        places = {name: here[name] for name in ("arm", "images", "start", "data") if name in here}
         write_json(temporary / CONFIG, {**source.config, **places})
         write_json(temporary / RESULT, {**read_object(source.folder / RESULT), "arm": trial.arm.name})
         origin = read_object(source.folder / REUSED).get("study")

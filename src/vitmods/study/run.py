@@ -272,12 +272,9 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
     folder, budget = StudyFolder(path), request.budget
     folder.check_place(request.settings.fixed["data"])
     with folder.lock() as lease:
-        is_timed = (
-            budget.seconds is not None and not request.seeds_given
-        )  # a template would take time from what is timed
-        done = len(list(folder.path.glob("trials/**/result.json")))
-        template_or_none = None if is_timed else template_for(options, request.settings.planned - done)
-        with template_or_none or nullcontext() as template:
+        is_timed = budget.seconds is not None and not request.seeds_given  # a template would take time from the steps
+        missing = request.settings.planned - len(list(folder.path.glob("trials/**/result.json")))
+        with (None if is_timed else template_for(options, missing)) or nullcontext() as template:
             study, planned, is_settled = request.prepare(folder, options, command)
             pool = Pool(study)
             if not is_settled and budget != ENDLESS:
@@ -346,7 +343,8 @@ def dry_run(request: Request, path: Path, options: StudyOptions, command: str | 
 
     folder = StudyFolder(path)
     folder.refresh()
-    study, planned, is_settled = request.prepare(folder, options, command)
+    chooses = request if request.settings.arms else replace(request, budget=ENDLESS)  # base alone, as in run_base
+    study, planned, is_settled = chooses.prepare(folder, options, command)
     return planned or estimate(study, request.budget, command, fixed=is_settled, pool=Pool(study))
 
 
@@ -399,13 +397,11 @@ def _train_base(
 def plan_of(settings: Settings, analyzed: int = 0) -> StudyPlan:
     """Return what is recorded of the settings before any score is known.
 
-    analyzed: seeds whose trials are reused, and whose verdicts the studies that trained them have shown: a fixed study
-    with more extends these.
+    analyzed: with how many seeds another study has analyzed the reused trials first, which this one extends; 0: none
     """
-    count, family = len(settings.seeds), settings.compared
-    if 1 < analyzed < count and not settings.until_decided:
-        count = analyzed
-    return StudyPlan(count, settings.until_decided, settings.generalize, settings.measure.name, family)
+    is_first = analyzed <= 1
+    count, until_decided = len(settings.seeds) if is_first else analyzed, settings.until_decided and is_first
+    return StudyPlan(count, until_decided, settings.generalize, settings.measure.name, settings.compared)
 
 
 def template_for(options: StudyOptions, missing: int) -> Template | None:

@@ -357,7 +357,8 @@ def decision_at(
     """
     scores, criteria = _scores(state, seeds, [setting], without)
     most, plan = _most(state, LOOKS), state.images.plan
-    is_fixed = not (state.settings.until_decided or plan.until_decided)
+    # A fixed study that has been analyzed keeps the level of its extension, also if that runs until it is decided.
+    is_fixed = not (plan.until_decided if plan.seeds > 1 else state.settings.until_decided)
     planned = (plan.seeds if most else len(seeds)) if is_fixed else None
     return decide(
         base=base, family=_family(state, base), frozen=frozen, most_seeds=most, planned=planned,

@@ -51,8 +51,6 @@ from vitmods.util.files import write_json
 if TYPE_CHECKING:
     from vitmods.data import Batch, ImageDataset
     from vitmods.evals.options import Options
-    from vitmods.recipes import Recipe
-    from vitmods.tasks.base import Task
 
 
 class EvaluatedOnVal:
