@@ -185,6 +185,15 @@ def test_a_budget_ends_a_run_and_the_next_goes_on(tmp_path):
     assert len(played.order) == 2
 
 
+def test_a_seed_of_a_sweep_begins_if_it_fits_under_every_setting(tmp_path):
+    means, options = {"base": 0.5, "dpn": 0.5}, {"until_decided": False, "sweep": {"lr": [1e-3, 2e-3]}}
+    Played(tmp_path, means, seeds=1, **options).run()
+    played = Played(tmp_path, means, seeds=2, **options)
+    assert len(played.run(make_budget("1.5s")).left) == 4, "four trials of 0.5 s"
+    assert not played.order
+    assert not played.run(make_budget("1h")).left
+
+
 @pytest.mark.parametrize("budget", ["2 weeks", "-3", "0", "h", "1.2.3h", 0])
 def test_what_is_no_budget_is_refused(budget):
     with pytest.raises(UserError, match="A budget is"):

@@ -78,8 +78,8 @@ def check_weights_are_there(state: StudyState) -> None:
         some = listing([*gone[:3], *([f"{len(gone) - 3} more"] if len(gone) > 3 else [])])
         raise UserError(
             f"{state.settings.measure.name} has to be computed from the weights of {plural(len(gone), 'trial')} "
-            f"({some}), and these were not kept (--keep-weights best or none). Compare a metric that is known, or run "
-            "the study in another folder with --keep-weights all."
+            f"({some}), and these were not kept (--keep-weights best or none), or the study that trained them is gone. "
+            "Compare a metric that is known, or run the study in another folder with --keep-weights all."
         )
 
 
@@ -111,10 +111,10 @@ class TrialSchedule:
         self._given: set[Work] = set()
         self._at_work: dict[Work, float] = {}  # when each began
         self._ended = 0
-        self._seconds: dict[str, list[float]] = {}
+        self._seconds: dict[tuple[Point, str], list[float]] = {}  # of trials by setting and arm
         for trial, record in state.records.items():
             if record.wall_s is not None:
-                self._seconds.setdefault(trial.arm.name, []).append(record.wall_s)
+                self._seconds.setdefault((trial.setting, trial.arm.name), []).append(record.wall_s)
         self._looks: dict[Point, list[Look]] = {point: [] for point in state.settings.sweep.points}
         self._plan()
 
@@ -150,7 +150,8 @@ class TrialSchedule:
         prune(self.state, self._keep, trial if self._ended else None)  # what an earlier run kept, once
         self._ended += 1
         del self._at_work[work]
-        self._seconds.setdefault(trial.arm.name, []).append(self._progress.ended(work, failure, self.state))
+        took_s = self._progress.ended(work, failure, self.state)
+        self._seconds.setdefault((trial.setting, trial.arm.name), []).append(took_s)
         if self._may_change(trial):
             self._plan()
 
@@ -234,13 +235,8 @@ class TrialSchedule:
             return True
         trial, settings = trial_of(work), self.state.settings
         row = [work]
-        if not (settings.until_decided or settings.tune):  # all arms of a seed, or none
-
-            def is_of_seed(other: Work) -> bool:
-                return (trial_of(other).seed, trial_of(other).setting) == (trial.seed, trial.setting)
-
-            if not any(map(is_of_seed, self._given)):
-                row = [*filter(is_of_seed, self._wanted)]
+        if not (settings.until_decided or settings.tune or any(trial_of(w).seed == trial.seed for w in self._given)):
+            row = [w for w in self._wanted if trial_of(w).seed == trial.seed]  # all trials of a seed, or none
         now = time.monotonic()
         free_at = [max(now, began + self._expected_s(running)) for running, began in self._at_work.items()]
         free_at += [now] * max(1, self._progress.workers - len(free_at))
@@ -251,5 +247,6 @@ class TrialSchedule:
 
     def _expected_s(self, work: Work) -> float:
         """Seconds of a piece of work, by those before it; 0 before the first."""
-        seconds = self._seconds.get(trial_of(work).arm.name) or list(itertools.chain(*self._seconds.values()))
+        trial = trial_of(work)
+        seconds = self._seconds.get((trial.setting, trial.arm.name)) or [*itertools.chain(*self._seconds.values())]
         return statistics.median(seconds or [0.0])
