@@ -19,10 +19,7 @@ class BiasFree(Change):
     cost = "3 width parameters a block fewer; no multiply-adds"
     published = "no gain in accuracy is stated: it uses accelerators better (section 2)"
     words = ("qkv_bias", "bias_free")
-
-    @property
-    def fills(self) -> frozenset[Slot]:
-        return frozenset({Slot.QKV_BIAS})
+    fills = frozenset({Slot.QKV_BIAS})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         return config.with_(qkv_bias=False)

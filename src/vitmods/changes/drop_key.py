@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from vitmods.changes.base import Change, Preserves
+from vitmods.changes.base import Change
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError
@@ -26,6 +26,8 @@ class DropKey(Change):
     cost = "no parameters and no multiply-adds; a random number for each pair of tokens in training"
     published = "gains for T2T, VOLO, CeiT and DeiT on ImageNet-1k (abstract, without numbers)"
     acts_in = "training"
+    preserves = "function"
+    fills = frozenset({Slot.ATTN_MASK})
 
     rate: float = 0.1
     schedule: Literal["decreasing", "constant"] = "decreasing"
@@ -35,14 +37,6 @@ class DropKey(Change):
             raise UserError(f"dropkey(rate=...) is a probability between 0 and 1, got {self.rate}.")
         if self.schedule not in ("decreasing", "constant"):
             raise UserError(f"dropkey(schedule=...) is decreasing or constant, got '{self.schedule}'.")
-
-    @property
-    def preserves(self) -> Preserves:
-        return "function"
-
-    @property
-    def fills(self) -> frozenset[Slot]:
-        return frozenset({Slot.ATTN_MASK})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         return config.with_(key_drop=self.rate, key_drop_shape=self.schedule)

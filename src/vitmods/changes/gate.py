@@ -34,6 +34,7 @@ class GatedAttention(Change):
     cost = "width (width + 1) parameters and width^2 multiply-adds a token and block (per=head: heads for one width)"
     published = "none for ViTs: language models train more stably and score higher (abstract)"
     words = ("gated_attention", "gated")
+    fills = frozenset({Slot.GATE})
 
     per: Literal["channel", "head"] = "channel"
     start: Literal["half", "open"] = "half"
@@ -46,10 +47,6 @@ class GatedAttention(Change):
     @property
     def preserves(self) -> Preserves:
         return "function" if self.start == "open" else "weights"
-
-    @property
-    def fills(self) -> frozenset[Slot]:
-        return frozenset({Slot.GATE})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         if self.start == "open" and config.gate != "none":

@@ -24,10 +24,7 @@ class LayerNormScaling(Change):
         "none for ViTs: language models from 130 million to 7 billion parameters train to a lower loss (abstract)"
     )
     words = ("lns", "layernorm_scaling")
-
-    @property
-    def fills(self) -> frozenset[Slot]:
-        return frozenset({Slot.NORM_SCALE})
+    fills = frozenset({Slot.NORM_SCALE})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         if not all(branch.before for block in range(config.depth) for branch in config.branches(block)):

@@ -31,6 +31,7 @@ class LayerScale(Change):
     published = (
         "ImageNet-1k, with 400 instead of 300 epochs: ViT-S 79.7 to 80.7, ViT-B 82.2 to 82.7 (Three Things, Table 1)"
     )
+    fills = frozenset({Slot.LAYER_SCALE})
 
     init: float = 1e-4
 
@@ -45,10 +46,6 @@ class LayerScale(Change):
     @property
     def preserves(self) -> Preserves:
         return "function" if self.init == 1 else "weights"
-
-    @property
-    def fills(self) -> frozenset[Slot]:
-        return frozenset({Slot.LAYER_SCALE})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         if self.init == 1 and config.layer_scale not in (None, 1):

@@ -73,6 +73,7 @@ class Norm(Change):
     )
     short_forms = _ShortForms()
     words = ("norms",)
+    fills = frozenset({Slot.NORM_KIND})
 
     kind: str = ""
     exact: bool = True
@@ -140,10 +141,6 @@ class Norm(Change):
     @property
     def _is_exact(self) -> bool:
         return self.kind == "rms" and self.exact
-
-    @property
-    def fills(self) -> frozenset[Slot]:
-        return frozenset({Slot.NORM_KIND})
 
     @property
     def undoes(self) -> frozenset[Slot]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vitmods.changes.base import Change, Preserves
+from vitmods.changes.base import Change
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError
@@ -34,20 +34,13 @@ class Parallel(Change):
         "sequence, of 12 nothing is stated (Figure 2)"
     )
     short_forms = {"sequential": {"branches": 1}}  # noqa: RUF012
+    fills = frozenset({Slot.PARALLEL})
 
     branches: int = 2
 
     def __post_init__(self) -> None:
         if self.branches < 1:
             raise UserError(f"parallel(branches=...) is a whole number, at least 1, got {self.branches}.")
-
-    @property
-    def preserves(self) -> Preserves:
-        return "weights"
-
-    @property
-    def fills(self) -> frozenset[Slot]:
-        return frozenset({Slot.PARALLEL})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         flat = config.unrolled

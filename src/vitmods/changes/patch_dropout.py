@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vitmods.changes.base import Change, Preserves
+from vitmods.changes.base import Change
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError
@@ -27,20 +27,14 @@ class PatchDropout(Change):
     published = "at least 50 % fewer FLOPs and less memory in training on images as ImageNet's (abstract)"
     acts_in = "training"
     words = ("patch_dropout", "patch_drop")
+    preserves = "function"
+    fills = frozenset({Slot.PATCHES_KEPT})
 
     rate: float = 0.5
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
             raise UserError(f"patchdropout(rate=...) is a fraction between 0 and 1, got {self.rate}.")
-
-    @property
-    def preserves(self) -> Preserves:
-        return "function"
-
-    @property
-    def fills(self) -> frozenset[Slot]:
-        return frozenset({Slot.PATCHES_KEPT})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         return config.with_(patch_drop=self.rate)

@@ -32,6 +32,7 @@ class PositionalAttention(Change):
     summary = "Mixes attention by content with a learned kernel of positions in each head of the first blocks."
     cost = "4 heads parameters a block; T (rows + columns) width multiply-adds a block"
     published = "ImageNet-1k top-1 (Dynamic Token Normalization, Table 10): S*/16 80.6 to 80.8, with dtn instead 81.7"
+    fills = frozenset({Slot.ATTN_POSITIONS})
 
     blocks: int | None = None
     init: Literal["local", "noise"] = "local"
@@ -44,10 +45,6 @@ class PositionalAttention(Change):
             raise UserError(f"gpsa(init=...) cannot be '{self.init}'. {nearest(self.init, ('local', 'noise'))}")
         if not math.isfinite(self.gate):
             raise UserError(f"gpsa(gate=...) is a number, got {self.gate}.")
-
-    @property
-    def fills(self) -> frozenset[Slot]:
-        return frozenset({Slot.ATTN_POSITIONS})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         count = first_blocks(self.name, self.blocks, config)

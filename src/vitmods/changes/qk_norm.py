@@ -26,6 +26,7 @@ class QKNorm(Change):
     cost = "4 head-width parameters a block (rms: 2); no multiply-adds"
     published = "no gain in accuracy is stated: it lets ViTs of 8 billion parameters and more train without diverging"
     words = ("qk_norm", "query-key normalization")
+    fills = frozenset({Slot.QK_NORM})
 
     norm: str = "layer"
     eps: float = 1e-6
@@ -39,10 +40,6 @@ class QKNorm(Change):
                 f"qknorm(norm=...) is a kind that treats each token by itself, not '{self.norm}'. "
                 f"{nearest(self.norm, token_wise_kinds)}"
             )
-
-    @property
-    def fills(self) -> frozenset[Slot]:
-        return frozenset({Slot.QK_NORM})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         return config.with_(qk_norm=NormConfig(self.norm, self.eps))

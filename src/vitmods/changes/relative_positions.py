@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vitmods.changes.base import Change, Preserves
+from vitmods.changes.base import Change
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError
@@ -25,16 +25,10 @@ class RelativePositions(Change):
     cost = "((2 rows - 1) (2 columns - 1) + 3) heads parameters a block; no multiply-adds"
     published = "none by itself: BEiT has it together with its pre-training"
     words = ("rel_pos", "relative", "beit")
+    preserves = "function"
+    fills = frozenset({Slot.REL_POS})
 
     shared: bool = False
-
-    @property
-    def preserves(self) -> Preserves:
-        return "function"
-
-    @property
-    def fills(self) -> frozenset[Slot]:
-        return frozenset({Slot.REL_POS})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         if self.shared and config.rel_pos is True:

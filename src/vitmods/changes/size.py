@@ -35,6 +35,7 @@ class Size(Change):
     )
     example = MappingProxyType({"deeper": 2})
     words = ("depth", "width", "heads", "wider", "deeper")
+    fills = frozenset({Slot.SIZE})
 
     depth: int | None = None
     deeper: float | None = None
@@ -56,10 +57,6 @@ class Size(Change):
     def preserves(self) -> Preserves:
         """``weights`` where the width stays: every weight is carried, except those of removed blocks."""
         return "weights" if self.width is None and self.wider is None else "nothing"
-
-    @property
-    def fills(self) -> frozenset[Slot]:
-        return frozenset({Slot.SIZE})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         depth = self._whole("blocks", config.unrolled.depth, self.depth, self.deeper)

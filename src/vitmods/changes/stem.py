@@ -55,6 +55,7 @@ class Stem(Change):
         "levit": {"kind": "levit"},
         "local": {"kind": "local"},
     }
+    fills = frozenset({Slot.STEM, Slot.STEM_BEFORE, Slot.STEM_AFTER})
 
     kind: str = ""
     norm: Literal["batch", "layer", "none"] | None = None
@@ -68,10 +69,6 @@ class Stem(Change):
             raise UserError(f"stem(norm=...) cannot be '{self.norm}'. {nearest(self.norm, _NORMS)}")
         if self.gelu and self.kind != "linear":
             raise UserError("stem(gelu=true) is for kind=linear; hmlp and levit have theirs between the layers.")
-
-    @property
-    def fills(self) -> frozenset[Slot]:
-        return frozenset({Slot.STEM, Slot.STEM_BEFORE, Slot.STEM_AFTER})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         kind = kinds()[self.kind]

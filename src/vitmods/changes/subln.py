@@ -30,6 +30,7 @@ class SubLN(Change):
     summary = "Adds a norm before the output projection of attention and before the second layer of the MLP."
     cost = "2 (width + width of the MLP) parameters a block; no multiply-adds"
     published = "ImageNet-1k: no gain over pre-norm in five ViTs (Dual PatchNorm, Figure 1)"
+    fills = frozenset({Slot.ATTN_INNER, Slot.MLP_INNER})
 
     rescale: bool = True
     eps: float = 1e-5
@@ -37,10 +38,6 @@ class SubLN(Change):
     @property
     def preserves(self) -> Preserves:
         return "nothing" if self.rescale else "weights"
-
-    @property
-    def fills(self) -> frozenset[Slot]:
-        return frozenset({Slot.ATTN_INNER, Slot.MLP_INNER})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         norm = NormConfig("layer", self.eps)

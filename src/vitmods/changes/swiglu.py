@@ -25,16 +25,13 @@ class SwiGLU(Change):
     summary = "Gates the hidden layer of each MLP by a second linear map, at 2/3 of its width."
     cost = "about as many parameters and multiply-adds as the MLP that it replaces"
     published = "none for ViTs as a single change; in T5 (language) it lowers the log-perplexity (Table 1)"
+    fills = frozenset({Slot.MLP})
 
     hidden: int | None = None
 
     def __post_init__(self) -> None:
         if self.hidden is not None and self.hidden < 1:
             raise UserError(f"swiglu(hidden=...) is a whole number, at least 1, got {self.hidden}.")
-
-    @property
-    def fills(self) -> frozenset[Slot]:
-        return frozenset({Slot.MLP})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         if config.mlp_kind == self.name and self.hidden in (None, config.mlp_dim):

@@ -28,6 +28,7 @@ class ValueResidual(Change):
         "(abstract)"
     )
     words = ("resformer", "value_residual")
+    fills = frozenset({Slot.VALUE_MIX})
 
     first: float = 0.5
 
@@ -38,10 +39,6 @@ class ValueResidual(Change):
     @property
     def preserves(self) -> Preserves:
         return "function" if self.first == 0 else "weights"
-
-    @property
-    def fills(self) -> frozenset[Slot]:
-        return frozenset({Slot.VALUE_MIX})
 
     def edit(self, config: ViTConfig) -> ViTConfig:
         if config.depth == 1:
