@@ -159,8 +159,13 @@ def test_seeds_of_base_that_are_known_count(images, runs, capsys):
 
 def test_the_reference_is_trained_alone_and_has_no_verdicts(images, tmp_path, capsys):
     place = str(tmp_path / "reference")
-    main(["base", "--data", str(images), "--base", "mu/4", "--epochs", "1", "--seeds", "2", "--out", place])
-    assert "2 seeds: top-1" in capsys.readouterr().out
+    command = ["base", "--data", str(images), "--base", "mu/4", "--epochs", "1", "--seeds", "2", "--out", place]
+    assert main([*command, "--budget", "1trials"]) == 0
+    assert capsys.readouterr().out.endswith("\n1 of 2 seeds are missing: the same command trains them.\n")
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "2 seeds: top-1" in printed
+    assert "missing" not in printed
     assert list(json.loads((tmp_path / "reference" / "base.json").read_text())["scores"]) == ["0", "1"]
     with pytest.raises(UserError, match=r"base only: base\.json"):
         Answer.load(place)

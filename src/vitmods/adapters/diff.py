@@ -41,20 +41,8 @@ class Diff:
     """the class that a model of another library kept"""
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "params": list(self.params),
-            "flops": list(self.macs),
-            "added": list(self.added),
-            "removed": list(self.removed),
-            "changed": list(self.changed),
-            "preserves": self.preserves,
-            "drift": self.drift,
-            "images": self.images,
-            "changes": list(self.changes),
-            "papers": list(self.papers),
-            "advice": list(self.advice),
-            "in_place": self.in_place,
-        }
+        values = {"flops" if field.name == "macs" else field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def __str__(self) -> str:
         rows = [
@@ -96,21 +84,12 @@ def diff(old: nn.Module, new: nn.Module, images: torch.Tensor | None = None) -> 
         return _diff_in_place(old, new, images)
     before, after = as_vit(old), as_vit(new)
     changes = after.changes[len(before.changes) :]
-    first, second = _leaves(before), _leaves(after)
+    in_training = _in_training(before, after) if any(change.acts_in == "training" for change in changes) else ()
     return Diff(
-        params=(count_params(before), count_params(after)),
+        **_facts(before, after, changes, in_training),
         macs=(count_macs(before.vit_config), count_macs(after.vit_config)),
-        added=tuple(n for n in second if n not in first),
-        removed=tuple(n for n in first if n not in second),
-        changed=(
-            *(f"{n}: {first[n]} -> {second[n]}" for n in second if n in first and first[n] != second[n]),
-            *(_in_training(before, after) if any(change.acts_in == "training" for change in changes) else ()),
-        ),
-        preserves=preserved(changes),
         drift=verify(before, after, images=images),
         images="random images" if images is None else f"{len(images)} given images",
-        changes=tuple(map(str, changes)),
-        papers=tuple(dict.fromkeys(change.describe()["paper"] for change in changes)),
         advice=tuple(f"{change}: {advice}" for change in changes if (advice := change.advice(after.vit_config))),
     )
 
@@ -128,18 +107,12 @@ def _diff_in_place(old: nn.Module, new: nn.Module, images: torch.Tensor | None) 
         macs.append(counter.get_total_flops() // 2 // len(next(tensors_of(inputs))))
     before, after = (getattr(model, "vm_changes", ()) for model in (old, new))
     changes: tuple[Change, ...] = after[len(before) :]
-    first, second, parts = _leaves(old), _leaves(new), find_parts(old, inputs)
+    parts = find_parts(old, inputs)
     return Diff(
-        params=(count_params(old), count_params(new)),
+        **_facts(old, new, changes),
         macs=(macs[0], macs[1]),
-        added=tuple(n for n in second if n not in first),
-        removed=tuple(n for n in first if n not in second),
-        changed=tuple(f"{n}: {first[n]} -> {second[n]}" for n in second if n in first and first[n] != second[n]),
-        preserves=preserved(changes),
         drift=difference(*outputs),
         images="a random input" if images is None else f"{len(images)} given images",
-        changes=tuple(map(str, changes)),
-        papers=tuple(dict.fromkeys(change.describe()["paper"] for change in changes)),
         advice=tuple(
             f"{change}: in the post-norm blocks of this model it sits on the branches, before the norms of the sums"
             for change in changes
@@ -147,6 +120,23 @@ def _diff_in_place(old: nn.Module, new: nn.Module, images: torch.Tensor | None) 
         ),
         in_place=type(new).__name__,
     )
+
+
+def _facts(
+    old: nn.Module, new: nn.Module, changes: Sequence[Change], in_training: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Compare modules and parameters, and describe the changes."""
+    first, second = _leaves(old), _leaves(new)
+    changed = [f"{n}: {first[n]} -> {second[n]}" for n in second if n in first and first[n] != second[n]]
+    return {
+        "params": (count_params(old), count_params(new)),
+        "added": tuple(n for n in second if n not in first),
+        "removed": tuple(n for n in first if n not in second),
+        "changed": (*changed, *in_training),
+        "preserves": preserved(changes),
+        "changes": tuple(map(str, changes)),
+        "papers": tuple(dict.fromkeys(change.describe()["paper"] for change in changes)),
+    }
 
 
 def _in_training(before: ViT, after: ViT) -> list[str]:

@@ -65,7 +65,7 @@ def read(model: Any) -> tuple[ViT, Coverage]:
     random = [name for name in _MOVED if getattr(getattr(model, "rope", None), name, None)]
     is_grouped = getattr(_first_branches(model.blocks[0]).attn, "num_kv_groups", 1) > 1
     assumed = [f"{name}=None" for name in random] + ["num_kv_heads=num_heads"] * is_grouped
-    new, coverage = transfer.import_model(source, model, config, _rows_of(model), _look, assumed=assumed)
+    new, coverage = transfer.import_model(source, model, config, _rows_of(model), transfer.look_at_vit, assumed=assumed)
     new.set_grad_checkpointing(model.grad_checkpointing)
     new.pretrained_cfg = new.default_cfg = getattr(model, "pretrained_cfg", new.pretrained_cfg)
     return new, coverage
@@ -146,12 +146,9 @@ def fill_timm(model: ViT, foreign: Any) -> None:
 
 
 def _fill(model: ViT, foreign: Any) -> None:
-    transfer.export_model("timm's VisionTransformer", model, foreign, _rows_of(foreign)(model.state_dict()), _look)
+    rows = _rows_of(foreign)(model.state_dict())
+    transfer.export_model("timm's VisionTransformer", model, foreign, rows, transfer.look_at_vit)
     foreign.set_grad_checkpointing(model.grad_checkpointing)
-
-
-def _look(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-    return model.forward_features(images), model(images)
 
 
 def _rows_of(model: Any) -> Callable[[Iterable[str]], list[Row]]:

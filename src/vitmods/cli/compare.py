@@ -207,6 +207,8 @@ def train_base(arguments: Sequence[str]) -> int:
         return 0
     reference = study.run_base(out, budget=options.budget, command=command, options=machine)
     print(reference)
+    if missing := options.seeds - len(reference.scores) - len(reference.failed):
+        print(f"{missing} of {plural(options.seeds, 'seed')} are missing: the same command trains them.")
     for failure in reference.failed:
         print(f"failed: {failure}", file=sys.stderr)
     return FAILED if reference.failed else 0

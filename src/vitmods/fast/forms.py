@@ -166,10 +166,7 @@ def _attend_first(attn: Any, x: Tensor) -> Tensor:
     kv = F.linear(x, weight[dim:], None if bias is None else bias[dim:])
     q, (k, v) = q.view(*q.shape[:2], *heads), kv.view(*kv.shape[:2], 2, *heads).unbind(2)
     q, k, v = attn.q_norm(q).transpose(1, 2), attn.k_norm(k).transpose(1, 2), v.transpose(1, 2)
-    if attn.rope is not None:
-        q, k = attn.rope(q, k)
-    mask = None if attn.rel_pos is None else attn.rel_pos(q, k)
-    out: Tensor = attend(q, k, v, mask, attn.attn_drop if attn.training else 0.0)
+    out: Tensor = attend(q, k, v, None, attn.attn_drop if attn.training else 0.0)
     if attn.positions is not None:
         out = attn.positions(out, v)
     if attn.head_scale is not None:

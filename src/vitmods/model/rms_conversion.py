@@ -47,11 +47,8 @@ def rms_config(config: ViTConfig) -> ViTConfig:
     if all(norm is None or norm.kind == "rms" for norm in readers):
         return config
     _check(config, branches)
-    first, final, position = config.first_blocks, config.final_norm, config.position_norm
-    return config.with_(
-        attn=_rms_before(config.attn),
-        mlp=_rms_before(config.mlp),
-        first_blocks=first and replace(first, attn=_rms_before(first.attn), mlp=_rms_before(first.mlp)),
+    final, position = config.final_norm, config.position_norm
+    return config.with_slots(_rms_before, _rms_before).with_(
         final_norm=final and replace(final, kind="rms") if final_readers(config) else final,
         pool_norm=config.pool_norm or final if config.pool == "map" else None,
         position_norm=replace(position, kind="layer_centered") if position and position.affine else position,

@@ -599,14 +599,9 @@ def _pruned(config: ViTConfig, depth: int, norm: bool, head: bool) -> ViTConfig:
             )
         fields |= {"prefix_from": 0, "class_token": False, "reg_tokens": 0}
     if head:
-        none = {
-            "pool_norm": None,
-            "pool_heads": None,
-            "pool_prefix": False,
-            "representation": False,
-            "norm_after_pool": False,
-        }
-        fields |= {"num_classes": 0, "pool": "none", "pool_mlp_dim": None, "pool_heads": None, **none}
+        fields |= dict.fromkeys(("pool_norm", "pool_mlp_dim", "pool_heads"))
+        fields |= dict.fromkeys(("pool_prefix", "representation", "norm_after_pool"), False)
+        fields |= {"num_classes": 0, "pool": "none"}
     if head if config.norm_after_pool else norm:
         fields["final_norm"] = None
     return config.with_(**fields)

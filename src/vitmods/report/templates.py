@@ -18,7 +18,7 @@ from vitmods.report import text
 from vitmods.stats.tables import signed
 from vitmods.study.store import Sample
 from vitmods.train.trial import Examples, read_examples
-from vitmods.util.text import plural
+from vitmods.util.text import flatten, plural
 
 SIDE = 96  # longest side of a small image in pixels, enough for a tile on a dense screen
 MOST_SAMPLES = 24
@@ -63,13 +63,9 @@ def link(url: str) -> str | None:
     return url if url.startswith(("https://", "http://")) else None
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flat(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (dotted name, value) pairs of a nested mapping."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", _plain(value)
+    return ((name, _plain(value)) for name, value in (flatten(values) if values else {}).items())
 
 
 def _plain(value: Any) -> str:

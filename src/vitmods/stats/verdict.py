@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
-from scipy import special
-
 POINTS = 100.0
 FRACTION = "fraction"
 
@@ -134,13 +132,6 @@ class Effect:
         images = self.images_sd**2
         total = images + self.sd**2 * self.variance_per_sd() if self.n else math.nan
         return images / total if total else math.nan
-
-    @property
-    def p_better(self) -> float:
-        """P(better) from the t distribution: for orientation, of this arm alone, uncorrected."""
-        images = 0.0 if math.isnan(self.images_sd) or self.generalize == "seeds" else self.images_sd**2
-        error = math.sqrt(self.sd**2 * (self.variance_per_sd() + 2 * self.overlap) + images) if self.n else math.nan
-        return float(special.stdtr(self.df, self.gain / error)) if error else math.nan
 
     def test_images(self, count: int) -> str:
         """So many test images, or groups of them."""

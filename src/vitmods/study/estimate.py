@@ -56,7 +56,7 @@ from vitmods.train.options import RunOptions
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import rendered
-from vitmods.util.text import duration, listing, plural, size
+from vitmods.util.text import duration, first_of, listing, plural, size
 
 SEEDS = (3, 5, 8, 16)
 WIDTH = 100  # of what is printed
@@ -433,9 +433,8 @@ def known_spread(path: Path | None, state: StudyState) -> Spread | None:
     df = sum(spread.df for spread in spreads)
     sd = math.sqrt(sum(spread.df * spread.sd**2 for spread in spreads) / df)
     with_images = next((spread for spread in spreads if spread.images), spreads[0])
-    sources = ", ".join(spread.source for spread in spreads[:3])
-    more = f" and {len(spreads) - 3} more" if len(spreads) > 3 else ""
-    return Spread(sd, df, f"from {sources}{more}", with_images.disagree, with_images.images)
+    sources = first_of([spread.source for spread in spreads], 3)
+    return Spread(sd, df, f"from {sources}", with_images.disagree, with_images.images)
 
 
 def usual_spread(test_images: int) -> Spread | None:
