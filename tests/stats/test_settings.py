@@ -294,6 +294,19 @@ def test_what_cannot_be_compared_is_an_error(change, match):
         points(scores)
 
 
+def test_data_sets_on_which_few_images_differ_keep_that_when_they_are_averaged():
+    """In each of two sets, six or fewer of 280 images are wrong in some trial."""
+    rng = np.random.default_rng(0)
+    scores = {name: {arm: {seed: np.ones(280) for seed in range(5)} for arm in ("base", "dpn")} for name in "ab"}
+    for arms in scores.values():
+        for seed in range(5):
+            arms["base"][seed][rng.choice(3)] = 0.0
+            arms["dpn"][seed][3 + rng.choice(3, 2, replace=False)] = 0.0
+    over = over_settings(scores, shared_images=False)
+    single = [decide(scores[name])["dpn"] for name in "ab"]
+    assert over["dpn"].images_sd == pytest.approx(math.hypot(*(one.images_sd for one in single)) / 2, rel=0.01)
+
+
 def test_data_sets_have_other_images_even_if_as_many():
     """The images' part of an average is a quarter of the sum of both, and each set has its own chance."""
     rng = np.random.default_rng(3)

@@ -52,6 +52,7 @@ class Gains:
     base: float  #: the median of base's trials; NaN for a sum over settings
     left_out: int  #: images without a score in some trial
     has_learned: bool  #: whether base is clearly above the best constant prediction, as far as that is known
+    sets: tuple[tuple[int, float], ...] = ()  #: of data sets whose images are side by side, images and step of each
 
     @property
     def failures(self) -> Mask:
@@ -71,7 +72,7 @@ class Gains:
         seeds = self.shared(arm, other)
         if self.images is None or not seeds.any():
             return None
-        return images_part(self.images[arm, seeds] - self.images[other, seeds], self.step)
+        return images_part(self.images[arm, seeds] - self.images[other, seeds], self.step, self.sets)
 
     def notes(self, arms: Sequence[str], what: str = "arms", then: str = "") -> list[str]:
         """Whether base has learned, and what failed. `what` shares base's seeds; `then` follows for what failed."""

@@ -25,6 +25,7 @@ forms, so these serve as the scores of images above.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,12 +63,18 @@ class ImagesPart:
         return np.asarray(images + residual)
 
 
-def images_part(differences: Array, step: float = 0.0) -> ImagesPart:
+def images_part(differences: Array, step: float = 0.0, sets: Sequence[tuple[int, float]] = ()) -> ImagesPart:
     """The part of `differences` (..., n, m) of every seed and image, without gaps; 0 for fewer than two images.
 
     `step`: between a right image and a wrong one; 0 for scores of other kinds.
+    `sets`: of data sets side by side, the number of images and the step of each; how their means differ does not count.
     """
     n, m = differences.shape[-2:]
+    parts = np.split(differences, np.cumsum([size for size, _ in sets])[:-1], -1) if sets else [differences]
+    steps = [step for _, step in sets] or [step]
+    few = sum(s**2 * ((part != 0).any(-2).sum(-1) < FEW_DIFFER) for part, s in zip(parts, steps, strict=True))
+    if sets:
+        differences = np.concatenate([part - part.mean(-1, keepdims=True) for part in parts], -1)
     if m < 2:
         zero = np.zeros(differences.shape[:-2])
         return ImagesPart(zero, zero, n, m)
@@ -76,8 +83,7 @@ def images_part(differences: Array, step: float = 0.0) -> ImagesPart:
     between = ((by_image - both[..., None]) ** 2).sum(-1)
     total = ((differences - by_seed[..., None]) ** 2).sum((-2, -1))
     residual = (total - n * between) / max((n - 1) * (m - 1), 1)
-    few = (differences != 0).any(-2).sum(-1) < FEW_DIFFER
-    return ImagesPart(between / (m - 1) + few * step**2 / m, np.maximum(residual, 0.0), n, m)
+    return ImagesPart(between / (m - 1) + few / m, np.maximum(residual, 0.0), n, m)
 
 
 def clusters(x: Array, groups: ArrayLike) -> Array:

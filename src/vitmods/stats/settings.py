@@ -168,15 +168,17 @@ def weighted(settings: Sequence[Gains], weights: Array, shared_images: bool = Tr
         return used[0][1]
     trials = np.asarray(sum(weight * gains.trials for weight, gains in used))
     parts = [weight * gains.images for weight, gains in used if gains.images is not None]
-    count = sum(part.shape[-1] for part in parts)
-    images = None
+    images, sets = None, []
     if len(parts) == len(used) and shared_images and len({part.shape for part in parts}) == 1:
         images = np.asarray(sum(parts))
     elif len(parts) == len(used):  # images of their own, side by side: so their variances add up
-        apart = [(part - part.mean(-1, keepdims=True)) * (count / part.shape[-1]) for part in parts]
-        images = trials[..., None] + np.concatenate(apart, -1)
+        sizes = [part.shape[-1] for part in parts]
+        scales = [sum(sizes) / size for size in sizes]
+        images = np.concatenate([scale * part for scale, part in zip(scales, parts, strict=True)], -1)
+        steps = [scale * abs(weight) * gains.step for scale, (weight, gains) in zip(scales, used, strict=True)]
+        sets = [*zip(sizes, steps, strict=True)]
     return replace(
-        used[0][1], trials=trials, images=images,
+        used[0][1], trials=trials, images=images, sets=tuple(sets),
         floor=float(np.sqrt(sum((weight * gains.floor) ** 2 for weight, gains in used))),
         kinds={kind: np.any([gains.kinds[kind] for _, gains in used], 0) for kind in FAILURES},
         ended=np.all([gains.ended for _, gains in used], 0), pooled=np.all([gains.pooled for _, gains in used], 0),
