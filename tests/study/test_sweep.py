@@ -163,23 +163,9 @@ def test_data_sets_have_a_study_each_and_an_average(tmp_path, capsys):
         pixels = np.random.default_rng(number).integers(0, 128, (16, 16, 3)) + 100 * (number % 2)
         Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
     out = tmp_path / "sets"
-    command = ["compare", "--sweep", f"data=digits,{photos}", "--arms", "dpn", "--base", "mu/4", "--seeds", "3"]
-    command += [
-        "--epochs",
-        "1",
-        "--warmup-epochs",
-        "0",
-        "--batch-size",
-        "16",
-        "--limit-train",
-        "48",
-        "--workers",
-        "1",
-        "--device",
-        "cpu",
-        "--cost-seconds",
-        "0",
-    ]
+    command = ["compare", "--sweep", f"data=digits,{photos}", "--arms", "dpn", "--base", "mu/4", "--epochs", "1"]
+    command += ["--warmup-epochs", "0", "--batch-size", "16", "--limit-train", "48", "--workers", "1"]
+    command += ["--device", "cpu", "--cost-seconds", "0", "--seeds", "3"]
     assert shell([*command, "--quiet", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "dpn on each data set" in printed
@@ -199,6 +185,10 @@ def test_data_sets_have_a_study_each_and_an_average(tmp_path, capsys):
     assert shell([*command, "--quiet", "--dry-run", "--out", str(out)]) == 0
     assert capsys.readouterr().out.count("0 trials to run (6 are finished)") == 2
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
+    for where in (["--out", str(out)], ["--out", str(tmp_path / "more"), "--reuse", str(out)]):
+        assert shell([*command[:-1], "4", "--quiet", *where]) == 2, "before anything is trained"
+        said = " ".join(capsys.readouterr().err.split())
+        assert "The arms on digits were planned or analyzed with 3 seeds before" in said
     with pytest.raises(UserError, match="Two studies are of"):
         over_studies([folders[0], folders[0]])
     assert shell([*command, "--data", "digits"]) == 2

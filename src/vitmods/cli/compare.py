@@ -434,6 +434,7 @@ def over_data(options: Compare, arguments: Sequence[str], line_up: LineUp | None
     """Run a study for each data set, in one folder each, and answer over all of them; returns the exit code."""
     from vitmods.stats import tables
     from vitmods.study.prepare import open_study
+    from vitmods.study.reuse import Pool
     from vitmods.study.state import over_studies
     from vitmods.study.store import StudyFolder, slug
 
@@ -467,11 +468,12 @@ def over_data(options: Compare, arguments: Sequence[str], line_up: LineUp | None
         with warnings.catch_warnings():  # which come again
             warnings.simplefilter("ignore")
             place = StudyFolder(out / slug(name))
-            open_study(place, study.settings, replace(machine, progress=False))
-            if (facts := place.facts()) and 0 < facts.plan.seeds < len(study.settings.seeds):
+            prepared, facts = open_study(place, study.settings, replace(machine, progress=False)), place.facts()
+            first = facts.plan.seeds if facts else Pool(prepared).analyzed()
+            if 1 < first < len(study.settings.seeds):
                 raise UserError(
-                    f"{named(place.path)} was planned with {plural(facts.plan.seeds, 'seed')}, and the average over "
-                    "data sets needs a fixed number: choose another --out for more."
+                    f"The arms on {name} were planned or analyzed with {plural(first, 'seed')} before, and the average "
+                    "over data sets needs a fixed number: for more, choose another --out, and --no-reuse."
                 )
     command, results = shlex.join(["vitmods", "compare", *arguments, *plugin_options()]), []
     for name, study in studies.items():
