@@ -129,7 +129,7 @@ def test_a_sweep_next_to_studies_with_trials_runs(images, runs):
     assert answer.complete
 
 
-def test_a_study_of_another_version_is_no_obstacle(images, runs):
+def test_a_study_of_another_version_does_not_stop_a_new_one(images, runs):
     rewrite(runs / "first" / "study.json", schema=2)
     assert study(images).run(runs / "second", **OPTIONS).complete
 

@@ -82,7 +82,7 @@ def _big_vision(name: str, module: nn.Module, model: Any) -> None:
             nn.init.normal_(bias, std=1e-6) if name.endswith(("fc1", "fc2")) else nn.init.zeros_(bias)
 
 
-# BeiT cuts at one standard deviation, timm's default, an absolute 2, at a hundred.
+# BeiT cuts at one standard deviation; timm cuts at an absolute 2, which is a hundred of them.
 cut_normal_ = partial(nn.init.trunc_normal_, std=0.02, a=-0.02, b=0.02)
 
 

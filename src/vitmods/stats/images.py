@@ -70,14 +70,14 @@ def images_part(differences: Array, step: float = 0.0, sets: Sequence[tuple[int,
     `sets`: of data sets side by side, the number of images and the step of each; how their means differ does not count.
     """
     n, m = differences.shape[-2:]
-    parts = np.split(differences, np.cumsum([size for size, _ in sets])[:-1], -1) if sets else [differences]
-    steps = [step for _, step in sets] or [step]
-    few = sum(s**2 * ((part != 0).any(-2).sum(-1) < FEW_DIFFER) for part, s in zip(parts, steps, strict=True))
-    if sets:
-        differences = np.concatenate([part - part.mean(-1, keepdims=True) for part in parts], -1)
     if m < 2:
         zero = np.zeros(differences.shape[:-2])
         return ImagesPart(zero, zero, n, m)
+    sizes, steps = zip(*(sets or [(m, step)]), strict=True)
+    parts = np.split(differences, np.cumsum(sizes)[:-1], -1)
+    few = sum(s**2 * ((part != 0).any(-2).sum(-1) < FEW_DIFFER) for part, s in zip(parts, steps, strict=True))
+    if sets:
+        differences = np.concatenate([part - part.mean(-1, keepdims=True) for part in parts], -1)
     by_image, by_seed = differences.mean(-2), differences.mean(-1)
     both = by_seed.mean(-1)
     between = ((by_image - both[..., None]) ** 2).sum(-1)

@@ -247,7 +247,7 @@ def time_step(study: PreparedStudy, settings: Settings, part: int = 0, compiled:
 
 
 def describe_choice(planned: Estimate, fits: bool, rung: Rung, faster: Iterator[str], is_shell: bool) -> str:
-    """Name what was chosen for a budget, and the options that override it; or what does not fit it either."""
+    """Name what was chosen for a budget, or that nothing fits it, and the options that override the choice."""
     settings, fixed = planned.settings, planned.settings.fixed
     base = fixed["base"] if isinstance(fixed["base"], str) else "the given model"
     rows, columns = fixed["img_size"]

@@ -512,7 +512,7 @@ def compare_with_factorial(planned: Estimate, base: Base) -> str:
 
 
 def fit_to_budget(budget: Budget, planned: Estimate, least: int = FEWEST) -> Estimate:
-    """Plan the most seeds that fit; with `until_decided` the largest maximum of 8, 16 and 32 that fits (8 by design).
+    """Plan the most seeds that fit; with `until_decided` the largest maximum of 8, 16 and 32 that fits (factorial: 8).
 
     If fewer than `least` fit, or fewer than the first look needs, `refused` shows the arithmetic.
     """

@@ -236,7 +236,8 @@ class Request:
 
         Also returns the estimate of settings that were chosen, and whether the number of seeds is settled.
         """
-        facts, settings, is_settled = folder.facts(), self.settings, self.seeds_given
+        facts, settings = folder.facts(), self.settings
+        is_settled = self.seeds_given or not settings.arms  # base alone is trained with all of its seeds
         if facts is not None:
             settings = replace(settings.continuing(facts.settings), known=facts.settings.get("known", 0))
             if facts.plan.seeds and not self.seeds_given and facts.plan.until_decided == settings.until_decided:
@@ -253,7 +254,7 @@ class Request:
             say(
                 options, f"{trials}{before}, in {place}" if is_known else f"As many seeds as fit the budget, in {place}"
             )
-        chooses = facts is None and self.budget.seconds is not None
+        chooses = facts is None and self.budget.seconds is not None and bool(settings.arms)
         if chooses and not settings.open.isdisjoint({"base", "img_size", "epochs"}):
             from vitmods.study.choice import choose
 
@@ -343,8 +344,7 @@ def dry_run(request: Request, path: Path, options: StudyOptions, command: str | 
 
     folder = StudyFolder(path)
     folder.refresh()
-    chooses = request if request.settings.arms else replace(request, budget=ENDLESS)  # base alone, as in run_base
-    study, planned, is_settled = chooses.prepare(folder, options, command)
+    study, planned, is_settled = request.prepare(folder, options, command)
     return planned or estimate(study, request.budget, command, fixed=is_settled, pool=Pool(study))
 
 
