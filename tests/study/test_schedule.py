@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -192,6 +194,33 @@ def test_a_seed_of_a_sweep_begins_if_it_fits_under_every_setting(tmp_path):
     assert len(played.run(make_budget("1.5s")).left) == 4, "four trials of 0.5 s"
     assert not played.order
     assert not played.run(make_budget("1h")).left
+
+
+@pytest.mark.parametrize(
+    ("seconds", "over_s", "slow", "trials"),
+    [
+        (5.75, 0.0, (), 10),
+        (5.75, 0.3, (), 12),  # a sixth seed ends 0.25 s late
+        (5.65, 0.3, (), 10),  # 0.35 s late
+        (5.45, 0.9, (), 10),  # 0.55 s late, without it 0.45 s early
+        (5.55, 0.9, (), 12),
+        (5.05, 0.0, ("base", 4), 9),  # a seed that has begun and is late
+        (5.05, 0.4, ("base", 4), 10),
+    ],
+)
+def test_the_last_seed_ends_near_the_end_of_the_budget(monkeypatch, tmp_path, seconds, over_s, slow, trials):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    played = Played(tmp_path, {"base": 0.5, "dpn": 0.5}, until_decided=False)
+    train = played.train
+
+    def train_in_time(trial):
+        clock.now += 0.8 if (trial.arm.name, trial.seed) == slow else 0.5
+        train(trial)
+
+    played.train = train_in_time
+    played.run(Budget(seconds, over_s=over_s, began=clock.now))
+    assert len(played.order) == trials
 
 
 @pytest.mark.parametrize("budget", ["2 weeks", "-3", "0", "h", "1.2.3h", 0])

@@ -14,11 +14,13 @@ from vitmods.util.errors import UserError
 class Budget:
     """How much one run may take; None: no end. No trial begins that is expected to end later.
 
+    over_s:  seconds that a seed may end later, where the run would end earlier still without it
     began:   when the run did, on the monotonic clock
     """
 
     seconds: float | None = None
     trials: int | None = None
+    over_s: float = 0.0
     began: float = field(default_factory=time.monotonic, compare=False)
 
     @property
@@ -30,6 +32,7 @@ class Budget:
 ENDLESS = Budget()
 MOST_FOR_COSTS = 0.1  # of the time that the trials took: while one process measures costs, the others wait
 REPORT_S = 5.0  # CPU seconds for what follows the costs: the answer and the report
+MOST_OVER = 0.08  # of a budget that chooses the seeds: a seed may be a fifth of it
 TRIED_S = 0.1
 
 

@@ -25,7 +25,7 @@ from vitmods.recipes.schedule import resolve_on
 from vitmods.stats.sequential import LOOKS
 from vitmods.study.answer import VIEWS, Answer, Running, costs_under, read_answer, read_costs
 from vitmods.study.arms import BASE, Arm
-from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, Budget, seconds_after_trials, slowdown
+from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, MOST_OVER, Budget, seconds_after_trials, slowdown
 from vitmods.study.executors import Executor, Inline, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, Slurm
 from vitmods.study.executors.processes import LocalProcesses, Template
@@ -298,7 +298,8 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
             slower = slowdown() if budget.seconds else 1.0
             cost_seconds = LEAST_COSTS * options.cost_seconds * len(study.settings.sweep.points)
             after_s = seconds_after_trials(budget, cost_seconds, slower)
-            limit = replace(budget, seconds=budget.seconds and budget.seconds - after_s)
+            over_s = MOST_OVER * (budget.seconds or 0.0) if is_flexible else 0.0
+            limit = replace(budget, seconds=budget.seconds and budget.seconds - after_s, over_s=over_s)
             report = _live_report(study, facts)
             expected_s = {arm.arm: arm.trial_s for arm in planned.arms} if planned and not study.settings.sweep else {}
             costs = _measure_costs(study, state, budget)
@@ -535,7 +536,7 @@ def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> G
     points = {point.to_dict().get("base"): point for point in reversed(settings.sweep.points)}
     seconds = min(options.cost_seconds, MOST_FOR_COSTS * trained_s / len(points))
     report_s = seconds_after_trials(budget, 0.0, slowdown() if budget.seconds else 1.0)
-    seconds = max(0.0, min(seconds, (budget.left_s - report_s) / len(points)))
+    seconds = min(seconds, max(LEAST_COSTS * options.cost_seconds, (budget.left_s - report_s) / len(points)))
     recorded, _ = read_costs(study.runner.folder, settings)
     for base, point in points.items():
         before = {"base": None, "arms": {}, **costs_under(recorded, point)}

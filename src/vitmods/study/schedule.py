@@ -87,9 +87,9 @@ class TrialSchedule:
     """Hands out work to an executor, each piece once in a run, and takes in what came of it.
 
     Trials that points are chosen by come first; then seed by seed, in a seed base first. With a budget, no seed begins
-    that is expected to end later for base or an arm. Of a study that runs until it
-    is decided, arms that have stopped get no more seeds, and the widest interval comes first in a seed. Workers that
-    are free before the last trials of a look have ended take the next seeds of the arms that are open.
+    that is expected to end later for base or an arm, save by `Budget.over_s`. Of a study that runs until it is decided,
+    arms that have stopped get no more seeds, and the widest interval comes first in a seed. Workers that are free
+    before the last trials of a look have ended take the next seeds of the arms that are open.
     """
 
     def __init__(
@@ -234,16 +234,17 @@ class TrialSchedule:
         if budget.seconds is None:
             return True
         trial, settings = trial_of(work), self.state.settings
-        row = [work]
-        if not (settings.until_decided or settings.tune or any(trial_of(w).seed == trial.seed for w in self._given)):
-            row = [w for w in self._wanted if trial_of(w).seed == trial.seed]  # all trials of a seed, or none
-        now = time.monotonic()
+        now, row, over_s = time.monotonic(), [work], budget.over_s
         free_at = [max(now, began + self._expected_s(running)) for running, began in self._at_work.items()]
         free_at += [now] * max(1, self._progress.workers - len(free_at))
+        ends_at = now + budget.left_s
+        if not (settings.until_decided or settings.tune or any(trial_of(w).seed == trial.seed for w in self._given)):
+            row = [w for w in self._wanted if trial_of(w).seed == trial.seed]  # all trials of a seed, or none
+            over_s = min(over_s, ends_at - max(free_at))
         for next_work in row:
             free_at.append(min(free_at) + self._expected_s(next_work))
             free_at.remove(min(free_at))
-        return max(free_at) <= now + budget.left_s
+        return max(free_at) <= ends_at + over_s
 
     def _expected_s(self, work: Work) -> float:
         """Seconds of a piece of work, by those before it; 0 before the first."""
