@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from vitmods.study.arms import Arm
-from vitmods.study.executors import Inline, describe
+from vitmods.study.executors import ClusterOptions, Inline, StudyOptions, describe, processes
 from vitmods.study.executors.processes import OUT_OF_MEMORY, SAVE_GRACE_S, Copy, LocalProcesses, Template
 from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
@@ -156,6 +156,38 @@ def test_without_its_template_a_worker_is_a_fresh_interpreter(tmp_path, monkeypa
         processes = LocalProcesses(StudyFolder(tmp_path), 1, threads=3, template=template)
         assert not isinstance(processes.start(0).process, Copy)
         assert ran(processes) == {}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are copies on Linux alone")
+def test_the_shell_starts_the_template_before_a_study_asks_for_it(monkeypatch):
+    class Started:
+        def __init__(self, threads):
+            self.threads, self.path, self.is_alive = threads, processes.import_path(), True
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.is_alive = False
+
+    monkeypatch.setattr(processes, "Template", Started)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    with processes.early_template(StudyOptions(device="cpu", workers=2)):
+        with processes.a_template(2) as early, processes.a_template(2) as again, processes.a_template(1) as other:
+            assert early is again is not other
+            assert other.threads == 1
+        assert early.is_alive
+        assert not other.is_alive
+        monkeypatch.syspath_prepend("/elsewhere")
+        assert processes.a_template(2) is not early, "its copies could not import what this process can"
+    assert not early.is_alive
+    for unused in (
+        StudyOptions(device="cpu", workers=1),
+        StudyOptions(device="cuda"),
+        StudyOptions(cluster=ClusterOptions("slurm")),
+    ):
+        with processes.early_template(unused), processes.a_template(2) as late:
+            assert late is not processes.a_template(2)
 
 
 @fresh_and_copies

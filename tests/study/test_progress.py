@@ -238,12 +238,15 @@ def test_a_report_takes_at_most_a_fiftieth_of_the_time(monkeypatch):
     report = LiveReport(write)
     for _ in range(2000):
         clock[0] += 1.0
-        report.update(60.0, 1.0)
+        report.update(6000.0, 1.0)
     assert len(written) > 10
     assert 3.0 * len(written) <= 1.1 * shown.REPORT_SHARE * clock[0]
     running = written[-1][1]
-    assert running.left_s == 60.0
+    assert running.left_s == 6000.0
     assert (running.due - running.written).total_seconds() > 2 * 150, "the next one waits for its part of the time"
+    count, clock[0] = len(written), clock[0] + 1000.0
+    report.update(140.0, 1.0)
+    assert len(written) == count, "the final one comes sooner"
     report.stop()
     report.stop()
     assert written[-1][1] is None

@@ -8,6 +8,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ from vitmods.study.arms import make_arms
 from vitmods.study.budget import Budget, make_budget
 from vitmods.study.defaults import RecipeChoice
 from vitmods.study.executors import StudyOptions
+from vitmods.study.executors.processes import early_template
 from vitmods.study.grid import make_grid
 from vitmods.study.plan import Measure, StudySettings, measure_of
 from vitmods.util.address import named
@@ -218,6 +220,13 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Compare, arguments, "compare", COMMON)
     budget = make_budget(options.budget)
+    machine = replace(options.options, progress=not options.quiet)
+    trains = not (options.dry_run or options.pilot or options.retrain is not None or budget.seconds)
+    with early_template(machine) if trains else nullcontext():
+        return _compare(options, arguments, budget, machine)
+
+
+def _compare(options: Compare, arguments: Sequence[str], budget: Budget, machine: StudyOptions) -> int:
     sweeps_data = "data" in make_grid(options.settings.sweep, "--sweep").to_dict()
     from vitmods.study.arms import find_line_up
 
@@ -235,7 +244,6 @@ def main(arguments: Sequence[str]) -> int:
         _announce(options, budget, line_up)
     if options.arms and not (options.start or line_up):  # the arms of a folder of checkpoints have names of their own
         make_arms(options.arms)
-    machine = replace(options.options, progress=not options.quiet)
     machine.check_here()
     if options.pretrain is not None:
         if line_up and not line_up.pretrain:

@@ -41,14 +41,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import interpolate, optimize, special
+from scipy import special
 
 from vitmods.stats.fit import Array, Contrasts
 from vitmods.stats.images import ImagesPart
 from vitmods.util.errors import UserError
+
+if TYPE_CHECKING:
+    from scipy.interpolate import CubicSpline
 
 POOLED = 0.8  # of alpha
 ENOUGH_IMAGES = 20  # or groups, from which their part does not lower the degrees of freedom
@@ -135,22 +139,24 @@ def critical_value(k: int, df: ArrayLike, alpha: float, rho: ArrayLike = 0.5, on
 
 
 @lru_cache(maxsize=512)
-def _curve(k: int, alpha: float, rho: float, one_sided: bool) -> interpolate.CubicSpline:
+def _curve(k: int, alpha: float, rho: float, one_sided: bool) -> CubicSpline:
     """log c over 1 / df."""
-    return interpolate.CubicSpline(
-        GRID, np.log([_solve(k, 1 / x if x else np.inf, alpha, rho, one_sided) for x in GRID])
-    )
+    from scipy.interpolate import CubicSpline  # most of a second, which workers do without
+
+    return CubicSpline(GRID, np.log([_solve(k, 1 / x if x else np.inf, alpha, rho, one_sided) for x in GRID]))
 
 
 def _solve(k: int, df: float, alpha: float, rho: float, one_sided: bool) -> float:
     """One critical value, between the t quantiles of one contrast and of Bonferroni's inequality."""
+    from scipy.optimize import brentq
+
     tails = 1 if one_sided else 2
     low, high = np.log(special.stdtrit(df, 1 - alpha / tails / np.array([1, k])))
 
     def excess(log_c: float) -> float:
         return exceedance(float(np.exp(log_c)), k, df, rho, one_sided) - alpha
 
-    return float(np.exp(optimize.brentq(excess, low - SLACK, high + SLACK, xtol=1e-10)))
+    return float(np.exp(brentq(excess, low - SLACK, high + SLACK, xtol=1e-10)))
 
 
 def exceedance(c: float, k: int, df: float, rho: float, one_sided: bool = False) -> float:

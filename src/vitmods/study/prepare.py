@@ -29,7 +29,7 @@ from vitmods.study.arms import BASE, Arm, Function, base_function, functions_of,
 from vitmods.study.bases import Base, activation_bytes, base_name, described, model_facts, record_of
 from vitmods.study.checkpoints import Checkpoint, checkpoint_of
 from vitmods.study.defaults import SMALL_SET
-from vitmods.study.executors import StudyOptions
+from vitmods.study.executors import MOST_WORKERS, StudyOptions
 from vitmods.study.executors.processes import visible_gpus
 from vitmods.study.grid import Point
 from vitmods.study.plan import VAL, Settings, Trial
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 
 FIRST_IMAGES, VAL_IMAGES, KEPT = 32, 256, 1e-4  # of what an arm changes before its first step; a change below is none
 MANY_TRIALS = 10**6  # above any number of workers
-MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
 MOST_ON_CLUSTER = 32  # Slurm jobs; Ray reports its own capacity
 MOST_ON_GPU = 4  # trials; more wait for each other
 PHOTOGRAPH = 64

@@ -134,13 +134,14 @@ class LiveReport:
     def update(self, left_s: float | None, next_s: float | None) -> None:
         """Write it, unless that takes too much time. next_s: seconds until another trial ends."""
         began = time.monotonic()
-        if REPORT_SHARE * (began - self._written) < self._cost_s:
-            return
+        wait_s = self._cost_s / REPORT_SHARE
+        if began - self._written < wait_s or (left_s is not None and left_s + self._after_s < wait_s):
+            return  # the final one comes sooner than another
         now = datetime.now().astimezone().replace(microsecond=0)
         due = None
         if next_s is not None:
-            wait_s = max(next_s, self._cost_s / REPORT_SHARE) + next_s + self._after_s
-            due = now + timedelta(seconds=round(PATIENCE * wait_s + GRACE_S))
+            due_s = max(next_s, wait_s) + next_s + self._after_s
+            due = now + timedelta(seconds=round(PATIENCE * due_s + GRACE_S))
         self.is_running = self._attempt(Running(now, left_s, due)) or self.is_running
         self._written = time.monotonic()
         self._cost_s = self._written - began

@@ -8,7 +8,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -28,7 +28,7 @@ from vitmods.study.arms import BASE, Arm
 from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, MOST_OVER, Budget, seconds_after_trials, slowdown
 from vitmods.study.executors import Executor, Inline, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, Slurm
-from vitmods.study.executors.processes import LocalProcesses, Template
+from vitmods.study.executors.processes import LocalProcesses, Template, a_template, import_all
 from vitmods.study.plan import (
     MOST_SEEDS,
     Evaluation,
@@ -275,7 +275,7 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
     with folder.lock() as lease:
         is_timed = budget.seconds is not None and not request.seeds_given  # a template would take time from the steps
         missing = request.settings.planned - len(list(folder.path.glob("trials/**/result.json")))
-        with (None if is_timed else template_for(options, missing)) or nullcontext() as template:
+        with nullcontext() if is_timed else template_for(options, missing) as template:
             study, planned, is_settled = request.prepare(folder, options, command)
             pool = Pool(study)
             if not is_settled and budget != ENDLESS:
@@ -405,12 +405,13 @@ def plan_of(settings: Settings, analyzed: int = 0) -> StudyPlan:
     return StudyPlan(count, until_decided, settings.generalize, settings.measure.name, settings.compared)
 
 
-def template_for(options: StudyOptions, missing: int) -> Template | None:
-    """Start what workers are copies of, while the study is prepared: on Linux and a CPU, for two workers or more."""
+def template_for(options: StudyOptions, missing: int) -> AbstractContextManager[Template | None]:
+    """Return what workers are copies of, which starts while the study is prepared: on Linux and a CPU, for two workers
+    or more."""
     if sys.platform != "linux" or options.cluster.executor != "here" or resolve(options.device).type != "cpu":
-        return None
+        return nullcontext()
     workers = workers_for(options, missing, TYPICAL_BYTES)
-    return Template(threads_for(options, TYPICAL_BYTES)) if workers > 1 else None
+    return a_template(threads_for(options, TYPICAL_BYTES)) if workers > 1 else nullcontext()
 
 
 def _live_report(study: PreparedStudy, facts: Facts) -> LiveReport:
@@ -478,7 +479,10 @@ def _work(
             state, progress, budget, options.keep_weights, lease, costs if is_cpu else None, len(study.settings.seeds)
         )
         if schedule.left:
-            make_executor(runner, options, workers, study.threads, template).run(schedule)
+            executor = make_executor(runner, options, workers, study.threads, template)
+            if template is not None and costs is not None and options.cost_seconds:
+                import_all()  # as the template does at the same time on another core: the costs need it
+            executor.run(schedule)
     except BaseException:
         if report is not None:
             report.stop()

@@ -53,6 +53,7 @@ class ClusterOptions:
 
 
 HERE = ClusterOptions()
+MOST_WORKERS = 8  # by default; beyond that a machine's memory bandwidth is the limit
 
 
 @dataclass(frozen=True)

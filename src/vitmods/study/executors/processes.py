@@ -16,13 +16,15 @@ import sys
 import threading
 import traceback
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any
 
-from vitmods.study.executors import WorkSource
+from vitmods.study.executors import MOST_WORKERS, StudyOptions, WorkSource
 from vitmods.study.plan import Work
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import stop_on_signals
@@ -43,7 +45,7 @@ class Template:
     """
 
     def __init__(self, threads: int) -> None:
-        self.threads = threads
+        self.threads, self.path = threads, import_path()
         self._requests, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with remote:
             self._process = subprocess.Popen(
@@ -51,7 +53,7 @@ class Template:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, **_thread_variables(threads), "PYTHONPATH": import_path()},
+                env={**os.environ, **_thread_variables(threads), "PYTHONPATH": self.path},
                 pass_fds=(remote.fileno(),),
                 process_group=0,
             )
@@ -60,7 +62,8 @@ class Template:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._requests.close()  # it ends, but not its copies
+        self._requests.close()
+        self._process.kill()  # its copies stay; it may still be importing
         self._process.wait()
 
     def start(self, task: dict[str, Any], output: IO[bytes]) -> Copy:
@@ -111,16 +114,50 @@ class Copy:
         self.terminate(signal.SIGKILL)
 
 
+_early: ContextVar[Template | None] = ContextVar("_early", default=None)
+
+
+@contextmanager
+def early_template(options: StudyOptions) -> Iterator[None]:
+    """Start the template of the studies in this context before this process imports torch: both take seconds. Does
+    nothing where they would not use it, as far as that is known without torch."""
+    cores = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))) if sys.platform == "linux" else 1
+    workers = min(options.workers or MOST_WORKERS, cores)
+    has_gpu = options.device == "auto" and any(Path("/dev").glob("nvidia[0-9]*"))
+    if workers == 1 or has_gpu or options.device not in ("auto", "cpu") or options.cluster.executor != "here":
+        yield
+        return
+    with Template(cores // workers) as template:
+        token = _early.set(template)
+        try:
+            yield
+        finally:
+            _early.reset(token)
+
+
+def a_template(threads: int) -> AbstractContextManager[Template]:
+    """The early template, if its copies would be the same as those of a new one; else a new one."""
+    early = _early.get()
+    if early is not None and (early.threads, early.path) == (threads, import_path()):
+        return nullcontext(early)
+    return Template(threads)
+
+
+def import_all() -> None:
+    """Import what a worker needs. The first optimizer of a process imports as much again as torch itself."""
+    import torch
+
+    import vitmods.study.trial  # noqa: F401
+
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+
+
 def serve(requests: socket.socket) -> dict[str, Any] | None:
     """Fork a worker at each request: returns its task in the worker, and None in the template when its parent is done.
 
     Between the two is a process that waits for the worker, to report its end.
     """
-    import torch
-
-    import vitmods.study.trial  # noqa: F401, all that a worker needs
-
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports as much again
+    import_all()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with requests:
         while True:
