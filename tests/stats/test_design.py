@@ -251,3 +251,5 @@ def test_ranges_and_budgets():
         seeds_within(18 * 60, 100, 105, 7)
     with pytest.raises(UserError, match="not even one arm"):
         seeds_within(10, 100, 100, 7)
+    with pytest.raises(UserError, match="take 10 min, more than the budget leaves for trials"):
+        seeds_within(-3, 100, 100, 1)

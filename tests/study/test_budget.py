@@ -24,6 +24,7 @@ from vitmods.study.plan import Rung
 from vitmods.study.schedule import TrialSchedule
 from vitmods.study.stopwatch import Pace, Stopwatch
 from vitmods.tasks import Classification
+from vitmods.util.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
 
@@ -179,7 +180,7 @@ def test_a_factorial_study_until_decided_has_at_most_the_seeds_of_its_looks(monk
     assert planned.refused is None
 
 
-def test_what_fits_nothing_is_said_with_the_arithmetic(monkeypatch, photos):
+def test_what_fits_nothing_is_said_with_the_arithmetic(monkeypatch, photos, tmp_path):
     Clock(monkeypatch, dict.fromkeys([(True, 64), (False, 64), (False, 32)], 10.0))
     planned = Study(None, ["dpn", "rms"], photos, budget="1m").dry_run(**RUN)
     assert "2 arms and base x 4 seeds take" in str(planned.refused)
@@ -187,6 +188,9 @@ def test_what_fits_nothing_is_said_with_the_arithmetic(monkeypatch, photos):
     # 12 trials of 300 steps of 32 views at 10 s, or what the images allow
     enough = re.search(r'budget="(\d+)m" is enough', planned.suggestion)
     assert planned.total_s / 60 < int(enough[1]) < 1.5 * planned.total_s / 60
+    for start in ("run", "pilot"):
+        with pytest.raises(UserError, match=rf'budget="{enough[1]}m" is enough'):
+            getattr(Study(None, ["dpn", "rms"], photos, budget="1m"), start)(tmp_path / start, **RUN)
     given = Study("Ti/8", ["dpn"], photos, "plain(epochs=9)", img_size=64).dry_run(budget="1m", **RUN)
     assert (given.settings.recipe.epochs, given.settings.fixed["base"]) == (9, "Ti/8")
     assert 'A new one with budget="2h" and without base, img_size and recipe takes values that fit' in str(

@@ -154,7 +154,8 @@ def seeds_within(
 ) -> int:
     """The most seeds of base and `k` arms that fit into `budget`, by the cost of a trial of base and of an arm.
 
-    Costs are seconds, or what else `shown` shows. Raises `UserError` with the arithmetic where fewer than `least` fit.
+    Costs are seconds, or whatever `show_cost` formats. Raises `UserError` with the arithmetic where fewer than `least`
+    fit.
     """
     n = int(budget // (base_cost + k * arm_cost))
     if n >= least:
@@ -162,8 +163,9 @@ def seeds_within(
     needed = show_cost(least * (base_cost + k * arm_cost))
     arms = int((budget / least - base_cost) // arm_cost)
     fits = f"{plural(arms, 'arm')} x {least} seeds fit" if arms >= 1 else f"not even one arm x {least} seeds fits"
+    available = show_cost(budget) if budget > 0 else "the budget leaves for trials"
     raise UserError(
-        f"{plural(k, 'arm')} and base x {least} seeds take {needed}, more than {show_cost(max(budget, 0))}; {fits}. "
+        f"{plural(k, 'arm')} and base x {least} seeds take {needed}, more than {available}; {fits}. "
         "Raise --budget, compare fewer arms, or train on smaller images (--img-size) or for fewer epochs (--epochs)."
     )
 

@@ -162,6 +162,11 @@ class Estimate:
         safe = seeds if self.safe_seeds is None else min(seeds, self.safe_seeds)
         return self.seconds(safe) <= self.safe_s and self.seconds(seeds) <= self.available_s
 
+    def check_fits(self) -> None:
+        """Raise UserError if no number of seeds fits the budget."""
+        if self.refused:
+            raise UserError("\n".join(filter(None, (str(self.refused), self.suggestion))))
+
     def weights_bytes(self, keep: Keep | None = None) -> int:
         """Bytes of the final weights that are kept of the trials to be run."""
         most = {"all": None, "best": 1, "none": 0}[keep or self.keep_weights]

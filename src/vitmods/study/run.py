@@ -282,8 +282,7 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
                 from vitmods.study.estimate import estimate
 
                 planned = planned or estimate(study, budget, command, pool=pool)
-                if planned.refused:
-                    raise UserError("\n".join(filter(None, (str(planned.refused), planned.suggestion))))
+                planned.check_fits()
                 study.runner.settings = planned.settings
                 say(options, planned.decides())
                 pool.count_known()
@@ -357,7 +356,9 @@ def run_pilot(request: Request, path: Path, options: StudyOptions, command: str 
     folder = StudyFolder(path)
     folder.check_place(request.settings.fixed["data"])
     with folder.lock() as lease:
-        study, _, is_settled = request.prepare(folder, options, command, pilot=True)
+        study, planned, is_settled = request.prepare(folder, options, command, pilot=True)
+        if planned:
+            planned.check_fits()
         settings = study.settings
         seeds = (settings.seeds if is_settled else tuple(range(PILOT)))[:PILOT]
         if not is_settled:
