@@ -51,7 +51,7 @@ COMMANDS = [
      "Results: runs/pets-dpn-table6. This run takes at most 2h."),
     ("compare --arms dpn --budget 2h --out x",
      "Comparing dpn with base on digits, as many seeds as the budget allows.",
-     "Results: x. This run takes at most 2h."),
+     "Results: x. This run takes about 2h."),
     ("compare --from x/weights --pilot", "Comparing all arms with base (x/weights) on digits, 5 seeds each.",
      "Results: runs/digits-weights. Now only 4 trials of base are trained."),
     ("base --base Ti/16 --data a/pets", "Training base (Ti/16) on a/pets, 16 seeds.",

@@ -225,10 +225,10 @@ def test_a_real_budget_trains_a_study_that_is_resumed_as_it_is_stored(monkeypatc
 @pytest.mark.parametrize(
     ("affordable", "says"),
     [
-        (2, "Trials took longer than planned: 2 seeds instead of 3."),
+        (2, "The budget lasted for 2 seeds instead of 3."),
         (3, None),
-        (5, "Trials took less time than planned: 5 seeds instead of 3."),
-        (9, "Trials took less time than planned: 6 seeds instead of 3."),
+        (5, "The budget lasted for 5 seeds instead of 3."),
+        (9, "The budget lasted for 6 seeds instead of 3."),
     ],
 )
 def test_seeds_follow_the_time_that_trials_take(monkeypatch, tmp_path, capsys, affordable, says):
@@ -244,7 +244,7 @@ def test_seeds_follow_the_time_that_trials_take(monkeypatch, tmp_path, capsys, a
     lines = capsys.readouterr().err
     done = min(affordable, 6)
     assert set(answer.headline) == {"rms"}
-    assert [line for line in lines.splitlines() if "than planned" in line] == [says] * (says is not None)
+    assert [line for line in lines.splitlines() if "budget lasted" in line] == [says] * (says is not None)
     stored = json.loads((tmp_path / "study" / "study.json").read_text())
     assert (stored["settings"]["seeds"], stored["plan"]["seeds"]) == ([*range(done)], done)
     counts = re.findall(r"(\d+) of (\d+)  (?:base|rms), seed", lines)

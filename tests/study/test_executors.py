@@ -160,34 +160,36 @@ def test_without_its_template_a_worker_is_a_fresh_interpreter(tmp_path, monkeypa
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are copies on Linux alone")
 def test_the_shell_starts_the_template_before_a_study_asks_for_it(monkeypatch):
-    class Started:
-        def __init__(self, threads):
-            self.threads, self.path, self.is_alive = threads, processes.import_path(), True
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            self.is_alive = False
-
-    monkeypatch.setattr(processes, "Template", Started)
-    monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    with processes.early_template(StudyOptions(device="cpu", workers=2)):
-        with processes.a_template(2) as early, processes.a_template(2) as again, processes.a_template(1) as other:
-            assert early is again is not other
-            assert other.threads == 1
-        assert early.is_alive
-        assert not other.is_alive
-        monkeypatch.syspath_prepend("/elsewhere")
-        assert processes.a_template(2) is not early, "its copies could not import what this process can"
-    assert not early.is_alive
-    for unused in (
-        StudyOptions(device="cpu", workers=1),
-        StudyOptions(device="cuda"),
-        StudyOptions(cluster=ClusterOptions("slurm")),
-    ):
-        with processes.early_template(unused), processes.a_template(2) as late:
-            assert late is not processes.a_template(2)
+    monkeypatch.setattr(processes.subprocess, "Popen", Mock())
+    monkeypatch.setenv("OMP_NUM_THREADS", "4,2")
+    new, get = Template, processes.get_template
+    alive = set()
+    monkeypatch.setattr(Template, "__enter__", lambda self: alive.add(self) or self)
+    monkeypatch.setattr(Template, "stop", lambda self: alive.discard(self))
+    two = StudyOptions(device="cpu", workers=2)
+    with processes.start_template_early(two):
+        (early,) = alive
+        assert early.threads == 2
+        with get(2) as template, get(2) as again:
+            assert template is again is early
+        assert alive == {early}, "another study of the command may need it"
+        with get(1) as other:
+            assert alive == {other}, "copies of the early one have other threads"
+        with get(2) as other:
+            assert isinstance(other, new)
+    for change in (lambda: monkeypatch.setenv("HF_HOME", "x"), lambda: monkeypatch.syspath_prepend("/elsewhere")):
+        with processes.start_template_early(two):
+            change()
+            with get(2):
+                assert len(alive) == 1, "modules of the user could differ in its copies"
+    with processes.start_template_early(two), get(None) as none:
+        assert none is None
+        assert not alive
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    slurm = StudyOptions(cluster=ClusterOptions("slurm"))
+    for unused in (two, StudyOptions(device="cuda", workers=2), slurm):
+        with processes.start_template_early(unused):
+            assert not alive
 
 
 @fresh_and_copies

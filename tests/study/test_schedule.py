@@ -200,12 +200,13 @@ def test_a_seed_of_a_sweep_begins_if_it_fits_under_every_setting(tmp_path):
     ("seconds", "over_s", "slow", "trials"),
     [
         (5.75, 0.0, (), 10),
-        (5.75, 0.3, (), 12),  # a sixth seed ends 0.25 s late
-        (5.65, 0.3, (), 10),  # 0.35 s late
+        (5.75, 0.32, (), 12),  # a sixth seed ends 0.25 s late, for which 0.32 s leave enough
+        (5.75, 0.3, (), 10),
         (5.45, 0.9, (), 10),  # 0.55 s late, without it 0.45 s early
         (5.55, 0.9, (), 12),
         (5.05, 0.0, ("base", 4), 9),  # a seed that has begun and is late
-        (5.05, 0.4, ("base", 4), 10),
+        (5.05, 0.2, ("base", 4), 9),
+        (5.05, 0.3, ("base", 4), 10),
     ],
 )
 def test_the_last_seed_ends_near_the_end_of_the_budget(monkeypatch, tmp_path, seconds, over_s, slow, trials):

@@ -22,7 +22,7 @@ from vitmods.study.arms import make_arms
 from vitmods.study.budget import Budget, make_budget
 from vitmods.study.defaults import RecipeChoice
 from vitmods.study.executors import StudyOptions
-from vitmods.study.executors.processes import early_template
+from vitmods.study.executors.processes import start_template_early
 from vitmods.study.grid import make_grid
 from vitmods.study.plan import Measure, StudySettings, measure_of
 from vitmods.util.address import named
@@ -220,13 +220,6 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Compare, arguments, "compare", COMMON)
     budget = make_budget(options.budget)
-    machine = replace(options.options, progress=not options.quiet)
-    trains = not (options.dry_run or options.pilot or options.retrain is not None or budget.seconds)
-    with early_template(machine) if trains else nullcontext():
-        return _compare(options, arguments, budget, machine)
-
-
-def _compare(options: Compare, arguments: Sequence[str], budget: Budget, machine: StudyOptions) -> int:
     sweeps_data = "data" in make_grid(options.settings.sweep, "--sweep").to_dict()
     from vitmods.study.arms import find_line_up
 
@@ -244,14 +237,30 @@ def _compare(options: Compare, arguments: Sequence[str], budget: Budget, machine
         _announce(options, budget, line_up)
     if options.arms and not (options.start or line_up):  # the arms of a folder of checkpoints have names of their own
         make_arms(options.arms)
-    machine.check_here()
-    if options.pretrain is not None:
-        if line_up and not line_up.pretrain:
+    if options.pretrain is not None and line_up:
+        if not line_up.pretrain:
             raise UserError(f"--pretrain does not support {line_up.name}: name the arms.")
-        options = fill_in(options, line_up, task_given) if line_up else options
-        return in_two_stages(options, arguments, machine)
-    if sweeps_data:
-        return over_data(options, arguments, line_up, task_given)
+        options = fill_in(options, line_up, task_given)
+    machine = replace(options.options, progress=not options.quiet)
+    trains = not (options.dry_run or options.pilot or options.retrain is not None or budget.seconds)
+    with start_template_early(machine) if trains else nullcontext():
+        machine.check_here()
+        if options.pretrain is not None:
+            return in_two_stages(options, arguments, machine)
+        if sweeps_data:
+            return over_data(options, arguments, line_up, task_given)
+        return compare(options, arguments, budget, machine, line_up, task_given)
+
+
+def compare(
+    options: Compare,
+    arguments: Sequence[str],
+    budget: Budget,
+    machine: StudyOptions,
+    line_up: LineUp | None,
+    task_given: bool,
+) -> int:
+    """Run, estimate, pilot or retrain one study, as the options ask. Returns the exit code."""
     study = make_study(fill_in(options, line_up, task_given) if line_up else options)
     names = [line_up.name] if line_up else []
     chooses = budget.seconds is not None and not (options.base or options.start)  # base is not known yet
@@ -308,7 +317,8 @@ def _announce(options: Compare, budget: Budget, line_up: LineUp | None) -> None:
     elif options.pilot:
         announce(what, folder, "Now only 4 trials of base are trained.")
     elif options.budget:
-        announce(what, folder, f"This run takes at most {options.budget}.")
+        may_be_late = budget.seconds is not None and count is None and not settings.until_decided
+        announce(what, folder, f"This run takes {'about' if may_be_late else 'at most'} {options.budget}.")
     else:
         announce(what, folder)
 

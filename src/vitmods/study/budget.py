@@ -12,9 +12,9 @@ from vitmods.util.errors import UserError
 
 @dataclass(frozen=True)
 class Budget:
-    """How much one run may take; None: no end. No trial begins that is expected to end later.
+    """How much one run may take; None: no end. No trial begins that is expected to end later than `seconds + over_s`.
 
-    over_s:  seconds that a seed may end later, where the run would end earlier still without it
+    over_s:  how much later the last seed may end, if the run would otherwise end even earlier
     began:   when the run did, on the monotonic clock
     """
 
@@ -32,7 +32,7 @@ class Budget:
 ENDLESS = Budget()
 MOST_FOR_COSTS = 0.1  # of the time that the trials took: while one process measures costs, the others wait
 REPORT_S = 5.0  # CPU seconds for what follows the costs: the answer and the report
-MOST_OVER = 0.08  # of a budget that chooses the seeds: a seed may be a fifth of it
+MOST_OVER = 0.1  # of a time budget that sets the number of seeds: a seed may take a fifth of it
 TRIED_S = 0.1
 
 

@@ -8,7 +8,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -28,7 +28,7 @@ from vitmods.study.arms import BASE, Arm
 from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, MOST_OVER, Budget, seconds_after_trials, slowdown
 from vitmods.study.executors import Executor, Inline, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, Slurm
-from vitmods.study.executors.processes import LocalProcesses, Template, a_template, import_all
+from vitmods.study.executors.processes import LocalProcesses, Template, get_template, import_all
 from vitmods.study.plan import (
     MOST_SEEDS,
     Evaluation,
@@ -275,7 +275,7 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
     with folder.lock() as lease:
         is_timed = budget.seconds is not None and not request.seeds_given  # a template would take time from the steps
         missing = request.settings.planned - len(list(folder.path.glob("trials/**/result.json")))
-        with nullcontext() if is_timed else template_for(options, missing) as template:
+        with get_template(None if is_timed else template_threads(options, missing)) as template:
             study, planned, is_settled = request.prepare(folder, options, command)
             pool = Pool(study)
             if not is_settled and budget != ENDLESS:
@@ -329,8 +329,7 @@ def _with_seeds_that_ended(study: PreparedStudy, state: StudyState, facts: Facts
     done, planned = tuple(seed for seed in state.settings.seeds if seed not in late), len(settings.seeds)
     if done == settings.seeds or len(done) < 2:
         return facts
-    took = "longer" if len(done) < planned else "less time"
-    say(study.options, f"Trials took {took} than planned: {plural(len(done), 'seed')} instead of {planned}.")
+    say(study.options, f"The budget lasted for {plural(len(done), 'seed')} instead of {planned}.")
     study.runner.settings = settings.with_seeds(done)
     analyzed = facts.plan.seeds if facts.plan.seeds < planned else 0
     facts = replace(facts, settings=study.settings.to_dict(), plan=plan_of(study.settings, analyzed))
@@ -406,13 +405,11 @@ def plan_of(settings: Settings, analyzed: int = 0) -> StudyPlan:
     return StudyPlan(count, until_decided, settings.generalize, settings.measure.name, settings.compared)
 
 
-def template_for(options: StudyOptions, missing: int) -> AbstractContextManager[Template | None]:
-    """Return what workers are copies of, which starts while the study is prepared: on Linux and a CPU, for two workers
-    or more."""
+def template_threads(options: StudyOptions, missing: int) -> int | None:
+    """Return the threads of workers that are copies of a template: two or more, on Linux and a CPU. None: others."""
     if sys.platform != "linux" or options.cluster.executor != "here" or resolve(options.device).type != "cpu":
-        return nullcontext()
-    workers = workers_for(options, missing, TYPICAL_BYTES)
-    return a_template(threads_for(options, TYPICAL_BYTES)) if workers > 1 else nullcontext()
+        return None
+    return threads_for(options, TYPICAL_BYTES) if workers_for(options, missing, TYPICAL_BYTES) > 1 else None
 
 
 def _live_report(study: PreparedStudy, facts: Facts) -> LiveReport:
@@ -471,7 +468,7 @@ def _work(
         pace=StepTimes(paces),
         ended=sum(record.ended for record in state.records.values()),
         at_most=state.settings.until_decided,
-        limit_s=lambda: budget.left_s,
+        limit_s=lambda: budget.left_s + budget.over_s,
         report=report,
     )
     try:
@@ -481,8 +478,9 @@ def _work(
         )
         if schedule.left:
             executor = make_executor(runner, options, workers, study.threads, template)
-            if template is not None and costs is not None and options.cost_seconds:
-                import_all()  # as the template does at the same time on another core: the costs need it
+            needs_costs = options.cost_seconds > 0 and not runner.folder.costs_file.exists()
+            if template is not None and not template.is_ready and needs_costs:
+                import_all()  # what the costs need, while the template imports the same on another core
             executor.run(schedule)
     except BaseException:
         if report is not None:
@@ -541,7 +539,10 @@ def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> G
     points = {point.to_dict().get("base"): point for point in reversed(settings.sweep.points)}
     seconds = min(options.cost_seconds, MOST_FOR_COSTS * trained_s / len(points))
     report_s = seconds_after_trials(budget, 0.0, slowdown() if budget.seconds else 1.0)
-    seconds = min(seconds, max(LEAST_COSTS * options.cost_seconds, (budget.left_s - report_s) / len(points)))
+    least = LEAST_COSTS * options.cost_seconds
+    if budget.seconds is not None:
+        least = min(least, MOST_FOR_COSTS * budget.seconds / len(points))
+    seconds = min(seconds, max(least, (budget.left_s - report_s) / len(points)))
     recorded, _ = read_costs(study.runner.folder, settings)
     for base, point in points.items():
         before = {"base": None, "arms": {}, **costs_under(recorded, point)}

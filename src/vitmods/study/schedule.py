@@ -28,6 +28,8 @@ from vitmods.util.files import check_weights_kept
 from vitmods.util.lease import Lease
 from vitmods.util.text import listing, plural
 
+FOR_NEW = 0.8  # of the seconds that a seed may end late: the rest is for one that has begun and is slow
+
 
 def prune(state: StudyState, keep: Keep, ended: Trial | None = None) -> None:
     """Delete the weights that `keep` does not ask for, as far as nothing of the study needs them any more; of the arm
@@ -86,10 +88,10 @@ def check_weights_are_there(state: StudyState) -> None:
 class TrialSchedule:
     """Hands out work to an executor, each piece once in a run, and takes in what came of it.
 
-    Trials that points are chosen by come first; then seed by seed, in a seed base first. With a budget, no seed begins
-    that is expected to end later for base or an arm, save by `Budget.over_s`. Of a study that runs until it is decided,
-    arms that have stopped get no more seeds, and the widest interval comes first in a seed. Workers that are free
-    before the last trials of a look have ended take the next seeds of the arms that are open.
+    Trials that points are chosen by come first; then seed by seed, in a seed base first. With a budget, no seed
+    begins that is expected to end later for base or an arm, except by `Budget.over_s`. Of a study that runs until
+    it is decided, arms that have stopped get no more seeds, and the widest interval comes first in a seed. Workers
+    that are free before the last trials of a look have ended take the next seeds of the arms that are open.
     """
 
     def __init__(
@@ -237,10 +239,11 @@ class TrialSchedule:
         now, row, over_s = time.monotonic(), [work], budget.over_s
         free_at = [max(now, began + self._expected_s(running)) for running, began in self._at_work.items()]
         free_at += [now] * max(1, self._progress.workers - len(free_at))
-        ends_at = now + budget.left_s
-        if not (settings.until_decided or settings.tune or any(trial_of(w).seed == trial.seed for w in self._given)):
+        ends_at, is_new = now + budget.left_s, all(trial_of(w).seed != trial.seed for w in self._given)
+        if not (settings.until_decided or settings.tune) and (is_new or over_s):
             row = [w for w in self._wanted if trial_of(w).seed == trial.seed]  # all trials of a seed, or none
-            over_s = min(over_s, ends_at - max(free_at))
+        if is_new:
+            over_s = min(FOR_NEW * over_s, ends_at - max(free_at))
         for next_work in row:
             free_at.append(min(free_at) + self._expected_s(next_work))
             free_at.remove(min(free_at))

@@ -131,9 +131,10 @@ class Study:
 
         Args:
             out: the study's folder, made if needed.
-            budget: limit of this run: "2h", "30m" (trials that are expected to end later do not start), or a number of
-                trials; None: that of the study, else unlimited. Without `seeds`, as many as fit are planned, at least
-                3. A new study also takes model, image size and epochs that fit, as far as they were not given.
+            budget: limit of this run: "2h", "30m" (trials that are expected to end later do not start), or a
+                number of trials; None: that of the study, else unlimited. Without `seeds`, as many as fit are
+                planned, at least 3, and the last one may end up to a tenth of the time later. A new study also
+                takes model, image size and epochs that fit, as far as they were not given.
             command: the shell command that the report names; None: the Python call.
             options: device, workers, memory, loggers, cluster: see `vitmods.study.StudyOptions`.
             overrides: fields of `options`, as in `run(out, device="cpu", workers=2)`.

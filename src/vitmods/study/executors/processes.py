@@ -45,7 +45,7 @@ class Template:
     """
 
     def __init__(self, threads: int) -> None:
-        self.threads, self.path = threads, import_path()
+        self.threads, self._inherited = threads, _inherited_by_copies()
         self._requests, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with remote:
             self._process = subprocess.Popen(
@@ -53,7 +53,7 @@ class Template:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, **_thread_variables(threads), "PYTHONPATH": self.path},
+                env={**os.environ, **_thread_variables(threads), "PYTHONPATH": import_path()},
                 pass_fds=(remote.fileno(),),
                 process_group=0,
             )
@@ -62,9 +62,23 @@ class Template:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End it, also while it imports; its copies stay."""
         self._requests.close()
-        self._process.kill()  # its copies stay; it may still be importing
+        self._process.kill()
         self._process.wait()
+
+    @property
+    def is_as_new(self) -> bool:
+        """Whether copies would inherit the same of a template that is started now."""
+        return self._inherited == _inherited_by_copies()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its imports are done."""
+        return bool(wait([self._requests], 0))
 
     def start(self, task: dict[str, Any], output: IO[bytes]) -> Copy:
         """Fork a worker once the imports are done. Raises OSError if the template has died."""
@@ -118,13 +132,14 @@ _early: ContextVar[Template | None] = ContextVar("_early", default=None)
 
 
 @contextmanager
-def early_template(options: StudyOptions) -> Iterator[None]:
+def start_template_early(options: StudyOptions) -> Iterator[None]:
     """Start the template of the studies in this context before this process imports torch: both take seconds. Does
     nothing where they would not use it, as far as that is known without torch."""
-    cores = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))) if sys.platform == "linux" else 1
+    cores = _cores() if sys.platform == "linux" else 1
     workers = min(options.workers or MOST_WORKERS, cores)
     has_gpu = options.device == "auto" and any(Path("/dev").glob("nvidia[0-9]*"))
-    if workers == 1 or has_gpu or options.device not in ("auto", "cpu") or options.cluster.executor != "here":
+    is_cpu = options.device in ("auto", "cpu") and not has_gpu
+    if workers <= 1 or not is_cpu or options.cluster.executor != "here" or _early.get():
         yield
         return
     with Template(cores // workers) as template:
@@ -135,12 +150,35 @@ def early_template(options: StudyOptions) -> Iterator[None]:
             _early.reset(token)
 
 
-def a_template(threads: int) -> AbstractContextManager[Template]:
-    """The early template, if its copies would be the same as those of a new one; else a new one."""
+def get_template(threads: int | None) -> AbstractContextManager[Template | None]:
+    """Return the early template if a new one would be the same, else end it and return a new one.
+
+    threads: of each worker; None: no template is needed
+    """
     early = _early.get()
-    if early is not None and (early.threads, early.path) == (threads, import_path()):
-        return nullcontext(early)
-    return Template(threads)
+    if early is not None:
+        if early.threads == threads and early.is_as_new:
+            return nullcontext(early)
+        early.stop()
+        _early.set(None)
+    return nullcontext() if threads is None else Template(threads)
+
+
+def _cores() -> int:
+    """Count the cores that torch will use: without hyper-threads, unless OMP_NUM_THREADS sets them."""
+    cores = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if cores.isdecimal() and int(cores):
+        return int(cores)
+    cpus = os.sched_getaffinity(0)
+    with suppress(OSError):
+        siblings = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+        return len({Path(siblings.format(cpu)).read_text() for cpu in cpus})
+    return len(cpus)
+
+
+def _inherited_by_copies() -> tuple[str, dict[str, str]]:
+    """Return import path and environment, without what torch sets there when it is imported."""
+    return import_path(), {name: value for name, value in os.environ.items() if not name.startswith("TORCHINDUCTOR")}
 
 
 def import_all() -> None:
@@ -160,6 +198,7 @@ def serve(requests: socket.socket) -> dict[str, Any] | None:
     import_all()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with requests:
+        requests.send(b"ready")
         while True:
             task, ends, *_ = socket.recv_fds(requests, 1 << 20, 4)
             if not task:
