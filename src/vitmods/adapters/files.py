@@ -17,7 +17,7 @@ from vitmods.adapters.apply import apply, read_model
 from vitmods.adapters.tensors import Coverage
 from vitmods.changes import parse_changes
 from vitmods.model.vit import ViT, vit
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, explaining
 from vitmods.util.files import check_weights, check_weights_kept, write_atomically
 from vitmods.util.limits import check_zip, read_json, read_npz
 from vitmods.util.text import printable
@@ -254,7 +254,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
     errors = (OSError, ValueError, TypeError, RuntimeError, LookupError, EOFError, MemoryError, zipfile.BadZipFile)
     tensors: dict[str, Any]
-    try:
+    with explaining(lambda error: f"{path.name} cannot be read; it may be damaged: {error}", *errors, SafetensorError):
         if path.suffix == ".npz":
             arrays = read_npz(path, small=0)  # numpy does not know bfloat16
             tensors = {}
@@ -266,10 +266,6 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
             tensors = load_file(path)
         else:
             tensors = _from_torch(path)
-    except UserError:
-        raise
-    except (*errors, SafetensorError) as error:
-        raise UserError(f"{path.name} cannot be read; it may be damaged: {error}") from error
     others = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
     if others or not tensors:
         content = ", ".join(map(str, others[:5])) or "it is empty"

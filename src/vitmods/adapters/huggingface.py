@@ -19,7 +19,7 @@ from vitmods.adapters.tensors import HEADS, STACKED, WITHOUT_KEYS, Coverage, Lay
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, explaining, first_line
 from vitmods.util.limits import offline, read_json
 
 _ACTIVATIONS = {
@@ -126,13 +126,11 @@ def read_config(model: Any) -> ViTConfig:
 def read_saved(source: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> tuple[ViT, Coverage]:
     """From what ``save_pretrained`` writes: the tensors and the values of config.json. Raises UserError."""
     transfer.check_numbers(source, values)
-    try:
+    damaged = f"{source}: its config.json cannot be read; it may be damaged"
+    kinds = (TypeError, ValueError, OverflowError, AttributeError, LookupError)
+    with explaining(lambda error: f"{damaged}: {error}", *kinds):
         config = _read_config(source, values, tensors)
         names = {str(key): str(name) for key, name in (values.get("id2label") or {}).items()}
-    except UserError:
-        raise
-    except (TypeError, ValueError, OverflowError, AttributeError, LookupError) as error:
-        raise UserError(f"{source}: its config.json cannot be read; it may be damaged: {error}") from error
     pair, left_out = _rows_of(tensors, config)
     model, coverage = transfer.read_weights(source, config, pair, tensors, left_out)
     keys = [str(k) for k in range(config.num_classes)]
@@ -153,15 +151,11 @@ def read_huggingface_config(source: str, folder: Path) -> Any:
         raise UserError("Models of Hugging Face need transformers: pip install 'vitmods[hf]'.") from error
     if not (folder / "config.json").is_file():
         raise UserError(f"{source}: {folder / 'config.json'} does not exist. Give a folder that save_pretrained wrote.")
-    try:
+    with explaining(lambda error: f"{folder / 'config.json'} cannot be read: {first_line(error)}"):
         values = read_json(folder / "config.json")
         check_values(source, values)
         with offline():
             return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except UserError:
-        raise
-    except Exception as error:  # transformers raises what it likes
-        raise UserError(f"{folder / 'config.json'} cannot be read: {str(error).partition(chr(10))[0]}") from error
 
 
 def build_classifier(source: str, folder: Path, config: Any) -> nn.Module:
@@ -180,13 +174,9 @@ def check_classifier(source: str, folder: Path, config: Any) -> None:
     from transformers import AutoModelForImageClassification
 
     weights = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in (".safetensors", ".bin"))
-    try:
-        with offline(), transfer.outline(source, transfer.most_bytes(weights) if weights else transfer.MOST_NEW_BYTES):
-            AutoModelForImageClassification.from_config(config, trust_remote_code=False)
-    except UserError:
-        raise
-    except Exception as error:  # transformers raises what it likes
-        raise UserError(f"{source} cannot be built: {str(error).partition(chr(10))[0]}") from error
+    most, built = transfer.most_bytes(weights) if weights else transfer.MOST_NEW_BYTES, f"{source} cannot be built"
+    with explaining(lambda error: f"{built}: {first_line(error)}"), offline(), transfer.outline(source, most):
+        AutoModelForImageClassification.from_config(config, trust_remote_code=False)
 
 
 def open_changed_huggingface(folder: Path) -> nn.Module:
@@ -211,17 +201,13 @@ def open_changed_huggingface(folder: Path) -> nn.Module:
 
     changed: Any = type(name, (kind,), {"__init__": make, "__module__": kind.__module__})
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    try:
+    with explaining(lambda error: f"{folder} cannot be read: {first_line(error)}"):
         with offline(), transfer.outline(source, transfer.most_bytes(weights)):
             changed(config)
         with offline():
             model, loading = changed.from_pretrained(
                 folder, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True
             )
-    except UserError:
-        raise
-    except Exception as error:  # transformers raises what it likes
-        raise UserError(f"{folder} cannot be read: {str(error).partition(chr(10))[0]}") from error
     if wrong := sorted(
         str(key) for names in ("missing_keys", "unexpected_keys", "mismatched_keys") for key in loading[names]
     ):

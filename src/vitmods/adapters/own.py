@@ -13,7 +13,7 @@ from vitmods.adapters.tensors import Coverage, rows_of
 from vitmods.adapters.transfer import read_weights
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import ViT
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, explaining
 from vitmods.util.files import write_atomically
 from vitmods.util.limits import parse_json, read_json
 
@@ -35,7 +35,9 @@ def own_description(weights: Path) -> Description | None:
     """Read the description of a file of weights; None for a file that is not ours."""
     metadata = _metadata(weights) if weights.suffix == ".safetensors" else {}
     beside = weights.with_name("config.json")
-    try:
+    kinds = (OSError, ValueError, TypeError, AttributeError, KeyError, OverflowError)
+    where = weights if KEY in metadata else beside
+    with explaining(lambda error: f"{where} cannot be read; it may be damaged: {error}", *kinds):
         if KEY in metadata:
             config, seen = parse_json(metadata[KEY]), parse_json(metadata.get(SEEN, "{}"))
         elif beside.is_file():  # a trial's
@@ -57,11 +59,6 @@ def own_description(weights: Path) -> Description | None:
         if not isinstance(config, dict) or "embed_dim" not in config:
             return None
         return Description(config, read_seen(seen))
-    except UserError:
-        raise
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
-        where = weights if KEY in metadata else beside
-        raise UserError(f"{where} cannot be read; it may be damaged: {error}") from error
 
 
 def is_own(weights: Path) -> bool:

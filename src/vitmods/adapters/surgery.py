@@ -55,7 +55,7 @@ from vitmods.layers.mlp import SwiGLU
 from vitmods.model.build import make_norm, make_stem, norm_factory
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import NormConfig, Slot, StemConfig
-from vitmods.util.errors import NoEffect, NotCertified, NotRecognized, UnfitStem, UserError
+from vitmods.util.errors import NoEffect, NotCertified, NotRecognized, UnfitStem, UserError, explaining
 
 PREFIX = "vm_"
 """of the names of inserted modules"""
@@ -161,7 +161,9 @@ def repeat(model: nn.Module, record: Sequence[Mapping[str, Any]]) -> nn.Module:
     Raises UserError for a record that does not fit the model.
     """
     changes: list[Change] = []
-    try:
+    unfit = f"The changes do not fit a {type(model).__name__}, or their record is damaged"
+    kinds = (AttributeError, TypeError, ValueError, RuntimeError, LookupError)
+    with explaining(lambda error: f"{unfit}: {error}", *kinds):
         for values in record:
             (change,) = parse_changes(values["change"])
             parts = dict(values["parts"])
@@ -169,12 +171,6 @@ def repeat(model: nn.Module, record: Sequence[Mapping[str, Any]]) -> nn.Module:
             parts["norm"] = NormConfig(**parts["norm"])
             model = _Operation(model, change, Parts(**parts), dict(values["heads"])).run()
             changes.append(change)
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, LookupError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f"The changes do not fit a {type(model).__name__}, or their record is damaged: {error}"
-        ) from error
     model.vm_changes = (*getattr(model, "vm_changes", ()), *changes)  # type: ignore[assignment]
     model.vm_record = (*getattr(model, "vm_record", ()), *record)  # type: ignore[assignment]
     return model

@@ -23,7 +23,7 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
 from vitmods.ops.rotary import RopeConfig
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UserError, explaining, nearest
 from vitmods.util.limits import read_json
 from vitmods.util.text import printable
 
@@ -94,14 +94,10 @@ def read_saved(weights: Path, tensors: Mapping[str, Tensor]) -> tuple[ViT, Cover
     transfer.check_numbers(source, [arguments, pretrained])
     if isinstance(depth := arguments.get("depth", 0), int) and depth > len(tensors):
         raise UserError(f"{source} does not fit its own config, which has more blocks than the file has tensors.")
-    try:
-        with transfer.outline(source):
-            model: Any = timm.create_model(architecture, pretrained_cfg=pretrained, **arguments)
-            config = read_config(model)
-    except UserError:
-        raise
-    except Exception as error:  # whatever timm and torch raise for values that do not describe a model
-        raise UserError(f"{source} does not describe a model that timm can make: {error}") from error
+    unfit = f"{source} does not describe a model that timm can make"
+    with explaining(lambda error: f"{unfit}: {error}"), transfer.outline(source):
+        model: Any = timm.create_model(architecture, pretrained_cfg=pretrained, **arguments)
+        config = read_config(model)
     gamma = tensors.get("blocks.0.ls1.gamma", tensors.get("blocks.0.gamma_1"))
     if gamma is not None and config.layer_scale:
         config = config.with_(layer_scale=_mean_scale(gamma))

@@ -14,7 +14,7 @@ from vitmods.adapters.tensors import Coverage, Row, group_blocks, read_tensors, 
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, explaining, first_line
 
 Look = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
 """(model, images (B, channels, height, width)) -> (all tokens after the last block and its norm, the output)"""
@@ -177,14 +177,10 @@ def shapes_of(source: str, config: ViTConfig, at_most: int) -> dict[str, torch.S
     """
     if config.depth * config.parallel > at_most:
         raise UserError(f"{source} does not fit its own config, which has more blocks than the file has tensors.")
-    try:
-        with outline(source):
-            return {name: tensor.shape for name, tensor in ViT(config).state_dict().items()}
-    except (TypeError, AttributeError, ValueError, RuntimeError) as error:
-        if isinstance(error, UserError):
-            raise
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{source} cannot be read: its config contains invalid ViT settings ({reason}).") from error
+    invalid = f"{source} cannot be read: its config contains invalid ViT settings"
+    kinds = (TypeError, AttributeError, ValueError, RuntimeError)
+    with explaining(lambda error: f"{invalid} ({first_line(error)}).", *kinds), outline(source):
+        return {name: tensor.shape for name, tensor in ViT(config).state_dict().items()}
 
 
 def check_readable(source: str, model: nn.Module) -> None:

@@ -17,7 +17,7 @@ from vitmods.model.slots import (
     parse,
 )
 from vitmods.ops.rotary import RopeConfig
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UserError, explaining, nearest
 from vitmods.util.fields import check_types
 from vitmods.util.limits import parse_json
 
@@ -203,12 +203,9 @@ class ViTConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ViTConfig":
-        try:
+        # A word where a number belongs, no pairs of options.
+        with explaining(lambda error: f"Invalid ViT settings: {error}.", TypeError, AttributeError, ValueError):
             config: ViTConfig = parse(cls, dict(values))
-        except UserError:
-            raise
-        except (TypeError, AttributeError, ValueError) as error:  # a word where a number belongs, no pairs of options
-            raise UserError(f"Invalid ViT settings: {error}.") from error
         return config
 
     @classmethod

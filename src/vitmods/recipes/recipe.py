@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, g
 import tyro
 
 from vitmods.finetune.roles import chosen_roles
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UserError, explaining, nearest
 from vitmods.util.registry import Registry
 
 _RANGES: dict[str, tuple[float, float]] = {
@@ -438,7 +438,8 @@ class Recipe:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The recipe that `to_dict` described; fields that are missing keep their defaults, unknown ones raise."""
         flat: dict[str, Any] = {}
-        try:
+        kinds = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
+        with explaining(lambda error: f"Invalid settings of a recipe: {error}.", *kinds):
             for name, value in values.items():
                 is_part = isinstance(value, Mapping)
                 if is_part and name not in PARTS and name not in TASK_PARTS:
@@ -449,10 +450,6 @@ class Recipe:
                 part = value if is_part else {"name": value}
                 flat |= {name if leaf == "name" else leaf: v for leaf, v in part.items()}
             return cls().with_(**flat)
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"Invalid settings of a recipe: {error}.") from error
 
 
 READ_BY = (

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vitmods.stats.fit import Array, Mask
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UserError, explaining, nearest
 from vitmods.util.limits import open_table, table
 
 Scores = Mapping[str, Mapping[int, ArrayLike | None]]
@@ -190,20 +190,16 @@ def read_csv(path: str | Path) -> dict[str, dict[int, Any]]:
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """(file and line, the line by column)."""
-    try:
-        with open_table(path) as file:
-            reader = table(file, restval="")
-            columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
-            for column in ("arm", "seed", "score"):
-                if column not in columns:
-                    has = f"it has {', '.join(columns)}" if columns else "it is empty"
-                    raise UserError(f"{path}: the column {column} is missing ({has}); the columns are arm,seed,score.")
-            for row in reader:
-                yield f"{path}, line {reader.line_num}", {name: row[name].strip() for name in columns}
-    except UserError:
-        raise
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read as CSV: {error}.") from error
+    kinds = (OSError, ValueError, csv.Error)
+    with explaining(lambda error: f"{path} cannot be read as CSV: {error}.", *kinds), open_table(path) as file:
+        reader = table(file, restval="")
+        columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
+        for column in ("arm", "seed", "score"):
+            if column not in columns:
+                has = f"it has {', '.join(columns)}" if columns else "it is empty"
+                raise UserError(f"{path}: the column {column} is missing ({has}); the columns are arm,seed,score.")
+        for row in reader:
+            yield f"{path}, line {reader.line_num}", {name: row[name].strip() for name in columns}
 
 
 def _aligned(scores: dict[str, dict[int, dict[str, float]]], path: Path) -> dict[str, dict[int, dict[str, float]]]:

@@ -41,7 +41,7 @@ from vitmods.study.arms import (
 from vitmods.tasks.base import TaskModel, noise
 from vitmods.tasks.features import without_head
 from vitmods.util.address import named
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UserError, explaining, first_line, nearest
 from vitmods.util.files import check_weights
 from vitmods.util.limits import check_file, offline, read_bytes
 
@@ -144,7 +144,7 @@ class ForeignBase:
                     raise UserError(f"{self.spec} cannot be built: {error}") from error
                 del optional[refused]
             except Exception as error:  # whatever a library raises, of options or of weights that it cannot fetch
-                reason = str(error).partition("\n")[0] or type(error).__name__
+                reason = first_line(error) or type(error).__name__
                 raise UserError(f"{self.spec} cannot be built: {reason}") from error
 
     @property
@@ -343,7 +343,7 @@ def _check_logits(model: nn.Module, base: Base, edits: str) -> None:
             model.register_forward_hook(_logits)
             logits = logits.logits
     except Exception as error:  # whatever a foreign model raises
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = first_line(error) or type(error).__name__
         raise UserError(f"{name} cannot take images of {size}: {reason}") from error
     expected = (2, base.num_classes)
     if not isinstance(logits, Tensor) or logits.shape != expected:
@@ -411,7 +411,8 @@ def rebuilt(record: Mapping[str, Any], weights: Path) -> nn.Module:
     """
     from safetensors import SafetensorError, safe_open
 
-    try:
+    what, kinds = "It does not say how its model was made", (AttributeError, KeyError, TypeError, ValueError, OSError)
+    with explaining(lambda error: f"{what} ({error!r}): copy config.json again.", *kinds):
         if not isinstance(record["base"], str | dict):
             raise TypeError("base is not a model")
         name = base_name(record["base"])
@@ -424,10 +425,6 @@ def rebuilt(record: Mapping[str, Any], weights: Path) -> nn.Module:
         if isinstance(base, ViTConfig) or not base.reads_tokens:
             check_numbers(name, record["img_size"], MOST_SIDE)
         edits, head, tensors = parse_edits(record["edits"]), record.get("head", True), record["tensors"]
-    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"It does not say how its model was made ({error!r}): copy config.json again.") from error
     for function in [*functions_of(edits), *filter(None, [base_function(record["base"])])]:
         function.resolve()
     try:

@@ -29,7 +29,7 @@ from vitmods.study.store import StudyFolder, read_object, slug
 from vitmods.tasks.base import TASKS, TaskModel
 from vitmods.train.trial import MODULES, WEIGHTS
 from vitmods.util.address import named
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, explaining, first_line
 from vitmods.util.files import check_weights_kept
 from vitmods.util.limits import parse_json
 from vitmods.util.text import printable
@@ -258,12 +258,8 @@ class Checkpoint:
                 f"{path} is a program: opening it can run code that its author put there. If you trust its origin, "
                 "say so with --trust (trust=True in Python); or export to .onnx or .safetensors, which cannot."
             )
-        try:
+        with explaining(lambda error: f"{path} cannot be read; it may be damaged: {first_line(error)}"):
             graph, pretrained = GRAPHS[path.suffix](path)
-        except UserError:
-            raise
-        except Exception as error:  # whatever torch, ONNX Runtime and JSON raise for other files
-            raise UserError(f"{path} cannot be read; it may be damaged: {str(error).splitlines()[0]}") from error
         if "input_size" not in pretrained:
             raise UserError(f"{path} does not say how its images are prepared: write it with `vitmods export`.")
         return cls._of_model(str(path), graph, pretrained)

@@ -25,7 +25,7 @@ import re
 import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
@@ -39,7 +39,7 @@ from vitmods.study.grid import Point
 from vitmods.study.plan import Trial, Work, differences, trial_of
 from vitmods.util import limits
 from vitmods.util.address import named, place
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, explaining
 from vitmods.util.files import disk_errors, make_folder, similar_folder, write_atomically, write_json
 from vitmods.util.lease import LEASE, Lease, LeaseFile, is_held, leased, not_a_lease
 from vitmods.util.registry import check_plugins
@@ -373,17 +373,10 @@ class StudyFolder:
         with self.naming_damage():
             return Facts.from_dict(values)
 
-    @contextmanager
-    def naming_damage(self) -> Iterator[None]:
+    def naming_damage(self) -> AbstractContextManager[None]:
         """Turn errors in reading the facts into a UserError that names study.json."""
-        try:
-            yield
-        except UserError:
-            raise
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"{named(self.settings_file)} is damaged ({error!r}). Choose another folder with --out."
-            ) from error
+        file, kinds = named(self.settings_file), (AttributeError, KeyError, TypeError, ValueError)
+        return explaining(lambda error: f"{file} is damaged ({error!r}). Choose another folder with --out.", *kinds)
 
     def known_facts(self) -> Facts:
         """Read study.json; raises UserError if it does not exist."""

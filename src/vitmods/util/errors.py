@@ -3,7 +3,8 @@
 import difflib
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -50,6 +51,24 @@ class NotCertified(Refused):
 
 class SlotConflict(UserError):
     """Two changes of one arm want to fill the same slot."""
+
+
+@contextmanager
+def explaining(message: Callable[[Exception], str], *kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of these kinds, by default of any, into a UserError with this message. A UserError stays as it is."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if kinds and not isinstance(error, kinds):
+            raise
+        raise UserError(message(error)) from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message."""
+    return str(error).partition("\n")[0]
 
 
 def nearest(word: str, known: Iterable[str], words: Mapping[str, str] | None = None) -> str:

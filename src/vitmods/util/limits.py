@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, explaining
 from vitmods.util.text import printable
 
 if TYPE_CHECKING:
@@ -134,27 +134,23 @@ def read_table(
     """
     file_name, layout = printable(str(path)), f" {layout}" if layout else ""
     rows = []
-    try:
-        with open_table(path, errors) as file:
-            reader = table(file, restval="", **options)
-            reader.fieldnames = names = [
-                same.get(name := column.strip().lower(), name) for column in reader.fieldnames or ()
-            ]
-            if missing := [column for column in columns if column not in names]:
-                wanted, first = " and ".join(missing), printable(",".join(names))
-                raise UserError(f'{file_name} does not have the column {wanted}: its first line is "{first}".{layout}')
-            for row in reader:
-                if any(row.pop(None, ())):
-                    separator = "tab" if options.get("delimiter") == "\t" else "comma"
-                    raise UserError(
-                        f"Line {reader.line_num} of {file_name} has more columns than its first line: remove the extra "
-                        f"{separator}, or put the value that has it in double quotes.{layout}"
-                    )
-                rows.append((reader.line_num, row))
-    except UserError:
-        raise
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"{file_name} cannot be read as a CSV file in UTF-8: {error}.{layout}") from error
+    problem, kinds = f"{file_name} cannot be read as a CSV file in UTF-8", (OSError, ValueError, csv.Error)
+    with explaining(lambda error: f"{problem}: {error}.{layout}", *kinds), open_table(path, errors) as file:
+        reader = table(file, restval="", **options)
+        reader.fieldnames = names = [
+            same.get(name := column.strip().lower(), name) for column in reader.fieldnames or ()
+        ]
+        if missing := [column for column in columns if column not in names]:
+            wanted, first = " and ".join(missing), printable(",".join(names))
+            raise UserError(f'{file_name} does not have the column {wanted}: its first line is "{first}".{layout}')
+        for row in reader:
+            if any(row.pop(None, ())):
+                separator = "tab" if options.get("delimiter") == "\t" else "comma"
+                raise UserError(
+                    f"Line {reader.line_num} of {file_name} has more columns than its first line: remove the extra "
+                    f"{separator}, or put the value that has it in double quotes.{layout}"
+                )
+            rows.append((reader.line_num, row))
     return rows
 
 

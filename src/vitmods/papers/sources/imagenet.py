@@ -25,7 +25,7 @@ from vitmods.data.sources.folder import class_folders, file_records, loose_image
 from vitmods.data.sources.hf import hf_set
 from vitmods.data.sources.wds import Member, open_tar, read_at
 from vitmods.papers.sources import published_set
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UserError, explaining, nearest
 from vitmods.util.files import expand_user
 from vitmods.util.limits import MOST_BYTES, check_bytes, lines_of, parse_json, read_bytes, table
 
@@ -117,7 +117,7 @@ def val_labels(folders: list[Path], chosen: str | None) -> dict[int, int] | None
 
 def from_archive(path: Path) -> dict[int, int]:
     """The labels in the devkit as it is distributed."""
-    try:
+    with explaining(lambda error: f"The devkit {printable(str(path))} cannot be read: {error}. Fetch it again."):
         with gzip.open(path) as packed:
             content = packed.read(MOST_BYTES["archive"] + 1)
         check_bytes(len(content), "archive")
@@ -126,10 +126,6 @@ def from_archive(path: Path) -> dict[int, int]:
             if truth is None or meta is None:
                 raise KeyError(f"{_TRUTH} and {_META} should be files")
             return _from_devkit(truth.read().decode(), io.BytesIO(meta.read()))
-    except UserError:
-        raise
-    except Exception as error:  # gzip, zlib, tarfile and scipy raise what they like of a damaged one:
-        raise UserError(f"The devkit {printable(str(path))} cannot be read: {error}. Fetch it again.") from error
 
 
 def _from_devkit(truth: str, meta: Any) -> dict[int, int]:

@@ -20,7 +20,7 @@ from vitmods.study.executors.processes import SAVE_GRACE_S, LocalProcesses, Work
 from vitmods.study.plan import Work
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import StopRequest, stop_on_signals
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, first_line
 
 _POLL_S = 0.5
 
@@ -89,7 +89,7 @@ class RayCluster:
             with chdir(Path(os.__file__).parent):
                 ray.init(address=self.options.address, **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = str(error).partition("\n")[0]
+            reason = first_line(error)
             raise UserError(
                 f"Cannot connect to a Ray cluster at {self.options.address}: {reason} Start one with `ray start`."
             ) from error
