@@ -11,7 +11,7 @@ from vitmods.cli import main
 from vitmods.layers import NORMS
 from vitmods.papers.table import PAPERS
 from vitmods.report import write_report
-from vitmods.report.manuscript import COPIES, Citation, bibtex, methods
+from vitmods.report.manuscript import Citation, bibtex, methods
 from vitmods.stats.tables import tex
 
 
@@ -121,9 +121,10 @@ def test_methods_follow_the_settings(study, synthetic, tmp_path):
 
 def test_the_command_prints_one_text_and_writes_nothing(study, capsys, monkeypatch):
     monkeypatch.setattr("vitmods.study.Answer.load", lambda folder, reference: study)
-    for name, text in COPIES.items():
+    texts = {"latex": study.to_latex(), "markdown": study.to_markdown(), "bibtex": bibtex(study)}
+    for name, text in (texts | {"methods": methods(study)}).items():
         assert main(["report", "study", "--copy", name]) == 0
-        assert capsys.readouterr().out == f"{text(study)}\n"
+        assert capsys.readouterr().out == f"{text}\n"
     assert not list(study.path.iterdir())
 
 

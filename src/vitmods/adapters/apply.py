@@ -11,7 +11,7 @@ from torch import nn
 from vitmods.adapters.running import check_not_wrapped
 from vitmods.adapters.surgery import operate
 from vitmods.adapters.tensors import Coverage
-from vitmods.adapters.transfer import OTHERWISE
+from vitmods.adapters.transfer import OTHERWISE, evaluating
 from vitmods.changes import Change, Weights
 from vitmods.changes.compose import check_conflicts, edit_one
 from vitmods.model.branch_names import parallel_name, sequential_name
@@ -213,9 +213,9 @@ def _difference(old: ViT, new: ViT, images: torch.Tensor | None) -> float:
     images = images.to(p.device, p.dtype if images.is_floating_point() else None)
     outputs = []
     for model in (old, new):
-        training = model.training
-        outputs.append(_read_out(model.eval(), images))
-        model.train(training)
+        with evaluating(model):
+            silent = _silent(model)
+            outputs.append(model.forward_head(model.forward_features(images), True) if silent else model(images))
     a, b = (out.cpu().double() for out in outputs)  # some devices do not have float64
     if a.shape != b.shape:
         return float("nan")
@@ -223,13 +223,6 @@ def _difference(old: ViT, new: ViT, images: torch.Tensor | None) -> float:
     if _silent(old):
         moved = moved - moved.mean(0)  # the bias of a head can replace what is the same for all images
     return float(moved.abs().max() / a.abs().max().clamp_min(1e-12))
-
-
-def _read_out(model: ViT, images: torch.Tensor) -> torch.Tensor:
-    if _silent(model):
-        return model.forward_head(model.forward_features(images), pre_logits=True)
-    out: torch.Tensor = model(images)
-    return out
 
 
 def _silent(model: ViT) -> bool:

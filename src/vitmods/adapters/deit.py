@@ -6,6 +6,7 @@ Sources: Touvron et al., DeiT (2021) and DeiT III (2022), whose class calls the 
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -63,10 +64,7 @@ def read_deit(
     counters = {name: "norms here do not count batches" for name in tensors if name.endswith(".num_batches_tracked")}
     has_gammas = any(".gamma_1" in name for name in tensors)
     has_seconds = any(_SECOND.match(name) for name in tensors)
-
-    def pair(names: Iterable[str]) -> list[Row]:
-        return _rows(names, config, has_gammas, has_seconds)
-
+    pair = partial(_rows, config=config, has_gammas=has_gammas, has_seconds=has_seconds)
     return read_weights(source, config, pair, tensors, counters, assumed)
 
 
@@ -181,10 +179,7 @@ def _read_config(
     pool = "prefix" if is_distilled else pool
     assumed += [] if is_distilled else [f"pool={pool}"]
     scale = next((t for n, t in tensors.items() if re.match(r"blocks\.0\.(ls1\.gamma|gamma_1)$", n)), None)
-
-    def norm(name: str) -> NormConfig | None:
-        return _norm(tensors, name, eps)
-
+    norm = partial(_norm, tensors, eps=eps)
     config = ViTConfig(
         img_size=size,
         patch_size=patch_size,

@@ -5,7 +5,7 @@ A family of them is a line of ``FAMILIES``: the defaults of its config. Names of
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -414,12 +414,9 @@ def _local_names(tensors: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def _choose(names: Mapping[str, str], choices: Iterable[str]) -> str:
+def _choose(names: Mapping[str, str], choices: Sequence[str]) -> str:
     """The full name of the first of these that the model has; otherwise of the last."""
-    for choice in choices:
-        if choice in names:
-            break
-    return names.get(choice, choice)
+    return next((names[choice] for choice in choices if choice in names), choices[-1])
 
 
 def _rows_of(tensors: Iterable[str], config: ViTConfig) -> tuple[Callable[[Iterable[str]], list[Row]], dict[str, str]]:

@@ -1,6 +1,5 @@
 """torchvision's VisionTransformer (vit_b_16 and its sisters) as a vitmods ViT and back, exactly."""
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.adapters import transfer
-from vitmods.adapters.tensors import Coverage, Row, rows_of
+from vitmods.adapters.tensors import Coverage, rows_of
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig
 from vitmods.model.vit import ViT
@@ -29,6 +28,7 @@ _NAMES = {
     "pre_logits": "heads.pre_logits",
     "head": "heads.head",
 }
+_rows = partial(rows_of, table=_NAMES)
 # torchvision's published weights were trained with these.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -86,10 +86,6 @@ def to_torchvision(model: ViT) -> nn.Module:
     transfer.export_model("torchvision's VisionTransformer", model, new, _rows(model.state_dict()), _look)
     filled: nn.Module = new
     return filled
-
-
-def _rows(names: Iterable[str]) -> list[Row]:
-    return rows_of(names, _NAMES)
 
 
 def _look(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,6 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TextIO
 
 from vitmods import __version__
 from vitmods.cli import completion
@@ -114,7 +113,7 @@ def _run(arguments: list[str]) -> int:
         completion.check_words(arguments)
         command = find_command(arguments[0])
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            warnings.showwarning = lambda message, *_, **__: _print_error(f"warning: {message}")
             code = command(arguments[1:])
         sys.stdout.flush()
         return code
@@ -156,17 +155,6 @@ def _explain(error: Exception) -> str:
         return f"The module {error.name} cannot be imported: install its package, or add its folder to PYTHONPATH."
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}\nThis was not foreseen; with --debug the command shows where it happened."
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    _print_error(f"warning: {message}")
 
 
 def _print_error(text: str) -> None:

@@ -98,9 +98,7 @@ def main(arguments: Sequence[str]) -> int:
 
     answer = Answer.load(options.folder, options.reference)
     if options.copy is not None:
-        from vitmods.report.manuscript import COPIES
-
-        print(COPIES[options.copy](answer))
+        print(getattr(answer, f"to_{options.copy}")())
         return 0
     report = answer.report(options.out)
     print_answer(answer)

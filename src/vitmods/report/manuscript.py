@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from vitmods import __version__
@@ -408,12 +408,3 @@ def _software(answer: Answer) -> Iterator[str]:
     device = environment.get("device_name") or environment.get("device")
     place = f" on {device}" if device else ""
     yield f"We used vitmods {answer.vitmods}{f' with {listing(versions)}' if versions else ''}{place}."
-
-
-COPIES: Mapping[str, Callable[[Answer], str]] = {
-    "latex": Answer.to_latex,
-    "markdown": Answer.to_markdown,
-    "bibtex": bibtex,
-    "methods": methods,
-}
-"""what `vitmods report --copy` prints"""

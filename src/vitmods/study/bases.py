@@ -373,6 +373,8 @@ def record_of(model: nn.Module, base: Base, edits: Sequence[Edit], head: bool = 
     if described(model) is not None:
         return None
     spec = base.spec if isinstance(base, ForeignBase) else json.loads(base.to_json())
+    types = {parameter.dtype for parameter in model.parameters()}
+    dtype = types.pop() if len(types) == 1 else torch.float32  # they differ, as after construction
     return {
         "base": spec,
         "edits": "+".join(map(str, edits)),
@@ -381,17 +383,11 @@ def record_of(model: nn.Module, base: Base, edits: Sequence[Edit], head: bool = 
         "in_chans": base.in_chans,
         **({} if getattr(base, "in_place", True) else {"in_place": False}),
         **({"insertions": record} if (record := record_of_changes(model)) else {}),
-        **({"dtype": str(dtype).removeprefix("torch.")} if (dtype := _type_of(model)) is not torch.float32 else {}),
+        **({} if dtype is torch.float32 else {"dtype": str(dtype).removeprefix("torch.")}),
         "head": head,
         "class": type(model).__name__,
         "tensors": _names_and_shapes(model),
     }
-
-
-def _type_of(model: nn.Module) -> torch.dtype:
-    """The type of all parameters; float32 where they differ, as after construction."""
-    types = {parameter.dtype for parameter in model.parameters()}
-    return types.pop() if len(types) == 1 else torch.float32
 
 
 def _names_and_shapes(model: nn.Module) -> str:

@@ -104,10 +104,8 @@ def _few_images(decision: Decision) -> Iterator[str]:
     if not effects:
         return
     middle = sorted(effects, key=lambda effect: effect.images_sd)[len(effects) // 2]
-    resolved, unit = (
-        finest(middle.images_sd, middle.family, max(middle.alpha, LAST_LEVEL)),
-        f" {middle.shown_unit}".rstrip(),
-    )
+    resolved = finest(middle.images_sd, middle.family, max(middle.alpha, LAST_LEVEL))
+    unit = f" {middle.shown_unit}".rstrip()
     if resolved < middle.margin:
         return
     enough = images_for(middle.margin, middle.sd, middle.images_sd, middle.images, middle.family)

@@ -352,11 +352,8 @@ _TRAINED_PART = {
 
 def user_functions(settings: Settings) -> list[Function]:
     """Return the functions that make base or alter models, which workers must be able to import."""
-    base = base_function(settings.fixed["base"])
-    return [
-        *([base] if base else []),
-        *(function for arm in settings.arms for function in functions_of(arm.changes)),
-    ]
+    changes = (change for arm in settings.arms for change in arm.changes)
+    return [*filter(None, [base_function(settings.fixed["base"])]), *functions_of(changes)]
 
 
 def workers_for(options: StudyOptions, trials: int, trial_bytes: int) -> int:

@@ -26,7 +26,7 @@ from vitmods.stats.sequential import LOOKS
 from vitmods.study.answer import VIEWS, Answer, Running, costs_under, read_answer, read_costs
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, MOST_OVER, Budget, seconds_after_trials, slowdown
-from vitmods.study.executors import Executor, Inline, StudyOptions
+from vitmods.study.executors import Inline, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, Slurm
 from vitmods.study.executors.processes import LocalProcesses, Template, get_template, import_all
 from vitmods.study.plan import (
@@ -492,7 +492,7 @@ def _work(
 
 def make_executor(
     runner: TrialRunner, options: StudyOptions, workers: int, threads: int, template: Template | None = None
-) -> Executor:
+) -> Inline | LocalProcesses | RayCluster | Slurm:
     """Return what runs the trials: this process, worker processes with so many threads each, or a cluster.
 
     Raises UserError if workers cannot import a function of the study, or a cluster would have to share an address.

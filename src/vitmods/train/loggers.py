@@ -31,7 +31,7 @@ from vitmods.finetune.roles import parameter_roles
 from vitmods.layers import DynamicTokenNorm
 from vitmods.tasks.metrics import Metric
 from vitmods.train.distributed import ALONE, Processes
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, explaining
 from vitmods.util.files import LenientStream, disk_errors, log, progress_console
 from vitmods.util.limits import parse_json, read_bytes, read_json
 from vitmods.util.registry import Registry
@@ -155,13 +155,16 @@ class MetricsFile:
         open_logs: Callable[[Sequence[Mapping[str, Any]], int], Logs] | None = None,
     ) -> None:
         self.path = path
-        with disk_errors(path):
+        with (
+            disk_errors(path),
+            explaining(lambda error: f"{path} is damaged ({error}). Delete its folder to train again.", ValueError),
+        ):
             path.touch()
-            written = self._content()
+            written = read_bytes(path, "text")
             if len(written) < length:
                 raise UserError(f"{path} is shorter than its checkpoint says. Delete its folder to train again.")
+            rows = [parse_json(line) for line in written[:length].splitlines()] if tensorboard or open_logs else []
             os.truncate(path, length)
-            rows = self.rows() if tensorboard or open_logs else []
             self._file = open(path, "ab")  # noqa: SIM115, closed by close()
         try:
             self._board = TensorBoard(tensorboard, rows) if tensorboard else None
@@ -169,19 +172,6 @@ class MetricsFile:
         except BaseException:
             self._file.close()
             raise
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows so far. Raises UserError if one is damaged."""
-        try:
-            return [parse_json(line) for line in self._content().splitlines()]
-        except ValueError as error:
-            raise UserError(f"{self.path} is damaged ({error}). Delete its folder to train again.") from error
-
-    def _content(self) -> bytes:
-        try:
-            return read_bytes(self.path, "text")
-        except ValueError as error:
-            raise UserError(f"{self.path} is damaged ({error}). Delete its folder to train again.") from error
 
     def write(self, row: dict[str, Any]) -> None:
         with disk_errors(self.path):

@@ -45,19 +45,12 @@ MOST_NAMES = 100_000  # that a pattern of braces may expand to; ImageNet-21k has
 
 def read_bytes(path: Path, kind: str) -> bytes:
     """Read a plain file. Raises OSError, and ValueError if it is larger than its kind may be."""
-    with open_binary(path, kind) as file:
+    check_file(path, kind)
+    with open(path, "rb") as file:
         size = max(os.fstat(file.fileno()).st_size, 1 << 20)  # so many bytes are taken from memory at once
         content = file.read(min(size, MOST_BYTES[kind]) + 1)
     check_bytes(len(content), kind)
     return content
-
-
-@contextmanager
-def open_binary(path: Path, kind: str) -> Iterator[IO[bytes]]:
-    """Open a file like `read_bytes`, to read it in parts."""
-    check_file(path, kind)
-    with open(path, "rb") as file:
-        yield file
 
 
 def check_file(path: Path, kind: str) -> None:

@@ -95,13 +95,6 @@ class WorkSource(Protocol):
         """Called about twice a second while nothing else happens."""
 
 
-class Executor(Protocol):
-    """Something that runs trials: one after the other, in processes, or on a cluster."""
-
-    def run(self, source: WorkSource) -> None:
-        """Run each piece once. KeyboardInterrupt passes through."""
-
-
 @dataclass
 class Inline:
     """One trial after the other in this process."""
