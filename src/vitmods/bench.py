@@ -80,8 +80,7 @@ def finish(steps: Generator[None, None, T]) -> T:
         try:
             next(steps)
         except StopIteration as end:
-            result: T = end.value
-            return result
+            return end.value
 
 
 def rounds_of(

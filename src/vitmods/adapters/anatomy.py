@@ -122,8 +122,7 @@ class Anatomy:
             inside = [n for n in self.modules if _below(n, part) and not any(_within(n, b) for b in blocks)]
             stems = [n for n in inside if isinstance(self.modules[n], nn.Conv2d)]
             if stems:
-                last: str = max(stems, key=self._order.__getitem__)
-                return last
+                return max(stems, key=self._order.__getitem__)
             if any(isinstance(self.modules[n], nn.Embedding) for n in inside):
                 return None
         return None

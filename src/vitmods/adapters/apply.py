@@ -88,8 +88,7 @@ def read_model(model: nn.Module) -> tuple[ViT, Coverage]:
     Raises UserError for classes and parts that are not covered.
     """
     model = _inside(model)
-    imported: tuple[ViT, Coverage] = _reader(model).read(model)
-    return imported
+    return _reader(model).read(model)
 
 
 def config_of(model: nn.Module) -> ViTConfig:
@@ -97,8 +96,7 @@ def config_of(model: nn.Module) -> ViTConfig:
     if isinstance(model, ViT):
         return model.vit_config
     model = _inside(model)
-    config: ViTConfig = _reader(model).read_config(model)
-    return config
+    return _reader(model).read_config(model)
 
 
 def _inside(model: nn.Module) -> nn.Module:

@@ -103,8 +103,7 @@ def open_model(source: str, img_size: int | tuple[int, int] | None = None, **fie
 
         check_timm(source, name, {})
         size_argument: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
-        foreign: nn.Module = timm.create_model(name, **size_argument)
-        return foreign
+        return timm.create_model(name, **size_argument)
     if mark and library == "torchvision":
         from torchvision.models import get_model
 
@@ -112,8 +111,7 @@ def open_model(source: str, img_size: int | tuple[int, int] | None = None, **fie
 
         check_torchvision(name)
         side = img_size[0] if isinstance(img_size, tuple) else img_size  # its images are square
-        classifier: nn.Module = get_model(name, **({} if side is None else {"image_size": side}))
-        return classifier
+        return get_model(name, **({} if side is None else {"image_size": side}))
     if mark and library == "hf":
         config = huggingface.read_huggingface_config(source, Path(name))
         if img_size is not None:

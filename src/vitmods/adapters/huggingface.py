@@ -213,8 +213,7 @@ def open_changed_huggingface(folder: Path) -> nn.Module:
     ):
         raise UserError(f"{folder}: the weights do not fit the changes in config.json: {', '.join(wrong[:5])}.")
     model.__class__ = kind
-    opened: nn.Module = model
-    return opened
+    return model
 
 
 def check_values(source: str, values: Any) -> None:
@@ -302,8 +301,7 @@ def to_huggingface(model: ViT, like: nn.Module | None = None) -> nn.Module:
     if model.grad_checkpointing:
         enable = getattr(new, "activation_checkpointing_enable", None)  # its name from version 5 on
         (enable or new.gradient_checkpointing_enable)()
-    filled: nn.Module = new
-    return filled
+    return new
 
 
 def _look(config: ViTConfig, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:

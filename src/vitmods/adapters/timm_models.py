@@ -129,8 +129,7 @@ def timm_stem(kind: type[Stem], **slots: Any) -> Callable[..., Stem]:
             raise UserError("This stem does not pad images: leave dynamic_img_pad off.")
         stem: Any = kind(StemSize(img_size, patch_size, in_chans, embed_dim), **options | slots)
         stem.strict_img_size, stem.output_fmt = strict_img_size, output_fmt or "NLC"
-        moved: Stem = stem.to(device=device, dtype=dtype)
-        return moved
+        return stem.to(device=device, dtype=dtype)
 
     return make
 

@@ -84,8 +84,7 @@ def to_torchvision(model: ViT) -> nn.Module:
         new.heads.head = nn.Identity()
     transfer.refuse_slots("torchvision's VisionTransformer", config, read_config(new))
     transfer.export_model("torchvision's VisionTransformer", model, new, _rows(model.state_dict()), _look)
-    filled: nn.Module = new
-    return filled
+    return new
 
 
 def _look(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -167,8 +167,7 @@ def _with_training(subject: Examined, folder: Path) -> Examined:
 
 def _config_of(model: nn.Module) -> dict[str, Any]:
     backbone = model.backbone if isinstance(model, TaskModel) else model
-    config: dict[str, Any] = json.loads(backbone.vit_config.to_json()) if isinstance(backbone, ViT) else {}
-    return config
+    return json.loads(backbone.vit_config.to_json()) if isinstance(backbone, ViT) else {}
 
 
 def _on(model: nn.Module | None, place: torch.device) -> nn.Module | None:

@@ -139,8 +139,7 @@ def find_command(name: str) -> Callable[[Sequence[str]], int]:
         kind = "option" if name.startswith("-") else "command"
         raise UserError(f"The {kind} {name} does not exist. {nearest(name, COMMANDS)} `vitmods --help` says more.")
     module, _, function = ELSEWHERE.get(name, f"vitmods.cli.{name}:main").partition(":")
-    command: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
-    return command
+    return getattr(importlib.import_module(module), function)
 
 
 def _explain(error: Exception) -> str:

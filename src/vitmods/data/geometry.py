@@ -160,5 +160,4 @@ def _means(values: NDArray[Any], out: int, axis: int) -> NDArray[np.float64]:
     fraction = (edges - cells).reshape([-1 if i == axis else 1 for i in range(values.ndim)])
     sums = np.cumsum(values, axis=axis, dtype=np.float64)
     before = sums.take(cells, axis=axis) - values.take(cells, axis=axis) * (1 - fraction)
-    means: NDArray[np.float64] = np.diff(before, axis=axis) * (out / n)
-    return means
+    return np.diff(before, axis=axis) * (out / n)

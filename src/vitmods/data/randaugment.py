@@ -119,8 +119,7 @@ def timm_operation(image: Image.Image, name: str, magnitude: float, options: dic
     if name == "PosterizeIncreasing" and strength == (0,):
         return Image.new(image.mode, image.size)  # black, as Pillow made it of no bits before it came to refuse that
     function: Any = timm.NAME_TO_OP[name]
-    changed: Image.Image = function(image, *strength, **options)
-    return changed
+    return function(image, *strength, **options)
 
 
 @cache
@@ -185,8 +184,7 @@ def change_torchvision(pixels: Pixels, name: str, magnitude: float, _: Draw) -> 
         "AutoContrast": lambda: F.autocontrast(images),
         "Equalize": lambda: F.equalize(images),
     }
-    changed: Pixels = operations[name]().numpy()
-    return changed
+    return operations[name]().numpy()
 
 
 def change_big_vision(pixels: Pixels, name: str, magnitude: float, draw: Draw) -> Pixels:
@@ -247,16 +245,14 @@ def change_big_vision(pixels: Pixels, name: str, magnitude: float, draw: Draw) -
 def _blend(start: NDArray[Any], end: NDArray[Any], level: float) -> Pixels:
     """Blend from `start` towards `end`, or beyond it, by TensorFlow's factor for this level."""
     start, end, factor = start.astype(np.float32), end.astype(np.float32), np.float32(level * 1.8 + 0.1)
-    blended: Pixels = (start + factor * (end - start)).clip(0, 255).astype(np.uint8)
-    return blended
+    return (start + factor * (end - start)).clip(0, 255).astype(np.uint8)
 
 
 def _look_up(pixels: Pixels, table: NDArray[Any]) -> Pixels:
     """Replace every value by its entry in the table (256,)."""
     # bytes.translate is several times faster than indexing, which makes 8-byte integers of the pixels first
     changed = pixels.tobytes().translate(table.astype(np.uint8).tobytes())
-    looked_up: Pixels = np.frombuffer(changed, np.uint8).reshape(pixels.shape)
-    return looked_up
+    return np.frombuffer(changed, np.uint8).reshape(pixels.shape)
 
 
 def _stretched(plane: Pixels) -> NDArray[Any]:
@@ -264,8 +260,7 @@ def _stretched(plane: Pixels) -> NDArray[Any]:
     if low == high:
         return _VALUES
     scale = np.float32(255) / (high - low)
-    stretched: NDArray[Any] = (_VALUES.astype(np.float32) * scale - low * scale).clip(0, 255)
-    return stretched
+    return (_VALUES.astype(np.float32) * scale - low * scale).clip(0, 255)
 
 
 def _equalized(plane: Pixels) -> NDArray[Any]:

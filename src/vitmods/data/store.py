@@ -90,8 +90,7 @@ class _Table:
 
     def lacks(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these (n,) are unknown."""
-        unknown: NDArray[np.bool_] = self.rows["state"][rows] == _UNKNOWN
-        return unknown
+        return self.rows["state"][rows] == _UNKNOWN
 
     def index(self, rows: NDArray[np.int64]) -> Index:
         """Index of the images in these rows (n,)."""

@@ -97,8 +97,7 @@ def training_counts(dataset: ImageDataset, split: str, protocol: str) -> Mapping
         raise UserError(f"{protocol} learns from training images, and {dataset.name} does not have any: leave it out.")
     if split == "train":
         raise UserError(f"{protocol} learns from the split train: evaluate it on another (--split test).")
-    counts: Mapping[str, int] = splits["train"]["per_class"]
-    return counts
+    return splits["train"]["per_class"]
 
 
 def check_can_learn(dataset: ImageDataset, split: str, protocol: str) -> None:

@@ -111,8 +111,7 @@ def ridge(a: Floats, targets: Floats, l2: float) -> Floats:
     """w (C, K) that minimizes |a w - targets|^2 + l2 |w|^2, by the smaller of the two systems of equations."""
     n, c = a.shape
     if n >= c:
-        weights: Floats = linalg.solve(a.T @ a + l2 * np.eye(c), a.T @ targets, assume_a="pos")
-        return weights
+        return linalg.solve(a.T @ a + l2 * np.eye(c), a.T @ targets, assume_a="pos")
     weights = a.T @ linalg.solve(a @ a.T + l2 * np.eye(n), targets, assume_a="pos")
     return weights
 

@@ -117,8 +117,7 @@ class _Branch(NamedTuple):
 
     def behind(self, h: Tensor) -> Tensor:
         """Apply what is between the branch and its drop path."""
-        out: Tensor = self.scale(self.norm_branch(h))
-        return out
+        return self.scale(self.norm_branch(h))
 
 
 class _Parts(NamedTuple):

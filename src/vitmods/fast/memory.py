@@ -129,8 +129,7 @@ def norm_frozen_mlp(x: Tensor, norm: nn.Module, mlp: Any) -> Tensor:
 
 
 def _end(mlp: Any, a: Tensor) -> Tensor:
-    out: Tensor = mlp.drop2(mlp.fc2(mlp.norm(mlp.drop1(a))))
-    return out
+    return mlp.drop2(mlp.fc2(mlp.norm(mlp.drop1(a))))
 
 
 def _normalize(norm: nn.Module, dtype: torch.dtype, x: Tensor) -> Tensor:

@@ -40,8 +40,7 @@ class PackedLinear(nn.Linear):
         key = (weight.data_ptr(), None if weight.is_inference() else weight._version, weight.dtype)
         if self._blocks is None or self._blocks[0] != key:
             self._blocks = key, torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(input, self._blocks[1], self.bias, name, [], self.gelu or "")
-        return y
+        return torch.ops.mkldnn._linear_pointwise(input, self._blocks[1], self.bias, name, [], self.gelu or "")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_blocks": None}

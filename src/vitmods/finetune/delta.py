@@ -247,8 +247,7 @@ class MultiTask(nn.Module):
 
     def forward(self, images: Tensor, task: str) -> Tensor:
         """Map (B, in_chans, height, width) in the task's resolution to (B, classes of the task)."""
-        out: Tensor = self[task](images)
-        return out
+        return self[task](images)
 
     @property
     def nbytes(self) -> int:

@@ -122,14 +122,12 @@ class Attention(nn.Module):
         if self.gate is None:
             return heads
         gates = self.gate(tokens).sigmoid()
-        out: Tensor = (heads.unflatten(-1, (gates.shape[-1], -1)) * gates[..., None]).flatten(-2)
-        return out
+        return (heads.unflatten(-1, (gates.shape[-1], -1)) * gates[..., None]).flatten(-2)
 
     def values(self, x: Tensor) -> Tensor:
         """(B, N, C) -> only the values (B, H, N, D)."""
         # Not by the rows of its weight alone: the map may be wrapped, as by LoRA.
-        values: Tensor = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim))[:, :, 2].transpose(1, 2)
-        return values
+        return self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim))[:, :, 2].transpose(1, 2)
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, N, C) -> queries, keys and values of the heads, (B, H, N, D) each."""
@@ -175,5 +173,4 @@ class AttentionPool(nn.Module):
         out = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         out = self.proj(out.transpose(1, 2).flatten(2))
         out = out + self.mlp(self.norm(out))
-        first: Tensor = out[:, 0]
-        return first
+        return out[:, 0]

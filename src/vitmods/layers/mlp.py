@@ -62,8 +62,7 @@ class Mlp(FeedForward):
     fc1: nn.Linear
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.drop2(self.fc2(self.norm(self.drop1(self.act(self.fc1(x))))))
-        return out
+        return self.drop2(self.fc2(self.norm(self.drop1(self.act(self.fc1(x))))))
 
 
 @MLPS.register("swiglu")
@@ -79,5 +78,4 @@ class SwiGLU(FeedForward):
         super().__init__(dim, hidden_dim, nn.SiLU(), **options)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.drop2(self.fc2(self.norm(self.drop1(self.act(self.fc1_g(x)) * self.fc1_x(x)))))
-        return out
+        return self.drop2(self.fc2(self.norm(self.drop1(self.act(self.fc1_g(x)) * self.fc1_x(x)))))

@@ -95,5 +95,4 @@ def find_register_neurons(model: Any, batches: Sequence[Tensor], count: int) -> 
 def _stick_out(tokens: Tensor) -> Tensor:
     """Whether each patch of (B, T, C) sticks out, (B, T)."""
     norms = tokens.float().norm(dim=-1)
-    stick_out: Tensor = norms > OUTLIER * norms.median(dim=1, keepdim=True).values
-    return stick_out
+    return norms > OUTLIER * norms.median(dim=1, keepdim=True).values

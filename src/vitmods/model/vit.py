@@ -455,8 +455,7 @@ class ViT(nn.Module):
             x = self._prepend(x)
         if config.position_norm_on_prefix:
             x = self.norm_pre(x)
-        tokens: Tensor = self.pos_drop(x)
-        return tokens
+        return self.pos_drop(x)
 
     def _draw_patches(self, images: Tensor) -> Tensor | None:
         """The patches that patch dropout leaves in this batch, (B, K) in the order of the grid; None for all."""
@@ -527,8 +526,7 @@ class ViT(nn.Module):
         if index == self.vit_config.prefix_from > 0:
             x = self._prepend(x)
         if self.grad_checkpointing and torch.is_grad_enabled():
-            out: Tensor = checkpoint(self._run_block, index, x, masks, for_head, self._grid, use_reentrant=False)
-            return out
+            return checkpoint(self._run_block, index, x, masks, for_head, self._grid, use_reentrant=False)
         return self._run_block(index, x, masks, for_head, self._grid)
 
     def _run_block(self, index: int, x: Tensor, masks: BlockInputs, for_head: bool, grid: Grid | None) -> Tensor:
@@ -538,12 +536,10 @@ class ViT(nn.Module):
         with self._around(masks.padding), _only(self.blocks[index], masks.keep):
             attn_mask = masks.of(x)
             if masks.values is not None and index > 0:
-                mixed: Tensor = self.blocks[index](x, attn_mask=attn_mask, values=masks.values)
-                return mixed
+                return self.blocks[index](x, attn_mask=attn_mask, values=masks.values)
             if attn_mask is None and self.forms is not None:
                 return self.forms.run(self, index, x, for_head)
-            out: Tensor = self.blocks[index](x) if attn_mask is None else self.blocks[index](x, attn_mask=attn_mask)
-            return out
+            return self.blocks[index](x) if attn_mask is None else self.blocks[index](x, attn_mask=attn_mask)
 
     def _first_values(self, x: Tensor) -> Tensor | None:
         if not self.vit_config.value_mix:
@@ -551,8 +547,7 @@ class ViT(nn.Module):
         if self._grid is not None:
             _set_grid(self.blocks[0], self._grid)
         block: Any = self.blocks[0]
-        values: Tensor = block.first_values(x)
-        return values
+        return block.first_values(x)
 
     def _pool(self, x: Tensor) -> Tensor:
         pool, prefix = self.vit_config.pool, self.vit_config.num_prefix_tokens
@@ -560,8 +555,7 @@ class ViT(nn.Module):
             return x
         if pool == "map":
             assert self.attn_pool is not None
-            pooled: Tensor = self.attn_pool(x if self.vit_config.pool_prefix else x[:, prefix:])
-            return pooled
+            return self.attn_pool(x if self.vit_config.pool_prefix else x[:, prefix:])
         if pool == "token":
             return x[:, 0]
         if pool == "prefix":

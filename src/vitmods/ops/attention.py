@@ -29,8 +29,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dro
     if attn_mask is not None:
         boolean = attn_mask.dtype == torch.bool
         logits = logits.masked_fill(~attn_mask, -torch.inf) if boolean else logits + attn_mask.to(logits.dtype)
-    out: Tensor = logits.softmax(-1) @ v
-    return out
+    return logits.softmax(-1) @ v
 
 
 def _kernel_for(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Literal["fused", "float32", "products"]:

@@ -19,8 +19,7 @@ def rms_norm(x: Tensor, gain: Tensor | None, eps: float) -> Tensor:
         return _composed(x, gain, eps)
     if not torch.is_grad_enabled():
         return _forward(x, gain, eps)[0]
-    out: Tensor = _RMSNorm.apply(x, gain, eps)
-    return out
+    return _RMSNorm.apply(x, gain, eps)
 
 
 def _forward(x: Tensor, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:

@@ -100,8 +100,7 @@ def separable_norm(
     by_native = usable("dynamic_token", *values)
     if not by_native and (torch.compiler.is_compiling() or transformed()):
         return composed(*values, layout)
-    out: Tensor = _SeparableNorm.apply(*values, layout, by_native)
-    return out
+    return _SeparableNorm.apply(*values, layout, by_native)
 
 
 def composed(
@@ -275,8 +274,7 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     """Sum of products for each head, (H,)"""
     if a.shape != b.shape:
         return (a * b).sum((1, 2, 3, 4))
-    products: Tensor = torch.linalg.vecdot(a.flatten(1), b.flatten(1))
-    return products
+    return torch.linalg.vecdot(a.flatten(1), b.flatten(1))
 
 
 def _outer_columns(a: Tensor, b: Tensor) -> Tensor:

@@ -41,8 +41,7 @@ def sequence_norm(
     values = (x, a, mix_mean, mix_var, weight, bias)
     if torch.compiler.is_compiling() or transformed():
         return form(*values)
-    out: Tensor = _SequenceNorm.apply(form, *values)
-    return out
+    return _SequenceNorm.apply(form, *values)
 
 
 class _SequenceNorm(torch.autograd.Function):
@@ -50,8 +49,7 @@ class _SequenceNorm(torch.autograd.Function):
     def forward(ctx: Any, form: Any, *values: Tensor) -> Tensor:
         ctx.form = form
         ctx.save_for_backward(*values)
-        out: Tensor = form(*values)
-        return out
+        return form(*values)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -143,8 +141,7 @@ def _means(a: Tensor, z: Tensor, window: tuple[int, int] | None) -> Tensor:
 def _summed(function: Any, again: bool, *values: Any) -> Tensor:
     """Compute one of several parts: its weights are recomputed in backward instead of kept."""
     if again and torch.is_grad_enabled():
-        out: Tensor = checkpoint(function, *values, use_reentrant=False)
-        return out
+        return checkpoint(function, *values, use_reentrant=False)
     out = function(*values)
     return out
 

@@ -382,8 +382,7 @@ class Answer:
             if path is None:
                 raise
             warnings.warn(f"{error} The report is of what results.json would hold.", stacklevel=2)
-        written: Path = VIEWS["html"](self, path)
-        return written
+        return VIEWS["html"](self, path)
 
 
 def read_answer(

@@ -249,8 +249,7 @@ class Function:
             )
         if not callable(function) or getattr(function, "__module__", None) != self.module:
             raise UserError(f"The module {self.module} does not define a function '{path}'.")
-        resolved: Callable[..., nn.Module] = function
-        return resolved
+        return function
 
     def describe(self) -> dict[str, str]:
         """Describe the edit for reports, as changes do, by its docstring."""

@@ -205,8 +205,7 @@ def _from_torchvision(base: ForeignBase, name: str, trained: bool, options: Opti
     if base.in_chans != 3:
         raise UserError(f"{base.spec}: torchvision's models read 3 channels, not {base.in_chans}: set in_chans to 3.")
     if not trained:
-        model: nn.Module = models.get_model(name, weights=None, num_classes=base.num_classes, **options)
-        return model
+        return models.get_model(name, weights=None, num_classes=base.num_classes, **options)
     model = models.get_model(name, weights="DEFAULT", **options)
     heads = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     where, head = heads[-1]  # the classifier stands last in all of torchvision's
@@ -256,8 +255,7 @@ def _from_huggingface(base: ForeignBase, name: str, trained: bool, options: Opti
     }
     if odd := sorted(key for key in new if not key.startswith(("classifier.", "head."))):
         raise UserError(f"{base.spec}: its weights do not fit these images: {', '.join(odd[:5])}.")
-    trained_model: nn.Module = model.train()
-    return trained_model
+    return model.train()
 
 
 LIBRARIES.add("timm", Library(_from_timm, size_option="img_size"))

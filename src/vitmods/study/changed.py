@@ -150,5 +150,4 @@ def pixels_of(model: nn.Module, folder: Path) -> dict[str, Any]:
         cfg["input_size"] = (record["in_chans"], *record["img_size"])
     if "input_size" not in cfg:
         raise UserError(f"{folder} holds a {type(model).__name__}, which does not read images.")
-    parsed: dict[str, Any] = json.loads(json.dumps(cfg, default=str))
-    return parsed
+    return json.loads(json.dumps(cfg, default=str))

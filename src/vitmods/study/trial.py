@@ -155,8 +155,7 @@ def load_images(
     options = image_settings(settings)
     kind = TASKS[options.pop("task", DEFAULT)]
     options |= {"augment": recipe.augment, "workers": workers, "cache_dir": cache_dir}
-    dataset: ImageDataset = kind.from_recipe(kind.fitted(recipe)).load_data(options.pop("data"), **options)
-    return dataset
+    return kind.from_recipe(kind.fitted(recipe)).load_data(options.pop("data"), **options)
 
 
 def base_config(settings: Settings, num_classes: int) -> Base:

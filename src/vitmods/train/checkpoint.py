@@ -59,5 +59,4 @@ def _read(path: Path) -> dict[str, Any]:
         bad = archive.testzip()
     if bad is not None:
         raise ValueError(f"wrong checksum of {bad}")
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return state
+    return torch.load(path, map_location="cpu", weights_only=True)

@@ -90,8 +90,7 @@ class Processes:
             raise error
         if outcome[1] is not None:
             raise PeerEnded(outcome[1])
-        result: T = outcome[0]
-        return result
+        return outcome[0]
 
     def in_turn(self, work: Callable[[], T]) -> T:
         """Work in all processes, in the first one before the others: it may repair files, or write a cache."""
@@ -187,14 +186,12 @@ def shard(model: nn.Module, processes: Processes, device: torch.device) -> None:
 
 def local(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this process holds, sharing its memory."""
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """Gather a tensor that may be sharded; all processes have to call this."""
-    gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return gathered
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def whole_state(state: Any, keep: bool) -> Any:

@@ -388,8 +388,7 @@ def first_norm_scales(model: ViT) -> Tensor:
     weight = getattr(stem.norm_before, "weight", None) if isinstance(stem, DualPatchNormStem) else None
     if weight is None:
         raise NotHere("no norm on the pixels of a patch that learns scales: apply dpn.")
-    gains: Tensor = weight.detach().float().cpu().unflatten(0, (stem.in_chans, *stem.patch_size))
-    return gains
+    return weight.detach().float().cpu().unflatten(0, (stem.in_chans, *stem.patch_size))
 
 
 def _scales(subject: Examined) -> Arrays:

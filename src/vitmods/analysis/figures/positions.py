@@ -162,8 +162,7 @@ def mean_distance(weights: Tensor, grid: Grid, spacing: tuple[float, float] = (1
     x = torch.arange(columns, device=weights.device, dtype=weights.dtype) * spacing[1]
     places = torch.cartesian_prod(y, x)
     distances = torch.linalg.vector_norm(places[:, None] - places, dim=-1)
-    mean: Tensor = (weights.flatten(-2) @ distances.flatten()) / len(places)
-    return mean
+    return (weights.flatten(-2) @ distances.flatten()) / len(places)
 
 
 def attention_distance(model: nn.Module, images: Tensor, unit: Unit = "patches") -> dict[str, Tensor]:

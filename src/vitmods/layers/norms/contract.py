@@ -161,8 +161,7 @@ class _SumOverProcesses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         assert dist.group.WORLD is not None
-        total: Tensor = collectives.wait_tensor(collectives.all_reduce(x.contiguous(), "sum", dist.group.WORLD))
-        return total
+        return collectives.wait_tensor(collectives.all_reduce(x.contiguous(), "sum", dist.group.WORLD))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -171,8 +170,7 @@ class _SumOverProcesses(torch.autograd.Function):
 
 def sum_over_processes(x: Tensor) -> Tensor:
     """The sum of a tensor over all processes, with its gradient; the tensor itself where there is one."""
-    out: Tensor = _SumOverProcesses.apply(x) if processes() > 1 else x
-    return out
+    return _SumOverProcesses.apply(x) if processes() > 1 else x
 
 
 def batch_moments(mean: Tensor, var: Tensor, length: Tensor | int) -> tuple[Tensor, Tensor, Tensor]:

@@ -168,8 +168,7 @@ class Stem(nn.Module):
         return self.project(unpatchify(patches, self.patch_size))
 
     def finish(self, tokens: Tensor) -> Tensor:
-        normalized: Tensor = self.norm(tokens)
-        return normalized
+        return self.norm(tokens)
 
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
@@ -231,8 +230,7 @@ class ConvolutionStem(Stem):
         layers = list(self.layers)
         for conv, norm, gelu in zip(layers[::3], layers[1::3], layers[2::3], strict=True):
             x = gelu(norm(conv(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
-        tokens: Tensor = self.proj(x).permute(0, 2, 3, 1).flatten(1, 2)
-        return tokens
+        return self.proj(x).permute(0, 2, 3, 1).flatten(1, 2)
 
 
 def square_side(name: str, patch_size: tuple[int, int]) -> int:

@@ -32,8 +32,7 @@ class LinearStem(Stem):
 
     def project(self, images: Tensor) -> Tensor:
         """(B, channels, height, width) -> (B, T, C)"""
-        tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)
-        return tokens
+        return self.proj(images).flatten(2).transpose(1, 2)
 
     def project_patches(self, patches: Tensor) -> Tensor:
         return self._map(patches)
@@ -54,8 +53,7 @@ class LinearStem(Stem):
         return LinearStem.project(self, unpatchify(patches, self.patch_size, shape))
 
     def finish(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self.act(self.norm(tokens))
-        return out
+        return self.act(self.norm(tokens))
 
     def resize_patch(self, new: tuple[int, int]) -> None:
         old = self.proj

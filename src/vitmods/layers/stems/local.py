@@ -76,5 +76,4 @@ class LocalTransformerStem(Stem):
     def project_patches(self, patches: Tensor) -> Tensor:
         images = patches.reshape(-1, self.in_chans, *self.patch_size)
         cells = self.embed(patchify(images, self.cell_size)) + self.position
-        tokens: Tensor = self.proj(self.norm_cells(self.blocks(cells)).view(*patches.shape[:2], -1))
-        return tokens
+        return self.proj(self.norm_cells(self.blocks(cells)).view(*patches.shape[:2], -1))

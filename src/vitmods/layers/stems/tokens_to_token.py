@@ -58,8 +58,7 @@ class TokensToTokenStem(LinearStem):
         rows, columns = images.shape[-2] // 4, images.shape[-1] // 4
         x = self.first(_soft_split(images, *FIRST)).mT.unflatten(2, (rows, columns))
         x = self.second(_soft_split(x, *NEXT)).mT.unflatten(2, (rows // 2, columns // 2))
-        tokens: Tensor = self.proj(x).flatten(2).mT
-        return tokens
+        return self.proj(x).flatten(2).mT
 
     def resize_patch(self, new: tuple[int, int]) -> None:
         raise ValueError(f"The stages make patches of 16 pixels, not {new}.")
@@ -88,8 +87,7 @@ class TokenTransformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.norm1(x))[:, None].chunk(3, dim=-1)
         x = (v + self.proj(F.scaled_dot_product_attention(q, k, v)))[:, 0]
-        out: Tensor = x + self.mlp(self.norm2(x))
-        return out
+        return x + self.mlp(self.norm2(x))
 
 
 def _soft_split(x: Tensor, side: int, stride: int, padding: int) -> Tensor:

@@ -70,8 +70,7 @@ class BeitModel(TaskModel):
         patches = tokens[:, backbone.num_prefix_tokens :]
         if self.decoder is not None:
             patches = self._decoded(self.decoder, patches, masks)
-        logits: Tensor = self.head(patches if masks is None else patches.flatten(0, 1)[masks.masked])
-        return logits
+        return self.head(patches if masks is None else patches.flatten(0, 1)[masks.masked])
 
     def _decoded(self, decoder: ViT, patches: Tensor, masks: Masks | None) -> Tensor:
         """Tokens (B, K, C) of visible patches, or of all -> the decoder's (B, T, D)."""

@@ -35,8 +35,7 @@ class _Residual(nn.Module):
         self.branch = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Conv2d(_WIDTH, _WIDTH, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.branch(x)
-        return out
+        return x + self.branch(x)
 
 
 def _encoder(channels: int, codes: int, stages: int) -> nn.Sequential:
@@ -66,8 +65,7 @@ class Vae(nn.Module):
         log_q = logits.log_softmax(dim=1)
         divergence = (log_q.exp() * log_q).sum(dim=1).mean() + np.log(logits.shape[1])
         values_of_patch = images[0].numel() / logits[0, 0].numel()
-        loss: Tensor = error + _KL_WEIGHT / values_of_patch * divergence
-        return loss
+        return error + _KL_WEIGHT / values_of_patch * divergence
 
 
 def train_encoder(images: Tensor, codes: int, stages: int, steps: int) -> dict[str, NDArray[np.float32]]:

@@ -68,8 +68,7 @@ class Neck(nn.Module):
     def forward(self, maps: list[Tensor]) -> "OrderedDict[str, Tensor]":
         if not self.plain:
             named = OrderedDict((str(i), level) for i, level in enumerate(maps[self.first :]))
-            pyramid: OrderedDict[str, Tensor] = self.maps(named)
-            return pyramid
+            return self.maps(named)
         levels: list[Tensor] = self.maps(maps[-1])
         every, names = self.more(levels, levels, [str(i) for i in range(len(levels))])
         return OrderedDict(zip(names, every, strict=True))
@@ -258,5 +257,4 @@ def _listed(images: Tensor, targets: Targets) -> ImageList:
 def _native(detector: Any, detections: Found, images: ImageList, native: Sequence[Size]) -> Found:
     """Boxes, and masks, in pixels of the images as they are in their files."""
     detector.transform.training = False
-    moved: Found = detector.transform.postprocess(detections, images.image_sizes, list(native))
-    return moved
+    return detector.transform.postprocess(detections, images.image_sizes, list(native))

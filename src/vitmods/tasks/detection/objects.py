@@ -77,8 +77,7 @@ class Objects:
 
 def drawn(segment: Segment, size: tuple[int, int]) -> NDArray[np.bool_]:
     """Draw the mask (height, width) of an outline, as COCO's tools do."""
-    mask: NDArray[np.bool_] = np.asarray(coco_masks().decode(_runs(segment, size))).astype(np.bool_)
-    return mask
+    return np.asarray(coco_masks().decode(_runs(segment, size))).astype(np.bool_)
 
 
 def outline_area(segment: Segment, size: tuple[int, int] | None) -> float:

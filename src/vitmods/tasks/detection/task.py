@@ -57,8 +57,7 @@ def with_objects(
     width = max(1, round(min(image.shape[:2]) / 150))
     ends = torch.from_numpy(np.asarray(boxes, dtype=np.float32))
     drawn = draw_bounding_boxes(drawn, ends, labels=list(names) if names else None, colors=colors, width=width)
-    pixels: NDArray[np.uint8] = drawn.permute(1, 2, 0).contiguous().numpy()
-    return pixels
+    return drawn.permute(1, 2, 0).contiguous().numpy()
 
 
 SHOWN = 4  # images that are drawn in an evaluation

@@ -44,8 +44,7 @@ class DinoHead(nn.Module):
         self.last_layer = WeightNormLinear(part.bottleneck, part.prototypes, not part.norm_last_layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.last_layer(F.normalize(self.mlp(x), dim=-1))
-        return outputs
+        return self.last_layer(F.normalize(self.mlp(x), dim=-1))
 
 
 class DinoModel(TaskModel):
@@ -74,5 +73,4 @@ class DinoModel(TaskModel):
     def forward(self, inputs: Tensor, *more: Tensor) -> Tensor:
         sizes = groupby((inputs, *more), key=lambda view: view.shape[-2:])
         features = [self.backbone(torch.cat(list(views))) for _, views in sizes]
-        outputs: Tensor = self.head(torch.cat(features))
-        return outputs
+        return self.head(torch.cat(features))

@@ -148,8 +148,7 @@ class Dino(Task):
     def features(self, model: nn.Module, batch: Batch) -> Tensor:
         """The backbone's features, without the projection head."""
         assert isinstance(model, DinoModel)
-        features: Tensor = model.backbone(batch.inputs)
-        return features
+        return model.backbone(batch.inputs)
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Measured:

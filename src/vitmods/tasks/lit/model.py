@@ -106,8 +106,7 @@ class TextTower(nn.Module):
         return tokens
 
     def forward(self, tokens: Tensor) -> Tensor:
-        embeddings: Tensor = self.transformer.head(self.transformer.forward_features(tokens)[:, -1])
-        return embeddings
+        return self.transformer.head(self.transformer.forward_features(tokens)[:, -1])
 
 
 class LitModel(TaskModel):
@@ -158,5 +157,4 @@ class LitModel(TaskModel):
 
 def normalized(z: Tensor) -> Tensor:
     """z / (|z| + 1e-8), row by row."""
-    unit: Tensor = z / (z.norm(dim=-1, keepdim=True) + 1e-8)
-    return unit
+    return z / (z.norm(dim=-1, keepdim=True) + 1e-8)
