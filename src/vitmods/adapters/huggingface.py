@@ -19,7 +19,7 @@ from vitmods.adapters.tensors import HEADS, STACKED, WITHOUT_KEYS, Coverage, Lay
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
-from vitmods.util.errors import UserError, explaining, first_line
+from vitmods.util.errors import UserError, explaining, first_line, needs
 from vitmods.util.limits import offline, read_json
 
 _ACTIVATIONS = {
@@ -145,10 +145,8 @@ def read_huggingface_config(source: str, folder: Path) -> Any:
     Raises UserError where it is missing or too large for a model, and where it names what Hugging Face would fetch: a
     model of timm that is not in timm, a trained backbone, attention from the Hub.
     """
-    try:
+    with needs("Models of Hugging Face need transformers", "hf"):
         from transformers import AutoConfig
-    except ImportError as error:
-        raise UserError("Models of Hugging Face need transformers: pip install 'vitmods[hf]'.") from error
     if not (folder / "config.json").is_file():
         raise UserError(f"{source}: {folder / 'config.json'} does not exist. Give a folder that save_pretrained wrote.")
     with explaining(lambda error: f"{folder / 'config.json'} cannot be read: {first_line(error)}"):

@@ -114,6 +114,7 @@ class SplitDataset:
 
     classes: tuple[str, ...]
     splits: Mapping[str, Any]
+    facts: dict[str, Any]
 
     @property
     def num_classes(self) -> int:
@@ -134,6 +135,17 @@ class SplitDataset:
     def val_split(self) -> str:
         """The split to choose by: val, or test without a val split."""
         return "val" if "val" in self.splits else "test"
+
+    def summary(self) -> dict[str, Any]:
+        """The facts of the set, in plain types for JSON: see docs/data.md for the fields."""
+        return self.facts
+
+    def for_process(self, rank: int, world_size: int) -> Self:
+        """The data set of process `rank` of `world_size`: each batch of batch_size images is dealt out to all. Raises
+        UserError for a rank outside 0..world_size - 1."""
+        if not 0 <= rank < world_size:
+            raise UserError(f"rank must be between 0 and world_size - 1, not {rank} of {world_size}.")
+        return replace(self, rank=rank, world_size=world_size)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
@@ -176,10 +188,6 @@ class ImageDataset(SplitDataset):
             raise UserError(f"{self.name} is an evaluation set without training images: train on another set.")
         return self.splits["train"]
 
-    def summary(self) -> dict[str, Any]:
-        """The facts of the set, in plain types for JSON: see docs/data.md for the fields."""
-        return self.facts
-
     def samples(self, n: int) -> list[tuple[str, NDArray[np.uint8]]]:
         """n training images (or test images) with their class names, taking classes in turn; uint8 (H, W, 3)."""
         train = self.splits["train" if "train" in self.splits else self.eval_split]
@@ -196,13 +204,6 @@ class ImageDataset(SplitDataset):
         names = [" + ".join(self.classes[label] for label in labels) or "no label" for labels in sets]
         pixels = [np.broadcast_to(p, (3, *p.shape[1:])).transpose(1, 2, 0) for p in stored]
         return [(name, np.ascontiguousarray(p)) for name, p in zip(names, pixels, strict=True)]
-
-    def for_process(self, rank: int, world_size: int) -> Self:
-        """The data set of process `rank` of `world_size`: each batch of batch_size images is dealt out to all. Raises
-        UserError for a rank outside 0..world_size - 1."""
-        if not 0 <= rank < world_size:
-            raise UserError(f"rank must be between 0 and world_size - 1, not {rank} of {world_size}.")
-        return replace(self, rank=rank, world_size=world_size)
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Whole batches in an epoch; 1 where the set is smaller than a batch."""

@@ -123,16 +123,11 @@ NEIGHBOURS, TEMPERATURE = 20, 0.07
 _SIMILARITIES = 2**26  # at a time: a quarter of a gigabyte
 
 
-def check_knn(dataset: "ImageDataset", split: str, options: Options) -> None:
-    """Raise UserError if a class is without training images."""
-    check_can_learn(dataset, split, "knn")
-
-
 @protocol(
     "knn",
     "nearest neighbors in the features",
     (Metric("knn", "nearest-neighbor accuracy", "knn"),),
-    check=check_knn,
+    check=lambda dataset, split, options: check_can_learn(dataset, split, "knn"),
     reads_logits=False,
 )
 @torch.inference_mode()

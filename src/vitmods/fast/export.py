@@ -16,7 +16,7 @@ from vitmods.adapters import load, save
 from vitmods.adapters.apply import as_vit
 from vitmods.adapters.own import preparation
 from vitmods.model.vit import ViT
-from vitmods.util.errors import UserError, nearest
+from vitmods.util.errors import UserError, nearest, needs
 from vitmods.util.files import disk_errors, make_folder
 
 Format = Literal["torch", "onnx", "safetensors"]
@@ -110,11 +110,9 @@ def _write_torch(model: ViT, path: Path, batch: int | None) -> float:
 
 
 def _write_onnx(model: ViT, path: Path, batch: int | None) -> float:
-    try:
+    with needs("Writing ONNX needs onnxruntime and onnxscript", "onnx"):
         import onnxruntime
         import onnxscript  # noqa: F401  (torch's exporter needs it, and says so late)
-    except ImportError as error:
-        raise UserError(f"Writing ONNX needs {error.name}: pip install 'vitmods[onnx]'.") from error
     dtype = next(model.parameters()).dtype
     if dtype != torch.float32:
         raise UserError(f"ONNX is written in float32, and the model is in {dtype}: call model.float() first.")

@@ -81,6 +81,15 @@ def visible_tokens(keep: Tensor, prefix: int) -> Tensor:
     return torch.cat([first, keep + prefix], dim=1)
 
 
+def check_tokens(count: int, what: str, grid: tuple[int, int], prefix: int, keep: Tensor | None = None) -> None:
+    """Raise ValueError unless these are the prefix tokens and those of the grid, or of the patches ``keep`` (B, K)."""
+    if count != prefix + (grid[0] * grid[1] if keep is None else keep.shape[1]):
+        raise ValueError(
+            f"There are {count} tokens, and the {what} are made for {prefix} prefix tokens and a grid of "
+            f"{grid[0]} x {grid[1]}: set grid_size."
+        )
+
+
 class RotaryPositions(nn.Module):
     """Turns pairs of channels of queries and keys by angles t that grow with the position (Su et al., 2021, RoFormer):
     ``(a, b) -> (a cos t - b sin t, b cos t + a sin t)``, so that their products depend on the offset of two tokens.
@@ -139,12 +148,8 @@ class RotaryPositions(nn.Module):
 
         Raises ValueError when N is not ``prefix_tokens`` + rows * columns, or + K.
         """
-        (rows, columns), prefix = self.grid_size, self.prefix_tokens
-        if k.shape[2] != prefix + (rows * columns if self.keep is None else self.keep.shape[1]):
-            raise ValueError(
-                f"There are {k.shape[2]} tokens, and the rotary positions are made for {prefix} prefix tokens and a "
-                f"grid of {rows} x {columns}: set grid_size."
-            )
+        prefix = self.prefix_tokens
+        check_tokens(k.shape[2], "rotary positions", self.grid_size, prefix, self.keep)
         table = self.table if self.grid_size == self._kept else self._make_table(self.grid_size)
         if self.freqs is not None:  # the table has the places
             freqs = self.freqs.to(table.dtype)[:, :, None]
@@ -276,12 +281,8 @@ class RelativePositionBias(nn.Module):
         """For queries (B, H, n, D) of the first n tokens and keys (B, H, N, D): logits to add, (1, H, n, N), or
         (B, H, n, N) with ``keep``, with the caller's mask. Raises ValueError when N is not ``prefix_tokens`` + rows *
         columns, or + K."""
-        (rows, columns), prefix = self.grid_size, self.prefix_tokens
-        if k.shape[2] != prefix + (rows * columns if self.keep is None else self.keep.shape[1]):
-            raise ValueError(
-                f"There are {k.shape[2]} tokens, and the relative positions are made for {prefix} prefix tokens and a "
-                f"grid of {rows} x {columns}: set grid_size."
-            )
+        prefix = self.prefix_tokens
+        check_tokens(k.shape[2], "relative positions", self.grid_size, prefix, self.keep)
         is_kept = self.grid_size == self._kept
         table = self.table if is_kept else self._resample(self.grid_size)
         # Weights may have been assigned to a model on the meta device, whose index stays there.

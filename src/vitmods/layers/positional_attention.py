@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.layers.norms.dynamic_token import start_kernels
+from vitmods.layers.position import check_tokens
 from vitmods.ops.separable import Grid, axis_kernels, columns, rows
 
 
@@ -57,7 +58,7 @@ class GatedPositions(nn.Module):
         Raises ValueError when N is not ``prefix_tokens`` + rows * columns.
         """
         prefix, queries = self.prefix_tokens, read.shape[2]
-        self._check(v.shape[2])
+        check_tokens(v.shape[2], "positions in attention", self.grid_size, prefix)
         if queries <= prefix:
             return read
         px, py = (kernel.to(v.dtype) for kernel in self.kernels(self.grid_size))
@@ -69,7 +70,7 @@ class GatedPositions(nn.Module):
     def mix_weights(self, weights: Tensor) -> Tensor:
         """Attention weights of content (B, H, N, N) -> those of the mixture; to look at."""
         prefix, fraction = self.prefix_tokens, self._fraction(weights)
-        self._check(weights.shape[-1])
+        check_tokens(weights.shape[-1], "positions in attention", self.grid_size, prefix)
         px, py = self.kernels(self.grid_size)
         p = torch.einsum("hrs,hcw->hrcsw", py, px).flatten(3).flatten(1, 2)
         mixed = weights.clone()
@@ -83,14 +84,6 @@ class GatedPositions(nn.Module):
 
     def _fraction(self, like: Tensor) -> Tensor:
         return torch.sigmoid(self.gate).to(like.dtype).view(-1, 1, 1)
-
-    def _check(self, tokens: int) -> None:
-        (r, c), prefix = self.grid_size, self.prefix_tokens
-        if tokens != prefix + r * c:
-            raise ValueError(
-                f"There are {tokens} tokens, and the positions in attention are made for {prefix} prefix tokens and a "
-                f"grid of {r} x {c}: set grid_size."
-            )
 
     def extra_repr(self) -> str:
         return f"num_heads={len(self.gate)}, grid_size={self.grid_size}, prefix_tokens={self.prefix_tokens}"

@@ -29,7 +29,7 @@ from vitmods.study.store import StudyFolder, read_object, slug
 from vitmods.tasks.base import TASKS, TaskModel
 from vitmods.train.trial import MODULES, WEIGHTS
 from vitmods.util.address import named
-from vitmods.util.errors import UserError, explaining, first_line
+from vitmods.util.errors import UserError, explaining, first_line, needs
 from vitmods.util.files import check_weights_kept
 from vitmods.util.limits import parse_json
 from vitmods.util.text import printable
@@ -281,10 +281,8 @@ class Graph(nn.Module):
 
 
 def _read_onnx(path: Path) -> tuple[Graph, dict[str, Any]]:
-    try:
+    with needs("Running ONNX needs onnxruntime", "onnx"):
         import onnxruntime
-    except ImportError as error:
-        raise UserError("Running ONNX needs onnxruntime: pip install 'vitmods[onnx]'.") from error
     session = onnxruntime.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"])
     images_input = session.get_inputs()[0]
 

@@ -94,9 +94,7 @@ def feature_maps(backbone: nn.Module, images: Tensor, norm: bool = True) -> list
         return pvt_maps(encoder, images)
     feature_info(backbone)
     run: Any = backbone.forward_intermediates
-    if is_pyramid(backbone):
-        return list(run(images, norm=norm, intermediates_only=True))
-    return list(run(images, indices=1, norm=norm, intermediates_only=True))
+    return list(run(images, indices=None if is_pyramid(backbone) else 1, norm=norm, intermediates_only=True))
 
 
 def feature_channels(backbone: nn.Module) -> list[int]:
@@ -159,11 +157,8 @@ def check_head(backbone: nn.Module) -> nn.Module:
 def head_inputs(backbone: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the inputs of the head in each forward pass: cheaper than all tokens, of which the head reads few."""
     inputs: list[Tensor] = []
-    hook = check_head(backbone).register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0].float()))
-    try:
+    with check_head(backbone).register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0].float())):
         yield inputs
-    finally:
-        hook.remove()
 
 
 def without_head(backbone: nn.Module) -> nn.Module:

@@ -15,7 +15,7 @@ from vitmods.stats.images import jackknife, precision
 from vitmods.tasks.base import TASKS, Measured, Splits, Task, likeliest, noise, on_cpu
 from vitmods.tasks.classification import LOSSES
 from vitmods.tasks.metrics import Metric
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, needs
 
 _PAIRS = 2**24  # of labels that are compared at a time
 
@@ -143,10 +143,8 @@ def measured(logits: Tensor, targets: Tensor) -> tuple[dict[str, float], dict[st
 def average_precisions(logits: Tensor, targets: Tensor) -> dict[int, float]:
     """Label -> average precision, for labels with an image. Logits and targets (n, K). UserError without any label, or
     without torchmetrics."""
-    try:
+    with needs("Average precision needs torchmetrics", "tasks"):
         from torchmetrics.functional.classification import multilabel_average_precision
-    except ImportError as error:
-        raise UserError(f"Average precision needs torchmetrics ({error}): pip install 'vitmods[tasks]'.") from error
     present = targets.sum(dim=0) > 0
     if not present.any():
         raise UserError("The split that is to be evaluated lacks labels: average precision needs some.")

@@ -4,7 +4,7 @@ import difflib
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -64,6 +64,11 @@ def explaining(message: Callable[[Exception], str], *kinds: type[Exception]) -> 
         if kinds and not isinstance(error, kinds):
             raise
         raise UserError(message(error)) from error
+
+
+def needs(what: str, extra: str) -> AbstractContextManager[None]:
+    """Raise UserError, with what to install, if a package that is imported inside is missing."""
+    return explaining(lambda error: f"{what} ({error}): pip install 'vitmods[{extra}]'.", ImportError)
 
 
 def first_line(error: Exception) -> str:

@@ -277,10 +277,7 @@ class RunningNorm(AffineNorm):
     """A norm with statistics of the batch in training and running ones, kept in float32, in evaluation."""
 
     image_wise = False
-
-    def __init__(self, *args: Any, **keywords: Any) -> None:
-        super().__init__(*args, **keywords)
-        self._warned = False
+    _warned = False
 
     def run(self, name: str, start: float, device: Device, dtype: Dtype) -> None:
         """Register a running statistic for each channel."""

@@ -20,7 +20,7 @@ from vitmods.study.executors.processes import SAVE_GRACE_S, LocalProcesses, Work
 from vitmods.study.plan import Work
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import StopRequest, stop_on_signals
-from vitmods.util.errors import UserError, first_line
+from vitmods.util.errors import UserError, first_line, needs
 
 _POLL_S = 0.5
 
@@ -66,10 +66,8 @@ class RayCluster:
     retries: int = 3
 
     def run(self, source: WorkSource) -> None:
-        try:
+        with needs("The executor ray needs Ray", "ray"):
             import ray
-        except ImportError as error:
-            raise UserError(f"The executor ray needs Ray ({error}): pip install 'vitmods[ray]'.") from error
         is_connected = ray.is_initialized()
         if not is_connected:
             self._connect(ray)
@@ -260,10 +258,8 @@ class Slurm:
             raise UserError("A job of Slurm has whole GPUs: give --gpus-per-trial a whole number, or use Ray.")
         if 60 * self.options.job_minutes < 3 * _SAVE_S:
             raise UserError(f"A job saves its state {_SAVE_S // 60} minutes before its end: give it 6 minutes or more.")
-        try:
+        with needs("The executor slurm needs submitit", "slurm"):
             import submitit
-        except ImportError as error:
-            raise UserError(f"The executor slurm needs submitit ({error}): pip install 'vitmods[slurm]'.") from error
         # -P, as for workers: modules in the current folder are not imported.
         options: dict[str, Any] = {f"{self.cluster}_python": f"{shlex.quote(sys.executable)} -P"}
         limits: dict[str, Any] = {

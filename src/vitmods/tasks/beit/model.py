@@ -5,7 +5,6 @@ import copy
 import math
 import warnings
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +30,6 @@ class BeitModel(TaskModel):
     With a decoder the whole backbone does (MAE: He et al., 2022, arXiv:2111.06377). The decoder is a plain ViT on the
     grid of its tokens, with fixed positions and a mask token in the other places, and the same for all arms.
     """
-
-    roles: ClassVar = {"head": "head"}
 
     def __init__(self, backbone: nn.Module, part: BeitPart) -> None:
         if not isinstance(backbone, ViT) or backbone.vit_config.reads_tokens:

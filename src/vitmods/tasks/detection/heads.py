@@ -12,6 +12,7 @@ From a backbone to maps of one width and several strides, which detectors read.
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -177,7 +178,9 @@ class RetinaNetDetector(Detector):
         self.classes = classes
         self.neck = Neck(backbone, channels, "retinanet", norm)
         head = RetinaNetHead(channels, 9, classes, norm_layer=norm)  # three sizes and three aspects of anchors
-        self.detector = RetinaNet(_Maps(channels), classes, head=head, detections_per_img=MOST)
+        # In the place of torchvision's backbone, which here comes before: it only says how wide the maps are.
+        maps = SimpleNamespace(out_channels=channels)
+        self.detector = RetinaNet(maps, classes, head=head, detections_per_img=MOST)
 
     def losses(self, maps: "OrderedDict[str, Tensor]", images: ImageList, targets: Targets) -> Losses:
         features = list(maps.values())
@@ -208,7 +211,7 @@ class MaskRCNNDetector(Detector):
         self.neck = Neck(backbone, channels, "rcnn", norm)
         anchors = AnchorGenerator(tuple((side,) for side in (32, 64, 128, 256, 512)), ((0.5, 1.0, 2.0),) * 5)
         self.detector = MaskRCNN(
-            _Maps(channels),
+            SimpleNamespace(out_channels=channels),
             classes + 1,
             rpn_anchor_generator=anchors,
             mask_head=MaskRCNNHeads(channels, [256] * 4, 1, norm_layer=norm),
@@ -240,14 +243,6 @@ class MaskRCNNDetector(Detector):
         detections, _ = self.detector.roi_heads(maps, proposals, images.image_sizes, None)
         moved = _native(self.detector, detections, images, native)
         return [{**image, "labels": image["labels"] - 1, "masks": image["masks"][:, 0] > 0.5} for image in moved]
-
-
-class _Maps(nn.Module):
-    """In the place of torchvision's backbone, which here comes before: it only says how wide the maps are."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.out_channels = channels
 
 
 def _listed(images: Tensor, targets: Targets) -> ImageList:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitmods.stats.images import jackknife, precision
 from vitmods.tasks.detection.objects import Objects
-from vitmods.util.errors import UserError
+from vitmods.util.errors import needs
 
 NAMES = {
     "ap": "map",
@@ -33,18 +33,13 @@ class AveragePrecision:
     """
 
     def __init__(self, masks: bool) -> None:
-        try:
+        with needs("Average precision of boxes needs torchmetrics and faster-coco-eval", "tasks"):
             from torchmetrics.detection import MeanAveragePrecision
 
             kinds: Any = ("bbox", "segm") if masks else "bbox"
             self._metric = MeanAveragePrecision(
                 "xyxy", kinds, OVERLAPS, RECALLS, class_metrics=True, backend="faster_coco_eval"
             )
-        except ImportError as error:
-            raise UserError(
-                f"Average precision of boxes needs torchmetrics and faster-coco-eval ({error}): pip install "
-                "'vitmods[tasks]'."
-            ) from error
         self._metric.warn_on_many_detections = False
         self._masks, self._objects = masks, 0
         self._rated: list[tuple[NDArray[Any], ...]] = []

@@ -18,7 +18,7 @@ from vitmods.data.geometry import Geometry, resize
 from vitmods.data.records import Broken, Source, printable
 from vitmods.data.rng import Stream, uniform
 from vitmods.recipes import Augment
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, needs
 
 Floats = NDArray[np.float32]
 Segment = Sequence[Sequence[float]] | Mapping[str, Any]
@@ -123,10 +123,8 @@ def with_instances(source: Source) -> Source:
 
 def coco_masks() -> Any:
     """COCO's mask code. UserError where it is not installed."""
-    try:
+    with needs("Masks need faster-coco-eval", "tasks"):
         from faster_coco_eval.core import mask
-    except ImportError as error:
-        raise UserError(f"Masks need faster-coco-eval ({error}): pip install 'vitmods[tasks]'.") from error
     return mask
 
 

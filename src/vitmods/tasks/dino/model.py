@@ -1,7 +1,7 @@
 """The network of DINO (Caron et al., 2021, arXiv:2104.14294): a backbone for crops of several sizes, and its head."""
 
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,6 @@ class DinoHead(nn.Module):
 class DinoModel(TaskModel):
     """Views of images, of any sizes -> outputs (views * B, K), view by view. `center`: of a teacher's outputs."""
 
-    roles: ClassVar = {"head": "head"}
     center: Tensor
 
     def __init__(self, backbone: nn.Module, part: DinoPart) -> None:

@@ -13,7 +13,7 @@ from vitmods.model.slots import StemConfig
 from vitmods.model.vit import vit
 from vitmods.tasks.base import TaskModel
 from vitmods.tasks.lit.recipes import LitPart
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, needs
 from vitmods.util.limits import read_text
 
 END, SHIFT = 1, 2
@@ -21,10 +21,8 @@ END, SHIFT = 1, 2
 
 
 def _tokenizers() -> Any:
-    try:
+    with needs("Texts need the library tokenizers", "tasks"):
         import tokenizers
-    except ImportError as error:
-        raise UserError(f"Texts need the library tokenizers ({error}): pip install 'vitmods[tasks]'.") from error
     return tokenizers
 
 

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitmods.data.batch import Batch
-from vitmods.data.dataset import Joint, JointView
+from vitmods.data.dataset import Joint
 from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
 from vitmods.stats.images import mean_ratio
@@ -179,6 +179,7 @@ class Segmentation(Task):
     hub_tag = "image-segmentation"
     uses_head = False
     usual_recipe = "small_segmentation"
+    joint_view = staticmethod(evaluation_views)  # whole images, and masks as in their files
     unread = (
         "crop", "crop_scale", "crop_ratio", "randaugment", "randaugment_space", "randaugment_noise", "erasing",
         "mixup", "cutmix", "eval_crop", "loss", "patch_drop", "head_bias",
@@ -198,11 +199,6 @@ class Segmentation(Task):
     def joint(self) -> Joint:
         """Images and masks cut alike."""
         return partial(training_views, self.part)
-
-    @property
-    def joint_view(self) -> JointView:
-        """Whole images, and masks as in their files."""
-        return evaluation_views
 
     def check_size(self, img_size: tuple[int, int]) -> None:
         """Raise UserError where windows would leave pixels between them unseen."""

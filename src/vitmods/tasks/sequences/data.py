@@ -1,9 +1,9 @@
 """Sequences of tokens: the data set that the training loop reads, in the place of ImageDataset."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,17 +59,9 @@ class SequenceDataset(SplitDataset):
     class_map: tuple[int, ...] | None = field(default=None, init=False)
     target: str = field(default="class", init=False)
 
-    def summary(self) -> dict[str, Any]:
-        """The facts of the set, in plain types for JSON."""
-        return self.facts
-
     def samples(self, n: int) -> list[tuple[str, NDArray[np.uint8]]]:
         """Sequences are not drawn."""
         return []
-
-    def for_process(self, rank: int, world_size: int) -> Self:
-        """The data set of process `rank` of `world_size`: each batch is dealt out."""
-        return replace(self, rank=rank, world_size=world_size)
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Whole batches of the training sequences. UserError without a train split."""

@@ -3,7 +3,7 @@
 import math
 import warnings
 from contextlib import ExitStack
-from types import MethodType
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,9 +49,9 @@ def from_text(base: Any, name: str, trained: bool, options: dict[str, Any]) -> n
     for part in model.modules():
         if getattr(part, "pooler", None) is not None and name == "big_bird":  # which its classifier does not read
             part.pooler = None  # type: ignore[assignment]
-        for method in ("_init_attention_seed", "_init_feed_forward_seed"):
-            if hasattr(part, method):
-                setattr(part, method, MethodType(_SEEDS[method], part))
+        for seed in ("attention_seed", "feed_forward_seed"):
+            if hasattr(part, f"_init_{seed}"):
+                setattr(part, f"_init_{seed}", partial(_draw, part, seed))
     reads = ReadsTokens(base.in_chans, length)
     model.register_forward_pre_hook(reads.before, with_kwargs=True)
     model.register_forward_hook(reads.after, always_call=True)
@@ -74,12 +74,6 @@ def _draw(self: Any, name: str) -> None:
     """A seed from torch's random numbers, which a checkpoint keeps; Reformer's own comes from the operating system."""
     setattr(self, name, int(torch.randint(2**62, ())))
     torch.manual_seed(getattr(self, name))
-
-
-_SEEDS = {
-    "_init_attention_seed": lambda self: _draw(self, "attention_seed"),
-    "_init_feed_forward_seed": lambda self: _draw(self, "feed_forward_seed"),
-}
 
 
 class ReadsTokens:
