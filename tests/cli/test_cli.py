@@ -6,7 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from vitmods import __version__
-from vitmods.cli import COMMANDS, main
+from vitmods.cli import COMMANDS, compare, main
 from vitmods.cli.options import readable_folder
 from vitmods.study.store import StudyFolder
 from vitmods.util.errors import UserError
@@ -32,6 +32,30 @@ def run(*arguments, columns=80):
         patched.setenv("COLUMNS", str(columns))
         code = main(list(map(str, arguments)))
     return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("option", "begins"),
+    [
+        ("--until-decided", True),
+        ("--budget=3trials", True),
+        ("--budget=1h", False),
+        ("--dry-run", False),
+        ("--pilot", False),
+    ],
+)
+def test_runs_whose_steps_are_not_timed_start_the_imports_of_workers_early(monkeypatch, option, begins):
+    begun = []
+
+    @contextmanager
+    def start_early(options):
+        begun.append(options.workers)
+        yield
+
+    monkeypatch.setattr(compare, "start_template_early", start_early)
+    monkeypatch.setattr(compare, "compare", lambda *_: 0)
+    assert main(["compare", "--workers", "2", option]) == 0
+    assert begun == [2] * begins
 
 
 # of a study, which says first what it does
