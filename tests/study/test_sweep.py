@@ -185,6 +185,8 @@ def test_data_sets_have_a_study_each_and_an_average(tmp_path, capsys):
     assert shell([*command, "--quiet", "--dry-run", "--out", str(out)]) == 0
     assert capsys.readouterr().out.count("0 trials to run (6 are finished)") == 2
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
+    assert shell([*command[:-2], "--quiet", "--out", str(out)]) == 0, "without --seeds a study keeps its own"
+    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
     for where in (["--out", str(out)], ["--out", str(tmp_path / "more"), "--reuse", str(out)]):
         assert shell([*command[:-1], "4", "--quiet", *where]) == 2, "before anything is trained"
         said = " ".join(capsys.readouterr().err.split())

@@ -488,7 +488,8 @@ def over_data(options: Compare, arguments: Sequence[str], line_up: LineUp | None
             place = StudyFolder(out / slug(name))
             prepared, facts = open_study(place, study.settings, replace(machine, progress=False)), place.facts()
             first = facts.plan.seeds if facts else Pool(prepared).analyzed()
-            if 1 < first < len(study.settings.seeds):
+            keeps_its_seeds = facts is not None and options.seeds is None
+            if 1 < first < len(study.settings.seeds) and not keeps_its_seeds:
                 raise UserError(
                     f"The arms on {name} were planned or analyzed with {plural(first, 'seed')} before, and the average "
                     "over data sets needs a fixed number: for more, choose another --out, and --no-reuse."
