@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import re
 
 import numpy as np
@@ -191,8 +192,13 @@ def test_data_sets_have_a_study_each_and_an_average(tmp_path, capsys):
         assert shell([*command[:-1], "4", "--quiet", *where]) == 2, "before anything is trained"
         said = " ".join(capsys.readouterr().err.split())
         assert "The arms on digits were planned or analyzed with 3 seeds before" in said
-    with pytest.raises(UserError, match="Two studies are of"):
-        over_studies([folders[0], folders[0]])
+    again = shutil.copytree(folders[0], tmp_path / "again")
+    stored = json.loads((again / "study.json").read_text())
+    stored["settings"]["data"] += "/"
+    (again / "study.json").write_text(json.dumps(stored))
+    for same in (folders[0], again):
+        with pytest.raises(UserError, match="Two studies are of"):
+            over_studies([folders[0], same])
     assert shell([*command, "--data", "digits"]) == 2
     missing = [word.replace(f",{photos}", f",{tmp_path}/missing") for word in command]
     assert shell([*missing, "--out", str(tmp_path / "refused")]) == 2

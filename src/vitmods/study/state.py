@@ -395,6 +395,7 @@ def over_studies(folders: Iterable[str | Path]) -> OverSettings:
     shared: dict[str, Any] = {}
     by_set: Arguments = {name: {} for name in ("scores", "failed", "constant", "chance", "groups")}
     criteria: Arguments = {}
+    fingerprints = set()
     for path in folders:
         folder = StudyFolder(path)
         folder.refresh()
@@ -408,9 +409,10 @@ def over_studies(folders: Iterable[str | Path]) -> OverSettings:
         compared = {name: facts.settings[name] for name in ("task", "arms", "seeds", "metric", "margin", "generalize")}
         if different := [name for name, value in compared.items() if shared.setdefault(name, value) != value]:
             raise UserError(f"{named(folder.path)} has another {listing(different)} than the first study.")
-        name = settings.fixed["data"]
-        if name in by_set["scores"]:
+        name, images = settings.fixed["data"], settings.fixed["images"]
+        if name in by_set["scores"] or images in fingerprints:
             raise UserError(f"Two studies are of {name}: give one study for each data set.")
+        fingerprints.add(images)
         scores, criteria = _scores(state, settings.seeds, [AS_IS])
         for key, value in {**scores[AS_IS], "chance": criteria["chance"], "groups": criteria["groups"]}.items():
             by_set[key][name] = value
