@@ -2,8 +2,8 @@
 
 import csv
 import json
-import shutil
 import re
+import shutil
 
 import numpy as np
 import pytest
