@@ -148,7 +148,7 @@ class Batch:
 def for_device(dataset: Data, device: torch.device) -> Data:
     """A data set whose batches reach a CUDA device as uint8, if it can (`as_uint8`); elsewhere the set itself."""
     if device.type == "cuda" and hasattr(dataset, "as_uint8"):
-        return dataset.as_uint8()  # type: ignore[no-any-return]
+        return dataset.as_uint8()
     return dataset
 
 

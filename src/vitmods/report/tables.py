@@ -200,7 +200,7 @@ def shares(prediction: Mapping[str, Any]) -> Mapping[str, float]:
     """
     if (rows := prediction.get("probabilities", prediction.get("pixels"))) is None:
         raise UserError("Predictions of this task do not fit a table: write JSON (--format json).")
-    return rows  # type: ignore[no-any-return]
+    return rows
 
 
 def print_predictions(predictions: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
