@@ -51,7 +51,7 @@ def _positions(stem: Any, rows: int, columns: int) -> Tensor:
     embeddings = stem.position_embeddings if stem.cls_token is None else stem.position_embeddings[:, 1:]
     height, width = (side // patch for side, patch in zip(stem.image_size, stem.patch_size, strict=True))
     if (height, width) == (rows, columns):
-        return embeddings  # type: ignore[no-any-return]
+        return embeddings
     grid = embeddings.transpose(1, 2).unflatten(2, (height, width))
     resampled = F.interpolate(grid, size=(rows, columns), mode="bilinear", align_corners=False)
     return resampled.flatten(2).transpose(1, 2)
@@ -137,7 +137,7 @@ def head_of(backbone: nn.Module) -> nn.Module | None:
     """The classifier: that of `get_classifier()` (timm's contract), or the last linear map under a usual name of heads;
     None: not known of this model."""
     if hasattr(backbone, "get_classifier"):
-        return backbone.get_classifier()  # type: ignore[operator,no-any-return]
+        return backbone.get_classifier()  # type: ignore[operator]
     heads = [getattr(backbone, name, None) for name in ("heads", "head", "classifier", "fc")]
     parts = [part for head in heads if head is not None for part in head.modules() if isinstance(part, nn.Linear)]
     return parts[-1] if parts else None
