@@ -165,6 +165,51 @@ def test_a_set_that_is_counted_when_it_is_read_has_a_training_that_fits(monkeypa
     assert says in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def references(tmp_path_factory):
+    """A study of base alone with two trials, and a smaller one of another length."""
+    folder = tmp_path_factory.mktemp("references")
+    recipe = vm.recipes.digits().with_(warmup_epochs=None, warmup_steps=0)
+    for name, seeds, steps in (("small", 1, 2), ("large", 2, 3)):
+        Study("mu1/4", None, "digits", recipe.with_(steps=steps), seeds=seeds).run_base(folder / name, **RUN)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "budget", "base", "says"),
+    [
+        (
+            {"seeds": 3},
+            "100h",
+            "mu1/4",
+            "Chosen, to reuse 2 trials of base, as in {}/large: mu1/4 at 8 px, 3 steps, 3 seeds. Set",
+        ),
+        (
+            {"seeds": 3, "recipe": RecipeChoice(None, {"steps": 2})},
+            "100h",
+            "mu3/2",
+            ": mu3/2 at 8 px, 2 steps, 3 seeds. Recipe digits with steps set",
+        ),
+        ({"seeds": 3, "base": "mu1/2"}, "100h", "mu1/2", ": mu1/2 at 8 px, 52 epochs, 3 seeds. Recipe digits:"),
+        ({"seeds": 3, "folds": 3}, "100h", "mu3/2", ": mu3/2 at 8 px, 52 epochs, 3 seeds. Recipe digits:"),
+        (
+            {"seeds": 200},
+            "5s",
+            "mu3/2",
+            "Not reused, 2 trials of base, as in {}/large: the arms do not fit 5 s with its settings.",
+        ),
+    ],
+)
+def test_a_budget_extends_a_reference_that_fits(monkeypatch, references, capsys, options, budget, base, says):
+    """Of two the one with more trials. What is given stays."""
+    Clock(monkeypatch, {(False, 8): 0.01})
+    study = Study(**{"base": None, "arms": ["rms"], "data": "digits", "reuse": [references], **options})
+    planned = study.dry_run(references / "new", budget=budget, **{**RUN, "progress": True})
+    assert planned.settings.fixed["base"] == base
+    assert says.format(references) in capsys.readouterr().err
+    assert sum(planned.reused.values()) == 2 * (base == "mu1/4")
+
+
 def test_base_alone_is_estimated_as_it_is_trained(monkeypatch):
     Clock(monkeypatch, {(False, 8): 0.001})
     planned = Study(None, None, "digits", seeds=16).dry_run(budget="60s", **RUN)

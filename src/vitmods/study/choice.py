@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from vitmods.adapters.files import cached_checkpoints
@@ -22,7 +23,7 @@ from vitmods.study.defaults import SMALL_SET
 from vitmods.study.estimate import Estimate, estimate
 from vitmods.study.executors import StudyOptions
 from vitmods.study.grid import AS_IS
-from vitmods.study.plan import Rung, Settings
+from vitmods.study.plan import Rung, Settings, differences
 from vitmods.study.prepare import (
     PHOTOGRAPH,
     PreparedStudy,
@@ -34,11 +35,14 @@ from vitmods.study.prepare import (
     trained_weights,
     workers_for,
 )
+from vitmods.study.reuse import Pool, find_studies
 from vitmods.study.stopwatch import CALL_S, as_a_worker
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, already_reported, base_config, task_of
 from vitmods.tasks.base import TASKS
 from vitmods.train.device import resolve as device_of
+from vitmods.util.address import named
+from vitmods.util.errors import UserError
 from vitmods.util.text import about, duration, first_of, listing, plural
 
 CHOSEN_SEEDS = 4  # at least
@@ -64,13 +68,15 @@ def choose(
     command: str | None,
     seeds_given: bool,
 ) -> tuple[PreparedStudy, Estimate]:
-    """Open the first study of the rungs that fits a time budget, with its whole training or half of it, and estimate
-    it.
+    """Open the study that extends a reference, or else the first one of the rungs that fits a time budget, with its
+    whole training or half of it, and estimate it.
 
     Of the last rung the training is as long as fits. If nothing fits, the estimate has the reason.
 
     rungs: from the largest to the smallest.
     """
+    if (extended := extend_reference(rungs[0].settings, folder, options, budget, command, seeds_given)) is not None:
+        return extended
     if not rungs[-1].images:  # nobody knows before they are read; the last images are the smallest
         settings = rungs[-1].settings
         dataset = TrialRunner(folder, settings, options).dataset(settings.recipe)
@@ -100,11 +106,48 @@ def choose(
                         study = replace(study, notices=(*study.notices, text))
                     study.runner.settings = planned.settings
                     faster = faster_options(study, budget)
-                    say(options, describe_choice(planned, fits, rung, faster, command is not None))
+                    reason = f"as it fits {duration(planned.budget_s or 0)}" if fits else ""
+                    say(options, describe_choice(planned, reason, rung, faster, command is not None))
                     return study, planned
             length = shorter
             steps = steps_of(with_length(settings, length, rung.images).recipe, rung.images) if length else 0
     raise AssertionError("a study without rungs")
+
+
+def extend_reference(
+    settings: Settings,
+    folder: StudyFolder,
+    options: StudyOptions,
+    budget: Budget,
+    command: str | None,
+    seeds_given: bool,
+) -> tuple[PreparedStudy, Estimate] | None:
+    """Open the study that takes its open settings from a reference (`vitmods base`) and reuses its trials; None if
+    there is none, or if it does not fit the budget. Of several references the one with the most trials counts."""
+    references: list[tuple[int, str, Settings]] = []
+    for other in find_studies(folder, settings.reuse, settings.no_reuse or bool(options.record)):
+        with suppress(UserError, LookupError):  # damaged, or of another version
+            recorded = other.known_facts().settings
+            extended = settings.continuing(recorded)
+            as_recorded = {**recorded, "seeds": []}  # the study need not have as many
+            is_same = not differences(as_recorded, {**extended.to_dict(), "images": recorded["images"]})
+            if is_same and not recorded["arms"]:
+                references.append((len(recorded["seeds"]), named(other.path), extended))
+    for _, place, extended in sorted(references, key=lambda reference: -reference[0]):
+        study = open_study(folder, extended, options)
+        pool = Pool(study)
+        if not study.settings.known:
+            continue
+        planned = estimate(study, budget, command, seeds_given, CHOSEN_SEEDS, pool)
+        trials = f"{plural(study.settings.known, 'trial')} of base, as in {place}"
+        if planned.refused is None and planned.in_time(len(planned.settings.seeds)):
+            study.runner.settings = planned.settings
+            reason, rung = f"to reuse {trials}", Rung(extended, "", 0, 0)
+            say(options, describe_choice(planned, reason, rung, iter(()), command is not None))
+            return study, planned
+        say(options, f"Not reused, {trials}: the arms do not fit {duration(budget.seconds or 0)} with its settings.")
+        break
+    return None
 
 
 def with_length(settings: Settings, length: Length, images: int) -> Settings:
@@ -246,8 +289,8 @@ def time_step(study: PreparedStudy, settings: Settings, part: int = 0, compiled:
         return min(seconds_per_call(step, 1, device) for _ in range(3)) / part, part
 
 
-def describe_choice(planned: Estimate, fits: bool, rung: Rung, faster: Iterator[str], is_shell: bool) -> str:
-    """Name what was chosen for a budget, or that nothing fits it, and the options that override the choice."""
+def describe_choice(planned: Estimate, reason: str, rung: Rung, faster: Iterator[str], is_shell: bool) -> str:
+    """Name what was chosen for a budget, or that nothing fits it (no `reason`), and the options that override it."""
     settings, fixed = planned.settings, planned.settings.fixed
     base = fixed["base"] if isinstance(fixed["base"], str) else "the given model"
     rows, columns = fixed["img_size"]
@@ -257,11 +300,11 @@ def describe_choice(planned: Estimate, fits: bool, rung: Rung, faster: Iterator[
     options = listing([f"--{name.replace('_', '-')}" if is_shell else f"{name}=" for name in [*names, "seeds"]])
     recipe = settings.recipe
     length = plural(recipe.epochs, "epoch") if recipe.steps is None else plural(recipe.steps, "step")
-    budget = duration(planned.budget_s or 0)
-    choice = f"Chosen, as it fits {budget}: {base} at {pixels}, {length}, {plural(len(settings.seeds), 'seed')}."
-    if not fits:
-        choice = f"Nothing fits {budget}, not even {base} at {pixels} with {length}."
-    return " ".join([*weights_here(rung), choice, rung.recipe_note, f"Set {options} to choose otherwise.", *faster])
+    choice = f"Chosen, {reason}: {base} at {pixels}, {length}, {plural(len(settings.seeds), 'seed')}."
+    if not reason:
+        choice = f"Nothing fits {duration(planned.budget_s or 0)}, not even {base} at {pixels} with {length}."
+    note = [rung.recipe_note] if rung.recipe_note else []
+    return " ".join([*weights_here(rung), choice, *note, f"Set {options} to choose otherwise.", *faster])
 
 
 def weights_here(rung: Rung) -> Iterator[str]:
