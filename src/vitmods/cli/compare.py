@@ -235,8 +235,6 @@ def main(arguments: Sequence[str]) -> int:
         options = replace(options, pretrain=line_up.pretrain)
     if not (options.quiet or sweeps_data or options.pretrain):  # these announce all of their studies
         _announce(options, budget, line_up)
-    if options.arms and not (options.start or line_up):  # the arms of a folder of checkpoints have names of their own
-        make_arms(options.arms)
     if options.pretrain is not None and line_up:
         if not line_up.pretrain:
             raise UserError(f"--pretrain does not support {line_up.name}: name the arms.")
@@ -244,6 +242,8 @@ def main(arguments: Sequence[str]) -> int:
     machine = replace(options.options, progress=not options.quiet)
     trains = not (options.dry_run or options.pilot or options.retrain is not None or budget.seconds)
     with start_template_early(machine) if trains else nullcontext():
+        if options.arms and not (options.start or line_up):  # arms of a folder of checkpoints have names of their own
+            make_arms(options.arms)
         machine.check_here()
         if options.pretrain is not None:
             return in_two_stages(options, arguments, machine)

@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -479,8 +480,8 @@ def _work(
         if schedule.left:
             executor = make_executor(runner, options, workers, study.threads, template)
             needs_costs = options.cost_seconds > 0 and not runner.folder.costs_file.exists()
-            if template is not None and not template.is_ready and needs_costs:
-                import_all()  # what the costs need, while the template imports the same on another core
+            if template is not None and needs_costs:
+                threading.Thread(target=import_all).start()  # for the costs, while the template imports the same
             executor.run(schedule)
     except BaseException:
         if report is not None:
@@ -549,6 +550,7 @@ def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> G
         names = {arm.name for arm in settings.arms} - set(before["arms"])
         if not names or options.cost_seconds <= 0:
             continue
+        import_all()  # or wait for the thread that does
         from vitmods.study.cost import measuring
 
         if seconds >= 1:

@@ -75,11 +75,6 @@ class Template:
         """Whether copies would inherit the same of a template that is started now."""
         return self._inherited == _inherited_by_copies()
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether its imports are done."""
-        return bool(wait([self._requests], 0))
-
     def start(self, task: dict[str, Any], output: IO[bytes]) -> Copy:
         """Fork a worker once the imports are done. Raises OSError if the template has died."""
         work, answers, status = os.pipe(), os.pipe(), os.pipe()
@@ -198,7 +193,6 @@ def serve(requests: socket.socket) -> dict[str, Any] | None:
     import_all()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with requests:
-        requests.send(b"ready")
         while True:
             task, ends, *_ = socket.recv_fds(requests, 1 << 20, 4)
             if not task:
