@@ -193,9 +193,15 @@ def train_base(arguments: Sequence[str]) -> int:
     if not options.quiet:
         what = f"Training base{f' ({base})' if base else ''} on {dataset.data}, {plural(options.seeds, 'seed')}"
         announce(what, expected_folder(options.out, dataset.data, base, "base"))
+    machine = replace(options.options, progress=not options.quiet)
+    with nullcontext() if options.dry_run else start_template_early(machine):
+        return _train_base(options, arguments, machine)
+
+
+def _train_base(options: Base, arguments: Sequence[str], machine: StudyOptions) -> int:
     from vitmods.study import Study
 
-    machine = replace(options.options, progress=not options.quiet)
+    dataset = options.dataset
     machine.check_here()
     study = Study(
         options.base, None, dataset.data, options.training, options.seeds, task=dataset.task, start=options.start,

@@ -392,7 +392,8 @@ def _train_base(
     facts = write_facts(study, command, plan)
     base_alone = replace(study.settings, arms=(), until_decided=False).with_seeds(seeds)
     state = StudyState(study.runner.folder, base_alone, evaluated_of(study.runner.folder, facts))
-    _work(study, state, budget, lease, pool)
+    with get_template(template_threads(study.options, len(state.missing))) as template:
+        _work(study, state, budget, lease, pool, template)
     return pool, state
 
 
@@ -479,7 +480,7 @@ def _work(
         )
         if schedule.left:
             executor = make_executor(runner, options, workers, study.threads, template)
-            needs_costs = options.cost_seconds > 0 and not runner.folder.costs_file.exists()
+            needs_costs = costs is not None and options.cost_seconds > 0 and not runner.folder.costs_file.exists()
             if template is not None and needs_costs:
                 threading.Thread(target=import_all).start()  # for the costs, while the template imports the same
             executor.run(schedule)
