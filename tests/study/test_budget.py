@@ -4,6 +4,7 @@ import json
 import math
 import re
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,17 +127,24 @@ class Clock:
         ("10m", {(True, 32): 0.1, (False, 32): 0.001}, {"img_size": 32}, "mu6/4", 32, range(120, 157), range(4, 12)),
         ("10m", {(True, 64): 0.002}, {"base": "Ti/8"}, "Ti/8", 64, range(105, 120), [5]),
         ("10m", {(True, 64): 0.001}, {"seeds": 3}, "Ti/8", 64, range(120, 157), [3]),
+        ("10m", {(True, 64): 0.001}, {"seeds": [3, 7]}, "Ti/8", 64, range(120, 157), [2]),
         ("10m", {(True, 64): 0.001}, {"until_decided": True}, "Ti/8", 64, [120], [8, 9]),
     ],
 )
 def test_a_budget_takes_the_first_that_fits(monkeypatch, photos, budget, seconds, options, base, side, epochs, seeds):
     clock = Clock(monkeypatch, seconds)
     study = Study(arms=["dpn", "rms"], data=photos, budget=budget, **options)
-    planned = study.dry_run(**{**RUN, "cost_seconds": 30})
+    with warnings.catch_warnings(record=True) as issued:
+        warnings.simplefilter("always")
+        planned = study.dry_run(**{**RUN, "cost_seconds": 30})
+    texts = [str(warning.message) for warning in issued]
+    assert len(texts) == len(set(texts)), "those of the study that is chosen"
     fixed = planned.settings.fixed
     assert (fixed["base"], fixed["img_size"]) == (base, [side, side]), clock.tried
     assert min(planned.steps.values()) // 5 in epochs
     assert len(planned.settings.seeds) in seeds
+    if isinstance(options.get("seeds"), list):
+        assert [*planned.settings.seeds] == options["seeds"]
     assert planned.refused is None
     assert planned.total_s <= planned.available_s < 0.97 * planned.budget_s
     safe = [planned.seconds(choice.CHOSEN_SEEDS), planned.total_s][planned.safe_seeds is None]

@@ -81,7 +81,7 @@ for line in sys.stdin:
     with open(task["record"], "a") as record:
         record.write(f"{os.getpid()} {name['seed']} {os.environ['OMP_NUM_THREADS']}\\n")
     if name["seed"] == task.get("die_at"):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), task.get("die_by", signal.SIGKILL))
     if name["seed"] == task.get("exit_at"):
         sys.exit("no such thing")
     if name["seed"] == task.get("hang_at"):
@@ -142,8 +142,9 @@ def test_every_trial_goes_to_one_worker_with_its_share_of_threads(pool):
 
 
 @fresh_and_copies
-def test_a_killed_worker_loses_its_trial_alone(pool):
-    assert ran(pool(die_at=1)) == {TRIALS[1]: f"its worker process was killed by SIGKILL: {OUT_OF_MEMORY}"}
+@pytest.mark.parametrize(("number", "name"), [(9, f"SIGKILL: {OUT_OF_MEMORY}"), (11, "SIGSEGV"), (40, "signal 40")])
+def test_a_killed_worker_loses_its_trial_alone(pool, number, name):
+    assert ran(pool(die_at=1, die_by=number)) == {TRIALS[1]: f"its worker process was killed by {name}"}
     assert sorted(int(seed) for _, seed, _ in pool.record()) == [0, 1, 2, 3]
 
 
@@ -156,6 +157,10 @@ def test_without_its_template_a_worker_is_a_fresh_interpreter(tmp_path, monkeypa
         processes = LocalProcesses(StudyFolder(tmp_path), 1, threads=3, template=template)
         assert not isinstance(processes.start(0).process, Copy)
         assert ran(processes) == {}
+        before = os.listdir("/proc/self/fd")
+        with open(os.devnull, "wb") as output, pytest.raises(OSError, match=r"Broken pipe|Connection"):
+            template.start({}, output)
+        assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are copies on Linux alone")

@@ -27,6 +27,7 @@ CONFIG = vm.ViTConfig.from_name("mu2/2", img_size=16, in_chans=3, num_classes=10
 RECIPE = Recipe().with_(epochs=2, batch_size=8)
 CASES = {
     "plain": ({}, {}),
+    "two parts": ({"accumulate": 2}, {}),
     "recompute": ({"ema": 0.9, "optimizer": "sgd"}, {"recompute": True}),
     "checkpointing": ({"accumulate": 2}, {"checkpointing": True}),
     "attention alone": ({"train": "attention", "ema": 0.9}, {}),

@@ -299,6 +299,18 @@ def test_the_shell_takes_the_arms_of_the_folder(folder, capsys):
     assert tuple(arm.name for arm in usual.settings.arms) == USUAL_ARMS
 
 
+@pytest.mark.parametrize("of_study", [True, False])
+def test_a_budget_takes_the_seeds_that_have_weights(pretrained, tmp_path, of_study):
+    """A second study reuses the trials of base, and no other seeds are looked for."""
+    start, options = pretrained if of_study else pretrained / "trials" / "base", {**SHORT, "reuse": [tmp_path]}
+    first = Study(start=start, arms=["attention"], **options | {"reuse": []}).run(tmp_path / "a", budget="10h", **RUN)
+    second = Study(start=start, arms=["normformer"], **options).run(tmp_path / "b", budget="10h", **RUN)
+    for answer in (first, second):
+        assert answer.complete
+        assert answer.settings["seeds"] == [0, 1]
+    assert len([*(tmp_path / "b").glob("trials/base/*/reused.json")]) == 2
+
+
 def test_a_seed_that_was_not_trained_is_named(pretrained, tmp_path):
     with pytest.raises(UserError, match=r"does not hold seed2, but seed0, seed1"):
         Study(start=pretrained, seeds=[2], **SHORT).run(tmp_path, **RUN)

@@ -14,6 +14,7 @@ from vitmods.data.loading import load
 from vitmods.recipes import Augment, Recipe, plain
 from vitmods.report import render
 from vitmods.study import Answer, Study
+from vitmods.study.grid import make_grid
 from vitmods.study.plan import Settings, check_plan
 from vitmods.study.state import over_studies
 from vitmods.util.errors import UserError
@@ -38,6 +39,12 @@ def fractions(tmp_path_factory):
 def bases(tmp_path_factory):
     out = tmp_path_factory.mktemp("bases") / "out"
     return make({"base": ["mu/4", "mu/2"]}, seeds=2, limit_train=256).run(out, **HOW), out
+
+
+def test_points_of_names_that_end_alike_have_folders_of_their_own():
+    names = ["hf:m/v1", "hf:m/v1.0", "hf:m/v1.00"]
+    points = make_grid({"base": names, "lr": [1.0]}, "--sweep").points
+    assert [point.spelled for point in points] == [f"base={name},lr=1" for name in names]
 
 
 def test_the_headline_is_the_average_over_settings(fractions):

@@ -195,31 +195,26 @@ def train_base(arguments: Sequence[str]) -> int:
         announce(what, expected_folder(options.out, dataset.data, base, "base"))
     machine = replace(options.options, progress=not options.quiet)
     with nullcontext() if options.dry_run else start_template_early(machine):
-        return _train_base(options, arguments, machine)
+        from vitmods.study import Study
 
-
-def _train_base(options: Base, arguments: Sequence[str], machine: StudyOptions) -> int:
-    from vitmods.study import Study
-
-    dataset = options.dataset
-    machine.check_here()
-    study = Study(
-        options.base, None, dataset.data, options.training, options.seeds, task=dataset.task, start=options.start,
-        settings=options.settings, images=dataset,
-    )  # fmt: skip
-    name = Path(options.start).name if options.start else str(study.settings.fixed["base"])
-    out = options.out or readable_folder(dataset.data, name, "base")
-    command = shlex.join(["vitmods", "base", *arguments, *plugin_options()])
-    if options.dry_run:
-        print(study.dry_run(out, budget=options.budget, command=command, options=machine))
-        return 0
-    reference = study.run_base(out, budget=options.budget, command=command, options=machine)
-    print(reference)
-    if missing := options.seeds - len(reference.scores) - len(reference.failed):
-        print(f"{missing} of {plural(options.seeds, 'seed')} are missing: the same command trains them.")
-    for failure in reference.failed:
-        print(f"failed: {failure}", file=sys.stderr)
-    return FAILED if reference.failed else 0
+        machine.check_here()
+        study = Study(
+            options.base, None, dataset.data, options.training, options.seeds, task=dataset.task, start=options.start,
+            settings=options.settings, images=dataset,
+        )  # fmt: skip
+        name = Path(options.start).name if options.start else str(study.settings.fixed["base"])
+        out = options.out or readable_folder(dataset.data, name, "base")
+        command = shlex.join(["vitmods", "base", *arguments, *plugin_options()])
+        if options.dry_run:
+            print(study.dry_run(out, budget=options.budget, command=command, options=machine))
+            return 0
+        reference = study.run_base(out, budget=options.budget, command=command, options=machine)
+        print(reference)
+        if missing := options.seeds - len(reference.scores) - len(reference.failed):
+            print(f"{missing} of {plural(options.seeds, 'seed')} are missing: the same command trains them.")
+        for failure in reference.failed:
+            print(f"failed: {failure}", file=sys.stderr)
+        return FAILED if reference.failed else 0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -254,7 +249,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.pretrain is not None:
             return in_two_stages(options, arguments, machine)
         if sweeps_data:
-            return over_data(options, arguments, line_up, task_given)
+            return over_data(options, arguments, machine, line_up, task_given)
         return compare(options, arguments, budget, machine, line_up, task_given)
 
 
@@ -454,7 +449,9 @@ def _words(recipe: RecipeChoice, metric: str | None) -> list[str]:
     return words
 
 
-def over_data(options: Compare, arguments: Sequence[str], line_up: LineUp | None, task_given: bool) -> int:
+def over_data(
+    options: Compare, arguments: Sequence[str], machine: StudyOptions, line_up: LineUp | None, task_given: bool
+) -> int:
     """Run a study for each data set, in one folder each, and answer over all of them; returns the exit code."""
     from vitmods.stats import tables
     from vitmods.study.prepare import open_study
@@ -475,7 +472,6 @@ def over_data(options: Compare, arguments: Sequence[str], line_up: LineUp | None
     if not options.quiet:
         arms = first_of(options.arms or USUAL_ARMS, 6)
         announce(f"Comparing {arms} with base on {first_of(sweep['data'], 6)}, a study for each", str(out))
-    machine = replace(options.options, progress=not options.quiet)
     alone = replace(options.settings, sweep=())
     studies: dict[str, Study] = {}
     for name in sweep["data"]:

@@ -19,7 +19,7 @@ import tyro
 from vitmods.cli.completion import check_options
 from vitmods.recipes import TASK_PARTS, Recipe
 from vitmods.recipes.recipe import PARTS, check_fields, fields_by_name
-from vitmods.recipes.registry import parse_recipe, split_recipe
+from vitmods.recipes.registry import parse_recipe
 from vitmods.study.defaults import DIGITS, RecipeChoice
 from vitmods.study.plan import ImageOptions
 from vitmods.util.errors import SAID_IN, UserError
@@ -82,8 +82,6 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
                 if name in words or f"no_{name}" in words
             }
             options["training"] = RecipeChoice(options["recipe"], overrides)
-            if options["recipe"] is not None:
-                split_recipe(options["recipe"])
         return kind(**options)
     # tyro draws boxes where the encoding has them. On wide terminals it puts two in a row: `_shortened` needs one.
     columns = os.environ.get("COLUMNS")

@@ -223,7 +223,7 @@ def _compare_all(
     differences = over_parts(head_to_head(gains.trials, fitted.errors, gains.floor), plan.overlap)
     variance, df = differences.pooled_or_own
     total, freedom, pairs = variance.copy(), df.copy(), {}
-    for row, (i, j) in enumerate(pairs_of(len(arms))):
+    for row, (i, j) in enumerate(itertools.combinations(range(len(arms)), 2)):
         part = None if plan.generalize == "seeds" else gains.images_part(j, i)
         n = int(differences.seeds[row])
         if n <= 2 or plan.too_early or (unstable and {arms[i], arms[j]} & set(unstable)):
@@ -257,15 +257,10 @@ def _notes(arms: tuple[str, ...], gains: Gains, fitted: Fit, plan: Plan) -> list
     return notes
 
 
-def pairs_of(g: int) -> list[tuple[int, int]]:
-    """(i, j) with i < j, in the order of `head_to_head`."""
-    return list(itertools.combinations(range(g), 2))
-
-
 def head_to_head(scores: Array, errors: Errors, floor: float = 0.0) -> Contrasts:
-    """Arm j minus arm i for every pair of studies (..., g, n)."""
+    """Arm j minus arm i for every pair i < j of studies (..., g, n)."""
     g = scores.shape[-2]
-    weights = np.array([np.eye(g)[j] - np.eye(g)[i] for i, j in pairs_of(g)])
+    weights = np.array([np.eye(g)[j] - np.eye(g)[i] for i, j in itertools.combinations(range(g), 2)])
     return contrasts(scores, weights, errors, floor)
 
 
@@ -282,7 +277,7 @@ def may_be_best(differences: Array, variance: Array, df: Array, g: int, alpha: f
     c = critical_value(g - 1, df, alpha, one_sided=True)
     limit = c * np.sqrt(variance)
     best = np.ones((*differences.shape[:-1], g), dtype=bool)
-    for row, (i, j) in enumerate(pairs_of(g)):
+    for row, (i, j) in enumerate(itertools.combinations(range(g), 2)):
         comparable = limit[..., row] > 0  # no spread at all, or no interval: nothing is shown
         best[..., i] &= ~(comparable & (differences[..., row] >= limit[..., row]))
         best[..., j] &= ~(comparable & (differences[..., row] <= -limit[..., row]))

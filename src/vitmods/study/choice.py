@@ -8,7 +8,6 @@ there are five seeds; a training of too few steps to learn is the last resort, a
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -102,7 +101,6 @@ def choose(
                             planned, length, most_steps / max(steps, 1), seeds_given, rung.images
                         )
                     if text := too_short(planned) if fits else "":
-                        warnings.warn(text, stacklevel=5)  # the caller of Study.run or Study.dry_run
                         study = replace(study, notices=(*study.notices, text))
                     study.runner.settings = planned.settings
                     faster = faster_options(study, budget)
@@ -236,7 +234,8 @@ def use_whole_budget(planned: Estimate, length: Length, most_times: float, seeds
         for arm, trials in zip(planned.arms, planned.trials(seeds), strict=True)
     ]
     steps_now = {setting: int(times * steps_there) for setting, steps_there in planned.steps.items()}
-    settings = with_length(settings.with_seeds(tuple(range(seeds))), {name: longer}, images)
+    settings = settings if seeds_given else settings.with_seeds(tuple(range(seeds)))
+    settings = with_length(settings, {name: longer}, images)
     return replace(planned, settings=settings, arms=tuple(arms), steps=steps_now)
 
 

@@ -446,8 +446,7 @@ def memory_of(
     with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # to copy a model, in PyTorch
         steps = Steps(model.to_empty(device="cpu"), made, recipe, CPU, config)
-        steps.timed(part)  # the optimizer's state is made
-        peak = peak_bytes(lambda: steps.timed(part, min(2, recipe.accumulate)), steps.alive(), CPU)
+        peak = steps.peak(part, min(2, recipe.accumulate))
         weights = _bytes([*steps.model.parameters(), *steps.model.buffers()])
         gradients = _bytes([p for p in steps.model.parameters() if p.requires_grad])
         states = [value for state in steps.optimizer.state.values() for value in state.values()]

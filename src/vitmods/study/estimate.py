@@ -17,6 +17,7 @@ import numpy as np
 from vitmods.changes import Change, conflicts
 from vitmods.data.dataset import independent
 from vitmods.model.config import ViTConfig
+from vitmods.model.flops import count_macs
 from vitmods.stats.design import MOST_CHANGES, plan_factorial
 from vitmods.stats.factorial import LOOKS as FACTORIAL_LOOKS
 from vitmods.stats.factorial import detectable as detectable_by
@@ -44,7 +45,6 @@ from vitmods.study.prepare import (
     build_arms,
     parallel_trials,
     say,
-    smallest_first,
 )
 from vitmods.study.reuse import Pool
 from vitmods.study.state import Evaluated, StudyState, decision_at, evaluated_of
@@ -336,9 +336,14 @@ def estimate(
     stopwatch = Stopwatch(runner, device)
     timed: dict[tuple[str, Point], ArmEstimate] = {}
     reused = pool.find(state.missing) if pool else {}
+
+    def macs(point: Point) -> int:  # other libraries' models are first
+        config = base_config(settings.at(point), dataset.num_classes)
+        return count_macs(config) if isinstance(config, ViTConfig) else 0
+
     rows, planned_alone = len(settings.every_arm) * len(settings.sweep.points), replace(settings, known=0).planned
     with already_reported(), as_a_worker(device, parallel, study.threads):
-        for point in smallest_first(settings, dataset.num_classes):
+        for point in sorted(settings.sweep.points, key=macs):
             for arm, model, recipe in build_arms(settings, point, dataset.num_classes):
                 trials = [trial for trial in state.records if (trial.arm, trial.setting) == (arm, point)]
                 points = [trial.point for trial in trials if not state.records[trial].ended and trial not in reused]

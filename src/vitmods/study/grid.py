@@ -202,4 +202,6 @@ def show_value(value: Any) -> str:
     """Write a value as on the command line."""
     if value is None:
         return "none"
-    return ":".join(map(show_value, value)) if isinstance(value, tuple | list) else str(value).removesuffix(".0")
+    if isinstance(value, tuple | list):
+        return ":".join(map(show_value, value))
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

@@ -20,8 +20,6 @@ from vitmods.adapters.transfer import evaluating
 from vitmods.finetune.roles import ALL
 from vitmods.layers.norms import PowerNorm
 from vitmods.layers.norms.contract import SMALL_BATCH, RunningNorm
-from vitmods.model.config import ViTConfig
-from vitmods.model.flops import count_macs
 from vitmods.model.names import MODELS, parse_name
 from vitmods.model.vit import ViT
 from vitmods.recipes.schedule import resolve_on
@@ -105,6 +103,12 @@ class PreparedStudy:
         is_local = any(function.module is None for function in user_functions(self.settings))
         return self.options.workers is None and is_local
 
+    def warn(self) -> None:
+        """Issue the notices, and the warnings of images and design, which the answer has by itself."""
+        design = self.settings.design.design.warnings if self.settings.design else ()
+        for text in (*self.dataset.summary()["warnings"], *design, *self.notices):
+            warnings.warn(text, stacklevel=5)  # the caller of Study.run or Study.dry_run
+
     def config(self, trial: Trial) -> dict[str, Any]:
         """Return config.json of a trial as this study would write it."""
         return self.runner.config(trial, self.configs[trial.setting, trial.arm.name], self.threads)
@@ -168,20 +172,10 @@ def _check_training(model: nn.Module, settings: Settings, arm: Arm, config: Base
         parameter.requires_grad_(is_trained)
 
 
-def smallest_first(settings: Settings, num_classes: int) -> list[Point]:
-    """Sort the settings of a sweep by the multiply-adds of base; other libraries' models are first."""
-
-    def macs(point: Point) -> int:
-        config = base_config(settings.at(point), num_classes)
-        return count_macs(config) if isinstance(config, ViTConfig) else 0
-
-    return sorted(settings.sweep.points, key=macs)
-
-
 def _survey(
     runner: TrialRunner, options: StudyOptions
 ) -> tuple[dict[str, ModelFacts], tuple[str, ...], int, dict[tuple[Point, str], Any]]:
-    """Build every arm under every setting, so that a wrong one is refused before training; warn of the others.
+    """Build every arm under every setting, so that a wrong one is refused before training.
 
     Returns the description of each model, the warnings about arms, the bytes of the largest trial, and the configs.
     """
@@ -247,11 +241,6 @@ def _survey(
         text if len(points) == len(runner.settings.sweep.points) else f"{'; '.join(points)}: {text}"
         for text, points in points_by_notice.items()
     )
-    # The answer has the warnings of the images and of the design by itself.
-    design = runner.settings.design.design.warnings if runner.settings.design else ()
-    images = runner.dataset(runner.settings.recipe).summary()["warnings"]
-    for text in (*images, *design, *notices):
-        warnings.warn(text, stacklevel=5)  # the caller of Study.run or Study.dry_run
     return models, notices, trial_bytes, configs
 
 

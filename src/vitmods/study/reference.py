@@ -12,7 +12,6 @@ from vitmods.stats.plan import sd_range
 from vitmods.stats.verdict import POINTS
 from vitmods.study.bases import base_name
 from vitmods.study.state import Curve, StudyState, read_curves
-from vitmods.tasks.base import TASKS
 from vitmods.tasks.metrics import Metric
 from vitmods.util.address import named
 from vitmods.util.text import duration, listing, plural
@@ -68,9 +67,7 @@ def describe_base(state: StudyState) -> Reference:
     scores = {record.seed: record.score(metric.name) for record in records}
     finite, scale = [score for score in scores.values() if score is not None], POINTS if metric.unit == "%" else 1
     sd = scale * statistics.stdev(finite) if len(finite) > 1 else math.nan
-    task_metric = TASKS[settings.fixed["task"]].metrics[0].name
-    curves = [read_curves(state.folder.path / record.folder, (metric.name, task_metric)) for record in records]
-    logged = [curve for by_name in curves for curve in [by_name.get(metric.name)] if curve]
+    curves = [read_curves(state.folder.path / record.folder, (metric.name,)) for record in records]
     walls = [record.wall_s for record in records if record.wall_s]
     return Reference(
         named(state.folder.path),
@@ -80,7 +77,7 @@ def describe_base(state: StudyState) -> Reference:
         statistics.fmean(finite) if finite else None,
         (sd, *sd_range(sd, len(finite) - 1)) if sd > 0 else None,
         statistics.median(walls) if walls else None,
-        mean_curve(logged),
+        mean_curve([by_name[metric.name] for by_name in curves if metric.name in by_name]),
         [f"{record}: {record.message}" for record in state.records.values() if record.status in ("failed", "damaged")],
     )
 

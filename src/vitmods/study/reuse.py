@@ -19,6 +19,7 @@ from typing import Any
 
 from vitmods.stats.sequential import LOOKS
 from vitmods.study.arms import BASE
+from vitmods.study.checkpoints import seeds_of
 from vitmods.study.plan import VAL, Trial
 from vitmods.study.prepare import PreparedStudy, say
 from vitmods.study.state import REUSED, StudyState, read_trial, shared_trials
@@ -69,7 +70,9 @@ class Pool:
         """Set how many trials of base, of the seeds 0, 1, ..., are finished here, for a study that has not begun."""
         settings, runner = self._study.settings, self._study.runner
         if self._trials and self._is_plain and runner.folder.facts() is None:
-            base = (Trial(settings.arm(BASE), seed) for seed in itertools.count())
+            start = settings.fixed.get("start")
+            seeds = (start and seeds_of(start["source"])) or itertools.count()  # weights of several seeds are few
+            base = (Trial(settings.arm(BASE), seed) for number, seed in enumerate(seeds) if number == seed)
             count = sum(1 for _ in itertools.takewhile(lambda trial: self.find([trial]), base))
             runner.settings = replace(settings, known=count)
 

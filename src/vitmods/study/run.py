@@ -24,9 +24,10 @@ from vitmods.data.splits import SPLIT_FILE, write_split
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import resolve_on
 from vitmods.stats.sequential import LOOKS
-from vitmods.study.answer import VIEWS, Answer, Running, costs_under, read_answer, read_costs
+from vitmods.study.answer import VIEWS, Answer, costs_under, read_answer, read_costs
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, MOST_OVER, Budget, seconds_after_trials, slowdown
+from vitmods.study.checkpoints import seeds_of
 from vitmods.study.executors import Inline, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, Slurm
 from vitmods.study.executors.processes import LocalProcesses, Template, get_template, import_all
@@ -238,7 +239,9 @@ class Request:
         Also returns the estimate of settings that were chosen, and whether the number of seeds is settled.
         """
         facts, settings = folder.facts(), self.settings
-        is_settled = self.seeds_given or not settings.arms  # base alone is trained with all of its seeds
+        start = settings.fixed.get("start")
+        # Base alone is trained with all of its seeds, as trained weights of several seeds are.
+        is_settled = self.seeds_given or not settings.arms or bool(start and seeds_of(start["source"]))
         if facts is not None:
             settings = replace(settings.continuing(facts.settings), known=facts.settings.get("known", 0))
             if facts.plan.seeds and not self.seeds_given and facts.plan.until_decided == settings.until_decided:
@@ -246,23 +249,23 @@ class Request:
             is_settled = is_settled or bool(facts.plan.seeds)
         done, place = len(list(folder.path.glob("trials/**/result.json"))), named(folder.path)
         trials = f"{'At most ' * settings.until_decided}{plural(settings.planned, 'trial')}"
-        before = f", {done} are done" if done else ""
-        is_known = is_settled or self.budget == ENDLESS
+        what = f"{trials}{f', {done} are done' if done else ''}"
         if pilot:
-            seeds = (settings.seeds if is_settled else tuple(range(PILOT)))[:PILOT]
-            say(options, f"Pilot: {plural(len(seeds), 'trial')} of base, in {place}")
-        else:
-            say(
-                options, f"{trials}{before}, in {place}" if is_known else f"As many seeds as fit the budget, in {place}"
-            )
+            what = f"Pilot: {plural(min(PILOT, len(settings.seeds)) if is_settled else PILOT, 'trial')} of base"
+        elif not is_settled and self.budget != ENDLESS:
+            what = "As many seeds as fit the budget"
+        say(options, f"{what}, in {place}")
         chooses = facts is None and self.budget.seconds is not None and bool(settings.arms)
         if chooses and not settings.open.isdisjoint({"base", "img_size", "epochs"}):
             from vitmods.study.choice import choose
 
-            return *choose(self.rungs(), folder, options, self.budget, command, self.seeds_given), is_settled
-        if self.recipe_note and facts is None:
-            say(options, self.recipe_note)
-        return open_study(folder, settings, options), None, is_settled
+            study, planned = choose(self.rungs(), folder, options, self.budget, command, is_settled)
+        else:
+            if self.recipe_note and facts is None:
+                say(options, self.recipe_note)
+            study, planned = open_study(folder, settings, options), None
+        study.warn()
+        return study, planned, is_settled
 
 
 def run_study(request: Request, path: Path, options: StudyOptions, command: str | None) -> Answer:
@@ -300,7 +303,10 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
             after_s = seconds_after_trials(budget, cost_seconds, slower)
             over_s = MOST_OVER * (budget.seconds or 0.0) if is_flexible else 0.0
             limit = replace(budget, seconds=budget.seconds and budget.seconds - after_s, over_s=over_s)
-            report = _live_report(study, facts)
+            report = LiveReport(
+                lambda running: VIEWS["html"](replace(read_answer(folder, facts, study.settings), running=running)),
+                options.cost_seconds * len(study.settings.sweep.points),
+            )
             expected_s = {arm.arm: arm.trial_s for arm in planned.arms} if planned and not study.settings.sweep else {}
             costs = _measure_costs(study, state, budget)
             try:
@@ -412,16 +418,6 @@ def template_threads(options: StudyOptions, missing: int) -> int | None:
     if sys.platform != "linux" or options.cluster.executor != "here" or resolve(options.device).type != "cpu":
         return None
     return threads_for(options, TYPICAL_BYTES) if workers_for(options, missing, TYPICAL_BYTES) > 1 else None
-
-
-def _live_report(study: PreparedStudy, facts: Facts) -> LiveReport:
-    """Return what writes the report while trials run."""
-    settings, folder = study.settings, study.runner.folder
-
-    def write(running: Running | None) -> None:
-        VIEWS["html"](replace(read_answer(folder, facts, settings), running=running))
-
-    return LiveReport(write, study.options.cost_seconds * len(settings.sweep.points))
 
 
 def _work(

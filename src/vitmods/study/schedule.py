@@ -19,7 +19,7 @@ from vitmods.study.budget import ENDLESS, Budget
 from vitmods.study.executors import Keep
 from vitmods.study.grid import Point
 from vitmods.study.plan import Evaluation, Trial, Work, trial_of
-from vitmods.study.progress import Progress
+from vitmods.study.progress import Progress, seconds_left
 from vitmods.study.state import Look, StudyState, looks, read_curves
 from vitmods.tasks.base import TASKS
 from vitmods.train.trial import MODULES, WEIGHTS
@@ -236,18 +236,15 @@ class TrialSchedule:
         if budget.seconds is None:
             return True
         trial, settings = trial_of(work), self.state.settings
-        now, row, over_s = time.monotonic(), [work], budget.over_s
-        free_at = [max(now, began + self._expected_s(running)) for running, began in self._at_work.items()]
-        free_at += [now] * max(1, self._progress.workers - len(free_at))
-        ends_at, is_new = now + budget.left_s, all(trial_of(w).seed != trial.seed for w in self._given)
+        now, row, left_s, over_s = time.monotonic(), [work], budget.left_s, budget.over_s
+        at_work = [max(0.0, began + self._expected_s(other) - now) for other, began in self._at_work.items()]
+        is_new = all(trial_of(w).seed != trial.seed for w in self._given)
         if not (settings.until_decided or settings.tune) and (is_new or over_s):
             row = [w for w in self._wanted if trial_of(w).seed == trial.seed]  # all trials of a seed, or none
         if is_new:
-            over_s = min(FOR_NEW * over_s, ends_at - max(free_at))
-        for next_work in row:
-            free_at.append(min(free_at) + self._expected_s(next_work))
-            free_at.remove(min(free_at))
-        return max(free_at) <= ends_at + over_s
+            over_s = min(FOR_NEW * over_s, left_s - max(at_work, default=0.0))
+        workers = max(self._progress.workers, len(at_work) + 1)  # a cluster may have more at work
+        return seconds_left(at_work, map(self._expected_s, row), workers) <= left_s + over_s
 
     def _expected_s(self, work: Work) -> float:
         """Seconds of a piece of work, by those before it; 0 before the first."""

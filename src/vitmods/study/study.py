@@ -91,11 +91,12 @@ class Study:
         settings = override(settings, chosen)
         images = override(images, options, "a study or its images", names)
         trained = {} if start is None else arms_in(str(start))
-        usual: int | list[int] = (seeds_of(trained[BASE].start or "") if trained else []) or settings.usual_seeds
-        chosen_seeds = make_seeds(usual if seeds is None else seeds)
+        source = trained[BASE].start if trained else start
+        of_start = [] if source is None else seeds_of(str(source))
+        chosen_seeds = make_seeds((of_start or settings.usual_seeds) if seeds is None else seeds)
         # Arms are made before the images, which may be many, are listed.
         chosen_arms = () if arms is None else make_arms(use_trained_arms(arms, trained) if trained else arms)
-        start = trained[BASE].start if trained else start
+        start = source
         self._common = base, data, recipe, images, task, start, positions
         fixed, self._defaults, self._recipe_note = fixed_settings(
             base, data, recipe, images, task=task, start=start, positions=positions

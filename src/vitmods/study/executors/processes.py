@@ -81,6 +81,10 @@ class Template:
         remote = work[0], answers[1], status[1]
         try:
             socket.send_fds(self._requests, [json.dumps(task).encode()], [*remote, output.fileno()])
+        except OSError:
+            for end in (work[1], answers[0], status[0]):
+                os.close(end)
+            raise
         finally:
             for end in remote:
                 os.close(end)
@@ -360,7 +364,7 @@ class Worker:
         code = self.process.wait()
         self.dismiss()
         if code < 0:
-            name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
             reason = f"its worker process was killed by {name}"
             return f"{reason}: {OUT_OF_MEMORY}" if -code == signal.SIGKILL else reason
         with open(self.log, "rb") as log:
