@@ -8,7 +8,9 @@ import pytest
 from rich.console import Console
 
 from vitmods.report import print_answer, render
+from vitmods.report import text as words
 from vitmods.stats.tables import signed
+from vitmods.util.text import size
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +127,17 @@ def test_what_makes_numbers_doubtful_is_printed(synthetic):
     text = render(dataclasses.replace(synthetic.make_answer("study", arms=1), doubts=doubts), 80)
     assert "Warning: The trials were not all run alike" in text
     assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("write", "value", "written"),
+    [
+        (words.count, 999_600, "1 M"),
+        (words.count, 999_400, "999 k"),
+        (words.short_time, 0.9997, "1 s"),
+        (words.short_time, 0.9994, "999 ms"),
+        (size, 999.7e6, "1 GB"),
+    ],
+)
+def test_a_number_is_rounded_before_its_unit_is_chosen(write, value, written):
+    assert write(value) == written

@@ -80,6 +80,7 @@ def test_the_shell_offers_every_option(capsys):
         ({"cost_seconds": -1}, "cost_seconds must be at least 0"),
         ({"checkpoint_minutes": float("nan")}, "checkpoint_minutes must be at least 0"),
         ({"data_workers": -1}, "data_workers must be at least 0"),
+        ({"checkpoint_every_steps": 0}, "checkpoint_every_steps must be at least 1"),
         ({"keep_weights": "some"}, "keep_weights is all, best, none"),
         ({"record": "gradient"}, "'gradient' cannot be recorded. Did you mean 'gradients'"),
         ({"recompute": True, "compile": True}, "drop --recompute or --compile"),

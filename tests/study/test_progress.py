@@ -298,3 +298,11 @@ def test_the_report_says_that_the_study_runs_and_no_longer_when_it_was_stopped(t
     final = (out / "report.html").read_text()
     assert "Running" not in final
     assert reload_tag not in final
+
+
+def test_the_last_row_may_have_the_lambdas_of_many_heads(tmp_path):
+    rows = [{"step": step, "wall_s": 0.5 * step} for step in range(3)]
+    rows[2] |= {f"lambda/blocks.{block}.norm1/{head}": 0.123456 for block in range(120) for head in range(12)}
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "metrics.jsonl").write_text(text)
+    assert shown.last_row(tmp_path / "metrics.jsonl") == {"step": 2, "wall_s": 1.0}

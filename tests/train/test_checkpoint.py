@@ -1,3 +1,6 @@
+import errno
+from unittest.mock import Mock
+
 import pytest
 import torch
 
@@ -37,6 +40,14 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(folder, damage):
     checkpoint.save(folder, {"step": 3})  # does not push out the good one
     assert torch.load(folder / OLD, weights_only=True)["step"] == 1
     assert checkpoint.load(folder)["step"] == 3
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EMFILE, "many"), OSError(errno.EACCES, "no")])
+def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(folder, monkeypatch, error):
+    monkeypatch.setattr(checkpoint, "_read", Mock(side_effect=error))
+    with pytest.raises(UserError, match=r"checkpoint\.pt cannot be read now .* try again"):
+        checkpoint.load(folder)
+    assert sorted(path.name for path in folder.iterdir()) == sorted([NEW, OLD])
 
 
 def test_all_damaged_is_an_error_that_says_what_to_do(folder):

@@ -150,14 +150,8 @@ def _dry_run(settings: Settings, options: Train) -> int:
 
 def _check_shared(settings: Settings, options: RunOptions, size: int) -> None:
     """Raise UserError, before anything is started or written, if so many processes cannot train the model together."""
-    from vitmods.study.store import StudyFolder
-    from vitmods.study.trial import TrialRunner
-
     options.check_processes(size)
-    recipe = settings.recipe_of(settings.every_arm[-1])
-    if size > 1 and recipe.batch_size % size:  # unless there are fewer images than that
-        images = TrialRunner(StudyFolder(os.devnull), settings, options).dataset(recipe)
-        check_divides(min(recipe.batch_size, len(images.splits["train"])), size)
+    check_divides(settings.recipe_of(settings.every_arm[-1]).batch_size, size)
 
 
 def run_trial(settings: Settings, options: RunOptions, out: Path, processes: Processes | None = None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from vitmods.recipes.registry import RECIPES, evidence, settings_of
 from vitmods.study.arms import BASE, LINE_UPS, PYTHON, TRAINING
 from vitmods.tasks.base import TASKS, WITHOUT_LABELS
 from vitmods.train.loggers import LOGGERS
+from vitmods.util.registry import Registry
 
 CLASSES = {
     "compare": "vitmods.cli.compare:Compare",
@@ -85,18 +86,8 @@ def make_index() -> dict[str, Any]:
         "logger": list(LOGGERS),
         "device": ["auto", "cpu", "cuda", "mps"],
     }
-    checked = {
-        kind: {"words": dict(registry.words), "advice": registry.advice}
-        for kind, registry in (
-            ("change", REGISTRY),
-            ("recipe", RECIPES),
-            ("task", TASKS),
-            ("protocol", PROTOCOLS),
-            ("table", papers.TABLES),
-            ("paper", papers.PAPERS),
-            ("figure", figures),
-        )
-    }
+    registries: tuple[Registry[Any], ...] = REGISTRY, RECIPES, TASKS, PROTOCOLS, papers.TABLES, papers.PAPERS, figures
+    checked = {each.kind: {"words": dict(each.words), "advice": each.advice} for each in registries}
     checked["metric"] = {"words": OTHER_WORDS, "advice": ""}
     checked |= {kind: {"words": {}, "advice": ""} for kind in ("role", "logger", "field", "task without labels")}
     return {"files": {"count": count_files()}, "commands": commands, "names": names, "checked": checked}

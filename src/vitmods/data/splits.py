@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from vitmods.data.records import SPLITS, Records, Source, joined, printable
 from vitmods.data.rng import text_order
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, explaining
 from vitmods.util.files import expand_user, write_atomically
 from vitmods.util.limits import read_table
 from vitmods.util.text import no_formula
@@ -63,11 +63,9 @@ def group_keys(group_by: str | Path, ids: Sequence[str]) -> tuple[str, ...]:
 
 
 def _compile(group_by: str | Path) -> re.Pattern[str]:
-    try:
+    text = printable(str(group_by))
+    with explaining(lambda error: f'group_by="{text}" is not a valid regular expression: {error}.', re.error):
         return re.compile(str(group_by))
-    except re.error as error:
-        text = printable(str(group_by))
-        raise UserError(f'group_by="{text}" is not a valid regular expression: {error}.') from error
 
 
 def groups_of(

@@ -22,7 +22,6 @@ from vitmods.study.retrain import (
     cost_of,
     estimate_of,
     export_line,
-    is_retrained,
     retrain_command,
     retrained_folder,
 )
@@ -126,9 +125,10 @@ def _deploy(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
     name = chosen.name
     if answer.sweep:
         return
-    if is_retrained(answer.path, name):
+    out = retrained_folder(answer.path, name)
+    if is_there(out / WEIGHTS):
         text = f"To deploy {name}, use the model trained on all images. {estimate_of(answer, chosen)}"
-        yield Step(text, export_line(retrained_folder(answer.path, name)))
+        yield Step(text, export_line(out))
         return
     folders = [answer.path / trial.folder for trial in chosen.counted if trial.status == "finished"]
     retrain = bool(folders) and answer.complete

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from markupsafe import Markup
 
@@ -70,16 +70,9 @@ RELOAD_S = 20  # between two readings of the page of a running study
 WIDTH, MARGIN = 900, 20  # in SVG units, of the image of an answer
 
 
-class SummaryLine(NamedTuple):
-    """A line of text above the interval plot of a summary; kind: `headline` or `meta`."""
-
-    kind: str
-    y: int
-    text: str
-
-
-def summary_lines(answer: Answer, narrow: bool) -> tuple[list[SummaryLine], int]:
-    """Lay out the title, the headline, and base, seeds, trials and date of an answer; returns also the plot's place."""
+def summary_lines(answer: Answer, narrow: bool) -> tuple[list[tuple[str, int, str]], int]:
+    """Lay out the title, the headline, and base, seeds, trials and date of an answer: each line's kind (`headline` or
+    `meta`), height and text. Returns also the plot's place."""
     metric, mean = answer.metric, answer.base_mean
     models = {str(setting.values.get("base", answer.base.model.name)): None for setting in answer.sweep}
     facts = [
@@ -93,9 +86,9 @@ def summary_lines(answer: Answer, narrow: bool) -> tuple[list[SummaryLine], int]
     width, head_width, facts_width = (48, 34, 50) if narrow else (110, 66, 120)  # in letters
     above = [textwrap.wrap(clipped(title, 2 * width), width), textwrap.wrap(text.headline(answer), head_width)]
     above += [textwrap.wrap(clipped(" · ".join(filter(None, facts)), 4 * facts_width), facts_width)]
-    lines, y = list[SummaryLine](), 12
+    lines, y = list[tuple[str, int, str]](), 12
     for kind, step, texts in zip(("meta", "headline", "meta"), (18, 24 if narrow else 27, 18), above, strict=True):
-        lines += [SummaryLine(kind, y + step * (i + 1), line) for i, line in enumerate(texts)]
+        lines += [(kind, y + step * (i + 1), line) for i, line in enumerate(texts)]
         y += step * len(texts) + (4 if kind == "meta" else 7)
     return lines, y + 10
 

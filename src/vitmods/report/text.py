@@ -291,14 +291,14 @@ def built_differently(costs: Iterable[tuple[str, ArmCost | None]]) -> list[str]:
 def count(value: float) -> str:
     """Format a number with a unit prefix: `5.36 M`, `359 M`, `4.61 G`."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
+        if value >= 0.9995 * size:
             return f"{value / size:.3g} {unit}"
     return f"{value:g} "
 
 
 def short_time(seconds: float) -> str:
     """Format a short time: `4.8 ms`, `1.2 s`."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{1000 * seconds:.3g} ms"
 
 
 def model_size(config: Mapping[str, Any]) -> str:

@@ -452,10 +452,8 @@ def rebuilt(record: Mapping[str, Any], weights: Path) -> nn.Module:
 
 def load_into(model: nn.Module, weights: Path, strict: bool = True) -> tuple[list[str], list[str]]:
     """Load a trial's weights; returns the names that are missing and unexpected."""
-    try:
+    with explaining(lambda error: f"{named(weights)} holds other weights: {error}", RuntimeError):
         missing, unexpected = model.load_state_dict(read_weights(weights), strict)
-    except RuntimeError as error:
-        raise UserError(f"{named(weights)} holds other weights: {error}") from error
     return missing, unexpected
 
 
@@ -464,10 +462,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load as read_tensors
 
     check_weights(path)
-    try:
+    with explaining(lambda error: f"{named(path)} cannot be read: {error}"):  # safetensors raises what it likes
         return read_tensors(read_bytes(path, "weights"))
-    except Exception as error:  # safetensors raises what it likes
-        raise UserError(f"{named(path)} cannot be read: {error}") from error
 
 
 def base_name(base: Any) -> str:

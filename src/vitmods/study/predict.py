@@ -21,7 +21,7 @@ from vitmods.data.augment import normalize, per_channel
 from vitmods.data.batch import Batch
 from vitmods.data.dataset import Annotated
 from vitmods.data.geometry import Geometry, middle
-from vitmods.data.loading import geometry_of
+from vitmods.data.loading import geometry_of, parse_size
 from vitmods.data.read import Unreadable, decode, reading
 from vitmods.data.records import printable
 from vitmods.data.sources.folder import images_below
@@ -190,7 +190,7 @@ def _read(
     trained: Checkpoint, target: str, paths: Sequence[Path], workers: int
 ) -> Iterator[tuple[Path, _Stored | str]]:
     """Prepare each image as evaluation stores it, or say why it cannot be read."""
-    geometry = geometry_of("test", _size(trained), trained.recipe.augment, target)
+    geometry = geometry_of("test", parse_size(trained.settings["img_size"]), trained.recipe.augment, target)
 
     def prepare(number: int) -> tuple[Path, _Stored | str]:
         try:
@@ -204,17 +204,13 @@ def _read(
     return in_order(prepare, range(len(paths)), workers)
 
 
-def _size(trained: Checkpoint) -> tuple[int, int]:
-    size = trained.settings["img_size"]
-    return (size, size) if isinstance(size, int) else (size[0], size[-1])
-
-
 def _batch(trained: Checkpoint, task: Task, images: Sequence[_Stored]) -> Batch:
     """Make the batch that evaluation would make, without targets."""
     augment, channels, targets = trained.recipe.augment, trained.settings["in_chans"], None
     if (joint_view := task.joint_view) is not None:
         unknown = [Annotated(None, image.native) for image in images]
-        views, targets = joint_view([image.pixels for image in images], unknown, _size(trained), augment)
+        size = parse_size(trained.settings["img_size"])
+        views, targets = joint_view([image.pixels for image in images], unknown, size, augment)
     else:
         views = torch.cat([image.geometry.view(torch.from_numpy(image.pixels.copy())[None]) for image in images])
     inputs = normalize(views, per_channel(augment.mean, channels), per_channel(augment.std, channels))

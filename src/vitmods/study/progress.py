@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from vitmods.util.text import duration
 Kind = tuple[str, str]
 """arm, and the setting and point under which it is trained: trials of one kind take equally long"""
 
-_TAIL = 8192  # bytes that surely hold the last whole row of a metrics.jsonl
+_TAIL = 1 << 17  # bytes that hold the last whole row of a metrics.jsonl, also with all lambdas of many heads
 RECENT = 5  # trials of a kind whose median pace counts: a machine may become faster or slower
 TELLING = 0.1  # of a trial's steps: its own pace is known from then on
 REFRESH_S = 0.5  # of the bar
@@ -111,14 +110,6 @@ def seconds_left(running: Sequence[float], waiting: Iterable[float], workers: in
     return max(free, default=0.0)
 
 
-@dataclass
-class Started:
-    """A piece of work that runs: when it began, on the monotonic clock, and its last row then."""
-
-    at: float
-    row: Mapping[str, Any]
-
-
 class LiveReport:
     """Rewrites the report of a running study when a trial has ended, in at most a fiftieth of the time.
 
@@ -185,7 +176,8 @@ class Progress:
         self._pace, self._ended, self._at_most, self._limit_s = pace or StepTimes(), ended, at_most, limit_s
         self._report = report
         self._left: Collection[Work] = ()
-        self._started: dict[Work, Started] = {}
+        self._started: dict[Work, tuple[float, Mapping[str, Any]]] = {}
+        """work that runs -> when it began, on the monotonic clock, and its last row then"""
         self._most = 1  # pieces of work at a time so far
         self._stream = LenientStream(sys.stderr)
         self._has_bar = not quiet and self._stream.isatty() and not os.environ.get("CI")
@@ -201,7 +193,7 @@ class Progress:
 
     def started(self, work: Work) -> None:
         with self._lock:
-            self._started[work] = Started(time.monotonic(), self._row(work))
+            self._started[work] = time.monotonic(), self._row(work)
             self._most = max(self._most, len(self._started))
             if self._watch is None and not self._quiet:
                 self._live = self._make_live() if self._has_bar else None
@@ -212,9 +204,9 @@ class Progress:
         """Print the outcome of work that the state has read, and update the report; returns the seconds it took."""
         row = self._row(work)
         with self._lock:
-            began = self._started.pop(work)
-            seconds = time.monotonic() - began.at
-            if failure is None and not began.row:  # the first steps of a resumed trial are slow
+            began, first_row = self._started.pop(work)
+            seconds = time.monotonic() - began
+            if failure is None and not first_row:  # the first steps of a resumed trial are slow
                 done = 1 if isinstance(work, Evaluation) else min(row.get("step", 0), self._steps(work))
                 self._pace.add(kind_of(work), seconds, done)
             self._ended += 1
@@ -241,19 +233,19 @@ class Progress:
         now = time.monotonic()
         rows = {work: self._row(work) for work in self._started}
         measured: dict[Kind, float] = {}
-        for work, began in self._started.items():
-            step, before = rows[work].get("step", 0), began.row.get("step", 0)
-            seconds = rows[work].get("wall_s", 0.0) - began.row.get("wall_s", 0.0)
+        for work, (_, first_row) in self._started.items():
+            step, before = rows[work].get("step", 0), first_row.get("step", 0)
+            seconds = rows[work].get("wall_s", 0.0) - first_row.get("wall_s", 0.0)
             if step - before >= TELLING * self._steps(work) and seconds > 0:
                 measured[kind_of(work)] = seconds / (step - before)
         running: list[float] = []
-        for work, began in self._started.items():
+        for work, (began, first_row) in self._started.items():
             if (pace := self._pace(kind_of(work), measured)) is None:
                 return None, None
             steps = self._steps(work)
             rest_s = pace * max(0, steps - rows[work].get("step", 0))
-            if rows[work] == began.row:  # no step is logged yet
-                rest_s = max(0.0, rest_s - (now - began.at))
+            if rows[work] == first_row:  # no step is logged yet
+                rest_s = max(0.0, rest_s - (now - began))
             running.append(rest_s)
         paces = {kind: self._pace(kind, measured) for kind in map(kind_of, self._left)}
         if None in paces.values():

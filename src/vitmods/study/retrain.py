@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,9 @@ from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer, ArmAnswer
 from vitmods.study.grid import AS_IS, Point
 from vitmods.study.plan import Settings, Trial, make_seeds
-from vitmods.study.store import StudyFolder, StudyImages, read_json, slug
+from vitmods.study.store import StudyFolder, StudyImages, read_object, slug
 from vitmods.tasks.base import DEFAULT, TASKS, Task
-from vitmods.train.trial import MODULES, WEIGHTS
+from vitmods.train.trial import MODULES
 from vitmods.util.address import named
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.registry import plugin_options
@@ -127,7 +128,9 @@ def estimate_of(answer: Answer, arm: ArmAnswer) -> str:
 
 def export_line(folder: Path) -> str:
     """The command that takes a trial's model further; a task's modules and models of sequences are not exported."""
-    task = TASKS.get((read_json(folder / "config.json") or {}).get("task", DEFAULT))
+    task = None
+    with suppress(UserError):  # a damaged file, which the report names
+        task = TASKS.get(read_object(folder / "config.json").get("task", DEFAULT))
     words = ["export", named(folder), "--to", "onnx"]
     if task is not None and task.inputs != "images":
         words = ["predict", named(folder), "path/to/sequences.txt"]
@@ -136,11 +139,6 @@ def export_line(folder: Path) -> str:
         if task is not None and task.predictions is Task.predictions:  # features, for a task that follows
             words = ["finetune", "--model", named(folder), "--data", "path/to/images"]
     return shlex.join(["vitmods", *words, *plugin_options()])
-
-
-def is_retrained(study: Path, arm: str) -> bool:
-    """Whether its weights are there."""
-    return is_there(retrained_folder(study, arm) / WEIGHTS)
 
 
 def retrain_command(command: str, arm: str) -> str:

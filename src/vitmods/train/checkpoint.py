@@ -1,5 +1,6 @@
 """Checkpoints: one file and the good one before it, verified when read."""
 
+import errno
 import os
 import warnings
 import zipfile
@@ -8,11 +9,13 @@ from typing import Any
 
 import torch
 
+from vitmods.train.device import is_out_of_memory
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, write_atomically
 from vitmods.util.limits import check_zip
 
 NAME, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
+NOT_NOW = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM)  # errors that another attempt may not have
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
@@ -30,13 +33,15 @@ def load(folder: Path) -> dict[str, Any] | None:
     A damaged one is set aside under another name, with a warning, so that it cannot push out a good one.
 
     Raises:
-        UserError: there are checkpoints, but all are damaged.
+        UserError: there are checkpoints, but all are damaged; or the system cannot read one now.
     """
     paths = [path for path in (folder / NAME, folder / PREVIOUS) if path.exists()]
     for path in paths:
         try:
             return _read(path)
         except Exception as error:
+            if is_out_of_memory(error) or getattr(error, "errno", 0) in NOT_NOW:  # the file may be whole
+                raise UserError(f"{path} cannot be read now ({error}). Nothing is lost: try again.") from error
             damaged = path.with_suffix(".damaged")
             warnings.warn(f"{path} is damaged ({error}); kept as {damaged.name}.", stacklevel=2)
             with disk_errors(damaged):

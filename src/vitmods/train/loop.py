@@ -46,7 +46,6 @@ from vitmods.train.loggers import (
 )
 from vitmods.train.optim import (
     Ema,
-    check_every_parameter_is_trained,
     clip_gradients,
     freeze,
     make_optimizer,
@@ -134,7 +133,6 @@ class TrialRun:
         if self.ema is not None:
             self.ema.follow(self.model)
         self.optimizer = make_optimizer(self.model, recipe)
-        check_every_parameter_is_trained(self.model, self.optimizer)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._layers = layers_of(self.model) if "gradients" in options.record else {}
         if options.compile:

@@ -69,8 +69,8 @@ class RunOptions:
             value = getattr(self, name)
             object.__setattr__(self, name, tuple(dict.fromkeys([value] if isinstance(value, str) else value)))
         object.__setattr__(self, "cache_dir", Path(self.cache_dir) if self.cache_dir else None)
-        for name in ("data_workers", "checkpoint_minutes"):
-            check_at_least(name, getattr(self, name), 0)
+        for name, least in {"data_workers": 0, "checkpoint_minutes": 0, "checkpoint_every_steps": 1}.items():
+            check_at_least(name, getattr(self, name), least)
         for name in self.record:
             if name not in get_args(Recorded):
                 raise UserError(f"'{name}' cannot be recorded. {nearest(name, get_args(Recorded))}")

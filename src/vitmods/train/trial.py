@@ -93,7 +93,7 @@ def train_trial(
     options = options or RunOptions()
     _check_model(model, recipe)
     resolve_on(recipe, ds)  # raises before a folder is made
-    check_divides(min(recipe.batch_size, len(ds.splits["train"])), processes.size)
+    check_divides(recipe.batch_size, processes.size)
     out = make_folder(Path(out))
     metadata = {**(metadata or {}), **fit_to_images(model, ds)}
     task.fit(model, ds)

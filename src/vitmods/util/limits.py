@@ -76,10 +76,9 @@ def read_text(path: Path, kind: str = "text") -> str:
 
 def lines_of(path: Path) -> list[str]:
     """Read the lines of a text file that are not blank, stripped. Raises UserError."""
-    try:
+    name = printable(str(path))
+    with explaining(lambda error: f"{name} cannot be read as text in UTF-8: {error}.", OSError, ValueError):
         return [line for raw in read_text(path).splitlines() if (line := raw.strip())]
-    except (OSError, ValueError) as error:
-        raise UserError(f"{printable(str(path))} cannot be read as text in UTF-8: {error}.") from error
 
 
 def parse_json(content: str | bytes) -> Any:
@@ -176,13 +175,7 @@ def read_npz(path: Path, names: Sequence[str] | None = None, small: int = SMALL)
     return contents
 
 
-class _Network(threading.local):
-    """Per thread: whether it may use the network."""
-
-    allowed = True
-
-
-_NETWORK = _Network()
+_NETWORK = threading.local()  # is_off: whether the thread may not use it
 
 
 @contextmanager
@@ -190,11 +183,11 @@ def offline() -> Iterator[None]:
     """Refuse connections of this thread with a ConnectionError, whatever a library looks up. Other
     threads, which may be uploading results, keep theirs."""
     _watch_sockets()
-    before, _NETWORK.allowed = _NETWORK.allowed, False
+    before, _NETWORK.is_off = getattr(_NETWORK, "is_off", False), True
     try:
         yield
     finally:
-        _NETWORK.allowed = before
+        _NETWORK.is_off = before
 
 
 @cache  # Python's audit hooks cannot be removed
@@ -202,7 +195,7 @@ def _watch_sockets() -> None:
     events = {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.sendmsg"}
 
     def watch(event: str, _: object) -> None:
-        if event in events and not _NETWORK.allowed:
+        if event in events and getattr(_NETWORK, "is_off", False):
             raise ConnectionError("it tried to use the network: nothing is downloaded to open a file")
 
     sys.addaudithook(watch)

@@ -62,7 +62,7 @@ def duration(seconds: float) -> str:
 
 def size(count: float) -> str:
     """Format bytes: `0.3 MB`, `64 MB`, `69 GB`."""
-    return f"{count / 1e9:,.3g} GB" if count >= 1e9 else f"{count / 1e6:,.3g} MB"
+    return f"{count / 1e9:,.3g} GB" if count >= 0.9995e9 else f"{count / 1e6:,.3g} MB"
 
 
 def printable(name: str) -> str:

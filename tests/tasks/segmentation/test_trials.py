@@ -91,6 +91,8 @@ def test_a_graph_without_the_decoder_is_not_exported(study, tmp_path, capsys):
     assert main(["export", str(trial), "--out", str(tmp_path / "model.onnx")]) == 2
     assert "contains modules of its task" in capsys.readouterr().err
     assert export_line(trial) == f"vitmods predict {trial} path/to/images"
+    (tmp_path / "config.json").write_text("[")
+    assert export_line(tmp_path) == f"vitmods export {tmp_path} --to onnx"
 
 
 def test_predict_says_and_draws_what_is_in_images(study, shapes, tmp_path, capsys):
