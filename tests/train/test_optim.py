@@ -5,6 +5,7 @@ from torch import nn
 import vitmods as vm
 from vitmods.recipes import Recipe
 from vitmods.train.optim import (
+    check_every_parameter_is_trained,
     layer_scales,
     make_optimizer,
     parameter_groups,
@@ -32,7 +33,15 @@ def test_only_matrices_decay_and_neither_position_nor_tokens():
 def test_every_trainable_parameter_is_in_one_group():
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2).requires_grad_(False))
     assert [names_of(model, group) for group in parameter_groups(model, 0.1)] == [{"0.weight"}, {"0.bias"}]
+    optimizer = make_optimizer(model, Recipe())
+    check_every_parameter_is_trained(model, optimizer)
+    optimizer.param_groups[1]["params"].append(model[0].weight)
+    with pytest.raises(ValueError, match="two of the optimizer's groups"):
+        check_every_parameter_is_trained(model, optimizer)
+    optimizer.param_groups[1]["params"].pop()
     model[1] = nn.Linear(2, 5)
+    with pytest.raises(ValueError, match=r"does not hold 1\.weight, 1\.bias"):
+        check_every_parameter_is_trained(model, optimizer)
     model[0](torch.ones(1, 3)).sum().backward()
     assert without_gradient(model) == ["1.weight", "1.bias"]
 

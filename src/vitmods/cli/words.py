@@ -87,7 +87,7 @@ def make_index() -> dict[str, Any]:
         "device": ["auto", "cpu", "cuda", "mps"],
     }
     registries: tuple[Registry[Any], ...] = REGISTRY, RECIPES, TASKS, PROTOCOLS, papers.TABLES, papers.PAPERS, figures
-    checked = {each.kind: {"words": dict(each.words), "advice": each.advice} for each in registries}
+    checked = {registry.kind: {"words": dict(registry.words), "advice": registry.advice} for registry in registries}
     checked["metric"] = {"words": OTHER_WORDS, "advice": ""}
     checked |= {kind: {"words": {}, "advice": ""} for kind in ("role", "logger", "field", "task without labels")}
     return {"files": {"count": count_files()}, "commands": commands, "names": names, "checked": checked}

@@ -103,9 +103,9 @@ def choose(
                     if text := too_short(planned) if fits else "":
                         study = replace(study, notices=(*study.notices, text))
                     study.runner.settings = planned.settings
-                    faster = faster_options(study, budget)
                     reason = f"as it fits {duration(planned.budget_s or 0)}" if fits else ""
-                    say(options, describe_choice(planned, reason, rung, faster, command is not None))
+                    choice = describe_choice(planned, reason, rung.recipe_note, command is not None)
+                    say(options, " ".join([*weights_here(rung), choice, *faster_options(study, budget)]))
                     return study, planned
             length = shorter
             steps = steps_of(with_length(settings, length, rung.images).recipe, rung.images) if length else 0
@@ -140,8 +140,7 @@ def extend_reference(
         trials = f"{plural(study.settings.known, 'trial')} of base, as in {place}"
         if planned.refused is None and planned.in_time(len(planned.settings.seeds)):
             study.runner.settings = planned.settings
-            reason, rung = f"to reuse {trials}", Rung(extended, "", 0, 0)
-            say(options, describe_choice(planned, reason, rung, iter(()), command is not None))
+            say(options, describe_choice(planned, f"to reuse {trials}", "", command is not None))
             return study, planned
         say(options, f"Not reused, {trials}: the arms do not fit {duration(budget.seconds or 0)} with its settings.")
         break
@@ -288,7 +287,7 @@ def time_step(study: PreparedStudy, settings: Settings, part: int = 0, compiled:
         return min(seconds_per_call(step, 1, device) for _ in range(3)) / part, part
 
 
-def describe_choice(planned: Estimate, reason: str, rung: Rung, faster: Iterator[str], is_shell: bool) -> str:
+def describe_choice(planned: Estimate, reason: str, recipe_note: str, is_shell: bool) -> str:
     """Name what was chosen for a budget, or that nothing fits it (no `reason`), and the options that override it."""
     settings, fixed = planned.settings, planned.settings.fixed
     base = fixed["base"] if isinstance(fixed["base"], str) else "the given model"
@@ -302,8 +301,7 @@ def describe_choice(planned: Estimate, reason: str, rung: Rung, faster: Iterator
     choice = f"Chosen, {reason}: {base} at {pixels}, {length}, {plural(len(settings.seeds), 'seed')}."
     if not reason:
         choice = f"Nothing fits {duration(planned.budget_s or 0)}, not even {base} at {pixels} with {length}."
-    note = [rung.recipe_note] if rung.recipe_note else []
-    return " ".join([*weights_here(rung), choice, *note, f"Set {options} to choose otherwise.", *faster])
+    return " ".join(filter(None, (choice, recipe_note, f"Set {options} to choose otherwise.")))
 
 
 def weights_here(rung: Rung) -> Iterator[str]:

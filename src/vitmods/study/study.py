@@ -91,12 +91,11 @@ class Study:
         settings = override(settings, chosen)
         images = override(images, options, "a study or its images", names)
         trained = {} if start is None else arms_in(str(start))
-        source = trained[BASE].start if trained else start
-        of_start = [] if source is None else seeds_of(str(source))
+        start = trained[BASE].start if trained else start
+        of_start = [] if start is None else seeds_of(str(start))
         chosen_seeds = make_seeds((of_start or settings.usual_seeds) if seeds is None else seeds)
         # Arms are made before the images, which may be many, are listed.
         chosen_arms = () if arms is None else make_arms(use_trained_arms(arms, trained) if trained else arms)
-        start = source
         self._common = base, data, recipe, images, task, start, positions
         fixed, self._defaults, self._recipe_note = fixed_settings(
             base, data, recipe, images, task=task, start=start, positions=positions

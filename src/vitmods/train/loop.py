@@ -46,6 +46,7 @@ from vitmods.train.loggers import (
 )
 from vitmods.train.optim import (
     Ema,
+    check_every_parameter_is_trained,
     clip_gradients,
     freeze,
     make_optimizer,
@@ -150,6 +151,7 @@ class TrialRun:
         self._wall_before = self._save_s = 0.0
         torch.manual_seed(seed)
         task.begin(self.model)
+        check_every_parameter_is_trained(self.model, self.optimizer)
         _seed_apart(seed, 0, self.processes)
         metrics_length = self._restore()
         board = folder / "tb" if options.tensorboard else None

@@ -17,6 +17,7 @@ from vitmods.recipes.schedule import half_cosine
 from vitmods.tasks.base import TaskModel
 from vitmods.train.distributed import load_weights, local, whole
 from vitmods.util.errors import UserError
+from vitmods.util.text import first_of
 
 _FUSED = ("cpu", "cuda", "mps")
 
@@ -211,6 +212,22 @@ def set_weight_decay(optimizer: torch.optim.Optimizer, recipe: Recipe, step: int
     for group in optimizer.param_groups:
         if group["name"] == "decay":
             group["weight_decay"] = decay
+
+
+def check_every_parameter_is_trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError unless the optimizer's groups hold each trainable parameter of `model` exactly once.
+
+    A parameter that is replaced after the optimizer was made (a new head, a cast) would otherwise silently keep its
+    initial value.
+    """
+    ids = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in ids]
+    if missing:
+        raise ValueError(
+            f"the optimizer does not hold {first_of(missing)}; make it after the last change of the model."
+        )
+    if len(ids) != len(set(ids)):
+        raise ValueError("a parameter is in two of the optimizer's groups.")
 
 
 def without_gradient(model: nn.Module) -> list[str]:
