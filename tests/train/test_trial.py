@@ -186,6 +186,15 @@ def test_checkpoints_by_the_clock_take_a_twentieth_of_the_time_on_a_slow_disk(
     assert saved == steps
 
 
+def test_a_task_that_replaces_a_parameter_is_refused(bench, tmp_path):
+    class Replacing(Classification):
+        def begin(self, model):
+            model.head = torch.nn.Linear(model.head.in_features, model.head.out_features)
+
+    with pytest.raises(ValueError, match=r"the optimizer does not hold head\.weight, head\.bias"):
+        bench.train(tmp_path, task=Replacing())
+
+
 def test_a_loss_that_is_not_finite_in_evaluation_is_an_outcome(bench, tmp_path):
     def infinite(measured):
         return Measured({**measured.metrics, "loss": float("inf")}, measured.per_image)
