@@ -134,12 +134,12 @@ def test_a_study_of_another_version_does_not_stop_a_new_one(images, runs):
     assert study(images).run(runs / "second", **OPTIONS).complete
 
 
-def test_what_was_reused_is_reused_again_and_known_by_who_trained_it(images, runs):
+def test_what_was_reused_is_reused_again_and_known_by_where_it_was_found(images, runs):
     study(images).run(runs / "second", **OPTIONS)
     shutil.move(runs / "first", runs.parent / "first")
     answer = study(images, seeds=1).run(runs / "third", **OPTIONS)
     assert reused(answer)[:2] == ["base0", "base1"]
-    assert {trial.reused for trial in answer.trials} == {str(runs / "first")}
+    assert {trial.reused for trial in answer.trials} == {str(runs / "second")}
 
 
 def test_seeds_of_base_that_are_known_count(images, runs, capsys):

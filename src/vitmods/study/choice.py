@@ -123,7 +123,7 @@ def extend_reference(
     """Open the study that takes its open settings from a reference (`vitmods base`) and reuses its trials; None if
     there is none, or if it does not fit the budget. Of several references the one with the most trials counts."""
     references: list[tuple[int, str, Settings]] = []
-    for other in find_studies(folder, settings.reuse, settings.no_reuse or bool(options.record)):
+    for other, _ in find_studies(folder, settings.reuse, settings.no_reuse or bool(options.record)):
         with suppress(UserError, LookupError):  # damaged, or of another version
             recorded = other.known_facts().settings
             extended = settings.continuing(recorded)

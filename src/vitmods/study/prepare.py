@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +47,7 @@ from vitmods.train.options import RunOptions
 from vitmods.train.trial import fit_to_images
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
-from vitmods.util.files import LenientStream
+from vitmods.util.files import log
 from vitmods.util.text import first_of
 
 if TYPE_CHECKING:
@@ -382,7 +381,7 @@ def _gpus(options: StudyOptions) -> range | list[int]:
 def say(options: RunOptions, line: str) -> None:
     """Print a line on the progress of a study, unless the options ask for silence."""
     if options.progress:
-        print(line, file=LenientStream(sys.stderr), flush=True)
+        log(line)
 
 
 def few_images(settings: Settings, dataset: ImageDataset) -> list[str]:

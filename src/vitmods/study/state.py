@@ -37,8 +37,8 @@ from vitmods.study.store import Facts, StudyFolder, StudyPlan, read_object, read
 from vitmods.train.trial import read_scores
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
-from vitmods.util.limits import parse_json
-from vitmods.util.text import listing, plural
+from vitmods.util.limits import parse_json, read_bytes
+from vitmods.util.text import listing, plural, printable
 
 Status = Literal["finished", "diverged", "failed", "damaged", "unfinished"]
 NLL = "nll"  #: shown with any metric, if it is known of each image
@@ -253,7 +253,7 @@ def read_trial(
     try:
         result, evaluated = read_object(path / "result.json"), folder.evaluation(trial, split, path)
         environment = read_object(path / "config.json").get("environment", {})
-        warned, origin = tuple(read_warnings(path)), str(read_object(path / REUSED).get("study", ""))
+        warned, origin = tuple(read_warnings(path)), printable(str(read_object(path / REUSED).get("study", "")))
         reused = origin if not origin or "://" in origin else os.path.normpath(folder.path / origin)
         status: Status = result["status"] if (path / "result.json").exists() else "unfinished"
         if status not in ("finished", "diverged", "failed", "unfinished"):
@@ -310,15 +310,15 @@ def _of_images(path: Path, splits: Sequence[str]) -> dict[str, tuple[str, NDArra
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Read the rows that a trial's training logged; damaged rows are left out."""
     try:
-        lines = (path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+        lines = read_bytes(path / "metrics.jsonl", "text").decode(errors="replace").splitlines()
+    except (OSError, ValueError):
         return
     for line in lines:
         try:
             row = parse_json(line)
         except ValueError:  # the last line of a trial that is being written, or was killed
             continue
-        if isinstance(row, dict) and "step" in row:
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
             yield row
 
 
@@ -326,7 +326,7 @@ def read_curves(path: Path, metrics: Iterable[str]) -> dict[str, Curve]:
     """Read what a trial's training logged on val, for each of the metrics that it logged."""
     rows, curves = [row for row in read_rows(path) if row.get("split") == VAL], {}
     for name in metrics:
-        points = [row for row in rows if name in row and math.isfinite(row[name])]
+        points = [row for row in rows if isinstance(row.get(name), int | float) and math.isfinite(row[name])]
         if points:
             curves[name] = Curve(*zip(*((row["step"], row.get("wall_s", math.nan), row[name]) for row in points)))
     return curves

@@ -128,8 +128,13 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any], keep_previou
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically; NaN and infinity are refused, since JSON has neither."""
-    text = json.dumps(value, indent=1, allow_nan=False) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    content = json_bytes(value)
+    write_atomically(path, lambda file: file.write(content))
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return the content of a file that `write_json` writes."""
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
 def checksum(path: Path) -> str:
@@ -199,8 +204,8 @@ class LenientStream:
 
 
 def log(line: str) -> None:
-    """Print a line to stderr, whether or not anybody reads it."""
-    print(line, file=LenientStream(sys.stderr), flush=True)
+    """Print text to stderr without the control characters of names in it, whether or not anybody reads it."""
+    print("\n".join(map(printable, line.split("\n"))), file=LenientStream(sys.stderr), flush=True)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from typing import Any
 from vitmods.util.address import EXCLUSIVE, IN_ONE_STEP, LOCAL, moved_onto, open_address, retry
 from vitmods.util.errors import UserError
 from vitmods.util.files import disk_errors, log
-from vitmods.util.limits import check_bytes, parse_json
+from vitmods.util.limits import check_bytes, open_file, parse_json
 from vitmods.util.text import printable
 
 LEASE = ".lease"
@@ -286,7 +286,7 @@ def is_held(file: LeaseFile, lock: Path) -> bool:
     if content is None or _parse(content).get("machine") != machine():
         return content is not None
     try:
-        with open(lock, "rb") as opened:
+        with open_file(lock, "lease") as opened:
             fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

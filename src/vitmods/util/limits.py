@@ -34,6 +34,8 @@ MOST_BYTES = {
     "image": 1 << 30,
     "weights": 1 << 40,
     "lease": 64 << 10,  # and a lock with its process
+    "record": 8 << 20,  # of a trial in another study, as its config.json
+    "scores": 64 << 20,  # likewise its scores of images, or its curves
 }
 """kind of file -> bytes"""
 MOST_TIMES = 100  # that arrays may be larger than their file; zeros pack to a thousandth
@@ -45,21 +47,51 @@ MOST_NAMES = 100_000  # that a pattern of braces may expand to; ImageNet-21k has
 
 def read_bytes(path: Path, kind: str) -> bytes:
     """Read a plain file. Raises OSError, and ValueError if it is larger than its kind may be."""
-    check_file(path, kind)
-    with open(path, "rb") as file:
+    with open_file(path, kind) as file:
         size = max(os.fstat(file.fileno()).st_size, 1 << 20)  # so many bytes are taken from memory at once
         content = file.read(min(size, MOST_BYTES[kind]) + 1)
     check_bytes(len(content), kind)
     return content
 
 
-def check_file(path: Path, kind: str) -> None:
-    """Raise ValueError for pipes and devices, which may never end, and for files that are too large."""
-    status = path.stat()
+def open_file(path: str | Path, kind: str, owner: int | None = None, links: bool = True) -> IO[bytes]:
+    """Open a plain file for reading, without waiting for anybody. Raises OSError and ValueError as `check_file` does.
+
+    owner: the user whose file it has to be. links: whether its name may be a link.
+    """
+    check_file(path, kind, owner, links)
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | (0 if links else getattr(os, "O_NOFOLLOW", 0))
+    file = open(path, "rb", opener=lambda name, _: os.open(name, flags))  # noqa: SIM115 - the caller's
+    try:
+        _check_status(os.fstat(file.fileno()), kind, owner)  # another file may have come in between
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def check_file(path: str | Path, kind: str, owner: int | None = None, links: bool = True) -> None:
+    """Raise ValueError for pipes and devices, which may never end, and for files that are too large, for links where
+    they are not allowed, and for files of another user than `owner`."""
+    _check_status(os.stat(path, follow_symlinks=links), kind, owner)
+
+
+def is_plain(path: Path, owner: int | None) -> bool:
+    """Whether weights can be read from a path, which is no link; owner: the user whose file it has to be."""
+    try:
+        check_file(path, "weights", owner, links=False)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _check_status(status: os.stat_result, kind: str, owner: int | None) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(21, "it is a folder")
     if not stat.S_ISREG(status.st_mode):
-        raise (
-            IsADirectoryError(21, "it is a folder") if stat.S_ISDIR(status.st_mode) else ValueError("it is not a file")
-        )
+        raise ValueError("it is a link" if stat.S_ISLNK(status.st_mode) else "it is not a file")
+    if owner is not None and status.st_uid != owner:
+        raise ValueError("it is another user's file")
     check_bytes(status.st_size, kind)
 
 
@@ -163,6 +195,7 @@ def read_npz(path: Path, names: Sequence[str] | None = None, small: int = SMALL)
     import numpy as np
 
     try:
+        check_file(path, "weights")  # a pipe would never end
         check_zip(path, small)
         with np.load(path, allow_pickle=False) as arrays:
             contents = {name: arrays[name] for name in (arrays.files if names is None else names)}
