@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -236,6 +237,11 @@ def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
     """Select what decides which images a trial sees; config.json keeps it, so that the trial can be evaluated again."""
     names = ("task", "data", *(field.name for field in fields(ImageOptions)), "train_on_all")
     return {name: fixed[name] for name in names if name in fixed}
+
+
+def images_key(fixed: Mapping[str, Any]) -> str:
+    """Name which images a trial sees, as study.json has their fingerprint."""
+    return blake2b(json.dumps(image_settings(fixed)).encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -125,10 +125,7 @@ def open_study(folder: StudyFolder, settings: Settings, options: StudyOptions) -
         folder.check_same_study({**settings.to_dict(), "images": facts.settings["images"]})
     runner = TrialRunner(folder, settings, replace(options, progress=False))  # the study has a bar
     dataset = runner.dataset(settings.recipe)
-    fixed = {**settings.fixed, "images": dataset.summary()["fingerprint"]}
-    if facts is not None and facts.settings["images"] != fixed["images"]:
-        folder.images.check_same(dataset.splits)
-    runner.settings = replace(settings, fixed=fixed)
+    runner.settings = replace(settings, fixed={**settings.fixed, "images": dataset.summary()["fingerprint"]})
     check_images(runner.settings, dataset)
     for source in _sources(settings):
         for seed in settings.seeds_of(BASE):

@@ -240,12 +240,12 @@ class Pool:
             return None
         numbers = [*(result[name] for name in ("steps", "epochs", "wall_s", "params")), *result["metrics"].values()]
         numbers += (value for row in rows for name, value in row.items() if name != "split")
-        is_whole = read_bytes(folder / METRICS, "scores").count(b"\n") == len(rows)
+        is_whole = len(read_bytes(folder / METRICS, "scores").splitlines()) == len(rows)
         if not (is_whole and all(map(math.isfinite, numbers)) and isinstance(result["message"], str | None)):
             raise ValueError(f"{RESULT} or {METRICS} is not as a trial writes it")
         record = read_trial(runner.folder, trial, splits, settings.measure, folder)
         if record.status == "damaged":
-            raise ValueError(str(record.message).replace(str(folder), "it"))
+            raise ValueError(str(record.message).replace(f"{folder}/", ""))
         if record.status == "diverged":
             return True
         if result["status"] != "finished" or result["seed"] != trial.seed or rows[-1]["step"] != result["steps"]:

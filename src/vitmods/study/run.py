@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from vitmods.bench import device_name
@@ -48,7 +49,7 @@ from vitmods.study.reference import Reference, describe_base
 from vitmods.study.reuse import Pool
 from vitmods.study.schedule import TrialSchedule, check_weights_are_there
 from vitmods.study.state import Evaluated, StudyState, evaluated_of
-from vitmods.study.store import Facts, StudyFolder, StudyPlan, read_object
+from vitmods.study.store import Facts, StudyFolder, StudyPlan, contents_of, read_object
 from vitmods.study.trial import TrialRunner, already_reported, answer_splits, base_config, logged_run, task_of
 from vitmods.tasks.base import DEFAULT, TASKS
 from vitmods.train.device import device_name as recorded_device
@@ -181,6 +182,8 @@ def write_facts(study: PreparedStudy, command: str, plan: StudyPlan) -> Facts:
         )
     # Of a new study, of one with a damaged file, or of one from before the training images were recorded.
     if "trained" not in (folder.images.read() or ()) or not (folder.path / SPLIT_FILE).exists():
+        if not all(np.array_equal(contents_of(fold.splits), contents_of(dataset.splits)) for fold in folds):
+            raise UserError("The images changed while they were read: run the same command again.")
         folder.images.write(dataset.splits)
         write_split(folder.path / SPLIT_FILE, dataset, folds)
     if before is not None and before.settings == settings.to_dict() and before.plan == plan:
@@ -197,7 +200,7 @@ def write_facts(study: PreparedStudy, command: str, plan: StudyPlan) -> Facts:
         splits=splits,
         settings=settings.to_dict(),
         models=study.models,
-        data={**dataset.summary(), "constant": constant},
+        data={**dataset.summary(), "constant": constant, "fingerprints": runner.fingerprints},
         resolved=asdict(resolve_on(settings.recipe, dataset)),
         environment=environment(resolve(study.options.device)),
         warnings=study.notices,

@@ -32,7 +32,7 @@ from vitmods.stats.settings import OverSettings, over_settings
 from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.grid import AS_IS, Grid, Point, choose
-from vitmods.study.plan import VAL, Evaluation, Measure, Settings, Trial, options_from
+from vitmods.study.plan import VAL, Evaluation, Measure, Settings, Trial, images_key, options_from
 from vitmods.study.store import Facts, StudyFolder, StudyPlan, read_object, read_warnings
 from vitmods.train.trial import read_scores
 from vitmods.util.address import named
@@ -132,6 +132,7 @@ class Evaluated:
     groups:  (n,) the group of each image; None: every image is its own group
     sizes:   with folds, the images that a trial is tested on and trained on; None: all trials share their images
     plan:    what was planned before any score was known
+    fingerprints: `images_key` -> the images that trials are trained on
     """
 
     splits: tuple[str, ...]
@@ -139,6 +140,7 @@ class Evaluated:
     groups: NDArray[Any] | None = None
     sizes: tuple[int, int] | None = None
     plan: StudyPlan = StudyPlan()  # noqa: RUF009, frozen
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
 
 
 def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:
@@ -146,9 +148,10 @@ def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:
     constant = facts.data.get("constant", {})
     counts = {split: entry["count"] for split, entry in facts.data["splits"].items()}
     if facts.settings.get("folds"):
-        return Evaluated(facts.splits, constant, sizes=(counts["test"], counts["train"]), plan=facts.plan)
+        sizes = counts["test"], counts["train"]
+        return Evaluated(facts.splits, constant, sizes=sizes, plan=facts.plan, fingerprints=facts.fingerprints)
     groups = folder.images.groups({split: counts[split] for split in facts.splits})
-    return Evaluated(facts.splits, constant, groups, plan=facts.plan)
+    return Evaluated(facts.splits, constant, groups, plan=facts.plan, fingerprints=facts.fingerprints)
 
 
 class StudyState:
@@ -162,6 +165,7 @@ class StudyState:
 
     def __init__(self, folder: StudyFolder, settings: Settings, images: Evaluated):
         self.folder, self.settings, self.images, self.splits = folder, settings, images, images.splits
+        self._keys: dict[tuple[Point, int], str] = {}  # of the images of a setting and fold
         self.tried = {trial: self._read(trial, (VAL,)) for trial in settings.tuning_trials()}
         self.answered: dict[Trial, TrialRecord] = {}
         self._choose()
@@ -210,7 +214,12 @@ class StudyState:
         return evaluated
 
     def _read(self, trial: Trial, splits: Sequence[str]) -> TrialRecord:
-        return read_trial(self.folder, trial, splits, self.settings.measure)
+        with self.folder.naming_damage():
+            place = trial.setting, trial.seed % (self.settings.folds or 1)
+            if place not in self._keys:
+                self._keys[place] = images_key(self.settings.at(*place).fixed)
+        images = self.images.fingerprints.get(self._keys[place])
+        return read_trial(self.folder, trial, splits, self.settings.measure, images=images)
 
     def _choose(self) -> None:
         settings = self.settings
@@ -235,11 +244,17 @@ class StudyState:
 
 
 def read_trial(
-    folder: StudyFolder, trial: Trial, splits: Sequence[str], measure: Measure, path: Path | None = None
+    folder: StudyFolder,
+    trial: Trial,
+    splits: Sequence[str],
+    measure: Measure,
+    path: Path | None = None,
+    images: str | None = None,
 ) -> TrialRecord:
     """Read a trial from its folder. Results of a protocol with other options than the measure's do not count.
 
-    path: the folder of an equal trial in another study, to read that.
+    path: the folder of an equal trial in another study, to read that. images: the fingerprint of those that it has to
+    be trained on.
     """
     path, split = path or folder.trial(trial), splits[-1]
     record = TrialRecord(
@@ -252,7 +267,10 @@ def read_trial(
     )
     try:
         result, evaluated = read_object(path / "result.json"), folder.evaluation(trial, split, path)
-        environment = read_object(path / "config.json").get("environment", {})
+        config = read_object(path / "config.json")
+        environment = config.get("environment", {})
+        if images and "data" in config and config["data"]["fingerprint"] != images:
+            raise UserError(f"{named(path)} was trained on other images. Remove it and run the same command again.")
         warned, origin = tuple(read_warnings(path)), printable(str(read_object(path / REUSED).get("study", "")))
         reused = origin if not origin or "://" in origin else os.path.normpath(folder.path / origin)
         status: Status = result["status"] if (path / "result.json").exists() else "unfinished"
@@ -266,12 +284,12 @@ def read_trial(
         ]
         trained = result.get("metrics", {}) if result.get("split") == split and status != "failed" else {}
         metrics = {str(name): float(value) for some in (*asked, trained) for name, value in some.items()}
-        images, constant = None, False
+        scores, constant = None, False
         if status == "finished" and measure.name in metrics:
             of_images = _of_images(path, splits)
             names = [name for name in of_images if name in metrics or name == NLL]
             metrics |= {name: float(np.nanmean(of_images[name][1])) for name in names}
-            images = ImageScores(*of_images[measure.name]) if measure.name in of_images else None
+            scores = ImageScores(*of_images[measure.name]) if measure.name in of_images else None
             predicted = of_images["predicted"][1] if "predicted" in of_images else np.arange(2)
             constant = len(predicted) > 1 and predicted[0] >= 0 and not np.ptp(predicted)
     except UserError as error:
@@ -283,7 +301,7 @@ def read_trial(
         status, message = "failed" if evaluated["failed"] else "unfinished", evaluated["failed"]
     return replace(
         record, status=status, metrics=metrics, wall_s=result.get("wall_s"), message=message, warnings=warned,
-        constant=bool(constant), environment=environment, images=images, reused=reused,
+        constant=bool(constant), environment=environment, images=scores, reused=reused,
     )  # fmt: skip
 
 

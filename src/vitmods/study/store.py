@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from vitmods.data.splits import SPLIT_FILE, read_columns
 from vitmods.study.grid import Point
-from vitmods.study.plan import Trial, Work, differences, trial_of
+from vitmods.study.plan import Trial, Work, differences, images_key, trial_of
 from vitmods.util import limits
 from vitmods.util.address import named, place
 from vitmods.util.errors import UserError, explaining
@@ -121,6 +121,12 @@ class Facts:
     def to_dict(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
 
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Key of image settings (`images_key`) -> the images that a trial has to see, in each process."""
+        of_default = {images_key(self.settings): self.settings["images"]} if "images" in self.settings else {}
+        return {**of_default, **self.data.get("fingerprints", {})}
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Facts:
         """Invert `to_dict`. Raises TypeError or KeyError for other values."""
@@ -147,6 +153,7 @@ _WITHIN: Mapping[str, Mapping[str, Any]] = {
     "data": {
         "splits": Mapping[str, Mapping[str, Any]],
         "constant": Mapping[str, float],
+        "fingerprints": Mapping[str, str],
         "warnings": tuple[str, ...],
     },
 }
@@ -245,7 +252,12 @@ class StudyImages:
     def same_contents(self, splits: Mapping[str, Split]) -> bool:
         """Whether these are the images and labels of `write`, in any splits; True if that is unknown."""
         recorded = self.read()
-        return recorded is None or np.array_equal(np.sort(recorded["contents"]), np.sort(_hashes(splits)[1]))
+        return recorded is None or np.array_equal(np.sort(recorded["contents"]), contents_of(splits))
+
+
+def contents_of(splits: Mapping[str, Split]) -> NDArray[np.uint64]:
+    """Hash the images and labels of all splits, (n,), sorted."""
+    return np.sort(_hashes(splits)[1])
 
 
 def _hashes(splits: Mapping[str, Split]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:

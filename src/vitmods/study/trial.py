@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ from vitmods.study.bases import Base, ForeignBase, edited, make_base, record_of
 from vitmods.study.checkpoints import Checkpoint, Start, checkpoint_of, open_trial
 from vitmods.study.dependencies import code_of
 from vitmods.study.grid import AS_IS, Point
-from vitmods.study.plan import VAL, Evaluation, Settings, Trial, Work, image_settings, make_measure
+from vitmods.study.plan import VAL, Evaluation, Settings, Trial, Work, image_settings, images_key, make_measure
 from vitmods.study.state import read_trial
 from vitmods.study.store import WARNINGS, Facts, StudyFolder, read_warnings
 from vitmods.tasks.base import DEFAULT, TASKS, Measured, Task, make_task
@@ -45,6 +44,7 @@ from vitmods.train.distributed import ALONE, Processes
 from vitmods.train.loggers import LoggedRun, key_of
 from vitmods.train.loop import MeasureSplit
 from vitmods.train.trial import read_scores, trial_config, write_scores
+from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.files import write_json
 
@@ -228,16 +228,28 @@ class TrialRunner:
         workers = options.data_workers
         self.data_workers = usual_workers(options.device) if workers is None else workers
         self._datasets: dict[tuple[Any, ...], ImageDataset] = {}
+        facts = folder.facts()
+        self.fingerprints = facts.fingerprints if facts else {}
         self._fingerprints: dict[str, str] = {}  # of the checkpoints that trials start from
 
     def dataset(self, recipe: Recipe, setting: Point = AS_IS, seed: int = 0) -> ImageDataset:
         """The images as a recipe prepares them, under a setting of the sweep, in the fold of the seed where there are
-        folds; what is prepared alike is shared."""
+        folds; what is prepared alike is shared. Raises UserError if they are not those of the study: it has
+        one version of the images, which each process compares before its first step."""
         fixed = self.settings.at(setting, seed).fixed
-        key = recipe.augment, recipe.task_parts, json.dumps(image_settings(fixed))
+        key = recipe.augment, recipe.task_parts, (name := images_key(fixed))
         if key not in self._datasets:
             load = partial(load_images, fixed, recipe, self.data_workers, self.options.cache_dir)
-            self._datasets[key] = self._processes.in_turn(load)
+            dataset = self._processes.in_turn(load)
+            found = dataset.summary()["fingerprint"]
+            if self.fingerprints.setdefault(name, found) != found:
+                if fixed == self.settings.fixed:
+                    self.folder.images.check_same(dataset.splits)  # says how many
+                raise UserError(
+                    f"{named(self.folder.path)} is of other images: they have changed since it began. Put the old ones "
+                    "back to resume it, or choose another folder with --out."
+                )
+            self._datasets[key] = dataset
         return self._datasets[key]
 
     def __call__(self, work: Work) -> None:

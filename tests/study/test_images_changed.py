@@ -1,0 +1,147 @@
+"""A study has one version of its images: every process compares before its first step, and the answer before its
+first number."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitmods.recipes import plain
+from vitmods.study import Answer, Study
+from vitmods.study.arms import BASE
+from vitmods.study.executors import StudyOptions
+from vitmods.study.plan import Settings, Trial
+from vitmods.study.prepare import open_study
+from vitmods.study.run import plan_of, write_facts
+from vitmods.study.store import StudyFolder
+from vitmods.study.trial import TrialRunner
+from vitmods.train import RunOptions
+from vitmods.util.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("short_clocks")
+OPTIONS = {"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False}
+KINDS = {"plain": {}, "folds": {"folds": 2}, "sweep": {"sweep": {"lr": [1e-3, 2e-3]}}}
+
+
+@pytest.fixture
+def images(tmp_path, draw_images):
+    return draw_images(tmp_path / "pets", ["train"], count=30)
+
+
+def study(images, **options):
+    return Study("mu/4", ["dpn"], images, recipe=plain(epochs=1).with_(batch_size=16), seeds=2, **options)
+
+
+def added(images):
+    Image.new("RGB", (8, 8), (9, 9, 9)).save(images / "train/cat/more.png")
+
+
+def removed(images):
+    (images / "train/cat/3.png").unlink()
+
+
+def changed(images):
+    Image.new("RGB", (8, 8), (9, 9, 9)).save(images / "train/cat/0.png")
+
+
+def relabeled(images):
+    (images / "train/cat/0.png").rename(images / "train/dog/0 of cat.png")
+
+
+@pytest.mark.parametrize("change", [added, removed, changed, relabeled])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_process_that_starts_after_the_images_changed_trains_nothing(images, tmp_path, kind, change):
+    """What a worker, a Ray node and a Slurm job do: they read study.json, and list the images."""
+    folder = StudyFolder(tmp_path / "out")
+    folder.path.mkdir()
+    prepared = open_study(folder, study(images, **KINDS[kind]).settings, StudyOptions(**OPTIONS))
+    facts = write_facts(prepared, "command", plan_of(prepared.settings))
+    kept = shutil.copytree(images, tmp_path / "kept")
+
+    def worker():
+        return TrialRunner(folder, Settings.from_dict(folder.known_facts().settings), RunOptions(device="cpu"))
+
+    settings = Settings.from_dict(facts.settings)
+    places = [(seed, setting) for setting in settings.sweep.points for seed in settings.seeds]
+    trials = [Trial(settings.arm(BASE), seed, setting=setting) for seed, setting in places]
+    change(images)
+    for trial in trials:
+        with pytest.raises(UserError, match=r"is of other images.* Put the old ones"):
+            worker()(trial)
+        assert not (folder.trial(trial) / "metrics.jsonl").exists()
+    shutil.rmtree(images)
+    shutil.move(kept, images)
+    runner = worker()
+    runner(trials[0])
+    assert (folder.trial(trials[0]) / "result.json").exists()
+
+
+def test_trials_that_fail_for_other_images_are_trained_once_the_old_ones_are_back(images, tmp_path, monkeypatch):
+    kept = shutil.copytree(images, tmp_path / "kept")
+    load = TrialRunner.dataset
+
+    def list_anew(runner, recipe, *place):
+        """As a worker that starts now."""
+        if (tmp_path / "out" / "trials/base/seed0/result.json").exists() and images.exists():
+            changed(images)
+            runner._datasets.clear()
+        return load(runner, recipe, *place)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrialRunner, "dataset", list_anew)
+        answer = study(images).run(tmp_path / "out", **OPTIONS)
+    assert len(answer.failed) == 3
+    assert all("0 added, 0 removed, 1 changed" in text for text in answer.failed)
+    with pytest.raises(UserError, match="is of other images: since it began 0 added, 0 removed, 1 changed"):
+        study(images).run(tmp_path / "out", **OPTIONS)
+    shutil.rmtree(images)
+    shutil.move(kept, images)
+    whole, again = study(images).run(tmp_path / "whole", **OPTIONS), study(images).run(tmp_path / "out", **OPTIONS)
+    assert again.complete
+    assert repr(again.effects) == repr(whole.effects)
+
+
+def test_the_answer_leaves_out_what_was_trained_on_other_images(images, tmp_path):
+    study(images).run(tmp_path / "out", **OPTIONS)
+    changed(images)
+    study(images).run(tmp_path / "other", **OPTIONS)
+    trial = "trials/dpn/seed1"
+    shutil.rmtree(tmp_path / "out" / trial)
+    shutil.copytree(tmp_path / "other" / trial, tmp_path / "out" / trial)
+    answer = Answer.load(tmp_path / "out")
+    assert not answer.complete
+    assert answer["dpn"].n == 1
+    assert "trained on other images. Remove it and run the same command again" in answer.failed[0]
+
+
+def test_folds_of_images_that_change_while_they_are_listed_are_refused(images, tmp_path, monkeypatch):
+    load = TrialRunner.dataset
+
+    def change_between(runner, recipe, setting="", seed=0):
+        if seed == 1:
+            changed(images)
+        return load(runner, recipe, *([setting] if setting != "" else []), seed=seed)
+
+    monkeypatch.setattr(TrialRunner, "dataset", change_between)
+    with pytest.raises(UserError, match="The images changed while they were read"):
+        study(images, folds=2).run(tmp_path / "out", **OPTIONS)
+    assert not (tmp_path / "out" / "study.json").exists()
+    monkeypatch.undo()
+    assert study(images, folds=2).run(tmp_path / "out", **OPTIONS).complete
+
+
+def test_a_study_from_before_the_images_of_all_settings_were_recorded_goes_on(images, tmp_path):
+    first = study(images).run(tmp_path / "out", **OPTIONS)
+    path = tmp_path / "out" / "study.json"
+    facts = json.loads(path.read_text())
+    assert list(facts["data"].pop("fingerprints").values()) == [facts["settings"]["images"]]
+    path.write_text(json.dumps(facts))
+    assert np.isfinite(study(images).run(tmp_path / "out", **OPTIONS)["dpn"].effect)
+    assert repr(Answer.load(tmp_path / "out").effects) == repr(first.effects)
+    changed(images)
+    with pytest.raises(UserError, match="1 changed"):
+        TrialRunner(StudyFolder(tmp_path / "out"), Settings.from_dict(facts["settings"])).dataset(
+            study(images).settings.recipe
+        )
