@@ -59,13 +59,19 @@ MODELS = {
 }
 
 
+FACTORS = r"\.(gamma_\d|lambda1|ls\d\.gamma)$"
+"""names of LayerScale in these models"""
+
+
 @torch.no_grad()
 def make(name):
-    """A model in which every part matters, as after training."""
+    """A model in which every part matters, as after training; factors of branches are alike, as before it."""
     torch.manual_seed(0)
     model = MODELS[name]().eval()
-    for parameter in model.parameters():
+    for place, parameter in model.named_parameters():
         parameter.add_(torch.randn_like(parameter) * 0.1)
+        if re.search(FACTORS, place):
+            parameter.fill_(0.7)
     return model
 
 
@@ -465,6 +471,23 @@ def test_a_model_that_cannot_be_read_is_changed_in_place_without_being_asked():
         vm.apply(model, vm.LayerScale(), in_place=False)
     with pytest.raises(UserError, match="tried in place, since the model cannot be read"):
         vm.apply(model, vm.Parallel())
+
+
+@pytest.mark.parametrize("name", ["timm beit", "timm dinov3", "hf dinov2"])
+def test_factors_that_were_trained_are_not_multiplied(name):
+    model = make(name)
+    change(model, "layerscale(init=0.5)")
+    factor = next(p for place, p in model.named_parameters() if re.search(FACTORS, place))
+    with torch.no_grad():
+        factor[0] += 0.1
+    with pytest.raises(UserError, match="LayerScale of this model was trained"):
+        change(model, "layerscale(init=0.5)")
+    change(model, "layerscale(init=1.0)")  # which alters nothing
+    once = change(make("timm vit"), "layerscale(init=0.5)")
+    with torch.no_grad():
+        next(p for place, p in once.named_parameters() if "vm_" in place)[0] += 0.1
+    with pytest.raises(UserError, match="LayerScale of this model was trained"):
+        change(once, "layerscale(init=0.5)")
 
 
 def test_a_second_change_at_the_same_place_is_kept_beside_the_first():

@@ -48,6 +48,8 @@ def test_another_start_for_a_layer_scale_that_was_not_trained(base):
         model.blocks[0].ls1.gamma[0] += 1
     with pytest.raises(UserError, match="was trained"):
         vm.apply(model, vm.LayerScale(0.5))
+    with pytest.raises(UserError, match="was trained"):
+        vm.apply(model, vm.LayerScale(0.5), in_place=True)
 
 
 @pytest.mark.parametrize(

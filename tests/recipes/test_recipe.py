@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from vitmods.recipes import RECIPES, Recipe, weight_decay_from_big_vision
+from vitmods.recipes import RECIPES, Recipe, finetune, finetune_sgd, weight_decay_from_big_vision
 from vitmods.util.errors import UserError
 
 
@@ -85,3 +85,40 @@ def test_big_visions_weight_decay_is_not_multiplied_by_lr():
     assert weight_decay_from_big_vision(1e-4, lr=1e-3) == pytest.approx(0.1)
     with pytest.raises(UserError):
         weight_decay_from_big_vision(1e-4, lr=0)
+
+
+RATES = {
+    "all": (3e-4, 0.7), "ffn": (3e-4, 0.7), "positions+tokens": (3e-4, 0.7), "attention": (3e-4, None),
+    "norms+attention": (3e-4, None), "norms": (9e-4, None), "head": (3e-3, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", RATES)
+def test_what_is_trained_of_trained_weights_has_its_own_rate(part):
+    def rate(recipe):
+        return recipe.optimizer.lr, recipe.optimizer.layer_decay
+
+    recipe, (lr, decay) = finetune(), RATES[part]
+    assert rate(recipe.with_(train=part)) == (pytest.approx(lr), decay)
+    assert rate(recipe.with_(train="head").with_(train=part)) == (pytest.approx(lr), decay)
+    # What is set by itself wins, before and together with the part.
+    assert rate(recipe.with_(lr=1e-5).with_(train=part)) == (1e-5, decay)
+    assert rate(recipe.with_(lr=1e-5, train=part)) == (1e-5, decay)
+    assert rate(recipe.with_(layer_decay=0.9).with_(train=part)) == (pytest.approx(lr), 0.9)
+    assert rate(recipe.with_(layer_decay=None).with_(train=part)) == (pytest.approx(lr), None)
+    assert rate(finetune_sgd().with_(train=part)) == (pytest.approx(lr / 3e-4 * 0.01), decay)
+    assert rate(Recipe().with_(train=part)) == (1e-3, None)  # of new weights
+    for kept in (recipe, recipe.with_(lr=1e-5, train=part)):
+        assert Recipe.from_dict(json.loads(json.dumps(kept.to_dict()))) == kept
+        assert Recipe().with_(**kept.settings()) == kept
+
+
+def test_recipes_without_rates_are_written_as_before():
+    assert "rates" not in Recipe().to_dict()
+    for row, words in (
+        (("heads", 1e-3), "Unknown role 'heads'"),
+        (("all", -1.0), "lr must be"),
+        (("head", 1.0), "all"),
+    ):
+        with pytest.raises(UserError, match=words):
+            Recipe().with_(rates=(row,))

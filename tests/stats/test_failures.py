@@ -3,8 +3,13 @@
 import numpy as np
 import pytest
 
+import vitmods as vm
+from vitmods.stats.design import plan_factorial
+from vitmods.stats.factorial import factorial
 from vitmods.stats.gains import collapsed, less_stable, rate_bound
 from vitmods.stats.sequential import looks, nominal_level
+from vitmods.stats.settings import over_settings
+from vitmods.stats.verdict import Verdict
 
 BASE, BETTER, WORSE = [90, 91, 92, 90], [91, 90, 90, 92], [90, 92, 91, 91]
 
@@ -70,3 +75,33 @@ def test_one_failure_more_than_base_is_no_evidence():
     assert (failed[:, 1:] > failed[:, :1]).any(1).mean() > 0.4
     table = np.array([[less_stable(a, 5, b, 5, 0.05 / 4) for b in range(6)] for a in range(6)])
     assert table[failed[:, 1:], failed[:, :1]].any(1).mean() == 0
+
+
+SCORES = {"base": [0.70, 0.71, 0.72, 0.73], "a": [0.80, 0.81, 0.82, 0.83], "b": [0.79, 0.82, 0.81, 0.84]}
+
+
+@pytest.mark.parametrize(
+    ("level", "margin", "is_withheld"),
+    [
+        (None, 0.5, False),
+        (0.6, 0.5, False),
+        (0.719, 0.5, False),
+        (0.719, 0.0, True),
+        (0.75, 0.5, True),
+        (0.75, 9.0, True),
+    ],
+)
+def test_no_verdict_where_base_is_below_the_level_of_its_weights(level, margin, is_withheld):
+    """By more than the margin, which counts as at most half a point; the median of base is 71.5."""
+    scores = {arm: dict(enumerate(values)) for arm, values in SCORES.items()}
+    words = "base ends below the weights that it starts from: the median of its trials is 71.5"
+    alone = vm.decide(scores, margin=margin, chance=0.1, level=level)
+    pair = over_settings({"x": scores, "y": scores}, margin=margin, chance=0.1, level={"x": None, "y": level})
+    for decision, notes in ((alone, alone.notes), (pair.decision, pair.decision.notes)):
+        assert ({effect.verdict for effect in decision.effects.values()} == {Verdict.WITHHELD}) is is_withheld
+        assert any(words in note for note in notes) is is_withheld
+        assert not any("nan" in note for note in notes)
+    design = plan_factorial(["a", "b", "c"])
+    runs = {name: scores["a" if row else "base"] for name, row in design.arms.items()}
+    effects = factorial(runs, design, margin=margin, chance=0.1, level=level).effects
+    assert (effects["a"].verdict == Verdict.WITHHELD) is is_withheld

@@ -78,11 +78,12 @@ class Planted:
             for seed, score in enumerate(arm_scores):
                 self.plant(arm, seed, self.best if (arm, seed) in single else float(score), (arm, seed) in single)
 
-    def answer(self):
+    def answer(self, frozen=()):
         settings = self.settings
         models = {arm.name: ModelFacts("mu/4", {}) for arm in settings.every_arm}
         classes = [f"class {k}" for k in range(CLASSES)]
         data = {"classes": classes, "splits": {"test": {"count": IMAGES}}, "constant": self.constant, "warnings": []}
+        data |= {"frozen": frozen} if frozen else {}
         plan = StudyPlan(len(settings.seeds), settings.until_decided, metric=self.metric)
         facts = Facts("", "", ("test",), settings.to_dict(), models, data, {}, {}, plan=plan)
         return read_answer(self.folder, facts, settings)
@@ -135,6 +136,26 @@ def test_verdicts_are_given_where_base_has_learned(tmp_path, task, kind):
         assert answer["rms"].failures == 0
         reason = "predict a single class" if task in (*WITH_IMAGES, "segmentation") else "are not above the best"
         assert f"3 of 5 dpn trials {reason}" in repr(answer)
+
+
+def test_no_verdicts_where_base_is_below_the_weights_that_it_starts_from(tmp_path):
+    study, words = planted(tmp_path, "classification", "learned"), "base ends below the weights that it starts from"
+    scores = [result["top1"] for result in map(metrics_of, sorted(tmp_path.glob("trials/base/*/result.json")))]
+    middle = float(np.median(scores))
+    for probe, is_below in ((middle + 0.004, False), (middle + 0.006, True), (middle - 0.1, False)):
+        answer = study.answer({"": {"probe": probe, "knn": 0.1}})
+        assert ({effect.verdict for effect in answer.effects.values()} == {Verdict.WITHHELD}) is is_below
+        assert (words in repr(answer)) is is_below
+        assert ("--layer-decay" in next_steps(answer)[0].text) is is_below
+    below = " ".join(repr(study.answer({"": {"probe": middle + 0.006, "knn": 0.1}})).split())
+    reached = f"a linear probe of the frozen weights reaches {100 * (middle + 0.006):.4g}"
+    assert f"is {100 * middle:.4g}, and {reached}, so verdicts are withheld." in below
+    assert words not in repr(study.answer({"": {"reason": "a class has no training image"}}))
+    assert words not in repr(study.answer())
+
+
+def metrics_of(path):
+    return json.loads(path.read_text())["metrics"]
 
 
 @pytest.mark.parametrize("task", ["dino", "beit"])

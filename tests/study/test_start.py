@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import vitmods as vm
 from vitmods.adapters import open_checkpoint
@@ -15,7 +16,7 @@ from vitmods.cli import main
 from vitmods.cli.compare import USUAL_ARMS, Compare, make_study
 from vitmods.cli.options import parse
 from vitmods.finetune import parameter_roles
-from vitmods.recipes import plain
+from vitmods.recipes import finetune, plain
 from vitmods.study import Study
 from vitmods.study.arms import Arm, arm_from_text, make_arms
 from vitmods.study.bases import make_base
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.usefixtures("short_clocks")
 
 RECIPE = plain(epochs=1).with_(batch_size=64, lr=1e-3)
 IMAGES = {"img_size": 8, "in_chans": 1, "val_fraction": None, "test_fraction": None, "split_seed": 0}
+PARTS = ("all", "attention", "head", "norms")
 SHORT = {"data": "digits", "recipe": RECIPE, "limit_train": 128}
 RUN = {"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False}
 
@@ -124,6 +126,72 @@ def test_the_statement_before_the_first_step_sees_through_a_head_of_zeros(folder
     assert "of their spread. New weights" in steps["dpn"]
     assert "differ by 0%" not in steps["dpn"]
     assert steps["layerscale(init=1.0)"].startswith("The outputs stay as they are.")
+
+
+def test_what_the_frozen_weights_reach_is_measured_and_stored(checkpoint, tmp_path, capfd, monkeypatch):
+    """Logistic regression on the inputs of the checkpoint's head, on the images of the answer."""
+    study = make(checkpoint, ["attention", "head"], seeds=2)
+    text = str(study.dry_run(tmp_path, **{**RUN, "progress": True}))
+    result = study.run(tmp_path, **{**RUN, "progress": True})
+    known = result.data["frozen"][""]
+    model = open_trial(checkpoint).eval()
+    model.reset_classifier(0)
+    dataset = TrialRunner(StudyFolder(tmp_path), study.settings, RunOptions("cpu")).dataset(study.settings.recipe)
+    x, y = {}, {}
+    with torch.no_grad():
+        for split in dataset.splits:
+            pairs = [(model(images), torch.as_tensor(t)) for images, t in dataset.plain_batches(split, 2000, 500)]
+            x[split], y[split] = (torch.cat(part) for part in zip(*pairs, strict=True))
+    unit = [F.normalize(x[split]) for split in ("train", "val", "test")]
+    votes, count = 0, 0
+    for split, rows in zip(("val", "test"), unit[1:], strict=True):
+        near = (rows @ unit[0].T).topk(20)
+        scores = torch.zeros(len(rows), 10).scatter_add(1, y["train"][near.indices], (near.values / 0.07).exp())
+        votes, count = votes + (scores.argmax(1) == y[split]).sum(), count + len(rows)
+    assert known["knn"] == pytest.approx(float(votes / count))
+    assert 0.15 < known["probe"] < 1
+    assert (known["images"], known["weights"]) == (
+        study.settings.fixed.get("images", known["images"]),
+        known["weights"],
+    )
+    line = f"A linear probe of the frozen weights reaches {100 * known['probe']:.1f} %"
+    rates = "Learning rates: 0.001 (base, attention and head)."
+    for place in (capfd.readouterr().err, text, re.sub("<[^>]*>", "", result.report().read_text())):
+        assert line in " ".join(place.split())
+        assert rates in " ".join(place.split())
+    # Read again, and with more arms, it is not measured again; other weights are.
+    monkeypatch.setattr("vitmods.study.prepare.frozen_scores", lambda *arguments: pytest.fail("measured again"))
+    more = make(checkpoint, ["attention", "head", "ffn"], seeds=2).run(tmp_path, **RUN)
+    assert more.data["frozen"][""] == known
+    with pytest.raises(pytest.fail.Exception, match="measured again"):
+        make(checkpoint, ["attention"], seeds=2).dry_run(tmp_path / "other", **RUN)
+
+
+def test_arms_by_default_of_trained_weights_keep_them(checkpoint, folder):
+    def arms_of(*words):
+        return tuple(arm.text for arm in make_study(parse(Compare, words, "compare")).settings.arms)
+
+    assert arms_of("--from", str(checkpoint)) == ("train(attention)", "train(head)", "train(norms)")
+    assert arms_of("--from", str(checkpoint), "--train", "head") == ("train(attention)", "train(norms)")
+    assert arms_of("--from", str(folder)) == ("from wide.safetensors",)
+    assert arms_of()[0] == "dpn"
+
+
+def test_each_arm_is_trained_at_the_rate_of_its_part(checkpoint):
+    def rates_of(*words):
+        settings = make_study(parse(Compare, ["--from", str(checkpoint), *words], "compare")).settings
+        recipes = {arm.name: settings.recipe_of(arm) for arm in settings.every_arm}
+        assert not any(recipe.rates for recipe in recipes.values())  # a trial does not depend on rates of other parts
+        return {name: (recipe.optimizer.lr, recipe.optimizer.layer_decay) for name, recipe in recipes.items()}
+
+    own, row = rates_of(), finetune().rates
+    parts = {rate.part: (rate.lr, rate.layer_decay) for rate in row}
+    assert own == dict(zip(("base", "attention", "head", "train(norms)"), (parts[p] for p in PARTS), strict=True))
+    assert set(rates_of("--lr", "1e-5").values()) == {(1e-5, decay) for _, decay in own.values()}
+    assert {decay for _, decay in rates_of("--layer-decay", "0.9").values()} == {0.9}
+    assert rates_of("--arms", "dpn+train(head)", "dpn") == {
+        "base": own["base"], "dpn+train(head)": own["head"], "dpn": own["base"]
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("positions", ["bicubic", "bilinear"])

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -113,6 +115,27 @@ def test_layer_decay_is_a_power_of_the_distance_from_the_head(name):
             assert scale == 0.5**4, parameter
 
 
+SMALL = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 48}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layers_of_a_model_that_does_not_define_them(name):
+    """Blocks are found by their parts, with the same layers as the model's own definition."""
+    model = MODELS[name]()
+    defined = layer_scales(model, 0.5)
+    model.group_matcher = None
+    assert layer_scales(model, 0.5) == defined
+
+
+def test_layers_of_a_hugging_face_model():
+    hf = pytest.importorskip("transformers")
+    model = hf.ViTForImageClassification(hf.ViTConfig(**SMALL, image_size=16, patch_size=8))
+    for parameter, scale in layer_scales(model, 0.5).items():
+        block = re.search(r"layers?\.(\d)", parameter)
+        expected = 3 - int(block[1]) if block else 4 if "embeddings" in parameter else 0
+        assert scale == 0.5**expected, parameter
+
+
 @pytest.mark.parametrize("fields", [{}, {"optimizer": "sgd"}, {"optimizer": "lamb"}, {"moment": "bfloat16"}])
 def test_layers_learn_at_their_share_of_the_rate(bench, tmp_path, fields):
     recipe = bench.recipe(layer_decay=0.5, train="attention", steps=2, warmup_steps=0, **fields)
@@ -131,7 +154,11 @@ def test_layers_learn_at_their_share_of_the_rate(bench, tmp_path, fields):
     ("trainable", "fields", "message"),
     [
         (False, {}, "not have trainable parameters"),
-        (True, {"layer_decay": 0.5}, r"layer_decay needs a model with group_matcher.* Linear does not say"),
+        (
+            True,
+            {"layer_decay": 0.5},
+            r"layer_decay needs a model with blocks .* or with group_matcher.* Linear does not say",
+        ),
     ],
 )
 def test_a_model_that_does_not_suit_the_optimizer_is_refused(trainable, fields, message):

@@ -135,6 +135,7 @@ def operate(model: nn.Module, *changes: Change, example: Any = None) -> nn.Modul
     is_causal = reads_last(new, inputs) is False
     record = list(getattr(model, "vm_record", ()))
     for change in changes:
+        change.check_start(new)
         before = new.state_dict()
         operation = _Operation(new, change, find_parts(new, inputs), {}, inputs)
         new = operation.run()

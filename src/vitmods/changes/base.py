@@ -96,6 +96,9 @@ class Change:
         """
         raise NeedsReading(f"'{self}' needs a model that vm.apply can read (docs/models.md).")
 
+    def check_start(self, model: "nn.Module") -> None:
+        """Raise UserError if the insertions would multiply or replace what was trained in this model."""
+
     @property
     def needs_reading(self) -> str:
         """Explain why the change needs a vitmods ViT and cannot be made in place; empty if it can."""

@@ -1,8 +1,10 @@
 """LayerScale: a learned factor for each channel of each branch's output."""
 
 import math
+import re
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from typing import TYPE_CHECKING
 
 from vitmods.changes.base import Change, Preserves, Weights
 from vitmods.changes.insertions import After, Factor, Insertion, Parts
@@ -10,7 +12,13 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.slots import Slot
 from vitmods.util.errors import UserError
 
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
 _GAMMAS = "blocks.*.ls?.gamma"
+_FACTORS = r"LayerScale|^Scale$", r"gamma_?\d*|lambda_?\d*|ls\d"
+"""classes of modules, and names of parameters, that are LayerScale in the libraries"""
 
 
 @dataclass(frozen=True)
@@ -57,16 +65,28 @@ class LayerScale(Change):
 
     def carry(self, weights: Weights, old: ViTConfig, new: ViTConfig) -> Weights:
         for name, gamma in weights.items():
-            if fnmatch(name, _GAMMAS) and not gamma.is_meta and bool((gamma != gamma[0]).any()):
-                raise UserError(
-                    f"The LayerScale of this model was trained ({name} differs from channel to channel), and no start "
-                    "is of use to it: leave layerscale out, or train from new weights."
-                )
+            if fnmatch(name, _GAMMAS):
+                _check_untrained(name, gamma)
         return weights
 
     def drops(self, old: ViTConfig, new: ViTConfig) -> tuple[str, ...]:
         return () if old.layer_scale is None else (_GAMMAS,)
 
+    def check_start(self, model: "nn.Module") -> None:
+        for place, module in model.named_modules() if self.init != 1 else ():
+            kind = type(module).__name__
+            for name, factor in () if "Norm" in kind else module.named_parameters(recurse=False):
+                if re.search(_FACTORS[0], kind) or re.fullmatch(_FACTORS[1], name):
+                    _check_untrained(f"{place}.{name}".removeprefix("."), factor)
+
     def insertions(self, parts: Parts) -> list[Insertion]:
-        """Put a factor on every branch; it multiplies a factor that the model already has."""
+        """Put a factor on every branch; it multiplies a factor that the model already has and that was not trained."""
         return [After(branch, Factor(self.init)) for branch in parts.branches]
+
+
+def _check_untrained(name: str, factor: "torch.Tensor") -> None:
+    if not factor.is_meta and bool((factor != factor.flatten()[0]).any()):
+        raise UserError(
+            f"The LayerScale of this model was trained ({name} differs from channel to channel), and no start is of "
+            "use to it: leave layerscale out, or train from new weights."
+        )

@@ -40,6 +40,8 @@ FAILED = 1
 PRETRAINING = "pretraining"
 """name of the first stage's folder, in the folder of the study"""
 USUAL_ARMS = ("dpn", "rms", "placement(attn=post,mlp=post)")
+ARMS_OF_TRAINED = ("attention", "head", "train(norms)")
+"""of trained weights, which keep them"""
 COMMON = (
     "data arms base from task img-size recipe epochs seeds until-decided budget margin metric workers device out "
     "dry-run"
@@ -86,7 +88,8 @@ class Compare:
     """changes to compare against base, joined by +, or NAME=CHANGES; `vitmods changes` lists them. replace(rms),
     replace(dtn): other norms in any transformer. attention, ffn, head, train(ROLES): what is trained; full: all of it.
     paper:TABLE: the arms of a published table, and its task, bases and sweep unless you set them (`vitmods paper`);
-    norms: only the arms of one. None: dpn rms placement(attn=post,mlp=post), or all arms of the folder of --from"""
+    norms: only the arms of one. None: dpn rms placement(attn=post,mlp=post); with --from all arms of its folder, or
+    attention head train(norms)"""
     base: tuple[str, ...] = ()
     """the model without changes, or several: then every arm is compared with each. Ti/16, S/16, B/16, S36/16 (36 deep),
     or a timm name; any other model as timm:NAME, torchvision:NAME, hf:FOLDER, python:MODULE:FUNCTION
@@ -299,7 +302,7 @@ def compare(
 def _announce(options: Compare, budget: Budget, line_up: LineUp | None) -> None:
     """Print what is compared, before torch is imported and the images are listed."""
     settings, data, start = options.settings, options.dataset.data, options.start
-    arms = options.arms or (USUAL_ARMS if start is None else ("all arms",))
+    arms = options.arms or (USUAL_ARMS if start is None else ("the usual arms",))
     base = Path(start).name if start else "-".join(options.base)
     count = options.max_seeds if settings.until_decided else options.seeds
     seeds = f"{'at most ' * settings.until_decided}{plural(count or settings.usual_seeds, 'seed')} each"
@@ -562,13 +565,16 @@ def fill_in(options: Compare, line_up: LineUp, task_given: bool) -> Compare:
 def make_study(options: Compare) -> Study:
     """Make the study of these options; base, which is part of every study, need not be an arm."""
     from vitmods.study import Study
-    from vitmods.study.arms import BASE
+    from vitmods.study.arms import BASE, split_training
     from vitmods.study.checkpoints import arm_names
+    from vitmods.tasks.base import TASKS
 
-    texts = options.arms
+    texts, train = options.arms, options.training.overrides.get("train", ALL)
     if texts is None:
-        texts = (arm_names(options.start) if options.start else ()) or USUAL_ARMS
-    names_of_base = {BASE, "full"} if options.training.overrides.get("train", ALL) == ALL else {BASE}
+        texts = arm_names(options.start) if options.start else USUAL_ARMS
+        parts = (arm for arm in ARMS_OF_TRAINED if split_training(arm)[1]["train"] != train)
+        texts = texts or (USUAL_ARMS if "train" in TASKS[options.dataset.task].unread else tuple(parts))
+    names_of_base = {BASE, "full"} if train == ALL else {BASE}
     for arm in sorted(names_of_base.intersection(map(str.strip, texts))):
         subject = BASE if arm == BASE else f"{arm}, which is base here,"
         note(f"{subject} is always part of a study and need not be given as an arm.")

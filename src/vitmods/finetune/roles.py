@@ -30,7 +30,7 @@ ALL = "all"
 _KINDS = (
     ("stem", r"PatchEmbed|Stem$"),
     ("norms", r"Norm|ScaleShift"),
-    ("layer_scale", r"LayerScale"),
+    ("layer_scale", r"LayerScale|^Scale$"),
     ("head", r"Pool"),
     ("attention", r"Attention|Attn"),
     ("ffn", r"Mlp|MLP|FeedForward|SwiGLU|Intermediate|^ViTOutput$"),
@@ -41,7 +41,7 @@ _NAMES = (
     ("head", r"heads?|head_dist|classifier|pre_logits|fc"),
     ("positions", r"pos_embed|pos_embedding|position_embeddings?"),
     ("tokens", r"\w+_tokens?"),
-    ("layer_scale", r"gamma_\w+|lambda_\w+"),
+    ("layer_scale", r"gamma_?\w*|lambda_?\w*|ls\d"),
 )
 
 

@@ -3,7 +3,8 @@
 For people with a few thousand images: tuned by us, with the evidence in RESULTS.md.
 """
 
-from vitmods.recipes.recipe import Recipe
+from vitmods.finetune.roles import ALL
+from vitmods.recipes.recipe import Rate, Recipe
 from vitmods.recipes.registry import recipe
 
 
@@ -45,6 +46,11 @@ def digits(epochs: int = 40) -> Recipe:
     )
 
 
+def _rates(lr: float) -> tuple[Rate, ...]:
+    """Rates of trained weights for the parts of a model (measured: RESULTS.md), from that of the last block."""
+    return Rate(ALL, lr, 0.7), Rate("attention", lr), Rate("norms", 3 * lr), Rate("head", 10 * lr)
+
+
 @recipe(
     data="any",
     expected=(
@@ -56,12 +62,13 @@ def digits(epochs: int = 40) -> Recipe:
 def finetune(like: Recipe | None = None, epochs: int = 20) -> Recipe:
     """Trained weights adapted to other images or another resolution, by AdamW; `train` says which part of them.
 
-    The augmentation is that of `like` (None: `default`). Touvron et al., "Three things everyone should know about
-    Vision Transformers" (arXiv:2203.09795), section 4, fine-tunes at 384 px by AdamW and SGD without stating rates;
-    these are ours, for small budgets. DeiT III's command for 384 px has 20 epochs, lr 1e-5, weight_decay 0.1 and
-    batch_size 512.
+    The augmentation is that of `like` (None: `default`), the rate that of what is trained (`rates`): lower blocks learn
+    at a fraction of the rate of those above, and parts have rates of their own. Touvron et al., "Three things everyone
+    should know about Vision Transformers" (arXiv:2203.09795), section 4, fine-tunes at 384 px by AdamW and SGD without
+    stating rates; these are ours, for small budgets. DeiT III's command for 384 px has 20 epochs, lr 1e-5, no
+    layer_decay, weight_decay 0.1 and batch_size 512.
     """
-    return (like or default()).with_(epochs=epochs, lr=3e-4, weight_decay=0.1)
+    return (like or default()).with_(epochs=epochs, weight_decay=0.1, rates=_rates(3e-4)).with_(train=ALL)
 
 
 @recipe(
@@ -74,7 +81,7 @@ def finetune(like: Recipe | None = None, epochs: int = 20) -> Recipe:
 )
 def finetune_sgd(like: Recipe | None = None, epochs: int = 20) -> Recipe:
     """`finetune` by SGD with momentum 0.9 and without weight decay."""
-    return finetune(like, epochs).with_(optimizer="sgd", lr=0.01, weight_decay=0.0)
+    return finetune(like, epochs).with_(optimizer="sgd", weight_decay=0.0, rates=_rates(0.01)).with_(train=ALL)
 
 
 @recipe(

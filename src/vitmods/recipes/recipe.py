@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import NoneType
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
-from vitmods.finetune.roles import chosen_roles
+from vitmods.finetune.roles import ALL, ROLES, chosen_roles
 from vitmods.util.errors import UserError, explaining, nearest
 from vitmods.util.registry import Registry
 
@@ -291,6 +291,14 @@ TASK_PARTS: Registry[type[TaskPart]] = Registry("part of a recipe", "vitmods.tas
 P = TypeVar("P", bound=TaskPart)
 
 
+class Rate(NamedTuple):
+    """The learning rate and the layer decay with which a part of trained weights is trained: `all`, or a role."""
+
+    part: str
+    lr: float
+    layer_decay: float | None = None
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How one trial is trained: its length and batches, five parts, and parts of tasks.
@@ -323,8 +331,12 @@ class Recipe:
     model: ModelSettings = field(default_factory=ModelSettings)
     task_parts: Annotated[tuple[TaskPart, ...], tyro.conf.Fixed, tyro.conf.Suppress] = ()
     """parts of tasks; those that have only defaults are left out"""
+    rates: Annotated[tuple[Rate, ...], tyro.conf.Fixed, tyro.conf.Suppress] = ()
+    """the rates that `with_` sets with `train`: those of the first row that is trained, and of the row `all` for
+    everything and for other roles. A field that is set by itself holds for every row"""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rates", tuple(Rate(*row) for row in self.rates))
         parts = sorted((part for part in self.task_parts if part != type(part)()), key=lambda part: type(part).__name__)
         object.__setattr__(self, "task_parts", tuple(parts))
         check_fields(self)
@@ -334,6 +346,10 @@ class Recipe:
             raise UserError(f"recipe: train: {error}") from None
         self._check_lengths()
         self._check_rates()
+        for rate in self.rates:
+            chosen_roles(rate.part)
+            Optimizer(lr=rate.lr, layer_decay=rate.layer_decay)  # checks the ranges
+        require(not self.rates or ALL in {rate.part for rate in self.rates}, f"rates need a row for {ALL}.")
 
     def _check_lengths(self) -> None:
         schedule = self.schedule
@@ -397,6 +413,8 @@ class Recipe:
         Raises:
             UserError: a field is unknown (the nearest is named), or its value is out of range.
         """
+        if self.rates and "rates" not in overrides:
+            overrides = self._at_rates(overrides)
         fields, parts, changes = fields_by_name(), dict[str, dict[str, Any]](), dict[str, Any]()
         for name, value in overrides.items():
             if dataclasses.is_dataclass(value) or name not in fields:
@@ -415,6 +433,17 @@ class Recipe:
             changes["task_parts"] = (*kept, *of_tasks)
         return dataclasses.replace(self, **changes)
 
+    def _at_rates(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """The overrides with the rate of what they train, as far as they do not set it."""
+        given = {name: overrides[name] for name in Rate._fields if name in overrides}
+        rates = tuple(rate._replace(**given) for rate in self.rates)
+        if "train" not in overrides:
+            return {**overrides, "rates": rates}
+        roles, _ = chosen_roles(overrides["train"])
+        whole = next(rate for rate in rates if rate.part == ALL)
+        rate = whole if roles == set(ROLES) else next((rate for rate in rates if rate.part in roles), whole)
+        return {"lr": rate.lr, "layer_decay": rate.layer_decay, **overrides, "rates": rates}
+
     def check_read(self, names: Collection[str]) -> None:
         """Raise UserError for a field among `names` that this optimizer or schedule does not read."""
         for name, part, kinds in READ_BY:
@@ -425,12 +454,15 @@ class Recipe:
         """Every field by its own name: the inverse of `Recipe().with_(**settings)`."""
         parts = {"": self} | {name: getattr(self, name) for name in PARTS}
         parts |= {name: self.part(kind) for name, kind in TASK_PARTS.items()}
-        return {name: getattr(parts[part], leaf) for name, (part, leaf, _) in fields_by_name().items()}
+        values = {name: getattr(parts[part], leaf) for name, (part, leaf, _) in fields_by_name().items()}
+        return {**values, "rates": self.rates} if self.rates else values
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, with a mapping for each part; `Recipe.from_dict` gives the recipe back."""
         values = dataclasses.asdict(self)
         del values["task_parts"]
+        if not self.rates:
+            del values["rates"]
         names = {kind: name for name, kind in TASK_PARTS.items()}
         return values | {names[type(part)]: dataclasses.asdict(part) for part in self.task_parts}
 
@@ -472,6 +504,10 @@ PARTS = {
 }
 
 
+_NOT_OPTIONS = ("task_parts", "rates")
+"""fields without a name in the shell"""
+
+
 def fields_by_name() -> dict[str, tuple[str, str, Any]]:
     """Name of a field -> (the part it is in, or "", its name there, its type). A part's `name` has the part's.
 
@@ -483,7 +519,7 @@ def fields_by_name() -> dict[str, tuple[str, str, Any]]:
 
 @cache
 def _fields_by_name(of_tasks: tuple[tuple[str, type], ...]) -> dict[str, tuple[str, str, Any]]:
-    fields = {name: ("", name, kind) for name, kind in _hints(Recipe).items() if name not in (*PARTS, "task_parts")}
+    fields = {name: ("", name, kind) for name, kind in _hints(Recipe).items() if name not in (*PARTS, *_NOT_OPTIONS)}
     for part, kind_of_part in (*PARTS.items(), *of_tasks):
         for leaf, kind in _hints(kind_of_part).items():
             name = part if leaf == "name" else leaf

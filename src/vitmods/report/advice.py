@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from vitmods.report.text import LEANING, confirmed_text, not_learned, points, ranked, ranked_effects
+from vitmods.report.text import LEANING, confirmed_text, is_below, not_learned, points, ranked, ranked_effects
 from vitmods.stats.factorial import LOOKS, NOMINAL, detectable
 from vitmods.stats.plan import forecast
 from vitmods.stats.verdict import Verdict
@@ -42,7 +42,10 @@ class Step(NamedTuple):
 
 def next_steps(answer: Answer) -> list[Step]:
     """Recommend what to do; an unfinished study with fixed seeds is only to be finished."""
-    if base := not_learned(answer):
+    if (base := not_learned(answer)) and is_below(answer):
+        remedy = "another learning rate (--lr; lower ones keep more), a layer decay (--layer-decay 0.7), or more epochs"
+        return [Step(f"{base}, so arms cannot be compared. Try {remedy}, in a new folder.")]
+    if base:
         rate = "or another learning rate (--lr)"
         if weights := trained_weights(answer.settings):
             rate = f"another learning rate (--lr), or trained weights to start from (--from {weights})"

@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from vitmods.stats.decision import PAIRS, level_of
-from vitmods.stats.gains import rate_bound
+from vitmods.stats.gains import BELOW, rate_bound
 from vitmods.stats.tables import interval, signed, so_far
 from vitmods.stats.verdict import POINTS, Effect, Verdict
 from vitmods.study.answer import Answer, ArmAnswer, ArmCost, SettingAnswer
+from vitmods.study.frozen import trained_lines
 from vitmods.study.grid import mean_of, show_value
+from vitmods.study.plan import Settings
 from vitmods.study.state import TrialRecord, shared_trials
 from vitmods.tasks.metrics import Metric
 from vitmods.util.text import duration, grouped, listing, plural
@@ -121,9 +123,23 @@ def running_text(answer: Answer) -> str:
 
 
 def not_learned(answer: Answer) -> str:
-    """`base has not learned` if no arm can be compared with it, else empty."""
+    """`base has not learned`, or that it is below its weights, if no arm can be compared with it, else empty."""
     verdicts = {effect.verdict for effect in answer.headline.values()}
-    return f"{answer.base.name} has not learned" if verdicts == {Verdict.WITHHELD} else ""
+    return (
+        f"{answer.base.name} {BELOW if is_below(answer) else 'has not learned'}"
+        if verdicts == {Verdict.WITHHELD}
+        else ""
+    )
+
+
+def is_below(answer: Answer) -> bool:
+    """Whether base is below what the weights that it starts from reach without training."""
+    return any(BELOW in note for note in (answer.factorial or answer.decision).notes)
+
+
+def trained_text(answer: Answer) -> str:
+    """State what the frozen weights reach and the rates of the arms; empty for new weights."""
+    return " ".join(trained_lines(Settings.from_dict(answer.settings), answer.data.get("frozen", {})))
 
 
 def confirmed_text(effect: Effect, base: str) -> str:

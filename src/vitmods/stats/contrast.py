@@ -35,6 +35,7 @@ class Criteria:
     alpha: float = ALPHA
     overlap: float = 0.0  #: n_test / n_train, of seeds that are tested on other parts of the images
     provisional: bool = False  #: trials of a fixed number of seeds are missing
+    level: float | None = None  #: what base reaches without training
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.margin) and self.margin >= 0):
@@ -62,7 +63,7 @@ class Criteria:
             scale *= POINTS
         groups = self.groups if self.generalize == "images" else None  # of which nothing is said otherwise
         # A best constant prediction that is only assumed asks no more of base than to be above it.
-        return gains_of(table, scale, chance, groups, self.margin if self.chance is not None else 0.0)
+        return gains_of(table, scale, chance, groups, self.margin if self.chance is not None else 0.0, self.level)
 
 
 def has_interval(seeds: float, df: float) -> bool:

@@ -63,6 +63,7 @@ def decide(
     failed: Mapping[str, Mapping[int, str]] | None = None,
     constant: Mapping[str, Container[int]] | None = None,
     chance: float | None = None,
+    level: float | None = None,
     groups: ArrayLike | None = None,
     frozen: Mapping[str, Effect] | None = None,
     resampled: tuple[float, float] | None = None,
@@ -86,6 +87,8 @@ def decide(
     - `chance`: the score of the best constant prediction, such as the share of the most frequent class for accuracy.
       Where base is not clearly above it, base has not learned, and no verdict is given. It also determines which trials
       collapsed. None: 0 for fractions of which more is better; for other scores neither is looked for.
+    - `level`: what a linear probe of the trained weights that base starts from reaches. Where base is below it by more
+      than the margin, training destroys what they hold, and no verdict is given.
     - `constant`: trials that predict the same for every image (arm -> seeds): they failed.
     - `groups`: a label for each image; images with one label are not independent (one patient, one video).
     - `resampled`: (n_test, n_train), where each seed is tested on another part of the images and trained on the rest,
@@ -111,7 +114,7 @@ def decide(
         margin, unit, higher_is_better, generalize, chance, groups, alpha,
         overlap_of(*resampled) if resampled else 0.0, provisional,
         family=family_of(family, len(table.arms) - 1), of_pairs=family == "pairs",
-        most_seeds=most_seeds, too_early=too_early, limit=limit_of([table], unit),
+        most_seeds=most_seeds, too_early=too_early, limit=limit_of([table], unit), level=level,
     )  # fmt: skip
     decision = decision_of(table.arms, plan.gains(table), plan, look, frozen)
     return dataclasses.replace(decision, notes=(*decision.notes, *_unread(full, table, frozen)))

@@ -99,6 +99,7 @@ def factorial(
     failed: Mapping[str, Mapping[int, str]] | None = None,
     constant: Mapping[str, Container[int]] | None = None,
     chance: float | None = None,
+    level: float | None = None,
     groups: ArrayLike | None = None,
 ) -> Factorial:
     """The effects of a design's changes, from the scores of its runs.
@@ -118,7 +119,7 @@ def factorial(
     interim = None if most_seeds else sequential.interim_level(table.fewest, planned)
     alpha = interim or (NOMINAL if most_seeds else ALPHA)
     provisional = interim is not None
-    criteria = Criteria(margin, unit, higher_is_better, generalize, chance, groups, alpha, provisional=provisional)
+    criteria = Criteria(margin, unit, higher_is_better, generalize, chance, groups, alpha, 0.0, provisional, level)
     gains = criteria.gains(table)
     failures = gains.failures.sum(-1)
     kept: Mask = np.asarray(failures == 0)

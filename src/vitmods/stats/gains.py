@@ -13,7 +13,9 @@ A trial fails in one of three ways, each counted and reported by itself:
 
 Base has learned if the median of its trials is above the best constant prediction by more than the margin (at most
 `LEARNED`) and by more than the sd of one of its trials. Otherwise no verdict is given: arms that are all at the
-constant prediction are equivalent, which says nothing about the arms.
+constant prediction are equivalent, which says nothing about the arms. Nor is there one where base starts from trained
+weights and its median is below a linear probe of these by more than the margin (at most `LEARNED`): training lost what
+they hold, and arms that keep more of it seem better.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class Gains:
     constant: float  #: the score of the best constant prediction; NaN where it is not known
     base: float  #: the median of base's trials; NaN for a sum over settings
     left_out: int  #: images without a score in some trial
-    has_learned: bool  #: whether base is clearly above the best constant prediction, as far as that is known
+    has_learned: bool  #: whether base is clearly above the best constant prediction, and not below the level
+    level: float = math.nan  #: of a linear probe of the weights that base starts from, if base is below it
     sets: tuple[tuple[int, float], ...] = ()  #: of data sets whose images are side by side, images and step of each
 
     @property
@@ -78,7 +81,12 @@ class Gains:
         """Whether base has learned, and what failed. `what` shares base's seeds; `then` follows for what failed."""
         sentences, of_base = [], int(self.failures[0].sum())
         others = (self.failures & np.isfinite(self.trials[0])).sum(-1).tolist()[1:]  # their seeds count
-        if not self.has_learned and math.isfinite(self.base):  # NaN in a sum over settings, which report themselves
+        if math.isfinite(self.level):
+            sentences.append(
+                f"{arms[0]} {BELOW}: the median of its trials is {self.base:.4g}, and a linear probe of the frozen "
+                f"weights reaches {self.level:.4g}, so verdicts are withheld"
+            )
+        elif not self.has_learned and math.isfinite(self.base):  # NaN in a sum over settings, which report themselves
             sentences.append(
                 f"{arms[0]} has not learned: the median of its trials ({abs(self.base):.4g}) is not clearly better "
                 f"than the best constant prediction ({abs(self.constant):.4g}), so verdicts are withheld"
@@ -96,6 +104,7 @@ class Gains:
         return sentences
 
 
+BELOW = "ends below the weights that it starts from"
 FAILURES = {
     "constant": ("predicts a single class", "predict a single class"),
     "unlearned": ("is not above the best constant prediction", "are not above the best constant prediction"),
@@ -116,9 +125,17 @@ def failure_notes(names: Sequence[str], kinds: Mapping[str, Mask], ended: Mask) 
     return sentences
 
 
-def gains_of(table: ScoreTable, scale: float, chance: float | None, groups: ArrayLike | None, margin: float) -> Gains:
+def gains_of(
+    table: ScoreTable,
+    scale: float,
+    chance: float | None,
+    groups: ArrayLike | None,
+    margin: float,
+    level: float | None = None,
+) -> Gains:
     """Scale the scores (negative if less is better) and sort out failures. `chance` is the score of the best constant
-    prediction; if it is None, only trials that diverged or are known to predict a constant have failed."""
+    prediction; if it is None, only trials that diverged or are known to predict a constant have failed. `level` is what
+    base has to reach."""
     trials, images, floor, step = table.trials * scale, table.images, 0.0, 0.0
     if images is not None:
         if np.isin(images[np.isfinite(images)], (0, 1)).all():
@@ -134,6 +151,7 @@ def gains_of(table: ScoreTable, scale: float, chance: float | None, groups: Arra
         low = (trials <= constant + ROUNDING) & (median <= constant + ROUNDING)[:, None] & ~same
     lost = same | low
     learned = chance is None or has_learned(trials[0], lost[0], constant, least)
+    is_below = level is not None and bool(median[0] < level * scale - least - ROUNDING)
     far = collapsed(trials, constant) & ~lost if chance is not None and learned else np.zeros(trials.shape, bool)
     kinds = {"constant": same, "unlearned": low, "collapsed": far, "diverged": table.diverged}
     failures = table.diverged | lost | far
@@ -144,7 +162,7 @@ def gains_of(table: ScoreTable, scale: float, chance: float | None, groups: Arra
     trials = np.where(missing, np.nan, trials)
     return Gains(
         trials, images, floor, step, kinds, table.ended, pooled, constant, float(median[0]), int((~table.kept).sum()),
-        learned,
+        learned and not is_below, level * scale if level is not None and is_below and learned else math.nan,
     )  # fmt: skip
 
 

@@ -87,6 +87,7 @@ def over_settings(
     failed: Mapping[str, Mapping[str, Mapping[int, str]]] | None = None,
     constant: Mapping[str, Mapping[str, Container[int]]] | None = None,
     chance: float | Mapping[str, float | None] | None = None,
+    level: Mapping[str, float | None] | None = None,
     groups: ArrayLike | Mapping[str, ArrayLike | None] | None = None,
     planned: int | None = None,
     family: int | Literal["pairs"] | None = None,
@@ -97,8 +98,8 @@ def over_settings(
     `scores` maps a setting -> arm -> seed -> a score, or an array with a score for each test image, `failed` a setting
     -> arm -> seed -> reason, `constant` a setting -> arm -> seeds. Arms are compared with the `base` of their setting.
     If base has not learned in one setting, verdicts are withheld there and on average. Seeds were fixed before.
-    `chance` and `groups` may differ by setting. Without `shared_images`, settings are tested on different images, as
-    data sets are. The rest is as in `vitmods.decide`.
+    `chance`, `level` and `groups` may differ by setting. Without `shared_images`, settings are tested on different
+    images, as data sets are. The rest is as in `vitmods.decide`.
 
     Raises:
         UserError: fewer than two settings, settings with other arms, scores that cannot be compared.
@@ -127,7 +128,7 @@ def over_settings(
         family=family_of(family, len(first) - 1), of_pairs=family == "pairs", limit=limit_of(tables, unit),
     )  # fmt: skip
     gains = [
-        replace(plan, chance=chances[setting], groups=groups_of[setting]).gains(table)
+        replace(plan, chance=chances[setting], level=(level or {}).get(setting), groups=groups_of[setting]).gains(table)
         for setting, table in zip(scores, tables, strict=True)
     ]
     names = (base, *(arm for arm in first if arm != base))
@@ -182,5 +183,5 @@ def weighted(settings: Sequence[Gains], weights: Array, shared_images: bool = Tr
         floor=float(np.sqrt(sum((weight * gains.floor) ** 2 for weight, gains in used))),
         kinds={kind: np.any([gains.kinds[kind] for _, gains in used], 0) for kind in FAILURES},
         ended=np.all([gains.ended for _, gains in used], 0), pooled=np.all([gains.pooled for _, gains in used], 0),
-        base=np.nan, has_learned=all(gains.has_learned for gains in settings),
+        base=np.nan, level=np.nan, has_learned=all(gains.has_learned for gains in settings),
     )  # fmt: skip

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,7 @@ from vitmods.study.arms import BASE
 from vitmods.study.bases import Base
 from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, Budget, seconds_after_trials, slowdown
 from vitmods.study.executors import Keep
+from vitmods.study.frozen import trained_lines
 from vitmods.study.grid import AS_IS, Point
 from vitmods.study.plan import MOST_SEEDS, Settings, as_now
 from vitmods.study.prepare import (
@@ -101,6 +103,7 @@ class Estimate:
     factorial:    what a factorial design of the arms' changes would find; empty: it would not find more
     reused:       study -> how many of the trials it has finished; saved_s: the seconds that this saves
     not_reused:   for an arm, the setting in which the nearest finished trial differs
+    frozen:       setting -> what the trained weights that base starts from reach without training
     """
 
     settings: Settings
@@ -122,6 +125,7 @@ class Estimate:
     not_reused: tuple[str, ...] = ()
     reserve_s: float = 0.0
     safe_seeds: int | None = None
+    frozen: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def available_s(self) -> float:
@@ -239,6 +243,7 @@ class Estimate:
                 "",
                 f"Images: {splits}. A trial has {listing(lengths)}.{tried}",
                 f"{sum(arm.trials for arm in self.arms)} trials to run{done}, {self.workers} at a time: {lasts}.",
+                *(part for line in trained_lines(self.settings, self.frozen) for part in textwrap.wrap(line, WIDTH)),
                 *self._trials_of_others(),
                 f"Final weights that stay in the folder ({self.keep_weights}) take {size(self.weights_bytes())}; with "
                 f"--keep-weights {other} {size(self.weights_bytes(other))}.",
@@ -375,6 +380,7 @@ def estimate(
         grouped,
         budget.seconds,
         keep_weights=options.keep_weights,
+        frozen=study.frozen,
         reused=Counter(named(finished.study.path) for finished in reused.values()),
         saved_s=sum(timed[trial.arm.name, trial.setting].trial_s for trial in reused) / parallel,
         not_reused=tuple(pool.nearest(trial for trial in state.missing if trial not in reused)) if pool else (),

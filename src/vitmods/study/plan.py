@@ -390,8 +390,9 @@ class Settings(StudySettings):
         return Recipe.from_dict(dict(self.fixed["recipe"]))
 
     def recipe_of(self, arm: Arm, point: Point = AS_IS) -> Recipe:
+        """The recipe of an arm's trials, with the rate of what it trains."""
         overrides = {**arm.recipe, **dict(point.values)}
-        return overridden(self.recipe, overrides) if overrides else self.recipe
+        return (overridden(self.recipe, overrides) if overrides else self.recipe).with_(rates=())
 
     def at(self, setting: Point, seed: int | None = None) -> Settings:
         """The same without the sweep, under one of its settings; with the fold of the seed, where there are folds."""
@@ -428,7 +429,8 @@ class Settings(StudySettings):
         fixed = {name: recorded[name] for name in self.open.intersection(self.fixed, recorded)}
         if any(name not in self.fixed for name in self.open):
             old = Recipe.from_dict(recorded["recipe"]).settings()
-            self = self.with_recipe(**{name: old[name] for name in self.open.intersection(old)})
+            old = {"rates": (), **old}
+            self = self.with_recipe(**{name: old[name] for name in (self.open | {"rates"}).intersection(old)})
         settings = replace(self, fixed={**self.fixed, **fixed})
         if self.design is None or "design" not in recorded:
             return settings

@@ -28,6 +28,7 @@ from vitmods.study.checkpoints import Checkpoint, checkpoint_of
 from vitmods.study.defaults import SMALL_SET
 from vitmods.study.executors import MOST_WORKERS, StudyOptions
 from vitmods.study.executors.processes import visible_gpus
+from vitmods.study.frozen import frozen_scores, trained_lines
 from vitmods.study.grid import Point
 from vitmods.study.plan import VAL, Settings, Trial
 from vitmods.study.store import IMAGES_FILE, ChangeFacts, ModelFacts, StudyFolder, StudyImages, model_name
@@ -73,6 +74,7 @@ class PreparedStudy:
     notices:     warnings about the arms
     trial_bytes: memory of one trial
     configs:     (setting, arm) -> the config of the arm's ViT, or how another model was made
+    frozen:      setting -> what the trained weights that base starts from reach without training
     """
 
     runner: TrialRunner
@@ -82,6 +84,7 @@ class PreparedStudy:
     notices: tuple[str, ...]
     trial_bytes: int
     configs: Mapping[tuple[Point, str], Any]
+    frozen: Mapping[str, Mapping[str, Any]]
 
     @property
     def settings(self) -> Settings:
@@ -170,12 +173,14 @@ def _check_training(model: nn.Module, settings: Settings, arm: Arm, config: Base
 
 def _survey(
     runner: TrialRunner, options: StudyOptions
-) -> tuple[dict[str, ModelFacts], tuple[str, ...], int, dict[tuple[Point, str], Any]]:
+) -> tuple[dict[str, ModelFacts], tuple[str, ...], int, dict[tuple[Point, str], Any], dict[str, Mapping[str, Any]]]:
     """Build every arm under every setting, so that a wrong one is refused before training.
 
-    Returns the description of each model, the warnings about arms, the bytes of the largest trial, and the configs.
+    Returns the description of each model, the warnings about arms, the bytes of the largest trial, the configs, and
+    what trained weights reach before training.
     """
     models: dict[str, ModelFacts] = {}
+    frozen: dict[str, Mapping[str, Any]] = {}
     configs: dict[tuple[Point, str], Any] = {}
     trial_bytes = 0
     sizes: dict[Any, Point] = {}
@@ -197,6 +202,8 @@ def _survey(
         for arm, model, recipe in build_arms(runner.settings, point, dataset.num_classes, dataset.classes):
             facts = describe_model(settings, arm, model, base)
             has_logits = TASKS[settings.fixed["task"]].uses_head
+            if start and arm.name == BASE and has_logits and dataset.target == "class":
+                frozen[str(point)] = _frozen(runner, model, recipe, point)
             if start and not arm.start and has_logits and hasattr(dataset, "plain_images"):
                 fit_to_images(model, images := runner.dataset(recipe, point))
                 new = _FirstStep.of(model, images, trained_classes == dataset.classes)
@@ -237,7 +244,19 @@ def _survey(
         text if len(points) == len(runner.settings.sweep.points) else f"{'; '.join(points)}: {text}"
         for text, points in points_by_notice.items()
     )
-    return models, notices, trial_bytes, configs
+    for line in trained_lines(runner.settings, frozen):
+        say(options, line)
+    return models, notices, trial_bytes, configs, frozen
+
+
+def _frozen(runner: TrialRunner, model: nn.Module, recipe: Recipe, setting: Point) -> Mapping[str, Any]:
+    """What base reaches before training, as study.json has it for these images and weights, or measured now."""
+    start, facts = runner.settings.fixed["start"], runner.folder.facts()
+    weights = start["fingerprint"] or runner.fingerprint(checkpoint_of(start["source"], runner.settings.seeds[0]))
+    key = {"images": runner.settings.fixed["images"], "weights": weights}
+    known: Mapping[str, Any] = facts.data.get("frozen", {}).get(str(setting), {}) if facts else {}
+    is_same = all(known.get(name) == value for name, value in key.items())
+    return known if is_same else {**key, **frozen_scores(model, runner, recipe, setting)}
 
 
 @dataclass(frozen=True)

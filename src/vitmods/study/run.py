@@ -186,7 +186,9 @@ def write_facts(study: PreparedStudy, command: str, plan: StudyPlan) -> Facts:
             raise UserError("The images changed while they were read: run the same command again.")
         folder.images.write(dataset.splits)
         write_split(folder.path / SPLIT_FILE, dataset, folds)
-    if before is not None and before.settings == settings.to_dict() and before.plan == plan:
+    frozen = {"frozen": study.frozen} if study.frozen else {}
+    same = before is not None and before.settings == settings.to_dict() and before.plan == plan
+    if before is not None and same and before.data.get("frozen", {}) == study.frozen:
         return before
     metric = settings.measure.name
     margins = {metric: settings.margin, **(before.margins if before else {})}
@@ -200,7 +202,7 @@ def write_facts(study: PreparedStudy, command: str, plan: StudyPlan) -> Facts:
         splits=splits,
         settings=settings.to_dict(),
         models=study.models,
-        data={**dataset.summary(), "constant": constant, "fingerprints": runner.fingerprints},
+        data={**dataset.summary(), "constant": constant, "fingerprints": runner.fingerprints, **frozen},
         resolved=asdict(resolve_on(settings.recipe, dataset)),
         environment=environment(resolve(study.options.device)),
         warnings=study.notices,

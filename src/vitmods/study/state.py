@@ -133,6 +133,7 @@ class Evaluated:
     sizes:   with folds, the images that a trial is tested on and trained on; None: all trials share their images
     plan:    what was planned before any score was known
     fingerprints: `images_key` -> the images that trials are trained on
+    level:   setting -> what a linear probe of the weights that base starts from reaches, as far as it is known
     """
 
     splits: tuple[str, ...]
@@ -141,17 +142,19 @@ class Evaluated:
     sizes: tuple[int, int] | None = None
     plan: StudyPlan = StudyPlan()  # noqa: RUF009, frozen
     fingerprints: Mapping[str, str] = field(default_factory=dict)
+    level: Mapping[str, float] = field(default_factory=dict)
 
 
 def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:
     """Return what the answer of a study covers."""
     constant = facts.data.get("constant", {})
+    level = {name: scores["probe"] for name, scores in facts.data.get("frozen", {}).items() if "probe" in scores}
     counts = {split: entry["count"] for split, entry in facts.data["splits"].items()}
     if facts.settings.get("folds"):
         sizes = counts["test"], counts["train"]
-        return Evaluated(facts.splits, constant, sizes=sizes, plan=facts.plan, fingerprints=facts.fingerprints)
+        return Evaluated(facts.splits, constant, None, sizes, facts.plan, facts.fingerprints, level)
     groups = folder.images.groups({split: counts[split] for split in facts.splits})
-    return Evaluated(facts.splits, constant, groups, plan=facts.plan, fingerprints=facts.fingerprints)
+    return Evaluated(facts.splits, constant, groups, None, facts.plan, facts.fingerprints, level)
 
 
 class StudyState:
@@ -399,7 +402,8 @@ def over_settings_at(state: StudyState, base: str = BASE) -> OverSettings:
     seeds, points = state.settings.seeds, state.settings.sweep.points
     scores, criteria = _scores(state, seeds, points)
     by_setting: Arguments = {
-        name: {str(point): scores[point][name] for point in points} for name in ("scores", "failed", "constant")
+        name: {str(point): scores[point][name] for point in points}
+        for name in ("scores", "failed", "constant", "level")
     }
     return over_settings(base=base, family=_family(state, base), planned=len(seeds), **by_setting, **criteria)
 
@@ -411,7 +415,7 @@ def over_studies(folders: Iterable[str | Path]) -> OverSettings:
     averaged: of another task, other arms, seeds, metric, margin or claim, or of the same data set twice.
     """
     shared: dict[str, Any] = {}
-    by_set: Arguments = {name: {} for name in ("scores", "failed", "constant", "chance", "groups")}
+    by_set: Arguments = {name: {} for name in ("scores", "failed", "constant", "level", "chance", "groups")}
     criteria: Arguments = {}
     fingerprints = set()
     for path in folders:
@@ -446,7 +450,7 @@ def _family(state: StudyState, base: str) -> int | Literal["pairs"]:
 def _scores(
     state: StudyState, seeds: Sequence[int], points: Sequence[Point], without: Container[str] = ()
 ) -> tuple[dict[Point, Arguments], Arguments]:
-    """Return `scores`, `failed` and `constant` of `decide` for each setting, and the criteria that they share. An arm
+    """Return `scores`, `failed`, `constant` and `level` of `decide` for each setting, and the shared criteria. An arm
     does not have trials before its point is chosen."""
     settings, metric = state.settings, state.settings.measure.metric
     by_setting: dict[Point, dict[str, list[TrialRecord]]] = {}
@@ -480,7 +484,8 @@ def _scores(
                     failed[arm][trial.seed] = trial.message or "diverged"
                 if trial.constant:
                     constant[arm].add(trial.seed)
-        arguments[setting] = {"scores": scores, "failed": failed, "constant": constant}
+        level = state.images.level.get(str(setting)) if metric.name == "top1" else None
+        arguments[setting] = {"scores": scores, "failed": failed, "constant": constant, "level": level}
     criteria = {
         "margin": settings.margin,
         "unit": FRACTION if metric.unit == "%" else metric.unit,

@@ -154,6 +154,7 @@ _WITHIN: Mapping[str, Mapping[str, Any]] = {
         "splits": Mapping[str, Mapping[str, Any]],
         "constant": Mapping[str, float],
         "fingerprints": Mapping[str, str],
+        "frozen": Mapping[str, Mapping[str, Any]],
         "warnings": tuple[str, ...],
     },
 }

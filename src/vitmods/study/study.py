@@ -17,7 +17,7 @@ from vitmods.recipes import Recipe
 from vitmods.recipes.recipe import fields_by_name
 from vitmods.recipes.registry import split_recipe
 from vitmods.recipes.schedule import WARMUPS
-from vitmods.study.arms import BASE, FunctionSpec, base_function, is_foreign, make_arms
+from vitmods.study.arms import BASE, Arm, FunctionSpec, base_function, is_foreign, make_arms
 from vitmods.study.checkpoints import arms_in, seeds_of, use_trained_arms
 from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
 from vitmods.study.executors import StudyOptions
@@ -105,7 +105,11 @@ class Study:
         self.settings = Settings(fixed, chosen_arms, chosen_seeds, **vars(settings), open=unset)
         check_plan(self.settings)
         for arm in self.settings.arms:
-            if not arm.changes and arm.start is None and self.settings.recipe_of(arm) == self.settings.recipe:
+            if (
+                not arm.changes
+                and arm.start is None
+                and self.settings.recipe_of(arm) == self.settings.recipe_of(Arm(BASE))
+            ):
                 raise UserError(f"Arm {arm.name} ({arm.text}) is base itself, part of every study: leave it out.")
 
     def __repr__(self) -> str:

@@ -287,15 +287,14 @@ class TrialRunner:
             description["start"] = {**start, "arm": arm.start} if arm.start else start
             description["start_weights"] = None if arm.start else start["fingerprint"]
             if description["start_weights"] is None:
-                description["start_weights"] = self._fingerprint(
-                    checkpoint_of(arm.start or start["source"], trial.seed)
-                )
+                description["start_weights"] = self.fingerprint(checkpoint_of(arm.start or start["source"], trial.seed))
         kind = TASKS[fixed.get("task", DEFAULT)]
         if code := code_of(arm, fixed["base"], kind, settings.recipe_of(arm, trial.point)):
             description["code"] = code
         return description
 
-    def _fingerprint(self, checkpoint: str) -> str:
+    def fingerprint(self, checkpoint: str) -> str:
+        """The fingerprint of a checkpoint's weights."""
         if checkpoint not in self._fingerprints:
             self._fingerprints[checkpoint] = fingerprint_of(Checkpoint.open(checkpoint).backbone.state_dict())
         return self._fingerprints[checkpoint]

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 
 from vitmods.finetune import train_only
-from vitmods.finetune.roles import ALL
+from vitmods.finetune.roles import ALL, parameter_roles
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import half_cosine
 from vitmods.tasks.base import TaskModel
@@ -118,29 +118,51 @@ def layer_scales(model: nn.Module, layer_decay: float) -> dict[str, float]:
     """Return the fraction of the learning rate of each parameter: layer_decay ** (L + 1 - layer) for L blocks.
 
     Layer 0 is the stem with positions and tokens, i + 1 block i, and L + 1 the final norm and the head, as in BEiT
-    (arXiv:2106.08254). The layers are those of the model's `group_matcher()` (timm's contract).
+    (arXiv:2106.08254). The layers are those of the model's `group_matcher()` (timm's contract); without one, blocks are
+    the smallest modules with an attention and an MLP.
 
     Raises:
-        UserError: the model does not have one.
+        UserError: the model does not have either.
     """
-    from timm.models import group_parameters  # seconds
-    from timm.models._manipulate import MATCH_PREV_GROUP
-
     matcher: Any = getattr(model, "group_matcher", None)
     if matcher is None:
-        raise UserError(
-            f"layer_decay needs a model with group_matcher(), such as timm's models and vitmods.vit: "
-            f"{type(model).__name__} does not say which block a parameter is in. Set layer_decay to None."
-        )
-    patterns = matcher()
-    if isinstance(patterns, dict):  # timm joins the final norm to the last block; here it goes with the head
-        patterns = {
-            name: [part for part in parts if part[1] != MATCH_PREV_GROUP] if isinstance(parts, list | tuple) else parts
-            for name, parts in patterns.items()
-        }
-    layers = group_parameters(model, patterns, reverse=True)
+        layers = _layers_by_blocks(model)
+    else:
+        from timm.models import group_parameters  # seconds
+        from timm.models._manipulate import MATCH_PREV_GROUP
+
+        patterns = matcher()
+        if isinstance(patterns, dict):  # timm joins the final norm to the last block; here it goes with the head
+            patterns = {
+                name: [p for p in parts if p[1] != MATCH_PREV_GROUP] if isinstance(parts, list | tuple) else parts
+                for name, parts in patterns.items()
+            }
+        layers = group_parameters(model, patterns, reverse=True)
     last = max(layers.values())
     return {name: layer_decay ** (last - layer) for name, layer in layers.items()}
+
+
+def _layers_by_blocks(model: nn.Module) -> dict[str, int]:
+    """The layer of each parameter: outside of blocks that of the block before it, as modules are registered."""
+    role_of, inside = parameter_roles(model), dict[str, set[str]]()
+    for name, role in role_of.items():
+        for end in (index for index, letter in enumerate(name) if letter == "."):
+            inside.setdefault(name[:end], set()).add(role)
+    whole = [module for module, roles in inside.items() if {"attention", "ffn"} <= roles]
+    blocks = [module for module in whole if not any(other.startswith(f"{module}.") for other in whole)]
+    if not blocks:
+        raise UserError(
+            f"layer_decay needs a model with blocks of an attention and an MLP, or with group_matcher() as timm's "
+            f"models: {type(model).__name__} does not say which block a parameter is in. Set layer_decay to none."
+        )
+    layers, before = dict[str, int](), 0
+    for name, role in role_of.items():
+        block = next((number for number, block in enumerate(blocks, 1) if name.startswith(f"{block}.")), 0)
+        before = block or before
+        layers[name] = block or before + (before == len(blocks))
+        if not block and role in ("stem", "positions", "tokens", "head"):
+            layers[name] = len(blocks) + 1 if role == "head" else 0
+    return layers
 
 
 def freeze(model: nn.Module, recipe: Recipe) -> None:

@@ -1,0 +1,75 @@
+"""What trained weights reach without training, the level for base, and the rates with which arms train them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from vitmods.adapters.transfer import evaluating
+from vitmods.evals.base import PROTOCOLS
+from vitmods.evals.options import Options
+from vitmods.evals.outputs import ModelOutputs
+from vitmods.evals.protocols import check_protocols
+from vitmods.study.grid import Point
+from vitmods.study.plan import Settings
+from vitmods.study.trial import TrialRunner, answer_splits
+from vitmods.train.device import place
+from vitmods.util.errors import UserError
+from vitmods.util.text import listing
+
+if TYPE_CHECKING:
+    from vitmods.recipes import Recipe
+
+LEARNERS = ("probe", "knn")
+
+
+def frozen_scores(model: nn.Module, runner: TrialRunner, recipe: Recipe, setting: Point) -> dict[str, Any]:
+    """Accuracies, on the images of the answer, of a linear probe and of nearest neighbors on the model's features; with
+    folds, over the parts that seeds are tested on. A `reason` instead where the images or the model do not allow it."""
+    settings, device = runner.settings, place(runner.options.device, recipe.precision)
+    seeds = {seed % (settings.folds or 1): seed for seed in settings.seeds}.values()
+    right, images = dict.fromkeys(LEARNERS, 0.0), 0
+    try:
+        with evaluating(model.to(device.device)):
+            for dataset in (runner.dataset(recipe, setting, seed) for seed in seeds):
+                for split in (splits := answer_splits(settings, dataset)):
+                    check_protocols(dataset, LEARNERS, split=split)
+                outputs = ModelOutputs(
+                    model, dataset, splits[0], recipe.part_size, device.device, Options(), autocast=device.autocast
+                )
+                for split in splits:
+                    count = dataset.summary()["splits"][split]["count"]
+                    for name in LEARNERS:
+                        right[name] += count * PROTOCOLS[name].run(replace(outputs, split=split)).metrics[name]
+                    images += count
+    except UserError as error:
+        return {"reason": str(error)}
+    finally:
+        model.to("cpu")
+    return {name: value / images for name, value in right.items()}
+
+
+def trained_lines(settings: Settings, frozen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """State what the frozen weights reach, and the rates of the arms unless they are tuned or swept; nothing of a study
+    of new weights. `frozen`: setting of a sweep, empty without one -> what `frozen_scores` returned."""
+    if "start" not in settings.fixed:
+        return
+    for setting, scores in frozen.items():
+        under = f" with {setting}" if setting else ""
+        if "reason" in scores:
+            yield f"What the frozen weights reach{under} is not known: {scores['reason']}"
+        else:
+            probe, knn = (f"{100 * scores[name]:.1f} %{under}" for name in LEARNERS)
+            yield f"A linear probe of the frozen weights reaches {probe}, nearest neighbors {knn}. Base must reach it."
+    if {"lr", "layer_decay"} & {*settings.tune.to_dict(), *settings.sweep.to_dict()}:
+        return
+    arms_at = dict[str, list[str]]()
+    for arm in settings.every_arm:
+        recipe = settings.recipe_of(arm)
+        rate, decay = f"{recipe.optimizer.lr * recipe.lr_scale:g}", recipe.optimizer.layer_decay
+        rate += "" if decay is None else f" with layer decay {decay:g}"
+        arms_at.setdefault(rate, []).append(arm.name)
+    yield f"Learning rates: {'; '.join(f'{rate} ({listing(arms)})' for rate, arms in arms_at.items())}."
