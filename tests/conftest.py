@@ -25,6 +25,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 os.environ["VITMODS_REUSE"] = "0"  # studies of one test do not take trials from each other
+os.environ["VITMODS_LEDGER"] = "."  # nor do they know of each other: the ledger is in the folder of the study
 os.fsync = lambda file: None  # no test is about a power failure, and a study waits for its disk for a tenth of its time
 
 

@@ -13,7 +13,7 @@ from vitmods.stats.decide import head_to_head, may_be_best
 from vitmods.stats.fit import fit
 from vitmods.stats.images import clusters, images_part
 from vitmods.stats.sequential import (
-    EXTENDED_LEVEL,
+    INTERIM_LEVEL,
     decided,
     futile,
     interim_level,
@@ -114,7 +114,7 @@ def test_seeds_that_are_added_to_a_fixed_study_are_a_known_excess():
     scores = gaussian(4_000, 4, 16)
     ever = claims(scores[..., :5], 0.05)
     for n in (6, 8, 10, 12, 16):
-        ever |= claims(scores[..., :n], nominal_level(next_maximum(n), n, EXTENDED_LEVEL))
+        ever |= claims(scores[..., :n], nominal_level(next_maximum(n), n, INTERIM_LEVEL))
     assert 0.055 < ever.mean() < 0.08
 
 

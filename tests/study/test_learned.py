@@ -84,7 +84,7 @@ class Planted:
         classes = [f"class {k}" for k in range(CLASSES)]
         data = {"classes": classes, "splits": {"test": {"count": IMAGES}}, "constant": self.constant, "warnings": []}
         data |= {"frozen": frozen} if frozen else {}
-        plan = StudyPlan(len(settings.seeds), settings.until_decided, metric=self.metric)
+        plan = StudyPlan(len(settings.seeds))
         facts = Facts("", "", ("test",), settings.to_dict(), models, data, {}, {}, plan=plan)
         return read_answer(self.folder, facts, settings)
 

@@ -15,6 +15,7 @@ from vitmods.data import ImageDataset
 from vitmods.evals.options import Options
 from vitmods.model.config import ViTConfig
 from vitmods.recipes import plain
+from vitmods.stats.sequential import INTERIM_LEVEL
 from vitmods.study import Answer, Study
 from vitmods.study.arms import Arm, arm_from_text
 from vitmods.study.executors import StudyOptions
@@ -414,16 +415,11 @@ def test_changed_images_are_counted(tmp_path, draw_images):
         run(study, tmp_path / "out")
 
 
-def test_seeds_for_which_no_level_is_known_are_refused_before_training(copied):
-    for count in (3, 33):
-        with pytest.raises(
-            UserError, match=rf"2 seeds have been analyzed before.*4 to 32 seeds are calibrated, not {count}"
-        ):
-            run(make(seeds=count), copied)
+def test_seeds_that_are_added_after_the_scores_were_seen_are_one_more_look(copied):
     grown = run(make(seeds=4), copied)
     assert grown.complete
-    assert grown.decision.alpha < 0.05
-    assert any("Extended after a first analysis" in doubt for doubt in grown.doubts)
+    assert grown.decision.alpha == INTERIM_LEVEL / 4
+    assert any("Trials of these arms were shown before" in doubt for doubt in grown.doubts)
 
 
 def test_arms_that_are_added_later_are_warned_of_unless_they_were_planned(tmp_path):

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +19,7 @@ from vitmods.study.plan import Settings, Trial, make_plan, make_seeds
 from vitmods.study.progress import Progress
 from vitmods.study.schedule import TrialSchedule
 from vitmods.study.state import Evaluated, StudyState, decision_at, looks
-from vitmods.study.store import StudyFolder, StudyPlan
+from vitmods.study.store import StudyFolder
 from vitmods.train.trial import write_scores
 from vitmods.util.errors import UserError
 
@@ -151,22 +150,6 @@ def test_no_seed_is_spent_on_an_arm_that_no_look_counts(tmp_path):
     played.run()
     assert [seed for arm, seed in played.order if arm == "rms"] == [0, 1]
     assert max(seed for arm, seed in played.order if arm == "dpn") > 4
-
-
-def test_looks_are_not_undone_by_calling_the_seeds_fixed(tmp_path):
-    """Whoever has looked at every seed cannot then say that the number was fixed before."""
-    looked, fixed = Played(tmp_path, {"base": 0.5, "dpn": 0.5}, seeds=8), Played(tmp_path, {"base": 0.5, "dpn": 0.5})
-    looked.run()
-    fixed.settings = replace(looked.settings, until_decided=False)
-    fixed.run()
-    alphas = [
-        decision_at(
-            StudyState(fixed.folder, fixed.settings, Evaluated(("test",), plan=StudyPlan(8, until_decided=one))),
-            range(8),
-        ).alpha
-        for one in (True, False)
-    ]
-    assert alphas == [0.028, 0.05]
 
 
 def test_a_diverged_arm_is_an_outcome(tmp_path):

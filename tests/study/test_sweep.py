@@ -195,10 +195,6 @@ def test_data_sets_have_a_study_each_and_an_average(tmp_path, capsys):
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
     assert shell([*command[:-2], "--quiet", "--out", str(out)]) == 0, "without --seeds a study keeps its own"
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
-    for where in (["--out", str(out)], ["--out", str(tmp_path / "more"), "--reuse", str(out)]):
-        assert shell([*command[:-1], "4", "--quiet", *where]) == 2, "before anything is trained"
-        said = " ".join(capsys.readouterr().err.split())
-        assert "The arms on digits were planned or analyzed with 3 seeds before" in said
     again = shutil.copytree(folders[0], tmp_path / "again")
     stored = json.loads((again / "study.json").read_text())
     stored["settings"]["data"] += "/"

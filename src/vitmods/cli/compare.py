@@ -458,7 +458,6 @@ def over_data(
     """Run a study for each data set, in one folder each, and answer over all of them; returns the exit code."""
     from vitmods.stats import tables
     from vitmods.study.prepare import open_study
-    from vitmods.study.reuse import Pool
     from vitmods.study.state import over_studies
     from vitmods.study.store import StudyFolder, slug
 
@@ -490,15 +489,7 @@ def over_data(
     for name, study in studies.items() if not options.dry_run else ():  # check all before the first one runs
         with warnings.catch_warnings():  # which come again
             warnings.simplefilter("ignore")
-            place = StudyFolder(out / slug(name))
-            prepared, facts = open_study(place, study.settings, replace(machine, progress=False)), place.facts()
-            first = facts.plan.seeds if facts else Pool(prepared).analyzed()
-            keeps_its_seeds = facts is not None and options.seeds is None
-            if 1 < first < len(study.settings.seeds) and not keeps_its_seeds:
-                raise UserError(
-                    f"The arms on {name} were planned or analyzed with {plural(first, 'seed')} before, and the average "
-                    "over data sets needs a fixed number: for more, choose another --out, and --no-reuse."
-                )
+            open_study(StudyFolder(out / slug(name)), study.settings, replace(machine, progress=False))
     command, results = shlex.join(["vitmods", "compare", *arguments, *plugin_options()]), []
     for name, study in studies.items():
         run: dict[str, Any] = {"options": machine, "command": command}

@@ -19,7 +19,7 @@ from vitmods.stats.gains import Gains
 from vitmods.stats.images import ImagesPart
 from vitmods.stats.read import Scores, ScoreTable, means_of, read_csv, table_of
 from vitmods.stats.sequential import (
-    EXTENDED_LEVEL,
+    INTERIM_LEVEL,
     LAST_LEVEL,
     LOOKS,
     futile,
@@ -59,6 +59,7 @@ def decide(
     generalize: Claim = "images",
     most_seeds: int | None = None,
     planned: int | None = None,
+    looked: int | None = None,
     family: int | Literal["pairs"] | None = None,
     failed: Mapping[str, Mapping[int, str]] | None = None,
     constant: Mapping[str, Container[int]] | None = None,
@@ -80,7 +81,10 @@ def decide(
     - `generalize`: verdicts hold for other test images too ("images"), or for these alone ("seeds").
     - `most_seeds`: the maximum of a study that is looked at more than once; None where seeds were fixed before.
     - `planned`: how many seeds a study has whose number was fixed. While trials of an arm are missing, intervals are
-      wider, and marked as provisional. With a larger `most_seeds`: the study was extended after its analysis.
+      wider, and marked as provisional.
+    - `looked`: verdicts of some of these trials were read before, in a study of other arms or seeds: the most seeds
+      that were planned or read, times the root of the number of such readings. Intervals are wider, as of one more
+      look; `family` counts all arms that were read.
     - `frozen`: arms that stopped at an earlier look, as they were then.
     - `family`: how many arms the study has in all, planned ones included; or "pairs" where base was chosen
       after scores were seen: then intervals hold together over all pairs of arms.
@@ -104,12 +108,13 @@ def decide(
     frozen = frozen or {}
     look, too_early, full = "", False, table
     if most_seeds is None:
-        interim = interim_level(table.fewest, planned)
-        alpha, provisional = interim or ALPHA, interim is not None
+        alpha = interim_level(table.fewest, planned, looked) or ALPHA
+        provisional = planned is not None and table.fewest < planned
     else:
         table, n, look = at_look(table, most_seeds, frozen)
-        last = LAST_LEVEL if planned is None or planned >= most_seeds else EXTENDED_LEVEL
-        alpha, provisional, too_early = nominal_level(most_seeds, n or LOOKS[0], last), False, n == 0
+        last = LAST_LEVEL if looked is None else INTERIM_LEVEL
+        alpha, provisional = nominal_level(max(most_seeds, looked or 0), n or LOOKS[0], last), False
+        too_early = n == 0
     plan = Plan(
         margin, unit, higher_is_better, generalize, chance, groups, alpha,
         overlap_of(*resampled) if resampled else 0.0, provisional,

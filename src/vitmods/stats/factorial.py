@@ -96,6 +96,7 @@ def factorial(
     generalize: Claim = "images",
     most_seeds: int | None = None,
     planned: int | None = None,
+    looked: int | None = None,
     failed: Mapping[str, Mapping[int, str]] | None = None,
     constant: Mapping[str, Container[int]] | None = None,
     chance: float | None = None,
@@ -116,9 +117,9 @@ def factorial(
     for name in set(scores) - set(names):
         raise UserError(f"The design does not have a run {name}: its runs are {', '.join(names)}.")
     table = table_of({name: scores.get(name, {}) for name in names}, names[0], failed, constant)
-    interim = None if most_seeds else sequential.interim_level(table.fewest, planned)
-    alpha = interim or (NOMINAL if most_seeds else ALPHA)
-    provisional = interim is not None
+    nominal = sequential.interim_level(table.fewest, None if most_seeds else planned, looked)
+    alpha = nominal or (NOMINAL if most_seeds else ALPHA)
+    provisional = not most_seeds and planned is not None and table.fewest < planned
     criteria = Criteria(margin, unit, higher_is_better, generalize, chance, groups, alpha, 0.0, provisional, level)
     gains = criteria.gains(table)
     failures = gains.failures.sum(-1)

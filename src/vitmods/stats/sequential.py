@@ -26,8 +26,7 @@ EARLY_LOOKS = (2, 3)  # where base is known
 LOOKS = (4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 MAXIMA = (8, 16, 32)  # that are offered
 LAST_LEVEL = 0.028  # with all seeds; calibrated by simulated studies for every maximum and 1 to 8 arms
-EXTENDED_LEVEL = 0.012  # instead, of a study that was fixed, and has been analyzed with fewer seeds at 0.05
-INTERIM_LEVEL = 0.008  # instead, of a fixed study that is read, perhaps after each trial, before it is complete
+INTERIM_LEVEL = 0.008  # instead, of one more look at trials that were shown, and of a fixed study before it is complete
 FUTILE_FROM, FUTILE_CHANCE = 4, 0.08
 
 
@@ -56,14 +55,19 @@ def nominal_level(most: int, n: int, last: float = LAST_LEVEL) -> float:
     return last * (n / most) ** 2
 
 
-def interim_level(done: int, planned: int | None) -> float | None:
-    """alpha of a study of `planned` seeds of which all arms have `done`; None where none is missing or planned."""
-    return None if planned is None or done >= planned else nominal_level(planned, max(done, 2), INTERIM_LEVEL)
+def interim_level(done: int, planned: int | None, looked: int | None = None) -> float | None:
+    """alpha of a study of `planned` seeds of which all arms have `done`; None where none is missing or planned.
+
+    looked: the most seeds that were planned or shown before, where this is one more look at their trials.
+    """
+    if looked is None and (planned is None or done >= planned):
+        return None
+    return nominal_level(max(planned or 0, looked or 0, done), max(done, 2), INTERIM_LEVEL)
 
 
 def next_maximum(seeds: int) -> int:
-    """The maximum of a study that was fixed, and has got more seeds: at least so many; 32 is the last."""
-    return next((maximum for maximum in MAXIMA if seeds <= maximum), LOOKS[-1])
+    """The maximum that a study is taken to have which got more seeds than were planned: 8, 16, 32, ..."""
+    return max(8, 1 << (seeds - 1).bit_length())
 
 
 def futile(contrast: Contrasts, images: ImagesPart | None, claim: Claim, margin: float, family: int, most: int) -> Mask:

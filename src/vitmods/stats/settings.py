@@ -90,6 +90,7 @@ def over_settings(
     level: Mapping[str, float | None] | None = None,
     groups: ArrayLike | Mapping[str, ArrayLike | None] | None = None,
     planned: int | None = None,
+    looked: int | None = None,
     family: int | Literal["pairs"] | None = None,
     shared_images: bool = True,
 ) -> OverSettings:
@@ -121,10 +122,10 @@ def over_settings(
     tables = in_common(tables) if shared_images else tables
     chances = chance if isinstance(chance, Mapping) else dict.fromkeys(scores, chance)
     groups_of = groups if isinstance(groups, Mapping) else dict.fromkeys(scores, groups)
-    interim = interim_level(min(table.fewest for table in tables), planned)
+    fewest = min(table.fewest for table in tables)
     plan = Plan(
         margin, unit, higher_is_better, generalize, None, next((g for g in groups_of.values() if g is not None), None),
-        interim or ALPHA, provisional=interim is not None,
+        interim_level(fewest, planned, looked) or ALPHA, provisional=planned is not None and fewest < planned,
         family=family_of(family, len(first) - 1), of_pairs=family == "pairs", limit=limit_of(tables, unit),
     )  # fmt: skip
     gains = [

@@ -38,6 +38,7 @@ from vitmods.study.state import (
     looks,
     over_settings_at,
     read_curves,
+    with_begun_seeds,
 )
 from vitmods.study.store import SCHEMA, Facts, ModelFacts, Sample, StudyFolder, model_name, read_object
 from vitmods.tasks.base import TASKS
@@ -402,7 +403,7 @@ def read_answer(
             trial is reported in the answer.
     """
     with folder.naming_damage():
-        settings = settings or Settings.from_dict(facts.settings)
+        settings = with_begun_seeds(folder, facts, settings or Settings.from_dict(facts.settings))
         metric, task_metric = settings.measure.metric, TASKS[settings.fixed["task"]].metrics[0]
         evaluated, first = evaluated_of(folder, facts), settings.sweep.points[0]
         models = {arm.name: facts.models[model_name(first, arm.name)] for arm in settings.every_arm}
@@ -446,7 +447,8 @@ def read_answer(
     ended = all(record.ended or trial.arm.name in stopped for trial, record in state.records.items())
 
     counted = _of_changes(decision, changes) if changes else decision
-    doubts = (*planning_doubts(state, facts), *outcome_doubts(counted, base.counted, curve_metric))
+    doubts = (*planning_doubts(state), *outcome_doubts(counted, base.counted, curve_metric))
+    state.enter_look()
     _, costs = read_costs(folder, settings)
     has_costs = reference == BASE and "base" not in dict(settings.sweep.fields)
     base_cost, arm_costs = costs[first] if has_costs else (None, {})
@@ -467,7 +469,7 @@ def read_answer(
             replace(arm, effect=decision.effects.get(name), cost=arm_costs.get(name)) for name, arm in arms.items()
         ),
         decision=decision,
-        complete=len(stopped) == len(settings.arms) or ended,
+        complete=not facts.plan.spare and (len(stopped) == len(settings.arms) or ended),
         command=facts.command,
         data=facts.data,
         settings=facts.settings,

@@ -14,15 +14,10 @@ from vitmods.stats.plan import detectable, finest, images_for
 from vitmods.stats.sequential import LAST_LEVEL, LOOKS
 from vitmods.stats.verdict import POINTS
 from vitmods.study.plan import MARGINS
-from vitmods.study.state import (
-    StudyState,
-    TrialRecord,
-)
-from vitmods.study.store import Facts
+from vitmods.study.state import StudyState, TrialRecord
 from vitmods.tasks.metrics import Metric
-from vitmods.util.text import listing, plural
+from vitmods.util.text import listing
 
-EXTENDED, GROWN = "5 to 10", "6 to 11"  # false claims in %: docs/statistics.md
 UNEQUAL = 3.0  # ratio of two arms' spreads
 LAST = 0.2  # of a training
 FEW_EVALUATIONS = 5
@@ -47,37 +42,13 @@ def outcome_doubts(decision: Decision, base: Iterable[TrialRecord], curves: Metr
         yield from _still_gaining(list(base), curves)
 
 
-def planning_doubts(state: StudyState, facts: Facts) -> Iterator[str]:
+def planning_doubts(state: StudyState) -> Iterator[str]:
     """Caveats of the plan: what was changed after scores were seen, is damaged, or is too good to be reported."""
-    settings = state.settings
-    plan, metric = facts.plan, settings.measure.name
-    holds = " What it decides ('no worse') holds for a margin chosen before."
-    first_margin = facts.margins.get(metric, settings.margin)
-    first_claim = plan.generalize if plan.seeds else settings.generalize
-    for what, now, first, more in (
-        ("The margin", f"{settings.margin:g}", f"{first_margin:g}", holds),
-        ("The metric", metric, plan.metric or metric, ""),
-        ("What verdicts are about", f"new {settings.generalize}", f"new {first_claim}", ""),
-    ):
-        if now != first:
-            yield f"{what} was changed after the scores were seen: it is {now} and was {first}.{more}"
+    yield from state.earlier.doubts
     for record in state.records.values():
         if record.status == "damaged":
             yield f"{record} is damaged and counts as missing: {record.message}"
-    if len(settings.seeds) > plan.seeds > 1:
-        yield (
-            f"Extended after a first analysis: {plan.seeds} seeds were planned, and there are "
-            f"{len(settings.seeds)} now. So {EXTENDED} % of such studies claim something false at one time or another, "
-            "instead of 5 %."
-        )
-    if len(settings.arms) > plan.family > 0:
-        yield (
-            f"Arms were added after scores were seen: {plural(plan.family, 'arm')} "
-            f"{'was' if plan.family == 1 else 'were'} planned, and there are {len(settings.arms)} now. So "
-            f"{GROWN} % of such studies claim something false at one time or another, instead of 5 %. Say how many "
-            "there will be at the start (--family)."
-        )
-    if settings.same_seeds:
+    if state.settings.same_seeds:
         yield (
             "Tuned and reported on the same trials: every score is too good by about half the spread of a trial, that "
             "of an arm that varies more by more. Leave --same-seeds out for fresh ones."

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -24,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from vitmods.data.records import SPLITS
-from vitmods.stats.sequential import LOOKS
 from vitmods.study.arms import BASE
 from vitmods.study.checkpoints import seeds_of
 from vitmods.study.plan import VAL, Trial
@@ -144,21 +142,6 @@ class Pool:
             if finished := next((other for other in equal if self._is_usable(trial, other)), None):
                 matches[trial] = finished
         return matches
-
-    def analyzed(self) -> int:
-        """Return with how many seeds of its arms, fewer than this study has, another study has shown verdicts first; 0
-        if none has, or only at the looks of this study."""
-        settings, first = self._study.settings, 0
-        for arm in settings.arms if self._is_plain else ():
-            finished = self.find(Trial(arm, seed) for seed in settings.seeds).values()
-            for study, seeds in Counter(trial.study for trial in finished).items():
-                with suppress(UserError):  # of another version
-                    plan, count = study.known_facts().plan, len(settings.seeds)
-                    looked = min(LOOKS[0], seeds) if plan.until_decided else plan.seeds
-                    has_same_looks = settings.until_decided and plan.until_decided and plan.seeds == count
-                    if looked <= seeds and looked < count and not has_same_looks:
-                        first = max(first, looked)
-        return first
 
     def copy(self, state: StudyState) -> None:
         """Copy the missing trials of a study that are finished elsewhere, and let its state read them."""

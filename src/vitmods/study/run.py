@@ -24,7 +24,6 @@ from vitmods.bench import device_name
 from vitmods.data.splits import SPLIT_FILE, write_split
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import resolve_on
-from vitmods.stats.sequential import LOOKS
 from vitmods.study.answer import VIEWS, Answer, costs_under, read_answer, read_costs
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, MOST_OVER, Budget, seconds_after_trials, slowdown
@@ -48,7 +47,7 @@ from vitmods.study.progress import LiveReport, Progress, StepTimes, earlier_pace
 from vitmods.study.reference import Reference, describe_base
 from vitmods.study.reuse import Pool
 from vitmods.study.schedule import TrialSchedule, check_weights_are_there
-from vitmods.study.state import Evaluated, StudyState, evaluated_of
+from vitmods.study.state import StudyState, enter_shown, evaluated_of, with_begun_seeds
 from vitmods.study.store import Facts, StudyFolder, StudyPlan, contents_of, read_object
 from vitmods.study.trial import TrialRunner, already_reported, answer_splits, base_config, logged_run, task_of
 from vitmods.tasks.base import DEFAULT, TASKS
@@ -161,25 +160,13 @@ SAMPLES = 12  # images shown in the report
 def write_facts(study: PreparedStudy, command: str, plan: StudyPlan) -> Facts:
     """Write study.json before the first trial: from then on the study can be read and resumed from its folder.
 
-    Raises UserError if a fold cannot be made, or seeds were added after scores were seen and no level is known for so
-    many.
+    Raises UserError if a fold cannot be made.
     """
     runner, dataset, settings = study.runner, study.dataset, study.settings
     folds = [runner.dataset(settings.recipe, seed=fold) for fold in range(settings.folds or 0)]
     folder = runner.folder
     folder.check_same_study(settings.to_dict())
     before, splits = folder.facts(), answer_splits(settings, dataset)
-    records = StudyState(folder, settings, Evaluated(splits)).records.values()
-    arms = [record for record in records if record.arm != BASE]  # base alone does not inform about arms
-    if before and before.plan.seeds and any(record.ended or record.wall_s is not None for record in arms):
-        plan = before.plan
-    count, is_plain = len(settings.seeds), not (settings.folds or settings.sweep or settings.design)
-    if is_plain and count > plan.seeds > 1 and not LOOKS[0] <= count <= LOOKS[-1]:
-        raise UserError(
-            f"{plan.seeds} seeds have been analyzed before. With more they are looked at a second time, for which "
-            f"{LOOKS[0]} to {LOOKS[-1]} seeds are calibrated, not {count}. Ask for so many, or train all trials in "
-            "another folder (--out and --no-reuse)."
-        )
     # Of a new study, of one with a damaged file, or of one from before the training images were recorded.
     if "trained" not in (folder.images.read() or ()) or not (folder.path / SPLIT_FILE).exists():
         if not all(np.array_equal(contents_of(fold.splits), contents_of(dataset.splits)) for fold in folds):
@@ -190,10 +177,7 @@ def write_facts(study: PreparedStudy, command: str, plan: StudyPlan) -> Facts:
     same = before is not None and before.settings == settings.to_dict() and before.plan == plan
     if before is not None and same and before.data.get("frozen", {}) == study.frozen:
         return before
-    metric = settings.measure.name
-    margins = {metric: settings.margin, **(before.margins if before else {})}
-    if not any(record.ended for record in arms):
-        margins[metric] = settings.margin
+    enter_shown(folder)
     task = TASKS[settings.fixed.get("task", DEFAULT)]
     constant = task.constant_scores([dataset.splits[split] for split in splits], dataset.num_classes)
     facts = Facts(
@@ -206,7 +190,6 @@ def write_facts(study: PreparedStudy, command: str, plan: StudyPlan) -> Facts:
         resolved=asdict(resolve_on(settings.recipe, dataset)),
         environment=environment(resolve(study.options.device)),
         warnings=study.notices,
-        margins=margins,
         plan=plan,
         plugins=tuple(plugins()),
     )
@@ -249,7 +232,8 @@ class Request:
         is_settled = self.seeds_given or not settings.arms or bool(start and seeds_of(start["source"]))
         if facts is not None:
             settings = replace(settings.continuing(facts.settings), known=facts.settings.get("known", 0))
-            if facts.plan.seeds and not self.seeds_given and facts.plan.until_decided == settings.until_decided:
+            same_kind = facts.settings.get("until_decided", False) == settings.until_decided
+            if facts.plan.seeds and not self.seeds_given and same_kind:
                 settings = settings.with_seeds(tuple(facts.settings["seeds"]))
             is_settled = is_settled or bool(facts.plan.seeds)
         done, place = len(list(folder.path.glob("trials/**/result.json"))), named(folder.path)
@@ -296,12 +280,17 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
                 say(options, planned.decides())
                 pool.count_known()
             command = command or python_call(study.settings, str(path))
-            facts = write_facts(study, command, plan_of(study.settings, pool.analyzed()))
             is_flexible = planned is not None and not is_settled and budget.seconds is not None
             is_flexible &= not (study.settings.until_decided or study.settings.tune)
-            wanted, count = study.settings, len(study.settings.seeds)
+            wanted, count, before = study.settings, len(study.settings.seeds), folder.facts()
             if is_flexible and not wanted.design:  # as many seeds again, which run if trials are faster than planned
                 wanted = wanted.with_seeds(tuple(range(max(count, min(2 * count, MOST_SEEDS)))))
+            elif before and before.plan.spare and not request.seeds_given:  # a run that time has not ended
+                is_flexible, spare = True, range(max(count, before.plan.spare))
+                begun = with_begun_seeds(folder, before, wanted)
+                wanted = begun if wanted.design or budget.seconds is None else wanted.with_seeds(tuple(spare))
+            plan = StudyPlan(count, max(len(wanted.seeds), before.plan.spare if before else 0) * is_flexible)
+            facts = write_facts(study, command, plan)
             state = StudyState(folder, wanted, evaluated_of(folder, facts))
             slower = slowdown() if budget.seconds else 1.0
             cost_seconds = LEAST_COSTS * options.cost_seconds * len(study.settings.sweep.points)
@@ -339,12 +328,12 @@ def _with_seeds_that_ended(study: PreparedStudy, state: StudyState, facts: Facts
     records = state.answered.items()
     late = {trial.seed for trial, record in records if not record.ended and record.status not in ("failed", "damaged")}
     done, planned = tuple(seed for seed in state.settings.seeds if seed not in late), len(settings.seeds)
-    if done == settings.seeds or len(done) < 2:
+    if len(done) < 2:
         return facts
-    say(study.options, f"The budget lasted for {plural(len(done), 'seed')} instead of {planned}.")
+    if done != settings.seeds:
+        say(study.options, f"The budget lasted for {plural(len(done), 'seed')} instead of {planned}.")
     study.runner.settings = settings.with_seeds(done)
-    analyzed = facts.plan.seeds if facts.plan.seeds < planned else 0
-    facts = replace(facts, settings=study.settings.to_dict(), plan=plan_of(study.settings, analyzed))
+    facts = replace(facts, settings=study.settings.to_dict(), plan=StudyPlan(len(done)))
     write_json(folder.settings_file, facts.to_dict())
     return facts
 
@@ -374,7 +363,7 @@ def run_pilot(request: Request, path: Path, options: StudyOptions, command: str 
         seeds = (settings.seeds if is_settled else tuple(range(PILOT)))[:PILOT]
         if not is_settled:
             study.runner.settings = settings.with_seeds(seeds)
-        plan = plan_of(settings) if is_settled else StudyPlan()
+        plan = StudyPlan(len(settings.seeds) * is_settled)
         pool, _ = _train_base(study, seeds, plan, ENDLESS, lease, command or python_call(settings, str(path)))
         study.runner.settings = study.settings.with_seeds(settings.seeds)
         return estimate(study, request.budget, command, fixed=is_settled, pool=pool)
@@ -388,7 +377,7 @@ def run_base(request: Request, path: Path, options: StudyOptions, command: str |
     folder.check_place(settings.fixed["data"])
     with folder.lock() as lease:
         study, _, is_settled = replace(request, budget=ENDLESS).prepare(folder, options, command)
-        settings, plan = study.settings, plan_of(study.settings) if is_settled else StudyPlan()
+        settings, plan = study.settings, StudyPlan(len(study.settings.seeds) * is_settled)
         command = command or python_call(settings, str(path))
         _, state = _train_base(study, settings.seeds, plan, request.budget, lease, command)
         reference = describe_base(state)
@@ -405,17 +394,8 @@ def _train_base(
     state = StudyState(study.runner.folder, base_alone, evaluated_of(study.runner.folder, facts))
     with get_template(template_threads(study.options, len(state.missing))) as template:
         _work(study, state, budget, lease, pool, template)
+    state.enter_look()
     return pool, state
-
-
-def plan_of(settings: Settings, analyzed: int = 0) -> StudyPlan:
-    """Return what is recorded of the settings before any score is known.
-
-    analyzed: with how many seeds another study has analyzed the reused trials first, which this one extends; 0: none
-    """
-    is_first = analyzed <= 1
-    count, until_decided = len(settings.seeds) if is_first else analyzed, settings.until_decided and is_first
-    return StudyPlan(count, until_decided, settings.generalize, settings.measure.name, settings.compared)
 
 
 def template_threads(options: StudyOptions, missing: int) -> int | None:
@@ -444,6 +424,8 @@ def _work(
     """
     runner, options = study.runner, study.options
     pool.copy(state)
+    for origin in {record.reused for record in state.records.values()} - {""}:
+        enter_shown(StudyFolder(origin))
     workers = study.workers(len(state.missing))
     check_weights_are_there(state)
     steps: dict[tuple[Any, ...], int] = {}  # a bar asks for the steps of all trials, often

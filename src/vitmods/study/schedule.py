@@ -200,6 +200,7 @@ class TrialSchedule:
                 verdicts = ", ".join(f"{arm} {effect.verdict}" for arm, effect in look.decision.effects.items())
                 ended = f"; no more seeds for {', '.join(look.stopped)}" if look.stopped else ""
                 self._progress.say(f"Look at {look.seeds} seeds: {verdicts}{ended}.")
+                self.state.enter_look()
         self._wanted = deque(work for work in self._missing() if work not in self._given)
         self._show_remaining()
 

@@ -15,7 +15,9 @@ import math
 import os
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -27,11 +29,12 @@ from vitmods.stats.decide import decide
 from vitmods.stats.decision import Decision
 from vitmods.stats.factorial import LOOKS as FACTORIAL_LOOKS
 from vitmods.stats.factorial import Factorial, factorial
-from vitmods.stats.sequential import LOOKS, next_maximum
+from vitmods.stats.sequential import LOOKS
 from vitmods.stats.settings import OverSettings, over_settings
 from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.grid import AS_IS, Grid, Point, choose
+from vitmods.study.ledger import Earlier, Table, earlier_looks, enter, identities, is_own, ledger_of, read_ledgers
 from vitmods.study.plan import VAL, Evaluation, Measure, Settings, Trial, images_key, options_from
 from vitmods.study.store import Facts, StudyFolder, StudyPlan, read_object, read_warnings
 from vitmods.train.trial import read_scores
@@ -131,9 +134,10 @@ class Evaluated:
     constant: metric -> the score of the best constant prediction, as far as it is known
     groups:  (n,) the group of each image; None: every image is its own group
     sizes:   with folds, the images that a trial is tested on and trained on; None: all trials share their images
-    plan:    what was planned before any score was known
+    plan:    of its seeds
     fingerprints: `images_key` -> the images that trials are trained on
     level:   setting -> what a linear probe of the weights that base starts from reaches, as far as it is known
+    created: when the study was
     """
 
     splits: tuple[str, ...]
@@ -143,6 +147,7 @@ class Evaluated:
     plan: StudyPlan = StudyPlan()  # noqa: RUF009, frozen
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     level: Mapping[str, float] = field(default_factory=dict)
+    created: str = ""
 
 
 def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:
@@ -152,9 +157,9 @@ def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:
     counts = {split: entry["count"] for split, entry in facts.data["splits"].items()}
     if facts.settings.get("folds"):
         sizes = counts["test"], counts["train"]
-        return Evaluated(facts.splits, constant, None, sizes, facts.plan, facts.fingerprints, level)
+        return Evaluated(facts.splits, constant, None, sizes, facts.plan, facts.fingerprints, level, facts.created)
     groups = folder.images.groups({split: counts[split] for split in facts.splits})
-    return Evaluated(facts.splits, constant, groups, None, facts.plan, facts.fingerprints, level)
+    return Evaluated(facts.splits, constant, groups, None, facts.plan, facts.fingerprints, level, facts.created)
 
 
 class StudyState:
@@ -201,6 +206,41 @@ class StudyState:
         """Evaluations of the trials that points were chosen by, on the answer's split."""
         evaluated = [trial for trial in self.answered if trial in self.tried and self.tried[trial].status == "finished"]
         return [Evaluation(trial, self.splits[-1]) for trial in evaluated]
+
+    def table(self) -> Table | None:
+        """The table that the study shows now, for the ledger; None where no trial has ended or is known by its
+        settings."""
+        settings, cells, images = self.settings, dict[str, set[str]](), set[str]()
+        for trial, record in self.answered.items():
+            with suppress(UserError, AttributeError, KeyError, TypeError, ValueError):  # a damaged trial
+                if record.ended:
+                    cell, tested = identities(read_object(self.folder.trial(trial) / "config.json"))
+                    cells.setdefault(trial.arm.name, set()).add(cell)
+                    images.add(tested)
+        hashes = {name: tuple(sorted(found)) for name, found in cells.items()}
+        base = hashes.pop(BASE, ())
+        if not base or (settings.arms and not hashes):
+            return None
+        if spare := self.images.plan.spare:
+            settings = settings.with_seeds(tuple(dict.fromkeys([*settings.seeds, *range(spare)])))
+        return Table(
+            f"{self.images.created} {self.folder.path.name}", settings.measure.name, float(settings.margin),
+            settings.generalize, settings.until_decided, settings.seeds, settings.seeds_of(BASE),
+            bool(spare), settings.compared, tuple(sorted(images)), base, hashes,
+        )  # fmt: skip
+
+    @cached_property
+    def earlier(self) -> Earlier:
+        """What was shown before of these trials, by the ledgers beside this study and those that shared trials."""
+        table, shared = self.table(), (Path(record.reused) for record in self.records.values() if record.reused)
+        places = dict.fromkeys(ledger_of(path) for path in (self.folder.path, *shared))
+        return earlier_looks(table, read_ledgers([*places])) if table else Earlier(None, self.settings.compared)
+
+    def enter_look(self) -> None:
+        """Enter the table that is shown into the ledger, if this is the study's own user."""
+        table = self.table()
+        if table and is_own(self.folder.path):
+            enter(table, ledger_of(self.folder.path))
 
     def scored_on(self, trial: Trial) -> str:
         """The split that the trial is evaluated on by itself."""
@@ -377,13 +417,9 @@ def decision_at(
     Raises UserError if trials were evaluated on different images.
     """
     scores, criteria = _scores(state, seeds, [setting], without)
-    most, plan = _most(state, LOOKS), state.images.plan
-    # A fixed study that has been analyzed keeps the level of its extension, also if that runs until it is decided.
-    is_fixed = not (plan.until_decided if plan.seeds > 1 else state.settings.until_decided)
-    planned = (plan.seeds if most else len(seeds)) if is_fixed else None
     return decide(
-        base=base, family=_family(state, base), frozen=frozen, most_seeds=most, planned=planned,
-        resampled=state.images.sizes, **scores[setting], **criteria,
+        base=base, family=_family(state, base), frozen=frozen, most_seeds=_most(state, LOOKS),
+        planned=_planned(state, seeds), resampled=state.images.sizes, **scores[setting], **criteria,
     )  # fmt: skip
 
 
@@ -392,7 +428,7 @@ def factorial_at(state: StudyState, seeds: Sequence[int], setting: Point = AS_IS
     assert state.settings.design is not None
     scores, criteria = _scores(state, seeds, [setting])
     return factorial(
-        design=state.settings.design.design, most_seeds=_most(state, FACTORIAL_LOOKS), planned=len(seeds),
+        design=state.settings.design.design, most_seeds=_most(state, FACTORIAL_LOOKS), planned=_planned(state, seeds),
         **scores[setting], **criteria,
     )  # fmt: skip
 
@@ -405,7 +441,8 @@ def over_settings_at(state: StudyState, base: str = BASE) -> OverSettings:
         name: {str(point): scores[point][name] for point in points}
         for name in ("scores", "failed", "constant", "level")
     }
-    return over_settings(base=base, family=_family(state, base), planned=len(seeds), **by_setting, **criteria)
+    planned = _planned(state, seeds)
+    return over_settings(base=base, family=_family(state, base), planned=planned, **by_setting, **criteria)
 
 
 def over_studies(folders: Iterable[str | Path]) -> OverSettings:
@@ -417,14 +454,14 @@ def over_studies(folders: Iterable[str | Path]) -> OverSettings:
     shared: dict[str, Any] = {}
     by_set: Arguments = {name: {} for name in ("scores", "failed", "constant", "level", "chance", "groups")}
     criteria: Arguments = {}
-    fingerprints = set()
+    fingerprints, looked = set(), [0]
     for path in folders:
         folder = StudyFolder(path)
         folder.refresh()
         facts = folder.known_facts()
         settings = Settings.from_dict(facts.settings)
         state = StudyState(folder, settings, evaluated_of(folder, facts))
-        if settings.sweep or settings.design or settings.folds or _most(state, LOOKS):
+        if settings.sweep or settings.design or settings.folds or settings.until_decided:
             raise UserError(
                 f"{named(folder.path)} is not a study of arms on one data set with a fixed number of seeds."
             )
@@ -438,13 +475,19 @@ def over_studies(folders: Iterable[str | Path]) -> OverSettings:
         scores, criteria = _scores(state, settings.seeds, [AS_IS])
         for key, value in {**scores[AS_IS], "chance": criteria["chance"], "groups": criteria["groups"]}.items():
             by_set[key][name] = value
-        criteria |= {"planned": len(settings.seeds), "family": _family(state, BASE)}
-    return over_settings(**{**criteria, **by_set}, shared_images=False)
+        looked.append(state.earlier.most or 0)
+        criteria |= {"planned": _planned(state, settings.seeds), "family": _family(state, BASE)}
+    return over_settings(**{**criteria, **by_set, "looked": max(looked) or None}, shared_images=False)
 
 
 def _family(state: StudyState, base: str) -> int | Literal["pairs"]:
-    """The arms that were planned or have been added; all pairs for a reference that was chosen after the scores."""
-    return max(len(state.settings.arms), state.images.plan.family) if base == BASE else "pairs"
+    """The arms that were planned or shown; all pairs for a reference that was chosen after the scores."""
+    return max(len(state.settings.arms), state.earlier.family) if base == BASE else "pairs"
+
+
+def _planned(state: StudyState, seeds: Sequence[int]) -> int:
+    """Seeds without which verdicts are provisional: all that may be run, as long as their number is not settled."""
+    return max(len(seeds), state.images.plan.spare)
 
 
 def _scores(
@@ -491,6 +534,7 @@ def _scores(
         "unit": FRACTION if metric.unit == "%" else metric.unit,
         "higher_is_better": metric.higher_is_better,
         "generalize": settings.generalize,
+        "looked": state.earlier.most,
         "chance": state.images.constant.get(metric.name),
         "groups": state.images.groups if has_images and finished else None,
     }
@@ -498,12 +542,26 @@ def _scores(
 
 
 def _most(state: StudyState, looks: Sequence[int]) -> int | None:
-    """The maximum of a study that is looked at more than once; None if its seeds were fixed before."""
-    count, plan = len(state.settings.seeds), state.images.plan
-    if state.settings.until_decided or plan.until_decided:
-        return min(max(count, looks[0]), looks[-1])
-    extended = 1 < plan.seeds < count and not state.settings.folds
-    return min(next_maximum(count), looks[-1]) if extended else None
+    """The maximum of a study that runs until it is decided; None if its seeds were fixed before."""
+    count = len(state.settings.seeds)
+    return min(max(count, looks[0]), looks[-1]) if state.settings.until_decided else None
+
+
+def with_begun_seeds(folder: StudyFolder, facts: Facts, settings: Settings) -> Settings:
+    """Add the seeds after the planned ones, of which a trial has ended while their number is not settled."""
+    more = settings.with_seeds(tuple(dict.fromkeys([*settings.seeds, *range(facts.plan.spare)])))
+    if len(more.seeds) == len(settings.seeds):
+        return settings
+    records = StudyState(folder, more, evaluated_of(folder, facts)).answered.values()
+    begun = {record.seed for record in records if record.ended}
+    return settings.with_seeds(tuple(seed for seed in more.seeds if seed in {*settings.seeds, *begun}))
+
+
+def enter_shown(folder: StudyFolder) -> None:
+    """Enter a study of this user, whose answer was shown before, into the ledger: it may be older, or moved here."""
+    with suppress(UserError, OSError):
+        if (folder.path / "results.json").exists() and (facts := folder.facts()):
+            StudyState(folder, Settings.from_dict(facts.settings), evaluated_of(folder, facts)).enter_look()
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
@@ -84,14 +84,11 @@ def model_name(setting: Point, arm: str) -> str:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """The plan before scores were known: seeds (the maximum of a study until decided), the claim of verdicts, the
-    metric, and the number of arms. 0 and "" are unknown."""
+    """The number of seeds (the maximum of a study until decided; 0: not settled), and with a time budget how many there
+    may be, until the time has settled their number; 0: it is settled."""
 
     seeds: int = 0
-    until_decided: bool = False
-    generalize: str = "images"
-    metric: str = ""
-    family: int = 0
+    spare: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,8 +98,7 @@ class Facts:
     splits:   that the answer is about
     settings: as `Settings.to_dict` returns them
     models:   arm -> its model, base first
-    margins:  metric -> the margin of the first run, before its scores were known
-    plan:     of the last run before scores were known
+    plan:     of its seeds
     """
 
     created: str
@@ -114,7 +110,6 @@ class Facts:
     resolved: Mapping[str, Any]
     environment: Mapping[str, Any]
     warnings: tuple[str, ...] = ()
-    margins: Mapping[str, float] = field(default_factory=dict)
     plugins: tuple[str, ...] = ()
     plan: StudyPlan = StudyPlan()
 
@@ -132,11 +127,11 @@ class Facts:
         """Invert `to_dict`. Raises TypeError or KeyError for other values."""
         sections = {section.name: values[section.name] for section in fields(cls)}
         for name, kind in get_type_hints(cls).items():
-            if not _fits(sections[name], kind):
+            if not fits(sections[name], kind):
                 raise TypeError(f"{name} is {sections[name]!r:.60}")
         for section, kinds in _WITHIN.items():
             for name, value in sections[section].items():
-                if not _fits(value, kinds.get(name, Any)):
+                if not fits(value, kinds.get(name, Any)):
                     raise TypeError(f"{name} of {section} is {value!r:.60}")
         models = {
             name: ModelFacts(
@@ -144,8 +139,9 @@ class Facts:
             )
             for name, model in sections["models"].items()
         }
+        plan = StudyPlan(**{name: value for name, value in sections["plan"].items() if name in ("seeds", "spare")})
         texts = {name: tuple(sections[name]) for name in ("splits", "warnings", "plugins")}
-        return cls(**{**sections, **texts, "models": models, "plan": StudyPlan(**sections["plan"])})
+        return cls(**{**sections, **texts, "models": models, "plan": plan})
 
 
 _WITHIN: Mapping[str, Mapping[str, Any]] = {
@@ -161,16 +157,16 @@ _WITHIN: Mapping[str, Mapping[str, Any]] = {
 """the values that are read from free-form sections"""
 
 
-def _fits(value: Any, kind: Any) -> bool:
+def fits(value: Any, kind: Any) -> bool:
     """Whether a value from JSON fits the type of a field."""
     origin, parts = get_origin(kind) or kind, get_args(kind)
     if is_dataclass(kind):
         hints = get_type_hints(kind)
-        return isinstance(value, Mapping) and all(_fits(item, hints[name]) for name, item in value.items())
+        return isinstance(value, Mapping) and all(fits(item, hints.get(name, Any)) for name, item in value.items())
     if origin is Mapping:
-        return isinstance(value, Mapping) and all(_fits(item, parts[1]) for item in value.values())
+        return isinstance(value, Mapping) and all(fits(item, parts[1]) for item in value.values())
     if origin is tuple:
-        return isinstance(value, list | tuple) and all(_fits(item, parts[0]) for item in value)
+        return isinstance(value, list | tuple) and all(fits(item, parts[0]) for item in value)
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     return kind is Any or type(value) is kind

@@ -1,0 +1,286 @@
+"""The ledger: which tables of which trials have been shown, so that a new folder does not undo what one folder guards.
+
+A table that was shown is a look. It is a line of a file beside the folders of the studies, one file for each user,
+which outlives the folders: what was trained, by hashes, with which seeds, and how it was read. A later table of trials
+that are in the ledger is one more look at them: its intervals hold together over all arms that were shown with its
+base, at the level of a look at its seeds out of the most that were planned or shown. The same table again is no look.
+What no level makes up for (another metric, base or split that was chosen after scores were seen) is a doubt.
+
+The ledger makes verdicts more careful, never less. A line that cannot be read does not count, with a warning, and a
+file of another user is not read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from hashlib import sha256
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from vitmods.stats.sequential import next_maximum
+from vitmods.study.store import fits
+from vitmods.train.trial import decisive_settings
+from vitmods.util.limits import parse_json, read_bytes
+from vitmods.util.text import listing, plural, printable
+
+PLACE = "VITMODS_LEDGER"
+"""environment variable: the ledger's folder, from that of a study"""
+_SPLIT = ("split_seed", "split_file", "val_fraction", "test_fraction", "fold")
+GROWN = "6 to 11"  # false claims in %: docs/statistics.md has all of these
+SERIES = ("9 to 10", "13 to 14", "17 to 18", "20 to 21", "23 to 25", "26 to 28", "28 to 31")  # by the number of others
+RESTARTED = ("9 to 10", "13 to 15", "17 to 19")
+METRICS = ("6 to 9", "7 to 13", "8 to 17", "9 to 20")
+BASES = ("5", "6", "6 to 8", "7 to 9", "8 to 9", "9 to 10", "9 to 11")
+
+
+def identities(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Hash what a trial's numbers depend on but for its seed, and its images with their split. The first part of the
+    first, up to `-`, is without split and machine. KeyError or TypeError for what is not the config of a trial."""
+    settings = decisive_settings(config)
+    images, data = dict(settings.pop("images")), dict(settings.pop("data"))
+    split = {name: images.pop(name, None) for name in _SPLIT}
+    for part, name in ((images, "data"), (data, "name")):
+        part.pop(name, None)
+    place = config["images"].get("data")
+    machine = {name: settings.pop(name, None) for name in ("environment", "code")}
+    settings |= {"images": images, "seed": None}
+    kind, tested, cell = (
+        sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        for content in ([settings, place], [data, split], [settings, data, split, machine])
+    )
+    return f"{kind}-{cell}", tested
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of verdicts. Base and arms are known by the hashes of their trials, one for each setting or fold.
+
+    study:      when it was begun, and the name of its folder
+    base_seeds: with those that were known
+    spare:      whether the number of seeds is not settled yet
+    family:     arms that were planned
+    images:     hashes of images and split
+    time:       of the first reading
+    """
+
+    study: str
+    metric: str
+    margin: float
+    generalize: str
+    until_decided: bool
+    seeds: tuple[int, ...]
+    base_seeds: tuple[int, ...]
+    spare: bool
+    family: int
+    images: tuple[str, ...]
+    base: tuple[str, ...]
+    arms: Mapping[str, tuple[str, ...]]
+    time: str = ""
+
+    @classmethod
+    def from_line(cls, line: str) -> Table:
+        """Read a line of the ledger. Raises ValueError or TypeError for anything else."""
+        values = parse_json(line)
+        if not fits(values, cls):
+            raise ValueError("a value is of another type")
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        return cls(**{**values, "arms": {name: tuple(arm) for name, arm in values.get("arms", {}).items()}})
+
+    def has(self, arm: Sequence[str]) -> bool:
+        """Whether it shows an arm, under any name."""
+        return any(not set(arm).isdisjoint(other) for other in self.arms.values())
+
+    def has_arms(self, other: Table) -> bool:
+        return all(map(self.has, other.arms.values()))
+
+    def looks_at(self, other: Table) -> bool:
+        """Whether it shows a trial of an arm that another table shows."""
+        return any(map(other.has, self.arms.values())) and not set(self.seeds).isdisjoint(other.seeds)
+
+    def shares_base(self, other: Table) -> bool:
+        """Whether both show a trial of base."""
+        return not (set(self.base).isdisjoint(other.base) or set(self.base_seeds).isdisjoint(other.base_seeds))
+
+    def contains(self, other: Table) -> bool:
+        """Whether another table is a part of it: of fewer arms, with the same seeds, or before they were settled."""
+        settled = other.study == self.study and other.spare and set(self.seeds) <= set(other.seeds)
+        looks = (self.until_decided, self.seeds, self.base_seeds)
+        if not settled and looks != (other.until_decided, other.seeds, other.base_seeds):
+            return False
+        return other.study == self.study or (self.shares_base(other) and self.has_arms(other))
+
+    def repeats(self, other: Table) -> bool:
+        """Whether it is another table again."""
+        same = all(getattr(self, name) == getattr(other, name) for name in ("metric", "margin", "generalize", "spare"))
+        return same and self.contains(other) and other.has_arms(self)
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What earlier tables mean for one.
+
+    most:   where it is one more look, the most seeds that were planned or shown, times the root of the number of
+            earlier looks, so that the level of a look (`interim_level`) is divided by it; None: it is the first
+    family: arms that intervals hold together over
+    """
+
+    most: int | None
+    family: int
+    doubts: tuple[str, ...] = ()
+
+
+def earlier_looks(table: Table, lines: Sequence[Table]) -> Earlier:
+    """Judge a table by the lines that were entered before it was first shown."""
+    before = [*takewhile(lambda line: not table.repeats(line), lines)]
+    seen = [line for line in before if table.looks_at(line)]
+    again = [line for line in seen if not table.contains(line)]
+    family, doubts = max([table.family, *(line.family for line in seen)]), [*_doubts(table, before, seen)]
+    if not again:
+        return Earlier(None, family, tuple(doubts))
+    of_base = [table, *seen, *filter(table.shares_base, before)]
+    family = max(family, len({arm[:1] for line in of_base for arm in line.arms.values()}))
+    looks = {(line.study, line.seeds) for line in again}
+    shown, count = max(len(line.seeds) for line in again), len(table.seeds)
+    most = math.ceil(math.sqrt(len(looks)) * (shown if count <= shown else next_maximum(count)))
+    studies = listing([*dict.fromkeys(printable(line.study.partition(" ")[2]) for line in again)])
+    doubt = (
+        f"Trials of these arms were shown before, with other arms or seeds ({studies}). So that all looks together "
+        "claim something false in at most 6 % of such studies, intervals are wider, and hold together over "
+        f"{plural(family, 'arm')}. Fresh seeds have the intervals of a first look."
+    )
+    return Earlier(most, family, (doubt, *doubts))
+
+
+def _doubts(table: Table, before: Sequence[Table], seen: Sequence[Table]) -> Iterator[str]:
+    """What no level makes up for. `seen` are the tables of these trials, `before` all."""
+
+    def wrong(what: str, rates: Sequence[str], others: int) -> str:
+        rate = f"{rates[min(others, len(rates)) - 1]} %{' or more' if others > len(rates) else ''}"
+        return f"Of {what} {rate} claim something false at one time or another, instead of 5 %."
+
+    if seen:
+        margin = next((line.margin for line in seen if line.metric == table.metric), table.margin)
+        metrics, first = {line.metric for line in seen} - {table.metric}, seen[0]
+        other_metrics = wrong("studies with so many metrics", METRICS, len(metrics)) if metrics else ""
+        holds = "What it decides ('no worse') holds for a margin chosen before."
+        for what, now, was, more in (
+            ("The margin", f"{table.margin:g}", f"{margin:g}", holds),
+            ("The metric", table.metric, first.metric, other_metrics),
+            ("What verdicts are about", f"new {table.generalize}", f"new {first.generalize}", ""),
+        ):
+            if now != was:
+                yield f"{what} was changed after the scores were seen: it is {now} and was {was}. {more}".rstrip()
+        planned = max(line.family for line in seen)
+        if len(table.arms) > planned and all(map(table.contains, seen)):
+            yield (
+                f"Arms were added after scores were seen: {plural(planned, 'arm')} "
+                f"{'was' if planned == 1 else 'were'} planned, and there are {len(table.arms)} now. So {GROWN} % of "
+                "such studies claim something false at one time or another, instead of 5 %. Say how many there will "
+                "be at the start (--family)."
+            )
+    others = [line for line in before if line.study != table.study and line not in seen]
+    arms = _kinds(*table.arms.values())
+    restarts = {(line.seeds, line.base) for line in others if arms & _kinds(*line.arms.values())}
+    series = {line.study for line in others if line.arms and table.shares_base(line)}
+    if restarts:
+        yield (
+            f"These arms were compared before with other seeds, another split or on another machine. "
+            f"{wrong('such series', RESTARTED, len(restarts))}"
+        )
+    elif series and not seen:
+        yield (
+            f"Base's trials were shown with other arms in {plural(len(series), 'other study', 'other studies')}. "
+            f"{wrong('such series', SERIES, len(series))} One study of all arms has one family."
+        )
+    rivals = [line for line in before if line.study != table.study and not set(table.images).isdisjoint(line.images)]
+    bases = _kinds(*(line.base for line in rivals)) - _kinds(table.base)
+    if len(bases) > 1 and any(map(table.shares_base, rivals)):  # the better one of two costs nothing
+        yield (
+            f"The scores of base were seen before, beside those of {len(bases)} other bases on these images. If the "
+            f"best of them was taken, its scores are too good, and arms seem to hurt. "
+            f"{wrong('such studies', BASES, len(bases))} Fresh seeds of base are right."
+        )
+
+
+def _kinds(*arms: Sequence[str]) -> set[str]:
+    return {cell.partition("-")[0] for arm in arms for cell in arm}
+
+
+def ledger_of(folder: Path) -> Path:
+    """The ledger of this user for the study in a folder."""
+    place = os.path.normpath(folder.absolute() / os.environ.get(PLACE, ".."))
+    return Path(place, f".vitmods-looks-{_user()}.jsonl")
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file or folder exists, belongs to this user and is not a link."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return status.st_uid == _user() and not stat.S_ISLNK(status.st_mode)
+
+
+def _user() -> int:
+    return os.geteuid() if hasattr(os, "geteuid") else 0
+
+
+def read_ledgers(paths: Sequence[Path]) -> list[Table]:
+    """Read the lines of ledgers, oldest first. What cannot be read is a warning."""
+    tables = []
+    for path in paths:
+        lines, damaged = _lines(path), 0
+        for line in filter(None, lines):
+            try:
+                tables.append(Table.from_line(line))
+            except (TypeError, ValueError):
+                damaged += 1
+        if damaged:
+            _warn(path, f"{plural(damaged, 'line')} cannot be read", "do not count")
+    return sorted(tables, key=lambda table: table.time)
+
+
+def enter(table: Table, path: Path) -> None:
+    """Append a table to a ledger, if it is not there. Where that fails, it is a warning: the table is right."""
+    lines = _lines(path)
+    if not any(table.repeats(line) for line in read_ledgers([path])):
+        entry = json.dumps(asdict(replace(table, time=datetime.now(UTC).isoformat())))
+        try:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+            descriptor = os.open(path, flags, 0o644)
+            try:
+                torn = lines and lines[-1]  # by a run that was killed, or a full disk
+                os.write(descriptor, f"{chr(10) if torn else ''}{entry}\n".encode())
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            _warn(path, f"it cannot be written ({error.strerror})", "are not known to later studies")
+
+
+def _lines(path: Path) -> list[str]:
+    """Read the lines of a ledger; what follows the last newline is the last."""
+    if not os.path.lexists(path):
+        return []
+    try:
+        if not is_own(path):
+            raise ValueError("it is a link, or belongs to another user")
+        return read_bytes(path, "settings").decode(errors="replace").split("\n")
+    except (OSError, ValueError) as error:
+        _warn(path, f"it cannot be read ({error})", "do not count")
+        return []
+
+
+def _warn(path: Path, what: str, result: str) -> None:
+    warnings.warn(
+        f"{printable(str(path))}, the ledger of verdicts that were shown: {what}. These looks {result}. Repair or "
+        "remove the file, or make its folder writable (docs/verdicts.md).",
+        stacklevel=2,
+    )

@@ -1,0 +1,405 @@
+"""The ledger of looks: which tables are one more look, what it costs them, and what the file survives."""
+
+import json
+import os
+import shutil
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vitmods.recipes import plain
+from vitmods.stats.fit import fit
+from vitmods.stats.sequential import INTERIM_LEVEL, interim_level
+from vitmods.stats.width import against_base
+from vitmods.study import Answer, Study
+from vitmods.study.ledger import Table, earlier_looks, enter, is_own, ledger_of, read_ledgers
+from vitmods.study.state import over_studies
+
+pytestmark = pytest.mark.usefixtures("short_clocks")
+RECIPE = plain(epochs=1).with_(batch_size=16)
+OPTIONS = {"workers": 1, "device": "cpu", "cost_seconds": 0, "progress": False}
+FAST = [pytest.param(2_000, id="2000"), pytest.param(20_000, id="20000", marks=pytest.mark.long)]
+
+
+@pytest.fixture(autouse=True)
+def search_beside(monkeypatch):
+    monkeypatch.delenv("VITMODS_REUSE", raising=False)
+    monkeypatch.delenv("VITMODS_LEDGER", raising=False)
+
+
+# ---- what is one more look
+
+
+def table(arms="ab", seeds=5, study="one", base="base", split="", **other):
+    """A table of arms, whose trials are known by their names and the split."""
+    seeds = tuple(range(seeds) if isinstance(seeds, int) else seeds)
+    settings = {"metric": "top1", "margin": 0.5, "generalize": "images", "until_decided": False, "base_seeds": seeds}
+    settings |= {"spare": False, "family": len(arms), **other}
+    hashed = {arm: (f"{arm}-{arm}{split}",) for arm in arms}
+    return Table(
+        study=f"now {study}",
+        seeds=seeds,
+        images=(f"images{split}",),
+        base=(f"{base}-{split}",),
+        arms=hashed,
+        **settings,
+    )
+
+
+FIRST = table()
+
+
+@pytest.mark.parametrize(
+    ("later", "most", "family", "says"),
+    [
+        (table(), None, 2, ""),
+        (table(study="two"), None, 2, ""),
+        (table(study="two", base="other"), 5, 2, "shown before"),
+        (table("a", study="two"), 5, 2, "shown before, with other arms or seeds (one)"),
+        (table("ac", study="two"), 5, 3, "shown before"),
+        (table("abc", study="two"), None, 3, "2 arms were planned, and there are 3 now"),
+        (table("abc"), None, 3, "2 arms were planned, and there are 3 now"),
+        (table("c", study="two"), None, 1, "with other arms in 1 other study. Of such series 9 to 10 %"),
+        (table("c", seeds=[5, 6], study="two"), None, 1, ""),
+        (table(seeds=8), 8, 2, "shown before"),
+        (table(seeds=4, study="two"), 5, 2, "shown before"),
+        (table(seeds=[1, 2, 3, 4], study="two"), 5, 2, "shown before"),
+        (table(seeds=33, study="two"), 64, 2, "shown before"),
+        (table(seeds=[5, 6, 7], study="two"), None, 2, "other seeds, another split"),
+        (table(split="2", study="two"), None, 2, "other seeds, another split"),
+        (table(until_decided=True, seeds=16), 16, 2, "shown before"),
+        (table(base_seeds=tuple(range(9)), study="two"), 5, 2, "shown before"),
+        (table(metric="nll", margin=0.01), None, 2, "metric was changed after the scores were seen: it is nll and was"),
+        (table(margin=1.0), None, 2, "The margin was changed after the scores were seen: it is 1 and was 0.5."),
+        (table(generalize="seeds"), None, 2, "about was changed"),
+        (table(family=8), None, 8, ""),
+    ],
+)
+def test_what_is_one_more_look_at_a_table(later, most, family, says):
+    earlier = earlier_looks(later, [FIRST])
+    assert (earlier.most, earlier.family) == (most, family)
+    assert len(earlier.doubts) == bool(says), earlier.doubts
+    assert says in "".join(earlier.doubts)
+    assert earlier_looks(FIRST, [FIRST, later]) == earlier_looks(FIRST, []), "what came later changes nothing"
+    assert earlier_looks(later, [FIRST, later, later]) == earlier, "the same table again is no look"
+
+
+def test_looks_share_one_level_and_the_family_is_all_arms_that_were_shown():
+    lines = [table("abcd", 6)]
+    for out in range(6):
+        later = table("b", [seed for seed in range(6) if seed != out], study=out)
+        earlier = earlier_looks(later, lines)
+        assert earlier.family == 4
+        assert interim_level(5, 5, earlier.most) == pytest.approx(INTERIM_LEVEL * (5 / 6) ** 2 / (out + 1), rel=0.3)
+        lines.append(later)
+    others = [table("a"), table("x", study="two"), table("y", study="three")]
+    assert earlier_looks(table("a", 8, study="four"), others).family == 3
+
+
+def test_seeds_that_time_settles_are_no_look():
+    running = table(seeds=10, spare=True)
+    assert earlier_looks(table(seeds=4), [running]).most is None
+    assert earlier_looks(table(seeds=4, study="two"), [running]).most == 10
+
+
+def test_the_best_of_several_bases():
+    bases = [table("", study=name, base=name) for name in "xyz"]
+    (doubt,) = earlier_looks(table(base="z"), bases).doubts
+    assert "beside those of 2 other bases on these images" in doubt
+    assert not earlier_looks(table(base="z"), bases[1:]).doubts, "the better one of two"
+    assert not earlier_looks(table(base="new"), bases).doubts
+    assert not earlier_looks(table(base="z", seeds=[7, 8]), bases).doubts
+    assert not earlier_looks(table(base="z", split="2"), [*bases[:2], table("", base="z", split="2")]).doubts
+
+
+# ---- error rates
+
+
+class Series:
+    """Tables that are shown one after the other, and in which studies one of them ever made a false claim."""
+
+    def __init__(self, studies, k, n):
+        self.scores = np.random.default_rng(0).standard_normal((studies, k + 1, n))
+        self.lines, self.ever, self.k = [], np.zeros(studies, bool), k
+
+    def show(self, arms, seeds, rows=None, planned=None, **other):
+        """Arms by number; `rows` are those of each study, where they follow from its scores."""
+        shown = table("".join(map(chr, np.add(arms, 97))), planned or seeds, study=len(self.lines), **other)
+        earlier = earlier_looks(shown, self.lines)
+        self.lines.append(shown)
+        alpha = interim_level(len(seeds), len(shown.seeds), earlier.most) or 0.05
+        rows = np.broadcast_to(arms, (len(self.ever), len(arms))) if rows is None else rows
+        base = np.full((len(self.ever), 1), 0)
+        x = np.take_along_axis(self.scores, np.concatenate([base, rows + 1], 1)[..., None], 1)
+        x = np.where(np.isin(np.arange(x.shape[-1]), seeds), x, np.nan)
+        if "base_seeds" in other:
+            x[:, 0] = self.scores[:, 0]
+        x = x[..., ~np.isnan(x).all((0, 1))]
+        result = fit(x).against
+        width = against_base(result, None, alpha, earlier.family)
+        self.ever |= (np.abs(result.estimate + width.shift) > width.seeds).any(-1)
+
+    @property
+    def ranked(self):
+        """The arms of each study, the best first, on five seeds."""
+        return np.argsort(-self.scores[:, 1:, :5].mean(-1), -1)
+
+
+def best_alone(series):
+    series.show(range(series.k), range(5))
+    series.show([0], range(5), series.ranked[:, :1])
+
+
+def worst_dropped(series):
+    for k in range(series.k, 0, -1):
+        series.show(range(k), range(5), series.ranked[:, :k])
+
+
+def one_more(series, planned, singles=False, first=3):
+    for n in range(first, series.scores.shape[-1] + 1):
+        series.show(range(series.k), range(n), planned=range(16) if planned and n == first else None)
+        for arm in range(series.k) if singles else ():
+            series.show([arm], range(n))
+
+
+def left_out(series):
+    series.show(range(series.k), range(6))
+    for out in range(6):
+        series.show(range(series.k), [seed for seed in range(6) if seed != out])
+
+
+def base_known_later(series):
+    series.show(range(series.k), range(5))
+    series.show(range(series.k), range(5), base_seeds=tuple(range(16)))
+
+
+@pytest.mark.parametrize("studies", FAST)
+@pytest.mark.parametrize(
+    ("k", "n", "shown"),
+    [
+        *(pytest.param(k, 5, best_alone, id=f"best alone {k}") for k in (2, 4, 8)),
+        *(pytest.param(k, 5, worst_dropped, id=f"worst dropped {k}") for k in (4, 8)),
+        *(
+            pytest.param(k, 16, partial(one_more, planned=planned), id=f"3 to 16 {'planned' * planned} {k}")
+            for k in (1, 4)
+            for planned in (True, False)
+        ),
+        pytest.param(4, 16, partial(one_more, planned=True, singles=True), id="and single arms, planned"),
+        pytest.param(4, 16, partial(one_more, planned=False, singles=True), id="and single arms"),
+        *(
+            pytest.param(k, n, partial(one_more, planned=False, first=5), id=f"5 to {n} {k}")
+            for k, n in ((1, 8), (1, 32), (4, 32))
+        ),
+        *(pytest.param(k, 6, left_out, id=f"one of six left out {k}") for k in (1, 4, 8)),
+        *(pytest.param(k, 16, base_known_later, id=f"base known later {k}") for k in (1, 4)),
+    ],
+)
+def test_all_looks_together(k, n, shown, studies):
+    series = Series(studies, k, n)
+    shown(series)
+    rate = series.ever.mean()
+    print(f"{100 * rate:.1f} %")
+    assert rate <= 0.06 + 3 * np.sqrt(0.06 * 0.94 / studies) * (studies < 10_000)
+
+
+# ---- studies
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory, draw_images):
+    return draw_images(tmp_path_factory.mktemp("images") / "pets", ["train"], count=30)
+
+
+@pytest.fixture(scope="module")
+def done(images, tmp_path_factory):
+    """A folder with one study: base, dpn and rms, three seeds."""
+    root = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv("VITMODS_REUSE", raising=False)
+        patched.delenv("VITMODS_LEDGER", raising=False)
+        study(images).run(root / "first", **OPTIONS)
+    return root
+
+
+@pytest.fixture
+def runs(done, tmp_path):
+    return Path(shutil.copytree(done, tmp_path / "runs"))
+
+
+def study(images, arms=("dpn", "rms"), seeds=3, base="mu/4", **options):
+    return Study(base, arms, images, **{"recipe": RECIPE, "seeds": seeds, **options})
+
+
+def lines_of(runs):
+    return read_ledgers([ledger_of(runs / "any")])
+
+
+def test_reading_and_resuming_are_no_looks(images, runs):
+    first = Answer.load(runs / "first")
+    assert (first.decision.alpha, first.decision.family, first.doubts) == (0.05, 2, ())
+    written = ledger_of(runs / "first").read_bytes()
+    first.report()
+    study(images).dry_run(runs / "second", **OPTIONS)
+    again = study(images).run(runs / "first", **OPTIONS)
+    moved = Answer.load(shutil.copytree(runs / "first", runs / "moved"))
+    assert first.decision.to_dict() == again.decision.to_dict() == moved.decision.to_dict()
+    assert ledger_of(runs / "first").read_bytes() == written
+    study(images, ["dpn"]).run(runs / "best", **OPTIONS)
+    assert Answer.load(runs / "first").to_dict() == first.to_dict(), "what came later changes nothing"
+    assert sorted(path.name for path in runs.iterdir())[0] == ledger_of(runs / "first").name
+
+
+@pytest.mark.parametrize(
+    ("options", "alpha", "family", "says"),
+    [
+        (
+            {"arms": ["b=dpn"]},
+            INTERIM_LEVEL,
+            2,
+            "Trials of these arms were shown before, with other arms or seeds (first)",
+        ),
+        ({"arms": ["b=dpn"], "no_reuse": True}, INTERIM_LEVEL, 2, "Trials of these arms were shown before"),
+        ({"seeds": 2}, INTERIM_LEVEL * 4 / 9, 2, "Trials of these arms were shown before"),
+        ({"seeds": 4}, INTERIM_LEVEL / 4, 2, "Trials of these arms were shown before"),
+        ({"seeds": 4, "until_decided": True}, INTERIM_LEVEL / 4, 2, "Trials of these arms were shown before"),
+        ({"arms": ["layerscale"]}, 0.05, 1, "Base's trials were shown with other arms in 1 other study"),
+        ({"arms": ["dpn", "rms", "layerscale"]}, 0.05, 3, "Arms were added after scores were seen: 2 arms"),
+        ({"metric": "nll"}, 0.05, 2, "The metric was changed after the scores were seen: it is nll and was top1"),
+        ({"seeds": [3, 4, 5]}, 0.05, 2, "with other seeds, another split or on another machine"),
+        ({"split_seed": 1}, 0.05, 2, "with other seeds, another split or on another machine"),
+        ({"recipe": RECIPE.with_(lr=1e-3)}, 0.05, 2, ""),
+        ({"arms": ["dpn"], "sweep": {"lr": [2e-3, 3e-3]}}, 0.05, 1, ""),
+    ],
+)
+@pytest.mark.parametrize("place", ["second"])
+def test_a_new_folder_does_not_forget(images, runs, options, alpha, family, says, place):
+    first = Answer.load(runs / "first")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        answer = study(images, **options).run(runs / place, **OPTIONS)
+    assert answer.decision.alpha == pytest.approx(alpha)
+    assert answer.decision.family == family
+    doubts = [doubt for doubt in answer.doubts if "correlated" not in doubt]
+    assert says in " ".join(doubts)
+    assert bool(says) == bool(doubts)
+    assert Answer.load(runs / place).decision.to_dict() == answer.decision.to_dict()
+    assert Answer.load(runs / "first").to_dict() == first.to_dict()
+
+
+def test_a_deleted_study_is_not_forgotten_nor_one_that_is_older_than_the_ledger(images, runs):
+    shutil.rmtree(runs / "first")
+    assert study(images, ["dpn"]).run(runs / "second", **OPTIONS).decision.alpha == INTERIM_LEVEL
+    third = study(images, ["rms"]).run(runs / "third", **OPTIONS)
+    assert third.decision.alpha == INTERIM_LEVEL, "two looks, of other arms"
+    again = study(images, ["dpn"], seeds=2).run(runs / "fourth", **OPTIONS)
+    assert again.decision.alpha == pytest.approx(INTERIM_LEVEL * 4 / 9 / 2, rel=0.3), "the third look at dpn"
+    ledger_of(runs / "second").unlink()
+    old = study(images, ["dpn"], seeds=2).run(runs / "fifth", **OPTIONS)
+    assert old.decision.alpha < 0.05, "the study that trained the trials is still there"
+    ledger_of(runs / "second").unlink()
+    grown = study(images, ["dpn"], seeds=4).run(runs / "second", **OPTIONS)
+    assert grown.decision.alpha == INTERIM_LEVEL / 4
+
+
+def test_base_alone_is_entered(images, runs):
+    for lr in (2e-3, 3e-3):
+        study(images, None, seeds=2, recipe=RECIPE.with_(lr=lr)).run_base(runs / str(lr), **OPTIONS)
+    answer = study(images, ["dpn"], seeds=2, recipe=RECIPE.with_(lr=3e-3)).run(runs / "second", **OPTIONS)
+    assert any("beside those of 2 other bases" in doubt for doubt in answer.doubts)
+    assert not any(Answer.load(runs / "first").doubts)
+
+
+def test_averages_over_data_sets_know_of_looks(images, runs, draw_images, tmp_path):
+    others = draw_images(tmp_path / "others", ["train"], classes=("cow", "hen"), count=30)
+    study(others).run(runs / "others", **OPTIONS)
+    assert over_studies([runs / "first", runs / "others"]).decision.alpha == 0.05
+    study(images, seeds=4).run(runs / "first", **OPTIONS)
+    study(others, seeds=4).run(runs / "others", **OPTIONS)
+    assert over_studies([runs / "first", runs / "others"]).decision.alpha == INTERIM_LEVEL / 4
+
+
+# ---- the file
+
+
+@pytest.mark.parametrize(
+    ("line", "counted"),
+    [
+        (b"{", 1),
+        (b"\xff\xfe\x00", 1),
+        (b"[1]", 1),
+        (b'{"study": "x"}', 1),
+        (b"[" * 100_000, 1),
+        (json.dumps({**FIRST.__dict__, "seeds": [1, "2"]}).encode(), 1),
+        (json.dumps({**FIRST.__dict__, "seeds": 5}).encode(), 1),
+        (json.dumps({**FIRST.__dict__, "arms": {"a": 1}}).encode(), 1),
+        (json.dumps({**FIRST.__dict__, "extra": 1}).encode(), 1),
+        (json.dumps({**FIRST.__dict__, "margin": float("nan")}).encode(), 2),
+        (json.dumps(FIRST.__dict__)[:90].encode(), 1),
+    ],
+)
+def test_a_damaged_line_does_not_count(tmp_path, line, counted):
+    path = tmp_path / "ledger"
+    enter(FIRST, path)
+    with open(path, "ab") as file:
+        file.write(line)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert len(read_ledgers([path])) == counted
+        enter(table(study="two", seeds=3), path)
+    assert any("the ledger of verdicts that were shown" in str(warning.message) for warning in caught) == (counted < 2)
+    path.write_bytes(path.read_bytes().replace(b"\n" + line + b"\n", b"\n"))
+    assert [len(found.seeds) for found in read_ledgers([path])] == [5, 3]
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe", "another user's", "broken link"])
+def test_a_ledger_that_is_no_file_of_this_user_is_not_believed(tmp_path, kind, monkeypatch):
+    path, real = tmp_path / "ledger", tmp_path / "real"
+    enter(FIRST, real)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "another user's":
+        shutil.copy(real, path)
+        monkeypatch.setattr("vitmods.study.ledger._user", lambda: os.geteuid() + 1)
+    else:
+        path.symlink_to(real if kind == "link" else "nowhere")
+    with pytest.warns(UserWarning, match="ledger.*do not count"):
+        assert read_ledgers([path]) == []
+    if kind != "another user's":
+        with pytest.warns(UserWarning, match="cannot be written"):
+            enter(FIRST, path)
+    assert len(real.read_bytes().splitlines()) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(images, runs, monkeypatch):
+    real = os.open
+
+    def read_only(path, flags, *mode, **options):
+        if str(path).endswith(".jsonl") and flags & os.O_WRONLY:
+            raise OSError(30, "Read-only file system")
+        return real(path, flags, *mode, **options)
+
+    monkeypatch.setattr("os.open", read_only)
+    with pytest.warns(UserWarning, match="cannot be written.*are not known to later studies"):
+        answer = study(images, ["dpn"]).run(runs / "second", **OPTIONS)
+    assert answer.decision.alpha == INTERIM_LEVEL
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Answer.load(runs / "first").decision.alpha == 0.05, "which is there already"
+
+
+def test_studies_that_end_at_once_do_not_damage_it(tmp_path):
+    path = tmp_path / "ledger"
+    tables = [table("a" * 50, seeds=[number], study=number) for number in range(200)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda shown: enter(shown, path), tables))
+    assert {found.study for found in read_ledgers([path])} == {shown.study for shown in tables}
+    assert replace(read_ledgers([path])[0], time="") in tables
+    assert is_own(path)
+    assert path.stat().st_mode & 0o022 == 0
