@@ -560,7 +560,7 @@ def with_begun_seeds(folder: StudyFolder, facts: Facts, settings: Settings) -> S
 def enter_shown(folder: StudyFolder) -> None:
     """Enter a study of this user, whose answer was shown before, into the ledger: it may be older, or moved here."""
     with suppress(UserError, OSError):
-        if (folder.path / "results.json").exists() and (facts := folder.facts()):
+        if is_own(folder.path) and (folder.path / "results.json").exists() and (facts := folder.facts()):
             StudyState(folder, Settings.from_dict(facts.settings), evaluated_of(folder, facts)).enter_look()
 
 
