@@ -9,17 +9,21 @@ numbers say nothing, and its file says so.
 """
 
 import argparse
+import contextlib
 import json
 import platform
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -34,8 +38,9 @@ from vitmods.changes.compose import edit
 from vitmods.recipes import Recipe
 from vitmods.study.cost import Steps
 from vitmods.tasks import Classification
-from vitmods.train import RunOptions, train_trial
+from vitmods.train import RunOptions, TrialRun, train_trial
 from vitmods.train.device import tf32_products, usual_workers
+from vitmods.train.interrupt import Interrupted
 from vitmods.train.optim import freeze
 
 ROOT = Path(__file__).parents[1]
@@ -55,10 +60,11 @@ class Scale:
     side: tuple[int, int]
     steps: int
     budget_s: float
+    study_steps: int
 
 
-FULL = Scale("S/16", "S36/16", 224, 384, 64, 2048, (500, 375), 60, 12.0)
-QUICK = Scale("mu2/4", "mu4/4", 16, 24, 4, 24, (24, 18), 12, 0.2)
+FULL = Scale("S/16", "S36/16", 224, 384, 64, 2048, (500, 375), 60, 12.0, 150)
+QUICK = Scale("mu2/4", "mu4/4", 16, 24, 4, 24, (24, 18), 12, 0.2, 4)
 
 
 @dataclass(frozen=True)
@@ -134,6 +140,11 @@ class Check:
                 plain()
 
         self.tell("TF32 over float32, train", plain, fast)
+
+    def compiled(self) -> None:
+        """Steps by torch.compile, without a goal; on a CPU they say nothing of a GPU."""
+        if self.device.type != "cuda":
+            return
         compiled = self.steps(self.config())
         compiled.model.compile()
         self.tell(
@@ -159,6 +170,30 @@ class Check:
         waits = [row["data_wait"] for row in rows if row["split"] == "train"][1:]
         low, middle, high = statistics.quantiles(waits, n=4, method="inclusive") if len(waits) > 1 else 3 * waits
         self._add("time of a step that waits for images", middle, low, high, "at most 0.05", middle <= 0.05)
+
+    def study(self) -> None:
+        """A study from the images to the answer, compared by a protocol, broken off in its second trial and resumed."""
+        step, steps = TrialRun._train_step, self.scale.study_steps
+        recipe = Recipe().with_(
+            steps=steps, batch_size=64, warmup_steps=1, precision="bf16-mixed", crop="none", flip=0.0
+        )
+        options: dict[str, Any] = {"device": self.device.type, "workers": 1, "cost_seconds": 0, "progress": False}
+        study = vm.Study("mu3/2", ["rms"], "digits", recipe, 2, settings=vm.study.StudySettings(metric="knn"))
+
+        def stops(run: TrialRun, batch: Any) -> None:
+            if run.step == steps // 2 and run.folder.parent.name == "rms":
+                raise Interrupted("broken off", signal.SIGINT)
+            step(run, batch)
+
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.monotonic()
+            with mock.patch.object(TrialRun, "_train_step", stops), contextlib.suppress(Interrupted):
+                study.run(folder, **options)
+            was_broken_off = bool(list(Path(folder).glob("trials/rms/*/checkpoint.pt")))
+            answer = study.run(folder, **options)
+            seconds = time.monotonic() - began
+        done = was_broken_off and [trial.status for trial in answer.trials] == 4 * ["finished"]
+        self._add("a study by k-NN, broken off and resumed, seconds", *3 * [seconds], "all 4 trials finish", done)
 
     def least(self, name: str, limit: float, base: Callable[[], Any], other: Callable[[], Any]) -> None:
         """How many times as fast `other` is."""
@@ -204,7 +239,9 @@ class Check:
         print(line(self.found[-1]), flush=True)
 
 
-MEASUREMENTS = (Check.parallel, Check.norms, Check.stem, Check.attention_alone, Check.data, Check.ways)
+MEASUREMENTS = (
+    Check.study, Check.parallel, Check.norms, Check.stem, Check.attention_alone, Check.data, Check.ways, Check.compiled,
+)  # fmt: skip
 
 
 def line(one: Measured) -> str:

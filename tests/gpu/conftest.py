@@ -1,86 +1,134 @@
-"""A GPU that is not there: tensors without numbers that say they are on one, with its rules and its autocast."""
+"""The pretend GPU, a trial's own steps on it, and small sets for every task."""
 
-from contextlib import nullcontext
-from types import MappingProxyType, SimpleNamespace
+import csv
+import importlib.util
+import json
+import os
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 
+import numpy as np
 import pytest
-import torch
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-
-CUDA = torch.device("cuda", 0)
-HALF = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+from PIL import Image
 
 
-class FakeCuda(FakeTensorMode):
-    """What derivatives in C++ make on the device of a tensor is made on the fake GPU, since they were told "cpu"."""
-
-    def dispatch(self, func, types, args=(), kwargs=MappingProxyType({})):
-        if torch._C._current_graph_task_id() != -1 and str(kwargs.get("device")) == "cpu":
-            kwargs = {**kwargs, "device": CUDA}
-        return super().dispatch(func, types, args, kwargs)
+def _module(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-@pytest.fixture
-def fake_cuda(monkeypatch):
-    """FakeTensorMode whose tensors may be on "cuda" where there is no GPU, backward included.
-
-    Operations check devices and types, and reading a number (`.item()`, `if tensor:`) raises. The engine of autograd
-    asks the driver for streams of the device that a tensor names: in C++ it gets the answer "cpu", in Python "cuda:0".
-    """
-    asked = torch.ops.prim.device.default
-    dispatch = FakeTensor.__dict__["__torch_dispatch__"].__func__
-
-    def answer(args):
-        return torch.device("meta" if args[0].fake_mode.in_kernel_invocation else "cpu")
-
-    def dispatched(cls, func, types, args=(), kwargs=MappingProxyType({})):
-        return answer(args) if func is asked else dispatch(cls, func, types, args, kwargs)
-
-    monkeypatch.setattr(FakeTensor, "__torch_dispatch__", classmethod(dispatched))
-    monkeypatch.setitem(fake_tensor._DISPATCH_META_HANDLERS, asked, answer)
-    monkeypatch.setattr("torch.amp.autocast_mode.torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda: True)
-    # `to` visits a module that several blocks share once per block, and a fake tensor cannot be swapped again.
-    swap, fake = torch.utils.swap_tensors, FakeTensor
-    monkeypatch.setattr("torch.utils.swap_tensors", lambda a, b: None if type(a) is type(b) is fake else swap(a, b))
-    return FakeCuda(allow_non_fake_inputs=True)
+pretend = _module(Path(__file__).with_name("pretend.py"))
 
 
-class FakePlacement:
-    """Where the loop computes."""
+def pytest_configure(config):
+    """With VITMODS_PRETEND_GPU=1 the tests of a real GPU run on the pretend one."""
+    if os.environ.get("VITMODS_PRETEND_GPU") == "1":
+        stack = ExitStack()
+        stack.enter_context(pretend.gpu())
+        config.add_cleanup(stack.close)
 
-    device = CUDA
 
-    def __init__(self, precision):
-        self.precision = precision
+@dataclass
+class Images:
+    """What a run asks of images that it never reads."""
 
-    def autocast(self):
-        dtype = HALF[self.precision]
-        return nullcontext() if dtype is None else torch.autocast("cuda", dtype)
+    eval_split = val_split = "val"
+    splits = MappingProxyType({"train": range(64)})
+    encode: object = None
+
+    def steps_per_epoch(self, batch_size):
+        return 9
 
 
 @pytest.fixture
-def run_on_fake(fake_cuda, monkeypatch, tmp_path):
-    """A trial's own steps on the fake GPU, in each precision: gives the run, after so many steps in each."""
+def gpu():
+    """The pretend GPU, which is there during the test."""
+    with pretend.gpu() as device:
+        yield device
+
+
+@pytest.fixture
+def run_on_gpu(gpu, monkeypatch, tmp_path):
+    """A trial's own steps in each precision, none of which may wait: gives the run."""
     from vitmods.train import RunOptions, TrialRun
+    from vitmods.train.device import HALF, DeviceAndPrecision
 
-    def run(model, task, recipe, batch, precisions=tuple(HALF), **how):
-        monkeypatch.setattr("vitmods.train.loop.place", lambda *_: FakePlacement("32-true"))
-        images = SimpleNamespace(
-            eval_split="val", val_split="val", splits={"train": range(64)}, steps_per_epoch=lambda _: 9
-        )
+    def run(model, task, recipe, batch, precisions=("32-true", *HALF), may_wait=False, **how):
         options = RunOptions("cuda:0", tensorboard=False, progress=False, **how)
-        with fake_cuda:
-            trial = TrialRun(model, task, images, recipe, folder=tmp_path, options=options)
-            trial.metrics.close()
-            for precision in precisions:
-                trial.placement.precision = precision
-                trial._train_step(batch)
-            parameters = list(trial.model.parameters())
-            assert all(type(p) is FakeTensor and p.device == CUDA for p in parameters)
-            assert all(p.grad is not None for p in parameters if p.requires_grad)
-            assert len(trial._window._steps) == len(precisions)
+        trial = TrialRun(model, task, Images(), recipe, folder=tmp_path, options=options)
+        trial.metrics.close()
+        for precision in precisions:
+            trial.placement = DeviceAndPrecision(pretend.CUDA, precision)
+            gpu.strict = not may_wait
+            trial._train_step(batch)
+            gpu.strict = False
+        parameters = list(trial.model.parameters())
+        assert all(type(p) is pretend.CudaTensor for p in parameters)
+        assert all(p.grad is not None for p in parameters if p.requires_grad)
+        assert len(trial._window) == len(precisions)
         return trial
 
     return run
+
+
+SIZE = (16, 16)
+
+
+def _image(path, seed, size=SIZE):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture(scope="session")
+def sets(tmp_path_factory):
+    """Name -> specification of a small set of 16 px: classes, labels, masks, boxes, pairs and sequences."""
+    root = tmp_path_factory.mktemp("sets")
+    for split, count in {"train": 8, "val": 6, "test": 6}.items():
+        for label in ("cat", "dog"):
+            for i in range(count):
+                _image(
+                    root / "classes" / split / label / f"{i}.png",
+                    seed=1000 * len(split) + 10 * i + "cd".index(label[0]),
+                )
+        images, boxes = [], []
+        for i in range(6):
+            seed = 1000 * len(split) + i
+            _image(root / "masks/images" / split / f"{i}.png", seed)
+            marked = np.random.default_rng(seed).integers(0, 2, SIZE, np.uint8)
+            (root / "masks/masks" / split).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(marked).save(root / "masks/masks" / split / f"{i}.png")
+            _image(root / "boxes" / split / f"{i}.png", seed)
+            images.append({"id": i, "file_name": f"{i}.png", "height": SIZE[0], "width": SIZE[1]})
+            outline = [2, 2, 12, 2, 12, 10, 2, 10]
+            boxes.append({"id": i, "image_id": i, "category_id": 1 + i % 2, "bbox": [2, 2, 10, 8], "area": 80.0,
+                          "iscrowd": 0, "segmentation": [outline]})  # fmt: skip
+        kinds = [{"id": 1, "name": "dog"}, {"id": 2, "name": "cat"}]
+        content = {"images": images, "annotations": boxes, "categories": kinds}
+        (root / "boxes" / f"{split}.json").write_text(json.dumps(content))
+    (root / "masks/classes.txt").write_text("sky\nroad")
+    rows = [("file", "labels")]
+    pairs = []
+    for i in range(24):
+        _image(root / "labels/images" / f"{i}.png", i)
+        rows.append((f"images/{i}.png", ";".join("abc"[i % 3 :])))
+        _image(root / "pairs" / f"{i}.png", 77 + i)
+        pairs.append({"image": f"{i}.png", "captions": [f"a picture of number {i}", f"this is {i}"],
+                      "split": "train" if i < 12 else "val" if i < 18 else "test"})  # fmt: skip
+    with open(root / "labels/labels.csv", "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    (root / "pairs/pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    return {
+        "class": str(root / "classes"),
+        "labels": str(root / "labels/labels.csv"),
+        "mask": f"masks:{root / 'masks'}",
+        "boxes": f"coco:{root / 'boxes'}",
+        "instances": f"coco:{root / 'boxes'}",
+        "text": f"pairs:{root / 'pairs/pairs.jsonl'}",
+        "tokens": "listops:generated?train=96&val=24&test=24&min_length=5&max_length=30",
+    }

@@ -32,14 +32,42 @@ def test_the_rehearsal_measures_all_and_judges_nothing(script, tmp_path, capsys)
     content = json.loads(path.read_text())
     assert content["rehearsal"] is True
     assert content["tests"]["passed"] is None
-    assert len(content["measured"]) == 8
+    assert len(content["measured"]) == 9
     assert {row["met"] for row in content["measured"]} == {None}
     for row in content["measured"]:
         assert 0 <= row["low"] <= row["value"] <= row["high"]
     printed = capsys.readouterr().out
     assert "A rehearsal with tiny models" in printed
     assert "send it back" not in printed
-    assert printed.count("not judged") == 7
+    assert printed.count("not judged") == 8
+
+
+def test_it_passes_on_the_pretend_gpu(script, tmp_path, gpu, monkeypatch):
+    """But for torch.compile, and kernels' times."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(script, "BLOCK_S", 0.0)
+    found = [one for one in script.MEASUREMENTS if one is not script.Check.compiled]
+    monkeypatch.setattr(script, "MEASUREMENTS", found)
+    run, judged = script.main(["--quick", "--out", str(tmp_path / "out")]), []
+    (path,) = (tmp_path / "out").glob("gpu_check-rehearsal-nvidia-pretend.json")
+    content = json.loads(path.read_text())
+    assert run == 0
+    assert content["machine"]["device"] == "NVIDIA Pretend"
+    assert len(content["measured"]) == 10
+    monkeypatch.setattr(script.Check, "_add", lambda check, *row: judged.append(row[-1]))
+    script.Check(torch.device("cuda"), script.QUICK).study()
+    assert judged == [True]
+
+
+def test_the_tests_of_a_real_gpu_pass_on_the_pretend_one():
+    """Its own are those without torch.compile."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-k", "not compile"]
+    environment = {**os.environ, "VITMODS_PRETEND_GPU": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(ROOT / "tests/gpu/test_on_gpu.py")], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "36 passed, 1 deselected" in done.stdout
 
 
 def test_without_a_gpu_nothing_is_checked(script, tmp_path, capsys, monkeypatch):

@@ -29,7 +29,8 @@ def test_outputs_and_gradients_are_those_of_a_cpu(changes):
         model.zero_grad(set_to_none=True)
         out = model(images.to(device))
         out.square().mean().backward()
-        tensors[device] = [out.detach().cpu(), *(p.grad.cpu() for p in model.parameters())]
+        # Copies: a model that is moved takes the tensors of its gradients along.
+        tensors[device] = [x.detach().cpu().clone() for x in (out, *(p.grad for p in model.parameters()))]
     for expected, other in zip(tensors["cpu"], tensors["cuda"], strict=True):
         torch.testing.assert_close(other, expected, atol=2e-4, rtol=2e-3)
 

@@ -122,7 +122,7 @@ def main(arguments: Sequence[str], kind: type[Train] = Train, command: str = "tr
         again = [f"--plugin={name}" for name in registry.asked_for]
         return launch("vitmods", [command, *arguments, *again], options.devices)
     end_with_launcher()
-    processes = join()
+    processes = join(machine.device)
     processes.once(partial(_check_shared, settings, machine, processes.size))
     out = options.out or name
     result = run_trial(settings, machine, out, processes)

@@ -143,4 +143,4 @@ class ModelOutputs:
             raise UserError(f"The split {split} is empty.")
         if logits:
             self._logits = torch.cat(logits).cpu()
-        return Features(torch.cat(read).cpu() if read else torch.empty(0), torch.cat(targets))
+        return Features(torch.cat(read).cpu() if read else torch.empty(0), torch.cat(targets).cpu())

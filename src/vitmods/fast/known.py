@@ -3,8 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch import nn
 
 from vitmods.fast.packed import PackedLinear
 from vitmods.layers import (
@@ -22,7 +21,7 @@ from vitmods.layers import (
     SwiGLU,
 )
 from vitmods.layers.norms import GroupNorm, InstanceNorm
-from vitmods.ops.context import has_hooks, is_as_written, transformed
+from vitmods.ops.context import PLAIN, has_hooks, is_as_written, transformed
 
 _NAMES: dict[type[nn.Module], str] = {
     Block: "norm1 attn norm1_branch ls1 drop_path1 norm1_after "
@@ -120,6 +119,6 @@ def random(module: nn.Module) -> bool:
 def eager(x: Any) -> bool:
     """Whether operations on x are just done here and now: x is a plain tensor (or a fake one, which replaces it
     where memory is estimated), and nothing traces, compiles or transforms them."""
-    if type(x) not in (Tensor, nn.Parameter, FakeTensor) or torch.compiler.is_compiling() or transformed():
+    if type(x) not in PLAIN or torch.compiler.is_compiling() or transformed():
         return False
     return not torch._C._is_tracing() and x.device.type != "meta"

@@ -37,7 +37,7 @@ def transformed() -> bool:
 
 
 _OF_ALL = frozenset(vars(nn.Module()))
-_TENSORS = (nn.Parameter, Tensor, FakeTensor, type(None))  # fake ones while a graph is exported
+PLAIN = (nn.Parameter, Tensor, FakeTensor)  # fake ones while a graph is exported or memory is estimated
 
 
 def is_as_written(module: nn.Module, names: frozenset[str]) -> bool:
@@ -51,7 +51,7 @@ def is_as_written(module: nn.Module, names: frozenset[str]) -> bool:
         and attributes["_modules"].keys() <= names
         and attributes["_parameters"].keys() <= names
         and not attributes["_buffers"]
-        and all(type(p) in _TENSORS for p in attributes["_parameters"].values())
+        and all(p is None or type(p) in PLAIN for p in attributes["_parameters"].values())
         and not has_hooks((module,))
     )
 

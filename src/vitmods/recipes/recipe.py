@@ -289,6 +289,7 @@ class TaskPart:
 
 TASK_PARTS: Registry[type[TaskPart]] = Registry("part of a recipe", "vitmods.tasks.*.recipes")
 P = TypeVar("P", bound=TaskPart)
+Precision = Literal["32-true", "bf16-mixed", "fp16-mixed"]
 
 
 class Rate(NamedTuple):
@@ -322,8 +323,8 @@ class Recipe:
     """what is trained, the rest is frozen: attention, ffn, norms, head or other roles joined by + (docs/finetune.md)"""
     ema: float | None = None
     """decay of the moving average of weights, which is then evaluated; None: no average"""
-    precision: Literal["32-true", "bf16-mixed"] = "32-true"
-    """float32 throughout, or float32 weights with bfloat16 arithmetic"""
+    precision: Precision = "32-true"
+    """float32 throughout, or float32 weights with arithmetic in bfloat16 or in float16, whose losses are scaled"""
     augment: Augment = field(default_factory=Augment)
     loss: Loss = field(default_factory=Loss)
     optimizer: Optimizer = field(default_factory=Optimizer)

@@ -222,12 +222,14 @@ def _images(answer: Answer) -> Iterator[str]:
 _TERMS = {
     "adamw": "AdamW",
     "bce": "binary cross-entropy",
+    "bf16-mixed": "bfloat16 arithmetic",
     "cutmix": "CutMix with α",
     "clip_norm": "gradients clipped at norm",
     "drop_path": "stochastic depth",
     "ema": "an average of the weights, which was evaluated, with decay",
     "erasing": "random erasing with probability",
     "flip": "horizontal flips with probability",
+    "fp16-mixed": "float16 arithmetic with scaled losses",
     "lr": "learning rate",
     "mixup": "mixup with α",
     "pad": "random crops after padding",
@@ -279,7 +281,7 @@ def _training(answer: Answer) -> Iterator[str]:
     regularization += used("loss", "optimizer", "model")
     if recipe["ema"] and "ema" not in ignored:
         regularization.append(f"{_TERMS['ema']} {recipe['ema']:g}")
-    regularization += ["bfloat16 arithmetic"] * (recipe["precision"] == "bf16-mixed")
+    regularization += [_TERMS[name] for name in (recipe["precision"],) if name in _TERMS]
     if regularization:
         yield f"Training used {listing(regularization)}."
     crops = [_TERMS.get(crop, f"{_term(crop)} crops")] * (crop != "none" and "crop" not in ignored)

@@ -46,7 +46,7 @@ from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config
 from vitmods.tasks.base import DEFAULT, Task, TaskModel, make_task
 from vitmods.tasks.features import without_head
-from vitmods.train.device import does_not_fit, is_out_of_memory
+from vitmods.train.device import DeviceAndPrecision, does_not_fit, is_out_of_memory
 from vitmods.train.distributed import StepLoss
 from vitmods.train.optim import Ema, clip_gradients, freeze, make_optimizer
 from vitmods.train.options import RunOptions, check_divides
@@ -79,6 +79,7 @@ class Steps:
         is_placed = all(tensor.device == device for tensor in (*model.parameters(), *model.buffers()))
         self.model = model if is_placed else model.to(device)  # fake tensors are moved once at most
         self.recipe, self.device, self._images = recipe, device, images
+        self._autocast = DeviceAndPrecision(device, recipe.precision).autocast
         self.task = copy.copy(task)
         self.task.begin(model)
         self._loss = StepLoss(self.task, self.model)
@@ -172,9 +173,6 @@ class Steps:
     def _batch(self, count: int) -> Batch:
         shape = (self._images.in_chans, *self._images.img_size)
         return self.task.synthetic(count, shape, self._images.num_classes, self.recipe).to(self.device)
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16-mixed")
 
     def averages(self) -> list[nn.Module]:
         """The moving average or the teacher that is kept next to the model, if there is one."""

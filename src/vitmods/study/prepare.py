@@ -27,7 +27,7 @@ from vitmods.study.bases import Base, activation_bytes, base_name, described, mo
 from vitmods.study.checkpoints import Checkpoint, checkpoint_of
 from vitmods.study.defaults import SMALL_SET
 from vitmods.study.executors import MOST_WORKERS, StudyOptions
-from vitmods.study.executors.processes import visible_gpus
+from vitmods.study.executors.processes import free_memory, visible_gpus
 from vitmods.study.frozen import frozen_scores, trained_lines
 from vitmods.study.grid import Point
 from vitmods.study.plan import VAL, Settings, Trial
@@ -368,7 +368,7 @@ def workers_for(options: StudyOptions, trials: int, trial_bytes: int) -> int:
         return max(1, min(MOST_ON_CLUSTER, trials))
     if resolve(options.device).type == "cuda":
         gpus = _gpus(options)
-        fitting = min((torch.cuda.mem_get_info(gpu)[0] for gpu in gpus), default=0) // 2 // trial_bytes
+        fitting = min(map(free_memory, gpus), default=0) // 2 // trial_bytes
         devices = max(1, len(gpus))
         on_each = max(1, min(fitting, MOST_ON_GPU, torch.get_num_threads() // devices))
         return max(1, min(devices * on_each, trials))

@@ -275,7 +275,7 @@ class Study:
         from vitmods.study.run import Request
 
         options = override(options, overrides)
-        options.check_here()
+        options.check_here(self.settings.recipe_of(arm).precision for arm in self.settings.every_arm)
         limit = make_budget(self._budget if budget is None else budget)
         request = Request(self.settings, limit, self._seeds_given, self._recipe_note, self._rungs)
         return request, Path(out), options

@@ -205,6 +205,11 @@ class Task(ABC):
         """Fit parts of the model to the training split, such as a tokenizer: called before the first step, also of a
         resumed trial, without random numbers. What `evaluate` needs later belongs into the model's state dict."""
 
+    def training_data(self, model: nn.Module, dataset: Any) -> Any:
+        """The data set whose batches are trained on, after `fit`: here targets can be made ready by what `model` has
+        learned, such as a tokenizer, in the threads that prepare images."""
+        return dataset
+
     def begin(self, model: nn.Module) -> None:  # noqa: B027 - most tasks keep nothing
         """Prepare the training: called before the first step, also of a resumed trial, with the model on its device."""
 

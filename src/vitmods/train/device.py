@@ -1,18 +1,21 @@
 """The device of a trial: its name, precision and memory, waiting for data, and graphs of torch.compile."""
 
+import os
 import struct
+import subprocess
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from filelock import FileLock, Timeout
 
-from vitmods.util.errors import UserError
+from vitmods.recipes.recipe import Precision
+from vitmods.util.errors import UserError, first_line
 from vitmods.util.text import plural
 
 if TYPE_CHECKING:
@@ -23,56 +26,113 @@ T = TypeVar("T")
 MOST_WORKERS = 8  # threads that prepare images, by default
 
 
+HALF = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+
+
 @dataclass(frozen=True)
 class DeviceAndPrecision:
     """The device and precision of a model."""
 
     device: torch.device
-    precision: Literal["32-true", "bf16-mixed"]
+    precision: Precision
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context for losses and outputs."""
-        mixed = self.precision == "bf16-mixed"
-        return torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext()
+        dtype = HALF.get(self.precision)
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
+
+    def scaler(self) -> torch.amp.GradScaler:
+        """Return what scales losses, so that gradients in float16 do not vanish. Other precisions ignore it."""
+        return torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16-mixed")
 
 
-def place(
-    device: str, precision: Literal["32-true", "bf16-mixed"] = "32-true", processes: "Processes | None" = None
-) -> DeviceAndPrecision:
-    """Return the device and precision of this process.
+def place(device: str, precision: Precision = "32-true", processes: "Processes | None" = None) -> DeviceAndPrecision:
+    """Return the device and precision of this process, which uses that GPU from now on.
+
+    Args:
+        device, precision: as for `usable`.
+        processes: of several each has the GPU of its number on this machine, or the only one that it sees.
+
+    Raises:
+        UserError: as for `usable`.
+    """
+    shared = processes is not None and processes.size > 1
+    target = usable(device, precision, processes.local_rank if processes is not None and shared else None)
+    if target.type == "cuda":
+        torch.cuda.set_device(target)
+    return DeviceAndPrecision(target, precision)
+
+
+def usable(device: str, precision: Precision = "32-true", local_rank: int | None = None) -> torch.device:
+    """Return a device of this machine. A GPU is not used yet, so one that admits a single process is open to others.
 
     Args:
         device: "auto" (the fastest), "cpu", "cuda", "cuda:1", "mps".
-        processes: of several each has the GPU of its number on this machine.
+        local_rank: number of a process on this machine, instead of the number of a GPU.
 
     Raises:
-        UserError: the device does not exist on this machine.
+        UserError: the device does not exist on this machine, PyTorch cannot use it, or it lacks the precision.
     """
-    if processes is not None and processes.size > 1 and resolve(device).type == "cuda":
-        device = f"cuda:{processes.local_rank}"
     target = resolve(device)
     present = torch.accelerator.current_accelerator(check_available=True)
     if target.type == "cpu":
         count = 1
     else:
         count = torch.accelerator.device_count() if present is not None and present.type == target.type else 0
+    if target.type == "cuda":
+        index = target.index or 0
+        if local_rank is not None:
+            index = 0 if count == 1 else local_rank  # Slurm shows each task its own GPU
+        target = torch.device("cuda", index)
     if (target.index or 0) >= count:
         have = f"this machine has {count} of its kind" if count else f"this machine does not have {target.type}"
-        raise UserError(f"device {device!r} is not available: {have}. Try --device auto or cpu.")
-    if target.type == "cuda":
-        target = torch.device("cuda", target.index or 0)
-        torch.cuda.set_device(target)
-    return DeviceAndPrecision(target, precision)
+        if target.type == "cuda" and not count and (reason := _why_unusable()):
+            have = f"PyTorch cannot use the GPU of this machine: {reason}"
+        raise UserError(f"device {str(target)!r} is not available: {have}. Try --device auto or cpu.")
+    if target.type == "cuda" and precision == "bf16-mixed" and torch.cuda.get_device_capability(target) < (8, 0):
+        raise UserError(
+            f"{device_name(str(target))} only emulates bfloat16, slower than float32: use --precision fp16-mixed."
+        )
+    return target
 
 
 def resolve(device: str) -> torch.device:
-    """Return the device that "auto" (the fastest), "cpu", "cuda:1" or "mps" means. Raises UserError for other words."""
+    """Return the device that "auto" (the fastest), "cpu", "cuda:1" or "mps" means.
+
+    Raises UserError for other words, and for "auto" where there is a GPU that PyTorch cannot use.
+    """
     if device == "auto":
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+        if (found := torch.accelerator.current_accelerator(check_available=True)) is not None:
+            return found
+        if reason := _why_unusable():
+            raise UserError(
+                f"This machine has an NVIDIA GPU that PyTorch {torch.__version__} cannot use: {reason}. Repair this, "
+                "or train without it: --device cpu."
+            )
+        return torch.device("cpu")
     try:
         return torch.device(device)
     except RuntimeError as error:
         raise UserError(f"unknown device {device!r}. Try --device auto or cpu.") from error
+
+
+def _why_unusable() -> str | None:
+    """Return PyTorch's reason not to use the NVIDIA GPU of this machine; None if this process is not to see any."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles") or not _listed_gpus():
+        return None
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return first_line(error).rstrip(".")
+    return "it does not find any"
+
+
+def _listed_gpus() -> str:
+    """Return what the driver's own program lists, empty without driver or GPU."""
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20)
+        return done.stdout if done.returncode == 0 and "GPU" in done.stdout else ""
+    return ""
 
 
 def device_name(device: str) -> str:

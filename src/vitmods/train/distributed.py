@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,9 +15,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
 from vitmods.data.batch import Batch
 from vitmods.tasks.base import Task, TaskModel
+from vitmods.train.device import usable
 from vitmods.util.errors import UserError
 
 T = TypeVar("T")
@@ -115,14 +118,39 @@ def launched() -> bool:
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
 
-def join() -> Processes:
-    """Join the processes that torchrun started: gloo between CPUs, NCCL between GPUs. Alone without torchrun."""
+def join(device: str = "auto") -> Processes:
+    """Join the processes that torchrun or Slurm started: gloo between CPUs, NCCL between GPUs. Alone without them.
+
+    Raises:
+        UserError: as for `vitmods.train.device.usable`, or two processes have the same GPU.
+    """
     if not launched() or int(os.environ["WORLD_SIZE"]) == 1:
         return Processes()
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+        target = usable(device, local_rank=local_rank)
+        store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
+        group: dict[str, Any] = {"store": store, "rank": rank, "world_size": size, "timeout": PATIENCE}
+        if target.type == "cuda":  # NCCL connects at once the GPUs that the processes use
+            torch.cuda.set_device(target)
+            _check_own_gpu(store, rank, size, f"{socket.gethostname()} {torch.cuda.get_device_properties(target).uuid}")
+            dist.init_process_group("cpu:gloo,cuda:nccl", device_id=target, **group)
+        else:
+            dist.init_process_group("gloo", **group)
         atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
-    return Processes(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
+    return Processes(dist.get_rank(), dist.get_world_size(), local_rank)
+
+
+def _check_own_gpu(store: Any, rank: int, size: int, gpu: str) -> None:
+    """Raise UserError in each process if two have the same GPU, for which NCCL would wait or fail."""
+    store.set(f"vitmods/gpu{rank}", gpu)
+    every = [store.get(f"vitmods/gpu{other}").decode() for other in range(size)]
+    if len(set(every)) < size:
+        host = gpu.partition(" ")[0]
+        raise UserError(
+            f"{size} processes use {len(set(every))} GPUs; {host} shows {torch.cuda.device_count()} to each: start one "
+            "process for each GPU, or let Slurm show each task its own (--gpus-per-task=1)."
+        )
 
 
 class StepLoss(nn.Module):

@@ -62,6 +62,9 @@ class Window:
         self._processes = processes
         self.images = 0
 
+    def __len__(self) -> int:
+        return len(self._steps)
+
     def add(self, statistics: dict[str, Tensor], images: int) -> None:
         self._steps.append(statistics)
         self.images += images

@@ -123,7 +123,8 @@ class TrialRun:
             check_tf32(self.placement.device)
         self.ds = for_device(ds, self.placement.device)
         alone = self.processes.size == 1
-        self.train_ds = self.ds if alone else self.ds.for_process(self.processes.rank, self.processes.size)
+        part = self.ds if alone else self.ds.for_process(self.processes.rank, self.processes.size)
+        self.train_ds = task.training_data(model, part)
         self.model = model.to(self.placement.device)
         options.save_memory(self.model)
         freeze(self.model, recipe)
@@ -140,7 +141,10 @@ class TrialRun:
             remove_unfinished_graphs()
         self._loss = DistributedLoss(task, self.model, self.processes, options.shard, options.compile)
 
+        self._scaler = self.placement.scaler()
+        self._loss_scale = self._scaler.get_scale()
         self.step = 0
+        self.skipped = 0  # of these: gradients in float16 were not finite
         self.evaluated_at = 0
         self.last_evaluation: dict[str, float] = {}
         self.examples: dict[str, tuple[Example, ...]] = {}
@@ -234,7 +238,7 @@ class TrialRun:
             request.check()
             self._train_step(self._data_wait.next(batches))
             self._data_wait.step_is_queued()
-            if self.step % self.log_every == 0 or self.step == self.length.steps:
+            if len(self._window) and (self.step % self.log_every == 0 or self.step == self.length.steps):
                 bar.show(self._log())
             bar.advance(self.step)
 
@@ -253,24 +257,40 @@ class TrialRun:
             epoch, start = epoch + 1, 0
 
     def _train_step(self, batch: Batch) -> None:
-        lr = lr_at(self.length, self.step)
+        updates, steps = self.step - self.skipped, self.length.steps
+        lr = lr_at(self.length, updates)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
-        set_weight_decay(self.optimizer, self.recipe, self.step, self.length.steps)
+        set_weight_decay(self.optimizer, self.recipe, updates, steps)
         self.optimizer.zero_grad(set_to_none=True)
-        statistics = self._backward(batch) | gradient_norms(self._layers, self.processes.size)
+        statistics = self._backward(batch)
+        self._scaler.unscale_(self.optimizer)
+        statistics |= gradient_norms(self._layers, self.processes.size)
         if self.recipe.optimizer.clip_norm is not None:
             norm = clip_gradients(self.parameters, self.recipe.optimizer.clip_norm, self.recipe.optimizer.clip_each)
             statistics["grad_norm"] = norm / self.processes.size  # statistics are parts of a sum over processes
         if self.step == 0 and (names := without_gradient(self.model)):
             warnings.warn(f"{len(names)} trainable parameters get no gradient: {', '.join(names[:5])}", stacklevel=2)
-        self.task.before_step(self.model, self.step + 1, self.length.steps)
-        self.optimizer.step()
+        self.task.before_step(self.model, updates + 1, steps)
+        self.step += 1
+        if not self._update():  # as if the step had not been: its batch is used up
+            self.skipped += 1
+            return
         if self.ema is not None:
             self.ema.update()
         self._window.add(statistics, len(batch) * self.processes.size)
-        self.step += 1
-        self.task.after_step(self.model, self.step, self.length.steps)
+        self.task.after_step(self.model, updates + 1, steps - self.skipped)
+
+    def _update(self) -> bool:
+        """Make the optimizer's step. False: it was left out, as the gradients of a scaled loss were not finite; to know
+        this the host waits for the device. Raises Diverged if no scale helps."""
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        before, self._loss_scale = self._loss_scale, self._scaler.get_scale()
+        if self._loss_scale < 1 or (self._loss_scale < before and self.step == self.skipped + 1 == self.length.steps):
+            words = f"the gradient in float16 was not finite at step {self.step}"
+            raise Diverged(f"{words}, with a loss scale of {before:g}")
+        return self._loss_scale >= before
 
     def _backward(self, batch: Batch) -> dict[str, Tensor]:
         """Leave the gradient of the mean loss over the batch of all processes in the parameters, however many parts it
@@ -287,10 +307,10 @@ class TrialRun:
                     loss, statistics = self._loss(part.to(self.placement.device))
                 statistics["loss"] = loss.detach()
                 if fraction == 1:
-                    loss.backward()
+                    self._scaler.scale(loss).backward()
                     return statistics
                 # Over processes the mean of gradients is taken, and not their sum.
-                (loss * (fraction * self.processes.size)).backward()
+                self._scaler.scale(loss * (fraction * self.processes.size)).backward()
             for name, value in statistics.items():
                 totals[name] = totals.get(name, 0) + value * fraction
         return totals
@@ -301,10 +321,12 @@ class TrialRun:
         elapsed = max(time.perf_counter() - self._logged, 1e-9)  # now that the device has done these steps
         values = {
             **means,
-            "lr": lr_at(self.length, self.step - 1),
+            "lr": lr_at(self.length, self.step - self.skipped - 1),
             "images_per_s": round(images / elapsed, 1),
             "data_wait": round(self._data_wait.take() / elapsed, 4),
         }
+        if self._scaler.is_enabled():
+            values |= {"loss_scale": self._loss_scale, "skipped_steps": self.skipped}
         self._logged += elapsed
         return self._write("train", values)
 
@@ -388,6 +410,8 @@ class TrialRun:
         return {
             "format": FORMAT,
             "step": self.step,
+            "skipped": self.skipped,
+            "scaler": self._scaler.state_dict(),
             "evaluated_at": self.evaluated_at,
             "last_evaluation": self.last_evaluation,
             "model": self.model.state_dict(),
@@ -410,6 +434,10 @@ class TrialRun:
         self.last_evaluation = state["last_evaluation"]
         load_weights(self.model, state["model"])
         load_optimizer(self.optimizer, state["optimizer"])
+        if self._scaler.is_enabled():
+            self.skipped = state["skipped"]
+            self._scaler.load_state_dict(state["scaler"])
+            self._loss_scale = self._scaler.get_scale()
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])
         self.task.load_state_dict(state["task"])

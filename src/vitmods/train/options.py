@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vitmods.recipes import Recipe
+    from vitmods.recipes.recipe import Precision
     from vitmods.tasks.base import Task
 
 Recorded = Literal["gradients", "lambdas"]
@@ -86,16 +88,16 @@ class RunOptions:
         values = {field.name: getattr(self, field.name) for field in fields(RunOptions)}
         return {**values, "cache_dir": self.cache_dir and str(self.cache_dir)}
 
-    def check_here(self) -> None:
+    def check_here(self, precisions: Iterable[Precision] = ()) -> None:
         """Raise UserError if this machine lacks the device, logger or precision, before any work is done."""
-        from vitmods.train.device import check_tf32, place, resolve
+        from vitmods.train.device import check_tf32, usable
         from vitmods.train.loggers import check_loggers
 
         check_loggers(self.log)
+        for precision in ("32-true", *precisions):
+            device = usable(self.device, precision)
         if self.tf32:
-            check_tf32(resolve(self.device))
-        if self.device not in ("auto", "cpu"):
-            place(self.device)
+            check_tf32(device)
 
     def check_processes(self, size: int) -> None:
         """Raise UserError if `size` processes cannot train a model together like this."""
@@ -108,6 +110,8 @@ class RunOptions:
             raise UserError(f"The task {task.name} evaluates its teacher, not an average of weights: set ema to None.")
         if task.has_teacher() and self.shard:
             raise UserError(f"--shard does not divide the teacher of the task {task.name}: drop --shard.")
+        if self.shard and recipe.precision == "fp16-mixed":
+            raise UserError("--shard does not support scaled gradients: use --precision bf16-mixed, or drop --shard.")
         if task.whole_batch and recipe.accumulate > 1:
             raise UserError(f"The loss of the task {task.name} compares all images of a batch: set accumulate to 1.")
 

@@ -27,7 +27,7 @@ from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import resolve_on
 from vitmods.tasks.base import DEFAULT, Example, Task, TaskModel
 from vitmods.train import checkpoint
-from vitmods.train.device import device_name, does_not_fit, is_out_of_memory, resolve
+from vitmods.train.device import device_name, does_not_fit, is_out_of_memory, resolve, usable
 from vitmods.train.distributed import ALONE, PeerEnded, Processes, peer_ended, whole_state
 from vitmods.train.interrupt import Interrupted, StopRequest, stop_on_signals
 from vitmods.train.loggers import Diverged, LoggedRun, ProgressBar
@@ -94,6 +94,7 @@ def train_trial(
     _check_model(model, recipe)
     resolve_on(recipe, ds)  # raises before a folder is made
     check_divides(recipe.batch_size, processes.size)
+    usable(options.device, recipe.precision, processes.local_rank if processes.size > 1 else None)
     out = make_folder(Path(out))
     metadata = {**(metadata or {}), **fit_to_images(model, ds)}
     task.fit(model, ds)

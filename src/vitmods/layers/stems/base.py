@@ -276,8 +276,8 @@ def take_patches(images: Tensor, keep: Tensor, patch_size: tuple[int, int]) -> T
 def check_keep(keep: Tensor, patches_as_images: int, patches: int) -> None:
     """Raises UserError unless ``keep`` is (B, K), K >= 1 different indices of patches for each image.
 
-    Looking at the values makes the host wait for the device, and cannot be done while a graph is traced or memory is
-    estimated.
+    Values are not checked while a graph is traced or memory is estimated. A CUDA device checks them when it gets
+    there: the host does not wait, and gets the error in a later call.
     """
     if not isinstance(keep, Tensor) or keep.dtype not in (torch.int64, torch.int32) or keep.ndim != 2:
         raise UserError("keep is a tensor (B, K) of whole numbers: the indices of the visible patches of each image.")
@@ -287,9 +287,13 @@ def check_keep(keep: Tensor, patches_as_images: int, patches: int) -> None:
         )
     if not keep.shape[1]:
         raise UserError("keep is empty: at least one patch of each image must be visible.")
-    if torch.compiler.is_compiling() or isinstance(keep, FakeTensor):
+    if torch.compiler.is_compiling() or type(keep) is FakeTensor:
         return
     ordered = keep.sort(dim=1).values
+    if keep.device.type == "cuda":
+        fits = (ordered[:, 0] >= 0) & (ordered[:, -1] < patches) & (ordered[:, 1:] != ordered[:, :-1]).all(dim=1)
+        torch.ops.aten._assert_async.msg(fits.all(), f"keep names different patches of an image, of {patches}")
+        return
     if ordered[:, 0].min() < 0 or ordered[:, -1].max() >= patches:
         outside = sorted({int(i) for i in keep.flatten() if not 0 <= i < patches})
         raise UserError(f"keep names the patches {outside[:5]}; an image has {patches}, numbered from 0.")

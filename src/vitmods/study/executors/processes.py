@@ -390,6 +390,22 @@ def visible_gpus() -> list[str]:
     return [str(index) for index in range(torch.cuda.device_count())]
 
 
+def free_memory(gpu: int) -> int:
+    """Return the bytes that are free for several trials on one of the visible GPUs: 0 if it admits a single process.
+
+    The driver's own program knows them: CUDA would make a context in this process, and such a GPU then refuses workers.
+    """
+    query = ["nvidia-smi", "--query-gpu=memory.free,compute_mode", "--format=csv,noheader,nounits"]
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        query += ["-i", visible_gpus()[gpu]]
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+        free, mode = answer.split(",")
+        return 0 if "Exclusive" in mode else int(free) << 20
+    import torch
+
+    return int(torch.cuda.mem_get_info(gpu)[0])
+
+
 def main(task: dict[str, Any]) -> None:
     """Do the work that the parent names, trials and evaluations, until it closes the pipe or dies."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)

@@ -64,7 +64,7 @@ class Beit(Task):
         masks = draw_masks(self.part, self._model.grid, seeds, batch.inputs.device)
         codes = self._model.codes(batch.inputs).flatten()[masks.masked]
         logits = model(batch.inputs, masks).float()
-        masked = self.mean(torch.tensor(float(len(codes)), device=logits.device))
+        masked = self.mean(logits.new_full((), len(codes)))  # torch.tensor would wait for a GPU
         right = (logits.detach().argmax(dim=-1) == codes).sum() / masked
         return F.cross_entropy(logits, codes, reduction="sum") / masked, {"code_top1": right}
 

@@ -82,7 +82,8 @@ class Dino(Task):
         self.part, self.epochs = part or DinoPart(), epochs
         self.probe_blocks = self.part.probe_blocks
         self._epoch, self.is_done = 0, False
-        self._sum, self._count = torch.zeros(1), 0
+        self._sum: Any = 0.0  # of the teacher's outputs since the last step, on their device
+        self._count = 0
 
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> Self:
@@ -114,7 +115,7 @@ class Dino(Task):
             teacher = self.teacher(*views[:GLOBAL_CROPS]).float()
         temperature = teacher_temperature(self.part, self._epoch)
         loss = dino_loss(model(*views).float(), teacher, center, self.part.student_temp, temperature)
-        self._sum, self._count = self._sum.to(teacher.device) + teacher.sum(0, keepdim=True), self._count + len(teacher)
+        self._sum, self._count = self._sum + teacher.sum(0, keepdim=True), self._count + len(teacher)
         return loss, {"teacher_entropy": _entropy(((teacher - center) / temperature).softmax(-1)).mean()}
 
     def before_step(self, model: nn.Module, step: int, steps: int) -> None:
@@ -135,7 +136,7 @@ class Dino(Task):
         center: Any = self.teacher.center
         if self._count:
             center.copy_(next_center(center, self.mean(self._sum / self._count), self.part.center_momentum))
-        self._sum, self._count = torch.zeros(1), 0
+        self._sum, self._count = 0.0, 0
         self._epoch, self.is_done = step * self.epochs // steps, step == steps
 
     def state_dict(self) -> dict[str, Any]:

@@ -41,8 +41,12 @@ def sigmoid_loss(images: Tensor, texts: Tensor, scale: Tensor, bias: Tensor) -> 
     return sigmoid_cross_entropy(logits, torch.eye(len(images), dtype=logits.dtype, device=logits.device)).mean()
 
 
+@dataclass(frozen=True)
 class Pairs(ImageDataset):
-    """Image-text pairs: a batch of training has a caption of each image, drawn for the epoch; others have all."""
+    """Image-text pairs: a batch of training has a caption of each image, drawn for the epoch; others have all. encode:
+    makes tokens of captions while a batch is prepared."""
+
+    encode: Callable[[list[str]], Tensor] | None = None
 
     @classmethod
     def of(cls, dataset: ImageDataset, prompts: tuple[str, ...]) -> Self:
@@ -55,7 +59,7 @@ class Pairs(ImageDataset):
         batch = super()._train_batch(views, seed, epoch, number)
         draws = uniform(seed, Stream.CAPTION, epoch, self._own(views)).tolist()
         texts = [item.texts[int(u * len(item.texts))] for item, u in zip(batch.targets, draws, strict=True)]
-        return replace(batch, targets=texts)
+        return replace(batch, targets=texts if self.encode is None else self.encode(texts))
 
     def _targets(self, split: str, index: Ints) -> list[Captions]:
         annotations = self.splits[split].annotations or ()
@@ -189,12 +193,15 @@ class Lit(Task):
             texts = (text for item in captions for text in item.texts)
             model.text.tokenizer = learn_tokenizer(texts, self.part.vocabulary)
 
+    def training_data(self, model: nn.Module, dataset: Any) -> Any:
+        """With tokens in place of captions."""
+        assert isinstance(model, LitModel)
+        return replace(dataset, encode=model.text.encode)
+
     def loss(self, model: Callable[..., Any], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss over the batch of all processes; `text_r1` and `image_r1` among its pairs."""
-        tokens = batch.targets
-        if not isinstance(tokens, Tensor):
-            tokens = model.text.encode(tokens).to(batch.inputs.device)  # type: ignore[attr-defined]
-        images, texts, scale, bias = model(batch.inputs, tokens)
+        """The loss over the batch of all processes, whose targets are tokens; `text_r1` and `image_r1` among its
+        pairs."""
+        images, texts, scale, bias = model(batch.inputs, batch.targets)
         images, texts = self.gather(images), self.gather(texts)
         loss = softmax_loss(images, texts, scale) if bias is None else sigmoid_loss(images, texts, scale, bias)
         with torch.no_grad():

@@ -1,0 +1,179 @@
+"""Which GPU a process uses, in which precision, and what is said of one that cannot be used."""
+
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import vitmods as vm
+from vitmods.cli import main
+from vitmods.recipes import Recipe
+from vitmods.study.executors import StudyOptions
+from vitmods.study.executors.processes import free_memory
+from vitmods.study.prepare import workers_for
+from vitmods.tasks import Classification
+from vitmods.train import RunOptions, distributed, train_trial
+from vitmods.train.device import place, resolve, usable
+from vitmods.util.errors import UserError
+
+pretend = sys.modules["pretend"]  # by conftest.py
+TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040)."
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """driver(answer, code): a program nvidia-smi that prints this."""
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]]))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def install(answer, code=0):
+        program = tmp_path / "bin/nvidia-smi"
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\necho '{answer}'\nexit {code}\n")
+        program.chmod(0o755)
+
+    return install
+
+
+def refuse(words):
+    raise RuntimeError(words)
+
+
+@pytest.mark.parametrize("reason", [TOO_OLD, "Torch not compiled with CUDA enabled"])
+def test_a_gpu_that_pytorch_cannot_use_is_an_error_before_anything_is_read(
+    driver, tmp_path, monkeypatch, capsys, reason
+):
+    driver("GPU 0: NVIDIA A100 (UUID: GPU-1)")
+    monkeypatch.setattr(torch.cuda, "init", lambda: refuse(reason))
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available=False: None)
+    reads = pytest.MonkeyPatch.context
+    with reads() as patch:
+        patch.setattr("vitmods.data.loading.load", lambda *a, **k: pytest.fail("images were read"))
+        for command in (["compare", "--arms", "rms"], ["train"], ["compare", "--arms", "rms", "--dry-run"]):
+            assert (
+                main([*command, "--data", "torchvision:CIFAR10?root=x&download=1", "--out", str(tmp_path / "out")]) == 2
+            )
+            message = " ".join(capsys.readouterr().err.split())
+            assert reason.rstrip(".") in message
+            assert "--device cpu" in message
+    assert not (tmp_path / "out").exists()
+    assert resolve("cpu").type == "cpu"
+    with pytest.raises(
+        UserError, match=r"device 'cuda:0' is not available: PyTorch cannot use the GPU .*" + reason[:9]
+    ):
+        usable("cuda")
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "visible"),
+    [
+        ("GPU 0: NVIDIA A100", 0, ""),
+        ("GPU 0: NVIDIA A100", 0, "-1"),
+        ("No devices were found", 0, None),
+        ("GPU 0", 9, None),
+    ],
+)
+def test_a_gpu_that_is_hidden_or_not_there_is_none(driver, monkeypatch, answer, code, visible):
+    driver(answer, code)
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available=False: None)
+    monkeypatch.setattr(torch.cuda, "init", lambda: refuse(TOO_OLD))
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert resolve("auto") == torch.device("cpu")
+
+
+def test_bfloat16_needs_a_gpu_that_computes_in_it(tmp_path):
+    model, recipe = (
+        vm.vit("mu1/4", img_size=8, in_chans=1, num_classes=10),
+        Recipe().with_(precision="bf16-mixed", steps=1),
+    )
+    images = vm.data.load("digits", img_size=(8, 8), in_chans=1, augment=recipe.augment, limit_train=64)
+    study = vm.Study("mu1/4", ["rms"], recipe=recipe, seeds=1, img_size=8, in_chans=1)
+    with pretend.gpu(capability=(7, 5)):
+        message = "NVIDIA Pretend only emulates bfloat16, slower than float32: use --precision fp16-mixed"
+        with pytest.raises(UserError, match=message):
+            train_trial(model, Classification(), images, recipe, out=tmp_path / "trial")
+        with pytest.raises(UserError, match=message):
+            study.run(tmp_path / "study")
+        assert not list(tmp_path.iterdir())
+        assert place("auto", "fp16-mixed").scaler().is_enabled()
+    with pretend.gpu(capability=(8, 0)):
+        assert place("cuda", "bf16-mixed").device == pretend.CUDA
+    assert place("cpu", "bf16-mixed").device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local_rank", "expected"), [(1, 0, 0), (1, 3, 0), (4, 3, 3), (2, 3, "'cuda:3' is not available: .* has 2")]
+)
+def test_a_process_uses_the_gpu_of_its_number_or_the_only_one_that_it_sees(gpus, local_rank, expected):
+    processes = distributed.Processes(rank=local_rank, size=4, local_rank=local_rank)
+    with pretend.gpu(gpus=gpus):
+        if isinstance(expected, str):
+            with pytest.raises(UserError, match=expected):
+                place("cuda", processes=processes)
+        else:
+            assert place("cuda", processes=processes).device == torch.device("cuda", expected)
+
+
+def joining(monkeypatch, rank, others):
+    """Join as one of two processes; gives the calls that set the GPU up, and the result."""
+    calls, store = [], {f"vitmods/gpu{other}": uuid for other, uuid in others.items()}
+    for name, value in {
+        "RANK": rank,
+        "WORLD_SIZE": 2,
+        "LOCAL_RANK": rank,
+        "MASTER_ADDR": "x",
+        "MASTER_PORT": 1,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    stored = SimpleNamespace(set=store.__setitem__, get=lambda key: store[key].encode())
+    monkeypatch.setattr(distributed, "rendezvous", lambda *_, **__: iter([(stored, rank, 2)]))
+    monkeypatch.setattr(distributed.socket, "gethostname", lambda: "node")
+    monkeypatch.setattr(distributed.atexit, "register", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(("set_device", device)))
+    monkeypatch.setattr(
+        distributed.dist, "init_process_group", lambda *a, **k: calls.append((a[0], k.get("device_id")))
+    )
+    monkeypatch.setattr(distributed.dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(distributed.dist, "get_world_size", lambda: 2)
+    return calls
+
+
+def test_the_gpu_is_set_before_processes_are_joined(monkeypatch):
+    with pretend.gpu(gpus=2):
+        calls = joining(monkeypatch, 1, {0: "node other"})
+        assert distributed.join("auto") == distributed.Processes(1, 2, 1)
+    second = torch.device("cuda", 1)
+    assert calls == [("set_device", second), ("cpu:gloo,cuda:nccl", second)]
+
+
+def test_one_visible_gpu_for_each_process_and_not_one_for_all(monkeypatch):
+    with pretend.gpu(gpus=1):
+        calls = joining(monkeypatch, 1, {0: "node other"})  # as a task of Slurm sees it
+        assert distributed.join("cuda").local_rank == 1
+        assert calls[-1] == ("cpu:gloo,cuda:nccl", pretend.CUDA)
+        calls = joining(monkeypatch, 1, {0: "node pretend"})
+        with pytest.raises(UserError, match=r"2 processes use 1 GPUs; node shows 1 to each: .*--gpus-per-task=1"):
+            distributed.join("cuda")
+        assert len(calls) == 1
+        calls = joining(monkeypatch, 1, {})
+        distributed.join("cpu")
+        assert calls == [("gloo", None)]
+
+
+def test_the_process_that_starts_workers_leaves_the_gpus_alone(driver, monkeypatch):
+    with pretend.gpu(gpus=2):
+        for name in ("mem_get_info", "set_device"):
+            monkeypatch.setattr(torch.cuda, name, lambda *_: pytest.fail("a context is made"))
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+        driver("30000, Default")
+        assert free_memory(1) == 30000 << 20
+        RunOptions("cuda:1").check_here(["bf16-mixed"])
+        assert workers_for(StudyOptions(device="cuda"), 100, 5000 << 20) == 6
+        driver("30000, Exclusive_Process")
+        assert workers_for(StudyOptions(device="cuda"), 100, 5000 << 20) == 2
+    with pretend.gpu(gpus=2, memory=7 << 30):
+        driver("", 9)
+        assert free_memory(1) == 7 << 30
