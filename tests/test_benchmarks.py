@@ -11,6 +11,8 @@ import timm
 import torch
 from PIL import Image
 
+from vitmods.cli import main
+
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 ONCE = "--rounds 1 "
 TINY = {
@@ -31,6 +33,7 @@ TINY = {
     "bf16": ONCE + "--sizes",
     "data_loading": ONCE,
     "dtn": ONCE + "--sides 4 --models",
+    "finetune_rates": "{weights} digits --pixels 8 --steps 1 --settings default lr=1e-3,layer_decay=none,train=head",
     "finetune": ONCE + "--sizes Ti1/16 --pixels 32 --batch 1 --variants full head",
     "hmlp": ONCE + "--sizes Ti/16 --batch 1",
     "inference": ONCE + "--sizes Ti/16 --batch 1",
@@ -111,6 +114,14 @@ def images(tmp_path_factory):
     return root
 
 
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A folder of a trial of one step on digits."""
+    out = tmp_path_factory.mktemp("weights")
+    assert main(["train", "--base", "mu1/4", "--steps", "1", "--device", "cpu", "--quiet", "--out", str(out)]) == 0
+    return out
+
+
 def test_variants_are_timed_by_turns(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     paired, calls = importlib.import_module("paired").paired, []
@@ -123,6 +134,6 @@ def test_variants_are_timed_by_turns(monkeypatch):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long) if name in PROCESSES else name for name in sorted(TINY)]
 )
-def test_it_measures(run, name, images, capfd):
-    run(name, TINY[name].format(images=images, root=FOLDER.parent))
+def test_it_measures(run, name, images, weights, capfd):
+    run(name, TINY[name].format(images=images, weights=weights, root=FOLDER.parent))
     assert capfd.readouterr().out

@@ -153,7 +153,7 @@ def _layers_by_blocks(model: nn.Module) -> dict[str, int]:
     if not blocks:
         raise UserError(
             f"layer_decay needs a model with blocks of an attention and an MLP, or with group_matcher() as timm's "
-            f"models: {type(model).__name__} does not say which block a parameter is in. Set layer_decay to none."
+            f"models: {type(model).__name__} does not say which block a parameter is in. Set layer_decay to None."
         )
     layers, before = dict[str, int](), 0
     for name, role in role_of.items():
