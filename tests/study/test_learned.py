@@ -235,6 +235,58 @@ def test_scores_of_ones_own():
     assert "2 of 4 a trials predict a single class" in single.notes
 
 
+def right_of(shares, images=400, seed=0):
+    """Which images each seed has right: so large a share of them."""
+    rng = np.random.default_rng(seed)
+    return {k: rng.permutation(np.arange(images) < round(share * images)) * 1.0 for k, share in enumerate(shares)}
+
+
+@pytest.mark.parametrize(
+    ("shares", "failures", "learned"),
+    [
+        ((0.262, 0.275, 0.244, 0.27), 4, False),  # within the test error of 2.2 points, or below
+        ((0.27, 0.28, 0.34, 0.35), 2, True),
+        ((0.33, 0.34, 0.32, 0.35), 0, True),
+        ((0.275, 0.275, 0.275, 0.275), 4, False),  # the same images: their median is no better than one of them
+    ],
+)
+def test_a_trial_at_chance_has_not_learned_however_many_classes_it_names(shares, failures, learned):
+    """The most frequent class is 26.2 % of 400 images."""
+    scores = {"base": right_of((0.6, 0.61, 0.59, 0.6), seed=1), "a": right_of(shares)}
+    assert vm.decide(scores, chance=0.262)["a"].failures == failures
+    swapped = vm.decide({"base": scores["a"], "a": scores["base"]}, chance=0.262)
+    assert learned or swapped["a"].verdict == Verdict.HELPS
+    assert learned == ("base has not learned" not in repr(swapped))
+    losses = {arm: {seed: 1 - right for seed, right in trials.items()} for arm, trials in scores.items()}
+    options = {"higher_is_better": False, "unit": "fraction"}
+    assert vm.decide(losses, chance=0.738, **options)["a"].failures == failures
+
+
+def test_an_arm_that_alone_has_learned_helps():
+    """Base and one arm at chance: those agree, which says nothing; the other one is better all the same."""
+    flat, better = (0.27, 0.262, 0.255, 0.26), right_of((0.41, 0.36, 0.38, 0.35), seed=3)
+    scores = {"base": right_of(flat), "dpn": better, "rms": right_of(flat, seed=2), "far": right_of(np.array(flat) / 4)}
+    decision = vm.decide(scores, chance=0.262)
+    verdicts = {arm: effect.verdict for arm, effect in decision.effects.items()}
+    assert verdicts == {"dpn": Verdict.HELPS, "rms": Verdict.WITHHELD, "far": Verdict.WITHHELD}
+    assert decision.best == ()
+    assert "another learning rate" in repr(decision)
+    # An arm that is better than base, and at chance itself.
+    low = {arm: {seed: score / 10 for seed, score in trials.items()} for arm, trials in scores.items()}
+    assert vm.decide(low, chance=0.262)["dpn"].verdict == Verdict.WITHHELD
+
+
+def test_the_report_of_an_arm_that_alone_has_learned(tmp_path):
+    study = Planted(tmp_path, "classification")
+    study.plant_all({"base": [study.best] * SEEDS, "dpn": [0.8, 0.81, 0.79, 0.8, 0.8], "rms": [study.best] * SEEDS})
+    answer = study.answer()
+    assert answer["dpn"].verdict == Verdict.HELPS
+    assert repr(answer).startswith("dpn helps and rms has no verdict.")
+    text = " ".join(step.text for step in next_steps(answer))
+    assert "another learning rate" in text
+    assert "may be best" not in text
+
+
 def test_what_is_no_failure():
     """A log loss may say much where the most likely class is always the same; margins that are large ask no more of
     base; a constant prediction that is only assumed asks base to be above it, and no more."""

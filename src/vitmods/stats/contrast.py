@@ -15,7 +15,7 @@ from vitmods.stats.gains import Gains, gains_of, less_stable
 from vitmods.stats.images import ImagesPart
 from vitmods.stats.read import ScoreTable, check_fractions
 from vitmods.stats.verdict import FAVORABLE, FRACTION, POINTS, Claim, Effect, Verdict, verdict_of
-from vitmods.stats.width import HalfWidth
+from vitmods.stats.width import HalfWidth, bounds
 from vitmods.util.errors import UserError
 
 ALPHA = 0.05
@@ -63,7 +63,8 @@ class Criteria:
             scale *= POINTS
         groups = self.groups if self.generalize == "images" else None  # of which nothing is said otherwise
         # A best constant prediction that is only assumed asks no more of base than to be above it.
-        return gains_of(table, scale, chance, groups, self.margin if self.chance is not None else 0.0, self.level)
+        margin = None if self.chance is None else self.margin
+        return gains_of(table, scale, chance, groups, margin, self.level)
 
 
 def has_interval(seeds: float, df: float) -> bool:
@@ -101,19 +102,20 @@ def effect_of(
     if with_interval is None:
         with_interval = has_interval(n, df)
     # No spread at all comes from a coarse metric, not from certainty.
-    total, seeds = (
-        float(x[i]) if with_interval and 0 < x[i] < math.inf else math.nan for x in (half.total, half.seeds)
-    )
+    has_seeds, has_total = (with_interval and 0 < x[i] < math.inf for x in (half.seeds, half.total))
+    ends = [float(end[i]) if has_total else math.nan for end in bounds(center, half, part)]
+    seeds_ends = [gain + side * float(half.seeds[i]) if has_seeds else math.nan for side in (-1, 1)]
     images = math.nan if part is None else float(part.variance[i])
-    read, error = seeds, math.sqrt(variance * (1 + n * criteria.overlap))
+    read, error = seeds_ends, math.sqrt(variance * (1 + n * criteria.overlap))
     if criteria.generalize == "images":
-        read, error = total, math.sqrt(np.nansum([error**2, images]))
-    verdict = verdict_of(gain - read, gain + read, criteria.margin)
+        read, error = ends, math.sqrt(np.nansum([error**2, images]))
+    verdict = verdict_of(*read, criteria.margin)
     doubtful = n == 2 and with_interval and not two_seeds
     if doubtful and verdict in FAVORABLE:
         verdict = Verdict.OPEN
     sign, limits = criteria.sign, (-limit, limit)
-    low, high, seeds_low, seeds_high = np.clip(sign * gain + np.array([-total, total, -seeds, seeds]), *limits).tolist()
+    ends, seeds_ends = ([sign * end for end in pair][::sign] for pair in (ends, seeds_ends))
+    low, high, seeds_low, seeds_high = np.clip([*ends, *seeds_ends], *limits).tolist()
     return Effect(
         arm=name, effect=sign * gain, low=low, high=high, seeds_low=seeds_low, seeds_high=seeds_high,
         verdict=verdict, n=int(n), base_n=int(base_n),

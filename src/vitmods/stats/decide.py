@@ -89,8 +89,9 @@ def decide(
     - `family`: how many arms the study has in all, planned ones included; or "pairs" where base was chosen
       after scores were seen: then intervals hold together over all pairs of arms.
     - `chance`: the score of the best constant prediction, such as the share of the most frequent class for accuracy.
-      Where base is not clearly above it, base has not learned, and no verdict is given. It also determines which trials
-      collapsed. None: 0 for fractions of which more is better; for other scores neither is looked for.
+      Where base is not clearly above it, base has not learned: no verdict but `helps` of an arm that has. It also
+      determines which trials learned nothing or collapsed. None: 0 for fractions of which more is better; for other
+      scores neither is looked for.
     - `level`: what a linear probe of the trained weights that base starts from reaches. Where base is below it by more
       than the margin, training destroys what they hold, and no verdict is given.
     - `constant`: trials that predict the same for every image (arm -> seeds): they failed.
@@ -158,7 +159,11 @@ def decision_of(
     unstable = [arm for arm, effect in effects.items() if effect.verdict == Verdict.UNSTABLE]
     best, ruled_out, pairs = _compare_all(arms, gains, fitted, plan, unstable)
     if not gains.has_learned:
-        effects = {arm: frozen.get(arm) or effect.withheld() for arm, effect in effects.items()}
+        learned = dict(zip(arms, gains.learned))
+        effects = {
+            arm: effect if arm in frozen or (learned[arm] and effect.verdict == Verdict.HELPS) else effect.withheld()
+            for arm, effect in effects.items()
+        }
         best, ruled_out = (), ()
     return Decision(
         effects, arms[0], best, ruled_out, pairs, float(np.sqrt(fitted.errors.mse)), float(fitted.errors.df_error),

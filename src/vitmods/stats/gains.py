@@ -5,17 +5,18 @@ A trial fails in one of three ways, each counted and reported by itself:
 - It diverged: it is without a score (a loss that is not finite).
 - It learned nothing: its prediction is the same for every image, and its score is not above the best constant
   prediction by more than the margin. (A log loss can be informative although the most likely class never changes.)
-  If predictions are not known, a trial counts that is not above the best constant prediction in an arm whose median
-  is not above it either.
+  A trial counts too, however many classes it names, that is not above the best constant prediction by more than its
+  own test error, the standard error over its images. Without scores of images, one that is not above it in an arm
+  whose median is not above it either.
 - It collapsed: its score is (i) less than half as far above the best constant prediction as base's median, and (ii)
   more than 5 sd below the median of its arm's other trials. The sd is pooled over all trials that do not meet (i), and
   so is the median where the arm has such trials, so that several collapses of one arm do not hide one another.
 
-Base has learned if the median of its trials is above the best constant prediction by more than the margin (at most
-`LEARNED`) and by more than the sd of one of its trials. Otherwise no verdict is given: arms that are all at the
-constant prediction are equivalent, which says nothing about the arms. Nor is there one where base starts from trained
-weights and its median is below a linear probe of these by more than the margin (at most `LEARNED`): training lost what
-they hold, and arms that keep more of it seem better.
+An arm has learned if the median of its trials is above the best constant prediction by more than the margin (at most
+`LEARNED`), the sd of one of its trials, and the test error of one. Where base has not, no verdict is given but `helps`
+of an arm that has: arms that are all at the constant prediction are equivalent, which says nothing about the arms.
+Where base starts from trained weights and its median is below a linear probe of these by more than the margin (at most
+`LEARNED`), there is no verdict at all: training lost what they hold, and arms that keep more of it seem better.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -53,9 +55,14 @@ class Gains:
     constant: float  #: the score of the best constant prediction; NaN where it is not known
     base: float  #: the median of base's trials; NaN for a sum over settings
     left_out: int  #: images without a score in some trial
-    has_learned: bool  #: whether base is clearly above the best constant prediction, and not below the level
+    learned: Mask  #: (g,) which arms are clearly above the best constant prediction; none where base is below the level
     level: float = math.nan  #: of a linear probe of the weights that base starts from, if base is below it
     sets: tuple[tuple[int, float], ...] = ()  #: of data sets whose images are side by side, images and step of each
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether base has."""
+        return bool(self.learned[0])
 
     @property
     def failures(self) -> Mask:
@@ -89,7 +96,8 @@ class Gains:
         elif not self.has_learned and math.isfinite(self.base):  # NaN in a sum over settings, which report themselves
             sentences.append(
                 f"{arms[0]} has not learned: the median of its trials ({abs(self.base):.4g}) is not clearly better "
-                f"than the best constant prediction ({abs(self.constant):.4g}), so verdicts are withheld"
+                f"than the best constant prediction ({abs(self.constant):.4g}), so verdicts are withheld, but for arms "
+                "that have learned and help; it may need another learning rate"
             )
         elif of_base and self.has_learned:
             seeds = "so its seed is" if of_base == 1 else "so their seeds are"
@@ -130,12 +138,13 @@ def gains_of(
     scale: float,
     chance: float | None,
     groups: ArrayLike | None,
-    margin: float,
+    margin: float | None,
     level: float | None = None,
 ) -> Gains:
     """Scale the scores (negative if less is better) and sort out failures. `chance` is the score of the best constant
-    prediction; if it is None, only trials that diverged or are known to predict a constant have failed. `level` is what
-    base has to reach."""
+    prediction; if it is None, only trials that diverged or are known to predict a constant have failed. `margin` is
+    None where it is only assumed: then a trial has learned that is above it at all. `level` is what base
+    has to reach."""
     trials, images, floor, step = table.trials * scale, table.images, 0.0, 0.0
     if images is not None:
         if np.isin(images[np.isfinite(images)], (0, 1)).all():
@@ -145,24 +154,29 @@ def gains_of(
         images = clusters(*_grouped(images, groups, table.kept))
     constant = math.nan if chance is None else chance * scale
     finite, median = np.isfinite(trials), medians(trials)
-    least = min(margin, LEARNED)
+    least, error = min(margin or 0.0, LEARNED), np.zeros(trials.shape)
+    has_error = images is not None and margin is not None
+    if has_error:
+        error = images.std(-1) / math.sqrt(max(images.shape[-1] - 1, 1))
     with np.errstate(invalid="ignore"):
         same = table.constant & ~(trials > constant + least + ROUNDING)
-        low = (trials <= constant + ROUNDING) & (median <= constant + ROUNDING)[:, None] & ~same
+        low = (trials <= constant + error + ROUNDING) & ~same
+        low &= has_error | (median <= constant + ROUNDING)[:, None]
     lost = same | low
-    learned = chance is None or has_learned(trials[0], lost[0], constant, least)
+    least_of = np.fmax(medians(error), least)
+    learned = np.array([chance is None or has_learned(*arm) for arm in zip(trials, lost, repeat(constant), least_of)])
     is_below = level is not None and bool(median[0] < level * scale - least - ROUNDING)
-    far = collapsed(trials, constant) & ~lost if chance is not None and learned else np.zeros(trials.shape, bool)
+    far = collapsed(trials, constant) & ~lost if chance is not None and learned[0] else np.zeros(trials.shape, bool)
     kinds = {"constant": same, "unlearned": low, "collapsed": far, "diverged": table.diverged}
     failures = table.diverged | lost | far
     count = failures.sum(-1)
     pooled = ~(lost | far).any(-1) & (count <= count[0])
     pooled[0] = True
-    missing = failures[0] & (learned | ~finite[0])
+    missing = failures[0] & (learned[0] | ~finite[0])
     trials = np.where(missing, np.nan, trials)
     return Gains(
         trials, images, floor, step, kinds, table.ended, pooled, constant, float(median[0]), int((~table.kept).sum()),
-        learned and not is_below, level * scale if level is not None and is_below and learned else math.nan,
+        learned & (not is_below), level * scale if level is not None and is_below and learned[0] else math.nan,
     )  # fmt: skip
 
 

@@ -100,6 +100,17 @@ def half_width(
     return _h(variance, df, images, lambda degrees: critical_value(family, degrees, alpha, rho))
 
 
+def bounds(center: Array, half: HalfWidth, images: ImagesPart | None) -> tuple[Array, Array]:
+    """The ends on other images, moved where images are skewed (`vitmods.stats.images`)."""
+    down, up = center - half.total, center + half.total
+    if images is None or not any(np.any(skew) for skew in images.skew):
+        return down, up
+    with np.errstate(invalid="ignore", divide="ignore"):
+        factor = (1 / 6 + half.total**2 / (half.variance + images.variance) / 3) / images.m
+    low, high = (np.nan_to_num(factor * skew) for skew in images.skew)
+    return np.minimum(down + low, center - half.seeds), np.maximum(up + high, center + half.seeds)
+
+
 def total_df(variance: Array, df: Array, images: ImagesPart) -> Array:
     """Degrees of freedom of V + I."""
     with np.errstate(invalid="ignore", divide="ignore"):
