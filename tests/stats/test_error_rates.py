@@ -325,6 +325,44 @@ def test_tuned_studies_on_fresh_seeds():
     assert claims(report).mean() <= bound(0.05, studies)
 
 
+def tuned(studies, k, n, effect=0.0, apart=1.0, points=3):
+    """Studies of a change that does nothing at any point, or as much at every one: what helps against base as it was
+    tuned, and against base at both points. Points differ by `apart`, and validation errs by 1.3 sd."""
+    rng = np.random.default_rng(0)
+    worth = np.repeat(apart * rng.standard_normal((studies, 1, points)), k + 1, 1)
+    worth[:, 1] += effect
+    chosen = (worth + 1.3 * rng.standard_normal(worth.shape)).argmax(-1)[..., None, None]
+    fresh = worth[..., None] + rng.standard_normal((*worth.shape, n))
+    scores = np.take_along_axis(fresh, chosen, 2)[:, :, 0]
+
+    def helps(scores):
+        result = fit(scores).against
+        return result.estimate > against_base(result, None, 0.05, k).total
+
+    once = helps(scores)
+    both = once.copy()
+    for arm in range(k):
+        scores[:, 0] = np.take_along_axis(fresh[:, 0], chosen[:, 1 + arm], 1)[:, 0]
+        both[:, arm] &= helps(scores)[:, arm]
+    return once, both
+
+
+@pytest.mark.parametrize("studies", FAST)
+@pytest.mark.parametrize("apart", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize(("k", "n"), [(1, 5), (1, 10), (4, 5)])
+def test_a_tuned_arm_that_beats_base_at_both_points(k, n, apart, studies):
+    once, both = tuned(studies, k, n, apart=apart)
+    assert both.any(-1).mean() <= bound(0.025, studies)
+    assert apart == 0.5 or once.any(-1).mean() > 0.04, "without the second comparison"
+
+
+@pytest.mark.parametrize(("n", "low", "high"), [(5, 0.5, 0.63), (10, 0.87, 0.95)])
+def test_what_tuned_studies_find(n, low, high):
+    once, both = tuned(4_000, 1, n, effect=2.0)
+    assert low < both.mean() <= once.mean() + 0.02
+    assert once.mean() < high + 0.05
+
+
 @pytest.mark.parametrize(("k", "n"), [(1, 5), (4, 5), (4, 10)])
 def test_false_equivalence_at_the_margin(k, n):
     """Where every arm is worse by just the margin, `equivalent` and `no worse` are false."""

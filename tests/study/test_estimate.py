@@ -110,12 +110,16 @@ def test_as_many_seeds_as_fit(budget, options, seeds):
 
 def test_tuned_trials_come_first():
     estimate = made(tune={"lr": (1e-4, 1e-3)}, tune_on="val", seeds=5)
-    estimate = replace(
-        estimate, arms=tuple(replace(arm, trials=7) for arm in estimate.arms)
-    )  # 5, and one for each value
-    assert (sum(estimate.trials(0)), estimate.seconds(0), estimate.seconds(5)) == (8, 8 * 60, 28 * 60)
-    assert len(fit_to_budget(make_budget("30m"), estimate).settings.seeds) == 5
-    assert len(fit_to_budget(make_budget("28trials"), estimate).settings.seeds) == 5
+    # One for each value and 5 seeds; base has 5 more at the other value, if an arm chooses it.
+    arms = tuple(replace(arm, trials=12 if arm.arm == "base" else 7) for arm in estimate.arms)
+    estimate = replace(estimate, arms=arms)
+    assert estimate.settings.planned == 33
+    assert "At most 33 trials to run" in str(estimate)
+    assert "Base is trained at the points that arms choose, too." in str(estimate)
+    assert (sum(estimate.trials(0)), estimate.seconds(0), estimate.seconds(5)) == (8, 8 * 60, 33 * 60)
+    assert len(fit_to_budget(make_budget("36m"), estimate).settings.seeds) == 5
+    assert len(fit_to_budget(make_budget("33trials"), estimate).settings.seeds) == 5
+    assert len(fit_to_budget(make_budget("32trials"), estimate).settings.seeds) == 4
 
 
 @pytest.mark.parametrize(

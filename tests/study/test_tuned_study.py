@@ -95,15 +95,17 @@ def test_the_choice_is_by_val_alone_and_test_is_seen_once(played, tmp_path):
     assert result["dpn"].arm_mean == 40
     assert [call for call in asked if call[0] == "test"] == [
         ("test", "base", 1e-2, 0),
+        ("test", "base", 1e-3, 0),
         ("test", "dpn", 1e-3, 0),
         ("test", "base", 1e-2, 1),
+        ("test", "base", 1e-3, 1),
         ("test", "dpn", 1e-3, 1),
     ]
     assert all(call[0] == "train" for call in asked[:8])
     points = result.to_dict()["arms"][0]["tuning"]["points"]
     assert [(point["values"], point["mean"]) for point in points] == [({"lr": 1e-3}, 0.7), ({"lr": 1e-2}, 0.65)]
     run(make(**GRID), tmp_path)
-    assert len(asked) == 12, "nothing is trained or evaluated twice"
+    assert len(asked) == 14, "nothing is trained or evaluated twice"
 
 
 def test_nothing_is_evaluated_on_test_before_an_arm_s_last_trial(played, tmp_path, monkeypatch):
@@ -172,7 +174,7 @@ def test_a_diverged_point_is_worst_and_only_a_chosen_one_is_a_warning(played, tm
 def test_the_chosen_point_is_reported_on_fresh_seeds(played, tmp_path):
     """Trials that points are chosen by see val alone; those that are reported begin anew, and see test."""
     scores, asked = played
-    scores |= {("val", 1e-3): 0.6, ("val", 1e-2): 0.8, ("test", 1e-2): 0.5}
+    scores |= {("val", 1e-3): 0.6, ("val", 1e-2): 0.8, ("test", 1e-2): 0.5, ("test", 1e-3): 0.45}
     scores |= {("val", "dpn", 1e-3): 0.7, ("val", "dpn", 1e-2): 0.65, ("test", "dpn", 1e-3): 0.4}
     result = run(make(**FRESH), tmp_path)
     assert result.chosen == {"base": {"lr": 1e-2}, "dpn": {"lr": 1e-3}}
@@ -182,8 +184,10 @@ def test_the_chosen_point_is_reported_on_fresh_seeds(played, tmp_path):
         ("dpn", 1e-3, MOST_SEEDS),
         ("dpn", 1e-2, MOST_SEEDS),
         ("base", 1e-2, 0),
+        ("base", 1e-3, 0),
         ("dpn", 1e-3, 0),
         ("base", 1e-2, 1),
+        ("base", 1e-3, 1),
         ("dpn", 1e-3, 1),
     ]
     assert (result["dpn"].base_mean, result["dpn"].arm_mean) == (50, 40)
@@ -194,10 +198,66 @@ def test_the_chosen_point_is_reported_on_fresh_seeds(played, tmp_path):
         ("base", "0.01", str(MOST_SEEDS), "0.8", ""),
         ("base", "0.01", "0", "", "0.5"),
         ("base", "0.01", "1", "", "0.5"),
+        ("base", "0.001", "0", "", "0.45"),
+        ("base", "0.001", "1", "", "0.45"),
     ]
     trained = len(asked)
     assert run(make(**FRESH), tmp_path).complete
     assert len(asked) == trained, "nothing is trained twice"
+
+
+@pytest.mark.parametrize(
+    ("at_its_point", "verdict", "low", "options"),
+    [
+        (0.50, "helps", None, {}),
+        (0.65, "no worse", -0.3, {}),
+        (0.80, "open", -15.0, {}),
+        (0.65, "no worse", -0.3, {"until_decided": True}),
+        (0.65, "no worse", -0.3, {"sweep": {"batch_size": (32, 64)}}),
+    ],
+)
+def test_an_arm_helps_if_it_beats_base_at_both_points(at_its_point, verdict, low, options, played, tmp_path):
+    """Base chose 0.01 and scores 50; the arm chose 0.001 and scores 65; base at 0.001 is as good, or better."""
+    scores, asked = played
+    spread = {seed: 0.001 * (seed % 3) for seed in range(MOST_SEEDS + 1)}
+    scores |= {("val", 1e-2): 0.8, ("val", "dpn", 1e-3): 0.9, ("val", "rms", 1e-2): 0.9}
+    scores |= {("test", "base", 1e-2): lambda seed: 0.5 + spread[seed], ("test", "rms", 1e-2): lambda seed: 0.5}
+    scores |= {("test", "base", 1e-3): lambda seed: at_its_point + spread[(seed + 1) % 3]}
+    scores |= {("test", "dpn", 1e-3): lambda seed: 0.65 + spread[(2 * seed) % 3]}
+    study = make(["dpn", "rms"], **{**FRESH, "seeds": 4, **options})
+    answer = run(study, tmp_path)
+    assert answer.complete
+    effect = answer["dpn"]
+    assert effect.verdict == verdict
+    assert verdict == "helps" or effect.low == pytest.approx(low, abs=0.6)
+    if verdict != "helps":
+        assert effect.low < 0 < effect.effect
+        assert "base" in (answer.decision.best or ["base"])
+    where = "its points" if "sweep" in options else "lr=0.001"
+    assert f"base at {where}: " in " ".join(render(answer, 200).split())
+    assert f"base at {where}: " in answer.report().read_text()
+    assert not any("base at" in note for note in answer["rms"].notes), "it chose base's point"
+    trained = [call for call in asked if call[0] == "train"]
+    assert len(trained) == sum(1 for _ in tmp_path.glob("trials/**/result.json")) <= study.settings.planned
+    settings = 2 if "sweep" in options else 1
+    assert len(trained) == settings * (3 * 2 + 3 * 4 + 4), "base with 4 seeds at the arm's point, once"
+    if not options:
+        assert "Base was also trained at the point of dpn: such an arm helps only if it beats both." in render(
+            answer, 999
+        )
+        assert "point of dpn" in answer.to_methods()
+    before = len(asked)
+    assert repr(run(study, tmp_path)["dpn"]) == repr(effect)
+    assert len(asked) == before, "nothing is trained twice"
+
+
+def test_a_tuned_study_waits_for_base_at_both_points(played, tmp_path):
+    scores, _ = played
+    scores |= {("val", 1e-2): 0.8, ("val", "dpn", 1e-3): 0.9, ("test", "dpn", 1e-3): lambda seed: 0.9 + seed / 1000}
+    study = make(**{**FRESH, "seeds": 4})
+    answer = run(study, tmp_path, budget=4 + 12 - 1)
+    assert not answer.complete
+    assert study.settings.planned == 4 + 12
 
 
 def test_a_study_can_begin_with_the_chosen_weights_of_another(played, tmp_path):

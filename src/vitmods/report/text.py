@@ -13,6 +13,7 @@ from vitmods.stats.gains import BELOW, rate_bound
 from vitmods.stats.tables import interval, signed, so_far
 from vitmods.stats.verdict import POINTS, Effect, Verdict
 from vitmods.study.answer import Answer, ArmAnswer, ArmCost, SettingAnswer
+from vitmods.study.arms import BASE
 from vitmods.study.frozen import trained_lines
 from vitmods.study.grid import mean_of, show_value
 from vitmods.study.plan import Settings
@@ -342,8 +343,12 @@ def tuned_text(answer: Answer) -> str:
     for name, values in answer.chosen.items():
         chosen.setdefault("nothing yet" if values is None else point_text(values), []).append(name)
     choices = "; ".join(f"{point}: {', '.join(names)}" for point, names in chosen.items())
-    trials = plural(len(answer.base.trials), "trial")
-    return f"Tuned on val: {' and '.join(fields)}, {trials} for each arm, including base. Chosen: {choices}."
+    trials = plural(min(len(arm.trials) for arm in answer.every_arm), "trial")
+    text = f"Tuned on val: {' and '.join(fields)}, {trials} for each arm, including base. Chosen: {choices}."
+    apart = [name for name, values in answer.chosen.items() if values and values != answer.chosen.get(BASE, values)]
+    if not apart or answer.factorial:
+        return text
+    return f"{text} Base was also trained at the point of {listing(apart)}: such an arm helps only if it beats both."
 
 
 def shared_text(answer: Answer) -> str:

@@ -109,7 +109,7 @@ def effect_of(
     read, error = seeds_ends, math.sqrt(variance * (1 + n * criteria.overlap))
     if criteria.generalize == "images":
         read, error = ends, math.sqrt(np.nansum([error**2, images]))
-    verdict = verdict_of(*read, criteria.margin)
+    verdict = verdict_of(read[0], read[1], criteria.margin)
     doubtful = n == 2 and with_interval and not two_seeds
     if doubtful and verdict in FAVORABLE:
         verdict = Verdict.OPEN

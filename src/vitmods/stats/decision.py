@@ -10,7 +10,7 @@ from typing import Any
 
 from vitmods.stats import tables
 from vitmods.stats.gains import rate_bound
-from vitmods.stats.verdict import Claim, Effect
+from vitmods.stats.verdict import Claim, Effect, Verdict, verdict_of
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.text import grouped, listing
 
@@ -113,6 +113,33 @@ class Decision:
         plain["effects"] = {arm: effect.to_dict() for arm, effect in self.effects.items()}
         plain["pairs"] = [{"arm": arm, "other": other, **vars(pair)} for (arm, other), pair in self.pairs.items()]
         return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in plain.items()}
+
+
+def beats_both(decision: Decision, other: Decision, arms: Iterable[str], point: str) -> Decision:
+    """Of a tuned study: `other` compares `arms` with base at their own point, which base did not choose. The points
+    were chosen by noise too, so an arm helps only if it beats both."""
+    effects = {arm: of_both(decision[arm], other[arm], point) for arm in arms}
+    best, beaten = decision.best, decision.ruled_out
+    if any(effect.verdict != Verdict.HELPS == decision[arm].verdict for arm, effect in effects.items()):
+        best = tuple(dict.fromkeys((decision.base, *best)))
+        beaten = tuple(arm for arm in beaten if arm != decision.base)
+    return dataclasses.replace(decision, effects={**decision.effects, **effects}, best=best, ruled_out=beaten)
+
+
+def of_both(effect: Effect, other: Effect, point: str) -> Effect:
+    """An effect, which helps only if the `other`, against base at the arm's own point, does so: else the interval
+    reaches as low as the other's."""
+    found = f"{tables.signed(other.effect, other.digits)} {tables.interval(other)}"
+    notes = (*effect.notes, f"base at {point}: {found if other.n else 'not trained yet'}")
+    if effect.verdict != Verdict.HELPS or other.verdict == Verdict.HELPS:
+        return dataclasses.replace(effect, notes=notes)
+    side, worse = ("low", min) if effect.higher_is_better else ("high", max)
+    ends = {name: worse(getattr(effect, name), getattr(other, name)) for name in (side, f"seeds_{side}")}
+    wider = dataclasses.replace(effect, notes=notes, **ends)
+    low, high = wider.interval if effect.higher_is_better else (-wider.interval[1], -wider.interval[0])
+    verdict = verdict_of(low, high, effect.margin)
+    verdict = Verdict.OPEN if verdict == Verdict.HELPS or math.isnan(other.half) else verdict
+    return dataclasses.replace(wider, verdict=verdict, leans="up" if verdict == Verdict.OPEN else "")
 
 
 PAIRS = " over all pairs of arms, since the reference was chosen after the scores were seen"

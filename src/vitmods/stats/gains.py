@@ -155,8 +155,7 @@ def gains_of(
     constant = math.nan if chance is None else chance * scale
     finite, median = np.isfinite(trials), medians(trials)
     least, error = min(margin or 0.0, LEARNED), np.zeros(trials.shape)
-    has_error = images is not None and margin is not None
-    if has_error:
+    if has_error := images is not None and margin is not None:
         error = images.std(-1) / math.sqrt(max(images.shape[-1] - 1, 1))
     with np.errstate(invalid="ignore"):
         same = table.constant & ~(trials > constant + least + ROUNDING)

@@ -52,8 +52,9 @@ from vitmods.util.text import no_formula
 
 def outcomes(state: StudyState) -> Iterator[str]:
     """Failures and warnings of trials; in tuning, trials of points that are not chosen may diverge."""
+    counted = {*state.answered, *state.matched}
     for trial, record in state.records.items():
-        if record.status == "failed" or (record.status == "diverged" and trial in state.answered):
+        if record.status == "failed" or (record.status == "diverged" and trial in counted):
             yield f"{record} {record.status}: {record.message}"
     for record in state.records.values():
         yield from (f"{record}: {warning}" for warning in record.warnings)
@@ -444,7 +445,7 @@ def read_answer(
     changes = None
     if settings.design is not None:
         changes = last if isinstance(last, Factorial) else factorial_at(state, settings.seeds)
-    ended = all(record.ended or trial.arm.name in stopped for trial, record in state.records.items())
+    ended = all(record.ended or state.arms_of(trial) <= stopped for trial, record in state.records.items())
 
     counted = _of_changes(decision, changes) if changes else decision
     doubts = (*planning_doubts(state), *outcome_doubts(counted, base.counted, curve_metric))
@@ -586,8 +587,11 @@ def _csv_rows(answer: Answer) -> Iterator[list[Any]]:
     difference = "difference_points" if metric.unit == "%" else "difference"
     yield [*swept, "arm", "changes", *tuned, "seed", "status", *names, difference, "steps_to_base", "wall_s", "folder"]
     bases = {(str(trial.setting), trial.seed): trial.score(metric.name) for trial in answer.base.counted}
+    chosen_points = [arm.tuning.chosen for arm in answer.every_arm if arm.tuning]
     for arm in answer.every_arm:
-        counted = {trial.folder for trial in arm.counted}
+        at = chosen_points if arm.name == BASE else []  # base is evaluated at the points of arms too
+        beside = (trial for trial in arm.trials if trial.point in at and trial.seed in arm.scores)
+        counted = {trial.folder for trial in (*arm.counted, *beside)}
         points = arm.tuning.points if arm.tuning else ()
         on_val = {(str(point.values), seed): score for point in points for seed, score in point.scores.items()}
         for trial in arm.trials:

@@ -122,6 +122,7 @@ class Estimate:
     keep_weights: Keep = "all"
     reused: Mapping[str, int] = field(default_factory=dict)
     saved_s: float = 0.0
+    finished: int = 0
     not_reused: tuple[str, ...] = ()
     reserve_s: float = 0.0
     safe_seeds: int | None = None
@@ -133,10 +134,6 @@ class Estimate:
         return math.inf if self.budget_s is None else self.budget_s - self.reserve_s
 
     @property
-    def finished(self) -> int:
-        return self.settings.planned - sum(arm.trials for arm in self.arms) - sum(self.reused.values())
-
-    @property
     def each(self) -> int:
         """Trials of an arm with one seed, under one setting."""
         return len(self.settings.tune.points) if self.settings.same_seeds else 1
@@ -144,9 +141,11 @@ class Estimate:
     def trials(self, seeds: int) -> list[int]:
         """Trials of each arm to be run in a study with so many seeds, of which the finished ones are the first. With 0
         seeds: the trials that points are chosen by."""
-        more = self.each * (seeds - len(self.settings.seeds))
+        more = seeds - len(self.settings.seeds)
+        each = [self.each + (self.settings.beside if arm.arm == BASE else 0) for arm in self.arms]
         of_base_alone = len(self.settings.seeds_of(BASE)) - len(self.settings.seeds)  # beyond the seeds of the arms
-        return [max(0, arm.trials + more - (of_base_alone if arm.arm == BASE else 0)) for arm in self.arms]
+        alone = (of_base_alone if arm.arm == BASE else 0 for arm in self.arms)
+        return [max(0, arm.trials + more * n - known) for arm, n, known in zip(self.arms, each, alone, strict=True)]
 
     def seconds(self, seeds: int) -> float:
         """Seconds of these trials, `parallel` at a time, without the measurement of costs and the report."""
@@ -234,7 +233,10 @@ class Estimate:
             lengths = [f"{counts.pop():,} steps"]
         points = len(self.settings.tune.points)
         tried = f" Every arm is tried with {points} points of the grid." if points > 1 else ""
+        if self.settings.beside:
+            tried += " Base is trained at the points that arms choose, too."
         done = f" ({self.finished} are finished)" if self.finished else ""
+        to_run = f"{'At most ' * (self.settings.beside > 0)}{sum(arm.trials for arm in self.arms)} trials to run{done}"
         lasts = f"about {duration(self.total_s)} of training, and the measurement of costs"
         other: Keep = "best" if self.keep_weights == "all" else "all"
         return "\n".join(
@@ -242,7 +244,7 @@ class Estimate:
                 *_format_table(rows, 2 if is_named else 1),
                 "",
                 f"Images: {splits}. A trial has {listing(lengths)}.{tried}",
-                f"{sum(arm.trials for arm in self.arms)} trials to run{done}, {self.workers} at a time: {lasts}.",
+                f"{to_run}, {self.workers} at a time: {lasts}.",
                 *(part for line in trained_lines(self.settings, self.frozen) for part in textwrap.wrap(line, WIDTH)),
                 *self._trials_of_others(),
                 f"Final weights that stay in the folder ({self.keep_weights}) take {size(self.weights_bytes())}; with "
@@ -346,13 +348,17 @@ def estimate(
         config = base_config(settings.at(point), dataset.num_classes)
         return count_macs(config) if isinstance(config, ViTConfig) else 0
 
-    rows, planned_alone = len(settings.every_arm) * len(settings.sweep.points), replace(settings, known=0).planned
+    rows, seeds = len(settings.every_arm) * len(settings.sweep.points), len(settings.seeds)
+    of_arm = replace(settings, known=0).planned // len(settings.sweep.points) - settings.beside * seeds
+    of_arm //= len(settings.every_arm)
     with already_reported(), as_a_worker(device, parallel, study.threads):
         for point in sorted(settings.sweep.points, key=macs):
             for arm, model, recipe in build_arms(settings, point, dataset.num_classes):
                 trials = [trial for trial in state.records if (trial.arm, trial.setting) == (arm, point)]
                 points = [trial.point for trial in trials if not state.records[trial].ended and trial not in reused]
-                points += [AS_IS] * (planned_alone // rows - len(trials))  # their point is not chosen yet
+                is_open = any(state.selections[point, other.name].chosen is None for other in settings.every_arm)
+                of_base = settings.beside * seeds if arm.name == BASE and is_open else 0
+                points += [AS_IS] * (of_arm + of_base - len(trials))  # their point is not chosen yet
                 arm_time = timed[arm.name, point] = stopwatch.time(arm, model, recipe, points, point)
                 times = f"{duration(arm_time.step_s)} a step, about {duration(arm_time.trial_s)} a trial"
                 say(options, f"{len(timed):>3} of {rows}  {arm_time.arm}: {times}")
@@ -382,6 +388,7 @@ def estimate(
         keep_weights=options.keep_weights,
         frozen=study.frozen,
         reused=Counter(named(finished.study.path) for finished in reused.values()),
+        finished=sum(record.ended for record in state.records.values()),
         saved_s=sum(timed[trial.arm.name, trial.setting].trial_s for trial in reused) / parallel,
         not_reused=tuple(pool.nearest(trial for trial in state.missing if trial not in reused)) if pool else (),
     )

@@ -464,11 +464,16 @@ class Settings(StudySettings):
         return bool(self.tune) and trial.seed in self.tuning_seeds
 
     @property
+    def beside(self) -> int:
+        """With how many points, at most, that arms chose and base did not, base is trained too: with every seed."""
+        return 0 if self.same_seeds or self.design else min(len(self.arms), len(self.tune.points) - 1)
+
+    @property
     def planned(self) -> int:
-        """How many trials there are; of a study that runs until it is decided, at most."""
-        settings, arms = len(self.sweep.points), len(self.every_arm)
+        """How many trials there are; of a study that runs until it is decided, or is tuned, at most."""
+        settings, rows = len(self.sweep.points), len(self.every_arm) + self.beside
         of_base_alone = len(self.seeds_of(BASE)) - len(self.seeds)
-        answered = 0 if self.same_seeds else settings * arms * len(self.seeds) + of_base_alone
+        answered = 0 if self.same_seeds else settings * rows * len(self.seeds) + of_base_alone
         return answered + len(self.tuning_trials())
 
     def tuning_trials(self) -> list[Trial]:

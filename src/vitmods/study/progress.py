@@ -341,7 +341,7 @@ def _outcome(work: Work, failure: str | None, state: StudyState) -> str:
     if failure is not None:
         return f"failed: {failure}"
     trial = trial_of(work)
-    record = state.answered.get(trial) or state.tried[trial]
+    record = state.records[trial]
     if record.status == "unfinished" and trial in state.tried:  # not yet evaluated on the answer's split
         record = state.tried[trial]
     metric = state.settings.measure.metric

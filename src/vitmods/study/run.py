@@ -237,7 +237,7 @@ class Request:
                 settings = settings.with_seeds(tuple(facts.settings["seeds"]))
             is_settled = is_settled or bool(facts.plan.seeds)
         done, place = len(list(folder.path.glob("trials/**/result.json"))), named(folder.path)
-        trials = f"{'At most ' * settings.until_decided}{plural(settings.planned, 'trial')}"
+        trials = f"{'At most ' * (settings.until_decided or settings.beside > 0)}{plural(settings.planned, 'trial')}"
         what = f"{trials}{f', {done} are done' if done else ''}"
         if pilot:
             what = f"Pilot: {plural(min(PILOT, len(settings.seeds)) if is_settled else PILOT, 'trial')} of base"

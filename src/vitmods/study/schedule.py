@@ -50,8 +50,10 @@ def prune(state: StudyState, keep: Keep, ended: Trial | None = None) -> None:
         score = curves[metric.name].score[-1] if curves else math.nan
         return -math.inf if math.isnan(score) else score if metric.higher_is_better else -score
 
-    for selection in selections.values() if ended is None else [selections[ended.setting, ended.arm.name]]:
-        if selection.chosen is None:
+    is_one = ended is not None and not state.settings.same_seeds  # else base waits for the points of arms
+    waits = {setting for (setting, _), selection in selections.items() if selection.chosen is None}
+    for selection in [selections[ended.setting, ended.arm.name]] if ended and is_one else selections.values():
+        if selection.chosen is None or (state.settings.same_seeds and selection.setting in waits):
             continue
         place = selection.arm.name, selection.setting
         records = {trial: record for trial, record in state.records.items() if (trial.arm.name, trial.setting) == place}
@@ -215,8 +217,10 @@ class TrialSchedule:
         for trial, record in state.answered.items() if state.settings.until_decided else ():
             if record.status in ("failed", "damaged") and trial in self._given and trial.arm.name != BASE:
                 lost.add(trial.arm.name)
-        for trial in sorted(state.answered, key=self._priority):
-            if state.answered[trial].ended or trial.setting in decided or trial.arm.name in stopped[trial.setting]:
+        records = state.records
+        for trial in sorted({**state.answered, **state.matched}, key=self._priority):
+            is_over = trial.setting in decided or state.arms_of(trial) <= stopped[trial.setting]
+            if records[trial].ended or is_over:
                 continue
             if trial.arm.name in lost:
                 continue

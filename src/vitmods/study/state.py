@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitmods.stats.decide import decide
-from vitmods.stats.decision import Decision
+from vitmods.stats.decision import Decision, beats_both, of_both
 from vitmods.stats.factorial import LOOKS as FACTORIAL_LOOKS
 from vitmods.stats.factorial import Factorial, factorial
 from vitmods.stats.sequential import LOOKS
@@ -169,6 +169,7 @@ class StudyState:
     tried:      the trials that points are chosen by, on val; empty without tuning
     selections: (setting, arm's name) -> its points and the chosen one, base first
     answered:   the planned trials of the chosen points, on the splits; seed by seed, base first
+    matched:    likewise, those of base at the points that arms chose and base did not
     """
 
     def __init__(self, folder: StudyFolder, settings: Settings, images: Evaluated):
@@ -176,6 +177,7 @@ class StudyState:
         self._keys: dict[tuple[Point, int], str] = {}  # of the images of a setting and fold
         self.tried = {trial: self._read(trial, (VAL,)) for trial in settings.tuning_trials()}
         self.answered: dict[Trial, TrialRecord] = {}
+        self.matched: dict[Trial, TrialRecord] = {}
         self._choose()
 
     def trial(self, setting: Point, arm: str, seed: int) -> Trial | None:
@@ -183,10 +185,23 @@ class StudyState:
         selection = self.selections[setting, arm]
         return None if selection.chosen is None else Trial(selection.arm, seed, selection.chosen, setting)
 
+    def beside(self, setting: Point, arm: str, seed: int) -> Trial | None:
+        """The trial of base at the point of an arm; None if base chose the same, or before both are chosen."""
+        own, base = self.trial(setting, arm, seed), self.trial(setting, BASE, seed)
+        apart = own and base and own.point != base.point and not self.settings.design
+        return replace(base, point=own.point) if own and base and apart else None
+
+    def arms_of(self, trial: Trial) -> set[str]:
+        """The arms that a trial is for: its own, or those at whose point base is trained."""
+        if trial not in self.matched:
+            return {trial.arm.name}
+        return {a.name for a in self.settings.arms if self.beside(trial.setting, a.name, trial.seed) == trial}
+
     def read_again(self, trial: Trial) -> None:
         """Take in what happened to a trial."""
-        if trial in self.answered:
-            self.answered[trial] = self._read(trial, self.splits)
+        for of_points in (self.answered, self.matched):
+            if trial in of_points:
+                of_points[trial] = self._read(trial, self.splits)
         if trial in self.tried:
             self.tried[trial] = self._read(trial, (VAL,))
             self._choose()
@@ -194,7 +209,7 @@ class StudyState:
     @property
     def records(self) -> dict[Trial, TrialRecord]:
         """Every planned trial; those that the answer counts are read on its splits."""
-        return {**self.tried, **self.answered}
+        return {**self.tried, **self.answered, **self.matched}
 
     @property
     def missing(self) -> list[Trial]:
@@ -204,8 +219,8 @@ class StudyState:
     @property
     def evaluations(self) -> list[Evaluation]:
         """Evaluations of the trials that points were chosen by, on the answer's split."""
-        evaluated = [trial for trial in self.answered if trial in self.tried and self.tried[trial].status == "finished"]
-        return [Evaluation(trial, self.splits[-1]) for trial in evaluated]
+        counted = [trial for trial in (*self.answered, *self.matched) if trial in self.tried]
+        return [Evaluation(t, self.splits[-1]) for t in counted if self.tried[t].status == "finished"]
 
     def table(self) -> Table | None:
         """The table that the study shows now, for the ledger; None where no trial has ended or is known by its
@@ -272,7 +287,13 @@ class StudyState:
         wanted = [
             self.trial(setting, arm.name, seed) for setting, seed, arm in order if seed in settings.seeds_of(arm.name)
         ]
-        self.answered = {trial: self.answered.get(trial) or self._read(trial, self.splits) for trial in wanted if trial}
+        beside = product(settings.sweep.points, settings.seeds, settings.arms if settings.tune else ())
+        matched = [self.beside(setting, arm.name, seed) for setting, seed, arm in beside]
+        known = {**self.answered, **self.matched}
+        self.answered, self.matched = (
+            {trial: known.get(trial) or self._read(trial, self.splits) for trial in trials if trial}
+            for trials in (wanted, matched)
+        )
 
     def _selection(self, setting: Point, arm: Arm) -> Selection:
         settings, metric = self.settings, self.settings.measure.metric
@@ -416,11 +437,20 @@ def decision_at(
 
     Raises UserError if trials were evaluated on different images.
     """
-    scores, criteria = _scores(state, seeds, [setting], without)
-    return decide(
-        base=base, family=_family(state, base), frozen=frozen, most_seeds=_most(state, LOOKS),
-        planned=_planned(state, seeds), resampled=state.images.sizes, **scores[setting], **criteria,
-    )  # fmt: skip
+    most, planned = _most(state, LOOKS), _planned(state, seeds)
+
+    def against(beside: str = "") -> Decision:
+        scores, criteria = _scores(state, seeds, [setting], without, beside)
+        return decide(
+            base=base, family=_family(state, base), frozen=frozen, most_seeds=most, planned=planned,
+            resampled=state.images.sizes, **scores[setting], **criteria,
+        )  # fmt: skip
+
+    decision = against()
+    for (point,), arms in _beside(state, [setting], base).items():
+        compared = [arm for arm in arms if arm in decision.effects and arm not in (frozen or ())]
+        decision = beats_both(decision, against(arms[0]), compared, str(point)) if compared else decision
+    return decision
 
 
 def factorial_at(state: StudyState, seeds: Sequence[int], setting: Point = AS_IS) -> Factorial:
@@ -436,13 +466,26 @@ def factorial_at(state: StudyState, seeds: Sequence[int], setting: Point = AS_IS
 def over_settings_at(state: StudyState, base: str = BASE) -> OverSettings:
     """Decide on every arm on average over the settings of a sweep, and under each."""
     seeds, points = state.settings.seeds, state.settings.sweep.points
-    scores, criteria = _scores(state, seeds, points)
-    by_setting: Arguments = {
-        name: {str(point): scores[point][name] for point in points}
-        for name in ("scores", "failed", "constant", "level")
-    }
     planned = _planned(state, seeds)
-    return over_settings(base=base, family=_family(state, base), planned=planned, **by_setting, **criteria)
+
+    def against(beside: str = "") -> OverSettings:
+        scores, criteria = _scores(state, seeds, points, beside=beside)
+        by_setting: Arguments = {
+            name: {str(point): scores[point][name] for point in points}
+            for name in ("scores", "failed", "constant", "level")
+        }
+        return over_settings(base=base, family=_family(state, base), planned=planned, **by_setting, **criteria)
+
+    over = against()
+    for chosen, arms in _beside(state, points, base).items():
+        other = against(arms[0])
+        each = dict(over.each)
+        for arm, (point, at) in product(arms, zip(points, chosen, strict=True)):
+            if at:
+                effect, beside = each[arm][str(point)], other.each[arm][str(point)]
+                each[arm] = {**each[arm], str(point): of_both(effect, beside, str(at))}
+        over = replace(over, decision=beats_both(over.decision, other.decision, arms, "its points"), each=each)
+    return over
 
 
 def over_studies(folders: Iterable[str | Path]) -> OverSettings:
@@ -480,6 +523,15 @@ def over_studies(folders: Iterable[str | Path]) -> OverSettings:
     return over_settings(**{**criteria, **by_set, "looked": max(looked) or None}, shared_images=False)
 
 
+def _beside(state: StudyState, points: Sequence[Point], base: str) -> dict[tuple[Point | None, ...], list[str]]:
+    """The arms by their points under each setting that base did not choose (None: it did)."""
+    arms: dict[tuple[Point | None, ...], list[str]] = {}
+    for arm in state.settings.arms if base == BASE and state.matched else ():
+        trials = [state.beside(point, arm.name, state.settings.seeds[0]) for point in points]
+        arms.setdefault(tuple(trial.point if trial else None for trial in trials), []).append(arm.name)
+    return {chosen: names for chosen, names in arms.items() if any(chosen)}
+
+
 def _family(state: StudyState, base: str) -> int | Literal["pairs"]:
     """The arms that were planned or shown; all pairs for a reference that was chosen after the scores."""
     return max(len(state.settings.arms), state.earlier.family) if base == BASE else "pairs"
@@ -491,17 +543,20 @@ def _planned(state: StudyState, seeds: Sequence[int]) -> int:
 
 
 def _scores(
-    state: StudyState, seeds: Sequence[int], points: Sequence[Point], without: Container[str] = ()
+    state: StudyState, seeds: Sequence[int], points: Sequence[Point], without: Container[str] = (), beside: str = ""
 ) -> tuple[dict[Point, Arguments], Arguments]:
     """Return `scores`, `failed`, `constant` and `level` of `decide` for each setting, and the shared criteria. An arm
-    does not have trials before its point is chosen."""
-    settings, metric = state.settings, state.settings.measure.metric
+    does not have trials before its point is chosen. `beside`: an arm at whose point base is read."""
+    settings, metric, known = state.settings, state.settings.measure.metric, state.records
     by_setting: dict[Point, dict[str, list[TrialRecord]]] = {}
     for point in points:
         for arm in (arm.name for arm in settings.every_arm if arm.name not in without):
             of_arm = dict.fromkeys([*seeds, *range(settings.known)]) if arm == BASE else seeds
-            trials = (state.trial(point, arm, seed) for seed in of_arm)
-            by_setting.setdefault(point, {})[arm] = [state.answered[trial] for trial in trials if trial is not None]
+            trials = [
+                (beside and arm == BASE and state.beside(point, beside, seed)) or state.trial(point, arm, seed)
+                for seed in of_arm
+            ]
+            by_setting.setdefault(point, {})[arm] = [known[trial] for trial in trials if trial is not None]
     records = [trial for arms in by_setting.values() for trials in arms.values() for trial in trials]
     finished = [trial for trial in records if trial.status == "finished"]
     folds = settings.folds or 1  # trials of one fold, or all, have the same images
@@ -584,7 +639,7 @@ def looks(
         retried: trials that a run has tried; trials that failed earlier are waited for. None: not waited for.
         known: the first looks, from an earlier call of the same run.
     """
-    settings, taken = state.settings, list(known)
+    settings, taken, records = state.settings, list(known), state.records
     frozen: dict[str, Effect] = {}
     if not settings.design:
         frozen = {arm: look.decision.effects[arm] for look in known for arm in look.stopped}
@@ -595,9 +650,10 @@ def looks(
         failed, is_complete = set(), True
         for arm in (arm.name for arm in settings.every_arm if arm.name not in frozen):
             trials = [trial for seed in seeds if (trial := state.trial(setting, arm, seed)) is not None]
-            unfinished = [trial for trial in trials if not state.answered[trial].ended]
+            matched = [trial for seed in seeds if (trial := state.beside(setting, arm, seed)) is not None]
+            unfinished = [trial for trial in (*trials, *matched) if not records[trial].ended]
             if any(
-                state.answered[trial].status in ("failed", "damaged") and (retried is None or trial in retried)
+                records[trial].status in ("failed", "damaged") and (retried is None or trial in retried)
                 for trial in unfinished
             ):
                 failed.add(arm)
