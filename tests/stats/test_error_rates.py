@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from vitmods.stats.decide import head_to_head, may_be_best
+from vitmods.stats.expected import expected
 from vitmods.stats.fit import fit
 from vitmods.stats.images import clusters, images_part
 from vitmods.stats.sequential import (
@@ -361,6 +362,55 @@ def test_what_tuned_studies_find(n, low, high):
     once, both = tuned(4_000, 1, n, effect=2.0)
     assert low < both.mean() <= once.mean() + 0.02
     assert once.mean() < high + 0.05
+
+
+def shown_of_true(studies, k, tau, looked, seed=0):
+    """Of arms that help, with effects N(0, tau): their estimates over their true effects, and the effects to expect.
+    `looked`: seeds of each look -> its level; arms stop where they are decided or futile."""
+    rng, most = np.random.default_rng(seed), max(looked)
+    scores, effects = rng.standard_normal((studies, k + 1, most)), tau * rng.standard_normal((studies, k))
+    scores[:, 1:] += effects[..., None]
+    running, sums, now = np.ones((studies, k), bool), np.zeros(3), [np.ones((studies, k)) for _ in range(4)]
+    for n, level in looked.items():
+        rows = np.flatnonzero(running.any(-1))
+        live = running[rows]
+        result = fit(scores[rows, :, :n]).against
+        half = against_base(result, None, level, k)
+        sd = np.sqrt(half.variance * n / 2)
+        for kept, new in zip(now, (result.estimate, sd, half.df, np.full(live.shape, 1 / n)), strict=True):
+            kept[rows] = np.where(live, new, kept[rows])
+        helps = live & (result.estimate > half.seeds)
+        d, *known, share = (kept[rows][helps.any(-1)] for kept in now)
+        mean = expected(d, *known, share, share, np.zeros_like(d))
+        chosen = helps[helps.any(-1)]
+        sums += d[chosen].sum(), mean[chosen].sum(), effects[rows][helps].sum()
+        stopped = decided(result.estimate, half.seeds, 0.35) | futile(result, None, "seeds", 0.35, k, most)
+        running[rows] &= ~stopped
+        gone = np.zeros((studies, k + 1), bool)
+        gone[rows, 1:] = live & stopped
+        scores[gone[..., None] & (np.arange(most) >= n)] = np.nan
+    return sums[:2] / sums[2]
+
+
+UNTIL_16 = {n: nominal_level(16, n) for n in looks(16)}
+EXPECTED = [
+    *(((k, {5: 0.05}, tau), (0.88, 1.1)) for k in (4, 8) for tau in (0.7, 1.0, 2.0)),
+    *(((k, UNTIL_16, tau), (0.88, 1.1)) for k in (1, 4, 8) for tau in (0.7, 1.0, 2.0)),
+    *(((4, {3: 0.05}, tau), (0.85, 1.15)) for tau in (0.7, 1.0, 2.0)),
+    # One arm and few seeds do not tell a small tau from a large one.
+    *(((1, {5: 0.05}, tau), ends) for tau, ends in ((0.5, (1.4, 2.0)), (1.0, (0.88, 1.1)), (2.0, (0.8, 0.95)))),
+    *(((1, {3: 0.05}, tau), ends) for tau, ends in ((0.5, (1.8, 3.0)), (1.0, (0.9, 1.25)), (2.0, (0.7, 0.85)))),
+]
+
+
+@pytest.mark.parametrize("studies", FAST)
+@pytest.mark.parametrize(("study", "ends"), EXPECTED)
+def test_the_effect_to_expect_of_an_arm_that_helps(study, ends, studies):
+    k, looked, tau = study
+    studies *= 4 if len(looked) == 1 else 1
+    shown, mean = shown_of_true(studies // k, k, tau, looked)
+    assert ends[0] - 0.03 < mean < ends[1] + 0.03
+    assert abs(np.log(mean)) < abs(np.log(shown)) or tau == 2.0
 
 
 @pytest.mark.parametrize(("k", "n"), [(1, 5), (4, 5), (4, 10)])

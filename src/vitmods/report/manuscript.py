@@ -381,8 +381,13 @@ def _comparison(answer: Answer) -> Iterator[str]:
         f"equivalent if the interval is within the margin of ±{margin}, no worse if only the {low} end is (a loss "
         f"above {margin} is ruled out), brings no gain if only the {high} end is, and is open if neither is."
     )
-    if all(effect.verdict == Verdict.WITHHELD for effect in effects):
-        yield "Base has not learned, so that verdicts are withheld."
+    if any(effect.verdict == Verdict.WITHHELD for effect in effects):
+        yield "Base has not learned, so that verdicts are withheld, but for arms that have and help."
+    if expects := [f"{effect.arm} {effect.expects}" for effect in effects if effect.expects]:
+        yield (
+            "An effect that was found is on average overestimated; the mean given all estimates, with effects normal "
+            f"around zero with an unknown variance, is{unit and f' (in{unit})'}: {', '.join(expects)}."
+        )
     if any(effect.provisional for effect in effects):
         yield "While trials are missing, intervals are wider, as for a study that is read after each trial."
     if confirmed := answer.confirmed:

@@ -224,9 +224,10 @@ def on_new_images(answer: Answer) -> bool:
 
 
 def verdict_text(effect: Effect) -> str:
-    """`▲ helps`, with the direction of an open arm and a mark on provisional verdicts."""
+    """`▲ helps, about +1.1`: with the effect to expect, the direction of an open arm, and a mark if provisional."""
     leans = f", {effect.leans}" if effect.verdict == Verdict.OPEN and effect.leans else ""
-    return f"{WORDS[effect.verdict].glyph} {effect.verdict}{leans}{so_far(effect)}"
+    expects = f", {effect.expects}" if effect.expects else ""
+    return f"{WORDS[effect.verdict].glyph} {effect.verdict}{leans}{expects}{so_far(effect)}"
 
 
 def tone(effect: Effect) -> str:

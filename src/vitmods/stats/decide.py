@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from vitmods.stats.contrast import ALPHA, Criteria, effect_of, has_interval, mean_of, with_failures
 from vitmods.stats.decision import Decision, Pair
+from vitmods.stats.expected import with_expected
 from vitmods.stats.fit import FEW_SEEDS, KNOWN, SHARED, Array, Contrasts, Errors, Fit, Mask, contrasts
 from vitmods.stats.gains import Gains
 from vitmods.stats.images import ImagesPart
@@ -158,6 +159,7 @@ def decision_of(
     effects = {arm: frozen.get(arm) or _effect(arm, a, gains, fitted, plan) for a, arm in enumerate(arms) if a}
     unstable = [arm for arm, effect in effects.items() if effect.verdict == Verdict.UNSTABLE]
     best, ruled_out, pairs = _compare_all(arms, gains, fitted, plan, unstable)
+    effects = {arm: frozen.get(arm) or effect for arm, effect in with_expected(effects).items()}
     if not gains.has_learned:
         learned = dict(zip(arms, gains.learned))
         effects = {

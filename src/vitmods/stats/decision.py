@@ -131,9 +131,9 @@ def of_both(effect: Effect, other: Effect, point: str) -> Effect:
     reaches as low as the other's."""
     found = f"{tables.signed(other.effect, other.digits)} {tables.interval(other)}"
     notes = (*effect.notes, f"base at {point}: {found if other.n else 'not trained yet'}")
-    if effect.verdict != Verdict.HELPS or other.verdict == Verdict.HELPS:
-        return dataclasses.replace(effect, notes=notes)
     side, worse = ("low", min) if effect.higher_is_better else ("high", max)
+    if effect.verdict != Verdict.HELPS or other.verdict == Verdict.HELPS:
+        return dataclasses.replace(effect, notes=notes, expected=worse(effect.expected, other.expected))
     ends = {name: worse(getattr(effect, name), getattr(other, name)) for name in (side, f"seeds_{side}")}
     wider = dataclasses.replace(effect, notes=notes, **ends)
     low, high = wider.interval if effect.higher_is_better else (-wider.interval[1], -wider.interval[0])

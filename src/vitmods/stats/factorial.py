@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike
 from vitmods.stats import sequential, tables
 from vitmods.stats.contrast import ALPHA, ENOUGH_DF, Criteria, effect_of, mean_of, with_failures
 from vitmods.stats.design import Design, least_squares
+from vitmods.stats.expected import with_expected
 from vitmods.stats.fit import Array, Contrasts, Mask, contrasts, noise
 from vitmods.stats.images import ImagesPart, images_part
 from vitmods.stats.plan import STUDIES, Findable
@@ -128,7 +129,7 @@ def factorial(
     seeds, look = at_look(np.asarray(np.isfinite(gains.trials[kept]).all(0)), most_seeds)
     images = None if gains.images is None else gains.images[kept][:, seeds]
     study = _Study(gains.trials[kept][:, seeds], images, gains.floor, kept, failures, gains.ended.sum(-1), criteria)
-    effects = study.effects(design.changes, least_squares(design.on[kept]), design.on.T)
+    effects = with_expected(study.effects(design.changes, least_squares(design.on[kept]), design.on.T), False)
     pairs = {}
     if kept.all():
         weights = design.pair_weights

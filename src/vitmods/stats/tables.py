@@ -53,7 +53,8 @@ def latex(effects: Sequence[Effect]) -> str:
 def verdict_cell(effect: Effect) -> str:
     """Format a verdict: an open arm with where it leans, another with whether it is provisional."""
     leans = f", leans {effect.leans}" if effect.verdict == Verdict.OPEN and effect.leans else ""
-    return f"{effect.verdict}{leans}{so_far(effect)}"
+    expects = f", expect {effect.expects}" if effect.expects else ""
+    return f"{effect.verdict}{leans}{expects}{so_far(effect)}"
 
 
 def so_far(effect: Effect) -> str:

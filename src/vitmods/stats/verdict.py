@@ -90,6 +90,7 @@ class Effect:
     futile: bool = False  #: the seeds that remain are unlikely to decide
     provisional: bool = False  #: trials of a fixed study are missing, and the interval is one of many looks
     notes: tuple[str, ...] = ()
+    expected: float = math.nan  #: the effect that may be expected, where `effect` is large in part by luck
 
     def __repr__(self) -> str:
         low, high = self.interval
@@ -105,6 +106,12 @@ class Effect:
     def gain(self) -> float:
         """The effect, positive where the arm is better."""
         return self.effect if self.higher_is_better else -self.effect
+
+    @property
+    def expects(self) -> str:
+        """`about +1.1`, the effect to expect of an arm that helps; else empty."""
+        is_shown = self.verdict == Verdict.HELPS and not self.provisional and math.isfinite(self.expected)
+        return f"about {self.expected:+.2g}".replace("-", "−") if is_shown else ""
 
     @property
     def half(self) -> float:

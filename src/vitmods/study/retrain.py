@@ -123,6 +123,8 @@ def estimate_of(answer: Answer, arm: ArmAnswer) -> str:
     seeds = sum(score is not None for score in arm.scores.values())
     text = f"The study's estimate, of trainings on its training images alone: {metric.shown(arm.mean)} {metric.title}"
     effect = f"; against {answer.base.name} {arm.effect!r}" if arm.effect else ""
+    if arm.effect and arm.effect.expects:
+        effect += f", of which {arm.effect.expects} is to be expected, since an arm that helps was lucky too"
     return f"{text} (mean of {seeds} {'seed' if seeds == 1 else 'seeds'}){effect}."
 
 
