@@ -36,13 +36,16 @@ def test_nothing_is_cut_off(answer, width):
     for effect in answer.effects.values():
         numbers = f"{signed(effect.effect)} [{signed(effect.low)}, {signed(effect.high)}]"
         (line,) = (line for line in text.splitlines() if numbers in line)
-        assert f" {effect.verdict} " in line, "one line an arm"
+        verdict = f"{effect.verdict}, {effect.expects}" if effect.expects else effect.verdict
+        assert f" {verdict} " in line, "one line an arm"
         assert effect.arm[:8] in line or not effect.arm.isascii()
 
 
 def test_the_best_arm_comes_first_and_the_worst_last(answer):
     text = render(answer)
     assert text.startswith("dpn+rms and dpn help; ")
+    assert answer["dpn"].expected < answer["dpn"].effect
+    assert f"dpn {answer['dpn'].expects}" in answer.to_methods()
     table = text[text.index("\narm ") :]
     assert table.index("dpn+rms") < table.index("normformer") < table.index("post on MLP")
     assert "4 (−1)" in text, "a trial diverged"

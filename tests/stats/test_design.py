@@ -1,6 +1,7 @@
 """Plans: factorial designs against brute force, and what can be found against simulations."""
 
 import math
+import re
 from itertools import combinations, product
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vitmods.stats import plan
+from vitmods.stats.decide import decide
 from vitmods.stats.design import _GENERATORS, exchange, fraction, plan_factorial, resolution
 from vitmods.stats.fit import fit
 from vitmods.stats.plan import (
@@ -237,6 +240,21 @@ def test_seeds_for_is_the_least_number_and_what_images_resolve():
     assert enough == 2400
     assert detectable(4, 32, 0.028, 0.18).equivalent * 0.6 <= 1.0
     assert images_for(1.0, sd=1.5, images_sd=0.5, m=300, k=4) is None, "endless images and 32 seeds do not either"
+
+
+@pytest.mark.parametrize(("images", "disagree", "k", "n"), [(300, 0.1, 4, 5), (300, 0.3, 4, 5), (1000, 0.2, 1, 5)])
+def test_the_number_before_training_is_near_the_interval_after_it(images, disagree, k, n):
+    """Trainings that disagree on so many of the images, and an arm and base on a sixth of that for every seed: the
+    median interval is within 1.5 times what `vitmods data`, the dry run and a budget promise."""
+    promised = float(re.search(r"±([\d.]+)", plan.resolution(images, k=k, n=n))[1])
+    rng, halves = np.random.default_rng(0), []
+    for _ in range(60):
+        uncertain = rng.random((1, 1, images)) < 2 * disagree
+        own = rng.random((k + 1, 1, images)) < disagree / 12
+        right = np.where(uncertain, rng.random((k + 1, n, images)) < 0.5, True) & ~own
+        scores = {f"{a}": dict(enumerate(right[a] * 1.0)) for a in range(k + 1)}
+        halves += [effect.half for effect in decide(scores, base="0").effects.values()]
+    assert promised / 1.5 < np.median(halves) < promised * 1.5
 
 
 def test_ranges_and_budgets():

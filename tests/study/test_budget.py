@@ -420,7 +420,7 @@ def test_a_warm_up_that_was_not_given_fits_the_length_that_a_budget_chooses(reci
 
 def test_an_unknown_spread_follows_from_the_test_images():
     assert usual_spread(0) is None
-    assert usual_spread(600).sd == pytest.approx(100 * np.sqrt(0.15 / 600))
+    assert usual_spread(600).sd == pytest.approx(100 * np.sqrt(0.1**0.5 * 0.3**0.5 / 2 / 600))
 
 
 def test_costs_and_report_are_part_of_a_budget():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,11 +15,11 @@ from vitmods.cli import main
 from vitmods.model.flops import count_macs, count_params
 from vitmods.model.vit import vit
 from vitmods.recipes import plain
-from vitmods.stats.plan import detectable, sd_range
+from vitmods.stats.plan import detectable, resolution, sd_range
 from vitmods.study import Answer, Study
 from vitmods.study.budget import make_budget
 from vitmods.study.cost import Steps
-from vitmods.study.estimate import Estimate, Spread, fit_to_budget, spread_of
+from vitmods.study.estimate import Estimate, Spread, fit_to_budget, spread_of, usual_spread
 from vitmods.study.grid import AS_IS
 from vitmods.study.state import Evaluated, StudyState, TrialRecord
 from vitmods.study.stopwatch import ArmEstimate, Pace, Stopwatch
@@ -70,13 +71,17 @@ def test_the_plan_has_time_and_detectable_effect_for_every_number_of_seeds():
     assert float(rows["5"][5]) > float(rows["5"][3])  # other images: 100 sqrt(0.04 / 400) = 1 point more
     assert "equivalent within 0.5 points: " in text
     assert "; not feasible (> 32 seeds)." in text
-    assert "resolve effects of" not in text
-    text = " ".join(str(replace(estimate, test_images=840, grouped=True)).split())
-    assert (
-        "840 groups of test images resolve effects of about 1.1 points with many seeds, if an arm and base disagree"
-        in text
-    )
-    assert "of them. The margin of 0.5 points needs about 4,400 groups of test images." in text
+    assert "resolve about" not in text
+    estimate = replace(estimate, test_images=840, grouped=True)
+    text, half = " ".join(str(estimate).split()), estimate.findable(5, 100 * np.sqrt(0.04 / 6 / 840)).half
+    assert f"840 groups of test images resolve about ±{half:.2g} points with 3 arms and 5 seeds. The margin" in text
+    assert f"intervals are about ±{half:.2g} points." in estimate.decides(), "the same number"
+    assert "or more seeds." in text
+    unknown = replace(estimate, spread=usual_spread(840), grouped=False)
+    text, half = " ".join(str(unknown).split()), unknown.decides().partition("±")[2].split()[0]
+    assert f"resolve about ±{half} points with 3 arms and 5 seeds: ±" in text
+    assert f"±{half} points" in resolution(840, k=3, n=5), "the number that `vitmods data` shows, with 4 arms"
+    estimate = replace(estimate, test_images=0)
     assert f"find effects above about {1.5 * detectable(3, 5).effect:.2g} points" in estimate.decides()
 
 

@@ -29,7 +29,7 @@ from vitmods.stats.sequential import (
     nominal_level,
     steps_of,
 )
-from vitmods.stats.verdict import Effect, Verdict, images_text
+from vitmods.stats.verdict import POINTS, Effect, Verdict, images_text
 from vitmods.stats.width import against_base, critical_value
 from vitmods.util.errors import UserError
 from vitmods.util.text import about, duration, plural
@@ -40,7 +40,9 @@ PATHS = 500  # of an estimate, at each of several sds
 SIMULATED = 48  # seeds; beyond, widths shrink as in a study with endless degrees of freedom
 MOST = 10_000
 MANY_IMAGES = 10**6
-DISAGREE = 0.02  # of the images, whatever the seed: usual of small changes
+DISAGREE = (0.1, 0.3)  # fractions of the images on which two trainings disagreed in studies of small ViTs
+USUAL = math.sqrt(math.prod(DISAGREE))
+DIFFER = 1 / 6  # of these: an arm and base, whatever the seed
 FORECAST = (8, 16, 32)  # maximum seeds of an extended study
 FEASIBLE, EVEN = 0.1, 0.5  # chances of a verdict
 MORE_IMAGES = tuple(2**half for half in np.arange(0.5, 10.5, 0.5))  # times as many
@@ -122,15 +124,32 @@ def images_for(margin: float, sd: float, images_sd: float, m: int, k: int) -> in
     return about(m * MORE_IMAGES[bisect.bisect_left(MORE_IMAGES, True, key=enough)])
 
 
-def resolution(images: int, grouped: bool = False, margin: float = 0.5, k: int = 1, alpha: float = 0.05) -> str:
-    """Describe the smallest effect on accuracy that a test set resolves. `grouped`: `images` counts groups."""
-    best = finest(images_at_worst(DISAGREE, images), k, alpha)
-    apart = f"if an arm and base disagree on {100 * DISAGREE:g} % of them"
-    text = f"{images_text(images, grouped)} resolve effects of about {best:.2g} points with many seeds, {apart}"
-    if not 0 < margin < best:
-        return f"{text}."
-    enough = images_text(about(images * (best / margin) ** 2), grouped)
-    return f"{text}. The margin of {margin:g} points needs about {enough}."
+def usual_sd(images: int) -> float:
+    """The spread of top-1 in points, if trainings with other seeds disagree on as many of the images as usual, each on
+    its own: as coins."""
+    return POINTS * math.sqrt(USUAL / 2 / images)
+
+
+def resolution(
+    images: int, grouped: bool = False, margin: float = 0.5, k: int = 4, n: int = 5, half: float | None = None
+) -> str:
+    """Describe the half-width of intervals of accuracy that a test set gives: `half`, or by what studies have seen.
+    `grouped`: `images` counts groups."""
+    usual, of_range = half is None, ""
+    if half is None:
+        half = detectable(k, n, images=round(math.sqrt(2 * DIFFER), 2)).half * usual_sd(images)
+    if usual:
+        low, high = (half * math.sqrt(disagree / USUAL) for disagree in DISAGREE)
+        percent = " to ".join(f"{100 * disagree:.0f}" for disagree in DISAGREE)
+        of_range = (
+            f": ±{low:.2g} to ±{high:.2g} in studies of small ViTs so far, in which two trainings disagree on "
+            f"{percent} % of the images"
+        )
+    text = f"{images_text(images, grouped)} resolve about ±{half:.2g} points with {plural(k, 'arm')} and {n} seeds"
+    if not 0 < margin < half:
+        return f"{text}{of_range}."
+    enough = images_text(about(images * (half / margin) ** 2), grouped)
+    return f"{text}{of_range}. The margin of {margin:g} points needs about {enough}, or more seeds."
 
 
 def sd_range(sd: float, df: float) -> tuple[float, float]:
@@ -141,7 +160,7 @@ def sd_range(sd: float, df: float) -> tuple[float, float]:
 
 def images_at_worst(disagree: float, m: int) -> float:
     """Upper end of sqrt(I) in points, from the fraction of images on which two trials of base disagree."""
-    return 100 * math.sqrt(disagree / m)
+    return POINTS * math.sqrt(disagree / m)
 
 
 def seeds_within(

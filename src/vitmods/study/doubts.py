@@ -16,7 +16,7 @@ from vitmods.stats.verdict import POINTS
 from vitmods.study.plan import MARGINS
 from vitmods.study.state import StudyState, TrialRecord
 from vitmods.tasks.metrics import Metric
-from vitmods.util.text import listing
+from vitmods.util.text import about, listing
 
 UNEQUAL = 3.0  # ratio of two arms' spreads
 LAST = 0.2  # of a training
@@ -82,10 +82,11 @@ def _few_images(decision: Decision) -> Iterator[str]:
     enough = images_for(middle.margin, middle.sd, middle.images_sd, middle.images, middle.family)
     if enough is None:
         seeds = detectable(middle.family, LOOKS[-1], LAST_LEVEL).equivalent * middle.sd
-        remedy = (
-            f"More images do not help: trials vary by {middle.sd:.2g}{unit}, so {LOOKS[-1]} seeds resolve only "
-            f"{seeds:.2g}{unit}"
-        )
+        more = "More images do not help"
+        if resolved > seeds:  # images are the larger limit
+            enough = middle.test_images(about(middle.images * (resolved / seeds) ** 2))
+            more = f"Beyond about {enough}, more do not help"
+        remedy = f"{more}: trials vary by {middle.sd:.2g}{unit}, so {LOOKS[-1]} seeds resolve only {seeds:.2g}{unit}"
     else:
         remedy = (
             f"About {middle.test_images(enough)} could, with up to {LOOKS[-1]} seeds. Or restrict the claim to this "

@@ -24,7 +24,9 @@ from vitmods.stats.factorial import LOOKS as FACTORIAL_LOOKS
 from vitmods.stats.factorial import detectable as detectable_by
 from vitmods.stats.gains import collapsed, has_learned
 from vitmods.stats.plan import (
+    DIFFER,
     MOST,
+    USUAL,
     Findable,
     detectable,
     images_at_worst,
@@ -32,6 +34,7 @@ from vitmods.stats.plan import (
     sd_range,
     seeds_for,
     seeds_within,
+    usual_sd,
 )
 from vitmods.stats.sequential import LAST_LEVEL, LOOKS, MAXIMA
 from vitmods.stats.verdict import POINTS
@@ -67,8 +70,7 @@ FEWEST = 3  # seeds of a given study that fits a budget
 MARGIN = 0.03  # of a time budget: trials may be slower than the steps that were timed
 MORE_MARGIN = 0.05  # for the seeds that a study needs; more are dropped if they are late
 START_S = 10.0  # of workers: they import what they need and read the images
-USUAL_DISAGREEMENT, USUAL_DF = 0.3, 3.0  # of two trials with other seeds; how sure that is
-USUAL_DIFFERENCE = 0.05  # of the images, whatever the seed, between an arm and base after a short training
+USUAL_DF = 3.0  # how sure the usual spread is
 
 
 @dataclass(frozen=True)
@@ -216,9 +218,15 @@ class Estimate:
             return f"{plan}."
         if self.spread is None:
             return f"{plan}; the effects that they can find are unknown: estimate them with --pilot."
-        images_sd = images_at_worst(USUAL_DIFFERENCE, self.test_images) if self.test_images else 0.0
-        width = f"intervals are about ±{self.findable(seeds, images_sd).half:.2g} {self.unit}".rstrip()
-        return f"{plan} find effects above about {self.finds(seeds, images_sd)}; {width}."
+        expected = self.findable(seeds, self.images_sd)
+        effect, half = (f"{size:.2g} {self.unit}".rstrip() for size in (expected.effect, expected.half))
+        return f"{plan} find effects above about {effect}; intervals are about ±{half}."
+
+    @property
+    def images_sd(self) -> float:
+        """What the choice of test images is likely to add to the standard error of an effect."""
+        disagree = self.spread.disagree if self.spread and self.spread.images else USUAL
+        return images_at_worst(DIFFER * disagree, self.test_images) if self.test_images else 0.0
 
     def __str__(self) -> str:
         is_named = any(arm.changes not in ("", arm.arm) for arm in self.arms)
@@ -289,7 +297,10 @@ class Estimate:
             rows.append([str(seeds), duration(self.seconds(seeds)), *effects])
         yield from _format_table(rows, 0)
         if self.test_images:
-            text = resolution(self.test_images, self.grouped, settings.margin, k, self.alpha)
+            n = max(len(settings.seeds), FEWEST)
+            half = self.findable(n, self.images_sd).half if spread else None
+            is_usual = spread is not None and spread.df == USUAL_DF and not spread.images
+            text = resolution(self.test_images, self.grouped, settings.margin, k, n, None if is_usual else half)
             yield from textwrap.wrap(text, WIDTH)
         if spread is None or not settings.margin or settings.folds:
             return
@@ -461,12 +472,10 @@ def known_spread(path: Path | None, state: StudyState) -> Spread | None:
 
 
 def usual_spread(test_images: int) -> Spread | None:
-    """Estimate the spread of top-1 before any trial: trainings with other seeds disagree on about 30 % of the images,
-    each on its own, so that accuracies vary as those of coins."""
+    """Estimate the spread of top-1 before any trial."""
     if not test_images:
         return None
-    sd = POINTS * math.sqrt(USUAL_DISAGREEMENT / 2 / test_images)
-    return Spread(sd, USUAL_DF, f"usual for {test_images:,} test images; --pilot measures it")
+    return Spread(usual_sd(test_images), USUAL_DF, f"usual for {test_images:,} test images; --pilot measures it")
 
 
 def spread_of(state: StudyState) -> Spread | None:
