@@ -66,11 +66,11 @@ def test_test_images_that_are_too_few_for_the_margin():
     )
     few = study(images=300)
     (doubt,) = doubts(few)
-    more = "Beyond about 480 test images, more do not help: trials vary by 2.9 points, so 32 seeds resolve only 2.6 points."
+    more = "Beyond about 480 test images, more do not help: trials vary by 2.9 points, so 32 seeds resolve only 2.6"
     assert doubt.startswith(cannot + more)
     wild = dataclasses.replace(few["a"], sd=10.0)
     (doubt,) = doubts(dataclasses.replace(few, effects={"a": wild}))
-    assert "More images do not help: trials vary by 10 points, so 32 seeds resolve only 8.9 points." in doubt
+    assert "More images do not help: trials vary by 10 points, so 32 seeds resolve only 9.1 points." in doubt
     steady = dataclasses.replace(few["a"], sd=0.2)
     (doubt,) = doubts(dataclasses.replace(few, effects={"a": steady}))
     assert doubt.startswith(cannot + "About 54,000 test images could, with up to 32 seeds. Or restrict the claim")
