@@ -84,8 +84,8 @@ def _few_images(decision: Decision) -> Iterator[str]:
         seeds = detectable(middle.family, LOOKS[-1], LAST_LEVEL).equivalent * middle.sd
         more = "More images do not help"
         if resolved > seeds:  # images are the larger limit
-            enough = middle.test_images(about(middle.images * (resolved / seeds) ** 2))
-            more = f"Beyond about {enough}, more do not help"
+            larger = middle.test_images(about(middle.images * (resolved / seeds) ** 2))
+            more = f"Beyond about {larger}, more do not help"
         remedy = f"{more}: trials vary by {middle.sd:.2g}{unit}, so {LOOKS[-1]} seeds resolve only {seeds:.2g}{unit}"
     else:
         remedy = (
