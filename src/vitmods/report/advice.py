@@ -8,8 +8,9 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from vitmods.report.text import LEANING, confirmed_text, is_below, not_learned, points, ranked, ranked_effects
+from vitmods.report.text import LEANING, confirmed_text, not_learned, points, ranked, ranked_effects
 from vitmods.stats.factorial import LOOKS, NOMINAL, detectable
+from vitmods.stats.gains import BELOW
 from vitmods.stats.plan import forecast
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer, ArmAnswer
@@ -42,12 +43,11 @@ class Step(NamedTuple):
 
 def next_steps(answer: Answer) -> list[Step]:
     """Recommend what to do; an unfinished study with fixed seeds is only to be finished."""
-    if (base := not_learned(answer)) and is_below(answer):
-        remedy = "another learning rate (--lr; lower ones keep more), a layer decay (--layer-decay 0.7), or more epochs"
-        return [Step(f"{base}, so arms cannot be compared. Try {remedy}, in a new folder.")]
-    if base:
+    if base := not_learned(answer):
         rate = "or another learning rate (--lr)"
-        if weights := trained_weights(answer.settings):
+        if BELOW in base:
+            rate = "a layer decay (--layer-decay 0.7), or another learning rate (--lr), of which lower ones keep more"
+        elif weights := trained_weights(answer.settings):
             rate = f"another learning rate (--lr), or trained weights to start from (--from {weights})"
         return [Step(f"{base}, so arms cannot be compared. Try more epochs (--epochs), {rate}, in a new folder.")]
     steps = []

@@ -125,17 +125,9 @@ def running_text(answer: Answer) -> str:
 
 def not_learned(answer: Answer) -> str:
     """`base has not learned`, or that it is below its weights, if no arm can be compared with it, else empty."""
-    verdicts = {effect.verdict for effect in answer.headline.values()}
-    return (
-        f"{answer.base.name} {BELOW if is_below(answer) else 'has not learned'}"
-        if verdicts == {Verdict.WITHHELD}
-        else ""
-    )
-
-
-def is_below(answer: Answer) -> bool:
-    """Whether base is below what the weights that it starts from reach without training."""
-    return any(BELOW in note for note in (answer.factorial or answer.decision).notes)
+    reason = BELOW if any(BELOW in note for note in (answer.factorial or answer.decision).notes) else "has not learned"
+    withheld = {effect.verdict for effect in answer.headline.values()} == {Verdict.WITHHELD}
+    return f"{answer.base.name} {reason}" if withheld else ""
 
 
 def trained_text(answer: Answer) -> str:

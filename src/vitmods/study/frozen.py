@@ -18,7 +18,7 @@ from vitmods.study.plan import Settings
 from vitmods.study.trial import TrialRunner, answer_splits
 from vitmods.train.device import place
 from vitmods.util.errors import UserError
-from vitmods.util.text import listing
+from vitmods.util.text import listing, printable
 
 if TYPE_CHECKING:
     from vitmods.recipes import Recipe
@@ -59,11 +59,12 @@ def trained_lines(settings: Settings, frozen: Mapping[str, Mapping[str, Any]]) -
         return
     for setting, scores in frozen.items():
         under = f" with {setting}" if setting else ""
-        if "reason" in scores:
-            yield f"What the frozen weights reach{under} is not known: {scores['reason']}"
-        else:
+        if all(isinstance(scores.get(name), float) for name in LEARNERS):
             probe, knn = (f"{100 * scores[name]:.1f} %{under}" for name in LEARNERS)
             yield f"A linear probe of the frozen weights reaches {probe}, nearest neighbors {knn}. Base must reach it."
+        else:
+            reason = printable(str(scores.get("reason", "study.json is damaged.")))
+            yield f"What the frozen weights reach{under} is not known: {reason}"
     if {"lr", "layer_decay"} & {*settings.tune.to_dict(), *settings.sweep.to_dict()}:
         return
     arms_at = dict[str, list[str]]()

@@ -153,7 +153,8 @@ class Evaluated:
 def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:
     """Return what the answer of a study covers."""
     constant = facts.data.get("constant", {})
-    level = {name: scores["probe"] for name, scores in facts.data.get("frozen", {}).items() if "probe" in scores}
+    frozen = facts.data.get("frozen", {}).items()
+    level = {name: scores["probe"] for name, scores in frozen if isinstance(scores.get("probe"), float)}
     counts = {split: entry["count"] for split, entry in facts.data["splits"].items()}
     if facts.settings.get("folds"):
         sizes = counts["test"], counts["train"]
