@@ -132,6 +132,8 @@ def not_learned(answer: Answer) -> str:
 
 def trained_text(answer: Answer) -> str:
     """State what the frozen weights reach and the rates of the arms; empty for new weights."""
+    if "start" not in answer.settings:
+        return ""
     return " ".join(trained_lines(Settings.from_dict(answer.settings), answer.data.get("frozen", {})))
 
 
