@@ -47,7 +47,7 @@ def digits(epochs: int = 40) -> Recipe:
 
 
 def _rates(lr: float) -> tuple[Rate, ...]:
-    """Rates of trained weights for the parts of a model (what was measured: RESULTS.md), from that of the last block."""
+    """Rates of the parts of trained weights, from that of the last block (what was measured: RESULTS.md)."""
     return Rate(ALL, lr, 0.7), Rate("attention", lr), Rate("norms", 3 * lr), Rate("head", 10 * lr)
 
 
