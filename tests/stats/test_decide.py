@@ -239,6 +239,18 @@ def test_a_collapse_of_base_is_left_out_for_all():
     assert result.sd < 2
 
 
+def test_two_seeds_beside_a_known_base_show_nothing_favorable():
+    rng = np.random.default_rng(0)
+    base = dict(enumerate(0.8 + 0.01 * rng.standard_normal(16)))
+    arms = {"better": {0: 0.95, 1: 0.951}, "worse": {0: 0.60, 1: 0.601}}
+    for scores in ({"base": base, **arms}, {"base": base, "better": arms["better"]}):
+        decision = vm.decide(scores, margin=0.5)
+        assert decision["better"].low > 0
+        assert decision["better"].verdict == Verdict.OPEN
+        assert "2 (base 16)" in repr(decision), "the table does not hide that base has more"
+    assert vm.decide({"base": base, **arms})["worse"].verdict == Verdict.HURTS
+
+
 def test_two_seeds_say_little():
     assert math.isnan(vm.decide(normal(3, 2))["a"].low)
     scores = normal(5, 2)

@@ -236,10 +236,11 @@ def until_decided(
         result = fit(until_now).against
         width = against_base(result, None, level(most, n), k)
         estimate, half = result.estimate + width.shift, width.seeds
-        claimed = live & (np.abs(estimate) > half)
+        may = (n > 2) | (estimate < 0)  # two seeds show nothing favorable
+        claimed = live & (np.abs(estimate) > half) & may
         wrong[rows] |= (claimed & (np.sign(estimate) != np.sign(truth))).any(-1)
         detected[rows] |= claimed[:, 0] & (estimate[:, 0] * effect > 0)
-        stopped = live & (decided(estimate, half, margin) | futile(result, None, "seeds", margin, k, most))
+        stopped = live & ((decided(estimate, half, margin) & may) | futile(result, None, "seeds", margin, k, most))
         running[rows] &= ~stopped
         gone = np.zeros((studies, k + 1), bool)
         gone[rows, 1:] = stopped

@@ -16,7 +16,8 @@ from PIL import Image
 
 import vitmods as vm
 from vitmods.cli import main
-from vitmods.study import Study, choice
+from vitmods.stats.sequential import INTERIM_LEVEL
+from vitmods.study import Answer, Study, choice
 from vitmods.study.budget import Budget, make_budget, seconds_after_trials, slowdown
 from vitmods.study.defaults import DIGITS, Defaults, RecipeChoice
 from vitmods.study.estimate import Estimate, usual_spread
@@ -304,6 +305,37 @@ def test_seeds_follow_the_time_that_trials_take(monkeypatch, tmp_path, capsys, a
     assert counts[:2] == [("1", "6"), ("2", "6")]
     assert counts[-1][0] == str(2 * done)
     assert (tmp_path / "study" / "results.json").exists()
+
+
+def test_until_its_seeds_are_settled_a_budget_is_read_so_far(monkeypatch, tmp_path):
+    """Also after Ctrl-C: all trials that ended are shown, at the level of a study that is read before it is complete."""
+    monkeypatch.setattr("vitmods.study.estimate.fit_to_budget", lambda budget, planned, least: replace(
+        planned, settings=planned.settings.with_seeds((0, 1, 2)), budget_s=budget.seconds
+    ))  # fmt: skip
+    taken = TrialSchedule.take
+
+    def interrupted(self):
+        work = taken(self)
+        if work is not None and work.seed == 4:
+            raise KeyboardInterrupt
+        return work
+
+    study = Study("mu1/4", ["rms"], "digits", vm.recipes.digits().with_(steps=2, warmup_epochs=None, warmup_steps=0))
+    with monkeypatch.context() as patched:
+        patched.setattr(TrialSchedule, "take", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            study.run(tmp_path / "study", budget="10h", **RUN)
+    stopped = Answer.load(tmp_path / "study")
+    assert list(stopped.base.scores) == [0, 1, 2, 3]
+    assert [trial.status for trial in stopped.trials] == ["finished"] * 8
+    assert stopped["rms"].provisional
+    assert stopped.decision.alpha == INTERIM_LEVEL * (4 / 6) ** 2
+    assert not stopped.complete
+    settled = study.run(tmp_path / "study", **RUN)
+    assert settled.complete
+    assert (len(settled.base.scores), settled.decision.alpha, settled["rms"].provisional) == (4, 0.05, False)
+    assert not any("shown before" in doubt for doubt in settled.doubts)
+    assert Answer.load(tmp_path / "study").decision.alpha == 0.05
 
 
 def test_a_machine_that_others_use_is_slower(monkeypatch):

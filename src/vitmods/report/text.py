@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from vitmods.stats.decision import PAIRS, level_of
 from vitmods.stats.gains import BELOW, rate_bound
 from vitmods.stats.tables import interval, signed, so_far
+from vitmods.stats.tables import seeds as seeds
 from vitmods.stats.verdict import POINTS, Effect, Verdict
 from vitmods.study.answer import Answer, ArmAnswer, ArmCost, SettingAnswer
 from vitmods.study.arms import BASE
@@ -233,11 +234,6 @@ def numbers(effect: Effect) -> str:
     """Format an effect with its interval: `+0.42 [+0.11, +0.73]`."""
     ends = "" if math.isnan(effect.half) else f" {interval(effect)}"
     return signed(effect.effect, effect.digits) + ends
-
-
-def seeds(effect: Effect) -> str:
-    """Format the seeds shared with base and the failed trials: `4 (−1)`."""
-    return f"{effect.n} (−{effect.failures})" if effect.failures else str(effect.n)
 
 
 def half_on_these(effect: Effect) -> str:

@@ -208,7 +208,7 @@ def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: Plan) -> Effect:
     (base_failed, failed), (base_of, of) = (cells[[0, a]].sum(-1).tolist() for cells in (gains.failures, gains.ended))
     effect = effect_of(
         arm, (), contrast, half, part, plan.family, means, (base_failed, failed), plan, with_interval=has_bounds,
-        two_seeds=not is_paired, limit=plan.limit,
+        limit=plan.limit,
     )  # fmt: skip
     effect = with_failures(effect, of, base_of, plan.alpha / plan.family)
     verdict, notes = effect.verdict, [*effect.notes]

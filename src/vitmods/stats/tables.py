@@ -19,7 +19,7 @@ def rows(effects: Sequence[Effect]) -> list[tuple[str, ...]]:
             interval(effect),
             verdict_cell(effect),
             f"± {(effect.seeds_high - effect.seeds_low) / 2:.{effect.digits}f}" if shown(effect) else "–",
-            f"{effect.n} (−{effect.failures})" if effect.failures else str(effect.n),
+            seeds(effect),
             "–" if math.isnan(effect.spread_ratio) else f"{effect.spread_ratio:.1f}",
         )
         for effect in effects
@@ -60,6 +60,12 @@ def verdict_cell(effect: Effect) -> str:
 def so_far(effect: Effect) -> str:
     """Mark a provisional verdict; an open one is open in any case."""
     return ", so far" if effect.provisional and effect.verdict != Verdict.OPEN else ""
+
+
+def seeds(effect: Effect) -> str:
+    """Format the seeds of an arm, its failed trials, and the seeds of base where more are known: `4 (−1, base 16)`."""
+    more = [f"−{effect.failures}"] * (effect.failures > 0) + [f"base {effect.base_n}"] * (effect.base_n > effect.n)
+    return f"{effect.n} ({', '.join(more)})" if more else str(effect.n)
 
 
 def interval(effect: Effect) -> str:
