@@ -308,7 +308,7 @@ def test_seeds_follow_the_time_that_trials_take(monkeypatch, tmp_path, capsys, a
 
 
 def test_until_its_seeds_are_settled_a_budget_is_read_so_far(monkeypatch, tmp_path):
-    """Also after Ctrl-C: all trials that ended are shown, at the level of a study that is read before it is complete."""
+    """Also after Ctrl-C: all trials that ended are shown, as of a study that is read before it is complete."""
     monkeypatch.setattr("vitmods.study.estimate.fit_to_budget", lambda budget, planned, least: replace(
         planned, settings=planned.settings.with_seeds((0, 1, 2)), budget_s=budget.seconds
     ))  # fmt: skip
