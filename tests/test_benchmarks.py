@@ -29,6 +29,7 @@ TINY = {
     "shards": "{images} " + ONCE,
     "soak": "--trials 4 --kills 1",
     "study_start": "--images 60 --side 8 --load",
+    "waits": "--tasks classification --batches 2",
     "trees": "{root} {root} --model mu/4 --img-size 8 --batch 1 " + ONCE,
     "bf16": ONCE + "--sizes",
     "data_loading": ONCE,

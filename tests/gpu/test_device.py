@@ -92,7 +92,7 @@ def test_bfloat16_needs_a_gpu_that_computes_in_it(tmp_path):
     images = vm.data.load("digits", img_size=(8, 8), in_chans=1, augment=recipe.augment, limit_train=64)
     study = vm.Study("mu1/4", ["rms"], recipe=recipe, seeds=1, img_size=8, in_chans=1)
     with pretend.gpu(capability=(7, 5)):
-        message = "NVIDIA Pretend only emulates bfloat16, slower than float32: use --precision fp16-mixed"
+        message = "NVIDIA Pretend only emulates bfloat16, slowly: use --precision fp16-mixed"
         with pytest.raises(UserError, match=message):
             train_trial(model, Classification(), images, recipe, out=tmp_path / "trial")
         with pytest.raises(UserError, match=message):
@@ -119,7 +119,7 @@ def test_a_process_uses_the_gpu_of_its_number_or_the_only_one_that_it_sees(gpus,
 
 def joining(monkeypatch, rank, others):
     """Join as one of two processes; gives the calls that set the GPU up, and the result."""
-    calls, store = [], {f"vitmods/gpu{other}": uuid for other, uuid in others.items()}
+    calls, store = [], {f"vitmods/{other}": uuid.encode() for other, uuid in others.items()}
     for name, value in {
         "RANK": rank,
         "WORLD_SIZE": 2,
@@ -128,7 +128,7 @@ def joining(monkeypatch, rank, others):
         "MASTER_PORT": 1,
     }.items():
         monkeypatch.setenv(name, str(value))
-    stored = SimpleNamespace(set=store.__setitem__, get=lambda key: store[key].encode())
+    stored = SimpleNamespace(set=lambda key, value: store.update({key: value.encode()}), get=store.__getitem__)
     monkeypatch.setattr(distributed, "rendezvous", lambda *_, **__: iter([(stored, rank, 2)]))
     monkeypatch.setattr(distributed.socket, "gethostname", lambda: "node")
     monkeypatch.setattr(distributed.atexit, "register", lambda _: None)
@@ -155,7 +155,7 @@ def test_one_visible_gpu_for_each_process_and_not_one_for_all(monkeypatch):
         assert distributed.join("cuda").local_rank == 1
         assert calls[-1] == ("cpu:gloo,cuda:nccl", pretend.CUDA)
         calls = joining(monkeypatch, 1, {0: "node pretend"})
-        with pytest.raises(UserError, match=r"2 processes use 1 GPUs; node shows 1 to each: .*--gpus-per-task=1"):
+        with pytest.raises(UserError, match=r"2 processes have 1 GPUs: .*--gpus-per-task=1"):
             distributed.join("cuda")
         assert len(calls) == 1
         calls = joining(monkeypatch, 1, {})

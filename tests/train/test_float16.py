@@ -115,7 +115,7 @@ def test_a_trial_in_float16_resumes_to_the_same_numbers(bench, tmp_path, monkeyp
 )
 def test_gradients_that_no_scale_makes_finite_are_a_divergence(bench, tmp_path, steps, at, scale):
     run, batches = start(bench, tmp_path, range(steps), steps=steps)
-    words = f"gradient in float16 was not finite at step {at}, with a loss scale of {scale}$"
+    words = f"float16 gradient was not finite at step {at}, with a loss scale of {scale}$"
     with pytest.raises(Diverged, match=words):
         make_steps(run, batches, steps)
 

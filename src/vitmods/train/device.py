@@ -1,6 +1,7 @@
 """The device of a trial: its name, precision and memory, waiting for data, and graphs of torch.compile."""
 
 import os
+import shutil
 import struct
 import subprocess
 import time
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MOST_WORKERS = 8  # threads that prepare images, by default
-
-
 HALF = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 
 
@@ -47,17 +46,8 @@ class DeviceAndPrecision:
 
 
 def place(device: str, precision: Precision = "32-true", processes: "Processes | None" = None) -> DeviceAndPrecision:
-    """Return the device and precision of this process, which uses that GPU from now on.
-
-    Args:
-        device, precision: as for `usable`.
-        processes: of several each has the GPU of its number on this machine, or the only one that it sees.
-
-    Raises:
-        UserError: as for `usable`.
-    """
-    shared = processes is not None and processes.size > 1
-    target = usable(device, precision, processes.local_rank if processes is not None and shared else None)
+    """Return `usable` as the device that this process uses from now on; of several processes each has its own GPU."""
+    target = usable(device, precision, processes.local_rank if processes and processes.size > 1 else None)
     if target.type == "cuda":
         torch.cuda.set_device(target)
     return DeviceAndPrecision(target, precision)
@@ -68,71 +58,55 @@ def usable(device: str, precision: Precision = "32-true", local_rank: int | None
 
     Args:
         device: "auto" (the fastest), "cpu", "cuda", "cuda:1", "mps".
-        local_rank: number of a process on this machine, instead of the number of a GPU.
+        local_rank: of one of several processes on this machine, which has the GPU of this number or the only one.
 
     Raises:
         UserError: the device does not exist on this machine, PyTorch cannot use it, or it lacks the precision.
     """
     target = resolve(device)
     present = torch.accelerator.current_accelerator(check_available=True)
-    if target.type == "cpu":
-        count = 1
-    else:
-        count = torch.accelerator.device_count() if present is not None and present.type == target.type else 0
-    if target.type == "cuda":
-        index = target.index or 0
-        if local_rank is not None:
-            index = 0 if count == 1 else local_rank  # Slurm shows each task its own GPU
-        target = torch.device("cuda", index)
+    is_present = present is not None and present.type == target.type
+    count = torch.accelerator.device_count() if is_present else int(target.type == "cpu")
+    if target.type == "cuda":  # Slurm shows each process its own
+        target = torch.device("cuda", target.index or 0 if local_rank is None else local_rank if count > 1 else 0)
     if (target.index or 0) >= count:
         have = f"this machine has {count} of its kind" if count else f"this machine does not have {target.type}"
         if target.type == "cuda" and not count and (reason := _why_unusable()):
             have = f"PyTorch cannot use the GPU of this machine: {reason}"
         raise UserError(f"device {str(target)!r} is not available: {have}. Try --device auto or cpu.")
     if target.type == "cuda" and precision == "bf16-mixed" and torch.cuda.get_device_capability(target) < (8, 0):
-        raise UserError(
-            f"{device_name(str(target))} only emulates bfloat16, slower than float32: use --precision fp16-mixed."
-        )
+        raise UserError(f"{device_name(str(target))} only emulates bfloat16, slowly: use --precision fp16-mixed.")
     return target
 
 
 def resolve(device: str) -> torch.device:
-    """Return the device that "auto" (the fastest), "cpu", "cuda:1" or "mps" means.
-
-    Raises UserError for other words, and for "auto" where there is a GPU that PyTorch cannot use.
-    """
-    if device == "auto":
-        if (found := torch.accelerator.current_accelerator(check_available=True)) is not None:
-            return found
-        if reason := _why_unusable():
-            raise UserError(
-                f"This machine has an NVIDIA GPU that PyTorch {torch.__version__} cannot use: {reason}. Repair this, "
-                "or train without it: --device cpu."
-            )
-        return torch.device("cpu")
+    """Return the device that "auto" (the fastest), "cpu", "cuda:1" or "mps" means. UserError for other words, and for
+    "auto" where PyTorch cannot use the machine's GPU."""
     try:
-        return torch.device(device)
+        if device != "auto":
+            return torch.device(device)
     except RuntimeError as error:
         raise UserError(f"unknown device {device!r}. Try --device auto or cpu.") from error
+    if (found := torch.accelerator.current_accelerator(check_available=True)) is None and (reason := _why_unusable()):
+        message = f"This machine has a GPU that PyTorch {torch.__version__} cannot use: {reason}. Repair this"
+        raise UserError(f"{message}, or train without it: --device cpu.")
+    return found or torch.device("cpu")
 
 
 def _why_unusable() -> str | None:
-    """Return PyTorch's reason not to use the NVIDIA GPU of this machine; None if this process is not to see any."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles") or not _listed_gpus():
+    """Return PyTorch's reason not to use the NVIDIA GPU of this machine; None without one, or if it is hidden."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles")
+    if hidden or not (program := shutil.which("nvidia-smi")):
         return None
     try:
+        if "GPU" not in subprocess.run([program, "-L"], capture_output=True, text=True, timeout=20, check=True).stdout:
+            return None
         torch.cuda.init()
+    except (OSError, subprocess.SubprocessError):
+        return None
     except (RuntimeError, AssertionError) as error:
         return first_line(error).rstrip(".")
     return "it does not find any"
-
-
-def _listed_gpus() -> str:
-    """Return what the driver's own program lists, empty without driver or GPU."""
-    with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20)
-        return done.stdout if done.returncode == 0 and "GPU" in done.stdout else ""
-    return ""
 
 
 def device_name(device: str) -> str:

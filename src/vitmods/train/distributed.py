@@ -121,8 +121,7 @@ def launched() -> bool:
 def join(device: str = "auto") -> Processes:
     """Join the processes that torchrun or Slurm started: gloo between CPUs, NCCL between GPUs. Alone without them.
 
-    Raises:
-        UserError: as for `vitmods.train.device.usable`, or two processes have the same GPU.
+    Raises UserError where `usable` does, or if two processes have the same GPU.
     """
     if not launched() or int(os.environ["WORLD_SIZE"]) == 1:
         return Processes()
@@ -131,26 +130,18 @@ def join(device: str = "auto") -> Processes:
         target = usable(device, local_rank=local_rank)
         store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
         group: dict[str, Any] = {"store": store, "rank": rank, "world_size": size, "timeout": PATIENCE}
-        if target.type == "cuda":  # NCCL connects at once the GPUs that the processes use
+        if target.type == "cuda":  # NCCL connects the GPUs at once, and would wait or fail if one came twice
             torch.cuda.set_device(target)
-            _check_own_gpu(store, rank, size, f"{socket.gethostname()} {torch.cuda.get_device_properties(target).uuid}")
-            dist.init_process_group("cpu:gloo,cuda:nccl", device_id=target, **group)
-        else:
-            dist.init_process_group("gloo", **group)
+            store.set(f"vitmods/{rank}", f"{socket.gethostname()} {torch.cuda.get_device_properties(target).uuid}")
+            if (gpus := len({store.get(f"vitmods/{other}") for other in range(size)})) < size:
+                raise UserError(
+                    f"{size} processes have {gpus} GPUs: start one for each GPU. Slurm shows each task its own with "
+                    "--gpus-per-task=1."
+                )
+            group["device_id"] = target
+        dist.init_process_group("cpu:gloo,cuda:nccl" if target.type == "cuda" else "gloo", **group)
         atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
     return Processes(dist.get_rank(), dist.get_world_size(), local_rank)
-
-
-def _check_own_gpu(store: Any, rank: int, size: int, gpu: str) -> None:
-    """Raise UserError in each process if two have the same GPU, for which NCCL would wait or fail."""
-    store.set(f"vitmods/gpu{rank}", gpu)
-    every = [store.get(f"vitmods/gpu{other}").decode() for other in range(size)]
-    if len(set(every)) < size:
-        host = gpu.partition(" ")[0]
-        raise UserError(
-            f"{size} processes use {len(set(every))} GPUs; {host} shows {torch.cuda.device_count()} to each: start one "
-            "process for each GPU, or let Slurm show each task its own (--gpus-per-task=1)."
-        )
 
 
 class StepLoss(nn.Module):

@@ -282,14 +282,13 @@ class TrialRun:
         self.task.after_step(self.model, updates + 1, steps - self.skipped)
 
     def _update(self) -> bool:
-        """Make the optimizer's step. False: it was left out, as the gradients of a scaled loss were not finite; to know
-        this the host waits for the device. Raises Diverged if no scale helps."""
+        """Make the optimizer's step. False: gradients in float16 were not finite, which the host waits to learn. Raises
+        Diverged if no scale helps."""
         self._scaler.step(self.optimizer)
         self._scaler.update()
         before, self._loss_scale = self._loss_scale, self._scaler.get_scale()
         if self._loss_scale < 1 or (self._loss_scale < before and self.step == self.skipped + 1 == self.length.steps):
-            words = f"the gradient in float16 was not finite at step {self.step}"
-            raise Diverged(f"{words}, with a loss scale of {before:g}")
+            raise Diverged(f"the float16 gradient was not finite at step {self.step}, with a loss scale of {before:g}")
         return self._loss_scale >= before
 
     def _backward(self, batch: Batch) -> dict[str, Tensor]:

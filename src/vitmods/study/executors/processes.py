@@ -391,15 +391,12 @@ def visible_gpus() -> list[str]:
 
 
 def free_memory(gpu: int) -> int:
-    """Return the bytes that are free for several trials on one of the visible GPUs: 0 if it admits a single process.
-
-    The driver's own program knows them: CUDA would make a context in this process, and such a GPU then refuses workers.
-    """
+    """Return the free bytes of one of the visible GPUs, 0 if it admits a single process. The driver's program knows:
+    CUDA would make a context in this process, and such a GPU then refuses workers."""
     query = ["nvidia-smi", "--query-gpu=memory.free,compute_mode", "--format=csv,noheader,nounits"]
-    with suppress(OSError, ValueError, subprocess.SubprocessError):
+    with suppress(OSError, ValueError, LookupError, subprocess.SubprocessError):
         query += ["-i", visible_gpus()[gpu]]
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-        free, mode = answer.split(",")
+        free, mode = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split(",")
         return 0 if "Exclusive" in mode else int(free) << 20
     import torch
 
