@@ -53,7 +53,7 @@ COMMANDS = [
      "Comparing dpn with base on digits, as many seeds as the budget allows.",
      "Results: x. This run takes about 2h."),
     ("compare --from x/weights --pilot", "Comparing all arms with base (x/weights) on digits, 5 seeds each.",
-     "Results: runs/digits-weights. Now only 4 trials of base are trained."),
+     "Results: runs/digits-weights. Now only base is trained, on 4 seeds at most."),
     ("base --base Ti/16 --data a/pets", "Training base (Ti/16) on a/pets, 16 seeds.",
      f"Results: runs/pets-Ti-16-base. {LATER}"),
     ("train --arm dpn --seed 2", "Training dpn on digits, seed 2.",

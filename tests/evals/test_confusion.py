@@ -16,6 +16,9 @@ def test_matrix_and_f1_are_sklearn_s():
 
 def test_a_class_without_images_is_not_in_the_mean():
     assert macro_f1(confusion_matrix(np.array([0, 0, 1]), np.array([0, 0, 1]), 3)) == 1.0
+    true, predicted = np.array([0, 0, 1, 1, 1]), np.array([0, 2, 1, 1, 0])  # 2 is only predicted
+    expected = f1_score(true, predicted, average="macro", labels=[0, 1])
+    assert macro_f1(confusion_matrix(true, predicted, 3)) == pytest.approx(expected)
 
 
 def test_the_most_frequent_confusion_comes_first():

@@ -96,7 +96,7 @@ def _tuned(arm, rng):
         points.append(PointScores(values, scores, sum(kept) / len(kept)))
         for trial in arm.trials:
             status = "diverged" if index == 5 and trial.seed == 0 else trial.status if index == 4 else "finished"
-            trials.append(dataclasses.replace(trial, point=values, status=status))
+            trials.append(dataclasses.replace(trial, point=values, status=status, counted=index == 4))
     tuning = Tuning(points[4].values, ("lr",), tuple(points))
     return dataclasses.replace(arm, tuning=tuning, trials=tuple(trials))
 

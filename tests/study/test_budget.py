@@ -16,6 +16,7 @@ from PIL import Image
 
 import vitmods as vm
 from vitmods.cli import main
+from vitmods.model.flops import count_macs
 from vitmods.stats.sequential import INTERIM_LEVEL
 from vitmods.study import Answer, Study, choice
 from vitmods.study.budget import Budget, make_budget, seconds_after_trials, slowdown
@@ -27,6 +28,7 @@ from vitmods.study.schedule import TrialSchedule
 from vitmods.study.stopwatch import Pace, Stopwatch
 from vitmods.tasks import Classification
 from vitmods.util.errors import UserError
+from vitmods.util.text import duration
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
 
@@ -100,7 +102,7 @@ class Clock:
             config = steps.model.vit_config
             return Pace(image_s[config.embed_dim > 100, max(config.img_size)], 0.0, 0.0)
 
-        def time_steps(rung, trials, options):
+        def time_steps(rung, trials, options, stopwatch):
             rows = rung.settings.fixed["img_size"][0]
             seconds = image_s[rung.settings.fixed["base"].startswith("Ti"), rows]
             self.tried.append((rung.settings.fixed["base"], rows))
@@ -113,6 +115,52 @@ class Clock:
         monkeypatch.setattr(choice, "time_steps", time_steps)
         monkeypatch.setattr("vitmods.study.estimate.slowdown", lambda: 1.0)
         monkeypatch.setattr(choice, "faster_options", lambda *_: iter(()))
+
+
+@pytest.mark.parametrize("machine", [1, 10, 40])
+def test_timing_takes_a_part_of_the_budget_on_a_busy_machine_too(monkeypatch, photos, capsys, machine):
+    """The clock is played: a measurement takes half a second of a free machine. What is not timed follows from
+    multiply-adds, and where the time went is said."""
+    clock, timed = SimpleNamespace(now=0.0), []
+
+    def measured(stopwatch, steps, largest, place):
+        clock.now += 0.5 * machine
+        timed.append(place)
+        return Pace(1e-12 * machine * count_macs(steps.model.vit_config), 0.0, 0.0)
+
+    monkeypatch.setattr("vitmods.study.budget.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(Stopwatch, "_measured", measured)
+    monkeypatch.setattr(Stopwatch, "_seconds_each", lambda *_: setattr(clock, "now", clock.now + 0.1 * machine) or 0.0)
+    monkeypatch.setattr(
+        choice, "time_step", lambda *_, **__: setattr(clock, "now", clock.now + 0.5 * machine) or (1, 2)
+    )
+    monkeypatch.setattr("vitmods.study.estimate.slowdown", lambda: 1.0)
+    budget = make_budget("4m")
+    planned = Study(arms=["dpn", "rms", "layerscale"], data=photos, budget=budget).dry_run(**{**RUN, "progress": True})
+    assert clock.now <= 0.15 * 240
+    assert sum(budget.timings) == pytest.approx(clock.now)
+    assert len(timed) == (1 if machine == 40 else 4), "nothing is timed twice"
+    assert planned.refused is None
+    assert planned.total_s > 60, "most of the time is left for trials"
+    assert all(arm.trial_s > 1 for arm in planned.arms)
+    assert budget.spent() == f"Of 4 min, timing took {duration(clock.now)}, and reading images and building models 0 s."
+    assert planned.spent.startswith("Of 4 min, timing took ")
+
+
+def test_a_budget_without_time_for_a_trial_says_where_it_went(monkeypatch, tmp_path, capsys):
+    study = Study("mu1/4", ["rms"], "digits", vm.recipes.digits().with_(steps=2, warmup_epochs=None, warmup_steps=0), 2)
+    budget = Budget(60.0)
+    object.__setattr__(budget, "began", budget.began - 58)
+    budget.timings.append(50.0)
+    answer = study.run(tmp_path, budget=budget, **{**RUN, "progress": True})
+    assert not any(trial.ended for trial in answer.trials)
+    text = capsys.readouterr().err
+    expected = (
+        r"No time was left for a trial. Of 60 s, timing took (\S+) s, and reading images and building models (\S+) s"
+    )
+    timed_s, other_s = map(float, re.search(expected, text).groups())
+    assert timed_s >= 50
+    assert other_s >= 7.9
 
 
 # 168 training images: 5 steps of 32 an epoch, 120 epochs for 600 steps; 12 trials of 19,200 views

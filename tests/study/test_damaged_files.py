@@ -198,7 +198,7 @@ def disk(monkeypatch):
 def run_whole(out):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return study(seeds=1).run(out, **HOW, checkpoint_minutes=0)
+        return study(seeds=1).run(out, **HOW, checkpoint_every_steps=1)
 
 
 @pytest.fixture

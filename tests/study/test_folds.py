@@ -122,9 +122,9 @@ def test_as_many_seeds_as_folds():
     ("options", "says"),
     [
         ({"folds": 1}, "at least 2"),
-        ({"until_decided": True, "seeds": 8}, "leave --until-decided out"),
-        ({"sweep": {"limit_train": [100, 200]}}, "Folds exclude sweeps and factorial designs"),
-        ({"design": "factorial", "seeds": 3}, "Folds exclude sweeps and factorial designs"),
+        ({"until_decided": True, "seeds": 8}, "set --seeds, not --until-decided"),
+        ({"sweep": {"limit_train": [100, 200]}}, "does not support --sweep: drop"),
+        ({"design": "factorial", "seeds": 3}, "does not support --design factorial: drop"),
         ({"tune": {"lr": (1e-4, 1e-3)}, "tune_on": "val"}, "nothing can be tuned"),
         ({"generalize": "seeds"}, "leave --generalize seeds out"),
         ({"fold": (0, 3)}, "leave --fold out"),

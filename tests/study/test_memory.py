@@ -20,8 +20,6 @@ from vitmods.train.loop import TrialRun
 from vitmods.train.optim import freeze
 from vitmods.util.errors import UserError
 
-pytestmark = pytest.mark.forks
-
 CPU = torch.device("cpu")
 CONFIG = vm.ViTConfig.from_name("mu2/2", img_size=16, in_chans=3, num_classes=10)
 RECIPE = Recipe().with_(epochs=2, batch_size=8)
@@ -67,6 +65,7 @@ def work(rank, store, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.forks  # alone here: gradient checkpointing starts threads of autograd, after which nothing may fork
 def test_a_model_divided_in_bfloat16_is_a_whole_one_and_takes_what_was_told(tmp_path):
     mp.start_processes(work, (str(tmp_path / "store"), tmp_path), nprocs=2, start_method="fork")
     train(tmp_path / "whole", Processes(), shard=False)

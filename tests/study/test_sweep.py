@@ -149,7 +149,7 @@ BASICS = {"task": "classification", "data": "digits", "base": "mu/4", "recipe": 
         ({"limit_train": [0.5, 0.5]}, {}, "listed twice"),
         ({"limit_train": [0.5, 1]}, {"limit_train": 9}, "leave one of the two out"),
         ({"base": ["mu/4", "mu/4"]}, {}, "listed twice"),
-        ({"base": ["mu/4", "Ti/4"]}, {"start": {}}, "cannot be swept over"),
+        ({"base": ["mu/4", "Ti/4"]}, {"start": {}}, "says what base is"),
         ({"depth": [1]}, {}, "the field 'depth'"),
     ],
 )

@@ -274,7 +274,7 @@ def test_the_table_and_the_report_tell_what_was_tried(played, tmp_path):
     scores |= {("val", "dpn", 1e-2): 0.9}
     result = run(make(**{**GRID, "tune": {"lr": (1e-3, 1e-2), "weight_decay": (0, 0.1)}}), tmp_path)
     text = " ".join(render(result, 80).split())
-    assert "Tuned on val: lr in 0.001, 0.01 and weight_decay in 0, 0.1, 8 trials for each arm, including base." in text
+    assert "Tuned on val: lr in 0.001, 0.01 and weight_decay in 0, 0.1, 8 trials of each arm, including base." in text
     assert "Chosen: lr 0.001, weight_decay 0: base; lr 0.01, weight_decay 0: dpn." in text
     assert max(len(line) for line in render(result, 80).splitlines() if "vm.Study(" not in line) <= 80
     page = result.report().read_text()

@@ -16,7 +16,7 @@ from vitmods.data import Batch
 from vitmods.recipes import Augment, Recipe
 from vitmods.study.trial import trial_scores
 from vitmods.tasks import TASKS, MultiLabel
-from vitmods.tasks.multilabel import ranking_precision
+from vitmods.tasks.multilabel import average_precisions, ranking_precision
 from vitmods.util.errors import UserError
 
 LABELS = ("blue bottom", "red top", "stripe")
@@ -90,6 +90,17 @@ def test_metrics_are_sklearns(scored, sizes):
     assert outcome.per_image["nll"] == pytest.approx(loss.numpy(), rel=1e-5)
     for name in ("ranking_precision", "exact_match"):
         assert outcome.per_image[name].mean() == pytest.approx(outcome.metrics[name], abs=1e-6)
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(1, 60), (30, 0), (1, -200), (1e4, 0), (1e-6, 0)])
+def test_any_logits_are_ranked_by_their_order_alone(scored, scale, shift):
+    """A sigmoid is 1.0 for all logits above 37: it would see ties."""
+    logits, targets = (tensor.double() for tensor in scored)
+    logits = scale * logits + shift
+    found = average_precisions(logits, targets)
+    assert list(found) == [0, 1, 2, 3, 5]
+    for label, value in found.items():
+        assert value == pytest.approx(average_precision_score(targets[:, label], logits[:, label]), abs=1e-6)
 
 
 def test_many_labels_are_ranked_in_parts(scored, monkeypatch):

@@ -55,8 +55,8 @@ class Compare:
     """Train a base ViT and changed ones on the same seeds; report which change helps, and what it costs.
 
     Re-running the command resumes the study and changes nothing that is finished; arms and seeds may be added.
-    The folder of --out gets results.json, results.csv and report.html. Exit code: 0; 1 if a trial failed; 2 for an
-    error; 130 if stopped.
+    The folder of --out gets results.json, results.csv and report.html. Exit code: 0; 1 if a trial failed, or
+    all trials of base diverged; 2 for an error; 130 if stopped.
 
     examples:
       vitmods compare
@@ -128,7 +128,7 @@ class Compare:
     """train nothing: show arms, trials, sizes, an estimate of time and disk, and the effects that each number of seeds
     can find"""
     pilot: bool = False
-    """train four trials of base, which count later, and show the dry run with the variance now known"""
+    """train base on four seeds, which count later, and show the dry run with the variance now known"""
 
     def __post_init__(self) -> None:
         """Raise UserError for options that exclude or need each other."""
@@ -217,7 +217,7 @@ def train_base(arguments: Sequence[str]) -> int:
             print(f"{missing} of {plural(options.seeds, 'seed')} are missing: the same command trains them.")
         for failure in reference.failed:
             print(f"failed: {failure}", file=sys.stderr)
-        return FAILED if reference.failed else 0
+        return FAILED if reference.failed or (reference.scores and reference.mean is None) else 0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -319,7 +319,7 @@ def _announce(options: Compare, budget: Budget, line_up: LineUp | None) -> None:
     if options.dry_run:
         announce(what, folder, "Nothing is trained: a few steps of each arm are timed.")
     elif options.pilot:
-        announce(what, folder, "Now only 4 trials of base are trained.")
+        announce(what, folder, "Now only base is trained, on 4 seeds at most.")
     elif options.budget:
         may_be_late = budget.seconds is not None and count is None and not settings.until_decided
         announce(what, folder, f"This run takes {'about' if may_be_late else 'at most'} {options.budget}.")
@@ -510,7 +510,7 @@ def over_data(
         print(f"Report: {named(result.report())}")
     for failure in (failure for result in results for failure in result.failed):
         print(f"failed: {failure}", file=sys.stderr)
-    return FAILED if any(result.failed for result in results) else 0
+    return FAILED if any(result.failed or result.has_diverged for result in results) else 0
 
 
 def fill_in(options: Compare, line_up: LineUp, task_given: bool) -> Compare:
@@ -596,7 +596,7 @@ def _show(result: Answer) -> int:
     print_answer(result)
     print(f"Report: {named(report)}\nResults: {named(result.path / 'results.csv')}, results.json")
     if result.complete:
-        return 0
+        return FAILED if result.has_diverged else 0
     for failure in result.failed:
         print(f"failed: {failure}", file=sys.stderr)
     print("The study is not complete; the same command runs what is missing.", file=sys.stderr)

@@ -44,6 +44,9 @@ class Step(NamedTuple):
 def next_steps(answer: Answer) -> list[Step]:
     """Recommend what to do; an unfinished study with fixed seeds is only to be finished."""
     if base := not_learned(answer):
+        if answer.has_diverged:
+            remedy = "a lower learning rate (--lr), a longer warm-up, or clipped gradients (--clip-norm)"
+            return [Step(f"{base}, so arms cannot be compared. Try {remedy}, in a new folder.")]
         rate = "or another learning rate (--lr)"
         if BELOW in base:
             rate = "a layer decay (--layer-decay 0.7), or another learning rate (--lr), of which lower ones keep more"

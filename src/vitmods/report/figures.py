@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from vitmods.report.text import numbers, of_metric, point_text, scale_of, score, tone, verdict_text
+from vitmods.report.text import chosen_text, numbers, of_metric, point_text, scale_of, score, tone, verdict_text
 from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.answer import Tuning
 from vitmods.study.grid import show_value
@@ -380,8 +380,8 @@ def tuning_panel(name: str, base: Tuning, arm: Tuning, metric: Metric, inline: I
         axes.locator_params(axis="y", nbins=5)
         axes.set_xlim(x[0] - 0.5, x[-1] + 0.5)
         means = "; ".join(f"{point_text(point.values)}: {score(metric, point.mean)}" for point in arm.points)
-        chosen = "nothing yet" if arm.chosen is None else point_text(arm.chosen)
-        return inline(drawn, f"{metric.title} on val at every point. {name}: {means}. Chosen: {chosen}.", "panel")
+        label = f"{metric.title} on val at every point. {name}: {means}. Chosen: {chosen_text(arm)}."
+        return inline(drawn, label, "panel")
 
 
 def _draw_tuning(axes: Any, groups: list[list[float]], tuning: Tuning, scale: float, color: str) -> None:

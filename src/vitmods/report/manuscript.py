@@ -255,7 +255,10 @@ def _training(answer: Answer) -> Iterator[str]:
     recipe, resolved = answer.settings["recipe"], answer.resolved
     optimizer, schedule, crop = recipe["optimizer"], recipe["schedule"], recipe["augment"]["crop"]
     task = TASKS.get(answer.settings.get("task", "classification"))
-    ignored = set(task.ignored_fields()) if task else set()
+    varied = {*(answer.tuned or {}), *(name for setting in answer.sweep for name in setting.values)}
+    ignored = {*(task.ignored_fields() if task else ()), *varied}
+    has_one_length = varied.isdisjoint({"epochs", "steps"})
+    has_same_steps = has_one_length and varied.isdisjoint({"limit_train", "batch_size", "repeats"})
     classifies = task is None or issubclass(task, Classification)
 
     def used(*parts: str) -> list[str]:
@@ -265,17 +268,20 @@ def _training(answer: Answer) -> Iterator[str]:
 
     steps, epochs = resolved.get("steps"), resolved.get("epochs", recipe["epochs"])
     length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if recipe["steps"] is None else f"{recipe['steps']:,} steps"
-    length += f" ({steps:,} steps)" if steps and recipe["steps"] is None else ""
+    length += f" ({steps:,} steps)" if steps and has_same_steps and recipe["steps"] is None else ""
     besides = "Except for the values named below, every" if answer.tuned or answer.sweep else "Every"
     purpose = f" for {task.title}" if task and not classifies else ""
-    yield f"{besides} model was trained{purpose} for {length} with batches of {recipe['batch_size']:,} images."
+    how = [f" for {length}"] * has_one_length
+    how += [f" with batches of {recipe['batch_size']:,} images"] * ("batch_size" not in varied)
+    yield f"{besides} model was trained{purpose}{''.join(how or [' alike'])}."
     names = ("momentum",) if optimizer["name"] == "sgd" else ("beta1", "beta2")
     values = {"lr": resolved.get("lr", optimizer["lr"]), "weight_decay": optimizer["weight_decay"]}
     values |= {name: optimizer[name] for name in (*names, "layer_decay") if optimizer.get(name) is not None}
     warmup, end = resolved.get("warmup_steps"), resolved.get("min_lr", schedule["min_lr"])
     decay = f"the {_term(schedule['name'])} schedule" + (f" down to {end:g}" if end else "")
-    decay += f" after {plural(round(warmup), 'step')} of linear warm-up" if warmup else ""
-    settings = ", ".join(f"{_term(name)} {show_value(value)}" for name, value in values.items())
+    is_warmup_fixed = has_same_steps and not any(name.startswith("warmup") for name in varied)
+    decay += f" after {plural(round(warmup), 'step')} of linear warm-up" if warmup and is_warmup_fixed else ""
+    settings = ", ".join(f"{_term(name)} {show_value(value)}" for name, value in values.items() if name not in varied)
     yield f"We used {_TERMS.get(optimizer['name'], optimizer['name'].upper())} ({settings}) with {decay}."
     regularization = [f"the {_term(recipe['loss']['name'])} loss"] * (classifies and "loss" not in ignored)
     regularization += used("loss", "optimizer", "model")

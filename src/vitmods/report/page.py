@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from markupsafe import Markup
 
@@ -39,6 +39,8 @@ from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect
 from vitmods.study.answer import VIEWS, Answer, ArmAnswer, ArmCost, BaseCost, Tuning
 from vitmods.study.arms import BASE
+from vitmods.study.grid import Point
+from vitmods.study.state import TrialRecord
 from vitmods.study.store import slug
 from vitmods.tasks.metrics import Metric
 from vitmods.util.address import place
@@ -207,6 +209,17 @@ class ArmView:
         return "; ".join(change.published for change in self.arm.model.changes if change.published)
 
 
+class Tuned(NamedTuple):
+    """An arm of a tuned study, under one setting of a sweep."""
+
+    name: str
+    tuning: Tuning
+    trials: Sequence[TrialRecord]
+
+    def diverged(self, point: Mapping[str, Any]) -> int:
+        return sum(trial.status == "diverged" and trial.point == point for trial in self.trials)
+
+
 class Page:
     """Values and plots that the template needs in addition to the answer, each computed once."""
 
@@ -306,26 +319,36 @@ class Page:
         values = [score for score in scores.values() if score is not None]
         return f"{self.score(min(values))} to {self.score(max(values))}" if len(values) > 1 else ""
 
-    def diverged(self, arm: ArmAnswer, point: Mapping[str, Any]) -> int:
-        return sum(trial.status == "diverged" and trial.point == point for trial in arm.trials)
-
-    @property
-    def tuned(self) -> list[tuple[ArmAnswer, Tuning]]:
-        """(arm, its tuning), base first; empty if nothing was tuned."""
-        return [(arm, arm.tuning) for arm in self.every_arm if arm.tuning]
+    @cached_property
+    def tuned(self) -> dict[str, list[Tuned]]:
+        """Setting of a sweep, or "" -> its tuned arms, base first; empty if nothing was tuned."""
+        return {
+            setting: [
+                Tuned(
+                    ", ".join(filter(None, (arm.name, setting))),
+                    arms[arm.name],
+                    [trial for trial in arm.trials if str(Point.from_dict(trial.setting)) == setting],
+                )
+                for arm in self.every_arm
+            ]
+            for setting, arms in self.answer.tunings.items()
+        }
 
     @cached_property
     def tuning_panels(self) -> list[tuple[str, Markup]]:
-        (_, base), *arms = self.tuned
-        return [(arm.name, tuning_panel(arm.name, base, tuning, self.metric, self.inline)) for arm, tuning in arms]
+        return [
+            (arm.name, tuning_panel(arm.name, base.tuning, arm.tuning, self.metric, self.inline))
+            for base, *arms in self.tuned.values()
+            for arm in arms
+        ]
 
     @property
     def edges(self) -> list[str]:
         """Arms whose chosen value is the first or last of the grid, as `dpn: lr 0.001`."""
+        edges = [(arm.name, arm.tuning) for arms in self.tuned.values() for arm in arms if arm.tuning.at_the_edge]
         return [
-            f"{arm.name}: {text.point_text({field: (tuning.chosen or {})[field] for field in tuning.at_the_edge})}"
-            for arm, tuning in self.tuned
-            if tuning.at_the_edge
+            f"{name}: {text.point_text({field: (tuning.chosen or {})[field] for field in tuning.at_the_edge})}"
+            for name, tuning in edges
         ]
 
     @cached_property

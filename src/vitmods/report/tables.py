@@ -151,7 +151,7 @@ def _costs(cost: ArmCost | None) -> list[str]:
 def _legend(answer: Answer) -> Iterator[str]:
     """Yield the sentences below the table."""
     metric, mean = answer.metric, answer.base_mean
-    reached = "not finished" if mean is None else metric.shown(mean)
+    reached = "no score of" if mean is None else metric.shown(mean)
     lower = "" if metric.higher_is_better else "; lower is better"
     name = "" if words.several_bases(answer) else f" ({single_line(answer.base.model.name)})"
     spread = f", {spread}" if (spread := words.base_spread(answer)) else ""

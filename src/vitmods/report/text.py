@@ -13,7 +13,7 @@ from vitmods.stats.gains import BELOW, rate_bound
 from vitmods.stats.tables import interval, signed, so_far
 from vitmods.stats.tables import seeds as seeds
 from vitmods.stats.verdict import POINTS, Effect, Verdict
-from vitmods.study.answer import Answer, ArmAnswer, ArmCost, SettingAnswer
+from vitmods.study.answer import Answer, ArmAnswer, ArmCost, SettingAnswer, Tuning
 from vitmods.study.arms import BASE
 from vitmods.study.frozen import trained_lines
 from vitmods.study.grid import mean_of, show_value
@@ -125,10 +125,17 @@ def running_text(answer: Answer) -> str:
 
 
 def not_learned(answer: Answer) -> str:
-    """`base has not learned`, or that it is below its weights, if no arm can be compared with it, else empty."""
+    """Say that base has not learned, diverged, or is below its weights, if no arm can be compared; else empty."""
+    if {effect.verdict for effect in answer.headline.values()} != {Verdict.WITHHELD}:
+        return ""
+    if answer.has_diverged:
+        others = [trial for arm in answer.arms for trial in arm.counted]
+        return f"All trials{'' if all(t.status == 'diverged' for t in others) else f' of {answer.base.name}'} diverged"
+    each = answer.over_settings.each.values() if answer.over_settings else ()
+    where = {name: None for arm in each for name, effect in arm.items() if effect.verdict == Verdict.WITHHELD}
+    under = f" under {listing([*where])}" if len(where) < len(answer.sweep) else ""
     reason = BELOW if any(BELOW in note for note in (answer.factorial or answer.decision).notes) else "has not learned"
-    withheld = {effect.verdict for effect in answer.headline.values()} == {Verdict.WITHHELD}
-    return f"{answer.base.name} {reason}" if withheld else ""
+    return f"{answer.base.name} {reason}{under}"
 
 
 def trained_text(answer: Answer) -> str:
@@ -330,16 +337,24 @@ def tuned_text(answer: Answer) -> str:
     if not answer.tuned:
         return ""
     fields = [f"{name} in {', '.join(map(show_value, values))}" for name, values in answer.tuned.items()]
-    chosen: dict[str, list[str]] = {}
-    for name, values in answer.chosen.items():
-        chosen.setdefault("nothing yet" if values is None else point_text(values), []).append(name)
-    choices = "; ".join(f"{point}: {', '.join(names)}" for point, names in chosen.items())
-    trials = plural(min(len(arm.trials) for arm in answer.every_arm), "trial")
-    text = f"Tuned on val: {' and '.join(fields)}, {trials} for each arm, including base. Chosen: {choices}."
-    apart = [name for name, values in answer.chosen.items() if values and values != answer.chosen.get(BASE, values)]
-    if not apart or answer.factorial:
-        return text
-    return f"{text} Base was also trained at the point of {listing(apart)}: such an arm helps only if it beats both."
+    choices, trials, apart = [], 0, list[str]()
+    for setting, arms in answer.tunings.items():
+        chosen = grouped((name, chosen_text(tuning)) for name, tuning in arms.items())
+        points = "; ".join(f"{point}: {', '.join(names)}" for point, names in chosen.items())
+        choices.append(f"Chosen{f' with {setting}' if setting else ''}: {points}.")
+        trials += sum(len(point.scores) for point in arms[BASE].points)
+        others = (name for name, tuning in arms.items() if tuning.chosen and tuning.chosen != arms[BASE].chosen)
+        apart += [f"{name}{f' with {setting}' if setting else ''}" for name in others if arms[BASE].chosen]
+    if apart and not answer.factorial:
+        at_points = f"Base was also trained at the point of {listing(apart)}"
+        choices.append(f"{at_points}: such an arm helps only if it beats both.")
+    tried = f"{' and '.join(fields)}, {plural(trials, 'trial')} of each arm, including base"
+    return " ".join([f"Tuned on val: {tried}.", *choices])
+
+
+def chosen_text(tuning: Tuning) -> str:
+    """Format the chosen point."""
+    return "nothing yet" if tuning.chosen is None else point_text(tuning.chosen)
 
 
 def shared_text(answer: Answer) -> str:

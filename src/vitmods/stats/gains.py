@@ -164,6 +164,7 @@ def gains_of(
     lost = same | low
     least_of = np.fmax(medians(error), least)
     learned = np.array([chance is None or has_learned(*arm) for arm in zip(trials, lost, repeat(constant), least_of)])
+    learned &= finite.any(-1) | ~table.diverged.any(-1)  # all that ended diverged
     is_below = level is not None and bool(median[0] < level * scale - least - ROUNDING)
     far = collapsed(trials, constant) & ~lost if chance is not None and learned[0] else np.zeros(trials.shape, bool)
     kinds = {"constant": same, "unlearned": low, "collapsed": far, "diverged": table.diverged}

@@ -129,11 +129,13 @@ class SettingAnswer:
     """The scores and costs under one setting of a sweep; `Answer.over_settings` has the effects.
 
     scores: arm, including base -> seed -> the metric
+    tuning: arm, including base -> its points; empty without tuning
     """
 
     name: str
     values: Mapping[str, Any]
     scores: Mapping[str, Mapping[int, float | None]]
+    tuning: Mapping[str, Tuning] = field(default_factory=dict)
     base_cost: BaseCost | None = None
     costs: Mapping[str, ArmCost] = field(default_factory=dict)
 
@@ -145,6 +147,7 @@ class ArmAnswer:
     scores:        seed -> the metric on the answer's images; None without a score
     other_metrics: metric -> seed -> value
     trials:        every planned trial; in a tuned study, those that compared its points are read on val
+    tuning:        None without tuning, and in a sweep, whose settings have it
     """
 
     name: str
@@ -166,10 +169,7 @@ class ArmAnswer:
     @property
     def counted(self) -> tuple[TrialRecord, ...]:
         """The trials whose scores count."""
-        if self.tuning is None:
-            return self.trials
-        chosen = self.tuning.chosen
-        return tuple(trial for trial in self.trials if trial.point == chosen and trial.seed in self.scores)
+        return tuple(trial for trial in self.trials if trial.counted)
 
 
 @dataclass(frozen=True)
@@ -312,14 +312,29 @@ class Answer:
         return [trial for arm in self.every_arm for trial in arm.trials]
 
     @property
+    def has_diverged(self) -> bool:
+        """Whether every trial of base that has ended diverged, so that nothing can be compared."""
+        ended = [trial.status for trial in self.base.counted if trial.ended]
+        return bool(ended) and set(ended) == {"diverged"}
+
+    @property
     def failed(self) -> list[str]:
         """A line for each trial that failed in the last run, or is damaged."""
         return [f"{trial}: {trial.message}" for trial in self.trials if trial.status in ("failed", "damaged")]
 
     @property
     def chosen(self) -> dict[str, Mapping[str, Any] | None]:
-        """Arm, including base -> the values of its chosen point, None before the choice. Empty without tuning."""
-        return {arm.name: arm.tuning.chosen for arm in self.every_arm if arm.tuning}
+        """Arm, including base -> the values of its chosen point, None before the choice; in a sweep the keys are
+        `SETTING, ARM`. Empty without tuning."""
+        pairs = ((setting, arm, tuning) for setting, arms in self.tunings.items() for arm, tuning in arms.items())
+        return {", ".join(filter(None, (setting, arm))): tuning.chosen for setting, arm, tuning in pairs}
+
+    @property
+    def tunings(self) -> dict[str, Mapping[str, Tuning]]:
+        """Setting of a sweep, or "" -> arm, including base -> its tuning. Empty without tuning."""
+        alone = {arm.name: arm.tuning for arm in self.every_arm if arm.tuning}
+        of_settings = {setting.name: setting.tuning for setting in self.sweep if setting.tuning}
+        return {"": alone} if alone else of_settings
 
     def __getitem__(self, arm: str) -> Effect:
         if arm not in self.headline:
@@ -416,15 +431,18 @@ def read_answer(
     if reference not in (names := [arm.name for arm in settings.every_arm]):
         raise UserError(f"The study does not have an arm {reference!r}. {nearest(reference, names)}")
     if reference != BASE and settings.design:
-        raise UserError("A factorial study compares each change with its absence: leave the reference out.")
+        raise UserError(
+            "A factorial study compares each change with its absence: leave the reference out (--reference)."
+        )
 
     # The trials, and the curves of the study's metric, or else of the task's, whichever was logged.
     state, curve_names = StudyState(folder, settings, evaluated), (metric.name, task_metric.name)
-    records = state.answered if settings.sweep else state.records
+    records = state.records
     logged = {trial: read_curves(folder.trial(trial), curve_names) for trial in records}
     curve_name = next((name for name in curve_names if any(name in curves for curves in logged.values())), "")
     records = {
-        trial: replace(record, curve=logged[trial].get(curve_name, Curve())) for trial, record in records.items()
+        trial: replace(record, curve=logged[trial].get(curve_name, Curve()), counted=trial in state.answered)
+        for trial, record in records.items()
     }
     records = dict(_with_steps_to_base(state, records, _metric_of(curve_name or metric.name)))
     curve_metric = _metric_of(curve_name) if curve_name else None
@@ -459,7 +477,8 @@ def read_answer(
         for trial, record in state.answered.items():
             if trial.setting == point:
                 scores[trial.arm.name][trial.seed] = record.score(metric.name)
-        by_setting.append(SettingAnswer(str(point), point.to_dict(), scores, *costs[point]))
+        tuning = {arm.name: _tuning(state, point, arm) for arm in settings.every_arm} if settings.tune else {}
+        by_setting.append(SettingAnswer(str(point), point.to_dict(), scores, tuning, *costs[point]))
     return Answer(
         created=facts.created,
         metric=metric,
@@ -485,7 +504,7 @@ def read_answer(
         sweep=tuple(by_setting),
         over_settings=over,
         looks=taken,
-        tuned=None if settings.sweep else settings.tune.to_dict() or None,
+        tuned=settings.tune.to_dict() or None,
         curves=curve_metric,
         samples=tuple(folder.samples()),
         path=folder.path,
@@ -536,15 +555,7 @@ def _arm(state: StudyState, model: ModelFacts, records: Mapping[Trial, TrialReco
             for name, value in record.metrics.items():
                 values.setdefault(name, {}).setdefault(seed, []).append(value)
     means = {name: {seed: math.fsum(v) / len(v) for seed, v in by_seed.items()} for name, by_seed in values.items()}
-    scores, tuning = means.pop(metric), None
-    if settings.tune and not settings.sweep:
-        selection = state.selections[AS_IS, arm.name]
-        tried = tuple(
-            PointScores(p.to_dict(), on_val, mean_of(on_val.values())) for p, on_val in selection.scores.items()
-        )
-        chosen = selection.chosen
-        edge = tuple(at_the_edge(settings.tune, chosen)) if chosen else ()
-        tuning = Tuning(chosen.to_dict() if chosen else None, edge, tried)
+    scores = means.pop(metric)
     return ArmAnswer(
         name=arm.name,
         changes=arm.text,
@@ -553,8 +564,16 @@ def _arm(state: StudyState, model: ModelFacts, records: Mapping[Trial, TrialReco
         scores={seed: scores.get(seed) for seed in settings.seeds_of(arm.name)},
         other_metrics=means,
         trials=tuple(record for trial, record in records.items() if trial.arm == arm),
-        tuning=tuning,
+        tuning=_tuning(state, AS_IS, arm) if settings.tune and not settings.sweep else None,
     )
+
+
+def _tuning(state: StudyState, setting: Point, arm: Arm) -> Tuning:
+    selection = state.selections[setting, arm.name]
+    tried = tuple(PointScores(p.to_dict(), on_val, mean_of(on_val.values())) for p, on_val in selection.scores.items())
+    chosen = selection.chosen
+    edge = tuple(at_the_edge(state.settings.tune, chosen)) if chosen else ()
+    return Tuning(chosen.to_dict() if chosen else None, edge, tried)
 
 
 def _with_steps_to_base(
@@ -587,16 +606,22 @@ def _csv_rows(answer: Answer) -> Iterator[list[Any]]:
     difference = "difference_points" if metric.unit == "%" else "difference"
     yield [*swept, "arm", "changes", *tuned, "seed", "status", *names, difference, "steps_to_base", "wall_s", "folder"]
     bases = {(str(trial.setting), trial.seed): trial.score(metric.name) for trial in answer.base.counted}
-    chosen_points = [arm.tuning.chosen for arm in answer.every_arm if arm.tuning]
+    chosen_points = {(name, str(tuning.chosen)) for name, arms in answer.tunings.items() for tuning in arms.values()}
     for arm in answer.every_arm:
-        at = chosen_points if arm.name == BASE else []  # base is evaluated at the points of arms too
-        beside = (trial for trial in arm.trials if trial.point in at and trial.seed in arm.scores)
-        counted = {trial.folder for trial in (*arm.counted, *beside)}
-        points = arm.tuning.points if arm.tuning else ()
-        on_val = {(str(point.values), seed): score for point in points for seed, score in point.scores.items()}
+        counted = {trial.folder for trial in arm.trials if trial.counted}
+        if arm.name == BASE and not answer.factorial:  # base is evaluated at the points of arms too
+            own = (trial for trial in arm.trials if trial.seed in arm.scores)
+            counted |= {t.folder for t in own if (str(Point.from_dict(t.setting)), str(t.point)) in chosen_points}
+        on_val = {
+            (setting, str(point.values), seed): score
+            for setting, arms in answer.tunings.items()
+            for point in arms[arm.name].points
+            for seed, score in point.scores.items()
+        }
         for trial in arm.trials:
             tried = [show_value(trial.point[name]) for name in fields]
-            chosen = [on_val.get((str(trial.point), trial.seed), "")] if fields else []
+            at = str(Point.from_dict(trial.setting)), str(trial.point), trial.seed
+            chosen = [on_val.get(at, "")] if fields else []
             values: list[Any] = [trial.metrics.get(name, "") if trial.folder in counted else "" for name in names]
             base = bases.get((str(trial.setting), trial.seed))
             apart = arm is not answer.base and values[0] != "" and base is not None

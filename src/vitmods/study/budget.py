@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from vitmods.util.errors import UserError
+from vitmods.util.text import duration
 
 
 @dataclass(frozen=True)
@@ -16,20 +19,46 @@ class Budget:
 
     over_s:  how much later the last seed may end, if the run would otherwise end even earlier
     began:   when the run did, on the monotonic clock
+    timings: seconds that each measurement of steps took
     """
 
     seconds: float | None = None
     trials: int | None = None
     over_s: float = 0.0
     began: float = field(default_factory=time.monotonic, compare=False)
+    timings: list[float] = field(default_factory=list, compare=False)
 
     @property
     def left_s(self) -> float:
         """Seconds until the end."""
         return math.inf if self.seconds is None else self.began + self.seconds - time.monotonic()
 
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """Book the time of a measurement."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.timings.append(time.monotonic() - began)
+
+    @property
+    def may_time(self) -> bool:
+        """Whether another measurement fits the share of the time for them; the first one always does."""
+        most_s = MOST_FOR_TIMING * (self.seconds or math.inf)
+        return not self.timings or sum(self.timings) + max(self.timings) <= most_s
+
+    def spent(self) -> str:
+        """Say where the time of a budget went so far; empty without a limit of time."""
+        if self.seconds is None:
+            return ""
+        timed_s, used_s = sum(self.timings), self.seconds - self.left_s
+        other = f"reading images and building models {duration(max(0.0, used_s - timed_s))}"
+        return f"Of {duration(self.seconds)}, timing took {duration(timed_s)}, and {other}."
+
 
 ENDLESS = Budget()
+MOST_FOR_TIMING = 0.15  # of a time budget
 MOST_FOR_COSTS = 0.1  # of the time that the trials took: while one process measures costs, the others wait
 REPORT_S = 5.0  # CPU seconds for what follows the costs: the answer and the report
 MOST_OVER = 0.1  # of a time budget that sets the number of seeds: a seed may take a fifth of it

@@ -16,6 +16,7 @@ from vitmods.adapters.files import cached_checkpoints
 from vitmods.bench import seconds_per_call
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import WARMUPS, overridden
+from vitmods.study.arms import BASE
 from vitmods.study.budget import Budget
 from vitmods.study.cost import Steps
 from vitmods.study.defaults import SMALL_SET
@@ -35,7 +36,7 @@ from vitmods.study.prepare import (
     workers_for,
 )
 from vitmods.study.reuse import Pool, find_studies
-from vitmods.study.stopwatch import CALL_S, as_a_worker
+from vitmods.study.stopwatch import CALL_S, Stopwatch, as_a_worker
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, already_reported, base_config, task_of
 from vitmods.tasks.base import TASKS
@@ -80,10 +81,11 @@ def choose(
         settings = rungs[-1].settings
         dataset = TrialRunner(folder, settings, options).dataset(settings.recipe)
         rungs = [rung._replace(images=len(dataset.splits["train"])) for rung in rungs]
+    stopwatch = Stopwatch(TrialRunner(folder, rungs[0].settings, options), device_of(options.device), budget)
     for rung in rungs:
         settings, is_last = rung.settings, rung is rungs[-1]
         seeds = len(settings.seeds) if seeds_given else CHOSEN_SEEDS
-        step_s = time_steps(rung, seeds * len(settings.every_arm), options)
+        step_s = time_steps(rung, seeds * len(settings.every_arm), options, stopwatch)
         longest = whole_length(rung)
         most_steps = steps = steps_of(with_length(settings, longest, rung.images).recipe, rung.images)
         length: Length | None = longest
@@ -91,7 +93,7 @@ def choose(
             shorter = halve(length, rung) if length and not is_last and steps == most_steps else None
             if is_last or step_s * steps <= budget.left_s:  # else the images need not be read at this size
                 study = open_study(folder, with_length(settings, length, rung.images), options)
-                planned = estimate(study, budget, command, seeds_given, CHOSEN_SEEDS)
+                planned = estimate(study, budget, command, seeds_given, CHOSEN_SEEDS, stopwatch=stopwatch)
                 fits = planned.refused is None and planned.in_time(len(planned.settings.seeds))
                 if is_last and length and not fits:
                     shorter = shorten(planned, seeds, seeds_given)
@@ -191,19 +193,17 @@ def steps_of(recipe: Recipe, images: int) -> int:
     return recipe.steps or recipe.epochs * (images // recipe.batch_size)
 
 
-def time_steps(rung: Rung, trials: int, options: StudyOptions) -> float:
+def time_steps(rung: Rung, trials: int, options: StudyOptions, stopwatch: Stopwatch) -> float:
     """Time steps of base on noise: seconds of a step of so many trials, without reading; 0 if unknown."""
     settings = rung.settings
     if settings.sweep or rung.images < settings.recipe.batch_size:
         return 0.0
     parallel = min(workers_for(options, trials, LEAST_BYTES), parallel_trials(options))
     _, model, recipe = next(build_arms(settings, AS_IS, USUAL_CLASSES))
-    images, device = base_config(settings, USUAL_CLASSES), device_of(options.device)
-    with as_a_worker(device, parallel, threads_for(options, LEAST_BYTES)), already_reported():
-        steps = Steps(model, task_of(settings.fixed, recipe), recipe, device, images)
-        part = steps.fitting(steps.train, recipe.part_size, CALL_S, least=2)
-        part_s = min(steps.timed(part)[1] for _ in range(2))
-    return trials / parallel * recipe.batch_size * part_s / part
+    beside = parallel if stopwatch.budget.may_time else 1
+    with as_a_worker(stopwatch.device, beside, threads_for(options, LEAST_BYTES)), already_reported():
+        pace = stopwatch.pace(BASE, settings, model, recipe, USUAL_CLASSES)
+    return trials / parallel * recipe.batch_size * pace.image_s
 
 
 def use_whole_budget(planned: Estimate, length: Length, most_times: float, seeds_given: bool, images: int) -> Estimate:
@@ -256,19 +256,24 @@ def faster_options(study: PreparedStudy, budget: Budget) -> Iterator[str]:
     """Yield options with which a step of base takes less time on a CPU, as far as they were not given: bfloat16, and
     compiling where the budget is long enough to pay for it."""
     settings, options, device = study.settings, study.options, device_of(study.options.device)
-    if device.type != "cpu" or settings.sweep or settings.recipe.precision != "32-true":
+    if device.type != "cpu" or settings.sweep or settings.recipe.precision != "32-true" or not budget.may_time:
         return
     usual_s, part = 0.0, 0  # not timed yet
+
+    def timed(changed: Settings, compiled: bool = False) -> tuple[float, int]:
+        with budget.timing():
+            return time_step(study, changed, part, **({"compiled": True} if compiled else {}))
+
     if "precision" in settings.open:
-        usual_s, part = time_step(study, settings)
-        ratio = time_step(study, settings.with_recipe(precision="bf16-mixed"), part)[0] / usual_s
+        usual_s, part = timed(settings)
+        ratio = timed(settings.with_recipe(precision="bf16-mixed"))[0] / usual_s
         if ratio < WORTHWHILE:
             yield f"--precision bf16-mixed takes {ratio:.2f} of the time of a step."
             return
     if not (options.compile or options.recompute) and budget.seconds and budget.seconds >= COMPILED_FROM_S:
         if not part:
-            usual_s, part = time_step(study, settings)
-        ratio = time_step(study, settings, part, compiled=True)[0] / usual_s
+            usual_s, part = timed(settings)
+        ratio = timed(settings, compiled=True)[0] / usual_s
         if ratio < WORTHWHILE:
             yield f"--compile takes {ratio:.2f} of the time of a step, after about a minute for each arm."
 

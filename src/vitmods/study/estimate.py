@@ -101,6 +101,7 @@ class Estimate:
     suggestion:   a smaller study, if this one does not fit or takes long; else empty
     refused:      why no number of seeds fits the budget; None: one does
     reserve_s:    seconds of the budget that trials may not take: start, costs, report, and a margin
+    spent:        where the time of the budget went before the trials
     safe_seeds:   seeds that must not be late, so that more time is left; others may be dropped. None: all
     factorial:    what a factorial design of the arms' changes would find; empty: it would not find more
     reused:       study -> how many of the trials it has finished; saved_s: the seconds that this saves
@@ -127,6 +128,7 @@ class Estimate:
     finished: int = 0
     not_reused: tuple[str, ...] = ()
     reserve_s: float = 0.0
+    spent: str = ""
     safe_seeds: int | None = None
     frozen: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -170,7 +172,7 @@ class Estimate:
     def check_fits(self) -> None:
         """Raise UserError if no number of seeds fits the budget."""
         if self.refused:
-            raise UserError("\n".join(filter(None, (str(self.refused), self.suggestion))))
+            raise UserError("\n".join(filter(None, (self.spent, str(self.refused), self.suggestion))))
 
     def weights_bytes(self, keep: Keep | None = None) -> int:
         """Bytes of the final weights that are kept of the trials to be run."""
@@ -335,6 +337,7 @@ def estimate(
     fixed: bool = False,
     least: int = FEWEST,
     pool: Pool | None = None,
+    stopwatch: Stopwatch | None = None,
 ) -> Estimate:
     """Time every arm's steps and evaluation, and read the spread from finished trials.
 
@@ -343,6 +346,7 @@ def estimate(
 
     command: the shell command that suggestions are written for; None: it is a Python call.
     pool: trials that other studies have finished.
+    stopwatch: what was timed before; it times the rest.
     """
     runner, dataset, options, settings = study.runner, study.dataset, study.options, study.settings
     facts, splits = runner.folder.facts(), answer_splits(settings, dataset)
@@ -351,7 +355,8 @@ def estimate(
     workers = study.workers(len(state.missing))
     parallel = min(workers, parallel_trials(options))
     device = device_of(options.device)
-    stopwatch = Stopwatch(runner, device)
+    stopwatch = stopwatch or Stopwatch(runner, device, budget)
+    stopwatch.runner = runner
     timed: dict[tuple[str, Point], ArmEstimate] = {}
     reused = pool.find(state.missing) if pool else {}
 
@@ -362,7 +367,7 @@ def estimate(
     rows, seeds = len(settings.every_arm) * len(settings.sweep.points), len(settings.seeds)
     of_arm = replace(settings, known=0).planned // len(settings.sweep.points) - settings.beside * seeds
     of_arm //= len(settings.every_arm)
-    with already_reported(), as_a_worker(device, parallel, study.threads):
+    with already_reported(), as_a_worker(device, parallel if budget.may_time else 1, study.threads):
         for point in sorted(settings.sweep.points, key=macs):
             for arm, model, recipe in build_arms(settings, point, dataset.num_classes):
                 trials = [trial for trial in state.records if (trial.arm, trial.setting) == (arm, point)]
@@ -409,7 +414,7 @@ def estimate(
         reserve_s = (
             MARGIN * budget.seconds + (workers > 1) * min(START_S * slower, MOST_FOR_COSTS * budget.seconds) + after_s
         )
-        planned = replace(planned, reserve_s=budget.seconds - budget.left_s + reserve_s)
+        planned = replace(planned, reserve_s=budget.seconds - budget.left_s + reserve_s, spent=budget.spent())
     planned = replace(planned, factorial=compare_with_factorial(planned, base_config(settings, dataset.num_classes)))
     if not fixed and budget != ENDLESS:
         planned = fit_to_budget(budget, planned, least)
@@ -481,32 +486,43 @@ def usual_spread(test_images: int) -> Spread | None:
 def spread_of(state: StudyState) -> Spread | None:
     """Estimate from the residuals of arms and seeds, or from base if only base has finished; without failed trials."""
     settings = state.settings
-    base = {} if settings.sweep else _learned(state)
+    base = _learned(state)
     if len(base) < 2:
         return None
     sd, df, source = math.nan, 0.0, "from this study's trials"
-    if settings.arms:
+    if settings.arms and not settings.sweep:
         decision = decision_at(state, settings.seeds)
         sd, df = decision.sd, float(decision.df)
     if not df > 0:
         scale = POINTS if settings.measure.metric.unit == "%" else 1
         sd, df = scale * statistics.stdev(base.values()), float(len(base) - 1)
-        source = f"from {plural(len(base), 'trial')} of base"
+        source = f"from {plural(len(base) * len(settings.sweep.points), 'trial')} of base"
     if not sd > 0:
         return None
     images = [state.answered[trial].images for trial in state.answered if trial.arm.name == BASE and trial.seed in base]
     values = [scores.values for scores in images if scores is not None]
-    if settings.folds or len(values) < 2 or not all(np.isin(scores, (0, 1)).all() for scores in values):
+    if (
+        settings.folds
+        or settings.sweep
+        or len(values) < 2
+        or not all(np.isin(scores, (0, 1)).all() for scores in values)
+    ):
         return Spread(sd, df, source)  # folds have other images
     disagree = statistics.fmean(float(np.mean(scores != others)) for scores, others in combinations(values, 2))
     return Spread(sd, df, source, disagree, len(values[0]))
 
 
 def _learned(state: StudyState) -> dict[int, float]:
-    """Return seed -> score of the finished trials of base that are neither constant nor collapsed."""
+    """Return seed -> score of the finished trials of base that are neither constant nor collapsed; in a sweep, the mean
+    over its settings."""
     metric = state.settings.measure.metric
     records = (record for trial, record in state.answered.items() if trial.arm.name == BASE and not record.constant)
-    scores = {record.seed: record.metrics[metric.name] for record in records if record.status == "finished"}
+    by_seed: dict[int, list[float]] = {}
+    for record in records:
+        if record.status == "finished":
+            by_seed.setdefault(record.seed, []).append(record.metrics[metric.name])
+    settings = len(state.settings.sweep.points)
+    scores = {seed: statistics.fmean(values) for seed, values in by_seed.items() if len(values) == settings}
     chance, sign = state.images.constant.get(metric.name), 1 if metric.higher_is_better else -1
     values = sign * np.array([*scores.values()])
     if chance is None or not scores or not has_learned(values, np.zeros(len(values), bool), sign * chance, 0.0):

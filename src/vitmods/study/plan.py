@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 VAL = "val"
-
+SAYS_BASE = "The checkpoint that training starts from (--from) says what base is"
 
 PAPERS = Options()
 MARGINS = {"%": 0.5, "nats": 0.01, "": 0.01}
@@ -209,16 +209,18 @@ class StudySettings:
             )
         if sweep and len(sweep.points) < 2:
             raise UserError(f"A sweep needs two values or more, not {sweep.points[0]} alone.")
-        if self.until_decided and (sweep or self.folds):
-            kind = "A sweep has" if sweep else "With folds a study has"
-            raise UserError(f"{kind} a fixed number of seeds: leave --until-decided out, and say --seeds.")
-        if self.design and sweep:
-            raise UserError("A factorial study has one setting: run it again for each value of the sweep.")
+        swept = sweep and ("several bases (--base)" if "base" in sweep.to_dict() else "--sweep")
+        if self.until_decided and (swept or self.folds):
+            raise UserError(
+                f"With {swept or '--folds'} the number of seeds is fixed: set --seeds, not --until-decided."
+            )
+        if self.design and swept:
+            raise UserError(f"--design factorial does not support {swept}: run a factorial study for each value.")
         if self.folds is not None:
             if self.folds < 2:
                 raise UserError(f"folds must be at least 2, not {self.folds}: each seed is tested on one of the parts.")
-            if sweep or self.design:
-                raise UserError("Folds exclude sweeps and factorial designs: drop --folds, or --sweep and --design.")
+            if other := swept or (self.design and "--design factorial"):
+                raise UserError(f"--folds does not support {other}: drop one of the two.")
             if tuned:
                 raise UserError(
                     "With folds nothing can be tuned: the images that values are chosen on are test images of other "
@@ -620,7 +622,7 @@ def check_plan(settings: Settings) -> None:
     if "data" in swept:
         raise UserError("Each data set needs its study: run them, then average by vitmods.study.over_studies.")
     if "base" in swept and "start" in fixed:
-        raise UserError("The checkpoint that training starts from says what base is: it cannot be swept over.")
+        raise UserError(f"{SAYS_BASE}: drop --base, and base in --sweep.")
     if "limit_train" in swept and fixed.get("limit_train") is not None:
         raise UserError(f"limit_train={fixed['limit_train']} is swept over too: leave one of the two out.")
     _ = settings.looks  # a UserError for too few or too many seeds

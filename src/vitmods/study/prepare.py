@@ -21,6 +21,7 @@ from vitmods.layers.norms import PowerNorm
 from vitmods.layers.norms.contract import SMALL_BATCH, RunningNorm
 from vitmods.model.names import MODELS, parse_name
 from vitmods.model.vit import ViT
+from vitmods.recipes.recipe import ModelSettings
 from vitmods.recipes.schedule import resolve_on
 from vitmods.study.arms import BASE, Arm, Function, base_function, functions_of, is_foreign
 from vitmods.study.bases import Base, activation_bytes, base_name, described, model_facts, record_of
@@ -64,6 +65,8 @@ TRAINED = {
     "Ti": "vit_tiny_patch16_224", "S": "vit_small_patch16_224", "B": "vit_base_patch16_224",
     "L": "vit_large_patch16_224",
 }  # fmt: skip
+Place = tuple[Point, str, ModelSettings]
+"""setting, arm, and what the arm's recipe sets of a model"""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class PreparedStudy:
     models:      description of each model
     notices:     warnings about the arms
     trial_bytes: memory of one trial
-    configs:     (setting, arm) -> the config of the arm's ViT, or how another model was made
+    configs:     (setting, arm, what its recipe sets of a model) -> the config of its ViT, or how another model was made
     frozen:      setting -> what the trained weights that base starts from reach without training
     """
 
@@ -83,7 +86,7 @@ class PreparedStudy:
     models: Mapping[str, ModelFacts]
     notices: tuple[str, ...]
     trial_bytes: int
-    configs: Mapping[tuple[Point, str], Any]
+    configs: dict[Place, Any]
     frozen: Mapping[str, Mapping[str, Any]]
 
     @property
@@ -113,7 +116,14 @@ class PreparedStudy:
 
     def config(self, trial: Trial) -> dict[str, Any]:
         """Return config.json of a trial as this study would write it."""
-        return self.runner.config(trial, self.configs[trial.setting, trial.arm.name], self.threads)
+        settings = self.settings.at(trial.setting)
+        recipe = settings.recipe_of(trial.arm, trial.point)
+        place = trial.setting, trial.arm.name, recipe.model
+        if place not in self.configs:  # what is tuned builds another model
+            base, classes = base_config(settings, self.dataset.num_classes), self.dataset.num_classes
+            model = _build_arm(settings, trial.arm, base, recipe, classes)
+            self.configs[place] = _made_as(model, settings, trial.arm, base, recipe)
+        return self.runner.config(trial, self.configs[place], self.threads)
 
 
 def open_study(folder: StudyFolder, settings: Settings, options: StudyOptions) -> PreparedStudy:
@@ -142,13 +152,11 @@ def build_arms(
     """Yield every arm's model, as it is trained under a setting, and its recipe: base first, one model at a time.
     With names of `classes` the heads show what changes do to trained weights (`Start.build`)."""
     settings = settings.at(setting)
-    config, start = base_config(settings, num_classes), settings.fixed.get("start")
+    config = base_config(settings, num_classes)
     for arm in settings.every_arm:
         try:
             recipe = settings.recipe_of(arm)
-            task = task_of(settings.fixed, recipe)
-            model: nn.Module = build_model(config, arm, settings.seeds[0], start, recipe, task.uses_head, classes)
-            model = with_modules(model, task, num_classes, settings.seeds[0])
+            model = _build_arm(settings, arm, config, recipe, num_classes, classes)
             for tuned in settings.tune.points:
                 _check_training(model, settings, arm, config, settings.recipe_of(arm, tuned))
             freeze(model, recipe)
@@ -157,6 +165,23 @@ def build_arms(
             raise type(error)(" ".join([f"{place} {arm.name}: {error}", *_read(settings)])) from error
         yield arm, model, recipe
         del model  # before the next one is built
+
+
+def _build_arm(
+    settings: Settings, arm: Arm, base: Base, recipe: Recipe, num_classes: int, classes: Sequence[str] | None = None
+) -> nn.Module:
+    task, seed, start = task_of(settings.fixed, recipe), settings.seeds[0], settings.fixed.get("start")
+    model: nn.Module = build_model(base, arm, seed, start, recipe, task.uses_head, classes)
+    return with_modules(model, task, num_classes, seed)
+
+
+def _made_as(model: nn.Module, settings: Settings, arm: Arm, base: Base, recipe: Recipe) -> Any:
+    """Return the config of an arm's ViT, or the record of another library's model, which is without the task's."""
+    if (config := described(model)) is not None:
+        return config
+    start, head = settings.fixed.get("start"), task_of(settings.fixed, recipe).uses_head
+    backbone = model if head else build_model(base, arm, settings.seeds[0], start, recipe, head)
+    return record_of(backbone, base, arm.changes, head)
 
 
 def _check_training(model: nn.Module, settings: Settings, arm: Arm, config: Base, recipe: Recipe) -> None:
@@ -173,7 +198,7 @@ def _check_training(model: nn.Module, settings: Settings, arm: Arm, config: Base
 
 def _survey(
     runner: TrialRunner, options: StudyOptions
-) -> tuple[dict[str, ModelFacts], tuple[str, ...], int, dict[tuple[Point, str], Any], dict[str, Mapping[str, Any]]]:
+) -> tuple[dict[str, ModelFacts], tuple[str, ...], int, dict[Place, Any], dict[str, Mapping[str, Any]]]:
     """Build every arm under every setting, so that a wrong one is refused before training.
 
     Returns the description of each model, the warnings about arms, the bytes of the largest trial, the configs, and
@@ -181,7 +206,7 @@ def _survey(
     """
     models: dict[str, ModelFacts] = {}
     frozen: dict[str, Mapping[str, Any]] = {}
-    configs: dict[tuple[Point, str], Any] = {}
+    configs: dict[Place, Any] = {}
     trial_bytes = 0
     sizes: dict[Any, Point] = {}
     points_by_notice: dict[str, list[str]] = {}
@@ -213,11 +238,7 @@ def _survey(
                     say(options, f"{arm.name} before the first step: {effect.summary}")
                     facts = replace(facts, changes=(*facts.changes, effect))
             models[model_name(point, arm.name)] = facts
-            configs[point, arm.name] = described(model)
-            if configs[point, arm.name] is None:  # of another library; its record is of the model without the task's
-                start, head = settings.fixed.get("start"), task_of(settings.fixed, recipe).uses_head
-                backbone = model if head else build_model(base, arm, settings.seeds[0], start, recipe, head)
-                configs[point, arm.name] = record_of(backbone, base, arm.changes, head)
+            configs[point, arm.name, recipe.model] = _made_as(model, settings, arm, base, recipe)
             # The interpreter, weights with gradients and Adam's state, a teacher, and activations of all views.
             weights, task = sum(parameter.numel() for parameter in model.parameters()), task_of(settings.fixed, recipe)
             image = task.synthetic(2, (base.in_chans, *base.img_size), dataset.num_classes, recipe)

@@ -200,6 +200,10 @@ class Progress:
                 self._watch = threading.Thread(target=self._show, daemon=True)
                 self._watch.start()
 
+    def reused(self, count: int) -> None:
+        """Count trials that other studies have ended."""
+        self._ended += count
+
     def ended(self, work: Work, failure: str | None, state: StudyState) -> float:
         """Print the outcome of work that the state has read, and update the report; returns the seconds it took."""
         row = self._row(work)

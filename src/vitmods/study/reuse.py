@@ -143,12 +143,13 @@ class Pool:
                 matches[trial] = finished
         return matches
 
-    def copy(self, state: StudyState) -> None:
-        """Copy the missing trials of a study that are finished elsewhere, and let its state read them."""
+    def copy(self, state: StudyState, trials: Iterable[Trial] | None = None) -> None:
+        """Copy the missing trials of a study, or some of them, that are finished elsewhere; its state reads them."""
         folder = state.folder
         for leftover in folder.path.glob("trials/**/seed*.tmp"):  # of a run that was killed while it copied
             shutil.rmtree(leftover, ignore_errors=True)
-        finished = self.find(t for t in state.missing if not (folder.trial(t) / CONFIG).exists())
+        wanted = state.missing if trials is None else trials
+        finished = self.find(t for t in wanted if not (folder.trial(t) / CONFIG).exists())
         for trial, source in finished.items():
             if self._copy(source, trial):
                 state.read_again(trial)

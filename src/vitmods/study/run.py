@@ -17,7 +17,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from vitmods.bench import device_name
@@ -48,7 +47,7 @@ from vitmods.study.reference import Reference, describe_base
 from vitmods.study.reuse import Pool
 from vitmods.study.schedule import TrialSchedule, check_weights_are_there
 from vitmods.study.state import StudyState, enter_shown, evaluated_of, with_begun_seeds
-from vitmods.study.store import Facts, StudyFolder, StudyPlan, contents_of, read_object
+from vitmods.study.store import Facts, StudyFolder, StudyPlan, contents_by_image, read_object
 from vitmods.study.trial import TrialRunner, already_reported, answer_splits, base_config, logged_run, task_of
 from vitmods.tasks.base import DEFAULT, TASKS
 from vitmods.train.device import device_name as recorded_device
@@ -169,7 +168,11 @@ def write_facts(study: PreparedStudy, command: str, plan: StudyPlan) -> Facts:
     before, splits = folder.facts(), answer_splits(settings, dataset)
     # Of a new study, of one with a damaged file, or of one from before the training images were recorded.
     if "trained" not in (folder.images.read() or ()) or not (folder.path / SPLIT_FILE).exists():
-        if not all(np.array_equal(contents_of(fold.splits), contents_of(dataset.splits)) for fold in folds):
+        images, is_limited = contents_by_image(dataset.splits), settings.fixed.get("limit_train") is not None
+        is_limited |= settings.fixed.get("limit_val") is not None  # then folds have other images
+        of_folds = [contents_by_image(fold.splits) for fold in folds]
+        shared = [fold.keys() & images.keys() if is_limited else fold.keys() | images.keys() for fold in of_folds]
+        if any(fold.get(n) != images.get(n) for fold, names in zip(of_folds, shared, strict=True) for n in names):
             raise UserError("The images changed while they were read: run the same command again.")
         folder.images.write(dataset.splits)
         write_split(folder.path / SPLIT_FILE, dataset, folds)
@@ -240,7 +243,9 @@ class Request:
         trials = f"{'At most ' * (settings.until_decided or settings.beside > 0)}{plural(settings.planned, 'trial')}"
         what = f"{trials}{f', {done} are done' if done else ''}"
         if pilot:
-            what = f"Pilot: {plural(min(PILOT, len(settings.seeds)) if is_settled else PILOT, 'trial')} of base"
+            what = (
+                f"Pilot: {plural(_base_alone(settings, _pilot_seeds(settings, is_settled)).planned, 'trial')} of base"
+            )
         elif not is_settled and self.budget != ENDLESS:
             what = "As many seeds as fit the budget"
         say(options, f"{what}, in {place}")
@@ -277,7 +282,7 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
                 planned = planned or estimate(study, budget, command, pool=pool)
                 planned.check_fits()
                 study.runner.settings = planned.settings
-                say(options, planned.decides())
+                say(options, f"{planned.decides()} {budget.spent()}".strip())
                 pool.count_known()
             command = command or python_call(study.settings, str(path))
             is_flexible = planned is not None and not is_settled and budget.seconds is not None
@@ -304,7 +309,9 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
             expected_s = {arm.arm: arm.trial_s for arm in planned.arms} if planned and not study.settings.sweep else {}
             costs = _measure_costs(study, state, budget)
             try:
-                _work(study, state, limit, lease, pool, template, report, expected_s, costs)
+                if not _work(study, state, limit, lease, pool, template, report, expected_s, costs) and budget.seconds:
+                    kept = f"{duration(after_s)} are kept for costs and the report."
+                    say(options, f"No time was left for a trial. {budget.spent()} {kept}")
             except BaseException:
                 costs.close()  # a suspended measurement keeps its number of threads and its filter of warnings
                 raise
@@ -360,7 +367,7 @@ def run_pilot(request: Request, path: Path, options: StudyOptions, command: str 
         if planned:
             planned.check_fits()
         settings = study.settings
-        seeds = (settings.seeds if is_settled else tuple(range(PILOT)))[:PILOT]
+        seeds = _pilot_seeds(settings, is_settled)
         if not is_settled:
             study.runner.settings = settings.with_seeds(seeds)
         plan = StudyPlan(len(settings.seeds) * is_settled)
@@ -385,13 +392,21 @@ def run_base(request: Request, path: Path, options: StudyOptions, command: str |
         return reference
 
 
+def _pilot_seeds(settings: Settings, is_settled: bool) -> tuple[int, ...]:
+    return (settings.seeds if is_settled else tuple(range(PILOT)))[:PILOT]
+
+
+def _base_alone(settings: Settings, seeds: tuple[int, ...]) -> Settings:
+    return replace(settings, arms=(), until_decided=False).with_seeds(seeds)
+
+
 def _train_base(
     study: PreparedStudy, seeds: tuple[int, ...], plan: StudyPlan, budget: Budget, lease: Lease, command: str
 ) -> tuple[Pool, StudyState]:
     pool = Pool(study)
     facts = write_facts(study, command, plan)
-    base_alone = replace(study.settings, arms=(), until_decided=False).with_seeds(seeds)
-    state = StudyState(study.runner.folder, base_alone, evaluated_of(study.runner.folder, facts))
+    settings = _base_alone(study.settings, seeds)
+    state = StudyState(study.runner.folder, settings, evaluated_of(study.runner.folder, facts))
     with get_template(template_threads(study.options, len(state.missing))) as template:
         _work(study, state, budget, lease, pool, template)
     state.enter_look()
@@ -415,9 +430,9 @@ def _work(
     report: LiveReport | None = None,
     expected_s: Mapping[str, float] = MappingProxyType({}),
     costs: Iterator[None] | None = None,
-) -> None:
+) -> bool:
     """Copy the missing trials that are finished elsewhere, and run the others as far as the budget lasts; failures are
-    written to the trials' folders.
+    written to the trials' folders. Returns False if the budget did not suffice for a single one.
 
     expected_s: arm -> seconds of a trial, as far as they were estimated
     costs: steps of their measurement, for cores that are idle beside the last trials
@@ -459,8 +474,9 @@ def _work(
     try:
         is_cpu = resolve(options.device).type == "cpu"  # a GPU works for the trials that remain
         schedule = TrialSchedule(
-            state, progress, budget, options.keep_weights, lease, costs if is_cpu else None, len(study.settings.seeds)
-        )
+            state, progress, budget, options.keep_weights, lease, costs if is_cpu else None, len(study.settings.seeds),
+            pool.copy,
+        )  # fmt: skip
         if schedule.left:
             executor = make_executor(runner, options, workers, study.threads, template)
             needs_costs = costs is not None and options.cost_seconds > 0 and not runner.folder.costs_file.exists()
@@ -473,6 +489,7 @@ def _work(
         raise
     finally:
         progress.close()
+    return schedule.has_begun or not schedule.left
 
 
 def make_executor(

@@ -12,7 +12,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from vitmods.study.arms import BASE
 from vitmods.study.budget import ENDLESS, Budget
@@ -105,12 +105,14 @@ class TrialSchedule:
         lease: Lease | None = None,
         meanwhile: Iterator[None] | None = None,
         planned: int | None = None,
+        reuse: Callable[[StudyState, Sequence[Trial]], None] = lambda state, trials: None,
     ) -> None:
         """keep: the weights of which trials stay. lease: the hold of the folder, without which nothing is done.
         meanwhile: steps of what follows the trials and may be done beside the last of them. planned: the number of
-        seeds; those after them are run if the budget lasts, and counted once they have begun. None: all."""
+        seeds; those after them are run if the budget lasts, and counted once they have begun. None: all. reuse:
+        copies those of some trials that are finished elsewhere."""
         self.state, self._progress, self._budget, self._keep = state, progress, budget or ENDLESS, keep
-        self._lease, self._meanwhile = lease, meanwhile or iter(())
+        self._lease, self._meanwhile, self._reuse = lease, meanwhile or iter(()), reuse
         self._spare = set(() if planned is None else state.settings.seeds[planned:])
         self._given: set[Work] = set()
         self._at_work: dict[Work, float] = {}  # when each began
@@ -137,6 +139,11 @@ class TrialSchedule:
         return work
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a piece of work was handed out."""
+        return bool(self._given)
+
+    @property
     def left(self) -> list[Work]:
         """The work that remains, as far as it is known now."""
         return list(self._wanted)
@@ -150,12 +157,16 @@ class TrialSchedule:
         split = work.split if isinstance(work, Evaluation) else self.state.scored_on(trial)
         if failure is not None:
             self.state.folder.record_failure(work, split, failure)
+        known = self.state.records
         self.state.read_again(trial)
         prune(self.state, self._keep, trial if self._ended else None)  # what an earlier run kept, once
         self._ended += 1
         del self._at_work[work]
         took_s = self._progress.ended(work, failure, self.state)
         self._seconds.setdefault((trial.setting, trial.arm.name), []).append(took_s)
+        if chosen := [planned for planned in self.state.records if planned not in known]:
+            self._reuse(self.state, chosen)
+            self._progress.reused(sum(self.state.records[planned].ended for planned in chosen))
         if self._may_change(trial):
             self._plan()
 
@@ -190,9 +201,8 @@ class TrialSchedule:
         trials = self._budget.trials
         spare = self._spare - {trial_of(work).seed for work in self._given}
         counted = (work for work in self._wanted if trial_of(work).seed not in spare)
-        self._progress.remaining(
-            [*itertools.islice(counted, None if trials is None else max(0, trials - len(self._given)))]
-        )
+        most = None if trials is None else max(0, trials - len(self._given))
+        self._progress.remaining([*itertools.islice(itertools.chain(counted, self.state.unchosen), most)])
 
     def _plan(self) -> None:
         tried = set(map(trial_of, self._given))

@@ -79,6 +79,7 @@ class TrialRecord:
     metrics: over all images of the splits if they are means over images, else of the last split
     constant: whether it predicts a single class for all images, as far as predictions are known
     images:  the study's metric of each image; None: it is not a mean over images
+    counted: whether the answer counts its score; trials that only chose a point do not
     reused:  the study that trained it, if it is another one
     """
 
@@ -97,6 +98,7 @@ class TrialRecord:
     reused: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict, metadata=HIDDEN)
     curve: Curve = field(default=Curve(), metadata=HIDDEN)
+    counted: bool = field(default=True, metadata=HIDDEN)
     images: ImageScores | None = field(default=None, metadata=HIDDEN)
 
     def __str__(self) -> str:
@@ -211,6 +213,13 @@ class StudyState:
     def records(self) -> dict[Trial, TrialRecord]:
         """Every planned trial; those that the answer counts are read on its splits."""
         return {**self.tried, **self.answered, **self.matched}
+
+    @property
+    def unchosen(self) -> list[Trial]:
+        """Planned trials whose point is not chosen yet; each has that of the recipe."""
+        seeds = () if self.settings.same_seeds else self.settings.seeds
+        waiting = (selection for selection in self.selections.values() if selection.chosen is None)
+        return [Trial(selection.arm, seed, AS_IS, selection.setting) for selection in waiting for seed in seeds]
 
     @property
     def missing(self) -> list[Trial]:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -22,8 +22,10 @@ from vitmods.recipes.recipe import Schedule
 from vitmods.recipes.schedule import resolve_on
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.bases import macs_of
+from vitmods.study.budget import ENDLESS, Budget
 from vitmods.study.cost import Steps
 from vitmods.study.grid import AS_IS, Point
+from vitmods.study.plan import Settings
 from vitmods.study.trial import TrialRunner, base_config, task_of
 from vitmods.train.device import does_not_fit, is_out_of_memory
 
@@ -91,13 +93,16 @@ class Stopwatch:
     """Times every arm of a study, one after the other: steps on noise, and once the reading of images that all share.
 
     Settings that differ only in the length of the training are timed once. On a CPU, arms on a second base are to that
-    base what they are to the first one; on a GPU, its memory may not suffice, so each is tried.
+    base what they are to the first one; on a GPU, its memory may not suffice, so each is tried. Once a budget has no
+    time left for timing, models follow from those that were timed, by their multiply-adds.
     """
 
     runner: TrialRunner
     device: torch.device
+    budget: Budget = ENDLESS
     _read_s: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
     _paces: dict[tuple[str, str], Pace] = field(default_factory=dict)
+    _sizes: dict[tuple[str, str], int] = field(default_factory=dict)
     _batches: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def steps(self, setting: Point) -> int:
@@ -112,21 +117,14 @@ class Stopwatch:
         fit."""
         settings = self.runner.settings.at(setting)
         dataset = self.runner.dataset(recipe, setting)
-        images = base_config(settings, dataset.num_classes)
-        macs, params = macs_of(model, images), count_params(model)
-        timed_fields = [(name, value) for name, value in recipe.settings().items() if name not in LENGTH]
-        place = repr((settings.fixed["base"], timed_fields))
+        macs, params = macs_of(model, base_config(settings, dataset.num_classes)), count_params(model)
         try:
-            if (arm.name, place) not in self._paces:
-                self._paces[arm.name, place] = self.scale_pace(arm.name, place) or self._measured(
-                    Steps(model, task_of(settings.fixed, recipe), recipe, self.device, images), recipe.part_size, place
-                )
+            pace = self.pace(arm.name, settings, model, recipe, dataset.num_classes)
             read_s, read_one_s = self._read(dataset, recipe)
         except Exception as error:
             if is_out_of_memory(error):
                 raise does_not_fit(recipe.part_size, self.device) from None
             raise
-        pace = self._paces[arm.name, place]
         step_s = recipe.batch_size * pace.image_s + pace.update_s
         step_s = max(step_s, read_s) if self.runner.data_workers else step_s + read_s
         val, test = (len(dataset.splits[split]) for split in (dataset.val_split, dataset.eval_split))
@@ -140,6 +138,25 @@ class Stopwatch:
             seconds.append(TRIAL_S + training_s + evaluated * (pace.infer_s + read_one_s))
         name = ", ".join(filter(None, (str(setting), arm.name)))
         return ArmEstimate(name, arm.short, params, macs, step_s, statistics.fmean(seconds), len(points))
+
+    def pace(self, arm: str, settings: Settings, model: nn.Module, recipe: Recipe, num_classes: int) -> Pace:
+        """Time a model, or derive its pace from those that were timed."""
+        images = base_config(settings, num_classes)
+        timed_fields = [(name, value) for name, value in recipe.settings().items() if name not in LENGTH]
+        place = repr((settings.fixed["base"], settings.fixed["img_size"], timed_fields))
+        key, size = (arm, place), macs_of(model, images) or 0
+        if key not in self._paces:
+            self._sizes[key], pace = size, self.scale_pace(arm, place)
+            if pace is None and self._paces and not self.budget.may_time:
+                near = (BASE, place) if (BASE, place) in self._paces else [*self._paces][-1]
+                times = size / self._sizes[near] if size and self._sizes[near] else 1.0
+                pace = Pace(*(times * seconds for seconds in astuple(self._paces[near])))
+            if pace is None:
+                with self.budget.timing():
+                    steps = Steps(model, task_of(settings.fixed, recipe), recipe, self.device, images)
+                    pace = self._measured(steps, recipe.part_size, place)
+            self._paces[key] = pace
+        return self._paces[key]
 
     def scale_pace(self, arm: str, place: str) -> Pace | None:
         """Derive an arm's pace on a CPU from base's, by how the two compare on the base that was timed first."""
@@ -165,7 +182,9 @@ class Stopwatch:
 
     def _read(self, dataset: ImageDataset, recipe: Recipe) -> tuple[float, float]:
         """Time the reading of a training batch and of an evaluated image; arms that read alike share them."""
-        key = recipe.augment, recipe.task_parts, recipe.batch_size
+        key = recipe.augment, recipe.task_parts, recipe.batch_size, tuple(self.runner.settings.fixed["img_size"])
+        if key not in self._read_s and self._read_s and not self.budget.may_time:
+            return [*self._read_s.values()][-1]
         if key not in self._read_s:
             batch_size, split = recipe.batch_size, dataset.val_split
             batches = (
@@ -173,7 +192,8 @@ class Stopwatch:
                 for epoch in range(100)
                 for batch in dataset.train_batches(seed=0, epoch=epoch, batch_size=batch_size)
             )
-            train_s, eval_s = map(self._seconds_each, (batches, dataset.eval_batches(split, batch_size)))
+            with self.budget.timing():
+                train_s, eval_s = map(self._seconds_each, (batches, dataset.eval_batches(split, batch_size)))
             self._read_s[key] = train_s, eval_s / min(batch_size, len(dataset.splits[split]))
         return self._read_s[key]
 

@@ -257,6 +257,11 @@ def contents_of(splits: Mapping[str, Split]) -> NDArray[np.uint64]:
     return np.sort(_hashes(splits)[1])
 
 
+def contents_by_image(splits: Mapping[str, Split]) -> dict[str, int]:
+    """Return name -> a hash of the image and its label."""
+    return dict(zip((image for split in splits.values() for image in split.ids), _hashes(splits)[1].tolist()))
+
+
 def _hashes(splits: Mapping[str, Split]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Hash the names with their split, and the contents with their labels; (n,) each."""
     texts = (f"{name}/{image}".encode() for name, split in splits.items() for image in split.ids)

@@ -21,7 +21,7 @@ from vitmods.study.arms import BASE, Arm, FunctionSpec, base_function, is_foreig
 from vitmods.study.checkpoints import arms_in, seeds_of, use_trained_arms
 from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
 from vitmods.study.executors import StudyOptions
-from vitmods.study.plan import SEEDS, ImageOptions, Rung, Settings, StudySettings, check_plan, make_seeds
+from vitmods.study.plan import SAYS_BASE, SEEDS, ImageOptions, Rung, Settings, StudySettings, check_plan, make_seeds
 from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -356,7 +356,7 @@ def fixed_settings(
     if isinstance(base, str) and not is_foreign(base) and base not in MODELS:
         parse_name(base)
     if start is not None and base is not None:
-        raise UserError("The checkpoint that training starts from says what base is: leave base out.")
+        raise UserError(f"{SAYS_BASE}: drop --base.")
     if isinstance(recipe, str | None):
         recipe = RecipeChoice(recipe)
     if isinstance(recipe, Recipe):

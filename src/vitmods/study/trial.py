@@ -23,7 +23,6 @@ from vitmods.evals.protocols import check_protocols, run_protocols
 from vitmods.finetune.delta import fingerprint_of
 from vitmods.layers.norms.contract import SmallBatchWarning
 from vitmods.layers.norms.whitening import NotFittedWarning
-from vitmods.model.config import ViTConfig
 from vitmods.model.vit import vit
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import resolve_on
@@ -269,10 +268,6 @@ class TrialRunner:
         """
         recipe, dataset, task = self._of(trial)
         images = EvaluatedOnVal(dataset) if self.settings.for_tuning(trial) else dataset
-        if isinstance(model, ViTConfig):
-            usual = self.settings.at(trial.setting).recipe_of(trial.arm).model.to_config()
-            tuned = {name: value for name, value in recipe.model.to_config().items() if value != usual[name]}
-            model = model.with_(**tuned) if tuned else model
         metadata = self._describe(trial, model if isinstance(model, dict) else None)
         return trial_config(model, task, images, recipe, trial.seed, self.options, self._processes, metadata, threads)
 

@@ -148,7 +148,9 @@ def average_precisions(logits: Tensor, targets: Tensor) -> dict[int, float]:
     present = targets.sum(dim=0) > 0
     if not present.any():
         raise UserError("The split that is to be evaluated lacks labels: average precision needs some.")
-    scores, wanted = logits.double().sigmoid()[:, present], targets[:, present].long()
+    # Their order alone counts; torchmetrics would take the sigmoid of other numbers, which is 1 for all large logits.
+    ranks = [torch.unique(column, return_inverse=True)[1] for column in logits[:, present].T]
+    scores, wanted = torch.stack(ranks, 1).double() / len(logits), targets[:, present].long()
     if scores.shape[1] == 1:  # torchmetrics asks for two
         scores, wanted = scores.repeat(1, 2), wanted.repeat(1, 2)
     values = multilabel_average_precision(scores, wanted, num_labels=scores.shape[1], average="none")
