@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from vitmods.stats.decide import head_to_head, may_be_best
+from vitmods.stats.decide import decide, head_to_head, may_be_best
 from vitmods.stats.expected import expected
 from vitmods.stats.fit import fit
 from vitmods.stats.images import clusters, images_part
@@ -175,6 +175,24 @@ def test_ends_near_a_hundred_percent(k, hard, studies):
     assert (wrong / studies).max() <= bound(0.03, studies)
     assert old / studies > 0.037
     assert width[0] < 1.2 * width[1]
+
+
+def test_far_from_a_hundred_percent_ends_are_as_far_from_the_effect():
+    """An arm that follows base: 2 % of the images differ, all in one direction. So they do at 98 %, but for a skew."""
+    rng = np.random.default_rng(0)
+
+    def ends(accuracy):
+        right = rng.permutation(1000) < 1000 * accuracy
+        scores = {"base": {}, "a": {}}
+        for seed in range(5):
+            flips = rng.random(1000) < 0.002
+            scores["base"][seed] = (right & ~flips) * 1.0
+            scores["a"][seed] = (right & ~flips & (np.arange(1000) > 15)) * 1.0
+        effect = decide(scores)["a"]
+        return (effect.high - effect.effect) / (effect.effect - effect.low)
+
+    assert ends(0.6) == pytest.approx(1)
+    assert ends(0.99) < 0.9
 
 
 def test_ordinary_images_have_ends_as_before():

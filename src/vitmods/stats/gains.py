@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vitmods.stats.fit import Array, Fit, Mask, fit
-from vitmods.stats.images import ImagesPart, clusters, images_part
+from vitmods.stats.images import NEAR, ImagesPart, clusters, images_part
 from vitmods.stats.read import ScoreTable
 from vitmods.util.errors import UserError
 from vitmods.util.text import listing, plural
@@ -56,6 +56,7 @@ class Gains:
     base: float  #: the median of base's trials; NaN for a sum over settings
     left_out: int  #: images without a score in some trial
     learned: Mask  #: (g,) which arms are clearly above the best constant prediction; none where base is below the level
+    near: Mask  #: (g,) arms that are right on nearly all images, or on hardly any
     level: float = math.nan  #: of a linear probe of the weights that base starts from, if base is below it
     sets: tuple[tuple[int, float], ...] = ()  #: of data sets whose images are side by side, images and step of each
 
@@ -82,7 +83,8 @@ class Gains:
         seeds = self.shared(arm, other)
         if self.images is None or not seeds.any():
             return None
-        return images_part(self.images[arm, seeds] - self.images[other, seeds], self.step, self.sets)
+        near = bool(self.near[[arm, other]].all())
+        return images_part(self.images[arm, seeds] - self.images[other, seeds], self.step, self.sets, near)
 
     def notes(self, arms: Sequence[str], what: str = "arms", then: str = "") -> list[str]:
         """Whether base has learned, and what failed. `what` shares base's seeds; `then` follows for what failed."""
@@ -176,7 +178,8 @@ def gains_of(
     trials = np.where(missing, np.nan, trials)
     return Gains(
         trials, images, floor, step, kinds, table.ended, pooled, constant, float(median[0]), int((~table.kept).sum()),
-        learned & (not is_below), level * scale if level is not None and is_below and learned[0] else math.nan,
+        learned & (not is_below), (step > 0) & (abs(median / scale - 0.5) > 0.5 - NEAR),
+        level * scale if level is not None and is_below and learned[0] else math.nan,
     )  # fmt: skip
 
 

@@ -11,7 +11,8 @@ What is subtracted is already in the variance over seeds. I does not shrink with
 
 Near 100 % few images are right in one trial and wrong in another, and other images may have more of them than these
 happen to have. Where D is not 0 on fewer than 10 images, s2_images is taken as if one more differed fully: plus
-`step`^2 / m, with `step` the difference of right and wrong. Where fewer than 5 % differ, the mean of D_i is skewed, and
+`step`^2 / m, with `step` the difference of right and wrong. Where arm and base are right on more than 95 % (or on less
+than 5 %) and fewer than 5 % differ, the mean of D_i is skewed, and
 each end of the interval with the critical value c is moved by
 
     (1/6 + c^2/3) g / m,   g = third central moment of D_i / s2_images
@@ -40,7 +41,7 @@ from numpy.typing import ArrayLike
 from vitmods.stats.fit import Array
 
 FEW_DIFFER = 10  # images
-NEAR = 0.025  # of the images: where up to so many differ, all of g counts; of twice as many, none
+NEAR = 0.05  # of the images: that are wrong, and that differ, where g counts; all of it up to half as many
 INWARDS = 0.5
 
 
@@ -72,11 +73,14 @@ class ImagesPart:
         return np.asarray(images + residual)
 
 
-def images_part(differences: Array, step: float = 0.0, sets: Sequence[tuple[int, float]] = ()) -> ImagesPart:
+def images_part(
+    differences: Array, step: float = 0.0, sets: Sequence[tuple[int, float]] = (), near: bool = True
+) -> ImagesPart:
     """The part of `differences` (..., n, m) of every seed and image, without gaps; 0 for fewer than two images.
 
     `step`: between a right image and a wrong one; 0 for scores of other kinds.
     `sets`: of data sets side by side, the number of images and the step of each; how their means differ does not count.
+    `near`: whether right images are nearly all, or hardly any.
     """
     n, m = differences.shape[-2:]
     if m < 2:
@@ -95,7 +99,12 @@ def images_part(differences: Array, step: float = 0.0, sets: Sequence[tuple[int,
     total = ((differences - by_seed[..., None]) ** 2).sum((-2, -1))
     residual = (total - n * between) / max((n - 1) * (m - 1), 1)
     variance, third = between / (m - 1) + few / m, ((by_image - both[..., None]) ** 3).mean(-1)
-    full = np.clip(2 - sum(differ) / (NEAR * m), 0, 1) * (min(steps) > 0) / np.where(variance > 0, variance, np.inf)
+    full = (
+        near
+        * np.clip(2 - 2 * sum(differ) / (NEAR * m), 0, 1)
+        * (min(steps) > 0)
+        / np.where(variance > 0, variance, np.inf)
+    )
     low, high = full * (third - cubes / m), full * (third + cubes / m)
     skew = np.where(low > 0, INWARDS, 1) * low, np.where(high < 0, INWARDS, 1) * high
     return ImagesPart(variance, np.maximum(residual, 0.0), n, m, skew)

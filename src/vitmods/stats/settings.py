@@ -184,5 +184,6 @@ def weighted(settings: Sequence[Gains], weights: Array, shared_images: bool = Tr
         floor=float(np.sqrt(sum((weight * gains.floor) ** 2 for weight, gains in used))),
         kinds={kind: np.any([gains.kinds[kind] for _, gains in used], 0) for kind in FAILURES},
         ended=np.all([gains.ended for _, gains in used], 0), pooled=np.all([gains.pooled for _, gains in used], 0),
-        base=np.nan, level=np.nan, learned=np.all([gains.learned for gains in settings], 0),
+        near=np.all([gains.near for _, gains in used], 0), base=np.nan, level=np.nan,
+        learned=np.all([gains.learned for gains in settings], 0),
     )  # fmt: skip
