@@ -1,6 +1,7 @@
 """Models that were changed in place as folders: what is written is opened again, and other files are refused."""
 
 import json
+import os
 import pickle
 
 import pytest
@@ -170,3 +171,76 @@ def test_damaged_records_are_refused_before_anything_is_run(name, kind, tmp_path
     path.write_text(json.dumps({**content, key: RECORDS[kind](content[key])}))
     with pytest.raises(UserError):
         vm.from_pretrained(tmp_path)
+
+
+def indexed(names):
+    """Weights in several files, by an index with other names."""
+
+    def harm(folder):
+        weights = load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
+        files = dict(zip(weights, names * len(weights), strict=False))
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+
+    return harm
+
+
+def with_file(name, **content):
+    return lambda folder: (folder / name).write_text(json.dumps(content))
+
+
+def with_config(**values):
+    def harm(folder):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **values}))
+
+    return harm
+
+
+def many_changes(folder):
+    config = json.loads((folder / "config.json").read_text())
+    with_config(vitmods_changes=config["vitmods_changes"] * 101)(folder)
+
+
+def pipe(folder):
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
+OUTSIDE = {
+    "an adapter": (with_file("adapter_config.json", peft_type="LORA", r=10**6, target_modules=["query"]), "an adapter"),
+    "weights of an adapter": (with_file("adapter_model.safetensors"), "an adapter"),
+    "a file above": (indexed(["../outside.safetensors"]), "is not a file of weights in it"),
+    "a path": (indexed(["/etc/passwd"]), "is not a file of weights in it"),
+    "a file below": (indexed(["sub/model.safetensors"]), "is not a file of weights in it"),
+    "a path of Windows": (indexed(["..\\\\outside.safetensors"]), "is not a file of weights in it"),
+    "escapes": (indexed(["\x1b[31m.safetensors"]), r"names '\\+x1b\[31m"),
+    "a missing file": (indexed(["model-1.safetensors"]), "cannot be read"),
+    "no names": (indexed([3]), "cannot be read"),
+    "a pipe": (pipe, "cannot be read"),
+    "quantization": (with_config(quantization_config={"quant_method": "awq"}), "asks for quantization"),
+    "101 changes": (many_changes, "lists more than 100"),
+}
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_a_folder_of_hugging_face_reaches_nothing_outside_of_it(kind, tmp_path):
+    folder, (harm, reason) = tmp_path / "model", OUTSIDE[kind]
+    vm.save_pretrained(changed("hf vit", "layerscale(init=0.5)"), folder)
+    harm(folder)
+    with pytest.raises(UserError, match=reason) as refused:
+        vm.from_pretrained(folder)
+    assert "\x1b" not in str(refused.value)
+
+
+def test_weights_in_several_files_are_read(tmp_path):
+    model = changed("hf vit")
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len([*tmp_path.glob("model-*.safetensors")]) > 1
+    torch.testing.assert_close(output_of(vm.from_pretrained(tmp_path)), output_of(model), rtol=0, atol=0)
+    for name, path in {path.name: path for path in tmp_path.glob("model-*")}.items():  # as in the Hub's cache
+        path.rename(tmp_path / f"blob {name}")
+        path.symlink_to(f"blob {name}")
+    half = vm.from_pretrained(tmp_path).half()
+    half.save_pretrained(tmp_path / "half")
+    assert {value.dtype for value in vm.from_pretrained(tmp_path / "half").parameters()} == {torch.float16}

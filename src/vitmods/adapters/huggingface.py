@@ -20,7 +20,8 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError, explaining, first_line, needs
-from vitmods.util.limits import offline, read_json
+from vitmods.util.limits import check_file, offline, read_bytes, read_json
+from vitmods.util.text import printable
 
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -179,11 +180,12 @@ def check_classifier(source: str, folder: Path, config: Any) -> None:
 
 def open_changed_huggingface(folder: Path) -> nn.Module:
     """A model that was changed in place and written by its `save_pretrained`: of the same class, with the insertions
-    that config.json lists and the weights. Nothing is run.
+    that config.json lists and the weights. Nothing is run, and transformers reads no file but config.json.
 
-    Raises UserError if the files are damaged or do not fit each other.
+    Raises UserError if the files are damaged, do not fit each other, or say more than a changed model's.
     """
     import transformers
+    from safetensors.torch import load
 
     source = str(folder)
     config = read_huggingface_config(source, folder)
@@ -198,20 +200,36 @@ def open_changed_huggingface(folder: Path) -> nn.Module:
         vars(self).update(vars(repeat(self, record)))
 
     changed: Any = type(name, (kind,), {"__init__": make, "__module__": kind.__module__})
-    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if adapters := [file.name for file in sorted(folder.glob("adapter_*"))]:
+        raise UserError(f"{folder} holds an adapter ({adapters[0]}): merge it into the weights, or remove that file.")
+    if getattr(config, "quantization_config", None):
+        raise UserError(f"{folder / 'config.json'} asks for quantization: leave quantization_config out.")
     with explaining(lambda error: f"{folder} cannot be read: {first_line(error)}"):
-        with offline(), transfer.outline(source, transfer.most_bytes(weights)):
+        files = _weights_in(folder)
+        with offline(), transfer.outline(source, transfer.most_bytes(sum(file.stat().st_size for file in files))):
             changed(config)
+        tensors = {name: tensor for file in files for name, tensor in load(read_bytes(file, "weights")).items()}
         with offline():
-            model, loading = changed.from_pretrained(
-                folder, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True
-            )
+            model, loading = changed.from_pretrained(None, config=config, state_dict=tensors, output_loading_info=True)
     if wrong := sorted(
         str(key) for names in ("missing_keys", "unexpected_keys", "mismatched_keys") for key in loading[names]
     ):
         raise UserError(f"{folder}: the weights do not fit the changes in config.json: {', '.join(wrong[:5])}.")
     model.__class__ = kind
     return model
+
+
+def _weights_in(folder: Path) -> list[Path]:
+    """List the files of weights in a folder: one, or those of its index. Raises ValueError if one is elsewhere, OSError
+    without any."""
+    names = ["model.safetensors"]
+    if not (folder / names[0]).exists():
+        names = sorted(set(read_json(folder / "model.safetensors.index.json")["weight_map"].values()))
+    for name in names:
+        if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name):
+            raise ValueError(f"its index names {printable(name)[:80]!r}, which is not a file of weights in it")
+        check_file(folder / name, "weights")
+    return [folder / name for name in names]
 
 
 def check_values(source: str, values: Any) -> None:

@@ -60,6 +60,7 @@ from vitmods.util.errors import NoEffect, NotCertified, NotRecognized, UnfitStem
 PREFIX = "vm_"
 """of the names of inserted modules"""
 TOLERANCE = 2e-5
+MOST_CHANGES = 100  # that a folder may list; each looks at all modules
 INEXACT = "Write norm(kind=rms,exact=false), which keeps the weights and alters the outputs."
 
 
@@ -165,6 +166,8 @@ def repeat(model: nn.Module, record: Sequence[Mapping[str, Any]]) -> nn.Module:
     unfit = f"The changes do not fit a {type(model).__name__}, or their record is damaged"
     kinds = (AttributeError, TypeError, ValueError, RuntimeError, LookupError)
     with explaining(lambda error: f"{unfit}: {error}", *kinds):
+        if len(record) > MOST_CHANGES:
+            raise ValueError(f"it lists more than {MOST_CHANGES}")
         for values in record:
             (change,) = parse_changes(values["change"])
             parts = dict(values["parts"])
