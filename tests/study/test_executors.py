@@ -2,9 +2,12 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import wait
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -146,6 +149,21 @@ def test_every_trial_goes_to_one_worker_with_its_share_of_threads(pool):
 def test_a_killed_worker_loses_its_trial_alone(pool, number, name):
     assert ran(pool(die_at=1, die_by=number)) == {TRIALS[1]: f"its worker process was killed by {name}"}
     assert sorted(int(seed) for _, seed, _ in pool.record()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("pool", ["copies"], indirect=True)
+def test_a_worker_is_told_to_end_after_what_waits_for_it_was_killed(pool):
+    copy = pool().start(0).process
+    waiter = int(Path(f"/proc/{copy.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(waiter, signal.SIGKILL)
+    assert wait([copy._status.fileno()], 60), "the waiter is gone"
+    with pytest.raises(subprocess.TimeoutExpired):
+        copy.wait(0)
+    copy.terminate()
+    assert copy.wait(60) == -signal.SIGKILL  # its own code is lost
+    copy.terminate()
+    copy.stdin.close()
+    copy.stdout.close()
 
 
 def test_without_its_template_a_worker_is_a_fresh_interpreter(tmp_path, monkeypatch, misbehaving):

@@ -5,13 +5,18 @@ from __future__ import annotations
 import errno
 import importlib
 import shlex
+import signal
 import sys
 import textwrap
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 from vitmods import __version__
 from vitmods.cli import completion
+from vitmods.util.address import check_spelling
 from vitmods.util.errors import UserError, nearest, said
 from vitmods.util.files import lenient_output
 from vitmods.util.text import printable
@@ -80,8 +85,37 @@ INSTALL = {"torch": "pip install torch, or the build for your GPU from https://p
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 (a trial failed), 2 (an error, on stderr), 130 (stopped)."""
-    with lenient_output():
+    with lenient_output(), ending_cleanly():
         return _run(list(sys.argv[1:] if argv is None else argv))
+
+
+class Terminated(KeyboardInterrupt):
+    """A process manager's signal, outside of the loops that answer one (`vitmods.train.interrupt`)."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + signum
+
+
+@contextmanager
+def ending_cleanly() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, also in its first seconds."""
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [signal.SIGTERM, signal.SIGHUP] if is_main else []
+    before = {number: signal.SIG_DFL for number in numbers if signal.getsignal(number) is signal.SIG_DFL}
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        for number in before:  # a second one does not cut off the answer to the first
+            signal.signal(number, signal.SIG_IGN)
+        raise Terminated(signum)
+
+    try:
+        for number in before:
+            signal.signal(number, stop)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _run(arguments: list[str]) -> int:
@@ -94,6 +128,8 @@ def _run(arguments: list[str]) -> int:
         name = arguments.pop(place).partition("=")[2] or (arguments.pop(place) if place < len(arguments) else "")
         plugins.insert(0, name)
     try:
+        for word in arguments:
+            check_spelling(word.partition("=")[2] if word.startswith("--") else word)
         if not arguments or arguments[0] in ("-h", "--help"):
             rows = []
             for name, summary in COMMANDS.items():

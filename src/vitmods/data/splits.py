@@ -49,7 +49,7 @@ def group_keys(group_by: str | Path, ids: Sequence[str]) -> tuple[str, ...]:
     keys: list[str | None]
     if str(group_by).lower().endswith(".csv"):
         group_of = {row["image"]: row["group"] for row in read_columns(group_by, ("image", "group"))}
-        keys = [group_of.get(name) or group_of.get(no_formula(name)) for name in ids]
+        keys = [group_of.get(name) or group_of.get(_cell(name)) for name in ids]
     else:
         expression = _compile(group_by)
         keys = [match[min(1, expression.groups)] if match else None for match in map(expression.search, ids)]
@@ -152,8 +152,13 @@ def write_split(path: Path, dataset: "ImageDataset", folds: "Sequence[ImageDatas
         labels = _labels(split, dataset.classes, dataset.target)
         columns = [split.ids, [name] * len(split), labels, split.groups or split.ids]
         columns += [[fold_of.get(image, "") for image in split.ids]] if folds else []
-        writer.writerows(map(no_formula, row) for row in zip(*columns, strict=True))
-    write_atomically(path, lambda file: file.write(text.getvalue().encode("utf-8", "surrogateescape")))
+        writer.writerows(map(_cell, row) for row in zip(*columns, strict=True))
+    write_atomically(path, lambda file: file.write(text.getvalue().encode()))
+
+
+def _cell(text: str) -> str:
+    """Return what is written of a name or a label: nothing that a spreadsheet runs, or that moves a cursor."""
+    return str(no_formula(printable(text)))
 
 
 def read_split(path: str | Path, source: Source) -> dict[str, Records]:
@@ -169,11 +174,11 @@ def read_split(path: str | Path, source: Source) -> dict[str, Records]:
         for i, (image, label) in enumerate(
             zip(records.ids, _labels(records, source.classes, source.target), strict=True)
         ):
-            row = rows.pop(no_formula(image), None) or rows.pop(image, None)
+            row = rows.pop(_cell(image), None) or rows.pop(image, None)
             if row is None:
                 left_out += 1
                 continue
-            if row.get("label", no_formula(label)) != no_formula(label):  # for people; where it is there it is right
+            if _cell(row.get("label", label)) != _cell(label):  # for people; where it is there it is right
                 wrong.append((image, label, row["label"]))
             split = row["split"].strip().lower()
             if split not in SPLITS:

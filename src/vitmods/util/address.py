@@ -22,11 +22,20 @@ IN_ONE_STEP = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "m
 LOCAL = {"file", "local"}
 _PROTOCOLS = IN_ONE_STEP | LOCAL | {"sftp", "ssh", "smb", "hdfs", "webhdfs"}
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/*)(.*)", re.DOTALL)  # a Path keeps one of its slashes
+_NEARLY = re.compile(r"\s*([A-Za-z0-9]+)(?:\s*:\s*/|/(?=/))[\s/]*(.*)", re.DOTALL)
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 
 
 class Unreachable(UserError):
     """An address could not be read or written in several attempts."""
+
+
+def check_spelling(text: str) -> None:
+    """Raise UserError for an address with a slip, as s3 ://bucket/x or s3//bucket/x, which would be a folder here."""
+    nearly = _NEARLY.fullmatch(text)
+    if nearly and not text.startswith(f"{nearly[1]}:/") and nearly[1].lower() in _PROTOCOLS:
+        right = f"{nearly[1].lower()}://{printable(nearly[2])}"
+        raise UserError(f"{printable(text)} is not an address: write it as {right}, or a folder as ./{nearly[1]}/...")
 
 
 def place(path: str | Path) -> Path:
@@ -36,6 +45,7 @@ def place(path: str | Path) -> Path:
         UserError: an address that cannot hold a study, or one with keys in it.
     """
     text = str(path)
+    check_spelling(text)
     match = _ADDRESS.fullmatch(text)
     protocol, slashes, location = match.groups() if match else ("", "", "")
     if "::" not in text and not slashes and protocol.lower() not in _PROTOCOLS:

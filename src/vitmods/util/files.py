@@ -182,7 +182,12 @@ class LenientStream:
         self._needed = needed
 
     def write(self, text: str) -> int:
-        self._attempt(lambda: self._stream.write(text))
+        try:
+            self._attempt(lambda: self._stream.write(text))
+        except UnicodeEncodeError:  # a terminal of ASCII
+            encoding = self._stream.encoding
+            known = text.encode(encoding, "backslashreplace").decode(encoding)
+            self._attempt(lambda: self._stream.write(known))
         return len(text)
 
     def flush(self) -> None:

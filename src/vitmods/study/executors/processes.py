@@ -108,10 +108,12 @@ class Copy:
         if not (line := status.readline()):
             raise ProcessLookupError("the template has ended")
         self.pid = int(line)
+        self._process = os.pidfd_open(self.pid)  # of itself: the process that waits for it may be killed
+        weakref.finalize(self, os.close, self._process)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end; return the exit code, negative for a signal. Raises TimeoutExpired."""
-        if not wait([self._status.fileno()], timeout):
+        if not wait([self._process], timeout):
             raise subprocess.TimeoutExpired("worker", timeout or 0.0)
         with self._reading:
             if self._code is None:
@@ -119,9 +121,8 @@ class Copy:
         return self._code
 
     def terminate(self, number: int = signal.SIGTERM) -> None:
-        if not wait([self._status.fileno()], 0):
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._process, number)
 
     def kill(self) -> None:
         self.terminate(signal.SIGKILL)
