@@ -3,7 +3,7 @@ completes when it is run again."""
 
 import pytest
 
-import faults
+from . import faults
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from vitmods import __version__
 from vitmods.cli import completion
 from vitmods.util.address import check_spelling
 from vitmods.util.errors import UserError, nearest, said
-from vitmods.util.files import lenient_output
+from vitmods.util.files import lenient_output, remedy
 from vitmods.util.text import printable
 
 COMMANDS = {
@@ -183,6 +183,8 @@ def _explain(error: Exception) -> str:
         return str(error)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"The name {str(error.filename)[:60]}... is too long for this system: give a shorter one."
+    if isinstance(error, OSError) and error.errno and error.filename:
+        return f"Cannot use {printable(str(error.filename))}: {remedy(error)}."
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("vitmods"):
         package = error.name.partition(".")[0]
         if package in INSTALL:

@@ -38,6 +38,7 @@ from vitmods.study.state import (
     looks,
     over_settings_at,
     read_curves,
+    spare_trials,
     with_begun_seeds,
 )
 from vitmods.study.store import SCHEMA, Facts, ModelFacts, Sample, StudyFolder, model_name, read_object
@@ -437,8 +438,13 @@ def read_answer(
 
     # The trials, and the curves of the study's metric, or else of the task's, whichever was logged.
     state, curve_names = StudyState(folder, settings, evaluated), (metric.name, task_metric.name)
+    taken = () if settings.sweep else tuple(looks(state))
+    stopped = {arm for look in taken for arm in look.stopped}
+    for trial in (spare := spare_trials(state, taken)):  # whether one has ended depends on the time that trials take
+        record = state.answered[trial]
+        state.answered[trial] = TrialRecord(record.arm, record.seed, "unfinished", record.folder, record.point)
     records = state.records
-    logged = {trial: read_curves(folder.trial(trial), curve_names) for trial in records}
+    logged = {trial: {} if trial in spare else read_curves(folder.trial(trial), curve_names) for trial in records}
     curve_name = next((name for name in curve_names if any(name in curves for curves in logged.values())), "")
     records = {
         trial: replace(record, curve=logged[trial].get(curve_name, Curve()), counted=trial in state.answered)
@@ -450,9 +456,7 @@ def read_answer(
     base = arms.pop(reference)
 
     # The decision: on average over a sweep, at the last look of a study until decided, else on all trials.
-    taken = () if settings.sweep else tuple(looks(state))
     last = taken[-1].decision if taken else None
-    stopped = {arm for look in taken for arm in look.stopped}
     over = over_settings_at(state, reference) if settings.sweep else None
     if over:
         decision = over.decision

@@ -483,6 +483,7 @@ def _work(
             if template is not None and needs_costs:
                 threading.Thread(target=import_all).start()  # for the costs, while the template imports the same
             executor.run(schedule)
+        schedule.clear()
     except BaseException:
         if report is not None:
             report.stop()

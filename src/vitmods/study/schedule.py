@@ -20,8 +20,9 @@ from vitmods.study.executors import Keep
 from vitmods.study.grid import Point
 from vitmods.study.plan import Evaluation, Trial, Work, trial_of
 from vitmods.study.progress import Progress, seconds_left
-from vitmods.study.state import Look, StudyState, looks, read_curves
+from vitmods.study.state import Look, StudyState, looks, read_curves, spare_trials
 from vitmods.tasks.base import TASKS
+from vitmods.train import checkpoint
 from vitmods.train.trial import MODULES, WEIGHTS
 from vitmods.util.errors import UserError
 from vitmods.util.files import check_weights_kept
@@ -185,6 +186,14 @@ class TrialSchedule:
         needed = {seed: place for place, seed in enumerate(settings.seeds_of(BASE))}
         remaining = map(trial_of, (*self._at_work, *self._wanted))
         return all(needed[trial.seed] >= settings.looks[done] for trial in remaining)
+
+    def clear(self) -> None:
+        """Delete the checkpoints of trials that no look will count."""
+        for setting, taken in self._looks.items():
+            for trial in spare_trials(self.state, taken):
+                if trial.setting == setting and not self.state.answered[trial].ended:
+                    for name in (checkpoint.NAME, checkpoint.PREVIOUS):
+                        self.state.folder.delete(self.state.folder.trial(trial) / name)
 
     def use_idle_core(self) -> bool:
         """Make a step of what follows the trials. False: none is left, or more trials follow once a point is chosen."""

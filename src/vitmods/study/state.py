@@ -687,3 +687,13 @@ def looks(
         if len(frozen) + len(failed) == len(settings.arms):
             break
     return taken
+
+
+def spare_trials(state: StudyState, taken: Sequence[Look]) -> list[Trial]:
+    """List the trials that no look counts: of seeds after the look at which their arm stopped, and of base once all
+    arms have. Workers that were free had begun them."""
+    settings = state.settings
+    seeds = {arm: settings.seeds[: look.seeds] for look in taken for arm in look.stopped}
+    if taken and len(seeds) == len(settings.arms):
+        seeds[BASE] = (*settings.seeds[: taken[-1].seeds], *range(settings.known))
+    return [trial for trial in state.answered if trial.seed not in seeds.get(trial.arm.name, (trial.seed,))]

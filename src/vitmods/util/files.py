@@ -38,6 +38,7 @@ _REMEDIES = {
     errno.ELOOP: "a link on the way points to itself; choose another folder",
     errno.ENAMETOOLONG: "the name is too long; choose a shorter folder",
     errno.EIO: "the disk reports an input/output error; check it",
+    errno.ESTALE: f"the network disk has lost the file; {_RESUME}",
 }
 
 
@@ -84,9 +85,14 @@ def disk_errors(path: Path) -> Iterator[None]:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError):
             cause = cause.__cause__ or cause.__context__
-        if cause is None or cause.errno not in _REMEDIES:
+        if cause is None or cause.errno is None:
             raise
-        raise UserError(f"Cannot write {path}: {_REMEDIES[cause.errno]}.") from error
+        raise UserError(f"Cannot write {path}: {remedy(cause)}.") from error
+
+
+def remedy(error: OSError) -> str:
+    """Return what an error of the disk means and what to do."""
+    return _REMEDIES.get(error.errno or 0) or f"{error.strerror}; check the disk and {_RESUME}"
 
 
 def make_folder(path: Path) -> Path:
