@@ -14,6 +14,7 @@ from PIL import Image
 from vitmods import cli
 from vitmods.data import load
 from vitmods.data.splits import read_columns, write_split
+from vitmods.recipes.recipe import Augment
 from vitmods.util import address
 from vitmods.util.errors import UserError
 from vitmods.util.files import LenientStream, log
@@ -112,16 +113,16 @@ def test_names_of_images_are_escaped_in_split_csv_which_is_still_read(tmp_path):
         image.save(images / split / name / f"{number}.png")
     for number, name in enumerate(("a\x1b[2J.png", "=b\u202e.png", "c\nd.png")):
         (images / "train" / "cat" / f"{number}.png").rename(images / "train" / "cat" / name)
-    dataset = load(str(images), img_size=8)
+    dataset = load(str(images), augment=Augment(), img_size=8)
     write_split(tmp_path / "split.csv", dataset)
     text = (tmp_path / "split.csv").read_text()
     assert not {"\x1b", "\u202e"} & set(text)
     assert len(text.splitlines()) == 17
     assert "a\\x1b[2J.png" in text
-    again = load(str(images), img_size=8, split_file=tmp_path / "split.csv")
+    again = load(str(images), augment=Augment(), img_size=8, split_file=tmp_path / "split.csv")
     assert [list(split.ids) for split in again.splits.values()] == [
         list(split.ids) for split in dataset.splits.values()
     ]
-    grouped = load(str(images), img_size=8, group_by=tmp_path / "split.csv")
+    grouped = load(str(images), augment=Augment(), img_size=8, group_by=tmp_path / "split.csv")
     assert len(grouped.splits["train"]) == len(dataset.splits["train"])
     assert len(read_columns(tmp_path / "split.csv", ("image", "split"))) == 16
