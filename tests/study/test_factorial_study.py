@@ -155,7 +155,7 @@ def test_only_a_finished_factorial_study_is_confirmed(tmp_path):
     [
         ({"seeds": 1}, "needs 2 seeds or more"),
         ({"seeds": 12, "until_decided": True}, "at most 2 to 8 seeds, not 12"),
-        ({"sweep": {"lr": [1e-3, 1e-2]}}, "has one setting"),
+        ({"sweep": {"lr": [1e-3, 1e-2]}}, "does not support --sweep"),
         ({"runs": 5}, "3 changes have designs of 8 runs, not of 5"),
         ({"design": None, "runs": 8}, "belongs to a factorial study"),
         ({"arms": ["dpn"]}, "two or more changes"),

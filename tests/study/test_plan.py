@@ -170,7 +170,7 @@ def test_every_other_change_is_a_difference_and_is_shown():
     ("options", "says"),
     [
         ({"seeds": 3, "until_decided": True}, "at most 4 to 32 seeds"),
-        ({"seeds": 5, "until_decided": True, "sweep": {"lr": (0.2, 0.4)}}, "fixed number of seeds"),
+        ({"seeds": 5, "until_decided": True, "sweep": {"lr": (0.2, 0.4)}}, "number of seeds is fixed"),
         ({"sweep": {"lr": (0.2, 0.4)}, "arms": [Arm("a", (), {"lr": 0.3})]}, "swept over"),
         ({"tune": LR, "tuning_seeds": (7,), "arms": [Arm("a", (), {"lr": 0.3})]}, "tuned for every arm"),
     ],
