@@ -242,14 +242,27 @@ def test_an_idle_core_is_used_beside_the_last_trial(pool, workers, steps):
 
 def test_threads_that_wait_for_a_copy_all_get_its_code():
     read, write = os.pipe()
-    os.write(write, b"1\n")
-    copy = Copy(None, None, os.fdopen(read, "rb", buffering=0))
-    with ThreadPoolExecutor(8) as threads:
-        codes = [threads.submit(copy.wait) for _ in range(8)]
-        os.write(write, b"-15\n")
-        os.close(write)
-        assert [code.result() for code in codes] == [-15] * 8
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as worker:
+        os.write(write, f"{worker.pid}\n".encode())
+        copy = Copy(None, None, os.fdopen(read, "rb", buffering=0))
+        with ThreadPoolExecutor(8) as threads:
+            codes = [threads.submit(copy.wait) for _ in range(8)]
+            copy.terminate()
+            os.write(write, b"-15\n")
+            os.close(write)
+            assert [code.result(60) for code in codes] == [-15] * 8
     copy.terminate()  # it has ended: nothing is signalled
+
+
+def test_a_copy_that_ended_at_once_has_its_code():
+    read, write = os.pipe()
+    with subprocess.Popen(["true"]) as worker:
+        pass
+    os.write(write, f"{worker.pid}\n3\n".encode())
+    os.close(write)
+    copy = Copy(None, None, os.fdopen(read, "rb", buffering=0))
+    copy.terminate()
+    assert copy.wait(0) == 3
 
 
 @fresh_and_copies

@@ -108,12 +108,14 @@ class Copy:
         if not (line := status.readline()):
             raise ProcessLookupError("the template has ended")
         self.pid = int(line)
-        self._process = os.pidfd_open(self.pid)  # of itself: the process that waits for it may be killed
-        weakref.finalize(self, os.close, self._process)
+        self._process: int | None = None
+        with suppress(ProcessLookupError):  # it has ended already
+            self._process = os.pidfd_open(self.pid)  # of itself: the process that waits for it may be killed
+            weakref.finalize(self, os.close, self._process)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end; return the exit code, negative for a signal. Raises TimeoutExpired."""
-        if not wait([self._process], timeout):
+        if self._process is not None and not wait([self._process], timeout):
             raise subprocess.TimeoutExpired("worker", timeout or 0.0)
         with self._reading:
             if self._code is None:
@@ -121,8 +123,9 @@ class Copy:
         return self._code
 
     def terminate(self, number: int = signal.SIGTERM) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._process, number)
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, number)
 
     def kill(self) -> None:
         self.terminate(signal.SIGKILL)
