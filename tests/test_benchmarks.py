@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from vitmods.cli import main
+from vitmods.util.registry import _registries
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 ONCE = "--rounds 1 "
@@ -82,6 +83,7 @@ def run(monkeypatch):
     """Call a benchmark's main with these words after its name; what it times by turns runs once."""
     monkeypatch.syspath_prepend(str(FOLDER))
     threads = torch.get_num_threads()
+    entries = [(registry, dict(registry._entries)) for registry in _registries]
     timing = importlib.import_module("paired")
 
     def once(variants, reference, rounds, repeats=1):
@@ -100,6 +102,9 @@ def run(monkeypatch):
 
     yield run
     torch.set_num_threads(threads)
+    for registry, before in entries:  # what a benchmark adds would count as code of every later trial
+        registry._entries.clear()
+        registry._entries.update(before)
     for name in TINY.keys() | SHARED:
         sys.modules.pop(name, None)
 
