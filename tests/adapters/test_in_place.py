@@ -485,7 +485,7 @@ def test_factors_that_were_trained_are_not_multiplied(name):
     change(model, "layerscale(init=1.0)")  # which alters nothing
     once = change(make("timm vit"), "layerscale(init=0.5)")
     with torch.no_grad():
-        next(p for place, p in once.named_parameters() if "vm_" in place)[0] += 0.1
+        next(p for place, p in once.named_parameters() if "ls1" in place)[0] += 0.1
     with pytest.raises(UserError, match="LayerScale of this model was trained"):
         change(once, "layerscale(init=0.5)")
 

@@ -463,7 +463,7 @@ def test_a_dry_run_counts_every_point_of_the_grid(capsys, tmp_path):
     few = ["--base", "mu/4", "--arms", "dpn", "--seeds", "2", "--epochs", "1", "--limit-train", "128"]
     assert main(["compare", *few, *tune, "--device", "cpu", "--dry-run", "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    assert "16 trials to run" in said
+    assert "At most 18 trials to run" in said
     assert "Every arm is tried with 6 points of the grid." in said
     assert not (tmp_path / "out").exists()
 
@@ -549,7 +549,7 @@ def test_compare_begins_with_a_checkpoint_and_knows_that_full_is_base(trial, cap
 def test_what_finetune_refuses(trial, capsys, tmp_path):
     start, _ = trial
     assert "Did you mean 'attention'" in refused(capsys, "finetune", "--model", start, "--train", "attentoin")
-    assert "leave base out" in refused(capsys, "compare", "--from", start, "--base", "S/16", "--arms", "ffn")
+    assert "drop --base" in refused(capsys, "compare", "--from", start, "--base", "S/16", "--arms", "ffn")
     (tmp_path / "x.pth").write_bytes(b"no weights")
     assert "x.pth" in refused(capsys, "finetune", "--model", tmp_path / "x.pth")
 

@@ -153,7 +153,9 @@ def test_trials_of_different_machines_are_reported(finished, copied):
     answer = Answer.load(copied)
     assert len(answer.warnings) == 1
     assert "torch 1.0" in answer.doubts[0]
-    assert "more warning" in repr(answer)  # the first is that base has not learned; the report has all
+    assert "more warning" in " ".join(
+        repr(answer).split()
+    )  # the first is that base has not learned; the report has all
     assert "The trials were not all run alike" in answer.report().read_text()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import shlex
 import signal
 import sys
@@ -99,8 +100,9 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def ending_cleanly() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, also in its first seconds."""
-    is_main = threading.current_thread() is threading.main_thread()
+    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, also in its first seconds; but for one of several
+    processes, for which what started them speaks."""
+    is_main = threading.current_thread() is threading.main_thread() and "RANK" not in os.environ
     numbers = [signal.SIGTERM, signal.SIGHUP] if is_main else []
     before = {number: signal.SIG_DFL for number in numbers if signal.getsignal(number) is signal.SIG_DFL}
 

@@ -165,7 +165,9 @@ def gains_of(
         low &= has_error | (median <= constant + ROUNDING)[:, None]
     lost = same | low
     least_of = np.fmax(medians(error), least)
-    learned = np.array([chance is None or has_learned(*arm) for arm in zip(trials, lost, repeat(constant), least_of)])
+    # Where half of the trials are at chance, so may be the others: they count in the sd.
+    rare = same | (low & (2 * low.sum(-1) < finite.sum(-1))[:, None])
+    learned = np.array([chance is None or has_learned(*arm) for arm in zip(trials, rare, repeat(constant), least_of)])
     learned &= finite.any(-1) | ~table.diverged.any(-1)  # all that ended diverged
     is_below = level is not None and bool(median[0] < level * scale - least - ROUNDING)
     far = collapsed(trials, constant) & ~lost if chance is not None and learned[0] else np.zeros(trials.shape, bool)
