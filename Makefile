@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help venv demo test test-long lint docs browser pytest soak gpu-check format lock words clean test-minimum fuzz minimum-lock
+.PHONY: help venv demo test test-long lint docs browser pytest soak gpu-check format lock clean test-minimum fuzz minimum-lock
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -99,9 +99,6 @@ fuzz: $(READY)  ## hostile input for all readers, FUZZ_SECONDS of CPU time for e
 format: $(READY)  ## let ruff fix what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-
-words: $(READY)  ## rebuild the words that completion and early errors know, after an option or a name was added
-	$(BIN)/python -m vitmods.cli.words
 
 # Exact versions with hashes for Python 3.11 to 3.13, and no index address.
 lock:  ## rebuild requirements.lock from pyproject.toml (needs uv)

@@ -18,7 +18,7 @@ from vitmods.adapters.tensors import Coverage
 from vitmods.changes import parse_changes
 from vitmods.model.vit import ViT, vit
 from vitmods.util.errors import UserError, explaining
-from vitmods.util.files import check_weights, check_weights_kept, write_atomically
+from vitmods.util.files import check_weights, check_weights_kept, similar_folder, write_atomically
 from vitmods.util.limits import check_zip, read_json, read_npz
 from vitmods.util.text import printable
 
@@ -149,7 +149,7 @@ def open_checkpoint(source: str) -> ViT:
     if not timm.is_model(name):
         raise UserError(
             f"There is no checkpoint '{source}': give a trial's folder, a file of weights, or a timm model's name as "
-            "vit_small_patch16_224.augreg_in1k."
+            f"vit_small_patch16_224.augreg_in1k. {similar_folder(Path(source))}".rstrip()
         )
     try:
         model = timm.create_model(name, pretrained=True)

@@ -14,9 +14,9 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from vitmods import __version__
-from vitmods.cli import completion
 from vitmods.util.address import check_spelling
 from vitmods.util.errors import UserError, nearest, said
 from vitmods.util.files import lenient_output, remedy
@@ -36,7 +36,7 @@ COMMANDS = {
     "changes": "list the design changes: paper, what they preserve, cost, published gain",
     "paper": "list published tables, show one, run it again on your own images: paper show, paper run",
     "recipes": "list the recipes: paper, data, expected number",
-    "recipe": "show a recipe resolved for a data set: steps, learning rates, augmentation; rehearse it here",
+    "recipe": "show a recipe resolved for a data set: steps, learning rates, augmentation",
     "diff": "show what an arm alters in a model, without training",
     "data": "check a folder of images and show what was found; `data pack`: write it as shards",
     "bench": "speed and memory of models side by side, paired and interleaved",
@@ -67,9 +67,9 @@ options:
   -h, --help  this text, or with a command its main options and examples
   --help-all  with a command: every option with its default
   --version   print the version
-  --completion SHELL
-              print what completes commands, options and names in bash, zsh or
-              fish (docs/cli.md)
+  --tyro-print-completion SHELL
+              print what completes commands and options in bash, zsh or fish
+              (docs/cli.md)
   --debug     with any command: show the full traceback of an error
   --plugin M  with any command: import the module or file M first, which adds
               norms, changes, tasks and more; may be given several times
@@ -80,6 +80,7 @@ examples:
   vitmods data path/to/images
 """
 
+COMPLETION = "--tyro-print-completion"
 USAGE, INTERRUPTED = 2, 130
 INSTALL = {"torch": "pip install torch, or the build for your GPU from https://pytorch.org/get-started/locally"}
 
@@ -121,9 +122,6 @@ def ending_cleanly() -> Iterator[None]:
 
 
 def _run(arguments: list[str]) -> int:
-    if arguments[:1] == ["--complete"]:  # asked by a script of --completion
-        print("\n".join(completion.complete(arguments[1], arguments[2:])))
-        return 0
     typed, arguments = arguments, [argument for argument in arguments if argument != "--debug"]
     plugins: list[str] = []
     for place in reversed([i for i, word in enumerate(arguments) if word.split("=")[0] == "--plugin"]):
@@ -141,14 +139,14 @@ def _run(arguments: list[str]) -> int:
         if arguments[0] == "--version":
             print(f"vitmods {__version__}")
             return 0
-        if arguments[0] == "--completion":
-            print(completion.script(*arguments[1:2] or [""]), end="")
-            return 0
+        if arguments[0] == COMPLETION:
+            from vitmods.cli.options import print_completion
+
+            print_completion({name: _options_of(name) for name in COMMANDS}, arguments)
         if plugins:
             from vitmods.util.registry import load_plugins
 
             load_plugins(plugins)
-        completion.check_words(arguments)
         command = find_command(arguments[0])
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: _print_error(f"warning: {message}")
@@ -178,6 +176,12 @@ def find_command(name: str) -> Callable[[Sequence[str]], int]:
         raise UserError(f"The {kind} {name} does not exist. {nearest(name, COMMANDS)} `vitmods --help` says more.")
     module, _, function = ELSEWHERE.get(name, f"vitmods.cli.{name}:main").partition(":")
     return getattr(importlib.import_module(module), function)
+
+
+def _options_of(command: str) -> type[Any]:
+    """Return the class of a command's options."""
+    name = {"diff": "DiffOptions", "paper": "List", "recipe": "Show"}.get(command, command.capitalize())
+    return getattr(sys.modules[find_command(command).__module__], name)
 
 
 def _explain(error: Exception) -> str:

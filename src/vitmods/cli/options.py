@@ -7,16 +7,16 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
-from functools import partial
+from dataclasses import dataclass, field, make_dataclass
+from functools import partial, reduce
+from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from vitmods.cli.completion import check_options
 from vitmods.recipes import TASK_PARTS, Recipe
 from vitmods.recipes.recipe import PARTS, check_fields, fields_by_name
 from vitmods.recipes.registry import parse_recipe
@@ -27,6 +27,7 @@ from vitmods.util.text import printable
 
 T = TypeVar("T")
 HELP_ALL = "--help-all"
+STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
 def _join_lines_of_help() -> None:
@@ -62,15 +63,9 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
 
     common: the options that --help shows; --help-all shows all of them. Empty: --help shows all.
     """
-    check_options([*accepted(kind)[1]], arguments, command)
-    shell_kind: type[Any] = kind
-    options_of_recipe = _training_options(arguments) if "training" in shell_kind.__dataclass_fields__ else None
-    if options_of_recipe is not None:
-        training_field = [("training", type(options_of_recipe), field(default=options_of_recipe))]
-        shell_kind = _derived(kind, training_field, kw_only=True)
+    shell_kind, options_of_recipe = _for_shell(kind, arguments)
     with_help = ["--help" if word == HELP_ALL else word for word in arguments]
-    style = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
-    cli = partial(tyro.cli, shell_kind, args=with_help, prog=f"vitmods {command}", config=style)
+    cli = partial(tyro.cli, shell_kind, args=with_help, prog=f"vitmods {command}", config=STYLE)
     if HELP_ALL in arguments or not (common and {"-h", "--help"} & set(arguments)):
         options = dict(vars(cli()))
         if options_of_recipe is not None:
@@ -99,75 +94,26 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "
     raise SystemExit(0)
 
 
-def accepted(kind: type[Any]) -> tuple[list[str], dict[str, str]]:
-    """Return what the positional arguments and the options of a command accept, in the words of `cli.completion`."""
-    positional: list[str] = []
-    options: dict[str, str] = {}
-    hints = get_type_hints(kind, include_extras=True)
-    for item in fields(kind):
-        if item.name == "training":  # fields of the recipe and of the tasks' parts
-            for name, (_, _, hint) in fields_by_name().items():
-                options[f"--{name}"] = _accepts(kind, name, hint)
-                if hint is bool:
-                    options[f"--no-{name}"] = ""
-            continue
-        hint, *extras = get_args(hints[item.name]) if get_origin(hints[item.name]) is Annotated else (hints[item.name],)
-        if is_dataclass(hint):
-            options |= accepted(cast(type[Any], hint))[1]
-            continue
-        values = _accepts(kind, item.name, hint)
-        if tyro.conf.Positional in extras:
-            positional.append(values)
-        elif tyro.conf.Suppress not in extras:
-            confs = [extra for extra in extras if hasattr(extra, "aliases")]
-            names = [conf.name for conf in confs if conf.name] or [item.name]
-            dashes = "--no-" if hint is bool and item.default is True else "--"
-            options |= {f"{dashes}{name}": values for name in names}
-            options |= {alias: values for conf in confs for alias in conf.aliases or ()}
-    return positional, {name.replace("_", "-"): values for name, values in options.items()}
+def print_completion(kinds: Mapping[str, type[Any]], arguments: Sequence[str]) -> None:
+    """Print what tyro writes for a shell, the last argument, to complete the commands and options of `vitmods`. Exits.
+
+    kinds: command -> the class of its options
+
+    Raises UserError for another shell.
+    """
+    if arguments[-1] not in ("bash", "zsh", "fish"):
+        raise UserError(f"{arguments[0]} needs the name of a shell: bash, zsh or fish.")
+    commands = [Annotated[_for_shell(kind, ())[0], tyro.conf.subcommand(name)] for name, kind in kinds.items()]
+    either: Any = reduce(or_, commands)
+    tyro.cli(either, args=arguments, prog="vitmods", config=STYLE)
 
 
-_KINDS = {
-    **{name: name for name in ("arm", "task", "metric", "recipe", "protocol", "table", "paper", "data", "device")},
-    **dict.fromkeys(("base", "models"), "model"),
-    "pretrain_data": "data",
-    **dict.fromkeys(("start", "checkpoint", "checkpoints", "target", "images", "reuse"), "file"),
-    **dict.fromkeys(("tune", "sweep"), "field"),
-    "arms": "arm",
-    "folder": "folder",
-    "train": "role",
-    "source": "data",
-    "log": "logger",
-    "pretrain": "task without labels",
-    "figures": "figure",
-}
-_PLACES = dict.fromkeys(("folder", "textures", "study"), "<folder>") | dict.fromkeys(("scores", "split_file"), "<file>")
-_NEW_FOLDERS = ("cache_dir", "draw", "figures")
-_WRITES_FILE = ("Report", "Evaluate", "Predict", "Export", "ShowTable")
-"""classes of commands whose --out is a file"""
-
-
-def _accepts(command: type[Any], name: str, hint: Any) -> str:
-    """Return what one option or positional argument accepts; a flag accepts nothing."""
-    is_optional = type(None) in get_args(hint)
-    kind = next(option for option in get_args(hint) if option is not type(None)) if is_optional else hint
-    is_several = get_origin(kind) is tuple
-    kind = get_args(kind)[0] if is_several else kind
-    several = "..." if is_several else ""
-    if kind is bool:
-        return ""
-    if get_origin(kind) is Literal:
-        return f"{{{','.join(map(str, get_args(kind)))}}}{several}"
-    if kind is Path:
-        is_new_folder = name in _NEW_FOLDERS or (name == "out" and command.__name__ not in _WRITES_FILE)
-        return "<new folder>" if is_new_folder else _PLACES.get(name, "<new file>")
-    if command.__name__ == "Decide" and name == "base":
-        return "?"
-    if name == "model":
-        return "<file>" if command.__name__ in ("Finetune", "Export") else "<model>"
-    if name == "name" and command.__name__ == "Changes":
-        return "<change>"
-    return f"<{_KINDS[name]}>{several}" if kind is str and name in _KINDS else f"?{several}"
+def _for_shell(kind: type[Any], arguments: Sequence[str]) -> tuple[type[Any], Any]:
+    """Return a command's class as tyro reads it, and the options of training in it, if it has them."""
+    if "training" not in kind.__dataclass_fields__:
+        return kind, None
+    options = _training_options(arguments)
+    return _derived(kind, [("training", type(options), field(default=options))], kw_only=True), options
 
 
 def _training_options(arguments: Sequence[str]) -> Any:

@@ -18,6 +18,7 @@ from vitmods.study.plan import measure_of
 from vitmods.study.trial import load_images, measure_model
 from vitmods.tasks.base import DEFAULT, make_task
 from vitmods.util.errors import UserError
+from vitmods.util.files import similar_folder
 from vitmods.util.text import listing
 
 if TYPE_CHECKING:
@@ -142,7 +143,8 @@ def _open(source: str, data: str | None) -> Checkpoint:
     trial."""
     checkpoint = Checkpoint.open(source) if data is not None or Path(source).is_dir() else None
     if checkpoint is None or (data is None and "data" not in checkpoint.settings):
-        raise UserError(f"{source} is not a trial's folder, which names its images: say which with --data.")
+        hint = similar_folder(Path(source)) or "Say which with --data."
+        raise UserError(f"{source} is not a trial's folder, which names its images. {hint}")
     settings = dict(checkpoint.settings)
     if settings.pop("train_on_all", False) and (data is None or data == settings["data"]):
         raise UserError(

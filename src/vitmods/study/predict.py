@@ -30,7 +30,7 @@ from vitmods.study.checkpoints import GRAPHS, Checkpoint, Graph
 from vitmods.tasks.base import DEFAULT, TASKS, Predicted, Task
 from vitmods.train.device import place
 from vitmods.util.errors import UserError
-from vitmods.util.files import expand_user, make_folder, write_atomically
+from vitmods.util.files import expand_user, make_folder, similar_folder, write_atomically
 from vitmods.util.limits import read_bytes
 
 T = TypeVar("T")
@@ -168,7 +168,8 @@ def _files(images: Sequence[str | Path]) -> list[Path]:
         elif glob.has_magic(str(path)):
             matches = list(map(Path, sorted(glob.glob(str(path), recursive=True))))
         else:
-            raise UserError(f"{label} does not exist: give images, folders of them, or patterns as 'photos/**/*.jpg'.")
+            hint = similar_folder(path) or "Give images, folders of them, or patterns as 'photos/**/*.jpg'."
+            raise UserError(f"{label} does not exist. {hint}")
         below = [file for match in matches for file in (images_below(match) if match.is_dir() else [match])]
         if not below:
             raise UserError(f"{label} does not contain images, by the endings of their names.")

@@ -201,11 +201,6 @@ def modules_from_outside() -> set[str]:
     return {entry.module for entry in entries if entry.is_from_outside}
 
 
-def has_plugins() -> bool:
-    """Whether modules outside the package have added things, or will: loaded ones, and those of entry points."""
-    return bool(asked_for or modules_from_outside() or importlib.metadata.entry_points(group=_PACKAGE))
-
-
 def plugins() -> list[str]:
     """List what another process must pass to ``load_plugins``: the modules outside the package that have added things,
     by name, or by path if Python cannot find them. Entry points are found without it."""
