@@ -17,7 +17,6 @@ def runs():
 
     class Notebook:
         def __init__(self, run):
-            self.resumed = run.key in rows_by_run
             self.rows = rows_by_run.setdefault(run.key, [run])
 
         def write(self, scalars, step):

@@ -1,11 +1,10 @@
 """Logs of a trial: means over steps, gradient norms and lambdas, metrics.jsonl (the record), TensorBoard, a progress
-bar, and services that collect the rows: Weights & Biases, MLflow, trackio, and those of plugins."""
+bar, and services that collect the rows: Weights & Biases, MLflow, and those of plugins."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-import io
 import json
 import math
 import os
@@ -17,7 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -146,17 +145,13 @@ class MetricsFile:
     """metrics.jsonl: one JSON object a line, in the order of the steps.
 
     The file is cut to `length` bytes when opened: what was written after the checkpoint that a trial resumes from
-    comes again. A TensorBoard log in `tensorboard`, if given, is rebuilt from the rows that stay. `open_logs`, if
-    given, gets these rows and how many there were before the cut, and opens loggers for those that follow.
+    comes again. A TensorBoard log in `tensorboard`, if given, is rebuilt from the rows that stay. `logs`, once set, get
+    the rows that follow.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        length: int,
-        tensorboard: Path | None,
-        open_logs: Callable[[Sequence[Mapping[str, Any]], int], Logs] | None = None,
-    ) -> None:
+    logs: Logs | None = None
+
+    def __init__(self, path: Path, length: int, tensorboard: Path | None) -> None:
         self.path = path
         with (
             disk_errors(path),
@@ -166,12 +161,11 @@ class MetricsFile:
             written = read_bytes(path, "text")
             if len(written) < length:
                 raise UserError(f"{path} is shorter than its checkpoint says. Delete its folder to train again.")
-            rows = [parse_json(line) for line in written[:length].splitlines()] if tensorboard or open_logs else []
+            rows = [parse_json(line) for line in written[:length].splitlines()] if tensorboard else []
             os.truncate(path, length)
             self._file = open(path, "ab")  # noqa: SIM115, closed by close()
         try:
             self._board = TensorBoard(tensorboard, rows) if tensorboard else None
-            self._logs = open_logs(rows, written.count(b"\n")) if open_logs else None
         except BaseException:
             self._file.close()
             raise
@@ -182,8 +176,8 @@ class MetricsFile:
             self._file.flush()
         if self._board is not None:
             self._board.write(row)
-        if self._logs is not None:
-            self._logs.write(row)
+        if self.logs is not None:
+            self.logs.write(row)
 
     def sync(self) -> int:
         """Put all rows on the disk; returns the length of the file in bytes."""
@@ -193,8 +187,8 @@ class MetricsFile:
 
     def close(self, status: str = "finished", scalars: Mapping[str, float] | None = None) -> None:
         """Tell the loggers how the trial ended, with its last numbers."""
-        if self._logs is not None:
-            self._logs.close(status, scalars or {})
+        if self.logs is not None:
+            self.logs.close(status, scalars or {})
         try:
             with disk_errors(self.path):
                 self._file.close()
@@ -323,10 +317,7 @@ class LoggedRun:
 
 
 class Logger(Protocol):
-    """An open run. An error in a method ends the log, never the trial."""
-
-    resumed: bool
-    """whether it already has the rows of an earlier part of this run"""
+    """An open run, or one that goes on. An error in a method ends the log, never the trial."""
 
     def write(self, scalars: Mapping[str, float], step: int) -> None:
         """Log `train/loss`, `val/top1`, ... after this step; a step may have several calls."""
@@ -372,27 +363,18 @@ def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
 class Logs:
     """Sends rows to several loggers; one that fails is reported once and dropped."""
 
-    def __init__(self, names: Sequence[str], run: LoggedRun, rows: Sequence[Mapping[str, Any]] = (), sent: int = 0):
-        """rows: those written already. sent: how many an earlier part of the run has sent; those beyond `rows` will be
-        written again. A resumed logger gets no row twice; a new one gets all."""
+    def __init__(self, names: Sequence[str], run: LoggedRun) -> None:
         self._run = run
         self._loggers: dict[str, Logger] = {}
-        self._skip: dict[str, int] = {}
 
         def open_run(name: str) -> None:
-            logger = self._loggers[name] = LOGGERS[name].open(run)
-            self._skip[name] = max(0, sent - len(rows)) if logger.resumed else 0
-            for row in () if logger.resumed else rows:
-                logger.write(scalars_of(row), row["step"])
+            self._loggers[name] = LOGGERS[name].open(run)
 
         self._for_each(names, open_run)
 
     def write(self, row: Mapping[str, Any]) -> None:
         def write_row(name: str) -> None:
-            if self._skip[name]:
-                self._skip[name] -= 1
-            else:
-                self._loggers[name].write(scalars_of(row), row["step"])
+            self._loggers[name].write(scalars_of(row), row["step"])
 
         self._for_each(tuple(self._loggers), write_row)
 
@@ -436,29 +418,20 @@ class Logs:
                 )
 
 
-def open_logs(
-    names: Sequence[str],
-    run: LoggedRun | None,
-    folder: Path,
-    seed: int,
-    rows: Sequence[Mapping[str, Any]],
-    sent: int,
-) -> Logs:
-    """Open the loggers of the trial in a folder. run: None identifies a trial outside of studies by its folder. rows,
-    sent: see `Logs`."""
+def open_logs(names: Sequence[str], run: LoggedRun | None, folder: Path, seed: int) -> Logs:
+    """Open the loggers of the trial in a folder. run: None identifies a trial outside of studies by its folder."""
     path = folder / "config.json"
     config = read_json(path) if path.exists() else {}
     place, arm = folder.resolve(), config.get("arm", "base")
     fields = {"study": place.name, "arm": arm, "seed": seed, "changes": config.get("changes", "")}
     run = run or LoggedRun(place.name, f"{arm} seed {seed}", key_of(str(place)), fields)
-    return Logs(names, replace(run, folder=folder, config=config), rows, sent)
+    return Logs(names, replace(run, folder=folder, config=config))
 
 
 class Wandb:
     """A run of Weights & Biases. WANDB_MODE, WANDB_ENTITY, WANDB_DIR and similar variables apply.
 
-    Offline, files go to `wandb/` of the trial's folder for `wandb sync`; the newest folder of a resumed trial has all
-    rows.
+    Offline, files go to `wandb/` of the trial's folder for `wandb sync`; each part of a resumed trial has a folder.
     """
 
     def __init__(self, run: LoggedRun) -> None:
@@ -473,11 +446,10 @@ class Wandb:
             config={**run.fields, "config": dict(run.config)},
             allow_val_change=True,
             dir=os.environ.get("WANDB_DIR") or (run.folder and str(run.folder.resolve())),
-            resume=None if wandb.setup().settings.mode == "offline" else "allow",  # offline it cannot be asked
+            resume="allow",
             reinit="create_new",
             settings=wandb.Settings(silent=True, console="off"),
         )
-        self.resumed = bool(self._run.resumed)
 
     def write(self, scalars: Mapping[str, float], step: int) -> None:
         self._run.log(dict(scalars), step=step)
@@ -498,35 +470,6 @@ def _check_wandb() -> None:
         )
 
 
-class Trackio:
-    """A run of trackio, which identifies it by project and name: the name ends in the run's key."""
-
-    def __init__(self, run: LoggedRun) -> None:
-        import trackio
-
-        with redirect_stdout(io.StringIO()) as output:  # stdout may be read by programs
-            self._run: Any = trackio.init(
-                project=re.sub(r"[^A-Za-z0-9_.-]+", "-", run.study),
-                name=f"{run.name} {run.key[:6]}",
-                group=run.group,
-                config={**run.fields, "kind": run.kind, "config": dict(run.config)},
-                resume="allow",
-                embed=False,
-                auto_log_cpu=False,
-            )
-        self.resumed = "Resumed existing run" in output.getvalue()
-        self._last_step = 0
-
-    def write(self, scalars: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(scalars), step=step)
-        self._last_step = step
-
-    def close(self, status: str, scalars: Mapping[str, float]) -> None:
-        self._run.log({**scalars, "status": status}, step=self._last_step)
-        with redirect_stdout(io.StringIO()):
-            self._run.finish()
-
-
 class Mlflow:
     """A run of MLflow, in the experiment named after the study; fields are tags, settings are parameters.
 
@@ -545,11 +488,10 @@ class Mlflow:
         experiment: Any = self._client.get_experiment_by_name(run.study)
         experiment_id = experiment.experiment_id
         earlier = self._client.search_runs([experiment_id], f"tags.`vitmods.key` = '{run.key}'", max_results=1)
-        self.resumed = bool(earlier)
         tags = {"vitmods.key": run.key}
         opened = earlier[0] if earlier else self._client.create_run(experiment_id, tags=tags, run_name=run.name)
         self._id = opened.info.run_id
-        if self.resumed:
+        if earlier:
             self._client.update_run(self._id, status="RUNNING")
         else:
             settings = {**run.fields, **(flatten(run.config) if run.config else {})}
@@ -595,5 +537,4 @@ def _check_mlflow() -> None:
 
 
 LOGGERS.add("wandb", LoggerKind(Wandb, needs="wandb", check=_check_wandb))
-LOGGERS.add("trackio", LoggerKind(Trackio, needs="trackio"))
 LOGGERS.add("mlflow", LoggerKind(Mlflow, needs="mlflow", check=_check_mlflow))

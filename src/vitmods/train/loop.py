@@ -161,8 +161,8 @@ class TrialRun:
         board = folder / "tb" if options.tensorboard else None
         self.metrics: MetricsFile | None = None  # in processes that write no files
         if self.processes.first:
-            open_loggers = partial(open_logs, options.log, logged, folder, seed) if options.log else None
-            self.metrics = MetricsFile(folder / METRICS, metrics_length, board, open_loggers)
+            self.metrics = MetricsFile(folder / METRICS, metrics_length, board)
+            self.metrics.logs = open_logs(options.log, logged, folder, seed) if options.log else None
         self._started = self._saved = self._logged = time.perf_counter()
 
     @property

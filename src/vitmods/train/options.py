@@ -51,7 +51,7 @@ class RunOptions:
     """divide weights, gradients and optimizer state among several processes (FSDP2), for models that do not fit one
     device; only `vitmods train` starts several processes"""
     log: tuple[str, ...] = ()
-    """loggers that get each trial's numbers, and the verdicts of a study, besides TensorBoard: wandb, mlflow, trackio
+    """loggers that get each trial's numbers, and the verdicts of a study, besides TensorBoard: wandb, mlflow
     (docs/training.md)"""
     record: tuple[Recorded, ...] = ()
     """log the gradient norm of each layer, or the trade-off of dynamic token norms (docs/analysis.md)"""
