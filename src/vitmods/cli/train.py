@@ -63,8 +63,7 @@ class Train:
     quiet: bool = False
     """no progress on the error stream"""
     dry_run: bool = False
-    """train nothing: show the model's size and the time of a step and of the trial; with several devices, the memory
-    that each of them needs, which takes none of it"""
+    """train nothing: show the model's size and the time of a step and of the trial, which needs one device"""
 
 
 @dataclass(frozen=True)
@@ -131,13 +130,12 @@ def main(arguments: Sequence[str], kind: type[Train] = Train, command: str = "tr
 
 def _dry_run(settings: Settings, options: Train) -> int:
     from vitmods.study.estimate import estimate_trial
-    from vitmods.util.text import duration, plural
+    from vitmods.util.text import duration
 
-    if options.devices > 1 or options.options.shard:
-        from vitmods.study.cost import trial_memory
-
-        for name, memory in trial_memory(settings, options.options, options.devices).items():
-            print(f"On each of {plural(options.devices, 'device')}, {name}: {memory}.")
+    _check_shared(settings, options.options, options.devices)
+    if options.devices > 1:
+        part = settings.recipe_of(settings.every_arm[-1]).batch_size // options.devices
+        print(f"{options.devices} devices train {part} images each in a step. A dry run of one device times it.")
         return 0
     timed = estimate_trial(settings, options.options)
     macs = "" if timed.macs is None else f", {timed.macs / 1e9:.3g} GMACs an image"

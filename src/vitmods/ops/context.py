@@ -37,7 +37,7 @@ def transformed() -> bool:
 
 
 _OF_ALL = frozenset(vars(nn.Module()))
-PLAIN = (nn.Parameter, Tensor, FakeTensor)  # fake ones while a graph is exported or memory is estimated
+PLAIN = (nn.Parameter, Tensor, FakeTensor)  # fake ones while a graph is exported
 
 
 def is_as_written(module: nn.Module, names: frozenset[str]) -> bool:

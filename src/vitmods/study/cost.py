@@ -1,26 +1,20 @@
 """Steps of a model on batches of noise, made as trials make them: their time and memory, and costs relative to base.
 
 Costs of arms are measured interleaved with base in one process (`vitmods.bench`).
-
-A step on fake tensors estimates the memory of a trial on each device in advance.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-import os
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vitmods.bench import (
     BLOCK_S,
@@ -33,25 +27,15 @@ from vitmods.bench import (
     rounds_of,
     seconds_per_call,
 )
-from vitmods.changes import Change
-from vitmods.changes.compose import edit
 from vitmods.data.batch import Batch
-from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_params
-from vitmods.model.vit import ViT, vit
+from vitmods.model.vit import ViT
 from vitmods.recipes import Recipe
 from vitmods.study.bases import Base, macs_of
-from vitmods.study.plan import Settings
-from vitmods.study.store import StudyFolder
-from vitmods.study.trial import TrialRunner, base_config
-from vitmods.tasks.base import DEFAULT, Task, TaskModel, make_task
-from vitmods.tasks.features import without_head
-from vitmods.train.device import DeviceAndPrecision, does_not_fit, is_out_of_memory
+from vitmods.tasks.base import Task, TaskModel
+from vitmods.train.device import DeviceAndPrecision
 from vitmods.train.distributed import StepLoss
-from vitmods.train.optim import Ema, clip_gradients, freeze, make_optimizer
-from vitmods.train.options import RunOptions, check_divides
-from vitmods.util.errors import UserError
-from vitmods.util.text import size
+from vitmods.train.optim import Ema, clip_gradients, make_optimizer
 
 
 class Steps:
@@ -76,8 +60,7 @@ class Steps:
         compiled: bool = False,
     ):
         self._other_models = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0  # bytes
-        is_placed = all(tensor.device == device for tensor in (*model.parameters(), *model.buffers()))
-        self.model = model if is_placed else model.to(device)  # fake tensors are moved once at most
+        self.model = model.to(device)
         self.recipe, self.device, self._images = recipe, device, images
         self._autocast = DeviceAndPrecision(device, recipe.precision).autocast
         self.task = copy.copy(task)
@@ -140,10 +123,10 @@ class Steps:
             call()  # kernels are chosen
         return batch
 
-    def peak(self, count: int, parts: int = 1) -> int:
+    def peak(self, count: int) -> int:
         """Bytes at the peak of a training step, without other models on the device."""
         self.timed(count)  # the optimizer's state is made
-        peak = peak_bytes(lambda: self.timed(count, parts, float("inf")), self.alive(), self.device)
+        peak = peak_bytes(lambda: self.timed(count), self.alive(), self.device)
         return peak - self._other_models
 
     def infer_peak(self, count: int) -> int:
@@ -318,185 +301,3 @@ class _TimedModel:
             ratios[work]["batch"] = self.batches[work]
         flops = self.macs / base.macs if self.macs and base.macs else None
         return {"params": self.params / base.params, "flops": flops, **ratios}
-
-
-PART_ON_CPU = 16  # images: more at once are no faster on a CPU and need more memory
-STEP_S = 20.0  # a longer step is cut short, the other parts taking as long
-
-
-@dataclass(frozen=True)
-class Rehearsal:
-    """Seconds and bytes of one optimizer step.
-
-    part:     images that are on the device at once
-    parts:    of a batch, of which `computed` were timed
-    part_s:   forward and backward of a part
-    update_s: clipping, optimizer and moving average
-    peak:     most bytes of tensors at once
-    """
-
-    part: int
-    parts: int
-    computed: int
-    part_s: float
-    update_s: float
-    peak: int
-
-    @property
-    def step_s(self) -> float:
-        return self.parts * self.part_s + self.update_s
-
-
-def rehearse(config: ViTConfig, recipe: Recipe, device: torch.device, task: str = DEFAULT) -> Rehearsal:
-    """Make two steps; the first gives the memory, the second the time.
-
-    If the recipe does not divide its batches, they are divided into parts that fit: halves on a GPU, 16 images on a
-    CPU.
-
-    Raises:
-        UserError: one image, or a part of the recipe's size, does not fit the memory of the device.
-    """
-    part = recipe.part_size if recipe.accumulate > 1 or device.type != "cpu" else min(PART_ON_CPU, recipe.part_size)
-    while True:
-        try:
-            steps = Steps(*make_model(vit(config), config.num_classes, recipe, task), recipe, device, config)
-            parts = -(-recipe.batch_size // part)
-            peak = steps.peak(part, min(2, parts))
-            return Rehearsal(part, parts, *steps.timed(part, parts, STEP_S), peak)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            if recipe.accumulate > 1 or part == 1:
-                raise does_not_fit(part, device) from None
-        torch.cuda.empty_cache()
-        part = -(-part // 2)
-
-
-def make_model(backbone: nn.Module, classes: int, recipe: Recipe, task: str) -> tuple[nn.Module, Task]:
-    """Return the model as a recipe trains it, and its task."""
-    made = make_task(task, recipe)
-    model = made.wrap(backbone if made.uses_head else without_head(backbone), classes)
-    freeze(model, recipe)
-    return model, made
-
-
-SAVING = ("recompute", "checkpointing")
-CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes on one device at the peak of a step, by what takes them. The allocator's gaps, the driver and buffers of
-    communication come on top: about a tenth, and a GB."""
-
-    weights: int
-    gradients: int
-    optimizer: int
-    average: int
-    """the moving average of the weights, or a task's teacher, if there is one"""
-    gathered: int
-    """of a divided model: blocks that are whole while they compute, and their gradients until they are divided"""
-    activations: int
-    """all else at the peak: what is kept for backward, the batch, and what operations make on their way"""
-    part: int
-    """images that are on the device at once"""
-
-    @property
-    def total(self) -> int:
-        return int(sum(vars(self).values())) - self.part
-
-    def __str__(self) -> str:
-        names = {
-            "average": "moving average",
-            "gathered": "whole blocks",
-            "activations": f"activations of {self.part} images at once",
-        }
-        parts = (f"{names.get(name, name)} {size(n)}" for name, n in vars(self).items() if n and name != "part")
-        return f"{size(self.total)}: {', '.join(parts)}"
-
-
-def memory_of(
-    config: ViTConfig, recipe: Recipe, task: str = DEFAULT, devices: int = 1, options: RunOptions | None = None,
-) -> Memory:  # fmt: skip
-    """Estimate the memory of a trial on each device. Nothing is computed or allocated.
-
-    Activations are those of `recipe.precision` on a GPU, where attention does not keep its weights.
-
-    Args:
-        config: the model, changes included.
-        recipe: gives the batch, which is divided among the devices and by `accumulate`, the optimizer, what is trained.
-        task: its name.
-        devices: processes that train together, a device each.
-        options: `recompute`, `checkpointing` and `shard` are read.
-
-    Raises:
-        UserError: a batch that cannot be divided, or a model that cannot be run so.
-    """
-    check_divides(recipe.batch_size, devices)
-    options = options or RunOptions("cpu")
-    options.check_processes(devices)
-    part = -(-recipe.batch_size // (devices * recipe.accumulate))
-    config = config.with_(**recipe.model.to_config())
-    with torch.device("meta"):
-        model, made = make_model(ViT(config), config.num_classes, recipe, task)
-    options.check_task(made, recipe)
-    options.save_memory(model)
-    with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # to copy a model, in PyTorch
-        steps = Steps(model.to_empty(device="cpu"), made, recipe, CPU, config)
-        peak = steps.peak(part, min(2, recipe.accumulate))
-        weights = _bytes([*steps.model.parameters(), *steps.model.buffers()])
-        gradients = _bytes([p for p in steps.model.parameters() if p.requires_grad])
-        states = [value for state in steps.optimizer.state.values() for value in state.values()]
-        optimizer = _bytes([value for value in states if isinstance(value, Tensor)])
-        model_tensors = set(map(id, (*steps.model.parameters(), *steps.model.buffers())))  # an average shares some
-        average = _bytes(
-            tensor
-            for kept in steps.averages()
-            for tensor in (*kept.parameters(), *kept.buffers())
-            if id(tensor) not in model_tensors
-        )
-    activations = max(0, peak - weights - gradients - optimizer - average)
-    if not options.shard:
-        return Memory(weights, gradients, optimizer, average, 0, activations, part)
-    weights, gradients, optimizer, average = (
-        -(-count // devices) for count in (weights, gradients, optimizer, average)
-    )
-    # FSDP2 gathers whole parameters: the block that computes, the next one, and those outside of blocks. It has a
-    # block's gradients twice, as they are computed and in the order in which they are sent.
-    backbone = model.backbone if isinstance(model, TaskModel) else model
-    blocks = [list(block.parameters()) for block in getattr(backbone, "blocks", ())]
-    in_blocks = {id(parameter) for block in blocks for parameter in block}
-    outside = _bytes([parameter for parameter in model.parameters() if id(parameter) not in in_blocks])
-    largest = max(map(_bytes, blocks), default=0)
-    trained = max((_bytes([p for p in block if p.requires_grad]) for block in blocks), default=0)
-    return Memory(weights, gradients, optimizer, average, 2 * largest + outside + 2 * trained, activations, part)
-
-
-def trial_memory(settings: Settings, options: RunOptions, devices: int = 1) -> dict[str, Memory]:
-    """Estimate the memory of a trial of the last arm: with these options, and in other ways that save memory.
-
-    Raises:
-        UserError: the model is not one that a ViTConfig describes, training would refuse it, or as for `memory_of`.
-    """
-    options.check_processes(devices)
-    arm, recipe = settings.every_arm[-1], settings.recipe
-    images = TrialRunner(StudyFolder(os.devnull), settings, options).dataset(recipe)
-    config = base_config(settings, images.num_classes)
-    changes = [change for change in arm.changes if isinstance(change, Change)]
-    if not isinstance(config, ViTConfig) or len(changes) < len(arm.changes):
-        raise UserError(
-            "Memory is estimated for vitmods' ViTs and their changes alone: leave --devices and --shard out."
-        )
-    config, recipe, task = edit(config, changes), settings.recipe_of(arm), settings.fixed.get("task", DEFAULT)
-    memory = {"as asked": memory_of(config, recipe, task, devices, options)}
-    for name in SAVING:
-        if not getattr(options, name) and not (name == "recompute" and options.compile):
-            saving: dict[str, Any] = {name: True}
-            with suppress(UserError):  # the model does not support it
-                memory[f"with --{name}"] = memory_of(config, recipe, task, devices, replace(options, **saving))
-    return memory
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 
 from vitmods.finetune import train_only
@@ -199,9 +198,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     if settings.moment == "bfloat16":
         return BFloat16Moment(groups, momentum if settings.name == "sgd" else adam)
     parameters = [parameter for group in groups for parameter in group["params"]]
-    # Fused CPU kernels do not support the fake tensors whose memory is counted.
-    fakes = any(type(p) is FakeTensor and p.device.type == "cpu" for p in parameters)
-    fused = not fakes and all(p.is_floating_point() and p.device.type in _FUSED for p in parameters)
+    fused = all(p.is_floating_point() and p.device.type in _FUSED for p in parameters)
     kernels: dict[str, Any] = {"fused": fused, "foreach": None if fused else True}
     if settings.name == "sgd":  # the fused form fails where a task trains a parameter only from some step on
         return torch.optim.SGD(groups, **momentum, foreach=True)

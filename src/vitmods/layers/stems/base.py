@@ -6,7 +6,6 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry
@@ -276,7 +275,7 @@ def take_patches(images: Tensor, keep: Tensor, patch_size: tuple[int, int]) -> T
 def check_keep(keep: Tensor, patches_as_images: int, patches: int) -> None:
     """Raises UserError unless ``keep`` is (B, K), K >= 1 different indices of patches for each image.
 
-    Values are not checked while a graph is traced or memory is estimated. A CUDA device checks them when it gets
+    Values are not checked while a graph is traced. A CUDA device checks them when it gets
     there: the host does not wait, and gets the error in a later call.
     """
     if not isinstance(keep, Tensor) or keep.dtype not in (torch.int64, torch.int32) or keep.ndim != 2:
@@ -287,7 +286,7 @@ def check_keep(keep: Tensor, patches_as_images: int, patches: int) -> None:
         )
     if not keep.shape[1]:
         raise UserError("keep is empty: at least one patch of each image must be visible.")
-    if torch.compiler.is_compiling() or type(keep) is FakeTensor:
+    if torch.compiler.is_compiling():
         return
     ordered = keep.sort(dim=1).values
     if keep.device.type == "cuda":
