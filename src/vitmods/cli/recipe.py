@@ -11,14 +11,12 @@ import tyro
 
 from vitmods.cli.options import HELP_ALL, parse
 from vitmods.util.errors import UserError
-from vitmods.util.text import duration, plural
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from vitmods.recipes import Recipe
     from vitmods.recipes.schedule import Resolved
-    from vitmods.study.cost import Rehearsal
 
 SMALL = 5_000  # images, for recipes that are not for one data set
 
@@ -46,7 +44,7 @@ class Show:
     examples:
       vitmods recipe show a2 --model B/16 --data-size 1281167 --batch 4096
       vitmods recipe show "augreg(level=light1,epochs=30,warmup_epochs=3)" --data-size 5000 --batch 64
-      vitmods recipe show deit --model S/16 --dry-run
+      vitmods recipe show deit --model S/16 --json
     """
 
     recipe: Annotated[str, tyro.conf.Positional]
@@ -59,16 +57,6 @@ class Show:
     """images per step; None: the recipe's"""
     epochs: int | None = None
     """passes over the images; None: the recipe's"""
-    img_size: int = 224
-    """image side in pixels, for the rehearsal"""
-    classes: int = 1000
-    """classes, for the rehearsal"""
-    accumulate: int = 1
-    """parts that each batch is computed in; 1: in the rehearsal, as many as fit"""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1 or mps, for the rehearsal"""
-    dry_run: bool = False
-    """make two steps at full shape on images of noise; show time, memory, and what the whole run would take here"""
     json: bool = False
     """print JSON, for programs"""
 
@@ -92,21 +80,14 @@ def main(arguments: Sequence[str]) -> int:
     check_agree(options.recipe, values)
     images = options.data_size or evidence(name).images or SMALL
     fields = {key: value for key, value in (settings | values).items() if key in (*LENGTHS, *WARMUPS)}
-    recipe = overridden(parse_recipe(options.recipe, **values), fields, images).with_(accumulate=options.accumulate)
+    recipe = overridden(parse_recipe(options.recipe, **values), fields, images)
     model = options.model or settings.get("model") or usual_model(name)
     length, of_model = resolve(recipe, images), architecture(name, model, settings)
     config = {**of_model, **recipe.model.to_config()}
-    # refuses a name that is not a ViT's, and images that it cannot cut
-    vit = ViTConfig.from_name(model, img_size=options.img_size, num_classes=options.classes, **config)
+    ViTConfig.from_name(model, **config)  # refuses a name that is not a ViT's
     rates = {f"{percent} %": lr_at(length, length.steps * percent // 100) for percent in (0, 10, 50, 100)}
-    rehearsal = None
-    if options.dry_run:
-        from vitmods.study.cost import rehearse
-        from vitmods.train.device import resolve as device_of
-
-        rehearsal = rehearse(vit, recipe, device_of(options.device), evidence(name).task)
     if not options.json:
-        print_recipe(name, model, images, recipe, length, config, rates, rehearsal)
+        print_recipe(name, model, images, recipe, length, config, rates)
         return 0
     facts: dict[str, Any] = {
         "name": name,
@@ -117,9 +98,6 @@ def main(arguments: Sequence[str]) -> int:
         "architecture": of_model,
         "recipe": recipe.to_dict(),
     }
-    if rehearsal is not None:
-        run_s = rehearsal.step_s * length.steps
-        facts["rehearsal"] = {**asdict(rehearsal), "step_s": rehearsal.step_s, "run_s": run_s}
     print(json.dumps(facts, indent=1))
     return 0
 
@@ -139,9 +117,8 @@ def print_recipe(
     length: Resolved,
     config: Mapping[str, Any],
     rates: Mapping[str, float],
-    rehearsal: Rehearsal | None,
 ) -> None:
-    """Print what the recipe is, then its parts, then the rehearsal if there was one; rows without a value are left out.
+    """Print what the recipe is, then its parts; rows without a value are left out.
 
     Args:
         config: fields of a ViTConfig besides the name of its size.
@@ -225,16 +202,6 @@ def print_recipe(
         "model": {"call": f"vm.vit({call})"},
         "not stated": {"": facts.not_stated},
     }
-    if rehearsal is not None:
-        cut = f"{plural(rehearsal.parts, 'part')} of {rehearsal.part:,}"
-        computed = f", {rehearsal.computed:,} of them computed" if rehearsal.computed < rehearsal.parts else ""
-        run_s = rehearsal.step_s * length.steps
-        sections["here"] = {
-            "a step": f"{duration(rehearsal.step_s)}: {cut}{computed}; update {duration(rehearsal.update_s)}",
-            "speed": f"{recipe.batch_size / rehearsal.step_s:,.3g} images/s",
-            "memory": f"{rehearsal.peak / 2**30:.3g} GiB of tensors at most",
-            "whole run": f"about {duration(run_s)}, plus reading, augmenting and evaluating",
-        }
     console = Console()
     console.print(Text.assemble((name, "bold cyan"), "  ", (summary(name), "bold")))
     table = _grid("part", "field", "value")
