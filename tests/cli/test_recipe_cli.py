@@ -57,9 +57,9 @@ def test_show_prints_everything_resolved(capsys, monkeypatch):
 
 
 def test_show_has_both_conventions_of_decay_and_the_papers_images(capsys):
-    text = flat(said(capsys, "recipe", "show", "augreg", "--accumulate", "16"))
+    text = flat(said(capsys, "recipe", "show", "augreg"))
     for words in (
-        "images 1,268,355 batch 4,096 in 16 parts of 256 steps 92,700",
+        "images 1,268,355 batch 4,096 steps 92,700",
         "at 10 % 0.000927",
         "at 100 % 0 ",
         "decay 0.1 times the learning rate; 0.0001 where it is not multiplied, as in big_vision",

@@ -131,7 +131,6 @@ def print_recipe(
 
     facts, augment, optimizer = evidence(name), recipe.augment, recipe.optimizer
     repeats = f", {augment.repeats} of an image in an epoch" if augment.repeats > 1 else ""
-    parts = f" in {recipe.accumulate} parts of {recipe.part_size:,}" if recipe.accumulate > 1 else ""
     scaled = f" ({optimizer.lr:g} for a batch of {optimizer.lr_batch:,})" if optimizer.lr_batch is not None else ""
     lowest = f", down to {length.min_lr:g}" if length.min_lr else ""
     betas = f"betas {optimizer.beta1:g}, {optimizer.beta2:g}, eps {optimizer.adam_eps:g}"
@@ -164,7 +163,7 @@ def print_recipe(
         "": {"paper": facts.paper, "data": facts.data, "expected": facts.expected},
         "length": {
             "images": f"{images:,}",
-            "batch": f"{recipe.batch_size:,}{parts}",
+            "batch": f"{recipe.batch_size:,}",
             "steps": f"{length.steps:,}: {length.epochs:,.4g} epochs of {length.steps_per_epoch:,}",
             "warm-up": f"{length.warmup_steps:,.0f} steps, {100 * length.warmup_steps / length.steps:.3g} % of all",
             "views": f"{length.images_seen:,}{repeats}",
