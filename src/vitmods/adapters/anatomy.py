@@ -2,21 +2,22 @@
 of its modules, their order from one run."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitmods.adapters.running import Inputs, run, tensors_of
+from vitmods.adapters.replay import Edit, Replay, record, scaling
+from vitmods.adapters.running import Inputs, run
 from vitmods.changes.insertions import Branch, Parts
 from vitmods.layers.norms import NORMS
 from vitmods.model.slots import NormConfig
 
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "nhead", "n_head")
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "nhead", "n_head", "heads")
 _MAPS = (nn.Linear, nn.Conv2d, nn.Conv3d)
 JOINT = ("qkv", "query_key_value", "c_attn", "qkv_proj", "in_proj", "to_qkv", "Wqkv")
 QUERY = ("q_proj", "query", "q", "to_q", "q_lin", "wq", "q_linear", "linear_q", "projection_query")
@@ -230,6 +231,16 @@ class Anatomy:
             return False
         return any(isinstance(m, nn.Conv2d | nn.Embedding) for n, m in self.modules.items() if _within(n, part))
 
+    def reason(self, attention: str, called: Container[str]) -> str:
+        """Why an attention is in none of the blocks; what starts with "it" is no obstacle."""
+        if attention not in called:
+            return "is not run on this input: give example= that runs it"
+        if getattr(self.modules[attention], "stride", 1) not in (1, (1, 1)):
+            return "it changes the number of tokens"
+        owner = self._block_of(attention)
+        pools = owner is not None and self._pools(owner, attention)
+        return "it pools tokens" if pools else "is not in a residual block with an MLP"
+
     def _in_attention(self, name: str) -> bool:
         return any(_within(name, attention) for attention in self.attentions)
 
@@ -314,47 +325,79 @@ def widths(linear: nn.Module) -> tuple[int, int]:
 
 
 def find_parts(model: nn.Module, inputs: Inputs) -> Parts:
-    """The parts of a model that changes refer to, from its structure and a few runs.
+    """The parts of a model that changes refer to, from its structure and from repeated runs of its blocks.
 
-    A branch's module is the outermost one that can be set to zero so that, with the other branches at zero too, the
-    block returns its input: it does not contain the residual. Where none does (post-norm), it is the last projection.
+    A branch's module is the outermost one whose output is the branch's, without the residual: scaled and left out
+    while the other branches of the block are left out, it scales and leaves out what is added to the stream. Branches
+    of a block where no choice of modules does so are not among the parts. ``model`` has random weights.
 
     In a model without attention no block is recognized.
     """
     anatomy, last = Anatomy(model), order_of_calls(model, inputs)
-    in_lists = [block for block in anatomy.blocks if block.name.rpartition(".")[2].isdigit()]
-    blocks = [block for block in in_lists or anatomy.blocks if block.name in last]  # a pooling head is not in a list
-    chains = {block.name: list(_chains(anatomy, block.name, last)) for block in blocks}
-    chosen = {name: [names[-1] for _, names in of_block] for name, of_block in chains.items()}
-    remaining = dict.fromkeys(chains)
-    longest = max((len(names) for of_block in chains.values() for _, names in of_block), default=0)
-    for attn, mlp in sorted(product(range(longest), repeat=2), key=sum):
-        tried = {
-            name: [names[min(attn if kind == "attn" else mlp, len(names) - 1)] for kind, names in chains[name]]
-            for name in remaining
-        }
-        for name in _returning_input(model, inputs, tried):
-            chosen[name] = tried[name]
-            del remaining[name]
-        if not remaining:
-            break
-    branches = []
-    for name, of_block in chains.items():
-        norms = {s.role: s.name for s in reversed(anatomy.sites) if _below(s.name, name) and s.name in last}
-        for (kind, names), module in zip(of_block, chosen[name], strict=True):
-            hidden, dim = widths(anatomy.modules[names[-1]])
-            norm = norms.get(kind)
-            is_before = norm is not None and last[norm] < last[names[-1]]
-            branches.append(Branch(kind, name, module, names[-1], dim, hidden, norm if is_before else None))
-    attentions = [a for a in anatomy.attentions if a in last and any(_within(a, name) for name in chains)]
+    blocks = [block.name for block in anatomy.blocks if block.name in last]
+    norms = {b: [s.name for s in anatomy.sites if _below(s.name, b) and s.name in last] for b in blocks}
+    calls: dict[str, list[Replay]] = {block: [] for block in blocks}
+    for call in record(model, inputs, norms, training=False):
+        calls[call.block].append(call)
+    branches: list[Branch] = []
+    post_norm: list[str] = []
+    found: tuple[int, ...] = (0, 0)
+    for name in blocks:
+        chains = [(kind, _trailing(anatomy, name, names, last) + names) for kind, names in _chains(anatomy, name, last)]
+        longest = max((len(names) for _, names in chains), default=0)
+        # Blocks of a model are alike: what the one before has is tried first.
+        for levels in sorted(product(range(longest), repeat=2), key=lambda pair: (pair != found, sum(pair))):
+            modules = [names[min(levels[kind == "mlp"], len(names) - 1)] for kind, names in chains]
+            points = _points(anatomy, calls[name], [names[-1] for _, names in chains], modules)
+            if points is not None:
+                found = levels
+                post_norm += [name] if any(points) else []
+                branches += [_branch(anatomy, name, *pair, last) for pair in zip(chains, modules, strict=True)]
+                break
+    attentions = [a for a in anatomy.attentions if a in last and any(_within(a, name) for name in blocks)]
     before = next((site for site in anatomy.sites if site.role == "attn"), None)
     config = NormConfig()
     if before:
         norm = anatomy.modules[before.name]
         kinds = (name for name, kind in NORMS.items() if type(norm) is kind.module)
         config = NormConfig(next(kinds, "rms" if before.name in anatomy.rms else "layer"), eps_of(norm))
-    stem = _stem(anatomy, list(chains), last, {branch.dim for branch in branches})
-    return Parts(tuple(chains), tuple(branches), tuple(attentions), stem, config, tuple(remaining))
+    stem = _stem(anatomy, blocks, last, {branch.dim for branch in branches})
+    others = {a: anatomy.reason(a, last) for a in anatomy.attentions if a not in attentions}
+    return Parts(
+        tuple(blocks), tuple(branches), tuple(attentions), stem, config, tuple(post_norm), tuple(others.items())
+    )
+
+
+def _trailing(anatomy: Anatomy, block: str, chain: list[str], last: dict[str, int]) -> list[str]:
+    """The first norm behind the projection of a branch: it may be the branch's last part (Swin V2, Gemma 2)."""
+    later = [s.name for s in anatomy.sites if _below(s.name, block) and last.get(s.name, -1) > last[chain[-1]]]
+    norms = sorted(later, key=last.__getitem__)[:1]
+    dim = widths(anatomy.modules[chain[-1]])[1]
+    return [n for n in norms if _dim(anatomy.modules[n]) == dim and not any(_below(n, module) for module in chain)]
+
+
+def _points(anatomy: Anatomy, calls: list[Replay], projections: list[str], modules: list[str]) -> list[int] | None:
+    """Where the branches with these modules are added to the stream, in each call of the block, numbered as by
+    `Replay.run`; None where one is not."""
+    points = []
+    for call in calls:
+        for projection, module in zip(projections, modules, strict=True):
+            others: dict[str, Edit] = {other: torch.zeros_like for other in modules if other != module}
+            like = next(anatomy.modules[projection].parameters()).new_ones(widths(anatomy.modules[projection])[1])
+            point = call.adds(scaling(module), others, like, strict=True)
+            if point is None:
+                return None
+            points.append(point)
+    return points
+
+
+def _branch(anatomy: Anatomy, block: str, chain: tuple[Any, list[str]], module: str, last: dict[str, int]) -> Branch:
+    kind, names = chain
+    norms = {s.role: s.name for s in reversed(anatomy.sites) if _below(s.name, block) and s.name in last}
+    hidden, dim = widths(anatomy.modules[names[-1]])
+    norm = norms.get(kind)
+    is_before = norm is not None and last[norm] < last[names[-1]]
+    return Branch(kind, block, module, names[-1], dim, hidden, norm if is_before else None)
 
 
 def order_of_calls(model: nn.Module, inputs: Inputs) -> dict[str, int]:
@@ -401,34 +444,6 @@ def _chains(anatomy: Anatomy, block: str, last: dict[str, int]) -> Iterator[tupl
         ends = not any(_within(later, chain[0]) for later in outside[index + 1 :])
         if ends and widths(modules[name])[1] == dim:  # else a map to the hidden layer, in a module of its own
             yield "mlp", chain
-
-
-def _returning_input(model: nn.Module, inputs: Inputs, branches: dict[str, list[str]]) -> list[str]:
-    """The blocks, of these with their branches, that return their input when the outputs of all branches are zero."""
-    same: dict[str, bool] = {}
-
-    def to_zero(module: nn.Module, args: Any, output: Any) -> Any:
-        first = next(tensors_of(output))
-        return torch.zeros_like(first) if output is first else (torch.zeros_like(first), *output[1:])
-
-    def compare(module: nn.Module, args: Any, keywords: Any, output: Any, name: str) -> None:
-        before, after = next(tensors_of([*args, *keywords.values()])), next(tensors_of(output))
-        equal = before.shape == after.shape and torch.allclose(before, after, 1e-5, 1e-6)
-        same[name] = same.get(name, True) and equal
-
-    hooks = []
-    for name, modules in branches.items():
-        hooks += [model.get_submodule(module).register_forward_hook(to_zero) for module in modules]
-        block = model.get_submodule(name)
-        hooks.append(block.register_forward_hook(partial(compare, name=name), with_kwargs=True))
-    try:
-        run(model, inputs)
-    except Exception:  # a module whose output is not a tensor or a tuple, or whose shape is needed elsewhere
-        return []
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return [name for name, equal in same.items() if equal]
 
 
 def _stem(anatomy: Anatomy, blocks: list[str], last: dict[str, int], dims: set[int]) -> str | None:

@@ -9,12 +9,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitmods.adapters.anatomy import find_parts
 from vitmods.adapters.apply import as_vit, preserved, verify
 from vitmods.adapters.running import find_inputs, run, tensors_of
-from vitmods.adapters.surgery import difference, width_of
+from vitmods.adapters.surgery import difference, parts_of, width_of
 from vitmods.changes import Change
-from vitmods.changes.insertions import After
+from vitmods.changes.insertions import After, Heads, OnBranch
 from vitmods.model.flops import count_macs, count_params
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
@@ -37,6 +36,8 @@ class Diff:
     papers: tuple[str, ...]
     advice: tuple[str, ...] = ()
     """the papers' advice against it in a model like this; in place, where it sits in post-norm blocks"""
+    attentions: str = ""
+    """in place, how many of the model's attentions were changed, and why the others were not"""
     in_place: str = ""
     """the class that a model of another library kept"""
 
@@ -52,6 +53,7 @@ class Diff:
             *((kind, names) for kind in ("added", "removed", "changed") for names in _group(getattr(self, kind))),
             ("preserves", f"{self.preserves} (outputs on {self.images} differ by {self.drift:.1e} of the largest)"),
             *((("in place", f"a {self.in_place} with the names of its weights"),) if self.in_place else ()),
+            *((("attentions", self.attentions),) if self.attentions else ()),
             *(("paper", paper) for paper in self.papers),
             *(("advice", advice) for advice in self.advice),
         ]
@@ -107,7 +109,16 @@ def _diff_in_place(old: nn.Module, new: nn.Module, images: torch.Tensor | None) 
         macs.append(counter.get_total_flops() // 2 // len(next(tensors_of(inputs))))
     before, after = (getattr(model, "vm_changes", ()) for model in (old, new))
     changes: tuple[Change, ...] = after[len(before) :]
-    parts = find_parts(old, inputs)
+    parts = [parts_of(values) for values in getattr(new, "vm_record", ())[len(before) :]]
+    inserted = [list(change.insertions(part)) for change, part in zip(changes, parts, strict=True)]
+    of_attention = [
+        p for p, kinds in zip(parts, inserted, strict=True) if any(isinstance(i, OnBranch | Heads) for i in kinds)
+    ]
+    counts = [
+        f"{len(p.attentions)} of {len(p.attentions) + len(p.others)} changed"
+        + "".join(f"; {name}: {why}" for name, why in p.others)
+        for p in of_attention
+    ]
     return Diff(
         **_facts(old, new, changes),
         macs=(macs[0], macs[1]),
@@ -115,9 +126,10 @@ def _diff_in_place(old: nn.Module, new: nn.Module, images: torch.Tensor | None) 
         images="a random input" if images is None else f"{len(images)} given images",
         advice=tuple(
             f"{change}: in the post-norm blocks of this model it sits on the branches, before the norms of the sums"
-            for change in changes
-            if parts.post_norm and any(isinstance(insertion, After) for insertion in change.insertions(parts))
+            for change, part, kinds in zip(changes, parts, inserted, strict=True)
+            if part.post_norm and any(isinstance(insertion, After) for insertion in kinds)
         ),
+        attentions=" and ".join(dict.fromkeys(counts)),
         in_place=type(new).__name__,
     )
 

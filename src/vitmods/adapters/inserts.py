@@ -1,6 +1,6 @@
 """Modules that changes put into models of other libraries, and the hooks that call them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from vitmods.adapters.replay import on_first
 from vitmods.layers.stems import Stem
 from vitmods.util.errors import UserError
 
@@ -71,13 +72,6 @@ class Insert(nn.Module):
             self.hung[child] = [module, *handles]
 
 
-def _on_first(output: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The output with its first tensor replaced; other modules return tuples."""
-    if isinstance(output, Tensor):
-        return function(output)
-    return (function(output[0]), *output[1:])
-
-
 class Scale(Insert):
     """A learned factor for each channel of a branch's output: LayerScale."""
 
@@ -86,7 +80,7 @@ class Scale(Insert):
         self.weight = nn.Parameter(torch.full((dim,), init))
 
     def after(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return _on_first(output, lambda x: x * self.weight)
+        return on_first(output, lambda x: x * self.weight)
 
 
 class InsertedNorm(Insert):
@@ -102,7 +96,7 @@ class InsertedNorm(Insert):
         return (self.norm(args[0]), *args[1:])
 
     def after(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return _on_first(output, self.norm)
+        return on_first(output, self.norm)
 
 
 class PatchNorms(Insert):
@@ -158,6 +152,8 @@ class Gates(Insert):
         heads, tokens, self.tokens = args[0], self.tokens, None
         if self.gate is None or tokens is None:
             return args
+        if tokens.shape[:-1] != heads.shape[:-1]:
+            raise UserError("The output projection of this attention does not read the tokens that its queries read.")
         gates = self.gate(tokens).sigmoid()
         return ((heads.unflatten(-1, (gates.shape[-1], -1)) * gates[..., None]).flatten(-2), *args[1:])
 
@@ -195,17 +191,17 @@ class HeadNorms(Insert):
         self.modes: list[_NormedHeads] = []
 
     def after_query(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return _on_first(output, lambda x: self.q_norm(x.unflatten(-1, (self.heads[0], -1))).flatten(-2))
+        return on_first(output, lambda x: self.q_norm(x.unflatten(-1, (self.heads[0], -1))).flatten(-2))
 
     def after_key(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return _on_first(output, lambda x: self.k_norm(x.unflatten(-1, (self.heads[1], -1))).flatten(-2))
+        return on_first(output, lambda x: self.k_norm(x.unflatten(-1, (self.heads[1], -1))).flatten(-2))
 
     def after_key_value(self, module: nn.Module, args: Any, output: Any) -> Any:
         def normalize(x: Tensor) -> Tensor:
             k, v = x.unflatten(-1, (2, self.heads[1], -1)).unbind(-3)
             return torch.stack((self.k_norm(k), v), -3).flatten(-3)
 
-        return _on_first(output, normalize)
+        return on_first(output, normalize)
 
     def after_joint(self, module: nn.Module, args: Any, output: Any) -> Any:
         axis, shape = (-3, (3, self.heads[0], -1)) if self.layout == "thd" else (-2, (self.heads[0], 3, -1))
@@ -214,7 +210,7 @@ class HeadNorms(Insert):
             q, k, v = x.unflatten(-1, shape).unbind(axis)
             return torch.stack((self.q_norm(q), self.k_norm(k), v), axis).flatten(-3)
 
-        return _on_first(output, normalize)
+        return on_first(output, normalize)
 
     def before_attention(self, module: nn.Module, args: Any) -> None:
         self.modes.append(_NormedHeads(self))

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -82,12 +83,28 @@ def runs(model: nn.Module, inputs: Inputs) -> bool:
     return True
 
 
-def run(model: nn.Module, inputs: Inputs, gradients: bool = False) -> list[Tensor]:
-    """The tensors that the model puts out, in evaluation mode; the same whenever it draws random numbers (masks)."""
+def run(model: nn.Module, inputs: Inputs, gradients: bool = False, training: bool = False) -> list[Tensor]:
+    """The tensors that the model puts out, in evaluation mode or in training mode without dropout."""
     arguments, keywords = inputs
-    with torch.random.fork_rng(devices=[]), evaluating(model), torch.set_grad_enabled(gradients):
-        torch.default_generator.manual_seed(0)  # `torch.manual_seed` would seed accelerators too, and leave them so
+    with steady(model, training), torch.set_grad_enabled(gradients):
         return list(tensors_of(model(*arguments, **keywords)))
+
+
+@contextmanager
+def steady(model: nn.Module, training: bool = False) -> Iterator[None]:
+    """Evaluation mode, or training mode without dropout, and the same random numbers whenever a model draws some
+    (masks); modes, buffers and the caller's random numbers are left as they were."""
+    with torch.random.fork_rng(devices=[]), evaluating(model):
+        torch.default_generator.manual_seed(0)  # `torch.manual_seed` would seed accelerators too, and leave them so
+        kept = [(b, b.detach().clone()) for b in model.buffers()] if training else []  # BatchNorm's
+        for module in model.modules() if training else ():
+            module.training = "drop" not in type(module).__name__.lower()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in kept:
+                    buffer.copy_(value)
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
@@ -117,6 +134,17 @@ def reads_last(model: nn.Module, inputs: Inputs) -> bool | None:
         if a.is_floating_point() and a.ndim > 2 and a.shape[:2] == tokens.shape[:2]:
             return float((a - b)[:, :-1].abs().max()) > 1e-5 * float(a.abs().max())
     return None
+
+
+def fresh(value: Any) -> Any:
+    """A copy of what a module is called with; modules among it stay."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if type(value) in (list, tuple):
+        return type(value)(map(fresh, value))
+    if type(value) is dict:
+        return {key: fresh(item) for key, item in value.items()}
+    return value if isinstance(value, nn.Module) else copy.deepcopy(value)
 
 
 def copy_model(model: nn.Module) -> nn.Module:

@@ -30,6 +30,7 @@ from vitmods.adapters.exact_rms import center_stream, rms_swaps
 from vitmods.adapters.grid import UNKNOWN, ReadsMask, give_grids
 from vitmods.adapters.inserts import Gates, HeadNorms, Insert, InsertedNorm, PatchNorms, Scale, StemOfImages
 from vitmods.adapters.norm_choice import choose_norms, is_frozen
+from vitmods.adapters.replay import Edit, Replay, record, same, scaling, scrambled, tolerance_of
 from vitmods.adapters.running import Inputs, check_not_wrapped, copy_model, find_inputs, reads_last, run, tensors_of
 from vitmods.changes import Change, parse_changes
 from vitmods.changes.compose import check_conflicts
@@ -59,7 +60,6 @@ from vitmods.util.errors import NoEffect, NotCertified, NotRecognized, UnfitStem
 
 PREFIX = "vm_"
 """of the names of inserted modules"""
-TOLERANCE = 2e-5
 MOST_CHANGES = 100  # that a folder may list; each looks at all modules
 INEXACT = "Write norm(kind=rms,exact=false), which keeps the weights and alters the outputs."
 
@@ -67,6 +67,15 @@ INEXACT = "Write norm(kind=rms,exact=false), which keeps the weights and alters 
 LAYOUTS = ("slot", "separate", "thd", "htd", "sdpa")
 KEY = ("k_proj", "key", "k", "to_k", "k_lin", "wk", "k_linear", "linear_k", "projection_key")
 PAIR = ("kv", "to_kv")
+
+
+class _Place(NamedTuple):
+    """An insertion in its neutral form: ``finish`` makes it the change's, ``scale`` scales its ``branch`` where it is,
+    by factors of channels."""
+
+    finish: Callable[[], None]
+    branch: Branch | None = None
+    scale: Callable[[Tensor], Mapping[str, Edit]] | None = None
 
 
 class _HeadPlace(NamedTuple):
@@ -80,21 +89,61 @@ class _HeadPlace(NamedTuple):
     axis: int
     undo: Callable[[], None]
 
-    def set_factors(self, queries: Tensor, keys: Tensor) -> None:
-        """Factors of the heads of keys, and of those of the queries that read them, instead of norms."""
-        shape = (-1,) + (1,) * (-1 - self.axis)
-        p = next(self.reference.parameters())
-        queries = queries.repeat_interleave(self.heads[0] // self.heads[1])
-        self.owner.q_norm = _Factors(queries.view(shape).to(p))
-        self.owner.k_norm = _Factors(keys.view(shape).to(p))
+    def set_factors(self, queries: Tensor | float, keys: Tensor | float) -> None:
+        """Factors instead of norms: one for each head of keys, and of the queries that read them, or one for all."""
+        p, shape = next(self.reference.parameters()), (-1,) + (1,) * (-1 - self.axis)
+        if isinstance(queries, Tensor):
+            queries = queries.repeat_interleave(self.heads[0] // self.heads[1]).view(shape).to(p)
+        keys = keys.view(shape).to(p) if isinstance(keys, Tensor) else keys
+        self.owner.q_norm, self.owner.k_norm = _Factors(queries), _Factors(keys)
+
+    def is_of(self, read: Tensor, strict: bool, by_head: bool, by_token: bool) -> bool:
+        """Whether each channel of a head's queries and keys acts on the channels of this head alone in ``read``, and,
+        if ``strict``, on them (``by_head``); and queries on their own token alone (``by_token``)."""
+        (heads, of_keys), wide = self.heads, read.shape[-1] // self.heads[0]
+        factors: list[Any] = [cast(Any, norm).factors for norm in (self.owner.q_norm, self.owner.k_norm)]
+        draw = torch.randn(read.shape, generator=torch.Generator().manual_seed(0)).to(read)
+
+        def effects(part: Tensor) -> list[Tensor]:
+            """Absolute gradients of factors of queries and keys (..., heads, channels)."""
+            found = torch.autograd.grad(part.sum(), factors, retain_graph=True, allow_unused=True)
+            return [torch.zeros(1) if g is None else g.abs().movedim(self.axis, -2) for g in found]
+
+        for head in range(heads) if by_head else ():
+            own = slice(head * wide, (head + 1) * wide)
+            group, one = effects((read * draw)[..., own]), effects((read * draw)[..., own.start]) if strict else ()
+            for at, number in enumerate((head, head * of_keys // heads)):
+                if (channels := group[at]).ndim < 3:
+                    return False
+                channels = channels.flatten(0, -3).sum(0)
+                leaks = channels.sum(1).index_fill(0, torch.tensor(number, device=channels.device), 0).max()
+                if leaks > 1e-6 * channels.max():
+                    return False
+                if strict:
+                    channels = one[at].flatten(0, -3).sum(0)[number]
+                    if not channels.min() > 1e-6 * channels.max():
+                        return False
+        for token in (-1, read.shape[-2] // 2) if by_token else ():
+            tokens = effects((read * draw)[..., token, :])[0].sum((-1, -2))
+            if tokens.shape != read.shape[:-1]:
+                return False
+            at_token = tokens.select(-1, token).max()
+            tokens.select(-1, token).zero_()
+            if tokens.max() > 1e-6 * at_token or (strict and not at_token):
+                return False
+        return True
 
 
 class _Factors(nn.Module):
-    def __init__(self, factors: Tensor) -> None:
+    """Multiplies by factors; by ones that may have a gradient where there are none."""
+
+    def __init__(self, factors: Any) -> None:
         super().__init__()
         self.factors = factors
 
     def forward(self, x: Tensor) -> Tensor:
+        if not isinstance(self.factors, Tensor):
+            self.factors = torch.full_like(x, self.factors, requires_grad=torch.is_grad_enabled())
         return x * self.factors
 
 
@@ -114,9 +163,10 @@ def operate(model: nn.Module, *changes: Change, example: Any = None) -> nn.Modul
     """A copy of a model of any library with the changes put in, in order: its class, the names of its weights and the
     weights stay. The old model is untouched.
 
-    Every insertion is certified by runs on a small input (``example``, or one that is made: images of the model's size,
-    words, tokens): in a neutral form it leaves all outputs as they are, every new parameter gets a gradient, and the
-    old weights are still there under their names.
+    Every insertion is certified on a small input (``example``, or one that is made: images of the model's size, words,
+    tokens), on the model as it is and on a copy with random weights, in evaluation and in training without dropout:
+    where it is, it computes what the change defines (docs/in-place.md), in a neutral form it leaves all outputs and
+    those of the last block as they are, every new parameter gets a gradient, and the old weights are still there.
 
     Raises UserError if a change needs a model that can be read, a part that the change refers to is not recognized, or
     a certificate fails; SlotConflict when two changes claim one slot; NoEffect for a change that alters nothing.
@@ -126,6 +176,7 @@ def operate(model: nn.Module, *changes: Change, example: Any = None) -> nn.Modul
     if any(parameter.is_meta for parameter in model.parameters()):
         raise UserError("The model is on the meta device and has no weights: load them first.")
     new = copy_model(model)
+    make_plain(new)
     inputs = find_inputs(new, example, width_of(new))
     if inputs is None:
         raise NotRecognized(
@@ -137,11 +188,12 @@ def operate(model: nn.Module, *changes: Change, example: Any = None) -> nn.Modul
     record = list(getattr(model, "vm_record", ()))
     for change in changes:
         change.check_start(new)
-        before = new.state_dict()
-        operation = _Operation(new, change, find_parts(new, inputs), {}, inputs)
-        new = operation.run()
-        _check_kept(change, before, new.state_dict(), operation.removed)
-        _check_gradients(change, new, inputs, before.keys())
+        with torch.random.fork_rng(devices=[]):
+            trial, given = scrambled(new, inputs)
+            operation = _Operation(trial, change, find_parts(trial, given), {}, given, strict=True)
+            operation.certified()
+        operation = _Operation(new, change, operation.parts, operation.layouts, inputs)
+        new = operation.certified()
         if is_causal and reads_last(new, inputs):
             raise NotCertified(
                 f"'{change}' cannot be put into this model: it is causal, and tokens would see later ones."
@@ -170,14 +222,19 @@ def repeat(model: nn.Module, record: Sequence[Mapping[str, Any]]) -> nn.Module:
             raise ValueError(f"it lists more than {MOST_CHANGES}")
         for values in record:
             (change,) = parse_changes(values["change"])
-            parts = dict(values["parts"])
-            parts["branches"] = tuple(Branch(**branch) for branch in parts["branches"])
-            parts["norm"] = NormConfig(**parts["norm"])
-            model = _Operation(model, change, Parts(**parts), dict(values["heads"])).run()
+            model = _Operation(model, change, parts_of(values), dict(values["heads"])).run()
             changes.append(change)
     model.vm_changes = (*getattr(model, "vm_changes", ()), *changes)  # type: ignore[assignment]
     model.vm_record = (*getattr(model, "vm_record", ()), *record)  # type: ignore[assignment]
     return model
+
+
+def parts_of(values: Mapping[str, Any]) -> Parts:
+    """The parts that a change of a ``vm_record`` refers to."""
+    parts = dict(values["parts"])
+    parts["branches"] = tuple(Branch(**branch) for branch in parts["branches"])
+    parts["norm"] = NormConfig(**parts["norm"])
+    return Parts(**parts)
 
 
 def record_of_changes(model: nn.Module) -> list[Mapping[str, Any]]:
@@ -189,16 +246,32 @@ class _Operation:
     """One change put into one model, in place: certified on inputs, or without them as it was before.
 
     ``layouts`` is where each attention has its queries and keys, as far as it is known. ``removed`` are the names of
-    weights that were taken out.
+    weights that were taken out. ``strict`` is for weights at which each part has an effect.
     """
 
     def __init__(
-        self, model: nn.Module, change: Change, parts: Parts, layouts: dict[str, str], inputs: Inputs | None = None
+        self,
+        model: nn.Module,
+        change: Change,
+        parts: Parts,
+        layouts: dict[str, str],
+        inputs: Inputs | None = None,
+        strict: bool = False,
     ) -> None:
         self.model, self.change, self.parts, self.layouts, self.inputs = model, change, parts, layouts, inputs
-        self.before = [] if inputs is None else outputs_of(model, inputs)
+        self.strict = strict
         self.called = {} if inputs is None else order_of_calls(model, inputs)
+        self.before = [] if inputs is None else self._outputs(inputs)
         self.removed: list[str] = []
+
+    def certified(self) -> nn.Module:
+        """The model with the change, whose old weights are kept and whose new ones get gradients."""
+        assert self.inputs is not None
+        before = {name: value for name, value in self.model.state_dict().items() if isinstance(value, Tensor)}
+        self.run()
+        _check_kept(self.change, before, self.model.state_dict(), self.removed)
+        _check_gradients(self.change, self.model, self.inputs, before)
+        return self.model
 
     def run(self) -> nn.Module:
         """The model with the change."""
@@ -206,14 +279,66 @@ class _Operation:
             raise NotRecognized(f"In a {type(self.model).__name__} no block with attention is recognized.")
         # All insertions are made in their neutral form, certified together, and then get their modules.
         insertions = list(self.change.insertions(self.parts))
-        if not insertions or any(isinstance(insertion, OnBranch) for insertion in insertions):
+        if not insertions:
             self._check_branches()
-        ready = [self._insert(insertion) for insertion in insertions]
+            raise NoEffect(f"'{self.change}' alters nothing in this model.")
+        if any(isinstance(insertion, OnBranch | Heads | ExactRMS) for insertion in insertions):
+            self._check_attentions()
+        if any(isinstance(insertion, OnBranch) for insertion in insertions):
+            self._check_branches()
+        places = [self._insert(insertion) for insertion in insertions]
         if self.inputs is not None:
+            for training in (False, True):
+                self._check_definition([place for place in places if place.scale], self.inputs, training)
             self._check_neutral(self.inputs)
-        for finish in ready:
-            finish()
+        for place in places:
+            place.finish()
         return self.model
+
+    def _outputs(self, inputs: Inputs) -> list[Tensor]:
+        """What the model puts out and its last block does, in evaluation and in training: a new head may be zero."""
+        last: list[Tensor] = []
+        blocks = [self.model.get_submodule(name) for name in self.parts.blocks[-1:]]
+        hooks = [b.register_forward_hook(lambda m, args, output: last.extend(tensors_of(output))) for b in blocks]
+        try:
+            outputs = [out for training in (False, True) for out in run(self.model, inputs, training=training)]
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if isinstance(self.change, Norm) and self.change == Norm("rms"):  # whose stream is centered
+            last = [out - out.mean(-1, keepdim=True) for out in last if out.is_floating_point()]
+        return [out.clone() for out in (*outputs, *last) if out.is_floating_point()]
+
+    def _check_attentions(self) -> None:
+        """Raise UserError for an attention that the change would leave out without a reason of the model's."""
+        left = [f"{name} {why}" for name, why in self.parts.others if not why.startswith("it ")]
+        if left:
+            count = len(self.parts.attentions)
+            raise NotRecognized(
+                f"'{self.change}' would change {count} of {count + len(self.parts.others)} attentions: {left[0]}."
+            )
+
+    def _check_definition(self, places: Sequence[_Place], inputs: Inputs, training: bool) -> None:
+        """Raise UserError if a branch, where an insertion scales it, is not what is added to the stream, scaled."""
+        norms: dict[str, list[str]] = {place.branch.block: [] for place in places if place.branch}
+        for site in norm_sites(self.model):
+            for block, names in norms.items():
+                if site.name.startswith(f"{block}.") and site.name in self.called:
+                    names.append(site.name)
+        for call in record(self.model, inputs, norms, training) if norms else ():
+            modules = [branch.module for branch in self.parts.branches if branch.block == call.block]
+            for _, branch, scale in places:
+                if branch is None or scale is None or branch.block != call.block:
+                    continue
+                others: dict[str, Edit] = {n: torch.zeros_like for n in modules if n != branch.module}
+                like = next(self.model.get_submodule(branch.projection).parameters()).new_ones(branch.dim)
+                behind = not f"{branch.projection}.".startswith(f"{branch.module}.")
+                if call.adds(scale, others, like, self.strict, behind) is None:
+                    mode = "training" if training else "evaluation"
+                    raise NotCertified(
+                        f"'{self.change}' cannot be put into this model: in {mode}, {branch.block} does not add to its "
+                        f"stream what {branch.module} puts out, times factors of channels."
+                    )
 
     def _check_branches(self) -> None:
         """Raise UserError if a block lacks a branch, which the change would leave out."""
@@ -225,8 +350,8 @@ class _Operation:
                         f"'{self.change}': the {name} of {block} is not recognized as a residual branch."
                     )
 
-    def _insert(self, insertion: Insertion) -> Callable[[], None]:
-        """Insert the neutral form; returns what makes it the change's."""
+    def _insert(self, insertion: Insertion) -> _Place:
+        """Insert the neutral form."""
         match insertion:
             case After(branch, Factor(init)):
                 return self._scale(branch, init)
@@ -241,7 +366,7 @@ class _Operation:
             case Gate(branch, per):
                 return self._gate(branch, per)
             case Without(branch):
-                return partial(self._without, branch)
+                return self._without(branch)
             case GatedMLP(branch, hidden):
                 return self._gated_mlp(branch, hidden)
             case NewStem(stem, config):
@@ -262,53 +387,78 @@ class _Operation:
         child = name.removeprefix(f"{holder}.") if holder else name
         return self.model.get_submodule(holder), child, f"{child.replace('.', '_')}_"
 
-    def _scale(self, branch: Branch, init: float) -> Callable[[], None]:
+    def _scale(self, branch: Branch, init: float) -> _Place:
         block, slot = self.model.get_submodule(branch.block), {"attn": "ls1", "mlp": "ls2"}[branch.kind]
         layer_scale = getattr(sys.modules[type(block).__module__], "LayerScale", None)
         if layer_scale is not None and isinstance(getattr(block, slot, None), nn.Identity):  # timm's
             setattr(block, slot, self._like(layer_scale(branch.dim, init_values=1.0), block))
-            gamma = getattr(block, slot).gamma
-            return lambda: cast(None, nn.init.constant_(gamma, init))
-        holder, child, label = self._holder(branch.module)
-        scale = Scale(branch.dim, 1.0, {child: ("after",)})
-        scale.serve(holder, f"{PREFIX}{label}scale")
-        return lambda: cast(None, nn.init.constant_(scale.weight, init))
+            weight = getattr(block, slot).gamma
+        else:
+            holder, child, label = self._holder(branch.module)
+            scale = Scale(branch.dim, 1.0, {child: ("after",)})
+            scale.serve(holder, f"{PREFIX}{label}scale")
+            weight = scale.weight
 
-    def _norm(self, branch: Branch, config: NormConfig, when: str) -> Callable[[], None]:
+        def set_factors(factors: Tensor) -> dict[str, Edit]:
+            weight.data.copy_(factors)
+            return {}
+
+        return _Place(lambda: cast(None, nn.init.constant_(weight, init)), branch, set_factors)
+
+    def _norm(self, branch: Branch, config: NormConfig, when: str) -> _Place:
         name, dim = (branch.module, branch.dim) if when == "after" else (branch.projection, branch.hidden)
-        if when == "before" and not is_map(self.model.get_submodule(name)):
+        module = self.model.get_submodule(name)
+        if when == "before" and (not is_map(module) or isinstance(module, nn.Conv2d | nn.Conv3d)):
             raise NotRecognized(
-                f"'{self.change}' needs the output projection of {name}, which is not called as a module."
+                f"'{self.change}' needs the output projection of {name}, which is not called as a linear map of tokens."
             )
         holder, child, label = self._holder(name)
         inserted = InsertedNorm(nn.Identity(), {child: (when,)})
         inserted.serve(holder, f"{PREFIX}{label}norm_{when}")
 
+        def set_factors(factors: Tensor) -> dict[str, Edit]:
+            inserted.norm = _Factors(factors)
+            return {}
+
         def finish() -> None:
             inserted.norm = self._like(make_norm(config, dim), holder)
 
-        return finish
+        return _Place(finish, branch, set_factors if when == "after" else scaling(name))
 
-    def _gate(self, branch: Branch, per: str) -> Callable[[], None]:
-        holder = self.model.get_submodule(branch.module)
-        names = [n for n, m in holder.named_modules() if is_map(m) and n.rpartition(".")[2] in (*JOINT, *QUERY)]
-        is_called = not self.called or all(f"{branch.module}.{n}" in self.called for n in names[:1])
-        projection = branch.projection.removeprefix(f"{branch.module}.")
-        if projection == branch.projection:
-            raise NotRecognized(f"'{self.change}': the output projection of {branch.module} is not inside it.")
-        if not names or not is_called:
+    def _gate(self, branch: Branch, per: str) -> _Place:
+        path = branch.projection
+        is_query = [n for n, m in self.model.named_modules() if is_map(m) and n.rpartition(".")[2] in (*JOINT, *QUERY)]
+        names: list[str] = []
+        while path != branch.block and not names:
+            path = path.rpartition(".")[0]
+            names = [n for n in is_query if n.startswith(f"{path}.")]
+        attention = next((a for a in self.parts.attentions if names and f"{names[0]}.".startswith(f"{a}.")), None)
+        if attention is None or (self.called and not {path, names[0], branch.projection} <= self.called.keys()):
             raise NotRecognized(f"'{self.change}': the projections of {branch.module} are not called as modules.")
-        gates = Gates({names[0]: ("before_query",), projection: ("before_projection",)})
+        holder, query, projection = (
+            self.model.get_submodule(path),
+            *(n.removeprefix(f"{path}.") for n in (names[0], branch.projection)),
+        )
+        if self.inputs is not None:
+            layouts = [self.layouts[attention]] if attention in self.layouts else LAYOUTS
+            of_heads = (self._try_heads([attention], layout, branch.projection, per) for layout in layouts)
+            if (places := next(filter(None, of_heads), None)) is None:
+                raise NotCertified(
+                    f"'{self.change}': what {branch.projection} reads is not what the "
+                    f"{count_heads(self.model.get_submodule(attention))} heads of {attention} put out, token by token."
+                )
+            places[0].undo()
+        gates = Gates({query: ("before_query",), projection: ("before_projection",)})
         gates.serve(holder, f"{PREFIX}gate")
 
         def finish() -> None:
-            count = count_heads(holder) if per == "head" else branch.hidden
-            gate = nn.Linear(widths(holder.get_submodule(names[0]))[0], count)
+            count = count_heads(self.model.get_submodule(attention)) if per == "head" else branch.hidden
+            gate = nn.Linear(widths(holder.get_submodule(query))[0], count)
             nn.init.trunc_normal_(gate.weight, std=0.02)
             nn.init.zeros_(gate.bias)
             gates.gate = self._like(gate, holder)
 
-        return finish
+        return _Place(finish, branch, scaling(branch.projection))
 
     def _projection(self, stem: str) -> Any:
         """The projection of patches. Raises UnfitStem if they overlap."""
@@ -318,7 +468,7 @@ class _Operation:
             raise UnfitStem(f"'{self.change}' needs patches that do not overlap, and those of {stem} do.")
         return projection
 
-    def _new_stem(self, name: str, config: StemConfig) -> Callable[[], None]:
+    def _new_stem(self, name: str, config: StemConfig) -> _Place:
         self._check_free(name)
         projection = self._projection(name)
         if not isinstance(projection, nn.Conv2d):
@@ -332,9 +482,9 @@ class _Operation:
             )
         except UserError as error:
             raise UnfitStem(f"'{self.change}' does not fit {name}: {error}") from None
-        return partial(self._replace, name, StemOfImages(stem))
+        return _Place(partial(self._replace, name, StemOfImages(stem)))
 
-    def _gated_mlp(self, branch: Branch, hidden: int) -> Callable[[], None]:
+    def _gated_mlp(self, branch: Branch, hidden: int) -> _Place:
         """In place of the outermost module that maps what the branch reads to what it puts out."""
         name, modules = branch.module, dict(self.model.named_modules())
         inside = {n: m for n, m in modules.items() if f"{n}.".startswith(f"{name}.")}
@@ -353,7 +503,7 @@ class _Operation:
             raise NoEffect(f"'{self.change}' alters nothing: {name} is gated already.")
         dropouts = (m.p for m in inside.values() if isinstance(m, nn.Dropout))
         mlp = SwiGLU(branch.dim, hidden, bias=cast(Any, maps[-1]).bias is not None, drop=max(dropouts, default=0.0))
-        return partial(self._replace, name, mlp)
+        return _Place(partial(self._replace, name, mlp), branch, scaling(name))
 
     def _check_free(self, name: str) -> None:
         """Raise UserError if an earlier change has put something into a module that is to be replaced."""
@@ -368,7 +518,7 @@ class _Operation:
         self.removed += [f"{name}.{key}" for key in old.state_dict()]
         self.model.set_submodule(name, self._like(new, old))
 
-    def _around_patches(self, stem: str, before: NormConfig | None, after: NormConfig | None) -> Callable[[], None]:
+    def _around_patches(self, stem: str, before: NormConfig | None, after: NormConfig | None) -> _Place:
         projection = self._projection(stem)
         holder, child, label = self._holder(stem)
         sides = tuple(side for side, norm in (("before", before), ("after", after)) if norm is not None)
@@ -380,9 +530,9 @@ class _Operation:
             norms.norm_before = self._like(make_norm(before, values), projection)
             norms.norm_after = self._like(make_norm(after, channels), projection)
 
-        return finish
+        return _Place(finish)
 
-    def _heads(self, attentions: tuple[str, ...], config: NormConfig) -> Callable[[], None]:
+    def _heads(self, attentions: tuple[str, ...], config: NormConfig) -> _Place:
         """Try the places of queries and keys in turn. Attentions of one kind have them at the same place."""
         kinds: dict[Any, list[str]] = {}
         for name in attentions:
@@ -393,14 +543,14 @@ class _Operation:
             if any(not isinstance(module.get_submodule(n), nn.Identity) for n in present):
                 raise NoEffect(f"'{self.change}' alters nothing: {name} normalizes its queries and keys already.")
             shapes = tuple((n, tuple(p.shape)) for n, p in module.named_parameters() if p.ndim > 1)
-            kinds.setdefault((type(module), count_heads(module), shapes), []).append(name)
-        norm_places = []
-        for names in kinds.values():
+            kinds.setdefault((type(module), count_heads(module), shapes, self.layouts.get(name)), []).append(name)
+        norm_places: list[_HeadPlace] = []
+        for (*_, known), names in kinds.items():
             if self.inputs is None:
-                norm_places += [place for name in names if (place := self._place_heads(name, self.layouts[name]))]
+                norm_places += [place for name in names if (place := self._place_heads(name, known))]
                 continue
-            inputs = self.inputs
-            places = next(filter(None, (self._try_heads(names, layout, inputs) for layout in LAYOUTS)), None)
+            tried = (self._try_heads(names, layout) for layout in ([known] if known else LAYOUTS))
+            places = next(filter(None, tried), None)
             if places is None and isinstance(self.model.get_submodule(names[0]), nn.MultiheadAttention):
                 raise NotRecognized(
                     f"'{self.change}' normalizes queries and keys, and the nn.MultiheadAttention {names[0]} computes "
@@ -408,8 +558,9 @@ class _Operation:
                 )
             if places is None:
                 raise NotCertified(
-                    f"'{self.change}': the queries and keys of {names[0]} are not recognized, or something else reads "
-                    "them (positions, cosine attention): scaled inversely, they change what attention puts out."
+                    f"'{self.change}': the queries and keys of the {count_heads(self.model.get_submodule(names[0]))} "
+                    f"heads of {names[0]} are not recognized, or something else reads them (positions, cosine "
+                    "attention)."
                 )
             norm_places += places
 
@@ -418,37 +569,70 @@ class _Operation:
                 for slot in ("q_norm", "k_norm"):
                     setattr(place.owner, slot, self._like(make_norm(config, place.dim), place.reference))
 
-        return set_norms
+        return _Place(set_norms)
 
-    def _try_heads(self, names: list[str], layout: str, inputs: Inputs) -> list["_HeadPlace"] | None:
-        """Where norms of queries and keys can be set in these attentions, if this layout is theirs: scaling the queries
-        of each head by a number and its keys by the inverse leaves what each attention puts out, and scaling queries
-        alone does not."""
+    def _try_heads(
+        self, names: list[str], layout: str, reader: str = "", per: str = "head"
+    ) -> list["_HeadPlace"] | None:
+        """Where norms of queries and keys can be set in these attentions, if this layout is theirs: each channel of a
+        head's queries and keys acts on the channels of this head alone, in what a map of the attention reads; and the
+        queries of each head times a number and its keys times the inverse leave what each attention puts out.
+
+        With a ``reader``, it is the map, queries act on their own tokens alone (with ``per`` channel only that), and
+        the inverse is not tried.
+        """
         places = [place for name in names if (place := self._place_heads(name, layout)) is not None]
         if len(places) == len(names):
-            generator = torch.Generator().manual_seed(0)
-            scales = [torch.rand(place.heads[1], generator=generator) + 0.5 for place in places]
-            outputs = []
             try:
-                for queries, keys in ((0, 0), (1, 1), (1, 0)):
-                    for place, scale in zip(places, scales, strict=True):
-                        place.set_factors(scale**queries, scale**-keys)
-                    outputs.append(_outputs_inside(self.model, inputs, names))
+                is_theirs = all(self._are_heads(names, places, reader, per, training) for training in (False, True))
             except Exception:  # shapes that do not fit this layout
-                outputs = []
-            if outputs and self._is_product(*outputs):
+                is_theirs = False
+            for place in places:
+                place.owner.q_norm, place.owner.k_norm = nn.Identity(), nn.Identity()
+            if is_theirs:
                 self.layouts.update(dict.fromkeys(names, layout))
-                for place in places:
-                    place.owner.q_norm, place.owner.k_norm = nn.Identity(), nn.Identity()
                 return places
         for place in places:
             place.undo()
         return None
 
-    def _is_product(self, plain: list[Tensor], both: list[Tensor], alone: list[Tensor]) -> bool:
-        exact = difference(plain, both)
-        moved = min(difference([a], [b]) for a, b in zip(plain, alone, strict=True))
-        return exact < _tolerance(self.model) and moved > max(1e-7, 10 * exact)
+    def _are_heads(self, names: list[str], places: list["_HeadPlace"], reader: str, per: str, training: bool) -> bool:
+        assert self.inputs is not None
+        generator, outputs = torch.Generator().manual_seed(0), []
+        scales = [torch.rand(place.heads[1], generator=generator) + 0.5 for place in places]
+        for queries, keys in () if reader else ((0, 0), (1, 1), (1, 0)):
+            for place, scale in zip(places, scales, strict=True):
+                place.set_factors(scale**queries, scale**-keys)
+            outputs.append(
+                [v for kept in _tensors_at(self.model, self.inputs, names, training)[0].values() for v in kept]
+            )
+        if outputs and not difference(outputs[0], outputs[1]) < tolerance_of(self.model):
+            return False
+        if self.strict and outputs and any(same(a, b, 1e-4) for a, b in zip(outputs[0], outputs[2], strict=True)):
+            return False
+        for place in places:
+            place.set_factors(1.0, 1.0)
+        readers = {name: [reader] if reader else self._readers(name) for name in names}
+        every = [reader for near in readers.values() for reader in near]
+        reads = _tensors_at(self.model, self.inputs, every, training, gradients=True)[1]
+        return all(
+            any(
+                place.is_of(read, self.strict, per == "head", bool(reader))
+                for near in readers[name]
+                for read in reads[near][-1:]
+                if read.requires_grad and read.ndim > 2 and not read.shape[-1] % place.heads[0]
+            )
+            for name, place in zip(names, places, strict=True)
+        )
+
+    def _readers(self, attention: str) -> list[str]:
+        """The maps and norms that may read what the heads put out: those inside attention, and the next map."""
+        modules, order = dict(self.model.named_modules()), self.called
+        maps = [name for name, m in modules.items() if name in order and is_map(m)]
+        behind = min((n for n in maps if order[n] > order[attention]), key=order.__getitem__, default=None)
+        norms = [site.name for site in norm_sites(self.model) if site.name in order]
+        inside = sorted((n for n in (*maps, *norms) if n.startswith(f"{attention}.")), key=order.__getitem__)
+        return [*reversed(inside), *([behind] if behind else [])]
 
     def _place_heads(self, name: str, layout: str) -> "_HeadPlace | None":
         module = self.model.get_submodule(name)
@@ -496,14 +680,32 @@ class _Operation:
         norms.serve(module, f"{PREFIX}heads")
         return _HeadPlace(norms, module, heads, dim, axis, lambda: norms.withdraw(module))
 
-    def _without(self, branch: Branch) -> None:
-        if branch.norm is None:
+    def _without(self, branch: Branch) -> _Place:
+        norm = branch.norm
+        if norm is None:
             raise NotRecognized(f"'{self.change}': a norm before {branch.module} is not recognized.")
-        norm = self.model.get_submodule(branch.norm)
-        self.removed += [f"{branch.norm}.{name}" for name in norm.state_dict()]
-        self.model.set_submodule(branch.norm, nn.Identity())
+        for call in record(self.model, self.inputs, {branch.block: [norm]}, False) if self.inputs else ():
+            self._check_reads_alone(call, branch, norm)
 
-    def _swap(self) -> Callable[[], None]:
+        def finish() -> None:
+            self.removed += [f"{norm}.{name}" for name in self.model.get_submodule(norm).state_dict()]
+            self.model.set_submodule(norm, nn.Identity())
+
+        return _Place(finish, branch, scaling(branch.module))
+
+    def _check_reads_alone(self, call: Replay, branch: Branch, norm: str) -> None:
+        """Raise UserError if the norm reads something else than the stream, or not this branch alone reads the norm."""
+        without: dict[str, Edit] = {branch.module: torch.zeros_like}
+        everything = {b.module: torch.zeros_like for b in self.parts.branches if b.block == branch.block}
+        (stream, read, *_), _ = call.run(everything)
+        (plain, *_), (other, *_) = (call.run({**without, **edit})[0] for edit in ({}, {norm: lambda x: 2 * x + 1}))
+        reads_stream = same(stream.flatten(0, -2), read.flatten(0, -2), tolerance_of(self.model))
+        if not (reads_stream and same(plain, other, tolerance_of(self.model))):
+            raise NotCertified(
+                f"'{self.change}': {branch.module} is not the one reader of {norm}, or that does not read the stream."
+            )
+
+    def _swap(self) -> _Place:
         """First the same norms again, which shows that they are called and how they compute."""
         change = cast(Norm | DynamicTokenNorm, self.change)
         anatomy, rows = choose_norms(self.model, change)
@@ -517,12 +719,9 @@ class _Operation:
                 new = norm_like(old, make_norm(same, site.dim), anatomy.rms.get(site.name, 0.0))
                 self.model.set_submodule(site.name, new)
 
-        def finish() -> None:
-            swap_norms(self.model, Anatomy(self.model), change, sites)
+        return _Place(lambda: cast(None, swap_norms(self.model, Anatomy(self.model), change, sites)))
 
-        return finish
-
-    def _to_rms(self) -> Callable[[], None]:
+    def _to_rms(self) -> _Place:
         """Exactly, which the certificate shows."""
         anatomy = Anatomy(self.model)
         try:
@@ -535,7 +734,7 @@ class _Operation:
             raise NoEffect(f"'{self.change}' alters nothing: {error}.") from None
         for name, new in swaps.items():
             self.model.set_submodule(name, norm_like(anatomy.modules[name], new, 0.0))
-        return lambda: None
+        return _Place(lambda: None)
 
     def _like(self, module: nn.Module, holder: nn.Module) -> nn.Module:
         reference = next((p for p in holder.parameters() if p.is_floating_point()), None)
@@ -545,10 +744,10 @@ class _Operation:
 
     def _check_neutral(self, inputs: Inputs) -> None:
         try:
-            moved = difference(self.before, outputs_of(self.model, inputs))
+            moved = difference(self.before, self._outputs(inputs))
         except Exception as error:  # whatever the model raises for a shape that the insertion does not fit
             raise NotCertified(f"'{self.change}' cannot be put into this model: {error}") from error
-        if not moved <= _tolerance(self.model):
+        if not moved <= tolerance_of(self.model):
             raise NotCertified(
                 f"'{self.change}' cannot be put into this model: in its neutral form it changes the outputs by "
                 f"{moved:.0e} of the largest." + (f" {INEXACT}" if self.change == Norm("rms") else "")
@@ -574,16 +773,21 @@ def swap_norms(model: nn.Module, anatomy: Anatomy, change: Norm | DynamicTokenNo
             model.set_submodule(path, nn.Sequential(OrderedDict(parent.named_children())).train(parent.training))
     if isinstance(change, DynamicTokenNorm):
         give_grids(model, anatomy, norms)
-    for module in model.modules():  # in evaluation PyTorch's encoder computes LayerNorm without calling the norms
-        if isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False
-        if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = 0
+    make_plain(model)
     edited = change.edit_norm(NormConfig())
     assert edited is not None
     if not edited.facts.token_wise:
         ReadsMask.put_on(model)
     return not edited.facts.token_wise
+
+
+def make_plain(model: nn.Module) -> None:
+    """Turn off the form of PyTorch's encoder that in evaluation computes without calling its modules."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
 
 
 @torch.no_grad()
@@ -615,24 +819,26 @@ def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     return [out for out in run(model, inputs) if out.is_floating_point()]
 
 
-def _outputs_inside(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> list[Tensor]:
-    """The first tensor that each of these modules puts out, at its last call."""
-    outputs: dict[str, Tensor] = {}
+def _tensors_at(
+    model: nn.Module, inputs: Inputs, names: Iterable[str], training: bool, gradients: bool = False
+) -> tuple[dict[str, list[Tensor]], dict[str, list[Tensor]]]:
+    """The first tensor that each of these modules puts out, and the first that it reads, in each call."""
+    outputs: dict[str, list[Tensor]] = {name: [] for name in names}
+    reads: dict[str, list[Tensor]] = {name: [] for name in outputs}
 
-    def keep(module: nn.Module, args: Any, output: Any, name: str) -> None:
-        outputs[name] = next(tensors_of(output))
+    def keep(module: nn.Module, args: Any, keywords: Any, output: Any, name: str) -> None:
+        outputs[name].append(next(tensors_of(output)))
+        reads[name].append(next(tensors_of([*args, *keywords.values()])))
 
-    hooks = [model.get_submodule(name).register_forward_hook(partial(keep, name=name)) for name in names]
+    hooks = [
+        model.get_submodule(name).register_forward_hook(partial(keep, name=name), with_kwargs=True) for name in outputs
+    ]
     try:
-        run(model, inputs)
+        run(model, inputs, gradients, training)
     finally:
         for hook in hooks:
             hook.remove()
-    return [outputs[name] for name in names]
-
-
-def _tolerance(model: nn.Module) -> float:
-    return TOLERANCE if next(model.parameters()).dtype in (torch.float32, torch.float64) else 5e-2
+    return outputs, reads
 
 
 def difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:

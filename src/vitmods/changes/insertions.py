@@ -30,7 +30,8 @@ class Parts:
 
     ``attentions`` are the attention modules of the blocks, in order; ``stem`` is the one projection of patches before
     the first block, None if the model does not have one. ``norm`` is the kind and eps of the norms of the blocks.
-    ``post_norm`` are the blocks that do not return their input when the outputs of their branches are zero.
+    ``post_norm`` are the blocks whose branches are added in front of a norm. ``others`` are the attentions outside the
+    blocks, with the reason.
     """
 
     blocks: tuple[str, ...]
@@ -39,6 +40,7 @@ class Parts:
     stem: str | None
     norm: NormConfig
     post_norm: tuple[str, ...] = ()
+    others: tuple[tuple[str, str], ...] = ()
 
 
 _KINDS: tuple[Literal["attn", "mlp"], ...] = ("attn", "mlp")

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from vitmods.adapters.huggingface import open_changed_huggingface
+from vitmods.adapters.replay import TOLERANCE
 from vitmods.adapters.running import find_inputs, tensors_of
-from vitmods.adapters.surgery import TOLERANCE, difference, outputs_of, width_of
+from vitmods.adapters.surgery import difference, outputs_of, width_of
 from vitmods.changes import Change
 from vitmods.study.arms import FunctionSpec
 from vitmods.study.bases import ForeignBase, load_into, options_of, rebuilt, record_of
