@@ -2,7 +2,7 @@
 of its modules, their order from one run."""
 
 import copy
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.adapters.replay import Edit, Replay, record, scaling
-from vitmods.adapters.running import Inputs, run
+from vitmods.adapters.running import Inputs, run, tensors_of
 from vitmods.changes.insertions import Branch, Parts
 from vitmods.layers.norms import NORMS
 from vitmods.model.slots import NormConfig
@@ -75,12 +75,16 @@ class Anatomy:
         heads_of: dict[str, int] = {}
         for name, module in self.modules.items():
             heads = count_heads(module)
-            if heads and any(is_map(m) for m in module.modules()):
+            maps = [m for m in module.modules() if is_map(m)]
+            makes_biases = maps and widths(maps[-1])[1] == heads and not self._has_queries(name)
+            if heads and maps and not makes_biases:
                 heads_of[name] = heads
         # Parts of attention, as its relative positions, may know the heads too, and do not have queries.
         reading = [name for name in heads_of if self._has_queries(name)]
-        heads_of = {n: h for n, h in heads_of.items() if n in reading or not any(_below(n, other) for other in reading)}
-        return {name: heads for name, heads in heads_of.items() if not any(_below(other, name) for other in heads_of)}
+        heads_of = {
+            n: h for n, h in heads_of.items() if n in reading or not any(is_below(n, other) for other in reading)
+        }
+        return {name: heads for name, heads in heads_of.items() if not any(is_below(other, name) for other in heads_of)}
 
     def _has_queries(self, name: str) -> bool:
         inside = ((n, m) for n, m in self.modules.items() if _within(n, name))
@@ -91,7 +95,7 @@ class Anatomy:
         owners: dict[str, str] = {}
         for attention in self.attentions:
             stride = getattr(self.modules[attention], "stride", 1)
-            owner = self._block_of(attention) if stride in (1, (1, 1)) else None
+            owner = self.block_of(attention) if stride in (1, (1, 1)) else None
             if owner is not None:
                 owners.setdefault(owner, attention)
         owners = {name: at for name, at in owners.items() if not self._pools(name, at)} or owners
@@ -103,11 +107,11 @@ class Anatomy:
             for name, attention in owners.items()
         )
 
-    def _block_of(self, attention: str) -> str | None:
+    def block_of(self, attention: str) -> str | None:
         """The nearest module around attention that has an MLP too: two linear maps outside all attention. A list of
         both (T5's) is part of a block."""
         for name in (n for n in _ancestors(attention) if not isinstance(self.modules[n], nn.ModuleList)):
-            maps = (n for n, m in self.modules.items() if _below(n, name) and is_map(m))
+            maps = (n for n, m in self.modules.items() if is_below(n, name) and is_map(m))
             if sum(not self._in_attention(n) for n in maps) >= 2:
                 return name
         return None
@@ -120,7 +124,7 @@ class Anatomy:
     def _stem(self, block: str, blocks: dict[str, str]) -> str | None:
         """The last convolution outside the blocks, of the nearest part of the model that embeds images or words."""
         for part in _ancestors(block):
-            inside = [n for n in self.modules if _below(n, part) and not any(_within(n, b) for b in blocks)]
+            inside = [n for n in self.modules if is_below(n, part) and not any(_within(n, b) for b in blocks)]
             stems = [n for n in inside if isinstance(self.modules[n], nn.Conv2d)]
             if stems:
                 return max(stems, key=self._order.__getitem__)
@@ -158,6 +162,20 @@ class Anatomy:
         vitmods_norms = tuple(kind.module for kind in NORMS.values())
         return isinstance(self.modules[name], (nn.LayerNorm, *vitmods_norms)) or name in self.rms
 
+    def unknown_norms(self) -> list[str]:
+        """Modules of blocks whose class is called a norm and is not one that is known."""
+        known = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.Identity)
+        return [
+            name
+            for name, module in self.modules.items()
+            if "norm" in type(module).__name__.lower()
+            and any(_within(name, block.name) for block in self.blocks)
+            and not (self._is_norm(name) or isinstance(module, known) or ".vm_" in name)
+            and not any(
+                is_below(name, other) or is_below(other, name) for other in self.modules if self._is_norm(other)
+            )
+        ]
+
     def _batch_norms(self) -> Iterator[str]:
         """Names of BatchNorms that follow a linear map in a module of the two."""
         for name, module in self.modules.items():
@@ -192,8 +210,10 @@ class Anatomy:
         if _dim(self.modules[name]) != _dim(self.modules[norms[0]]):
             return "block"
         if _parent(name) != block.name:
-            around = [n for n in _ancestors(name) if _below(n, block.name)]
-            part = next(n for n in reversed(around) if not isinstance(self.modules[n], nn.ModuleList))
+            around = [n for n in _ancestors(name) if is_below(n, block.name)]
+            part = next((n for n in reversed(around) if not isinstance(self.modules[n], nn.ModuleList)), None)
+            if part is None:
+                return "block"
             return "attn" if any(_within(a, part) for a in self.attentions) else "mlp"
         direct = [norm for norm in norms if _parent(norm) == block.name]
         if len(direct) == 1 and self._order[name] > self._order[block.attention] and self._leaves_out_first(block):
@@ -222,7 +242,7 @@ class Anatomy:
             return "inside"
         if not blocks or self._order[name] < blocks[0] or self._embeds(_parent(name)):
             return "embed" if blocks else "block"
-        around = [self._order[block.name] for block in self.blocks if _below(block.name, _parent(name))]
+        around = [self._order[block.name] for block in self.blocks if is_below(block.name, _parent(name))]
         return "merge" if not around and self._order[name] < blocks[-1] else "final"
 
     def _embeds(self, part: str) -> bool:
@@ -231,13 +251,28 @@ class Anatomy:
             return False
         return any(isinstance(m, nn.Conv2d | nn.Embedding) for n, m in self.modules.items() if _within(n, part))
 
-    def reason(self, attention: str, called: Container[str]) -> str:
+    def siblings(self, blocks: Collection[str], called: Collection[str]) -> list[str]:
+        """Modules in the lists of the blocks that hold two linear maps too, and no attention that is recognized."""
+        lists = {
+            _parent(name) for name in blocks if isinstance(self.modules[_parent(name)], nn.ModuleList | nn.Sequential)
+        }
+        beside = [n for n in self.modules if _parent(n) in lists and n in called and n not in blocks]
+        return [
+            name
+            for name in beside
+            if sum(isinstance(m, nn.Linear) for m in self.modules[name].modules()) >= 2
+            and not any(_within(a, name) for a in self.attentions)
+        ]
+
+    def reason(self, attention: str, called: Collection[str]) -> str:
         """Why an attention is in none of the blocks; what starts with "it" is no obstacle."""
+        if any(self.modules[attention] is self.modules[other] for other in called if other != attention):
+            return "is also at another place: give each place a copy (copy.deepcopy)"
         if attention not in called:
             return "is not run on this input: give example= that runs it"
         if getattr(self.modules[attention], "stride", 1) not in (1, (1, 1)):
             return "it changes the number of tokens"
-        owner = self._block_of(attention)
+        owner = self.block_of(attention)
         pools = owner is not None and self._pools(owner, attention)
         return "it pools tokens" if pools else "is not in a residual block with an MLP"
 
@@ -292,10 +327,10 @@ def rms_gain(norm: nn.Module) -> float | None:
 
 
 def _within(name: str, part: str) -> bool:
-    return name == part or _below(name, part)
+    return name == part or is_below(name, part)
 
 
-def _below(name: str, part: str) -> bool:
+def is_below(name: str, part: str) -> bool:
     return name != part and (part == "" or name.startswith(f"{part}."))
 
 
@@ -335,7 +370,7 @@ def find_parts(model: nn.Module, inputs: Inputs) -> Parts:
     """
     anatomy, last = Anatomy(model), order_of_calls(model, inputs)
     blocks = [block.name for block in anatomy.blocks if block.name in last]
-    norms = {b: [s.name for s in anatomy.sites if _below(s.name, b) and s.name in last] for b in blocks}
+    norms = {b: [s.name for s in anatomy.sites if is_below(s.name, b) and s.name in last] for b in blocks}
     calls: dict[str, list[Replay]] = {block: [] for block in blocks}
     for call in record(model, inputs, norms, training=False):
         calls[call.block].append(call)
@@ -361,8 +396,12 @@ def find_parts(model: nn.Module, inputs: Inputs) -> Parts:
         norm = anatomy.modules[before.name]
         kinds = (name for name, kind in NORMS.items() if type(norm) is kind.module)
         config = NormConfig(next(kinds, "rms" if before.name in anatomy.rms else "layer"), eps_of(norm))
-    stem = _stem(anatomy, blocks, last, {branch.dim for branch in branches})
-    others = {a: anatomy.reason(a, last) for a in anatomy.attentions if a not in attentions}
+    reads = next(tensors_of([*inputs[0], *inputs[1].values()]))
+    stem = _stem(anatomy, blocks, last, {branch.dim for branch in branches}) if reads.is_floating_point() else None
+    known = [anatomy.modules[name] for name in blocks]  # under another name too
+    left = [a for a in anatomy.attentions if a not in attentions]
+    others = {a: anatomy.reason(a, last) for a in left if anatomy.modules[anatomy.block_of(a) or ""] not in known}
+    others |= dict.fromkeys(anatomy.siblings(blocks, last), "is beside the blocks, and its attention is not recognized")
     return Parts(
         tuple(blocks), tuple(branches), tuple(attentions), stem, config, tuple(post_norm), tuple(others.items())
     )
@@ -370,10 +409,10 @@ def find_parts(model: nn.Module, inputs: Inputs) -> Parts:
 
 def _trailing(anatomy: Anatomy, block: str, chain: list[str], last: dict[str, int]) -> list[str]:
     """The first norm behind the projection of a branch: it may be the branch's last part (Swin V2, Gemma 2)."""
-    later = [s.name for s in anatomy.sites if _below(s.name, block) and last.get(s.name, -1) > last[chain[-1]]]
+    later = [s.name for s in anatomy.sites if is_below(s.name, block) and last.get(s.name, -1) > last[chain[-1]]]
     norms = sorted(later, key=last.__getitem__)[:1]
     dim = widths(anatomy.modules[chain[-1]])[1]
-    return [n for n in norms if _dim(anatomy.modules[n]) == dim and not any(_below(n, module) for module in chain)]
+    return [n for n in norms if _dim(anatomy.modules[n]) == dim and not any(is_below(n, module) for module in chain)]
 
 
 def _points(anatomy: Anatomy, calls: list[Replay], projections: list[str], modules: list[str]) -> list[int] | None:
@@ -393,7 +432,7 @@ def _points(anatomy: Anatomy, calls: list[Replay], projections: list[str], modul
 
 def _branch(anatomy: Anatomy, block: str, chain: tuple[Any, list[str]], module: str, last: dict[str, int]) -> Branch:
     kind, names = chain
-    norms = {s.role: s.name for s in reversed(anatomy.sites) if _below(s.name, block) and s.name in last}
+    norms = {s.role: s.name for s in reversed(anatomy.sites) if is_below(s.name, block) and s.name in last}
     hidden, dim = widths(anatomy.modules[names[-1]])
     norm = norms.get(kind)
     is_before = norm is not None and last[norm] < last[names[-1]]
@@ -416,14 +455,14 @@ def order_of_calls(model: nn.Module, inputs: Inputs) -> dict[str, int]:
 def _chains(anatomy: Anatomy, block: str, last: dict[str, int]) -> Iterator[tuple[Any, list[str]]]:
     """For each branch its kind and the modules that end with it, from the outermost to its last projection."""
     modules = anatomy.modules
-    inside = sorted((n for n in last if _below(n, block)), key=last.__getitem__)
+    inside = sorted((n for n in last if is_below(n, block)), key=last.__getitem__)
     maps = [n for n in inside if is_map(modules[n])]
     attentions = [a for a in anatomy.attentions if a in last and _within(a, block)]
 
     def around(name: str, others: list[str]) -> list[str]:
         """The modules around a map and itself, outermost first; a module that contains one of `others` is not the
         branch, and hooks on a container would not be called or would be part of it."""
-        chain = [n for n in (name, *_ancestors(name)) if n in last and _below(n, block)]
+        chain = [n for n in (name, *_ancestors(name)) if n in last and is_below(n, block)]
         chain = [n for n in chain if not any(_within(other, n) for other in others)]
         containers = nn.Sequential | nn.ModuleList | nn.ModuleDict
         return [n for n in reversed(chain) if not isinstance(modules[n], containers)]
@@ -450,7 +489,7 @@ def _stem(anatomy: Anatomy, blocks: list[str], last: dict[str, int], dims: set[i
     """The projection of patches: the one map to the width of the stream that runs before the blocks; None for several
     layers. A map to another width makes positions."""
     maps = sorted((n for n in last if is_map(anatomy.modules[n])), key=last.__getitem__)
-    first = next((i for i, n in enumerate(maps) if any(_below(n, block) for block in blocks)), len(maps))
+    first = next((i for i, n in enumerate(maps) if any(is_below(n, block) for block in blocks)), len(maps))
     modules = [(n, anatomy.modules[n]) for n in maps[:first]]
     convolutions = [n for n, m in modules if not isinstance(m, nn.Linear)]
     stem = convolutions or [n for n, m in modules if widths(m)[1] in dims]

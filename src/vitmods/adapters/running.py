@@ -103,8 +103,9 @@ def steady(model: nn.Module, training: bool = False) -> Iterator[None]:
             yield
         finally:
             with torch.no_grad():
-                for buffer, value in kept:
-                    buffer.copy_(value)
+                for buffer, value in kept:  # writing would spoil a graph that has the buffer
+                    if not buffer.equal(value):
+                        buffer.copy_(value)
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

@@ -21,6 +21,7 @@ from vitmods.adapters.anatomy import (
     count_heads,
     eps_of,
     find_parts,
+    is_below,
     is_map,
     norm_sites,
     order_of_calls,
@@ -31,7 +32,16 @@ from vitmods.adapters.grid import UNKNOWN, ReadsMask, give_grids
 from vitmods.adapters.inserts import Gates, HeadNorms, Insert, InsertedNorm, PatchNorms, Scale, StemOfImages
 from vitmods.adapters.norm_choice import choose_norms, is_frozen
 from vitmods.adapters.replay import Edit, Replay, record, same, scaling, scrambled, tolerance_of
-from vitmods.adapters.running import Inputs, check_not_wrapped, copy_model, find_inputs, reads_last, run, tensors_of
+from vitmods.adapters.running import (
+    WRAPPERS,
+    Inputs,
+    check_not_wrapped,
+    copy_model,
+    find_inputs,
+    reads_last,
+    run,
+    tensors_of,
+)
 from vitmods.changes import Change, parse_changes
 from vitmods.changes.compose import check_conflicts
 from vitmods.changes.dynamic_token_norm import DynamicTokenNorm
@@ -173,6 +183,7 @@ def operate(model: nn.Module, *changes: Change, example: Any = None) -> nn.Modul
     """
     check_conflicts(changes)
     check_not_wrapped(model)
+    _check_plain(model)
     if any(parameter.is_meta for parameter in model.parameters()):
         raise UserError("The model is on the meta device and has no weights: load them first.")
     new = copy_model(model)
@@ -284,7 +295,7 @@ class _Operation:
             raise NoEffect(f"'{self.change}' alters nothing in this model.")
         if any(isinstance(insertion, OnBranch | Heads | ExactRMS) for insertion in insertions):
             self._check_attentions()
-        if any(isinstance(insertion, OnBranch) for insertion in insertions):
+        if any(isinstance(insertion, OnBranch | ExactRMS) for insertion in insertions):
             self._check_branches()
         places = [self._insert(insertion) for insertion in insertions]
         if self.inputs is not None:
@@ -323,7 +334,7 @@ class _Operation:
         norms: dict[str, list[str]] = {place.branch.block: [] for place in places if place.branch}
         for site in norm_sites(self.model):
             for block, names in norms.items():
-                if site.name.startswith(f"{block}.") and site.name in self.called:
+                if is_below(site.name, block) and site.name in self.called:
                     names.append(site.name)
         for call in record(self.model, inputs, norms, training) if norms else ():
             modules = [branch.module for branch in self.parts.branches if branch.block == call.block]
@@ -347,7 +358,8 @@ class _Operation:
             for kind, name in (("attn", "attention"), ("mlp", "MLP")):
                 if (block, kind) not in branches:
                     raise NotRecognized(
-                        f"'{self.change}': the {name} of {block} is not recognized as a residual branch."
+                        f"'{self.change}': the {name} of {block or 'the model'} is not recognized as a residual "
+                        "branch, which is added to the stream times a factor at most."
                     )
 
     def _insert(self, insertion: Insertion) -> _Place:
@@ -616,23 +628,31 @@ class _Operation:
         every = [reader for near in readers.values() for reader in near]
         reads = _tensors_at(self.model, self.inputs, every, training, gradients=True)[1]
         return all(
-            any(
-                place.is_of(read, self.strict, per == "head", bool(reader))
-                for near in readers[name]
-                for read in reads[near][-1:]
-                if read.requires_grad and read.ndim > 2 and not read.shape[-1] % place.heads[0]
-            )
+            self._separates(place, [read for near in readers[name] for read in reads[near][-1:]], per, bool(reader))
             for name, place in zip(names, places, strict=True)
         )
 
+    def _separates(self, place: "_HeadPlace", reads: list[Tensor], per: str, by_token: bool) -> bool:
+        """Whether what is read of the queries first is made head by head."""
+        factors = cast(Any, place.owner.q_norm).factors
+        for read in reads:
+            if (
+                read.requires_grad
+                and torch.autograd.grad(read.sum(), factors, retain_graph=True, allow_unused=True)[0] is not None
+            ):
+                fits = read.ndim > 2 and not read.shape[-1] % place.heads[0]
+                return fits and place.is_of(read, self.strict, per == "head", by_token)
+        return False
+
     def _readers(self, attention: str) -> list[str]:
-        """The maps and norms that may read what the heads put out: those inside attention, and the next map."""
+        """The maps and norms that may read what the heads put out, as they are called: inside attention, or the last
+        map of its branch."""
         modules, order = dict(self.model.named_modules()), self.called
-        maps = [name for name, m in modules.items() if name in order and is_map(m)]
-        behind = min((n for n in maps if order[n] > order[attention]), key=order.__getitem__, default=None)
-        norms = [site.name for site in norm_sites(self.model) if site.name in order]
-        inside = sorted((n for n in (*maps, *norms) if n.startswith(f"{attention}.")), key=order.__getitem__)
-        return [*reversed(inside), *([behind] if behind else [])]
+        norms = {site.name for site in norm_sites(self.model)}
+        inside = [n for n in order if n.startswith(f"{attention}.") and (n in norms or is_map(modules[n]))]
+        branches = [b.projection for b in self.parts.branches if b.kind == "attn" and is_below(attention, b.block)]
+        behind = [name for name in branches if order[name] > order[attention]]
+        return [*sorted(inside, key=order.__getitem__), *sorted(behind, key=order.__getitem__)[:1]]
 
     def _place_heads(self, name: str, layout: str) -> "_HeadPlace | None":
         module = self.model.get_submodule(name)
@@ -710,6 +730,16 @@ class _Operation:
         change = cast(Norm | DynamicTokenNorm, self.change)
         anatomy, rows = choose_norms(self.model, change)
         sites = [row.site for row in rows if row.now]
+        unknown = anatomy.unknown_norms()
+        if unknown:
+            kind = type(anatomy.modules[unknown[0]]).__name__
+            raise NotRecognized(
+                f"'{self.change}' would leave out {unknown[0]}, whose class {kind} is not a known norm. Name "
+                "the norms to replace with vm.replace_norms(..., where=...)."
+            )
+        silent = [site.name for site in sites if self.inputs is not None and site.name not in self.called]
+        if silent:
+            raise NotCertified(f"'{self.change}': {silent[0]} is not run on this input: give example= that runs it.")
         for site in sites:
             old = self.model.get_submodule(site.name)
             self.removed += [f"{site.name}.{name}" for name in old.state_dict()]
@@ -779,6 +809,21 @@ def swap_norms(model: nn.Module, anatomy: Anatomy, change: Norm | DynamicTokenNo
     if not edited.facts.token_wise:
         ReadsMask.put_on(model)
     return not edited.facts.token_wise
+
+
+def _check_plain(model: nn.Module) -> None:
+    """Raise UserError for parts that compute something else than their modules' classes, or are replaced later."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ in WRAPPERS:
+            raise UserError(f"{name} is a {type(module).__name__}: change the model first, then compile or wrap it.")
+        if hasattr(module, "base_layer"):
+            raise UserError(
+                f"{name} holds an adapter (LoRA): change the model first, then add adapters, or merge them "
+                "(merge_and_unload) before."
+            )
+    odd = [name for name, value in model.state_dict().items() if not isinstance(value, Tensor) or value.is_quantized]
+    if odd or not all(p.is_floating_point() or p.is_complex() for p in model.parameters()):
+        raise UserError("The model is quantized: change it first, then quantize it.")
 
 
 def make_plain(model: nn.Module) -> None:
