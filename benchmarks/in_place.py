@@ -3,7 +3,8 @@
     python benchmarks/in_place.py --out benchmarks/results
 
 One row for each class of Hugging Face and each structure of timm: models with equal modules and names of weights at
-reduced size are tried once, and counted by their number.
+reduced size are tried once, and counted by their number; as they are at the start of training and with random weights.
+What is put in is compared with what the change defines, computed from what is known of the library (in_place_oracle).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import in_place_oracle
 import timm
 import torch
 import transformers
@@ -28,6 +30,8 @@ from torch import Tensor, nn
 
 import vitmods as vm
 from vitmods.adapters.apply import config_of
+from vitmods.adapters.running import find_inputs
+from vitmods.adapters.surgery import width_of
 from vitmods.util.errors import NoEffect, Refused, UserError
 
 FAMILIES = (
@@ -37,7 +41,7 @@ FAMILIES = (
 """timm's modules of plain ViTs and their relatives"""
 OTHER_NORM = "another norm"
 CHANGES = (OTHER_NORM, "rms", "layerscale(init=1.0)", "qknorm", "dpn")
-IN_PLACE, HAS_IT = "in place", "has it"
+IN_PLACE, HAS_IT, WRONG = "in place", "has it", "WRONG"
 MOST_PARAMETERS = 200_000_000
 HEADS = {"num_hidden_layers": 2, "num_attention_heads": 4}
 PLAIN = {**HEADS, "hidden_size": 32, "intermediate_size": 64, "image_size": 32, "patch_size": 8}
@@ -78,7 +82,7 @@ WORDS = {
 }  # fmt: skip
 GROUPED = {**WORDS, "num_key_value_heads": 2, "head_dim": 8}
 TEXT: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("Bert", "Roberta", "GPT2", "OPT", "Phi", "ModernBert", "DistilBert", "Mamba"), WORDS),
+    **dict.fromkeys(("Albert", "Bert", "Roberta", "GPT2", "OPT", "Phi", "ModernBert", "DistilBert", "Mamba"), WORDS),
     **dict.fromkeys(("Llama", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Mistral"), GROUPED),
     "T5Encoder": {**WORDS, "d_model": 32, "d_kv": 8, "d_ff": 64},
 }
@@ -102,7 +106,8 @@ def small(name: str) -> nn.Module:
         arguments |= {"num_kv_heads": 2}
     patch = re.search(r"patch_size=(\d+)", source)
     side = 4 * int(patch[1]) if patch else 64
-    for more in ({**arguments, "img_size": side}, {"img_size": side}, arguments, {}):
+    shallow = {"img_size": side, **{key: arguments[key] for key in ("depth",) if key in arguments}}
+    for more in ({**arguments, "img_size": side}, shallow, {"img_size": side}, arguments, {}):
         try:
             torch.manual_seed(0)
             return timm.create_model(name, num_classes=3, **more).eval()
@@ -120,7 +125,11 @@ def hugging_face(name: str) -> nn.Module:
 
 
 def example_of(name: str) -> dict[str, Tensor] | None:
-    """What the model is called with, where vitmods does not know."""
+    """What the model is called with, where vitmods does not know, or would take more pixels."""
+    if name == "Cvt":
+        return {"pixel_values": torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))}
+    if name.startswith("naflexvit"):
+        return {"x": torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))}
     if name != "Siglip2Vision":
         return None
     patches = torch.randn(2, 16, 8 * 8 * 3, generator=torch.Generator().manual_seed(0))
@@ -137,11 +146,11 @@ def scramble(model: nn.Module) -> None:
         parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
 
 
-def outcome(model: nn.Module, change: str, example: Any) -> tuple[str, str]:
-    """`in place`, `has it` or the reason of the refusal, with its message."""
+def outcome(model: nn.Module, change: str, example: Any, name: str = "") -> tuple[str, str]:
+    """`in place`, `has it` or the reason of the refusal, with its message; with a name, `wrong` is possible too."""
     if change == OTHER_NORM:
-        first = outcome(model, "norm(kind=rms,exact=false)", example)
-        return outcome(model, "norm(kind=layer)", example) if first[0] == HAS_IT else first
+        first = outcome(model, "norm(kind=rms,exact=false)", example, name)
+        return outcome(model, "norm(kind=layer)", example, name) if first[0] == HAS_IT else first
     try:
         changed = vm.apply(model, *vm.parse_changes(change), in_place=True, example=example)
     except NoEffect as error:
@@ -149,6 +158,15 @@ def outcome(model: nn.Module, change: str, example: Any) -> tuple[str, str]:
     except Refused as error:
         return error.reason, str(error)
     assert type(changed) is type(model)
+    if name:
+        inputs = find_inputs(model, example, width_of(model))
+        assert inputs is not None
+        try:
+            error = in_place_oracle.error(name, change, model, changed, lambda net: net(*inputs[0], **inputs[1]))
+        except AssertionError as failed:
+            return WRONG, str(failed)
+        if not error < 1e-3:
+            return WRONG, f"{name}: {error:.0e} from the definition"
     return IN_PLACE, ""
 
 
@@ -172,6 +190,7 @@ def try_models(names: Iterable[str], make: Any, changes: tuple[str, ...]) -> dic
     keys: dict[str, str] = {}
     rows: dict[str, dict[str, Any]] = {}
     messages: dict[str, list[str]] = {}
+    differing: list[str] = []
     for name in names:
         with torch.device("meta"):
             outline = make(name)
@@ -182,9 +201,12 @@ def try_models(names: Iterable[str], make: Any, changes: tuple[str, ...]) -> dic
             if sum(p.numel() for p in outline.parameters()) > MOST_PARAMETERS:
                 raise SystemExit(f"{name} is too large, and its arguments do not make it smaller")
             model = make(name)
+            new = {change: outcome(model, change, example_of(name), name) for change in changes}
             scramble(model)
             for change in changes:
-                row[change], message = outcome(model, change, example_of(name))
+                row[change], message = outcome(model, change, example_of(name), name)
+                if new[change][0] != row[change]:
+                    differing.append(f"{name}, {change}: {new[change]} when new, then {row[change]}")
                 if message:
                     message = re.sub(r"[\w.]*\d[\w.]*", "...", message.partition("\n")[0])
                     messages.setdefault(f"{row[change]}: {message}", []).append(name)
@@ -203,6 +225,7 @@ def try_models(names: Iterable[str], make: Any, changes: tuple[str, ...]) -> dic
         "counts": {change: dict(count.most_common()) for change, count in counts.items()},
         "rows": rows,
         "messages": messages,
+        "other when new": differing,
         "CPU seconds": round(time.process_time() - begin),
     }
 

@@ -432,11 +432,10 @@ def _points(anatomy: Anatomy, calls: list[Replay], projections: list[str], modul
 
 def _branch(anatomy: Anatomy, block: str, chain: tuple[Any, list[str]], module: str, last: dict[str, int]) -> Branch:
     kind, names = chain
-    norms = {s.role: s.name for s in reversed(anatomy.sites) if is_below(s.name, block) and s.name in last}
     hidden, dim = widths(anatomy.modules[names[-1]])
-    norm = norms.get(kind)
-    is_before = norm is not None and last[norm] < last[names[-1]]
-    return Branch(kind, block, module, names[-1], dim, hidden, norm if is_before else None)
+    norms = [s.name for s in anatomy.sites if s.role == kind and is_below(s.name, block) and s.name in last]
+    before = [norm for norm in norms if last[norm] < last[names[-1]]]
+    return Branch(kind, block, module, names[-1], dim, hidden, max(before, key=last.__getitem__, default=None))
 
 
 def order_of_calls(model: nn.Module, inputs: Inputs) -> dict[str, int]:

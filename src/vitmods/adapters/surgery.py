@@ -240,6 +240,10 @@ def repeat(model: nn.Module, record: Sequence[Mapping[str, Any]]) -> nn.Module:
     return model
 
 
+def _name(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
 def parts_of(values: Mapping[str, Any]) -> Parts:
     """The parts that a change of a ``vm_record`` refers to."""
     parts = dict(values["parts"])
@@ -439,7 +443,7 @@ class _Operation:
 
     def _gate(self, branch: Branch, per: str) -> _Place:
         path = branch.projection
-        is_query = [n for n, m in self.model.named_modules() if is_map(m) and n.rpartition(".")[2] in (*JOINT, *QUERY)]
+        is_query = [n for n, m in self.model.named_modules() if is_map(m) and _name(n) in (*JOINT, *QUERY)]
         names: list[str] = []
         while path != branch.block and not names:
             path = path.rpartition(".")[0]
@@ -669,15 +673,13 @@ class _Operation:
             return _HeadPlace(module, module, (heads, heads), dim, -3, empty_slots)
         if layout == "sdpa":
             # Where the projections are called, something may stand between them and the product, as norms or positions.
-            is_called = any(f"{name}.{n}" in self.called and n.rpartition(".")[2] in (*JOINT, *QUERY) for n in maps)
+            is_called = any(f"{name}.{n}" in self.called and _name(n) in (*JOINT, *QUERY) for n in maps)
             if is_called or (dim := _head_dim(module, heads)) is None:
                 return None
             children = {"": ("before_attention", "after_attention")}
             return self._insert_heads(module, "sdpa", (heads, heads), dim, children, -3)
-        joint = next((n for n in maps if n.rpartition(".")[2] in JOINT), None)
-        query, key, pair = (
-            next((n for n in maps if n.rpartition(".")[2] in kind), None) for kind in (QUERY, KEY, PAIR)
-        )
+        joint = next((n for n in maps if _name(n) in JOINT), None)
+        query, key, pair = (next((n for n in maps if _name(n) in kind), None) for kind in (QUERY, KEY, PAIR))
         if layout == "separate":
             second = key or pair
             if query is None or second is None or widths(maps[query])[1] % heads:
@@ -737,6 +739,17 @@ class _Operation:
                 f"'{self.change}' would leave out {unknown[0]}, whose class {kind} is not a known norm. Name "
                 "the norms to replace with vm.replace_norms(..., where=...)."
             )
+        for site in anatomy.sites if self.inputs is not None else ():
+            around = [a for a in anatomy.attentions if is_below(site.name, a)]
+            queries = [n for n in self.called if around and is_below(n, around[0]) and _name(n) in (*JOINT, *QUERY)]
+            in_front = queries and self.called.get(site.name, len(self.called)) < min(
+                map(self.called.__getitem__, queries)
+            )
+            if site.role == "inside" and in_front and site not in sites:
+                raise NotRecognized(
+                    f"'{self.change}' would leave out {site.name}, which is inside attention and normalizes what it "
+                    "reads. Name the norms to replace with vm.replace_norms(..., where=...)."
+                )
         silent = [site.name for site in sites if self.inputs is not None and site.name not in self.called]
         if silent:
             raise NotCertified(f"'{self.change}': {silent[0]} is not run on this input: give example= that runs it.")
