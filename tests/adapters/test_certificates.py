@@ -352,6 +352,7 @@ CASES = {
     # what is shared, left out, wrapped
     "shared attention": (shared("attn"), SCALE, REFUSED),
     "shared attention, queries": (shared("attn"), QK, REFUSED),
+    "shared queries": (shared("attn.q", "attn.k"), QK, REFUSED),
     "shared projection": (shared("attn.proj"), SUB, REFUSED),
     "shared MLP": (shared("mlp"), SCALE, REFUSED),
     "shared norms": (shared("norm1"), NORM, REFUSED),

@@ -301,7 +301,12 @@ class _Operation:
             self._check_attentions()
         if any(isinstance(insertion, OnBranch | ExactRMS) for insertion in insertions):
             self._check_branches()
+        there = set(self.model.modules())
         places = [self._insert(insertion) for insertion in insertions]
+        inserted = [m for m in self.model.modules() if isinstance(m, Insert) and m not in there]
+        served = [(m.hung[child][0], way) for m in inserted for child, ways in m.places.items() for way in ways]
+        if len(set(served)) < len(served):
+            raise NotCertified(f"'{self.change}': blocks share a module that it changes: give each a copy (deepcopy).")
         if self.inputs is not None:
             for training in (False, True):
                 self._check_definition([place for place in places if place.scale], self.inputs, training)
@@ -576,7 +581,7 @@ class _Operation:
                 raise NotCertified(
                     f"'{self.change}': the queries and keys of the {count_heads(self.model.get_submodule(names[0]))} "
                     f"heads of {names[0]} are not recognized, or something else reads them (positions, cosine "
-                    "attention)."
+                    "attention). Check the number of heads that it states."
                 )
             norm_places += places
 
