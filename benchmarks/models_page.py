@@ -14,18 +14,21 @@ TABLE, PAGE = ROOT / "benchmarks" / "results" / "in_place.json", ROOT / "docs" /
 SHORT = {"in place": "yes", "overlapping or layered stem": "stem"}
 INTRODUCTION = """# Models and changes
 
-Each model was tested at reduced size with random weights ({versions}).
+Each model was tested at reduced size, as it is when new and with random weights ({versions}). Each `yes` was
+compared with the definition of the change, computed from what is known of the library.
 `vm.apply(model, *changes)` reads a model exactly and returns a vitmods ViT, or [changes it in place](in-place.md) and
 keeps its class. A model that is read supports nearly every change ([how](foreign-models.md)); `in_place=True` may
 support the rest. The table shows changes in place.
 
 | cell | meaning |
 | --- | --- |
-| yes | in place, with a certificate |
+| yes | in place: the definition of the change holds |
 | has it | the model already contains the change: RMSNorm, or normalized queries and keys |
 | stem | refused: the patches overlap, or the stem has several layers |
-| not certified | refused: the changed model fails its check, e.g. if positions also read the queries |
-| not recognized | refused: the model lacks the part, e.g. attention in Mamba |
+| not certified | not in place: the change would compute something else, e.g. positions also read the queries |
+| not recognized | not in place: the model lacks the part, e.g. attention in Mamba, or adds it in another way |
+
+The [reasons](#reasons) are below the tables.
 
 `subln(rescale=false)`, `normformer` and `placement(reading=branch)` use the same branches as `layerscale`. The others
 (`parallel`, `size`, `gpsa`) need a model that is read. A study with one of these arms reads base
@@ -54,6 +57,12 @@ def page(record: dict[str, Any]) -> str:
             cells = [SHORT.get(row[change], row[change]) for change in changes]
             lines.append(f"| {name} | {row['models']} | {row['read'] or ''} | {' | '.join(cells)} |")
         parts.append("\n".join(lines) + "\n")
+    reasons = ["## Reasons", "", "What the refusals of the tables say; `...` stands for a module.", ""]
+    for result in record["results"].values():
+        for message, names in result["messages"].items():
+            if not message.startswith(("has it", "overlapping")):
+                reasons.append(f"- {', '.join(dict.fromkeys(names))}: {message.replace('|', '/')}")
+    parts.append("\n".join(reasons) + "\n")
     return "\n".join(parts)
 
 

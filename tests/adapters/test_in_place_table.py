@@ -13,11 +13,11 @@ from vitmods.util.errors import Refused
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 TABLE = json.loads((FOLDER / "results" / "in_place.json").read_text())
-PARTS = {"timm": 320, "Hugging Face, vision": 28, "Hugging Face, text": 15}
+PARTS = {"timm": 320, "Hugging Face, vision": 28, "Hugging Face, text": 16}
 REASONS = {"not recognized", "not certified", "overlapping or layered stem", "needs a model that can be read"}
 SAMPLE = {
-    "timm": ("test_vit3", "vit_base_patch16_xp_224", "vit_relpos_base_patch16_rpn_224"),
-    "Hugging Face, vision": ("ViT", "Siglip2Vision", "Swinv2", "Segformer"),
+    "timm": ("test_vit3", "vit_base_patch16_xp_224", "vit_relpos_base_patch16_rpn_224", "vit_base_patch16_18x2_224"),
+    "Hugging Face, vision": ("ViT", "Siglip2Vision", "Swinv2", "Segformer", "VideoMAE", "Timesformer"),
     "Hugging Face, text": ("Bert", "T5Encoder", "Qwen3", "Mamba"),
 }
 CAUSAL = ("GPT2", "OPT", "Phi", "Llama", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Mistral")
@@ -44,12 +44,12 @@ def taken(part, change):
         ("timm", "qknorm", 310),
         ("timm", "dpn", 288),
         ("Hugging Face, vision", "another norm", 28),
-        ("Hugging Face, vision", "layerscale(init=1.0)", 28),
+        ("Hugging Face, vision", "layerscale(init=1.0)", 25),  # not Timesformer, Hiera and LeViT, which add otherwise
         ("Hugging Face, vision", "qknorm", 26),
         ("Hugging Face, vision", "dpn", 23),  # the other five have stems of several layers or overlapping patches
-        ("Hugging Face, text", "another norm", 15),
-        ("Hugging Face, text", "layerscale(init=1.0)", 14),  # Mamba does not have attention
-        ("Hugging Face, text", "qknorm", 14),
+        ("Hugging Face, text", "another norm", 16),
+        ("Hugging Face, text", "layerscale(init=1.0)", 15),  # Mamba does not have attention
+        ("Hugging Face, text", "qknorm", 15),
     ],
 )
 def test_the_table_meets_its_goals(part, change, least):
@@ -62,7 +62,11 @@ def test_refusals_have_one_of_four_reasons():
         for counts in part["counts"].values():
             assert counts.keys() <= {"in place", "has it"} | REASONS
             assert sum(counts.values()) == part["models"]
-    assert TABLE["results"]["timm"]["CPU seconds"] < 180
+    assert TABLE["results"]["timm"]["CPU seconds"] < 240
+
+
+def test_new_models_take_what_models_with_random_weights_take():
+    assert not [line for part in TABLE["results"].values() for line in part["other when new"]]
 
 
 @pytest.mark.parametrize(("part", "name"), [(part, name) for part, names in SAMPLE.items() for name in names])
@@ -71,7 +75,7 @@ def test_the_table_is_what_the_code_does(benchmark, part, name):
     changes = [change for change in benchmark.CHANGES if change in TABLE["results"][part]["counts"]]
     model = make(name)
     benchmark.scramble(model)
-    row = {change: benchmark.outcome(model, change, benchmark.example_of(name))[0] for change in changes}
+    row = {change: benchmark.outcome(model, change, benchmark.example_of(name), name)[0] for change in changes}
     committed = TABLE["results"][part]["rows"][name]
     assert row == {change: committed[change] for change in changes}
     assert benchmark.is_read(model) or not committed["read"]
