@@ -90,14 +90,16 @@ class Replay:
         and its norms read; what the block reads and its norms put out. ``edits`` change what modules put out."""
         arguments, keywords = fresh(self.call)
         points: list[Tensor] = []
-        streams = [t.clone() for t in tensors_of([*arguments, *keywords.values()]) if t.is_floating_point()]
+        given = tensors_of([*arguments, *keywords.values()])
+        streams = [t.clone() for t in given if t.is_floating_point() and t.any()]
 
         def edit(module: nn.Module, args: Any, output: Any, function: Edit) -> Any:
             return on_first(output, function)
 
         def tap(module: nn.Module, args: Any, keywords: Any, output: Any) -> None:
             points.append(next(tensors_of([*args, *keywords.values()])).clone())
-            streams.append(next(tensors_of(output)).clone())
+            out = next(tensors_of(output)).clone()
+            streams.extend([out] if varies(out) else [])
 
         hooks = [
             self.model.get_submodule(name).register_forward_hook(partial(edit, function=function))
@@ -128,7 +130,7 @@ class Replay:
         factors, tolerance = (signs * sizes.exp()).to(like), tolerance_of(self.model)
         try:
             none, streams = self.run({**others, **scale(torch.zeros_like(factors))})
-            streams = [s for s in streams if varies(s)] + ([torch.zeros_like(none[0])] if in_branch else [])
+            streams += [torch.zeros_like(none[0])] if in_branch else []
             if not any(same(a, s, tolerance) for a in none for s in streams):
                 return None
             one, some = (self.run({**others, **scale(f)})[0] for f in (torch.ones_like(factors), factors))
