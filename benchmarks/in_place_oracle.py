@@ -191,5 +191,8 @@ def error(name: str, change: str, old: nn.Module, changed: nn.Module, call: Call
         other_norms(name, reference, changed)
     before, after = outputs(reference, call), outputs(changed, call)
     if change == "rms":  # of the stream only the mean of the channels moves
-        before, after = ([x - x.mean(-1, keepdim=True) for x in made if x.ndim == 3] for made in (before, after))
+        before, after = (
+            [x - x.mean(-1, keepdim=True) if x.ndim == 3 else x for x in made if x.ndim in (2, 3)]
+            for made in (before, after)
+        )
     return gap(before, after)
