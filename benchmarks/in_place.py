@@ -82,7 +82,7 @@ WORDS = {
 }  # fmt: skip
 GROUPED = {**WORDS, "num_key_value_heads": 2, "head_dim": 8}
 TEXT: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("Bert", "Roberta", "GPT2", "OPT", "Phi", "ModernBert", "DistilBert", "Mamba"), WORDS),
+    **dict.fromkeys(("Albert", "Bert", "Roberta", "GPT2", "OPT", "Phi", "ModernBert", "DistilBert", "Mamba"), WORDS),
     **dict.fromkeys(("Llama", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Mistral"), GROUPED),
     "T5Encoder": {**WORDS, "d_model": 32, "d_kv": 8, "d_ff": 64},
 }

@@ -317,7 +317,7 @@ def rms_gain(norm: nn.Module) -> float | None:
         weight = torch.randn(dim, generator=draw) if parameters else torch.zeros(dim)
         for parameter in trial.parameters():
             parameter.copy_(weight)
-        result = trial(tokens)
+        result = trial.forward(tokens)  # without hooks
     except Exception:  # a module of that name which takes something else
         return None
     plain = tokens * (tokens.square().mean(-1, keepdim=True) + eps_of(norm)).rsqrt()
@@ -397,7 +397,8 @@ def find_parts(model: nn.Module, inputs: Inputs) -> Parts:
         kinds = (name for name, kind in NORMS.items() if type(norm) is kind.module)
         config = NormConfig(next(kinds, "rms" if before.name in anatomy.rms else "layer"), eps_of(norm))
     reads = next(tensors_of([*inputs[0], *inputs[1].values()]))
-    stem = _stem(anatomy, blocks, last, {branch.dim for branch in branches}) if reads.is_floating_point() else None
+    dims = {widths(anatomy.modules[chain[-1]])[1] for name in blocks for _, chain in _chains(anatomy, name, last)}
+    stem = _stem(anatomy, blocks, last, dims) if reads.is_floating_point() else None
     known = [anatomy.modules[name] for name in blocks]  # under another name too
     left = [a for a in anatomy.attentions if a not in attentions]
     others = {a: anatomy.reason(a, last) for a in left if anatomy.modules[anatomy.block_of(a) or ""] not in known}

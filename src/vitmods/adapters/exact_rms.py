@@ -47,10 +47,11 @@ def rms_swaps(anatomy: Anatomy, parts: Parts) -> dict[str, nn.Module]:
             swaps[branch.norm] = BiasedRMSNorm(branch.dim, eps) if biased else RMSNorm(branch.dim, eps, affine=affine)
     if not swaps:
         raise NoEffect("the norms before all branches are not LayerNorms already")
-    for site in anatomy.sites:
-        old = anatomy.modules[site.name]
-        if site.role == "embed" and site.dim in dims and isinstance(old, nn.LayerNorm):
-            new = swaps[site.name] = CenteredLayerNorm(site.dim, eps_of(old), old.elementwise_affine)
+    embed = [site.name for site in anatomy.sites if site.role == "embed"]
+    for name in (*embed, *(n for n in anatomy.modules if n.endswith(".norm_after"))):  # Dual PatchNorm's too
+        old = anatomy.modules[name]
+        if isinstance(old, nn.LayerNorm) and old.normalized_shape[-1] in dims:
+            new = swaps[name] = CenteredLayerNorm(old.normalized_shape[-1], eps_of(old), old.elementwise_affine)
             new.bias = new.bias if old.bias is not None else None
     return swaps
 

@@ -399,8 +399,8 @@ class _Operation:
 
     def _holder(self, name: str) -> tuple[nn.Module, str, str]:
         """Where an insertion for a module is registered, the child that it serves there, and a name for it: a linear
-        map may be wrapped later, so its insertions are held by the module around it that is called."""
-        if not is_map(self.model.get_submodule(name)):
+        map or a norm may be wrapped or replaced later, so the module around it that is called holds its insertions."""
+        if any(self.model.get_submodule(name).children()):
             return self.model.get_submodule(name), "", ""
         holder = name.rpartition(".")[0]
         while isinstance(self.model.get_submodule(holder), nn.Sequential | nn.ModuleList | nn.ModuleDict):
@@ -654,13 +654,15 @@ class _Operation:
         return False
 
     def _readers(self, attention: str) -> list[str]:
-        """The maps and norms that may read what the heads put out, as they are called: inside attention, or the last
-        map of its branch."""
+        """The maps and norms that may read what the heads put out, as they are called: inside attention, or the next
+        map beside it in a part of the block, or the last of its branch."""
         modules, order = dict(self.model.named_modules()), self.called
         norms = {site.name for site in norm_sites(self.model)}
         inside = [n for n in order if n.startswith(f"{attention}.") and (n in norms or is_map(modules[n]))]
         branches = [b.projection for b in self.parts.branches if b.kind == "attn" and is_below(attention, b.block)]
-        behind = [name for name in branches if order[name] > order[attention]]
+        around = attention.rpartition(".")[0]
+        beside = [n for n in order if around not in self.parts.blocks and is_below(n, around) and is_map(modules[n])]
+        behind = [name for name in (*branches, *beside) if order[name] > order[attention]]
         return [*sorted(inside, key=order.__getitem__), *sorted(behind, key=order.__getitem__)[:1]]
 
     def _place_heads(self, name: str, layout: str) -> "_HeadPlace | None":
