@@ -22,13 +22,15 @@ LAST = re.compile(
     r"self_attn\.dense|down_proj|c_proj|mlp\.dense2|out_lin|lin2|Wo|DenseReluDense\.wo|SelfAttention\.o)$"
 )
 """the last linear map of each branch of a block"""
-NORMS_BEHIND = {
+OTHER_ENDS = {
     "rpn": r"^blocks\.\d+\.norm\d$",
     "eva02_enormous": r"^blocks\.\d+\.norm\d$",
     "Swinv2": r"blocks\.\d+\.layernorm_(before|after)$",
     "Gemma2": r"\.\d+\.post_\w+_layernorm$",
+    "Albert": r"albert_layers\.\d+\.(attention\.dense|ffn_output)$",
+    "Timesformer": r"\.\d+\.(temporal_dense|attention\.output\.dense|output\.dense)$",
 }
-"""models whose branches end with a norm"""
+"""models whose branches end with a norm, or with another map"""
 BLOCK_NORMS = re.compile(
     r"\.\d+\.((attns|ffns|layer)\.\d+\.)?((attention\.output|output)\.)?"
     r"(norm\d?|layernorm_\w+|layer_norm_?\d?|LayerNorm|rms_norm\d|ln_\d|\w*_layernorm|\w+_layer_norm|\w+_norm)$"
@@ -86,7 +88,7 @@ def heads_of(model: nn.Module, path: str, is_key: bool) -> int:
 
 
 def scale_branches(name: str, model: nn.Module) -> None:
-    behind = next((pattern for part, pattern in NORMS_BEHIND.items() if part in name), None)
+    behind = next((pattern for part, pattern in OTHER_ENDS.items() if part in name), None)
     pattern = re.compile(behind) if behind else LAST
     chosen = [m for n, m in model.named_modules() if pattern.search(n) and not re.search("backbone|rel_pos", n)]
     assert chosen, f"the branches of {name} are not known"
@@ -100,11 +102,17 @@ def normalize_heads(name: str, model: nn.Module) -> None:
             if type(module).__name__ == "Attention":
                 module.forward = partial(with_normed_product, module.forward)
         return
+    has_places = any(type(m).__module__.startswith("timm") for m in model.modules())
     for path, module in model.named_modules():
-        if isinstance(getattr(module, "q_norm", None), nn.Identity) and re.search(r"\.\d+\.", path):  # timm's places
+        around = model.get_submodule(path.rpartition(".")[0])
+        if has_places and hasattr(around, "q_norm"):
+            continue
+        if (
+            has_places and isinstance(getattr(module, "q_norm", None), nn.Identity) and re.search(r"\.\d+\.", path)
+        ):  # timm's places
             dim = module.head_dim
             module.q_norm, module.k_norm = (nn.LayerNorm(dim, 1e-6, elementwise_affine=False) for _ in range(2))
-        elif JOINT.search(path) and not hasattr(model.get_submodule(path.rpartition(".")[0]), "q_norm"):
+        elif JOINT.search(path):
             heads = heads_of(model, path, False)
 
             def joint(m: nn.Module, a: Any, o: Tensor, heads: int = heads) -> Tensor:
@@ -112,9 +120,7 @@ def normalize_heads(name: str, model: nn.Module) -> None:
                 return torch.cat((normed(q, heads), normed(k, heads), v), -1)
 
             module.register_forward_hook(joint)
-        elif (QUERY.search(path) or KEY.search(path)) and not hasattr(
-            model.get_submodule(path.rpartition(".")[0]), "q_norm"
-        ):
+        elif QUERY.search(path) or KEY.search(path):
             heads = heads_of(model, path, bool(KEY.search(path)))
             module.register_forward_hook(lambda m, a, o, heads=heads: normed(o, heads))
 

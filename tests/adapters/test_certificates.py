@@ -333,7 +333,7 @@ CASES = {
     "shared norm": (two(kind="shared norm"), SCALE, RIGHT),
     "half": (two(behind="half"), SCALE, RIGHT),
     "residual in the module of the branch": (lambda: Model(sequential(), sequential()), SCALE, RIGHT),
-    "last map adds the stream, behind another": (lambda: Model(LastAdds(), LastAdds()), SCALE, REFUSED),
+    "last map adds the stream, behind another": (lambda: Model(LastAdds(), LastAdds()), SCALE, RIGHT),
     "lists of branches": (Lists, SCALE, RIGHT),
     "blocks that are called twice": (called_twice, SCALE, RIGHT),
     "adapter beside the MLP": (two(kind="adapter"), SCALE, RIGHT),

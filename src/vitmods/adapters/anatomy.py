@@ -379,16 +379,21 @@ def find_parts(model: nn.Module, inputs: Inputs) -> Parts:
     found: tuple[int, ...] = (0, 0)
     for name in blocks:
         chains = [(kind, _trailing(anatomy, name, names, last) + names) for kind, names in _chains(anatomy, name, last)]
-        longest = max((len(names) for _, names in chains), default=0)
-        # Blocks of a model are alike: what the one before has is tried first.
-        for levels in sorted(product(range(longest), repeat=2), key=lambda pair: (pair != found, sum(pair))):
-            modules = [names[min(levels[kind == "mlp"], len(names) - 1)] for kind, names in chains]
-            points = _points(anatomy, calls[name], [names[-1] for _, names in chains], modules)
-            if points is not None:
-                found = levels
-                post_norm += [name] if any(points) else []
-                branches += [_branch(anatomy, name, *pair, last) for pair in zip(chains, modules, strict=True)]
-                break
+        for is_apart in (False, True):
+            tried = list(_apart(chains, calls[name], last)) if is_apart else chains
+            longest = max((len(names) for _, names in tried), default=0)
+            # Blocks of a model are alike: what the one before has is tried first.
+            for levels in sorted(product(range(longest), repeat=2), key=lambda pair: (pair != found, sum(pair))):
+                modules = [names[min(levels[kind == "mlp"], len(names) - 1)] for kind, names in tried]
+                points = _points(anatomy, calls[name], [names[-1] for _, names in tried], modules)
+                if points is not None:
+                    found = levels
+                    post_norm += [name] if any(points) else []
+                    branches += [_branch(anatomy, name, *pair, last) for pair in zip(tried, modules, strict=True)]
+                    break
+            else:
+                continue
+            break
     attentions = [a for a in anatomy.attentions if a in last and any(_within(a, name) for name in blocks)]
     before = next((site for site in anatomy.sites if site.role == "attn"), None)
     config = NormConfig()
@@ -414,6 +419,29 @@ def _trailing(anatomy: Anatomy, block: str, chain: list[str], last: dict[str, in
     norms = sorted(later, key=last.__getitem__)[:1]
     dim = widths(anatomy.modules[chain[-1]])[1]
     return [n for n in norms if _dim(anatomy.modules[n]) == dim and not any(is_below(n, module) for module in chain)]
+
+
+def _apart(
+    chains: list[tuple[Any, list[str]]], calls: list[Replay], last: dict[str, int]
+) -> Iterator[tuple[Any, list[str]]]:
+    """The chains that are not part of a later one: without that one, they do not have an effect. A chain that attention
+    is part of is one of attention."""
+    ordered = sorted(chains, key=lambda chain: last[chain[1][-1]])
+
+    def put_out(*live: int) -> list[Tensor]:
+        zeros: dict[str, Edit] = {c[-1]: torch.zeros_like for i, (_, c) in enumerate(ordered) if i not in live}
+        return calls[0].run(zeros)[0]
+
+    none, inside = put_out(), False
+    for i, (kind, names) in enumerate(ordered):
+        acts = any(not a.equal(b) for a, b in zip(none, put_out(i), strict=True))
+        if not acts and any(
+            not a.equal(b) for j in range(i + 1, len(ordered)) for a, b in zip(put_out(j), put_out(i, j), strict=True)
+        ):
+            inside = inside or kind == "attn"
+            continue
+        yield "attn" if inside else kind, names
+        inside = False
 
 
 def _points(anatomy: Anatomy, calls: list[Replay], projections: list[str], modules: list[str]) -> list[int] | None:

@@ -299,7 +299,7 @@ class _Operation:
             raise NoEffect(f"'{self.change}' alters nothing in this model.")
         if any(isinstance(insertion, OnBranch | Heads | ExactRMS) for insertion in insertions):
             self._check_attentions()
-        if any(isinstance(insertion, OnBranch | ExactRMS) for insertion in insertions):
+        if any(isinstance(insertion, OnBranch) for insertion in insertions):
             self._check_branches()
         there = set(self.model.modules())
         places = [self._insert(insertion) for insertion in insertions]
@@ -617,6 +617,7 @@ class _Operation:
             place.undo()
         return None
 
+    @torch.enable_grad()
     def _are_heads(self, names: list[str], places: list["_HeadPlace"], reader: str, per: str, training: bool) -> bool:
         assert self.inputs is not None
         generator, outputs = torch.Generator().manual_seed(0), []
@@ -637,7 +638,7 @@ class _Operation:
         every = [reader for near in readers.values() for reader in near]
         reads = _tensors_at(self.model, self.inputs, every, training, gradients=True)[1]
         return all(
-            self._separates(place, [read for near in readers[name] for read in reads[near][-1:]], per, bool(reader))
+            self._separates(place, [read for near in readers[name] for read in reads[near][:1]], per, bool(reader))
             for name, place in zip(names, places, strict=True)
         )
 
@@ -775,6 +776,7 @@ class _Operation:
         """Exactly, which the certificate shows."""
         anatomy = Anatomy(self.model)
         try:
+            self._check_branches()
             swaps = rms_swaps(anatomy, self.parts)
             if self.inputs is not None:
                 self.removed += center_stream(anatomy, self.parts, self.called)
