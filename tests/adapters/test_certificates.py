@@ -351,7 +351,7 @@ CASES = {
     "zero head, tanh": (lambda: Model(Block(behind="tanh"), Block(behind="tanh"), head="zero"), SCALE, REFUSED),
     # what is shared, left out, wrapped
     "shared attention": (shared("attn"), SCALE, REFUSED),
-    "shared attention, queries": (shared("attn"), QK, REFUSED),
+    "shared attention, queries": (shared("attn"), QK, RIGHT),
     "shared queries": (shared("attn.q", "attn.k"), QK, REFUSED),
     "shared projection": (shared("attn.proj"), SUB, REFUSED),
     "shared MLP": (shared("mlp"), SCALE, REFUSED),

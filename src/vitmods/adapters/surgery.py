@@ -341,10 +341,11 @@ class _Operation:
     def _check_definition(self, places: Sequence[_Place], inputs: Inputs, training: bool) -> None:
         """Raise UserError if a branch, where an insertion scales it, is not what is added to the stream, scaled."""
         norms: dict[str, list[str]] = {place.branch.block: [] for place in places if place.branch}
-        for site in norm_sites(self.model):
+        ours = [f"{name}.norm" for name, m in self.model.named_modules() if isinstance(m, InsertedNorm)]
+        for name in (*(site.name for site in norm_sites(self.model)), *ours):
             for block, names in norms.items():
-                if is_below(site.name, block) and site.name in self.called:
-                    names.append(site.name)
+                if is_below(name, block) and name in self.called:
+                    names.append(name)
         for call in record(self.model, inputs, norms, training) if norms else ():
             modules = [branch.module for branch in self.parts.branches if branch.block == call.block]
             for _, branch, scale in places:
@@ -352,7 +353,9 @@ class _Operation:
                     continue
                 others: dict[str, Edit] = {n: torch.zeros_like for n in modules if n != branch.module}
                 like = next(self.model.get_submodule(branch.projection).parameters()).new_ones(branch.dim)
-                behind = not f"{branch.projection}.".startswith(f"{branch.module}.")
+                behind = not f"{branch.projection}.".startswith(f"{branch.module}.") or any(
+                    n in ours for n in call.norms
+                )
                 if call.adds(scale, others, like, self.strict, behind) is None:
                     mode = "training" if training else "evaluation"
                     raise NotCertified(
