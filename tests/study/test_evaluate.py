@@ -70,7 +70,7 @@ def test_several_checkpoints_have_an_interval_over_them(seeds):
 def test_other_checkpoints_need_images(tmp_path, two_classes):
     weights = tmp_path / "own.safetensors"
     save(vm.vit("Ti/4", depth=1, img_size=8, num_classes=2), weights)
-    with pytest.raises(UserError, match="say which with --data"):
+    with pytest.raises(UserError, match="Say which with --data"):
         evaluate(str(weights))
     with pytest.warns(UserWarning, match="does not name its classes"):
         (evaluation,) = evaluate(str(weights), ["top1", "knn"], data=two_classes, device="cpu")
