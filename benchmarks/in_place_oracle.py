@@ -162,7 +162,8 @@ def other_norms(name: str, model: nn.Module, changed: nn.Module) -> None:
     new = {n for n, m in changed.named_modules() if type(m).__module__.startswith("vitmods.layers.norms")}
     for path, module in model.named_modules():
         kind = type(module).__name__.lower()
-        of_branch = BLOCK_NORMS.search(path) and "norm" in kind and "batch" not in kind and "backbone" not in path
+        of_branch = BLOCK_NORMS.search(path) and "norm" in kind and "batch" not in kind
+        of_branch = of_branch and not re.search("backbone|patch_embed", path)
         assert path in new or not of_branch or re.search("sub_norm|[qk]_norm", path), f"{name}: {path} is left out"
         if path not in new:
             continue

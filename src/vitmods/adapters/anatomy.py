@@ -463,7 +463,7 @@ def _branch(anatomy: Anatomy, block: str, chain: tuple[Any, list[str]], module: 
     kind, names = chain
     hidden, dim = widths(anatomy.modules[names[-1]])
     norms = [s.name for s in anatomy.sites if s.role == kind and is_below(s.name, block) and s.name in last]
-    before = [norm for norm in norms if last[norm] < last[names[-1]]]
+    before = [norm for norm in norms if last[norm] < last[names[-1]] and not is_below(norm, module)]
     return Branch(kind, block, module, names[-1], dim, hidden, max(before, key=last.__getitem__, default=None))
 
 

@@ -761,6 +761,13 @@ class _Operation:
                     f"'{self.change}' would leave out {site.name}, which is inside attention and normalizes what it "
                     "reads. Name the norms to replace with vm.replace_norms(..., where=...)."
                 )
+        inside = {re.sub(r"\d+", "*", row.site.name): row for row in rows if not row.now and row.site.role == "inside"}
+        counterparts = [inside[name] for site in sites if (name := re.sub(r"\d+", "*", site.name)) in inside]
+        if counterparts:
+            raise NotRecognized(
+                f"'{self.change}' would leave out {counterparts[0].site.name}, and change its counterparts. Name the "
+                "norms to replace with vm.replace_norms(..., where=...)."
+            )
         silent = [site.name for site in sites if self.inputs is not None and site.name not in self.called]
         if silent:
             raise NotCertified(f"'{self.change}': {silent[0]} is not run on this input: give example= that runs it.")
