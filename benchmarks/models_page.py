@@ -14,7 +14,8 @@ TABLE, PAGE = ROOT / "benchmarks" / "results" / "in_place.json", ROOT / "docs" /
 SHORT = {"in place": "yes", "overlapping or layered stem": "stem"}
 INTRODUCTION = """# Models and changes
 
-Each model was tested at reduced size, as it is when new and with random weights ({versions}).
+Each model was tested at reduced size, as it is when new and with random weights ({versions}). Each `yes` was
+compared with the definition of the change, computed from what is known of the library.
 `vm.apply(model, *changes)` reads a model exactly and returns a vitmods ViT, or [changes it in place](in-place.md) and
 keeps its class. A model that is read supports nearly every change ([how](foreign-models.md)); `in_place=True` may
 support the rest. The table shows changes in place.

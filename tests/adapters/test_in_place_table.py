@@ -43,7 +43,7 @@ def taken(part, change):
         ("timm", "layerscale(init=1.0)", 315),
         ("timm", "qknorm", 310),
         ("timm", "dpn", 288),
-        ("Hugging Face, vision", "another norm", 28),
+        ("Hugging Face, vision", "another norm", 27),  # not LeViT
         ("Hugging Face, vision", "layerscale(init=1.0)", 26),  # not Hiera and LeViT, which add otherwise
         ("Hugging Face, vision", "qknorm", 26),
         ("Hugging Face, vision", "dpn", 23),  # the other five have stems of several layers or overlapping patches
