@@ -8,16 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import process_time
 
 import numpy as np
 import pytest
 
+from vitmods.evals.options import Options
 from vitmods.recipes import plain
 from vitmods.stats.fit import fit
 from vitmods.stats.sequential import INTERIM_LEVEL, interim_level
 from vitmods.stats.width import against_base
 from vitmods.study import Answer, Study
 from vitmods.study.ledger import Table, earlier_looks, enter, is_own, ledger_of, read_ledgers
+from vitmods.study.plan import Measure
 from vitmods.study.state import over_studies
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
@@ -35,14 +38,14 @@ def search_beside(monkeypatch):
 # ---- what is one more look
 
 
-def table(arms="ab", seeds=5, study="one", base="base", split="", **other):
+def table(arms="ab", seeds=5, study="one", base="base", split="", begun="", **other):
     """A table of arms, whose trials are known by their names and the split."""
     seeds = tuple(range(seeds) if isinstance(seeds, int) else seeds)
     settings = {"metric": "top1", "margin": 0.5, "generalize": "images", "until_decided": False, "base_seeds": seeds}
     settings |= {"spare": False, "family": len(arms), **other}
     hashed = {arm: (f"{arm}-{arm}{split}",) for arm in arms}
     return Table(
-        study=f"now {study}",
+        study=f"{begun or study} {study}",
         seeds=seeds,
         images=(f"images{split}",),
         base=(f"{base}-{split}",),
@@ -76,7 +79,14 @@ FIRST = table()
         (table(base_seeds=tuple(range(9)), study="two"), 5, 2, "shown before"),
         (table(metric="nll", margin=0.01), None, 2, "metric was changed after the scores were seen: it is nll and was"),
         (table(margin=1.0), None, 2, "The margin was changed after the scores were seen: it is 1 and was 0.5."),
-        (table(generalize="seeds"), None, 2, "about was changed"),
+        (
+            table(generalize="seeds"),
+            None,
+            2,
+            "about was changed after the scores were seen: it is seeds and was images.",
+        ),
+        (table(settings=3), None, 2, "number of settings was changed after the scores were seen: it is 3 and was 1."),
+        (table(settings=3, study="two"), None, 2, "number of settings was changed"),
         (table(family=8), None, 8, ""),
     ],
 )
@@ -102,9 +112,21 @@ def test_looks_share_one_level_and_the_family_is_all_arms_that_were_shown():
 
 
 def test_seeds_that_time_settles_are_no_look():
-    running = table(seeds=10, spare=True)
-    assert earlier_looks(table(seeds=4), [running]).most is None
+    running, settled = table(seeds=10, spare=True), table(seeds=4)
+    assert earlier_looks(settled, [running]).most is None
+    assert earlier_looks(table(seeds=4, study="renamed", begun="one"), [running]).most is None
+    assert earlier_looks(table("c", seeds=4, study="renamed", begun="one"), [running]).doubts, "begun at the same time"
     assert earlier_looks(table(seeds=4, study="two"), [running]).most == 10
+    assert earlier_looks(table("a", seeds=4, study="two"), [running, settled]).most == 10, "one study is one look"
+
+
+def test_a_study_of_folds_that_grew_is_one_series():
+    folds = [replace(table(study="two"), base=("base-",), arms={"a": ("a-1",)})]
+    folds += [replace(folds[0], base=("base-", *map(str, range(n))), arms={"a": ("a-1", "a-2")}) for n in range(4)]
+    (doubt,) = earlier_looks(table("a", [7, 8]), folds).doubts
+    assert "Of such series 9 to 10 %" in doubt
+    (doubt,) = earlier_looks(table("a", [7, 8]), [*folds, table("a", [5, 6], study="three")]).doubts
+    assert "Of such series 13 to 15 %" in doubt
 
 
 def test_the_best_of_several_bases():
@@ -272,6 +294,13 @@ def test_reading_and_resuming_are_no_looks(images, runs):
         ({"metric": "nll"}, 0.05, 2, "The metric was changed after the scores were seen: it is nll and was top1"),
         ({"seeds": [3, 4, 5]}, 0.05, 2, "with other seeds, another split or on another machine"),
         ({"split_seed": 1}, 0.05, 2, "with other seeds, another split or on another machine"),
+        ({"seeds": [2, 0, 1]}, 0.05, 2, ""),
+        (
+            {"sweep": {"lr": [1e-3, RECIPE.optimizer.lr]}},
+            0.05,
+            2,
+            "The number of settings was changed after the scores were seen",
+        ),
         ({"recipe": RECIPE.with_(lr=1e-3)}, 0.05, 2, ""),
         ({"arms": ["dpn"], "sweep": {"lr": [2e-3, 3e-3]}}, 0.05, 1, ""),
     ],
@@ -307,6 +336,20 @@ def test_a_study_that_is_older_than_the_ledger_counts(images, runs):
     ledger_of(runs / "first").unlink()
     grown = study(images, seeds=4).run(runs / "first", **OPTIONS)
     assert grown.decision.alpha == INTERIM_LEVEL / 4, "it was shown before seeds were added"
+
+
+def test_a_study_whose_folder_is_a_link_is_entered(images, runs, tmp_path):
+    os.makedirs(tmp_path / "disk")
+    (runs / "linked").symlink_to(tmp_path / "disk", target_is_directory=True)
+    study(images, ["dpn"]).run(runs / "linked", **OPTIONS)
+    assert any("linked" in line.study for line in lines_of(runs))
+
+
+def test_options_of_a_metric_are_part_of_it():
+    usual, chosen = Measure("top1"), Measure("top1", Options(severities=(1, 2)))
+    assert str(usual) == "top1" != str(chosen)
+    (doubt,) = earlier_looks(table(metric=str(chosen)), [table(metric=str(usual))]).doubts
+    assert "The metric was changed after the scores were seen" in doubt
 
 
 def test_base_alone_is_entered(images, runs):
@@ -357,6 +400,27 @@ def test_a_damaged_line_does_not_count(tmp_path, line, counted):
     assert any("the ledger of verdicts that were shown" in str(warning.message) for warning in caught) == (counted < 2)
     path.write_bytes(path.read_bytes().replace(b"\n" + line + b"\n", b"\n"))
     assert [len(found.seeds) for found in read_ledgers([path])] == [5, 3]
+
+
+@pytest.mark.parametrize("clock", ["2000-01-01", "9999-01-01", ""])
+def test_a_clock_that_was_set_back_makes_no_look_a_first_one(tmp_path, clock, monkeypatch):
+    path, second = tmp_path / "ledger", table("a", study="two")
+    path.write_text(json.dumps({**FIRST.__dict__, "time": "2030-01-01T00:00"}) + "\n", "utf-8")
+    first = earlier_looks(second, read_ledgers([path]))
+    path.write_text(path.read_text("utf-8") + json.dumps({**second.__dict__, "time": clock}) + "\n", "utf-8")
+    assert first.most == 5
+    assert earlier_looks(second, read_ledgers([path])) == first
+    assert not earlier_looks(FIRST, read_ledgers([path])).doubts
+
+
+def test_a_large_ledger_is_read_quickly(tmp_path):
+    path = tmp_path / "ledger"
+    path.write_text(json.dumps(FIRST.__dict__) + " " * (65 << 20) + "\n", "utf-8")
+    assert earlier_looks(table("a", study="two"), read_ledgers([path])).most == 5, "more than settings may have"
+    path.write_text((json.dumps(FIRST.__dict__) + "\n") * 5_000, "utf-8")
+    start = process_time()
+    assert len(read_ledgers([path])) == 5_000
+    assert process_time() - start < 0.5, "types are resolved once"
 
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe", "another user's", "broken link"])

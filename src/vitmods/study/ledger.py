@@ -15,9 +15,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -28,14 +27,14 @@ from typing import Any
 from vitmods.stats.sequential import next_maximum
 from vitmods.study.store import fits
 from vitmods.train.trial import decisive_settings
-from vitmods.util.limits import parse_json, read_bytes
+from vitmods.util.limits import open_file, parse_json
 from vitmods.util.text import listing, plural, printable
 
 PLACE = "VITMODS_LEDGER"
 """environment variable: the ledger's folder, from that of a study"""
 _SPLIT = ("split_seed", "split_file", "val_fraction", "test_fraction", "fold")
-GROWN = "6 to 11"  # false claims in %: docs/statistics.md has all of these
-SERIES = ("9 to 10", "13 to 14", "17 to 18", "20 to 21", "23 to 25", "26 to 28", "28 to 31")  # by the number of others
+# False claims in %, by the number of others: docs/statistics.md has all of these.
+SERIES = ("9 to 10", "13 to 14", "17 to 18", "20 to 21", "23 to 25", "26 to 28", "28 to 31")
 RESTARTED = ("9 to 10", "13 to 15", "17 to 19")
 METRICS = ("6 to 9", "7 to 13", "8 to 17", "9 to 20")
 BASES = ("5", "6", "6 to 8", "7 to 9", "8 to 9", "9 to 10", "9 to 11")
@@ -64,6 +63,8 @@ class Table:
     """A table of verdicts. Base and arms are known by the hashes of their trials, one for each setting or fold.
 
     study:      when it was begun, and the name of its folder
+    metric:     with its options
+    settings:   of a sweep, which verdicts are averages over
     base_seeds: with those that were known
     spare:      whether the number of seeds is not settled yet
     family:     arms that were planned
@@ -83,6 +84,7 @@ class Table:
     images: tuple[str, ...]
     base: tuple[str, ...]
     arms: Mapping[str, tuple[str, ...]]
+    settings: int = 1
     time: str = ""
 
     @classmethod
@@ -94,24 +96,26 @@ class Table:
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         return cls(**{**values, "arms": {name: tuple(arm) for name, arm in values.get("arms", {}).items()}})
 
-    def has(self, arm: Sequence[str]) -> bool:
-        """Whether it shows an arm, under any name."""
-        return any(not set(arm).isdisjoint(other) for other in self.arms.values())
+    @property
+    def cells(self) -> set[str]:
+        return {cell for arm in self.arms.values() for cell in arm}
 
     def has_arms(self, other: Table) -> bool:
-        return all(map(self.has, other.arms.values()))
+        """Whether it shows all arms of another table, under any names."""
+        return not any(map(self.cells.isdisjoint, other.arms.values()))
 
     def looks_at(self, other: Table) -> bool:
         """Whether it shows a trial of an arm that another table shows."""
-        return any(map(other.has, self.arms.values())) and not set(self.seeds).isdisjoint(other.seeds)
+        return _share(self.cells, other.cells) and _share(self.seeds, other.seeds)
 
     def shares_base(self, other: Table) -> bool:
         """Whether both show a trial of base."""
-        return not (set(self.base).isdisjoint(other.base) or set(self.base_seeds).isdisjoint(other.base_seeds))
+        return _share(self.base, other.base) and _share(self.base_seeds, other.base_seeds)
 
     def contains(self, other: Table) -> bool:
         """Whether another table is a part of it: of fewer arms, with the same seeds, or before they were settled."""
-        settled = other.study == self.study and other.spare and set(self.seeds) <= set(other.seeds)
+        begun, other_begun = (table.study.partition(" ")[0] for table in (self, other))
+        settled = begun == other_begun and other.spare and set(self.seeds) <= set(other.seeds)
         looks = (self.until_decided, self.seeds, self.base_seeds)
         if not settled and looks != (other.until_decided, other.seeds, other.base_seeds):
             return False
@@ -119,7 +123,10 @@ class Table:
 
     def repeats(self, other: Table) -> bool:
         """Whether it is another table again."""
-        same = all(getattr(self, name) == getattr(other, name) for name in ("metric", "margin", "generalize", "spare"))
+        same = all(
+            getattr(self, name) == getattr(other, name)
+            for name in ("metric", "margin", "generalize", "settings", "spare")
+        )
         return same and self.contains(other) and other.has_arms(self)
 
 
@@ -142,12 +149,13 @@ def earlier_looks(table: Table, lines: Sequence[Table]) -> Earlier:
     before = [*takewhile(lambda line: not table.repeats(line), lines)]
     seen = [line for line in before if table.looks_at(line)]
     again = [line for line in seen if not table.contains(line)]
-    family, doubts = max([table.family, *(line.family for line in seen)]), [*_doubts(table, before, seen)]
+    family, doubts = max([table.family, *(line.family for line in seen)]), (*_doubts(table, before, seen),)
     if not again:
-        return Earlier(None, family, tuple(doubts))
+        return Earlier(None, family, doubts)
     of_base = [table, *seen, *filter(table.shares_base, before)]
     family = max(family, len({arm[:1] for line in of_base for arm in line.arms.values()}))
-    looks = {(line.study, line.seeds) for line in again}
+    settled = {line.study for line in again if not line.spare}
+    looks = {(line.study, line.seeds) for line in again if not (line.spare and line.study in settled)}
     shown, count = max(len(line.seeds) for line in again), len(table.seeds)
     most = math.ceil(math.sqrt(len(looks)) * (shown if count <= shown else next_maximum(count)))
     studies = listing([*dict.fromkeys(printable(line.study.partition(" ")[2]) for line in again)])
@@ -161,57 +169,63 @@ def earlier_looks(table: Table, lines: Sequence[Table]) -> Earlier:
 
 def _doubts(table: Table, before: Sequence[Table], seen: Sequence[Table]) -> Iterator[str]:
     """What no level makes up for. `seen` are the tables of these trials, `before` all."""
-
-    def wrong(what: str, rates: Sequence[str], others: int) -> str:
-        rate = f"{rates[min(others, len(rates)) - 1]} %{' or more' if others > len(rates) else ''}"
-        return f"Of {what} {rate} claim something false at one time or another, instead of 5 %."
-
-    if seen:
-        margin = next((line.margin for line in seen if line.metric == table.metric), table.margin)
-        metrics, first = {line.metric for line in seen} - {table.metric}, seen[0]
-        other_metrics = wrong("studies with so many metrics", METRICS, len(metrics)) if metrics else ""
-        holds = "What it decides ('no worse') holds for a margin chosen before."
-        for what, now, was, more in (
-            ("The margin", f"{table.margin:g}", f"{margin:g}", holds),
-            ("The metric", table.metric, first.metric, other_metrics),
-            ("What verdicts are about", f"new {table.generalize}", f"new {first.generalize}", ""),
-        ):
-            if now != was:
-                yield f"{what} was changed after the scores were seen: it is {now} and was {was}. {more}".rstrip()
-        planned = max(line.family for line in seen)
-        if len(table.arms) > planned and all(map(table.contains, seen)):
-            yield (
-                f"Arms were added after scores were seen: {plural(planned, 'arm')} "
-                f"{'was' if planned == 1 else 'were'} planned, and there are {len(table.arms)} now. So {GROWN} % of "
-                "such studies claim something false at one time or another, instead of 5 %. Say how many there will "
-                "be at the start (--family)."
-            )
-    others = [line for line in before if line.study != table.study and line not in seen]
-    arms = _kinds(*table.arms.values())
-    restarts = {(line.seeds, line.base) for line in others if arms & _kinds(*line.arms.values())}
-    series = {line.study for line in others if line.arms and table.shares_base(line)}
+    alike = [line for line in seen if line.metric == table.metric]
+    metrics = len({line.metric for line in seen} - {table.metric})
+    for what, name, lines, more in (
+        ("The margin", "margin", alike, " What it decides ('no worse') holds for a margin chosen before."),
+        ("The metric", "metric", seen, _wrong("studies with so many metrics", METRICS, metrics)),
+        ("The number of settings", "settings", seen, ""),
+        ("What verdicts are about", "generalize", seen, ""),
+    ):
+        now, was = (getattr(of, name) for of in (table, next(iter(lines), table)))
+        if now != was:
+            now, was = (f"{value:g}" if isinstance(value, float) else value for value in (now, was))
+            yield f"{what} was changed after the scores were seen: it is {now} and was {was}.{more}"
+    planned = max((line.family for line in seen), default=len(table.arms))
+    if len(table.arms) > planned and all(map(table.contains, seen)):
+        yield (
+            f"Arms were added after scores were seen: {plural(planned, 'arm')} {'was' if planned == 1 else 'were'} "
+            f"planned, and there are {len(table.arms)} now.{_wrong('such studies', ('6 to 11',), 1)} Say how many "
+            "there will be at the start (--family)."
+        )
+    elsewhere = [line for line in before if line.study != table.study]
+    arms, restarts = _kinds(*table.arms.values()), list[Table]()
+    for line in elsewhere:
+        if line not in seen and arms & _kinds(*line.arms.values()) and not any(map(line.shares_base, restarts)):
+            restarts.append(line)
+    series = {line.study for line in elsewhere if line.arms and table.shares_base(line)}
     if restarts:
         yield (
-            f"These arms were compared before with other seeds, another split or on another machine. "
-            f"{wrong('such series', RESTARTED, len(restarts))}"
+            "These arms were compared before with other seeds, another split or on another machine."
+            f"{_wrong('such series', RESTARTED, len(restarts))}"
         )
     elif series and not seen:
         yield (
-            f"Base's trials were shown with other arms in {plural(len(series), 'other study', 'other studies')}. "
-            f"{wrong('such series', SERIES, len(series))} One study of all arms has one family."
+            f"Base's trials were shown with other arms in {plural(len(series), 'other study', 'other studies')}."
+            f"{_wrong('such series', SERIES, len(series))} One study of all arms has one family."
         )
-    rivals = [line for line in before if line.study != table.study and not set(table.images).isdisjoint(line.images)]
+    rivals = [line for line in elsewhere if _share(table.images, line.images)]
     bases = _kinds(*(line.base for line in rivals)) - _kinds(table.base)
     if len(bases) > 1 and any(map(table.shares_base, rivals)):  # the better one of two costs nothing
         yield (
             f"The scores of base were seen before, beside those of {len(bases)} other bases on these images. If the "
-            f"best of them was taken, its scores are too good, and arms seem to hurt. "
-            f"{wrong('such studies', BASES, len(bases))} Fresh seeds of base are right."
+            "best of them was taken, its scores are too good, and arms seem to hurt."
+            f"{_wrong('such studies', BASES, len(bases))} Fresh seeds of base are right."
         )
+
+
+def _wrong(what: str, rates: Sequence[str], others: int) -> str:
+    """Say how often, with so many others, something false is claimed."""
+    rate = f"{rates[min(others, len(rates)) - 1]} %{' or more' * (others > len(rates))}"
+    return f" Of {what} {rate} claim something false at one time or another, instead of 5 %."
 
 
 def _kinds(*arms: Sequence[str]) -> set[str]:
     return {cell.partition("-")[0] for arm in arms for cell in arm}
+
+
+def _share(some: Iterable[object], others: Iterable[object]) -> bool:
+    return not set(some).isdisjoint(others)
 
 
 def ledger_of(folder: Path) -> Path:
@@ -221,58 +235,54 @@ def ledger_of(folder: Path) -> Path:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file or folder exists, belongs to this user and is not a link."""
-    try:
-        status = path.lstat()
-    except OSError:
-        return False
-    return status.st_uid == _user() and not stat.S_ISLNK(status.st_mode)
+    """Whether a file or folder, or what a link leads to, exists and belongs to this user."""
+    return path.exists() and path.stat().st_uid == _user()
 
 
 def _user() -> int:
     return os.geteuid() if hasattr(os, "geteuid") else 0
 
 
-def read_ledgers(paths: Sequence[Path]) -> list[Table]:
-    """Read the lines of ledgers, oldest first. What cannot be read is a warning."""
+def read_ledgers(paths: Iterable[Path]) -> list[Table]:
+    """Read the tables of ledgers, oldest first; a clock that was set back does not change the order in one of them.
+    What cannot be read is a warning."""
     tables = []
     for path in paths:
-        lines, damaged = _lines(path), 0
-        for line in filter(None, lines):
+        damaged, time = 0, ""
+        for line in filter(None, _lines(path)):
             try:
-                tables.append(Table.from_line(line))
+                table = Table.from_line(line)
             except (TypeError, ValueError):
                 damaged += 1
+            else:
+                time = max(time, table.time)
+                tables.append((time, table))
         if damaged:
             _warn(path, f"{plural(damaged, 'line')} cannot be read", "do not count")
-    return sorted(tables, key=lambda table: table.time)
+    return [table for _, table in sorted(tables, key=lambda entry: entry[0])]
 
 
 def enter(table: Table, path: Path) -> None:
     """Append a table to a ledger, if it is not there. Where that fails, it is a warning: the table is right."""
-    lines = _lines(path)
-    if not any(table.repeats(line) for line in read_ledgers([path])):
-        entry = json.dumps(asdict(replace(table, time=datetime.now(UTC).isoformat())))
-        try:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-            descriptor = os.open(path, flags, 0o644)
-            try:
-                torn = lines and lines[-1]  # by a run that was killed, or a full disk
-                os.write(descriptor, f"{chr(10) if torn else ''}{entry}\n".encode())
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            _warn(path, f"it cannot be written ({error.strerror})", "are not known to later studies")
+    if any(map(table.repeats, read_ledgers([path]))):
+        return
+    entry = json.dumps(asdict(replace(table, time=datetime.now(UTC).isoformat())))
+    torn = [*_lines(path), ""][-2:][0]  # by a run that was killed, or a full disk
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        with open(path, "ab", 0, opener=lambda name, _: os.open(name, flags, 0o644)) as file:
+            file.write(f"{chr(10) if torn else ''}{entry}\n".encode())
+    except OSError as error:
+        _warn(path, f"it cannot be written ({error.strerror})", "are not known to later studies")
 
 
 def _lines(path: Path) -> list[str]:
     """Read the lines of a ledger; what follows the last newline is the last."""
-    if not os.path.lexists(path):
-        return []
     try:
-        if not is_own(path):
-            raise ValueError("it is a link, or belongs to another user")
-        return read_bytes(path, "settings").decode(errors="replace").split("\n")
+        with open_file(path, "text", _user(), links=False) as file:
+            return file.read().decode(errors="replace").split("\n")
+    except FileNotFoundError:
+        return []
     except (OSError, ValueError) as error:
         _warn(path, f"it cannot be read ({error})", "do not count")
         return []

@@ -50,6 +50,10 @@ class Measure:
     name: str
     options: Options = PAPERS
 
+    def __str__(self) -> str:
+        options = {name: value for name, value in vars(self.options).items() if value != getattr(PAPERS, name)}
+        return f"{self.name} {options or ''}".rstrip()
+
     @property
     def metric(self) -> Metric:
         """Its title, unit, direction and protocol. Raises UserError, naming the nearest, for an unknown name."""

@@ -248,10 +248,12 @@ class StudyState:
             return None
         if spare := self.images.plan.spare:
             settings = settings.with_seeds(tuple(dict.fromkeys([*settings.seeds, *range(spare)])))
+        seeds = settings.seeds if settings.until_decided else sorted(settings.seeds)  # whose looks follow their order
         return Table(
-            f"{self.images.created} {self.folder.path.name}", settings.measure.name, float(settings.margin),
-            settings.generalize, settings.until_decided, settings.seeds, settings.seeds_of(BASE),
+            f"{self.images.created} {self.folder.path.name}", str(settings.measure), float(settings.margin),
+            settings.generalize, settings.until_decided, tuple(seeds), tuple(sorted(settings.seeds_of(BASE))),
             bool(spare), settings.compared, tuple(sorted(images)), base, hashes,
+            len(settings.sweep.points),
         )  # fmt: skip
 
     @cached_property

@@ -27,6 +27,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
@@ -157,11 +158,14 @@ _WITHIN: Mapping[str, Mapping[str, Any]] = {
 """the values that are read from free-form sections"""
 
 
+_hints = cache(get_type_hints)
+
+
 def fits(value: Any, kind: Any) -> bool:
     """Whether a value from JSON fits the type of a field."""
     origin, parts = get_origin(kind) or kind, get_args(kind)
     if is_dataclass(kind):
-        hints = get_type_hints(kind)
+        hints = _hints(kind)
         return isinstance(value, Mapping) and all(fits(item, hints.get(name, Any)) for name, item in value.items())
     if origin is Mapping:
         return isinstance(value, Mapping) and all(fits(item, parts[1]) for item in value.values())
