@@ -69,7 +69,7 @@ class Compare:
       vitmods compare --from runs/digits-mu3-2-train-base-seed0 --data path/to/images --arms full attention ffn
       vitmods compare --from runs/pretrained --data path/to/images      (a study: each arm from its own weights)
       vitmods compare --pretrain "dino(epochs=200)" --data path/to/images --arms dpn     (both stages)
-      vitmods compare --arms dpn --tune lr=1e-4,3e-4,1e-3 --tune-on val     (the same budget for every arm)
+      vitmods compare --arms dpn --tune lr=1e-4,3e-4,1e-3                   (the same budget for every arm)
       vitmods compare --arms dpn --sweep base=Ti/16,S/16     (an effect for each, and their average)
       vitmods compare --base Ti/16 S/16 --arms dpn --img-size 224     (the same, for several bases)
       vitmods compare --arms dpn rms layerscale --design factorial --confirm     (all changes in every trial)

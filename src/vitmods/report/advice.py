@@ -63,7 +63,7 @@ def next_steps(answer: Answer) -> list[Step]:
     arm = best_arm(answer)
     steps += _choice(answer, arm)
     if any(effect.verdict == Verdict.WITHHELD for effect in answer.effects.values()):
-        rate = "it may need another learning rate. Tune the rate of base and arms alike (--tune lr=..., --tune-on val)"
+        rate = "it may need another learning rate. Tune the rate of base and arms alike (--tune lr=...)"
         steps.append(Step(f"{answer.base.name} has not learned where {arm.name} has: {rate} in a new folder."))
     for failing, effect in ranked(answer):
         if effect.failures > effect.base_failures:

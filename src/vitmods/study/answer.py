@@ -24,7 +24,7 @@ from vitmods.stats.verdict import POINTS, Effect
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.doubts import outcome_doubts, planning_doubts
 from vitmods.study.grid import AS_IS, Point, mean_of, show_value
-from vitmods.study.plan import Settings, Trial
+from vitmods.study.plan import MOST_SEEDS, Settings, Trial
 from vitmods.study.state import (
     HIDDEN,
     Curve,
@@ -53,9 +53,8 @@ from vitmods.util.text import no_formula
 
 def outcomes(state: StudyState) -> Iterator[str]:
     """Failures and warnings of trials; in tuning, trials of points that are not chosen may diverge."""
-    counted = {*state.answered, *state.matched}
     for trial, record in state.records.items():
-        if record.status == "failed" or (record.status == "diverged" and trial in counted):
+        if record.status == "failed" or (record.status == "diverged" and not trial.for_tuning):
             yield f"{record} {record.status}: {record.message}"
     for record in state.records.values():
         yield from (f"{record}: {warning}" for warning in record.warnings)
@@ -610,23 +609,11 @@ def _csv_rows(answer: Answer) -> Iterator[list[Any]]:
     difference = "difference_points" if metric.unit == "%" else "difference"
     yield [*swept, "arm", "changes", *tuned, "seed", "status", *names, difference, "steps_to_base", "wall_s", "folder"]
     bases = {(str(trial.setting), trial.seed): trial.score(metric.name) for trial in answer.base.counted}
-    chosen_points = {(name, str(tuning.chosen)) for name, arms in answer.tunings.items() for tuning in arms.values()}
     for arm in answer.every_arm:
-        counted = {trial.folder for trial in arm.trials if trial.counted}
-        if arm.name == BASE and not answer.factorial:  # base is evaluated at the points of arms too
-            own = (trial for trial in arm.trials if trial.seed in arm.scores)
-            counted |= {t.folder for t in own if (str(Point.from_dict(t.setting)), str(t.point)) in chosen_points}
-        on_val = {
-            (setting, str(point.values), seed): score
-            for setting, arms in answer.tunings.items()
-            for point in arms[arm.name].points
-            for seed, score in point.scores.items()
-        }
         for trial in arm.trials:
-            tried = [show_value(trial.point[name]) for name in fields]
-            at = str(Point.from_dict(trial.setting)), str(trial.point), trial.seed
-            chosen = [on_val.get(at, "")] if fields else []
-            values: list[Any] = [trial.metrics.get(name, "") if trial.folder in counted else "" for name in names]
+            tried, on_val = [show_value(trial.point[name]) for name in fields], trial.seed >= MOST_SEEDS
+            chosen = [trial.score(metric.name) if on_val else ""] if fields else []
+            values: list[Any] = ["" if on_val else trial.metrics.get(name, "") for name in names]
             base = bases.get((str(trial.setting), trial.seed))
             apart = arm is not answer.base and values[0] != "" and base is not None
             gap = (POINTS if metric.unit == "%" else 1) * (values[0] - base) if apart else ""

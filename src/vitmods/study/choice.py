@@ -233,7 +233,7 @@ def use_whole_budget(planned: Estimate, length: Length, most_times: float, seeds
         for arm, trials in zip(planned.arms, planned.trials(seeds), strict=True)
     ]
     steps_now = {setting: int(times * steps_there) for setting, steps_there in planned.steps.items()}
-    settings = settings if seeds_given else settings.with_seeds(tuple(range(seeds)))
+    settings = settings if seeds_given else replace(settings, seeds=tuple(range(seeds)))
     settings = with_length(settings, {name: longer}, images)
     return replace(planned, settings=settings, arms=tuple(arms), steps=steps_now)
 

@@ -48,16 +48,11 @@ def planning_doubts(state: StudyState) -> Iterator[str]:
     for record in state.records.values():
         if record.status == "damaged":
             yield f"{record} is damaged and counts as missing: {record.message}"
-    if state.settings.same_seeds:
-        yield (
-            "Tuned and reported on the same trials: every score is too good by about half the spread of a trial, that "
-            "of an arm that varies more by more. Leave --same-seeds out for fresh ones."
-        )
     for selection in state.selections.values():
         if before := state.chosen_before(selection):
             yield (
-                f"{selection.arm.name}: {selection.chosen} is chosen now; with other seeds, values or another metric "
-                f"it was {' and '.join(map(str, before))}, which has been evaluated on {state.splits[-1]} too."
+                f"{selection.arm.name}: {selection.chosen} is chosen now; for an earlier choice, with other seeds, "
+                f"values or metric, {listing([*map(str, before)])} has been evaluated on {state.splits[-1]} too."
             )
     seen: dict[str, set[str]] = {}
     for record in state.records.values():

@@ -137,16 +137,11 @@ class Estimate:
         """Seconds of the budget for trials."""
         return math.inf if self.budget_s is None else self.budget_s - self.reserve_s
 
-    @property
-    def each(self) -> int:
-        """Trials of an arm with one seed, under one setting."""
-        return len(self.settings.tune.points) if self.settings.same_seeds else 1
-
     def trials(self, seeds: int) -> list[int]:
         """Trials of each arm to be run in a study with so many seeds, of which the finished ones are the first. With 0
         seeds: the trials that points are chosen by."""
         more = seeds - len(self.settings.seeds)
-        each = [self.each + (self.settings.beside if arm.arm == BASE else 0) for arm in self.arms]
+        each = [1 + (self.settings.beside if arm.arm == BASE else 0) for arm in self.arms]
         of_base_alone = len(self.settings.seeds_of(BASE)) - len(self.settings.seeds)  # beyond the seeds of the arms
         alone = (of_base_alone if arm.arm == BASE else 0 for arm in self.arms)
         return [max(0, arm.trials + more * n - known) for arm, n, known in zip(self.arms, each, alone, strict=True)]
@@ -182,10 +177,8 @@ class Estimate:
     @property
     def working_bytes(self) -> int:
         """More bytes while trials run: three checkpoints per worker (the last two, and one that is being written) of
-        weights and Adam's state; in a tuned study also weights that wait for the choice."""
-        checkpoints = self.workers * 3 * 12 * max((arm.params for arm in self.arms if arm.trials), default=0)
-        is_tuned = len(self.settings.tune.points) > 1
-        return checkpoints + (self.weights_bytes("all") - self.weights_bytes() if is_tuned else 0)
+        weights and Adam's state."""
+        return self.workers * 3 * 12 * max((arm.params for arm in self.arms if arm.trials), default=0)
 
     @property
     def alpha(self) -> float:
@@ -365,8 +358,7 @@ def estimate(
         return count_macs(config) if isinstance(config, ViTConfig) else 0
 
     rows, seeds = len(settings.every_arm) * len(settings.sweep.points), len(settings.seeds)
-    of_arm = replace(settings, known=0).planned // len(settings.sweep.points) - settings.beside * seeds
-    of_arm //= len(settings.every_arm)
+    of_arm = seeds + len(settings.seeds_for_tuning) * len(settings.tune.points)
     with already_reported(), as_a_worker(device, parallel if budget.may_time else 1, study.threads):
         for point in sorted(settings.sweep.points, key=macs):
             for arm, model, recipe in build_arms(settings, point, dataset.num_classes):
@@ -380,8 +372,7 @@ def estimate(
                 say(options, f"{len(timed):>3} of {rows}  {arm_time.arm}: {times}")
                 del model  # before the next one is built
     arms = [timed[arm.name, point] for point in settings.sweep.points for arm in settings.every_arm]
-    counted = state.tried if settings.same_seeds else state.answered
-    first = [record for trial, record in counted.items() if trial.setting == settings.sweep.points[0]]
+    first = [record for trial, record in state.answered.items() if trial.setting == settings.sweep.points[0]]
     walls = [record.wall_s for record in first if record.arm == BASE and record.status == "finished" and record.wall_s]
     if walls:
         factor = statistics.median(walls) / arms[0].trial_s
@@ -564,7 +555,7 @@ def fit_to_budget(budget: Budget, planned: Estimate, least: int = FEWEST) -> Est
 
     If fewer than `least` fit, or fewer than the first look needs, `refused` shows the arithmetic.
     """
-    settings, k, per_seed = planned.settings, len(planned.settings.arms), planned.each
+    settings, k = planned.settings, len(planned.settings.arms)
     looks = FACTORIAL_LOOKS if settings.design else LOOKS
     least = looks[0] if settings.until_decided else least
     safe = None if settings.until_decided or settings.tune else least
@@ -578,15 +569,15 @@ def fit_to_budget(budget: Budget, planned: Estimate, least: int = FEWEST) -> Est
         seeds += 1
     try:
         if seeds < least and budget.seconds is not None:  # raises, with the arithmetic of all that the study takes
-            each_s = [arm.trial_s * per_seed / planned.parallel for arm in planned.arms]
+            each_s = [arm.trial_s / planned.parallel for arm in planned.arms]
             base_s = sum(each_s[:: k + 1])  # base comes first at each setting of a sweep
             seeds_within(planned.safe_s - planned.seconds(0), base_s, (sum(each_s) - base_s) / k, k, least)
         elif seeds < least:
             trials = (budget.trials or 0) - sum(planned.trials(0))
-            seeds_within(trials, per_seed, per_seed, k, least, lambda count: plural(round(count), "trial"))
+            seeds_within(trials, 1, 1, k, least, lambda count: plural(round(count), "trial"))
     except UserError as error:
         return replace(planned, refused=error)
     if settings.until_decided:
         seeds = max((most for most in MAXIMA if most <= min(seeds, looks[-1])), default=seeds)
     arms = [replace(arm, trials=count) for arm, count in zip(planned.arms, planned.trials(seeds), strict=True)]
-    return replace(planned, settings=settings.with_seeds(tuple(range(seeds))), arms=tuple(arms))
+    return replace(planned, settings=replace(settings, seeds=tuple(range(seeds))), arms=tuple(arms))

@@ -114,13 +114,11 @@ if TYPE_CHECKING:  # the shell reads text; Python may also pass what a study res
     GridLike = Grid | Mapping[str, Any] | Iterable[str]
     MetricLike = Measure | str | None
     DesignLike = FactorialPlan | Literal["factorial"] | None
-    SeedsLike = int | tuple[int, ...]
     Sides = int | tuple[int, ...] | None
 else:
     GridLike = tyro.conf.UseAppendAction[tuple[str, ...]]
     MetricLike = str | None
     DesignLike = Literal["factorial"] | None
-    SeedsLike = int
     Sides = tuple[int, ...] | None
 
 
@@ -169,13 +167,10 @@ class StudySettings:
     """for images without splits: test seed s of every arm on part s mod FOLDS and train on the others; verdicts then
     generalize over training sets (docs/verdicts.md)"""
     tune: GridLike = ()
-    """FIELD=VALUE,VALUE,... of the recipe: train every arm with each value and report its best (docs/tuning.md)"""
-    tune_on: str | None = None
-    """split on which the values are chosen: val"""
-    tuning_seeds: SeedsLike = 1
-    """trials of each value; the chosen one is trained on fresh seeds"""
-    same_seeds: bool = False
-    """reuse the tuning trials in the report: less work, and optimistic scores"""
+    """FIELD=VALUE,VALUE,... of the recipe: train every arm with each value, and report the one that is best on val, on
+    fresh seeds (docs/tuning.md)"""
+    tuning_seeds: int = 1
+    """trials of each value that is tuned"""
     sweep: GridLike = ()
     """FIELD=VALUE,VALUE,... of the recipe, base, limit_train or data: train base and every arm with each value; gives
     one effect for each, and their average (docs/sweeps.md)"""
@@ -200,17 +195,10 @@ class StudySettings:
                 'runs belongs to a factorial study: say design="factorial" (--runs needs --design factorial).'
             )
         sweep, tuned = make_grid(self.sweep, "--sweep"), bool(make_grid(self.tune))
-        if not tuned and (self.tune_on is not None or self.tuning_seeds not in (1, ()) or self.same_seeds):
+        if not tuned and self.tuning_seeds != 1:
             raise UserError("Nothing is tuned: name values too, as --tune lr=1e-4,3e-4,1e-3.")
-        if isinstance(self.tuning_seeds, int) and self.tuning_seeds < 1:
+        if self.tuning_seeds < 1:
             raise UserError(f"tuning_seeds must be at least 1, not {self.tuning_seeds}.")
-        if tuned and self.tune_on is None:
-            raise UserError('Say what the tuned values are chosen on: --tune-on val (tune_on="val").')
-        if tuned and self.tune_on != VAL:
-            raise UserError(
-                f"Nothing can be chosen on {self.tune_on!r}, only on the validation split: --tune-on val. The best of "
-                "several numbers is too good to be reported."
-            )
         if sweep and len(sweep.points) < 2:
             raise UserError(f"A sweep needs two values or more, not {sweep.points[0]} alone.")
         swept = sweep and ("several bases (--base)" if "base" in sweep.to_dict() else "--sweep")
@@ -267,28 +255,10 @@ class Trial:
         values = {"point": self.point.to_dict(), "setting": self.setting.to_dict()}
         return {"arm": self.arm.name, "seed": self.seed, **values}
 
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A finished trial's weights on a split that the trial itself has not seen."""
-
-    trial: Trial
-    split: str
-
-    def __str__(self) -> str:
-        return f"{self.trial}, on {self.split}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return its name, for a worker."""
-        return {**self.trial.to_dict(), "split": self.split}
-
-
-Work = Trial | Evaluation
-
-
-def trial_of(work: Work) -> Trial:
-    """Return the trial that a piece of work belongs to."""
-    return work.trial if isinstance(work, Evaluation) else work
+    @property
+    def for_tuning(self) -> bool:
+        """Whether it is one that points are compared by: it must not see test."""
+        return self.seed >= MOST_SEEDS
 
 
 def make_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
@@ -336,7 +306,6 @@ class Settings(StudySettings):
 
     fixed:        name -> JSON value, nested where it helps (`recipe.schedule`): of every trial; may never change
     arms, seeds:  what is compared; may grow
-    tuning_seeds: the seeds with which the points of the grid are compared; the study's own, or others, which is better
     design:       the changes of a factorial study, of which the arms are the runs
     known:        trials of base, of seeds 0, 1, ..., that had finished elsewhere when the study began
     open:         names in `fixed`, and fields of the recipe, that were not given: a stored study keeps its own
@@ -349,7 +318,6 @@ class Settings(StudySettings):
     metric: Measure = None  # type: ignore[assignment]
     margin: float = None  # type: ignore[assignment]
     tune: Grid = UNTUNED
-    tuning_seeds: tuple[int, ...] = ()
     sweep: Grid = UNTUNED
     design: FactorialPlan | None = None
     known: int = 0
@@ -366,11 +334,6 @@ class Settings(StudySettings):
             resolved["arms"] = resolved["design"].arms
         if (design := resolved.get("design", self.design)) is not None:
             resolved["runs"] = len(design.design.runs)
-        resolved["tune_on"] = VAL if resolved["tune"] else self.tune_on
-        if isinstance(count := self.tuning_seeds, int):
-            fresh = tuple(range(MOST_SEEDS, MOST_SEEDS + count))
-            resolved["tuning_seeds"] = (self.seeds if self.same_seeds else fresh) if resolved["tune"] else ()
-        resolved["same_seeds"] = bool(resolved["tune"]) and resolved.get("tuning_seeds", count) == self.seeds
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
         super().__post_init__()
@@ -410,10 +373,6 @@ class Settings(StudySettings):
         fields = dict(Point.from_dict(values).values)
         recipe = overridden(self.recipe, fields).to_dict() if fields else self.fixed["recipe"]
         return replace(self, fixed={**self.fixed, **fixed, "recipe": recipe}, sweep=UNTUNED)
-
-    def with_seeds(self, seeds: tuple[int, ...]) -> Settings:
-        """The same study with other seeds."""
-        return replace(self, seeds=seeds, tuning_seeds=seeds if self.same_seeds else self.tuning_seeds)
 
     def seeds_of(self, arm: str) -> tuple[int, ...]:
         """The seeds of an arm; base also has those that were known."""
@@ -465,42 +424,37 @@ class Settings(StudySettings):
             else sequential.looks(len(self.seeds), sequential.steps_of(self.known))
         )
 
-    def for_tuning(self, trial: Trial) -> bool:
-        """Whether the trial is one that points are compared by: it must not see test."""
-        return bool(self.tune) and trial.seed in self.tuning_seeds
+    @property
+    def seeds_for_tuning(self) -> range:
+        """The seeds with which the points of the grid are compared; none without tuning."""
+        return range(MOST_SEEDS, MOST_SEEDS + self.tuning_seeds * bool(self.tune))
 
     @property
     def beside(self) -> int:
         """With how many points, at most, that arms chose and base did not, base is trained too: with every seed."""
-        return 0 if self.same_seeds or self.design else min(len(self.arms), len(self.tune.points) - 1)
+        return 0 if self.design else min(len(self.arms), len(self.tune.points) - 1)
 
     @property
     def planned(self) -> int:
         """How many trials there are; of a study that runs until it is decided, or is tuned, at most."""
         settings, rows = len(self.sweep.points), len(self.every_arm) + self.beside
         of_base_alone = len(self.seeds_of(BASE)) - len(self.seeds)
-        answered = 0 if self.same_seeds else settings * rows * len(self.seeds) + of_base_alone
-        return answered + len(self.tuning_trials())
+        return settings * rows * len(self.seeds) + of_base_alone + len(self.tuning_trials())
 
     def tuning_trials(self) -> list[Trial]:
         """The trials by which points are chosen; empty if nothing is tuned."""
-        if not self.tune:
-            return []
-        places = itertools.product(self.sweep.points, self.tuning_seeds, self.every_arm, self.tune.points)
+        places = itertools.product(self.sweep.points, self.seeds_for_tuning, self.every_arm, self.tune.points)
         return [Trial(arm, seed, point, setting) for setting, seed, arm, point in places]
 
-    def work(self, name: Mapping[str, Any]) -> Work:
-        """The inverse of `Trial.to_dict` and `Evaluation.to_dict`."""
+    def trial(self, name: Mapping[str, Any]) -> Trial:
+        """The inverse of `Trial.to_dict`."""
         point, setting = (Point.from_dict(name[place]) for place in ("point", "setting"))
-        trial = Trial(self.arm(name["arm"]), name["seed"], point, setting)
-        return Evaluation(trial, name["split"]) if "split" in name else trial
+        return Trial(self.arm(name["arm"]), name["seed"], point, setting)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, without settings that are None or empty."""
-        follow = ("runs", "same_seeds")  # from the design and the tuning seeds
-        settings = {
-            field.name: getattr(self, field.name) for field in fields(StudySettings) if field.name not in follow
-        }
+        settings = {field.name: getattr(self, field.name) for field in fields(StudySettings)}
+        settings |= {"runs": None, "tuning_seeds": [*self.seeds_for_tuning]}  # runs follow from the design
         for name, value in settings.items():
             if hasattr(value, "to_dict"):
                 settings[name] = value.to_dict()
@@ -523,7 +477,8 @@ class Settings(StudySettings):
             arms = tuple(Arm.from_identity(name, arm) for name, arm in fixed.pop("arms").items())
             settings = {field.name: fixed.pop(field.name) for field in fields(StudySettings) if field.name in fixed}
             settings |= {name: Grid.from_dict(settings.get(name, {})) for name in ("tune", "sweep")}
-            settings["tuning_seeds"] = tuple(settings.get("tuning_seeds", ()))
+            settings["tuning_seeds"] = len(settings.get("tuning_seeds", [0]))
+            fixed.pop("tune_on", None)  # of an older study: val
             settings["metric"] = Measure.from_dict(settings["metric"])
             if "design" in settings:
                 settings["design"] = FactorialPlan.from_dict(settings["design"])
@@ -559,7 +514,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
             )
             designs.append(runs)
         return [f"design: {' -> '.join(designs)}"]
-    may_grow = {"arms", "seeds", "known", *(field.name for field in fields(StudySettings))} - {"folds"}
+    may_grow = {"arms", "seeds", "known", "tune_on", *(field.name for field in fields(StudySettings))} - {"folds"}
     before, after = (
         flatten({name: value for name, value in settings.items() if name not in may_grow})
         for settings in (as_now(old), new)

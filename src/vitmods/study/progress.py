@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vitmods.study.answer import Running
-from vitmods.study.plan import Evaluation, Work, trial_of
+from vitmods.study.plan import Trial
 from vitmods.study.state import StudyState
 from vitmods.train.loggers import FIRST_LINE_S
 from vitmods.util.files import LenientStream, progress_console
@@ -38,11 +38,9 @@ PATIENCE = 2.0  # times the expected time until the next report, after which a r
 GRACE_S = 60.0  # in addition
 
 
-def kind_of(work: Work) -> Kind:
+def kind_of(trial: Trial) -> Kind:
     """Return what decides how long a step of a trial takes."""
-    trial = trial_of(work)
-    split = [work.split] if isinstance(work, Evaluation) else []
-    return trial.arm.name, ", ".join([*filter(None, (str(trial.setting), str(trial.point))), *split])
+    return trial.arm.name, ", ".join(filter(None, (str(trial.setting), str(trial.point))))
 
 
 class StepTimes:
@@ -159,8 +157,8 @@ class Progress:
 
     def __init__(
         self,
-        folder: Callable[[Work], Path],
-        steps: Callable[[Work], int],
+        folder: Callable[[Trial], Path],
+        steps: Callable[[Trial], int],
         workers: int,
         quiet: bool,
         *,
@@ -170,15 +168,15 @@ class Progress:
         limit_s: Callable[[], float] = lambda: math.inf,
         report: LiveReport | None = None,
     ) -> None:
-        """folder, steps: of a piece of work. workers: pieces of work at a time. ended: trials that earlier runs have
-        ended. at_most: whether trials may turn out to be unnecessary. limit_s: seconds until the budget ends."""
+        """folder, steps: of a trial. workers: trials at a time. ended: trials that earlier runs have ended. at_most:
+        whether trials may turn out to be unnecessary. limit_s: seconds until the budget ends."""
         self._folder, self._steps, self.workers, self._quiet = folder, steps, workers, quiet
         self._pace, self._ended, self._at_most, self._limit_s = pace or StepTimes(), ended, at_most, limit_s
         self._report = report
-        self._left: Collection[Work] = ()
-        self._started: dict[Work, tuple[float, Mapping[str, Any]]] = {}
-        """work that runs -> when it began, on the monotonic clock, and its last row then"""
-        self._most = 1  # pieces of work at a time so far
+        self._left: Collection[Trial] = ()
+        self._started: dict[Trial, tuple[float, Mapping[str, Any]]] = {}
+        """trial that runs -> when it began, on the monotonic clock, and its last row then"""
+        self._most = 1  # trials at a time so far
         self._stream = LenientStream(sys.stderr)
         self._has_bar = not quiet and self._stream.isatty() and not os.environ.get("CI")
         self._lock, self._closed = threading.RLock(), threading.Event()
@@ -186,14 +184,14 @@ class Progress:
         self._watch: threading.Thread | None = None
         self._has_line = quiet
 
-    def remaining(self, pending: Collection[Work]) -> None:
-        """Set the work that is known to remain, in its order."""
+    def remaining(self, pending: Collection[Trial]) -> None:
+        """Set the trials that are known to remain, in their order."""
         with self._lock:
             self._left = tuple(pending)
 
-    def started(self, work: Work) -> None:
+    def started(self, trial: Trial) -> None:
         with self._lock:
-            self._started[work] = time.monotonic(), self._row(work)
+            self._started[trial] = time.monotonic(), self._row(trial)
             self._most = max(self._most, len(self._started))
             if self._watch is None and not self._quiet:
                 self._live = self._make_live() if self._has_bar else None
@@ -204,18 +202,17 @@ class Progress:
         """Count trials that other studies have ended."""
         self._ended += count
 
-    def ended(self, work: Work, failure: str | None, state: StudyState) -> float:
-        """Print the outcome of work that the state has read, and update the report; returns the seconds it took."""
-        row = self._row(work)
+    def ended(self, trial: Trial, failure: str | None, state: StudyState) -> float:
+        """Print the outcome of a trial that the state has read, and update the report; returns the seconds it took."""
+        row = self._row(trial)
         with self._lock:
-            began, first_row = self._started.pop(work)
+            began, first_row = self._started.pop(trial)
             seconds = time.monotonic() - began
             if failure is None and not first_row:  # the first steps of a resumed trial are slow
-                done = 1 if isinstance(work, Evaluation) else min(row.get("step", 0), self._steps(work))
-                self._pace.add(kind_of(work), seconds, done)
+                self._pace.add(kind_of(trial), seconds, min(row.get("step", 0), self._steps(trial)))
             self._ended += 1
             left_s, next_s = self.seconds_left()
-            line = f"{self._ended:>3} of {self.total}  {work}: {_outcome(work, failure, state)}"
+            line = f"{self._ended:>3} of {self.total}  {trial}: {_outcome(trial, failure, state)}"
             time_left = f", {self._in_words(left_s)}" if left_s is not None and self._pending else ""
         self._has_line = True
         self.say(f"{line}  ({seconds:.0f} s{time_left})")
@@ -235,26 +232,26 @@ class Progress:
     def seconds_left(self) -> tuple[float | None, float | None]:
         """Return the seconds until the last trial ends, and until the next one does; None before anything is known."""
         now = time.monotonic()
-        rows = {work: self._row(work) for work in self._started}
+        rows = {trial: self._row(trial) for trial in self._started}
         measured: dict[Kind, float] = {}
-        for work, (_, first_row) in self._started.items():
-            step, before = rows[work].get("step", 0), first_row.get("step", 0)
-            seconds = rows[work].get("wall_s", 0.0) - first_row.get("wall_s", 0.0)
-            if step - before >= TELLING * self._steps(work) and seconds > 0:
-                measured[kind_of(work)] = seconds / (step - before)
+        for trial, (_, first_row) in self._started.items():
+            step, before = rows[trial].get("step", 0), first_row.get("step", 0)
+            seconds = rows[trial].get("wall_s", 0.0) - first_row.get("wall_s", 0.0)
+            if step - before >= TELLING * self._steps(trial) and seconds > 0:
+                measured[kind_of(trial)] = seconds / (step - before)
         running: list[float] = []
-        for work, (began, first_row) in self._started.items():
-            if (pace := self._pace(kind_of(work), measured)) is None:
+        for trial, (began, first_row) in self._started.items():
+            if (pace := self._pace(kind_of(trial), measured)) is None:
                 return None, None
-            steps = self._steps(work)
-            rest_s = pace * max(0, steps - rows[work].get("step", 0))
-            if rows[work] == first_row:  # no step is logged yet
+            steps = self._steps(trial)
+            rest_s = pace * max(0, steps - rows[trial].get("step", 0))
+            if rows[trial] == first_row:  # no step is logged yet
                 rest_s = max(0.0, rest_s - (now - began))
             running.append(rest_s)
         paces = {kind: self._pace(kind, measured) for kind in map(kind_of, self._left)}
         if None in paces.values():
             return None, None
-        waiting = [(paces[kind_of(work)] or 0.0) * self._steps(work) for work in self._left]
+        waiting = [(paces[kind_of(trial)] or 0.0) * self._steps(trial) for trial in self._left]
         seconds = seconds_left(running, waiting, min(self.workers, self._most))
         next_s = min([*running, *waiting[: 1 if self.workers > len(running) else 0]], default=0.0)
         return min(seconds, max(0.0, self._limit_s())), next_s
@@ -278,9 +275,9 @@ class Progress:
             self._live.stop()
             self._live = None
 
-    def _row(self, work: Work) -> Mapping[str, Any]:
-        """The last row that the trial has logged; empty for an evaluation, which logs none."""
-        return {} if isinstance(work, Evaluation) else last_row(self._folder(work) / "metrics.jsonl")
+    def _row(self, trial: Trial) -> Mapping[str, Any]:
+        """The last row that the trial has logged."""
+        return last_row(self._folder(trial) / "metrics.jsonl")
 
     def _show(self) -> None:
         """Refresh the bar. Without one, a first trial that takes long gets one line with the time left."""
@@ -298,14 +295,13 @@ class Progress:
                     self.say(f"{position[0]}, {position[1]}; {self._in_words(left_s)} for all trials")
 
     def _position(self) -> tuple[str, str] | None:
-        """`dpn, seed 2` and `step 340/600` of the first piece of work that runs, and how many run at the same time."""
+        """`dpn, seed 2` and `step 340/600` of the first trial that runs, and how many run at the same time."""
         if not self._started:
             return None
-        work = next(iter(self._started))
-        steps, beside = self._steps(work), len(self._started) - 1
-        step = min(self._row(work).get("step", 0), steps)
-        where = "evaluation" if isinstance(work, Evaluation) else f"step {step:,}/{steps:,}"
-        return str(trial_of(work)), f"{where} +{beside}" if beside else where
+        trial = next(iter(self._started))
+        steps, beside = self._steps(trial), len(self._started) - 1
+        where = f"step {min(self._row(trial).get('step', 0), steps):,}/{steps:,}"
+        return str(trial), f"{where} +{beside}" if beside else where
 
     def _make_live(self) -> Any:
         from rich.live import Live
@@ -323,9 +319,9 @@ class Progress:
         with self._lock:
             name, step = self._position() or ("", "")
             count, done, total = f"{self._ended}/{self.total}", float(self._ended), self.total
-            for work in self._started:
-                steps = self._steps(work)
-                done += min(self._row(work).get("step", 0), steps) / steps
+            for trial in self._started:
+                steps = self._steps(trial)
+                done += min(self._row(trial).get("step", 0), steps) / steps
             left_s, _ = self.seconds_left()
         time_left = "measuring the time" if left_s is None else self._in_words(left_s)
         room = width - len(count) - BAR_WIDTH - len(time_left) - 3  # of a narrow terminal for the trial
@@ -341,13 +337,10 @@ class Progress:
         return line
 
 
-def _outcome(work: Work, failure: str | None, state: StudyState) -> str:
+def _outcome(trial: Trial, failure: str | None, state: StudyState) -> str:
     if failure is not None:
         return f"failed: {failure}"
-    trial = trial_of(work)
     record = state.records[trial]
-    if record.status == "unfinished" and trial in state.tried:  # not yet evaluated on the answer's split
-        record = state.tried[trial]
     metric = state.settings.measure.metric
     score = record.score(metric.name)
     if score is None:
@@ -372,7 +365,7 @@ def last_row(metrics: Path) -> dict[str, Any]:
     return {}
 
 
-def earlier_paces(state: StudyState, steps: Callable[[Work], int], device: str) -> list[tuple[Kind, float]]:
+def earlier_paces(state: StudyState, steps: Callable[[Trial], int], device: str) -> list[tuple[Kind, float]]:
     """Return the paces of trials that earlier runs of this study trained on such a device."""
     return [
         (kind_of(trial), record.wall_s / steps(trial))

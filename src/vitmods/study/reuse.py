@@ -104,7 +104,7 @@ class Pool:
         """Raises UserError if a folder that is named does not hold a study."""
         self._study = study
         self._trials: dict[str, list[FinishedTrial]] = {}
-        self._verdicts: dict[tuple[Path, bool], bool | None] = {}
+        self._verdicts: dict[Path, bool | None] = {}
         self._refused: set[Path] = set()
         settings, is_recorded = study.settings, bool(study.options.record)  # what is recorded is not in every trial
         self._is_plain = not (settings.tune or settings.sweep or settings.design or settings.folds)
@@ -157,7 +157,7 @@ class Pool:
             say(self._study.options, shared_trials(state.records.values()))
         # A metric that its training did not measure is computed from the weights.
         reused = [trial for trial in state.missing if (folder.trial(trial) / REUSED).exists()]
-        for trial, source in self.find([*reused, *(finished if state.settings.same_seeds else ())]).items():
+        for trial, source in self.find(reused).items():
             for name in (WEIGHTS, MODULES):
                 self._take_weights(source, name, folder.trial(trial) / name)
 
@@ -185,13 +185,12 @@ class Pool:
 
     def _is_usable(self, trial: Trial, other: FinishedTrial) -> bool:
         """Whether a finished trial is whole, of the same images, and has what the study asks for."""
-        if (key := (other.folder, self._study.settings.for_tuning(trial))) not in self._verdicts:
-            self._verdicts[key] = None
+        if other.folder not in self._verdicts:
+            self._verdicts[other.folder] = None
             with _refusing(other.folder, self._refuse), TemporaryDirectory() as folder:
-                self._verdicts[key] = self._take(other, trial, Path(folder))
-        if (has_score := self._verdicts[key]) and not self._study.settings.same_seeds:
-            return True
-        return has_score is not None and is_plain(other.folder / WEIGHTS, other.owner)
+                self._verdicts[other.folder] = self._take(other, trial, Path(folder))
+        has_score = self._verdicts[other.folder]
+        return has_score or (has_score is not None and is_plain(other.folder / WEIGHTS, other.owner))
 
     def _take(self, source: FinishedTrial, trial: Trial, folder: Path) -> bool | None:
         """Copy a trial, without weights and TensorBoard files, and check the copy: whether it has its score. None: it
@@ -218,7 +217,7 @@ class Pool:
         """Whether a trial has its score; None: it did not end. Nothing is believed that is not computed again, as far
         as that is possible: its scores from those of its images. Raises one of _ODD for whatever is wrong."""
         runner, settings = self._study.runner, self._study.settings
-        splits = (VAL,) if settings.for_tuning(trial) else answer_splits(settings, self._study.dataset)
+        splits = (VAL,) if trial.for_tuning else answer_splits(settings, self._study.dataset)
         result, rows = read_object(folder / RESULT), [*read_rows(folder)]
         if result["status"] == "failed":
             return None

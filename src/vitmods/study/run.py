@@ -30,17 +30,7 @@ from vitmods.study.checkpoints import seeds_of
 from vitmods.study.executors import Inline, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, Slurm
 from vitmods.study.executors.processes import LocalProcesses, Template, get_template, import_all
-from vitmods.study.plan import (
-    MOST_SEEDS,
-    Evaluation,
-    Rung,
-    Settings,
-    StudySettings,
-    Work,
-    make_measure,
-    measure_of,
-    trial_of,
-)
+from vitmods.study.plan import MOST_SEEDS, Rung, Settings, StudySettings, Trial, make_measure, measure_of
 from vitmods.study.prepare import PreparedStudy, build_arms, open_study, say, threads_for, user_functions, workers_for
 from vitmods.study.progress import LiveReport, Progress, StepTimes, earlier_paces, kind_of
 from vitmods.study.reference import Reference, describe_base
@@ -86,12 +76,10 @@ def python_call(settings: Settings, out: str) -> str:
         "seeds": repr(list(settings.seeds)),
         **{name: repr(value) for name, value in fixed.items()},
     }
-    is_fresh = settings.tune and not settings.same_seeds
     resolved = {
         "metric": None if settings.measure == measure_of(fixed["task"]) else settings.measure.name,
         "design": settings.design and "factorial",
         "tune": settings.tune.to_dict() or (),
-        "tuning_seeds": len(settings.tuning_seeds) if is_fresh else 1,
         "sweep": settings.sweep.to_dict() or (),
     }
     usual = StudySettings()
@@ -237,7 +225,7 @@ class Request:
             settings = replace(settings.continuing(facts.settings), known=facts.settings.get("known", 0))
             same_kind = facts.settings.get("until_decided", False) == settings.until_decided
             if facts.plan.seeds and not self.seeds_given and same_kind:
-                settings = settings.with_seeds(tuple(facts.settings["seeds"]))
+                settings = replace(settings, seeds=tuple(facts.settings["seeds"]))
             is_settled = is_settled or bool(facts.plan.seeds)
         done, place = len(list(folder.path.glob("trials/**/result.json"))), named(folder.path)
         trials = f"{'At most ' * (settings.until_decided or settings.beside > 0)}{plural(settings.planned, 'trial')}"
@@ -289,11 +277,11 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
             is_flexible &= not (study.settings.until_decided or study.settings.tune)
             wanted, count, before = study.settings, len(study.settings.seeds), folder.facts()
             if is_flexible and not wanted.design:  # as many seeds again, which run if trials are faster than planned
-                wanted = wanted.with_seeds(tuple(range(max(count, min(2 * count, MOST_SEEDS)))))
+                wanted = replace(wanted, seeds=tuple(range(max(count, min(2 * count, MOST_SEEDS)))))
             elif before and before.plan.spare and not request.seeds_given:  # a run that time has not ended
                 is_flexible, spare = True, range(max(count, before.plan.spare))
                 begun = with_begun_seeds(folder, before, wanted)
-                wanted = begun if wanted.design or budget.seconds is None else wanted.with_seeds(tuple(spare))
+                wanted = begun if wanted.design or budget.seconds is None else replace(wanted, seeds=tuple(spare))
             plan = StudyPlan(count, max(len(wanted.seeds), before.plan.spare if before else 0) * is_flexible)
             facts = write_facts(study, command, plan)
             state = StudyState(folder, wanted, evaluated_of(folder, facts))
@@ -339,7 +327,7 @@ def _with_seeds_that_ended(study: PreparedStudy, state: StudyState, facts: Facts
         return facts
     if done != settings.seeds:
         say(study.options, f"The budget lasted for {plural(len(done), 'seed')} instead of {planned}.")
-    study.runner.settings = settings.with_seeds(done)
+    study.runner.settings = replace(settings, seeds=done)
     facts = replace(facts, settings=study.settings.to_dict(), plan=StudyPlan(len(done)))
     write_json(folder.settings_file, facts.to_dict())
     return facts
@@ -369,10 +357,10 @@ def run_pilot(request: Request, path: Path, options: StudyOptions, command: str 
         settings = study.settings
         seeds = _pilot_seeds(settings, is_settled)
         if not is_settled:
-            study.runner.settings = settings.with_seeds(seeds)
+            study.runner.settings = replace(settings, seeds=seeds)
         plan = StudyPlan(len(settings.seeds) * is_settled)
         pool, _ = _train_base(study, seeds, plan, ENDLESS, lease, command or python_call(settings, str(path)))
-        study.runner.settings = study.settings.with_seeds(settings.seeds)
+        study.runner.settings = replace(study.settings, seeds=settings.seeds)
         return estimate(study, request.budget, command, fixed=is_settled, pool=pool)
 
 
@@ -397,7 +385,7 @@ def _pilot_seeds(settings: Settings, is_settled: bool) -> tuple[int, ...]:
 
 
 def _base_alone(settings: Settings, seeds: tuple[int, ...]) -> Settings:
-    return replace(settings, arms=(), until_decided=False).with_seeds(seeds)
+    return replace(settings, arms=(), until_decided=False, seeds=seeds)
 
 
 def _train_base(
@@ -445,13 +433,11 @@ def _work(
     check_weights_are_there(state)
     steps: dict[tuple[Any, ...], int] = {}  # a bar asks for the steps of all trials, often
 
-    def steps_of(work: Work) -> int:
-        if isinstance(work, Evaluation):
-            return 1
-        kind = work.arm.name, work.point, work.setting, work.seed % (runner.settings.folds or 1)
+    def steps_of(trial: Trial) -> int:
+        kind = trial.arm.name, trial.point, trial.setting, trial.seed % (runner.settings.folds or 1)
         if kind not in steps:
-            recipe = runner.settings.at(work.setting).recipe_of(work.arm, work.point)
-            steps[kind] = resolve_on(recipe, runner.dataset(recipe, work.setting, work.seed)).steps
+            recipe = runner.settings.at(trial.setting).recipe_of(trial.arm, trial.point)
+            steps[kind] = resolve_on(recipe, runner.dataset(recipe, trial.setting, trial.seed)).steps
         return steps[kind]
 
     paces = earlier_paces(state, steps_of, recorded_device(options.device))
@@ -461,7 +447,7 @@ def _work(
         if trial.arm.name in expected_s
     ]
     progress = Progress(
-        lambda work: runner.folder.trial(trial_of(work)),
+        runner.folder.trial,
         steps_of,
         workers,
         quiet=not options.progress,

@@ -1,8 +1,8 @@
 """What a run does next: the trials that are missing, one by one, as far as arms are open and the budget lasts; and
 which weights stay.
 
-A trial's weights go as soon as nothing of the study needs them: when it has ended, and in a tuned study when a point
-was chosen for its arm and evaluated. What is known of a trial (metrics, scores of each image, curves) stays.
+A trial's weights go as soon as nothing of the study needs them: when it has ended. What is known of a trial (metrics,
+scores of each image, curves) stays.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vitmods.study.arms import BASE
 from vitmods.study.budget import ENDLESS, Budget
 from vitmods.study.executors import Keep
 from vitmods.study.grid import Point
-from vitmods.study.plan import Evaluation, Trial, Work, trial_of
+from vitmods.study.plan import VAL, Trial
 from vitmods.study.progress import Progress, seconds_left
 from vitmods.study.state import Look, StudyState, looks, read_curves, spare_trials
 from vitmods.tasks.base import TASKS
@@ -42,7 +42,6 @@ def prune(state: StudyState, keep: Keep, ended: Trial | None = None) -> None:
     """
     if keep == "all":
         return
-    selections = state.selections
     metrics = TASKS[state.settings.fixed["task"]].metrics
     metric = next((metric for metric in metrics if metric.name == state.settings.measure.name), metrics[0])
 
@@ -51,15 +50,9 @@ def prune(state: StudyState, keep: Keep, ended: Trial | None = None) -> None:
         score = curves[metric.name].score[-1] if curves else math.nan
         return -math.inf if math.isnan(score) else score if metric.higher_is_better else -score
 
-    is_one = ended is not None and not state.settings.same_seeds  # else base waits for the points of arms
-    waits = {setting for (setting, _), selection in selections.items() if selection.chosen is None}
-    for selection in [selections[ended.setting, ended.arm.name]] if ended and is_one else selections.values():
-        if selection.chosen is None or (state.settings.same_seeds and selection.setting in waits):
-            continue
-        place = selection.arm.name, selection.setting
-        records = {trial: record for trial, record in state.records.items() if (trial.arm.name, trial.setting) == place}
-        # As it counts for the answer, if it does: a chosen one that is not evaluated yet has not ended.
-        done = [trial for trial, record in records.items() if record.ended]
+    records = state.records
+    for arm, setting in {(trial.arm.name, trial.setting) for trial in ([ended] if ended else records)}:
+        done = [t for t, record in records.items() if record.ended and (t.arm.name, t.setting) == (arm, setting)]
         best = None
         if keep == "best":
             finished = [t for t in done if t in state.answered and state.answered[t].status == "finished"]
@@ -89,7 +82,7 @@ def check_weights_are_there(state: StudyState) -> None:
 
 
 class TrialSchedule:
-    """Hands out work to an executor, each piece once in a run, and takes in what came of it.
+    """Hands out trials to an executor, each once in a run, and takes in what came of it.
 
     Trials that points are chosen by come first; then seed by seed, in a seed base first. With a budget, no seed
     begins that is expected to end later for base or an arm, except by `Budget.over_s`. Of a study that runs until
@@ -115,8 +108,8 @@ class TrialSchedule:
         self.state, self._progress, self._budget, self._keep = state, progress, budget or ENDLESS, keep
         self._lease, self._meanwhile, self._reuse = lease, meanwhile or iter(()), reuse
         self._spare = set(() if planned is None else state.settings.seeds[planned:])
-        self._given: set[Work] = set()
-        self._at_work: dict[Work, float] = {}  # when each began
+        self._given: set[Trial] = set()
+        self._at_work: dict[Trial, float] = {}  # when each began
         self._ended = 0
         self._seconds: dict[tuple[Point, str], list[float]] = {}  # of trials by setting and arm
         for trial, record in state.records.items():
@@ -125,45 +118,43 @@ class TrialSchedule:
         self._looks: dict[Point, list[Look]] = {point: [] for point in state.settings.sweep.points}
         self._plan()
 
-    def take(self) -> Work | None:
-        """The next piece; None where there is none now. There may be one once another has ended. UserError
+    def take(self) -> Trial | None:
+        """The next trial; None where there is none now. There may be one once another has ended. UserError
         where another run has taken the folder over."""
         if not self._wanted or not self._affordable(self._wanted[0]):
             return None
         if self._lease:
             self._lease.look()
-        work = self._wanted.popleft()
-        self._given.add(work)
-        self._at_work[work] = time.monotonic()
+        trial = self._wanted.popleft()
+        self._given.add(trial)
+        self._at_work[trial] = time.monotonic()
         self._show_remaining()
-        self._progress.started(work)
-        return work
+        self._progress.started(trial)
+        return trial
 
     @property
     def has_begun(self) -> bool:
-        """Whether a piece of work was handed out."""
+        """Whether a trial was handed out."""
         return bool(self._given)
 
     @property
-    def left(self) -> list[Work]:
-        """The work that remains, as far as it is known now."""
+    def left(self) -> list[Trial]:
+        """The trials that remain, as far as they are known now."""
         return list(self._wanted)
 
-    def ended(self, work: Work, failure: str | None) -> None:
-        """Book what came of a piece of work; None: it went well. UserError where another run has taken the folder
-        over."""
+    def ended(self, trial: Trial, failure: str | None) -> None:
+        """Book what came of a trial; None: it went well. UserError where another run has taken the folder over."""
         if self._lease:
             self._lease.look()
-        trial = trial_of(work)
-        split = work.split if isinstance(work, Evaluation) else self.state.scored_on(trial)
         if failure is not None:
-            self.state.folder.record_failure(work, split, failure)
+            split = VAL if trial.for_tuning else self.state.splits[-1]
+            self.state.folder.record_failure(trial, split, failure)
         known = self.state.records
         self.state.read_again(trial)
         prune(self.state, self._keep, trial if self._ended else None)  # what an earlier run kept, once
         self._ended += 1
-        del self._at_work[work]
-        took_s = self._progress.ended(work, failure, self.state)
+        del self._at_work[trial]
+        took_s = self._progress.ended(trial, failure, self.state)
         self._seconds.setdefault((trial.setting, trial.arm.name), []).append(took_s)
         if chosen := [planned for planned in self.state.records if planned not in known]:
             self._reuse(self.state, chosen)
@@ -184,8 +175,7 @@ class TrialSchedule:
         if done == len(settings.looks):
             return False
         needed = {seed: place for place, seed in enumerate(settings.seeds_of(BASE))}
-        remaining = map(trial_of, (*self._at_work, *self._wanted))
-        return all(needed[trial.seed] >= settings.looks[done] for trial in remaining)
+        return all(needed[trial.seed] >= settings.looks[done] for trial in (*self._at_work, *self._wanted))
 
     def clear(self) -> None:
         """Delete the checkpoints of trials that no look will count."""
@@ -208,29 +198,27 @@ class TrialSchedule:
 
     def _show_remaining(self) -> None:
         trials = self._budget.trials
-        spare = self._spare - {trial_of(work).seed for work in self._given}
-        counted = (work for work in self._wanted if trial_of(work).seed not in spare)
+        spare = self._spare - {trial.seed for trial in self._given}
+        counted = (trial for trial in self._wanted if trial.seed not in spare)
         most = None if trials is None else max(0, trials - len(self._given))
         self._progress.remaining([*itertools.islice(itertools.chain(counted, self.state.unchosen), most)])
 
     def _plan(self) -> None:
-        tried = set(map(trial_of, self._given))
         for setting, before in self._looks.items():
-            self._looks[setting] = looks(self.state, setting, tried, before)
+            self._looks[setting] = looks(self.state, setting, self._given, before)
             for look in self._looks[setting][len(before) :]:
                 verdicts = ", ".join(f"{arm} {effect.verdict}" for arm, effect in look.decision.effects.items())
                 ended = f"; no more seeds for {', '.join(look.stopped)}" if look.stopped else ""
                 self._progress.say(f"Look at {look.seeds} seeds: {verdicts}{ended}.")
                 self.state.enter_look()
-        self._wanted = deque(work for work in self._missing() if work not in self._given)
+        self._wanted = deque(trial for trial in self._missing() if trial not in self._given)
         self._show_remaining()
 
-    def _missing(self) -> Iterator[Work]:
+    def _missing(self) -> Iterator[Trial]:
         state = self.state
         yield from (trial for trial, record in state.tried.items() if not record.ended)
         stopped = {setting: {arm for look in taken for arm in look.stopped} for setting, taken in self._looks.items()}
         decided = {setting for setting, names in stopped.items() if names and len(names) == len(state.settings.arms)}
-        evaluations = {evaluation.trial: evaluation for evaluation in state.evaluations}
         # Arms one of whose trials failed in this run: no look counts them, so more seeds would be for nothing.
         lost = set()
         for trial, record in state.answered.items() if state.settings.until_decided else ():
@@ -239,11 +227,8 @@ class TrialSchedule:
         records = state.records
         for trial in sorted({**state.answered, **state.matched}, key=self._priority):
             is_over = trial.setting in decided or state.arms_of(trial) <= stopped[trial.setting]
-            if records[trial].ended or is_over:
-                continue
-            if trial.arm.name in lost:
-                continue
-            yield evaluations.get(trial, trial)
+            if not (records[trial].ended or is_over or trial.arm.name in lost):
+                yield trial
 
     def _priority(self, trial: Trial) -> tuple[int, int, float]:
         """Seed by seed, in a seed base first and then the widest interval; settings stay in their order."""
@@ -253,25 +238,24 @@ class TrialSchedule:
         seed = self.state.settings.seeds_of(BASE).index(trial.seed)
         return seed, trial.arm.name != BASE, 0.0 if math.isnan(width) else -width
 
-    def _affordable(self, work: Work) -> bool:
+    def _affordable(self, trial: Trial) -> bool:
         budget = self._budget
         if budget.trials is not None and len(self._given) >= budget.trials:
             return False
         if budget.seconds is None:
             return True
-        trial, settings = trial_of(work), self.state.settings
-        now, row, left_s, over_s = time.monotonic(), [work], budget.left_s, budget.over_s
+        settings = self.state.settings
+        now, row, left_s, over_s = time.monotonic(), [trial], budget.left_s, budget.over_s
         at_work = [max(0.0, began + self._expected_s(other) - now) for other, began in self._at_work.items()]
-        is_new = all(trial_of(w).seed != trial.seed for w in self._given)
+        is_new = all(other.seed != trial.seed for other in self._given)
         if not (settings.until_decided or settings.tune) and (is_new or over_s):
-            row = [w for w in self._wanted if trial_of(w).seed == trial.seed]  # all trials of a seed, or none
+            row = [other for other in self._wanted if other.seed == trial.seed]  # all trials of a seed, or none
         if is_new:
             over_s = min(FOR_NEW * over_s, left_s - max(at_work, default=0.0))
         workers = max(self._progress.workers, len(at_work) + 1)  # a cluster may have more at work
         return seconds_left(at_work, map(self._expected_s, row), workers) <= left_s + over_s
 
-    def _expected_s(self, work: Work) -> float:
-        """Seconds of a piece of work, by those before it; 0 before the first."""
-        trial = trial_of(work)
+    def _expected_s(self, trial: Trial) -> float:
+        """Seconds of a trial, by those before it; 0 before the first."""
         seconds = self._seconds.get((trial.setting, trial.arm.name)) or [*itertools.chain(*self._seconds.values())]
         return statistics.median(seconds or [0.0])

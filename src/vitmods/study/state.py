@@ -35,7 +35,7 @@ from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.grid import AS_IS, Grid, Point, choose
 from vitmods.study.ledger import Earlier, Table, earlier_looks, enter, identities, is_own, ledger_of, read_ledgers
-from vitmods.study.plan import VAL, Evaluation, Measure, Settings, Trial, images_key, options_from
+from vitmods.study.plan import VAL, Measure, Settings, Trial, images_key, options_from
 from vitmods.study.store import Facts, StudyFolder, StudyPlan, read_object, read_warnings
 from vitmods.train.trial import read_scores
 from vitmods.util.address import named
@@ -178,7 +178,7 @@ class StudyState:
     def __init__(self, folder: StudyFolder, settings: Settings, images: Evaluated):
         self.folder, self.settings, self.images, self.splits = folder, settings, images, images.splits
         self._keys: dict[tuple[Point, int], str] = {}  # of the images of a setting and fold
-        self.tried = {trial: self._read(trial, (VAL,)) for trial in settings.tuning_trials()}
+        self.tried = {trial: self._read(trial) for trial in settings.tuning_trials()}
         self.answered: dict[Trial, TrialRecord] = {}
         self.matched: dict[Trial, TrialRecord] = {}
         self._choose()
@@ -202,11 +202,10 @@ class StudyState:
 
     def read_again(self, trial: Trial) -> None:
         """Take in what happened to a trial."""
-        for of_points in (self.answered, self.matched):
-            if trial in of_points:
-                of_points[trial] = self._read(trial, self.splits)
-        if trial in self.tried:
-            self.tried[trial] = self._read(trial, (VAL,))
+        for trials in (self.tried, self.answered, self.matched):
+            if trial in trials:
+                trials[trial] = self._read(trial)
+        if trial.for_tuning:
             self._choose()
 
     @property
@@ -217,20 +216,13 @@ class StudyState:
     @property
     def unchosen(self) -> list[Trial]:
         """Planned trials whose point is not chosen yet; each has that of the recipe."""
-        seeds = () if self.settings.same_seeds else self.settings.seeds
-        waiting = (selection for selection in self.selections.values() if selection.chosen is None)
-        return [Trial(selection.arm, seed, AS_IS, selection.setting) for selection in waiting for seed in seeds]
+        open_ones = product((s for s in self.selections.values() if s.chosen is None), self.settings.seeds)
+        return [Trial(selection.arm, seed, AS_IS, selection.setting) for selection, seed in open_ones]
 
     @property
     def missing(self) -> list[Trial]:
         """Planned trials without an outcome; of a study that runs until it is decided, up to its maximum."""
         return [trial for trial, record in self.records.items() if not record.ended]
-
-    @property
-    def evaluations(self) -> list[Evaluation]:
-        """Evaluations of the trials that points were chosen by, on the answer's split."""
-        counted = [trial for trial in (*self.answered, *self.matched) if trial in self.tried]
-        return [Evaluation(t, self.splits[-1]) for t in counted if self.tried[t].status == "finished"]
 
     def table(self) -> Table | None:
         """The table that the study shows now, for the ledger; None where no trial has ended or is known by its
@@ -247,7 +239,7 @@ class StudyState:
         if not base or (settings.arms and not hashes):
             return None
         if spare := self.images.plan.spare:
-            settings = settings.with_seeds(tuple(dict.fromkeys([*settings.seeds, *range(spare)])))
+            settings = replace(settings, seeds=tuple(dict.fromkeys([*settings.seeds, *range(spare)])))
         seeds = settings.seeds if settings.until_decided else sorted(settings.seeds)  # whose looks follow their order
         return Table(
             f"{self.images.created} {self.folder.path.name}", str(settings.measure), float(settings.margin),
@@ -269,26 +261,19 @@ class StudyState:
         if table and is_own(self.folder.path):
             enter(table, ledger_of(self.folder.path))
 
-    def scored_on(self, trial: Trial) -> str:
-        """The split that the trial is evaluated on by itself."""
-        return VAL if self.settings.for_tuning(trial) else self.splits[-1]
-
     def chosen_before(self, selection: Selection) -> list[Point]:
-        """Points that are not chosen, but were with fewer seeds or values, and were evaluated on test."""
-        others = [point for point in selection.scores if selection.chosen and point != selection.chosen]
-        evaluated = []
-        for point in others:
-            trials = [Trial(selection.arm, seed, point, selection.setting) for seed in self.settings.seeds]
-            if any(self.folder.was_evaluated(trial, self.splits[-1]) for trial in trials):
-                evaluated.append(point)
-        return evaluated
+        """Points with trials on test that are not planned: of earlier choices, with fewer seeds or values."""
+        points, planned = selection.scores if selection.chosen else (), self.records
+        trials = (Trial(selection.arm, s, p, selection.setting) for p, s in product(points, self.settings.seeds))
+        others = (t for t in trials if t not in planned and self._read(t).status == "finished")
+        return [*dict.fromkeys(trial.point for trial in others)]
 
-    def _read(self, trial: Trial, splits: Sequence[str]) -> TrialRecord:
+    def _read(self, trial: Trial) -> TrialRecord:
         with self.folder.naming_damage():
             place = trial.setting, trial.seed % (self.settings.folds or 1)
             if place not in self._keys:
                 self._keys[place] = images_key(self.settings.at(*place).fixed)
-        images = self.images.fingerprints.get(self._keys[place])
+        images, splits = self.images.fingerprints.get(self._keys[place]), (VAL,) if trial.for_tuning else self.splits
         return read_trial(self.folder, trial, splits, self.settings.measure, images=images)
 
     def _choose(self) -> None:
@@ -303,8 +288,7 @@ class StudyState:
         matched = [self.beside(setting, arm.name, seed) for setting, seed, arm in beside]
         known = {**self.answered, **self.matched}
         self.answered, self.matched = (
-            {trial: known.get(trial) or self._read(trial, self.splits) for trial in trials if trial}
-            for trials in (wanted, matched)
+            {trial: known.get(trial) or self._read(trial) for trial in trials if trial} for trials in (wanted, matched)
         )
 
     def _selection(self, setting: Point, arm: Arm) -> Selection:
@@ -313,7 +297,7 @@ class StudyState:
             return Selection(arm, setting, {}, AS_IS)
         scores, ended = {}, True
         for point in settings.tune.points:
-            records = [self.tried[Trial(arm, seed, point, setting)] for seed in settings.tuning_seeds]
+            records = [self.tried[Trial(arm, seed, point, setting)] for seed in settings.seeds_for_tuning]
             scores[point] = {record.seed: record.score(metric.name) for record in records}
             ended &= all(record.ended for record in records)
         return Selection(arm, setting, scores, choose(scores, metric.higher_is_better) if ended else None)
@@ -616,12 +600,12 @@ def _most(state: StudyState, looks: Sequence[int]) -> int | None:
 
 def with_begun_seeds(folder: StudyFolder, facts: Facts, settings: Settings) -> Settings:
     """Add the seeds after the planned ones, of which a trial has ended while their number is not settled."""
-    more = settings.with_seeds(tuple(dict.fromkeys([*settings.seeds, *range(facts.plan.spare)])))
+    more = replace(settings, seeds=tuple(dict.fromkeys([*settings.seeds, *range(facts.plan.spare)])))
     if len(more.seeds) == len(settings.seeds):
         return settings
     records = StudyState(folder, more, evaluated_of(folder, facts)).answered.values()
     begun = {record.seed for record in records if record.ended}
-    return settings.with_seeds(tuple(seed for seed in more.seeds if seed in {*settings.seeds, *begun}))
+    return replace(settings, seeds=tuple(seed for seed in more.seeds if seed in {*settings.seeds, *begun}))
 
 
 def enter_shown(folder: StudyFolder) -> None:

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from vitmods.data.splits import SPLIT_FILE, read_columns
 from vitmods.study.grid import Point
-from vitmods.study.plan import Trial, Work, differences, images_key, trial_of
+from vitmods.study.plan import MOST_SEEDS, Trial, differences, images_key
 from vitmods.util import limits
 from vitmods.util.address import named, place
 from vitmods.util.errors import UserError, explaining
@@ -355,15 +355,8 @@ class StudyFolder:
         empty = {"schema": 1, "split": split, "protocols": {}, "failed": None}
         return {**empty, **read_object((path or self.trial(trial)) / f"{split}.json")}
 
-    def was_evaluated(self, trial: Trial, split: str) -> bool:
-        try:
-            return bool(self.evaluation(trial, split)["protocols"])
-        except UserError:
-            return False
-
-    def record_failure(self, work: Work, split: str, reason: str) -> None:
-        """Record why work failed that could not record it itself, e.g. since its process ended."""
-        trial = trial_of(work)
+    def record_failure(self, trial: Trial, split: str, reason: str) -> None:
+        """Record why a trial failed that could not record it itself, e.g. since its process ended."""
         path = self.trial(trial) / "result.json"
         try:
             result = read_object(path)
@@ -389,7 +382,13 @@ class StudyFolder:
                 f"{SCHEMA}). Read the study with the version that ran it, or run it again in another folder."
             )
         with self.naming_damage():
-            return Facts.from_dict(values)
+            facts = Facts.from_dict(values)
+            if any(seed < MOST_SEEDS for seed in facts.settings.get("tuning_seeds", ())):
+                raise UserError(
+                    f"{named(self.path)} reports the trials that its tuned values were chosen by, whose scores are too "
+                    "good: this version does not read it. Run the study again in another folder."
+                )
+            return facts
 
     def naming_damage(self) -> AbstractContextManager[None]:
         """Turn errors in reading the facts into a UserError that names study.json."""

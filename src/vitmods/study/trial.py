@@ -32,7 +32,7 @@ from vitmods.study.bases import Base, ForeignBase, edited, make_base, record_of
 from vitmods.study.checkpoints import Checkpoint, Start, checkpoint_of, open_trial
 from vitmods.study.dependencies import code_of
 from vitmods.study.grid import AS_IS, Point
-from vitmods.study.plan import VAL, Evaluation, Settings, Trial, Work, image_settings, images_key, make_measure
+from vitmods.study.plan import VAL, Settings, Trial, image_settings, images_key, make_measure
 from vitmods.study.state import read_trial
 from vitmods.study.store import WARNINGS, Facts, StudyFolder, read_warnings
 from vitmods.tasks.base import DEFAULT, TASKS, Measured, Task, make_task
@@ -251,23 +251,19 @@ class TrialRunner:
             self._datasets[key] = dataset
         return self._datasets[key]
 
-    def __call__(self, work: Work) -> None:
-        """Train or resume a trial and evaluate its weights; or evaluate a finished trial on another split."""
-        if isinstance(work, Evaluation):
-            self._evaluate(work.trial, work.split)
-            return
-        self._train(work)
-        split = VAL if self.settings.for_tuning(work) else self._of(work)[1].eval_split
-        if not read_trial(self.folder, work, (split,), self.settings.measure).ended:
-            self._evaluate(work, split)
+    def __call__(self, trial: Trial) -> None:
+        """Train or resume a trial and evaluate its weights."""
+        self._train(trial)
+        split = self._of(trial)[1].eval_split
+        if not read_trial(self.folder, trial, (split,), self.settings.measure).ended:
+            self._evaluate(trial, split)
 
     def config(self, trial: Trial, model: Any, threads: int) -> dict[str, Any]:
         """Return config.json of a trial as training with so many threads would write it.
 
         model: the config of the arm's ViT, or how another library's model was made (`record_of`).
         """
-        recipe, dataset, task = self._of(trial)
-        images = EvaluatedOnVal(dataset) if self.settings.for_tuning(trial) else dataset
+        recipe, images, task = self._of(trial)
         metadata = self._describe(trial, model if isinstance(model, dict) else None)
         return trial_config(model, task, images, recipe, trial.seed, self.options, self._processes, metadata, threads)
 
@@ -294,10 +290,12 @@ class TrialRunner:
             self._fingerprints[checkpoint] = fingerprint_of(Checkpoint.open(checkpoint).backbone.state_dict())
         return self._fingerprints[checkpoint]
 
-    def _of(self, trial: Trial) -> tuple[Recipe, ImageDataset, Task]:
+    def _of(self, trial: Trial) -> tuple[Recipe, Any, Task]:
+        """The recipe, the images as far as the trial may see them, and the task."""
         settings = self.settings.at(trial.setting)
         recipe = settings.recipe_of(trial.arm, trial.point)
-        return recipe, self.dataset(recipe, trial.setting, trial.seed), task_of(settings.fixed, recipe)
+        images = self.dataset(recipe, trial.setting, trial.seed)
+        return recipe, EvaluatedOnVal(images) if trial.for_tuning else images, task_of(settings.fixed, recipe)
 
     def _evaluate(self, trial: Trial, split: str) -> None:
         """Run the measure's protocol, or the task's own evaluation without one, on a finished trial's weights.
@@ -341,18 +339,17 @@ class TrialRunner:
 
     def train(self, trial: Trial, out: Path) -> dict[str, Any]:
         """Train or resume a trial in any folder, with a bar if the options ask for progress; returns result.json."""
-        recipe, dataset, task = self._of(trial)
+        recipe, images, task = self._of(trial)
         settings = self.settings.at(trial.setting, trial.seed)
-        config = base_config(settings, dataset.num_classes)
+        config = base_config(settings, images.num_classes)
         backbone = build_model(config, trial.arm, trial.seed, settings.fixed.get("start"), recipe, task.uses_head)
-        model = with_modules(backbone, task, dataset.num_classes, trial.seed)
+        model = with_modules(backbone, task, images.num_classes, trial.seed)
         metadata = self._describe(trial, record_of(backbone, config, trial.arm.changes, task.uses_head))
         logged = None  # a trial outside of studies describes itself by its folder
         if self.options.log and (facts := self.folder.facts()):
             fields = {"seed": trial.seed, **trial.point.to_dict(), **trial.setting.to_dict()}
             place_in_study = out.relative_to(self.folder.path).as_posix()
             logged = replace(logged_run(self.folder, facts, trial.arm, place_in_study, fields), name=str(trial))
-        images = EvaluatedOnVal(dataset) if self.settings.for_tuning(trial) else dataset
         return train_trial(
             model,
             task,

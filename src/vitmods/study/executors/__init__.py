@@ -1,8 +1,8 @@
 """How a study runs: how many trials at a time, where, and which weights it keeps. Nothing here is part of the study.
 
-An executor runs trials, and evaluations of finished ones: in this process, in worker processes or on a cluster. It
-takes work from a schedule until there is none, tries each piece once and reports what went wrong. A trial that fails
-never stops the others. Results travel through the study's folder: an executor only hands out names.
+An executor runs trials: in this process, in worker processes or on a cluster. It takes them from a schedule until there
+is none, tries each once and reports what went wrong. A trial that fails never stops the others. Results travel through
+the study's folder: an executor only hands out names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vitmods.train.options import RunOptions, check_at_least
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.study.plan import Work
+    from vitmods.study.plan import Trial
 
 
 Keep = Literal["all", "best", "none"]
@@ -80,13 +80,13 @@ class StudyOptions(RunOptions):
 
 
 class WorkSource(Protocol):
-    """Where work comes from, and who records the result: `vitmods.study.schedule.TrialSchedule`."""
+    """Where trials come from, and who records the result: `vitmods.study.schedule.TrialSchedule`."""
 
-    def take(self) -> Work | None:
-        """The next piece; None where there is none now, of which there may be more once another has ended."""
+    def take(self) -> Trial | None:
+        """The next one; None where there is none now, of which there may be more once another has ended."""
 
-    def ended(self, work: Work, failure: str | None) -> None:
-        """Called for each piece that was taken, except where the run itself is interrupted."""
+    def ended(self, trial: Trial, failure: str | None) -> None:
+        """Called for each trial that was taken, except where the run itself is interrupted."""
 
     def use_idle_core(self) -> bool:
         """Called while trials run on this machine's other cores and none is left to begin; False: nothing to do."""
@@ -99,16 +99,16 @@ class WorkSource(Protocol):
 class Inline:
     """One trial after the other in this process."""
 
-    run_trial: Callable[[Work], Any]
+    run_trial: Callable[[Trial], Any]
 
     def run(self, source: WorkSource) -> None:
-        while (work := source.take()) is not None:
+        while (trial := source.take()) is not None:
             failure = None
             try:
-                self.run_trial(work)
+                self.run_trial(trial)
             except Exception as error:
                 failure = describe(error)
-            source.ended(work, failure)
+            source.ended(trial, failure)
 
 
 def describe(error: BaseException) -> str:

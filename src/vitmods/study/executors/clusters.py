@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from vitmods.study.executors import ClusterOptions, WorkSource
 from vitmods.study.executors.processes import SAVE_GRACE_S, LocalProcesses, Worker
-from vitmods.study.plan import Work
+from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import StopRequest, stop_on_signals
 from vitmods.util.errors import UserError, first_line, needs
@@ -32,10 +32,10 @@ class RayWorker:
         self._processes, self._index = processes, index
         self._worker: Worker | None = None
 
-    def run(self, work: dict[str, Any]) -> str | None:
-        """Do a piece of work; return why it failed, or None."""
+    def run(self, trial: dict[str, Any]) -> str | None:
+        """Run a trial; return why it failed, or None."""
         worker = self._worker = self._worker or self._processes.start(self._index)
-        worker.send(work)
+        worker.send(trial)
         failure, is_alive = worker.answer()
         if not is_alive:
             self._worker = None
@@ -98,21 +98,21 @@ class Run:
 
     def __init__(self, cluster: RayCluster, ray: Any, source: WorkSource, request: StopRequest) -> None:
         self._cluster, self._ray, self._source, self._request = cluster, ray, source, request
-        self._running: dict[Any, tuple[Any, Work]] = {}  # pending answer -> (actor, work)
+        self._running: dict[Any, tuple[Any, Trial]] = {}  # pending answer -> (actor, trial)
         self._idle: list[Any] = []
-        self._lost_work: deque[Work] = deque()  # to be tried again
-        self._losses: Counter[Work] = Counter()
+        self._lost_trials: deque[Trial] = deque()  # to be tried again
+        self._losses: Counter[Trial] = Counter()
         self._indices = itertools.count()
 
     def run(self) -> None:
         try:
             while True:
                 while len(self._running) < self.room():
-                    work = self._lost_work.popleft() if self._lost_work else self._source.take()
-                    if work is None:
+                    trial = self._lost_trials.popleft() if self._lost_trials else self._source.take()
+                    if trial is None:
                         break
                     actor = self._idle.pop() if self._idle else self._start_actor()
-                    self._running[actor.run.remote(work.to_dict())] = actor, work
+                    self._running[actor.run.remote(trial.to_dict())] = actor, trial
                 for actor in self._idle:  # its cores may be what a trial on another node waits for
                     self._ray.kill(actor)
                 self._idle.clear()
@@ -134,21 +134,21 @@ class Run:
                 self._ray.kill(actor)
 
     def _take(self, answer: Any) -> None:
-        """Book the outcome of a piece of work, or try it again if its node was lost."""
-        actor, work = self._running.pop(answer)
+        """Book the outcome of a trial, or try it again if its node was lost."""
+        actor, trial = self._running.pop(answer)
         try:
             failure = self._ray.get(answer)
         except self._ray.exceptions.RayTaskError as error:  # of the actor itself: a trial's own failures are answers
             failure = " ".join(str(error).split())[-500:]
         except self._ray.exceptions.RayError as error:
-            self._losses[work] += 1
-            if self._losses[work] <= self._cluster.retries:
-                self._lost_work.append(work)
+            self._losses[trial] += 1
+            if self._losses[trial] <= self._cluster.retries:
+                self._lost_trials.append(trial)
                 return
-            failure = f"its node was lost {self._losses[work]} times, the last time by {type(error).__name__}"
+            failure = f"its node was lost {self._losses[trial]} times, the last time by {type(error).__name__}"
         else:
             self._idle.append(actor)
-        self._source.ended(work, failure)
+        self._source.ended(trial, failure)
 
     def room(self) -> int:
         """Count the trials that the cluster can run now; a trial does not spread over several nodes."""
@@ -182,16 +182,16 @@ _SAVE_S = 120  # before the time limit, in which a trial writes its checkpoint
 
 
 class SlurmJob:
-    """A piece of work as submitit pickles it; a requeued job gets a new one with the same content."""
+    """A trial as submitit pickles it; a requeued job gets a new one with the same content."""
 
-    def __init__(self, processes: LocalProcesses, index: int, work: dict[str, Any]) -> None:
-        self.processes, self.index, self.work = processes, index, work
+    def __init__(self, processes: LocalProcesses, index: int, trial: dict[str, Any]) -> None:
+        self.processes, self.index, self.trial = processes, index, trial
         self._worker: Worker | None = None
 
     def __call__(self) -> str | None:
-        """Do the work; return why it failed, or None."""
+        """Run it; return why it failed, or None."""
         self._worker = worker = self.processes.start(self.index)
-        worker.send(self.work)
+        worker.send(self.trial)
         failure, is_alive = worker.answer()
         if is_alive:
             worker.dismiss()
@@ -203,7 +203,7 @@ class SlurmJob:
 
         if self._worker is not None:
             self._worker.stop()
-        return DelayedSubmission(SlurmJob(self.processes, self.index, self.work))
+        return DelayedSubmission(SlurmJob(self.processes, self.index, self.trial))
 
 
 @dataclass
@@ -220,31 +220,32 @@ class Slurm:
 
     def run(self, source: WorkSource) -> None:
         processes = replace(self.processes, threads=self.options.cpus_per_trial)
-        jobs: list[tuple[Any, Work]] = []
+        jobs: list[tuple[Any, Trial]] = []
         with stop_on_signals() as request:
             executor, indices = self._executor(), itertools.count()
             try:
                 while True:
-                    pending: list[Work] = []
-                    while len(jobs) + len(pending) < self.at_once and (work := source.take()) is not None:
-                        pending.append(work)
+                    pending: list[Trial] = []
+                    while len(jobs) + len(pending) < self.at_once and (trial := source.take()) is not None:
+                        pending.append(trial)
                     if pending:
                         with executor.batch():  # one array
                             submitted = [
-                                executor.submit(SlurmJob(processes, next(indices), work.to_dict())) for work in pending
+                                executor.submit(SlurmJob(processes, next(indices), trial.to_dict()))
+                                for trial in pending
                             ]
                         jobs += zip(submitted, pending, strict=True)
                     if not jobs:
                         return
-                    done = [(job, work) for job, work in jobs if job.done()]
+                    done = [(job, trial) for job, trial in jobs if job.done()]
                     request.check()
-                    for job, work in done:
-                        jobs.remove((job, work))
+                    for job, trial in done:
+                        jobs.remove((job, trial))
                         failure = job.result() if (error := job.exception()) is None else None
                         if error is not None:
                             lines = [line for line in str(error).strip().splitlines() if line.strip()]
                             failure = f"its job {job.job_id} ended: {lines[-1] if lines else type(error).__name__}"
-                        source.ended(work, failure)
+                        source.ended(trial, failure)
                     if not done:
                         source.waiting()
                         time.sleep(_POLL_S)

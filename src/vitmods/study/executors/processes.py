@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from vitmods.study.executors import MOST_WORKERS, StudyOptions, WorkSource
-from vitmods.study.plan import Work
+from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import stop_on_signals
 from vitmods.train.launch import import_path
@@ -258,12 +258,12 @@ class LocalProcesses:
         with stop_on_signals() as request:
             try:
                 while True:
-                    while free and (work := source.take()) is not None:
+                    while free and (trial := source.take()) is not None:
                         index = min(free)
                         worker = free.pop(index) or self.start(index)
                         running[worker.answers] = worker
-                        worker.work = work
-                        worker.send(work.to_dict())
+                        worker.trial = trial
+                        worker.send(trial.to_dict())
                     if not running:
                         break
                     is_used = bool(free) and source.use_idle_core()
@@ -275,7 +275,7 @@ class LocalProcesses:
                         worker = running.pop(answers)
                         failure, is_alive = worker.answer()
                         free[worker.index] = worker if is_alive else None
-                        source.ended(worker.work, failure)
+                        source.ended(worker.trial, failure)
             except BaseException:
                 workers = [*running.values(), *filter(None, free.values())]
                 for worker in workers:  # all save their checkpoints at the same time
@@ -326,28 +326,28 @@ class LocalProcesses:
 
 @dataclass
 class Worker:
-    """A process that does one piece of work after the other."""
+    """A process that runs one trial after the other."""
 
     index: int
     process: subprocess.Popen[bytes] | Copy
     log: Path
     log_start: int
-    work: Work = field(init=False)
+    trial: Trial = field(init=False)
 
     @property
     def answers(self) -> IO[bytes]:
         assert self.process.stdout is not None
         return self.process.stdout
 
-    def send(self, work: dict[str, Any]) -> None:
-        """Ask for a piece of work; `answer` waits for it."""
+    def send(self, trial: dict[str, Any]) -> None:
+        """Ask for a trial; `answer` waits for it."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it is dead already: its answers end too
-            self.process.stdin.write(json.dumps(work).encode() + b"\n")
+            self.process.stdin.write(json.dumps(trial).encode() + b"\n")
             self.process.stdin.flush()
 
     def answer(self) -> tuple[str | None, bool]:
-        """Wait for the end of the work; returns why it failed, or None, and whether the process is alive."""
+        """Wait for its end; returns why it failed, or None, and whether the process is alive."""
         line = self.answers.readline()
         if line.endswith(b"\n"):
             return json.loads(line)["failure"], True
@@ -408,7 +408,7 @@ def free_memory(gpu: int) -> int:
 
 
 def main(task: dict[str, Any]) -> None:
-    """Do the work that the parent names, trials and evaluations, until it closes the pipe or dies."""
+    """Run the trials that the parent names, until it closes the pipe or dies."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints goes to the log, never between the answers
     names: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -439,7 +439,7 @@ def main(task: dict[str, Any]) -> None:
             name = json.loads(names.get())
             failure = None
             try:
-                runner(runner.settings.work(name))
+                runner(settings.trial(name))
             except Exception as error:
                 traceback.print_exc()
                 failure = describe(error)
