@@ -239,8 +239,8 @@ def test_help_fills_its_lines(capsys, monkeypatch):
         ("--margin inf", "does not exclude any difference"),
         ("--steps 20 --epochs 3", "epochs and steps both set the length"),
         ("--steps 50 --sweep epochs=5,10", "do not depend on epochs"),
-        ("--tune lr=1e-4,1e-3 --tune-on val --sweep lr=1e-4,1e-3", "lr is both tuned and swept over"),
-        ("--tune momentum=0.8,0.9 --tune-on val", "momentum has no effect with the optimizer adamw"),
+        ("--tune lr=1e-4,1e-3 --sweep lr=1e-4,1e-3", "lr is both tuned and swept over"),
+        ("--tune momentum=0.8,0.9", "momentum has no effect with the optimizer adamw"),
         ("--optimizer sgd --beta1 0.8", "beta1 has no effect with the optimizer sgd"),
         ("--step-at 0.5 0.9", "step_at has no effect with the schedule"),
         ("--sweep poly_power=0.5,0.9", "poly_power has no effect with the schedule"),
@@ -248,8 +248,8 @@ def test_help_fills_its_lines(capsys, monkeypatch):
         ("--recipe dino_small", "add --task dino"),
         ("--task dino --recipe beit_small", "add --task beit"),
         ("--metric miou", "does not measure miou"),
-        ("--base mu1/2 --tune train=attention,layer_scale --tune-on val", "layer_scale"),
-        ("--base mu1/2 --task multilabel --tune loss=sigmoid,softmax --tune-on val", "softmax"),
+        ("--base mu1/2 --tune train=attention,layer_scale", "layer_scale"),
+        ("--base mu1/2 --task multilabel --tune loss=sigmoid,softmax", "softmax"),
         ("--base mu1/2 --arms x=placement(attn=post,mlp=post) --recompute", "Arm x: "),
         ("--base mu1/2 --metric fewshot25 --sweep limit_train=300,80", "25 shots need"),
         ("--base mu1/2 --sweep limit_train=5000,6000", "the same"),
@@ -275,12 +275,10 @@ REFUSED = {
         ("--sweep lrr=1,2", "Did you mean 'lr'"),
         ("--sweep lr=0.1", "two values or more"),
         ("--sweep lr", "lr"),
-        ("--tune lr=1,2", "--tune-on val"),
-        ("--tune lr=1e-3,3e-3 --tune-on test", "val"),
-        ("--tune lrr=1e-3 --tune-on val", "Did you mean 'lr'"),
-        ("--tune lr=1e-3,0.001 --tune-on val", "lr"),
-        ("--tune lr=1e-3 --tune lr=1e-2 --tune-on val", "lr"),
-        ("--tune-on val", "--tune"),
+        ("--tune lrr=1e-3", "Did you mean 'lr'"),
+        ("--tune lr=1e-3,0.001", "lr"),
+        ("--tune lr=1e-3 --tune lr=1e-2", "lr"),
+        ("--tuning-seeds 2", "--tune"),
         ("--tuning-seeds 2", "--tune"),
         ("--folds 1", "folds must be at least 2"),
         ("--seeds 0", "at least one seed"),
@@ -485,7 +483,7 @@ def test_compare_refuses_a_changed_setting(study, capsys):
 
 
 def test_a_dry_run_counts_every_point_of_the_grid(capsys, tmp_path):
-    tune = ["--tune", "lr=1e-3,3e-3,1e-2", "--tune", "weight-decay=0,0.1", "--tune-on", "val"]
+    tune = ["--tune", "lr=1e-3,3e-3,1e-2", "--tune", "weight-decay=0,0.1"]
     few = ["--base", "mu/4", "--arms", "dpn", "--seeds", "2", "--epochs", "1", "--limit-train", "128"]
     assert main(["compare", *few, *tune, "--device", "cpu", "--dry-run", "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out

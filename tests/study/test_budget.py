@@ -211,7 +211,7 @@ def test_a_budget_takes_the_first_that_fits(monkeypatch, photos, budget, seconds
         ({}, range(20, 80), "Chosen, as it fits 60 s: mu3/2 at 8 px, "),  # 19 steps of 0.064 s in an epoch
         ({"recipe": RecipeChoice(None, {"steps": 50}), "seeds": 30}, [50], "Nothing fits 60 s, not even mu3/2 at 8 px"),
         ({"sweep": {"epochs": [1, 40]}}, [19], "Nothing fits 60 s"),
-        ({"tune": {"epochs": [40, 50]}, "tune_on": "val"}, [760], "Nothing fits 60 s"),
+        ({"tune": {"epochs": [40, 50]}}, [760], "Nothing fits 60 s"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:A trial has .. steps in this budget")
@@ -337,7 +337,7 @@ def test_seeds_follow_the_time_that_trials_take(monkeypatch, tmp_path, capsys, a
     """Three seeds are planned; as many are recorded as the budget lasts for, twice as many at most. Trials of seeds
     that were not planned are counted from their start on."""
     monkeypatch.setattr("vitmods.study.estimate.fit_to_budget", lambda budget, planned, least: replace(
-        planned, settings=planned.settings.with_seeds((0, 1, 2)), budget_s=budget.seconds
+        planned, settings=replace(planned.settings, seeds=(0, 1, 2)), budget_s=budget.seconds
     ))  # fmt: skip
     affords = TrialSchedule._affordable
     monkeypatch.setattr(TrialSchedule, "_affordable", lambda self, work: work.seed < affordable and affords(self, work))
@@ -358,7 +358,7 @@ def test_seeds_follow_the_time_that_trials_take(monkeypatch, tmp_path, capsys, a
 def test_until_its_seeds_are_settled_a_budget_is_read_so_far(monkeypatch, tmp_path):
     """Also after Ctrl-C: all trials that ended are shown, as of a study that is read before it is complete."""
     monkeypatch.setattr("vitmods.study.estimate.fit_to_budget", lambda budget, planned, least: replace(
-        planned, settings=planned.settings.with_seeds((0, 1, 2)), budget_s=budget.seconds
+        planned, settings=replace(planned.settings, seeds=(0, 1, 2)), budget_s=budget.seconds
     ))  # fmt: skip
     taken = TrialSchedule.take
 
@@ -474,7 +474,7 @@ def test_a_training_that_is_too_short_is_reported_before_it_begins(planned, step
     settings = replace(planned.settings, open=planned.settings.open - {*given})
     arms = tuple(replace(arm, trials=5, trial_s=60.0) for arm in planned.arms)  # ten minutes for base and an arm
     short = replace(planned, settings=settings, steps={"": steps}, arms=arms, parallel=1, reserve_s=0.0)
-    short = replace(short, settings=settings.with_seeds(range(5)))
+    short = replace(short, settings=replace(settings, seeds=tuple(range(5))))
     text = choice.too_short(short)
     assert re.match(says, text) if says else not text
 

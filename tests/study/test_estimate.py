@@ -114,7 +114,7 @@ def test_as_many_seeds_as_fit(budget, options, seeds):
 
 
 def test_tuned_trials_come_first():
-    estimate = made(tune={"lr": (1e-4, 1e-3)}, tune_on="val", seeds=5)
+    estimate = made(tune={"lr": (1e-4, 1e-3)}, seeds=5)
     # One for each value and 5 seeds; base has 5 more at the other value, if an arm chooses it.
     arms = tuple(replace(arm, trials=12 if arm.arm == "base" else 7) for arm in estimate.arms)
     estimate = replace(estimate, arms=arms)

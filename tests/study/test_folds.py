@@ -94,7 +94,7 @@ def test_worker_processes_use_the_same_folds(finished, tmp_path):
     shutil.rmtree(copy / "trials/base/seed1")
     folder = StudyFolder(copy)
     runner = TrialRunner(folder, Settings.from_dict(folder.known_facts().settings), RunOptions("cpu"))
-    runner(runner.settings.work(Trial(Arm("base"), 1).to_dict()))
+    runner(runner.settings.trial(Trial(Arm("base"), 1).to_dict()))
     assert (copy / "trials/base/seed1/model.safetensors").read_bytes() == before
     assert config(copy, "base", 1)["images"]["fold"] == [1, FOLDS]
 
@@ -125,7 +125,7 @@ def test_as_many_seeds_as_folds():
         ({"until_decided": True, "seeds": 8}, "set --seeds, not --until-decided"),
         ({"sweep": {"limit_train": [100, 200]}}, "does not support --sweep: drop"),
         ({"design": "factorial", "seeds": 3}, "does not support --design factorial: drop"),
-        ({"tune": {"lr": (1e-4, 1e-3)}, "tune_on": "val"}, "nothing can be tuned"),
+        ({"tune": {"lr": (1e-4, 1e-3)}}, "nothing can be tuned"),
         ({"generalize": "seeds"}, "leave --generalize seeds out"),
         ({"fold": (0, 3)}, "leave --fold out"),
     ],

@@ -22,7 +22,7 @@ AXES = {
     "bases": "--base mu1/4 mu2/4",
     "factorial": "--design factorial",
     "folds": "--folds 2",
-    "tune": "--tune dropout=0,0.3 --tune-on val",
+    "tune": "--tune dropout=0,0.3",
     "until-decided": "--until-decided --max-seeds 4",
     "budget": "--budget 30m",
     "reuse": "--reuse {plain}",

@@ -13,7 +13,6 @@ from vitmods.study.arms import Arm, arm_from_text, make_arms
 from vitmods.study.grid import Grid, Point, choose, make_grid
 from vitmods.study.plan import (
     MOST_SEEDS,
-    Evaluation,
     Settings,
     StudySettings,
     check_plan,
@@ -104,7 +103,7 @@ def test_seeds_are_a_number_or_a_list():
 
 
 def test_points_are_tried_on_seeds_of_their_own_and_every_setting():
-    study = settings(["dpn"], tune=LR, tuning_seeds=(MOST_SEEDS,), sweep={"base": ("mu/4", "Ti/4")})
+    study = settings(["dpn"], tune=LR, sweep={"base": ("mu/4", "Ti/4")})
     trials = [(str(t.setting), t.arm.name, str(t.point), t.seed) for t in study.tuning_trials()]
     assert trials[:5] == [
         ("base=mu/4", "base", "lr=0.1", MOST_SEEDS),
@@ -114,7 +113,7 @@ def test_points_are_tried_on_seeds_of_their_own_and_every_setting():
         ("base=Ti/4", "base", "lr=0.1", MOST_SEEDS),
     ]
     assert study.planned == len(trials) + 2 * 3 * 2, "base at the arm's point too, at most"
-    assert replace(study, tuning_seeds=study.seeds).planned == 2 * 2 * 2 * 2
+    assert replace(study, tuning_seeds=2).planned == 2 * len(trials) + 2 * 3 * 2
 
 
 def test_a_setting_is_a_study_with_other_values():
@@ -127,7 +126,7 @@ def test_a_setting_is_a_study_with_other_values():
 def test_settings_survive_json():
     study = settings({"x": Arm("x", (DualPatchNorm(before=False),), {"lr": 0.2}).changes})
     assert Settings.from_dict(study.to_dict()) == study
-    grown = replace(study, tune=LR, tuning_seeds=(7,), margin=2.0, sweep={"limit_train": (0.5, 1.0)})
+    grown = replace(study, tune=LR, tuning_seeds=3, margin=2.0, sweep={"limit_train": (0.5, 1.0)})
     again = Settings.from_dict(json.loads(json.dumps(grown.to_dict())))
     assert again == replace(grown, fixed=again.fixed)
 
@@ -172,7 +171,7 @@ def test_every_other_change_is_a_difference_and_is_shown():
         ({"seeds": 3, "until_decided": True}, "at most 4 to 32 seeds"),
         ({"seeds": 5, "until_decided": True, "sweep": {"lr": (0.2, 0.4)}}, "number of seeds is fixed"),
         ({"sweep": {"lr": (0.2, 0.4)}, "arms": [Arm("a", (), {"lr": 0.3})]}, "swept over"),
-        ({"tune": LR, "tuning_seeds": (7,), "arms": [Arm("a", (), {"lr": 0.3})]}, "tuned for every arm"),
+        ({"tune": LR, "arms": [Arm("a", (), {"lr": 0.3})]}, "tuned for every arm"),
     ],
 )
 def test_plans_that_cannot_be_are_refused(options, says):
@@ -190,7 +189,7 @@ A, B, C = (Point((("lr", lr),)) for lr in (1e-4, 3e-4, 1e-3))
 
 
 def tuned(tune, arms=("dpn",), **options):
-    return Settings(FIXED, make_arms(list(arms)), (0, 1), tune=tune, tuning_seeds=(0, 1) if tune else (), **options)
+    return Settings(FIXED, make_arms(list(arms)), (0, 1), tune=tune, tuning_seeds=2 if tune else 1, **options)
 
 
 def test_values_are_read_by_the_type_of_their_field():
@@ -211,26 +210,24 @@ def test_points_are_the_product_in_the_given_order():
 
 
 @pytest.mark.parametrize(
-    ("tune", "on", "says"),
+    ("tune", "seeds", "says"),
     [
-        ({"lrr": 1}, "val", "the field 'lrr'. Did you mean 'lr'"),
-        ({"lr": ["1e-3", "0.001"]}, "val", "lr=0.001 is listed twice"),
-        ({"lr": ()}, "val", "lr needs at least one value"),
-        ({"lr": "fast"}, "val", "lr is a number, not 'fast'"),
-        ({"epochs": 1.5}, "val", "epochs is a whole number, not 1.5"),
-        ({"epochs": True}, "val", "epochs is a whole number, not True"),
-        ({"optimizer": "adam"}, "val", "adamw or sgd"),
-        ({"norm_last_layer": "no"}, "val", "norm_last_layer is true or false, not 'no'"),
-        ({"randaugment": "2"}, "val", "with : between them or none"),
-        ({"lr": 1e-3}, None, "--tune-on val"),
-        ({"lr": 1e-3}, "test", "Nothing can be chosen on .test."),
-        ({"lr": 1e-3}, "vla", "only on the validation split"),
-        ({}, "val", "Nothing is tuned"),
+        ({"lrr": 1}, 1, "the field 'lrr'. Did you mean 'lr'"),
+        ({"lr": ["1e-3", "0.001"]}, 1, "lr=0.001 is listed twice"),
+        ({"lr": ()}, 1, "lr needs at least one value"),
+        ({"lr": "fast"}, 1, "lr is a number, not 'fast'"),
+        ({"epochs": 1.5}, 1, "epochs is a whole number, not 1.5"),
+        ({"epochs": True}, 1, "epochs is a whole number, not True"),
+        ({"optimizer": "adam"}, 1, "adamw or sgd"),
+        ({"norm_last_layer": "no"}, 1, "norm_last_layer is true or false, not 'no'"),
+        ({"randaugment": "2"}, 1, "with : between them or none"),
+        ({"lr": 1e-3}, 0, "tuning_seeds must be at least 1"),
+        ({}, 2, "Nothing is tuned"),
     ],
 )
-def test_bad_grids_are_refused_with_a_remedy(tune, on, says):
+def test_bad_grids_are_refused_with_a_remedy(tune, seeds, says):
     with pytest.raises(UserError, match=says):
-        StudySettings(tune=tune, tune_on=on)
+        StudySettings(tune=tune, tuning_seeds=seeds)
 
 
 @pytest.mark.parametrize("text", ["lr", "lr=", "=3", "lr=1", "lr=2"])
@@ -265,12 +262,19 @@ def test_every_arm_has_the_same_budget_and_base_comes_first():
     assert study.recipe_of(study.arm("dpn"), C).optimizer.lr == 1e-3
 
 
-def test_work_is_named_for_a_worker():
+def test_trials_are_named_for_a_worker():
     study = tuned({"lr": (1e-4, 3e-4), "randaugment": ((2, 10.0), None)})
     for trial in study.tuning_trials():
-        assert study.work(trial.to_dict()) == trial
-        assert study.work(Evaluation(trial, "test").to_dict()) == Evaluation(trial, "test")
+        assert study.trial(trial.to_dict()) == trial
     assert Settings.from_dict(study.to_dict()) == study
+
+
+def test_an_older_file_may_say_that_values_are_chosen_on_val():
+    study = tuned({"lr": (1e-4, 3e-4)})
+    old = {**study.to_dict(), "tune_on": "val"}
+    assert old["tuning_seeds"] == [MOST_SEEDS, MOST_SEEDS + 1]
+    assert Settings.from_dict(old) == study
+    assert differences(old, study.to_dict()) == []
 
 
 def test_values_may_be_added_but_nothing_may_leave():

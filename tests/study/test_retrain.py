@@ -148,7 +148,7 @@ def test_it_is_evaluated_on_other_images(retrained, monkeypatch):
 
 
 def test_tuned_studies_take_the_chosen_point(tmp_path):
-    study = make(tune={"lr": (1e-5, 3e-3)}, tune_on="val")
+    study = make(tune={"lr": (1e-5, 3e-3)})
     chosen = run(study, tmp_path).chosen["base"]
     folder = study.retrain(tmp_path, "base", **HERE).folder
     assert json.loads((folder / "config.json").read_text())["recipe"]["optimizer"]["lr"] == chosen["lr"]

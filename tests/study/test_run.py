@@ -95,7 +95,7 @@ CORRUPTION_ERROR = Measure("mean_corruption_error", Options(corruptions=("fog",)
         {"seeds": [3, 1], "margin": 1.0, "limit_train": 99},
         {"base": ViTConfig.from_name("mu/4").with_(pool="avg")},
         {"folds": 3},
-        {"tune": {"lr": (1e-3, 1e-2)}, "tune_on": "val", "same_seeds": True, "metric": "ece"},
+        {"tune": {"lr": (1e-3, 1e-2)}, "tuning_seeds": 2, "metric": "ece"},
         {"metric": CORRUPTION_ERROR},
     ],
 )

@@ -25,8 +25,8 @@ from vitmods.tasks import TASKS
 from vitmods.util.errors import UserError
 
 RECIPE = plain(epochs=1).with_(batch_size=64)
-GRID = {"tune": {"lr": (1e-3, 1e-2)}, "tune_on": "val", "same_seeds": True}
-FRESH = {**GRID, "same_seeds": False}
+GRID = {"tune": {"lr": (1e-3, 1e-2)}}
+TWICE = {**GRID, "tuning_seeds": 2}
 
 
 def make(arms=("dpn",), seeds=2, **options):
@@ -74,7 +74,7 @@ def played(monkeypatch):
 
     def protocols(model, dataset, names, *, split, **options):
         asked.append((split, *model.values()))
-        return {name: ProtocolResult({"top1": value(split, model)}) for name in names}
+        return {name: ProtocolResult(dict.fromkeys(("top1", "ece"), value(split, model))) for name in names}
 
     monkeypatch.setattr("vitmods.study.trial.train_trial", train)
     monkeypatch.setattr(
@@ -84,87 +84,78 @@ def played(monkeypatch):
     return scores, asked
 
 
-def test_the_choice_is_by_val_alone_and_test_is_seen_once(played, tmp_path):
-    """Test would choose otherwise, for base and for the arm."""
-    scores, asked = played
-    scores |= {("val", 1e-3): 0.6, ("val", 1e-2): 0.8, ("test", 1e-3): 0.9, ("test", 1e-2): 0.5}
-    scores |= {("val", "dpn", 1e-3): 0.7, ("val", "dpn", 1e-2): 0.65, ("test", "dpn", 1e-3): 0.4}
-    result = run(make(**GRID), tmp_path)
-    assert result.chosen == {"base": {"lr": 1e-2}, "dpn": {"lr": 1e-3}}
-    assert result["dpn"].base_mean == 50
-    assert result["dpn"].arm_mean == 40
-    assert [call for call in asked if call[0] == "test"] == [
-        ("test", "base", 1e-2, 0),
-        ("test", "base", 1e-3, 0),
-        ("test", "dpn", 1e-3, 0),
-        ("test", "base", 1e-2, 1),
-        ("test", "base", 1e-3, 1),
-        ("test", "dpn", 1e-3, 1),
-    ]
-    assert all(call[0] == "train" for call in asked[:8])
-    points = result.to_dict()["arms"][0]["tuning"]["points"]
-    assert [(point["values"], point["mean"]) for point in points] == [({"lr": 1e-3}, 0.7), ({"lr": 1e-2}, 0.65)]
-    run(make(**GRID), tmp_path)
-    assert len(asked) == 14, "nothing is trained or evaluated twice"
-
-
 def test_nothing_is_evaluated_on_test_before_an_arm_s_last_trial(played, tmp_path, monkeypatch):
     _, asked = played
     real = TrialRunner.train
 
     def broken(self, trial, out, **options):
-        if (trial.arm.name, trial.seed, str(trial.point)) == ("dpn", 1, "lr=0.01"):
+        if (trial.arm.name, trial.seed, str(trial.point)) == ("dpn", MOST_SEEDS + 1, "lr=0.01"):
             raise RuntimeError("out of luck")
         return real(self, trial, out, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(TrialRunner, "train", broken)
-        result = run(make(**GRID), tmp_path)
-    assert {call[1] for call in asked if call[0] == "test"} == {"base"}
-    assert result.failed == ["dpn, lr=0.01, seed 1: RuntimeError: out of luck"]
+        result = run(make(**TWICE), tmp_path)
+    assert {call[1] for call in asked if call[3] < MOST_SEEDS} == {"base"}
+    assert result.failed == [f"dpn, lr=0.01, seed {MOST_SEEDS + 1}: RuntimeError: out of luck"]
     assert result.chosen == {"base": {"lr": 1e-3}, "dpn": None}
     assert not result.complete
-    assert "7 of 8 trials finished" in result.report().read_text()
-    assert run(make(**GRID), tmp_path).complete
+    assert "9 of 10 trials finished" in result.report().read_text()
+    assert run(make(**TWICE), tmp_path).complete
 
 
 def test_an_evaluation_that_fails_is_reported_and_tried_again(played, tmp_path, monkeypatch):
+    _, asked = played
     part = Arm("part", (), {"train": "attention"})  # an arm that trains a part is tuned too
+    study = make([part], seeds=1, metric="ece", **GRID)
     with monkeypatch.context() as patched:
         patched.setattr("vitmods.study.trial.run_protocols", Mock(side_effect=RuntimeError("no textures")))
-        result = run(make([part], seeds=1, **GRID), tmp_path)
+        result = run(study, tmp_path)
     assert not result.complete
-    assert result.failed[0] == "base, lr=0.001, seed 0: RuntimeError: no textures"
-    again = run(make([part], seeds=1, **GRID), tmp_path)
+    assert result.failed[0] == f"base, lr=0.001, seed {MOST_SEEDS}: RuntimeError: no textures"
+    trained = [call for call in asked if call[0] == "train"]
+    again = run(study, tmp_path)
     assert again.complete
     assert set(again.chosen) == {"base", "part"}
-    assert any("too good" in doubt for doubt in again.doubts), "points are chosen and reported on the same seeds"
+    assert [call[0] for call in asked[len(trained) :]] == ["train", "val"] * 4 + ["train", "test"] * 2
 
 
 def test_seeds_and_values_may_be_added_and_the_choice_is_made_again(played, tmp_path):
     scores, asked = played
-    scores |= {("val", 1e-3): 0.7, ("val", 1e-2): lambda seed: 0.6 if seed == 0 else 0.9, ("val", 1e-1): 0.75}
-    assert run(make(seeds=1, **GRID), tmp_path).chosen["base"] == {"lr": 1e-3}
-    grown = run(make(seeds=2, **GRID), tmp_path)
+    scores |= {("val", 1e-3): 0.7, ("val", 1e-2): lambda seed: 0.6 if seed == MOST_SEEDS else 0.9, ("val", 1e-1): 0.76}
+    first = run(make(**GRID), tmp_path)
+    assert (first.chosen["base"], first.doubts) == ({"lr": 1e-3}, ())
+    assert run(make(seeds=3, **GRID), tmp_path).chosen == first.chosen
+    grown = run(make(seeds=3, **TWICE), tmp_path)
     assert grown.chosen["base"] == {"lr": 1e-2}
     warned = [w for w in grown.to_dict()["warnings"] if "is chosen now" in w]
     assert warned[0] == (
-        "base: lr=0.01 is chosen now; with other seeds, values or another metric it was lr=0.001, which has been "
+        "base: lr=0.01 is chosen now; for an earlier choice, with other seeds, values or metric, lr=0.001 has been "
         "evaluated on test too."
     )
     trained = len(asked)
-    scores[("val", 1e-1)] = 0.76
-    wider = run(make(seeds=2, **{**GRID, "tune": {"lr": (1e-3, 1e-2, 1e-1)}}), tmp_path)
+    wider = run(make(seeds=3, **{**TWICE, "tune": {"lr": (1e-3, 1e-2, 1e-1)}}), tmp_path)
     assert wider.chosen["base"] == {"lr": 1e-1}
-    assert [call[0] for call in asked[trained:]].count("train") == 4
+    assert [call[0] for call in asked[trained:]].count("train") == 2 * (2 + 3)
     with pytest.raises(UserError, match=r"tune lr: .* -> \[0.001\]"):
-        run(make(seeds=2, **{**GRID, "tune": {"lr": 1e-3}}), tmp_path)
+        run(make(seeds=3, **{**GRID, "tune": {"lr": 1e-3}}), tmp_path)
+
+
+def test_an_older_study_that_reports_what_it_was_chosen_by_is_refused(played, tmp_path):
+    run(make(**GRID), tmp_path)
+    facts = json.loads((tmp_path / "study.json").read_text())
+    for seeds, says in (([0, 1], "whose scores are too good"), (["x"], "study.json is damaged")):
+        facts["settings"] |= {"tuning_seeds": seeds}
+        (tmp_path / "study.json").write_text(json.dumps(facts))
+        for read in (lambda: Answer.load(tmp_path), lambda: run(make(**GRID), tmp_path)):
+            with pytest.raises(UserError, match=says):
+                read()
 
 
 def test_a_diverged_point_is_worst_and_only_a_chosen_one_is_a_warning(played, tmp_path):
     scores, _ = played
-    scores |= {("val", 1e-3): lambda seed: 0.9 if seed else None, ("val", 1e-2): 0.2}
-    result = run(make(**GRID), tmp_path)
+    scores |= {("val", 1e-3): lambda seed: 0.9 if seed > MOST_SEEDS else None, ("val", 1e-2): 0.2}
+    result = run(make(**TWICE), tmp_path)
     assert result.chosen["dpn"] == {"lr": 1e-2}
     assert result["dpn"].failures == 0
     assert not [warning for warning in result.to_dict()["warnings"] if "diverged" in warning]
@@ -172,11 +163,12 @@ def test_a_diverged_point_is_worst_and_only_a_chosen_one_is_a_warning(played, tm
 
 
 def test_the_chosen_point_is_reported_on_fresh_seeds(played, tmp_path):
-    """Trials that points are chosen by see val alone; those that are reported begin anew, and see test."""
+    """Trials that points are chosen by see val alone; those that are reported begin anew, and see test, which would
+    choose otherwise."""
     scores, asked = played
-    scores |= {("val", 1e-3): 0.6, ("val", 1e-2): 0.8, ("test", 1e-2): 0.5, ("test", 1e-3): 0.45}
+    scores |= {("val", 1e-3): 0.6, ("val", 1e-2): 0.8, ("test", 1e-2): 0.5, ("test", 1e-3): 0.95}
     scores |= {("val", "dpn", 1e-3): 0.7, ("val", "dpn", 1e-2): 0.65, ("test", "dpn", 1e-3): 0.4}
-    result = run(make(**FRESH), tmp_path)
+    result = run(make(**GRID), tmp_path)
     assert result.chosen == {"base": {"lr": 1e-2}, "dpn": {"lr": 1e-3}}
     assert [call[1:] for call in asked if call[0] == "train"] == [
         ("base", 1e-3, MOST_SEEDS),
@@ -192,17 +184,19 @@ def test_the_chosen_point_is_reported_on_fresh_seeds(played, tmp_path):
     ]
     assert (result["dpn"].base_mean, result["dpn"].arm_mean) == (50, 40)
     assert not result.doubts
+    points = result.to_dict()["arms"][0]["tuning"]["points"]
+    assert [(point["values"], point["mean"]) for point in points] == [({"lr": 1e-3}, 0.7), ({"lr": 1e-2}, 0.65)]
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
     assert [(r["arm"], r["lr"], r["seed"], r["val_top1"], r["top1"]) for r in rows if r["arm"] == "base"] == [
         ("base", "0.001", str(MOST_SEEDS), "0.6", ""),
         ("base", "0.01", str(MOST_SEEDS), "0.8", ""),
         ("base", "0.01", "0", "", "0.5"),
         ("base", "0.01", "1", "", "0.5"),
-        ("base", "0.001", "0", "", "0.45"),
-        ("base", "0.001", "1", "", "0.45"),
+        ("base", "0.001", "0", "", "0.95"),
+        ("base", "0.001", "1", "", "0.95"),
     ]
     trained = len(asked)
-    assert run(make(**FRESH), tmp_path).complete
+    assert run(make(**GRID), tmp_path).complete
     assert len(asked) == trained, "nothing is trained twice"
 
 
@@ -224,7 +218,7 @@ def test_an_arm_helps_if_it_beats_base_at_both_points(at_its_point, verdict, low
     scores |= {("test", "base", 1e-2): lambda seed: 0.5 + spread[seed], ("test", "rms", 1e-2): lambda seed: 0.5}
     scores |= {("test", "base", 1e-3): lambda seed: at_its_point + spread[(seed + 1) % 3]}
     scores |= {("test", "dpn", 1e-3): lambda seed: 0.65 + spread[(2 * seed) % 3]}
-    study = make(["dpn", "rms"], **{**FRESH, "seeds": 4, **options})
+    study = make(["dpn", "rms"], **{**GRID, "seeds": 4, **options})
     answer = run(study, tmp_path)
     assert answer.complete
     effect = answer["dpn"]
@@ -254,7 +248,7 @@ def test_an_arm_helps_if_it_beats_base_at_both_points(at_its_point, verdict, low
 def test_a_tuned_study_waits_for_base_at_both_points(played, tmp_path):
     scores, _ = played
     scores |= {("val", 1e-2): 0.8, ("val", "dpn", 1e-3): 0.9, ("test", "dpn", 1e-3): lambda seed: 0.9 + seed / 1000}
-    study = make(**{**FRESH, "seeds": 4})
+    study = make(**{**GRID, "seeds": 4})
     answer = run(study, tmp_path, budget=4 + 12 - 1)
     assert not answer.complete
     assert study.settings.planned == 4 + 12
@@ -272,7 +266,7 @@ def test_a_study_can_begin_with_the_chosen_weights_of_another(played, tmp_path):
 def test_the_table_and_the_report_tell_what_was_tried(played, tmp_path):
     scores, _ = played
     scores |= {("val", "dpn", 1e-2): 0.9}
-    result = run(make(**{**GRID, "tune": {"lr": (1e-3, 1e-2), "weight_decay": (0, 0.1)}}), tmp_path)
+    result = run(make(tuning_seeds=2, tune={"lr": (1e-3, 1e-2), "weight_decay": (0, 0.1)}), tmp_path)
     text = " ".join(render(result, 80).split())
     assert "Tuned on val: lr in 0.001, 0.01 and weight_decay in 0, 0.1, 8 trials of each arm, including base." in text
     assert "Chosen: lr 0.001, weight_decay 0: base; lr 0.01, weight_decay 0: dpn." in text
@@ -313,14 +307,14 @@ def trained(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ImageDataset, "eval_batches", spy)
-        return run(make(**GRID), out), out, seen
+        return run(make(metric="ece", **GRID), out), out, seen
 
 
-def test_a_real_one_evaluates_test_once_a_chosen_trial(trained):
+def test_a_real_one_evaluates_test_by_chosen_trials_alone(trained):
     result, out, seen = trained
-    assert seen == ["val"] * 8 + ["test"] * 4
     assert result.complete
-    assert len(list(out.glob("trials/*/*/*/test.json"))) == 4
+    reported = len(list(out.glob("trials/*/*/*/test.json")))
+    assert seen == ["val"] * 4 * 2 + ["val", "test", "test"] * reported, "in training, and for the metric"
     record = result.to_dict()
     assert record == Answer.load(out).to_dict() == json.loads((out / "results.json").read_text())
     assert result["dpn"].n == 2
@@ -332,7 +326,7 @@ def test_what_is_evaluated_is_what_the_training_would_have_found(trained):
     chosen = result.chosen["base"]["lr"]
     run(make(seeds=1, recipe=RECIPE.with_(lr=chosen)), out.parent / "plain")
     result_alone = json.loads((out.parent / "plain/trials/base/seed0/result.json").read_text())
-    assert result_alone["metrics"]["top1"] == result.base.scores[0]
+    assert result_alone["metrics"]["top1"] == result.base.other_metrics["top1"][0]
     weights = [out / f"trials/base/lr={chosen}/seed0", out.parent / "plain/trials/base/seed0"]
     assert len({(folder / "model.safetensors").read_bytes() for folder in weights}) == 1
 
@@ -368,14 +362,14 @@ for owner, name, count in ((MetricsFile, "write", 7), (evaluate, "write_json", 2
 def test_killed_at_training_and_at_evaluating_it_ends_in_the_same_results(trained, tmp_path):
     result, _, _ = trained
     command = ["compare", "--base", "mu/4", "--arms", "dpn", "--recipe", "plain", "--epochs", "1", "--batch-size", "64"]
-    command += ["--seeds", "2", "--limit-train", "128", "--tune", "lr=1e-3,1e-2", "--tune-on", "val", "--same-seeds"]
+    command += ["--seeds", "2", "--limit-train", "128", "--tune", "lr=1e-3,1e-2", "--metric", "ece"]
     command += ["--workers", "1", "--device", "cpu", "--cost-seconds", "0", "--checkpoint-minutes", "0", "--quiet"]
     line = [sys.executable, "-c", KILLED, *command, "--out", str(tmp_path / "out")]
     done = subprocess.run(line, stdout=subprocess.PIPE, text=True, env={**os.environ, "CI": "1"})
     assert done.stdout.split() == [str(-signal.SIGKILL)] * 2
     assert not (tmp_path / "out" / "results.json").exists()
-    assert len(list((tmp_path / "out").glob("trials/*/*/*/test.json"))) == 2
-    answer = run(make(**GRID), tmp_path / "out").to_dict()
+    assert len(list((tmp_path / "out").glob("trials/*/*/*/test.json"))) == 1
+    answer = run(make(metric="ece", **GRID), tmp_path / "out").to_dict()
     assert without_times(answer) == without_times(result.to_dict())
 
 

@@ -308,8 +308,7 @@ def _term(name: str) -> str:
 def _tuning(answer: Answer) -> Iterator[str]:
     """Describe the grid and the settings of a sweep."""
     if answer.tuned:
-        tuned = text.tuned_text(answer)
-        yield f"{tuned} These have the best mean; the test scores are those of trials with fresh seeds."
+        yield f"{text.tuned_text(answer)} These have the best mean; the test scores are of trials with fresh seeds."
     if answer.sweep:
         names = [setting.name for setting in answer.sweep]
         yield (

@@ -40,6 +40,7 @@ from vitmods.stats.verdict import Effect
 from vitmods.study.answer import VIEWS, Answer, ArmAnswer, ArmCost, BaseCost, Tuning
 from vitmods.study.arms import BASE
 from vitmods.study.grid import Point
+from vitmods.study.plan import MOST_SEEDS
 from vitmods.study.state import TrialRecord
 from vitmods.study.store import slug
 from vitmods.tasks.metrics import Metric
@@ -210,7 +211,7 @@ class ArmView:
 
 
 class Tuned(NamedTuple):
-    """An arm of a tuned study, under one setting of a sweep."""
+    """An arm of a tuned study, under one setting of a sweep, and the trials that its points were compared by."""
 
     name: str
     tuning: Tuning
@@ -327,7 +328,7 @@ class Page:
                 Tuned(
                     ", ".join(filter(None, (arm.name, setting))),
                     arms[arm.name],
-                    [trial for trial in arm.trials if str(Point.from_dict(trial.setting)) == setting],
+                    [t for t in arm.trials if t.seed >= MOST_SEEDS and str(Point.from_dict(t.setting)) == setting],
                 )
                 for arm in self.every_arm
             ]
