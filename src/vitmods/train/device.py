@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from filelock import FileLock, Timeout
@@ -18,10 +18,6 @@ from filelock import FileLock, Timeout
 from vitmods.recipes.recipe import Precision
 from vitmods.util.errors import UserError, first_line
 from vitmods.util.text import plural
-
-if TYPE_CHECKING:
-    from vitmods.train.distributed import Processes
-
 
 T = TypeVar("T")
 MOST_WORKERS = 8  # threads that prepare images, by default
@@ -45,9 +41,9 @@ class DeviceAndPrecision:
         return torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16-mixed")
 
 
-def place(device: str, precision: Precision = "32-true", processes: "Processes | None" = None) -> DeviceAndPrecision:
+def place(device: str, precision: Precision = "32-true", local_rank: int | None = None) -> DeviceAndPrecision:
     """Return `usable` as the device that this process uses from now on; of several processes each has its own GPU."""
-    target = usable(device, precision, processes.local_rank if processes and processes.size > 1 else None)
+    target = usable(device, precision, local_rank)
     if target.type == "cuda":
         torch.cuda.set_device(target)
     return DeviceAndPrecision(target, precision)

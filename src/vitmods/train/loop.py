@@ -118,7 +118,8 @@ class TrialRun:
         self.eval_every = self.length.evaluate_every(options.eval_every_epochs, evaluated)
 
         self.processes = processes
-        self.placement = place(options.device, recipe.precision, self.processes)
+        several = self.processes.size > 1
+        self.placement = place(options.device, recipe.precision, self.processes.local_rank if several else None)
         if options.tf32:
             check_tf32(self.placement.device)
         self.ds = for_device(ds, self.placement.device)
