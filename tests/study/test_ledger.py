@@ -19,7 +19,7 @@ from vitmods.stats.fit import fit
 from vitmods.stats.sequential import INTERIM_LEVEL, interim_level
 from vitmods.stats.width import against_base
 from vitmods.study import Answer, Study
-from vitmods.study.ledger import Table, earlier_looks, enter, is_own, ledger_of, read_ledgers
+from vitmods.study.ledger import ShownTable, earlier_looks, enter, is_own, ledger_of, read_ledgers
 from vitmods.study.plan import Measure
 from vitmods.study.state import over_studies
 
@@ -44,7 +44,7 @@ def table(arms="ab", seeds=5, study="one", base="base", split="", begun="", **ot
     settings = {"metric": "top1", "margin": 0.5, "generalize": "images", "until_decided": False, "base_seeds": seeds}
     settings |= {"spare": False, "family": len(arms), **other}
     hashed = {arm: (f"{arm}-{arm}{split}",) for arm in arms}
-    return Table(
+    return ShownTable(
         study=f"{begun or study} {study}",
         seeds=seeds,
         images=(f"images{split}",),

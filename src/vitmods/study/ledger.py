@@ -59,7 +59,7 @@ def identities(config: Mapping[str, Any]) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Table:
+class ShownTable:
     """A table of verdicts. Base and arms are known by the hashes of their trials, one for each setting or fold.
 
     study:      when it was begun, and the name of its folder
@@ -88,7 +88,7 @@ class Table:
     time: str = ""
 
     @classmethod
-    def from_line(cls, line: str) -> Table:
+    def from_line(cls, line: str) -> ShownTable:
         """Read a line of the ledger. Raises ValueError or TypeError for anything else."""
         values = parse_json(line)
         if not fits(values, cls):
@@ -100,19 +100,19 @@ class Table:
     def cells(self) -> set[str]:
         return {cell for arm in self.arms.values() for cell in arm}
 
-    def has_arms(self, other: Table) -> bool:
+    def has_arms(self, other: ShownTable) -> bool:
         """Whether it shows all arms of another table, under any names."""
         return not any(map(self.cells.isdisjoint, other.arms.values()))
 
-    def looks_at(self, other: Table) -> bool:
+    def looks_at(self, other: ShownTable) -> bool:
         """Whether it shows a trial of an arm that another table shows."""
         return _share(self.cells, other.cells) and _share(self.seeds, other.seeds)
 
-    def shares_base(self, other: Table) -> bool:
+    def shares_base(self, other: ShownTable) -> bool:
         """Whether both show a trial of base."""
         return _share(self.base, other.base) and _share(self.base_seeds, other.base_seeds)
 
-    def contains(self, other: Table) -> bool:
+    def contains(self, other: ShownTable) -> bool:
         """Whether another table is a part of it: of fewer arms, with the same seeds, or before they were settled."""
         begun, other_begun = (table.study.partition(" ")[0] for table in (self, other))
         settled = begun == other_begun and other.spare and set(self.seeds) <= set(other.seeds)
@@ -121,7 +121,7 @@ class Table:
             return False
         return other.study == self.study or (self.shares_base(other) and self.has_arms(other))
 
-    def repeats(self, other: Table) -> bool:
+    def repeats(self, other: ShownTable) -> bool:
         """Whether it is another table again."""
         same = all(
             getattr(self, name) == getattr(other, name)
@@ -144,7 +144,7 @@ class Earlier:
     doubts: tuple[str, ...] = ()
 
 
-def earlier_looks(table: Table, lines: Sequence[Table]) -> Earlier:
+def earlier_looks(table: ShownTable, lines: Sequence[ShownTable]) -> Earlier:
     """Judge a table by the lines that were entered before it was first shown."""
     before = [*takewhile(lambda line: not table.repeats(line), lines)]
     seen = [line for line in before if table.looks_at(line)]
@@ -167,7 +167,7 @@ def earlier_looks(table: Table, lines: Sequence[Table]) -> Earlier:
     return Earlier(most, family, (doubt, *doubts))
 
 
-def _doubts(table: Table, before: Sequence[Table], seen: Sequence[Table]) -> Iterator[str]:
+def _doubts(table: ShownTable, before: Sequence[ShownTable], seen: Sequence[ShownTable]) -> Iterator[str]:
     """What no level makes up for. `seen` are the tables of these trials, `before` all."""
     alike = [line for line in seen if line.metric == table.metric]
     metrics = len({line.metric for line in seen} - {table.metric})
@@ -189,7 +189,7 @@ def _doubts(table: Table, before: Sequence[Table], seen: Sequence[Table]) -> Ite
             "there will be at the start (--family)."
         )
     elsewhere = [line for line in before if line.study != table.study]
-    arms, restarts = _kinds(*table.arms.values()), list[Table]()
+    arms, restarts = _kinds(*table.arms.values()), list[ShownTable]()
     for line in elsewhere:
         if line not in seen and arms & _kinds(*line.arms.values()) and not any(map(line.shares_base, restarts)):
             restarts.append(line)
@@ -243,7 +243,7 @@ def _user() -> int:
     return os.geteuid() if hasattr(os, "geteuid") else 0
 
 
-def read_ledgers(paths: Iterable[Path]) -> list[Table]:
+def read_ledgers(paths: Iterable[Path]) -> list[ShownTable]:
     """Read the tables of ledgers, oldest first; a clock that was set back does not change the order in one of them.
     What cannot be read is a warning."""
     tables = []
@@ -251,7 +251,7 @@ def read_ledgers(paths: Iterable[Path]) -> list[Table]:
         damaged, time = 0, ""
         for line in filter(None, _lines(path)):
             try:
-                table = Table.from_line(line)
+                table = ShownTable.from_line(line)
             except (TypeError, ValueError):
                 damaged += 1
             else:
@@ -262,7 +262,7 @@ def read_ledgers(paths: Iterable[Path]) -> list[Table]:
     return [table for _, table in sorted(tables, key=lambda entry: entry[0])]
 
 
-def enter(table: Table, path: Path) -> None:
+def enter(table: ShownTable, path: Path) -> None:
     """Append a table to a ledger, if it is not there. Where that fails, it is a warning: the table is right."""
     if any(map(table.repeats, read_ledgers([path]))):
         return

@@ -34,7 +34,7 @@ from vitmods.stats.settings import OverSettings, over_settings
 from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.grid import AS_IS, Grid, Point, choose
-from vitmods.study.ledger import Earlier, Table, earlier_looks, enter, identities, is_own, ledger_of, read_ledgers
+from vitmods.study.ledger import Earlier, ShownTable, earlier_looks, enter, identities, is_own, ledger_of, read_ledgers
 from vitmods.study.plan import VAL, Measure, Settings, Trial, images_key, options_from
 from vitmods.study.store import Facts, StudyFolder, StudyPlan, read_object, read_warnings
 from vitmods.train.trial import read_scores
@@ -224,7 +224,7 @@ class StudyState:
         """Planned trials without an outcome; of a study that runs until it is decided, up to its maximum."""
         return [trial for trial, record in self.records.items() if not record.ended]
 
-    def table(self) -> Table | None:
+    def table(self) -> ShownTable | None:
         """The table that the study shows now, for the ledger; None where no trial has ended or is known by its
         settings."""
         settings, cells, images = self.settings, dict[str, set[str]](), set[str]()
@@ -241,7 +241,7 @@ class StudyState:
         if spare := self.images.plan.spare:
             settings = replace(settings, seeds=tuple(dict.fromkeys([*settings.seeds, *range(spare)])))
         seeds = settings.seeds if settings.until_decided else sorted(settings.seeds)  # whose looks follow their order
-        return Table(
+        return ShownTable(
             f"{self.images.created} {self.folder.path.name}", str(settings.measure), float(settings.margin),
             settings.generalize, settings.until_decided, tuple(seeds), tuple(sorted(settings.seeds_of(BASE))),
             bool(spare), settings.compared, tuple(sorted(images)), base, hashes,

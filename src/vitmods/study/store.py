@@ -164,7 +164,7 @@ _hints = cache(get_type_hints)
 def fits(value: Any, kind: Any) -> bool:
     """Whether a value from JSON fits the type of a field."""
     origin, parts = get_origin(kind) or kind, get_args(kind)
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
         return isinstance(value, Mapping) and all(fits(item, hints.get(name, Any)) for name, item in value.items())
     if origin is Mapping:
