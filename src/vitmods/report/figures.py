@@ -189,8 +189,9 @@ def forest(
     width, row_height, foot = (350, 70, 46) if narrow else (860, 36, 50)
     height = row_height * len(effects) + foot + 8
     with figure(width, height) as drawn:
-        verdict_at = 16 + LETTER * max(len(numbers(effect)) for effect in effects) + 16  # pixels right of the axes
-        start, end = (8, 8) if narrow else (205, verdict_at + 108)
+        longest = [max(len(text(effect)) for effect in effects) for text in (numbers, verdict_text)]
+        verdict_at = 16 + LETTER * longest[0] + 16  # pixels right of the axes
+        start, end = (8, 8) if narrow else (205, verdict_at + max(LETTER * longest[1], 108))
         axes = drawn.add_axes((start / width, foot / height, (width - start - end) / width, 1 - (foot + 8) / height))
         axes.set(xlim=_limits(effects, margin), ylim=(len(effects) - 0.5, -0.5), yticks=[])
         axes.axvspan(-margin, margin, color=COLOUR["band"], lw=0)
