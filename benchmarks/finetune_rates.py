@@ -38,7 +38,8 @@ def overrides(setting: str) -> dict[str, Any]:
     if setting == "default":
         return {}
     pairs = (pair.partition("=")[::2] for pair in setting.split(","))
-    return {name: None if text == "none" else text if name == "train" else float(text) for name, text in pairs}
+    read = {"train": str, "probe_first": lambda text: text == "1"}
+    return {name: None if text == "none" else read.get(name, float)(text) for name, text in pairs}
 
 
 def settings_for(backbone: str, data: str, pixels: int, batch: int, steps: int, setting: str, seed: int) -> Settings:
@@ -53,7 +54,9 @@ def frozen(settings: Settings, machine: RunOptions) -> dict[str, float]:
     dataset = runner.dataset(settings.recipe)
     config = base_config(settings, dataset.num_classes)
     model = build_model(config, settings.every_arm[0], settings.seeds[0], settings.fixed["start"], settings.recipe)
-    results = run_protocols(model, dataset, ("probe", "knn"), split="test", batch_size=64, device=torch.device("cpu"))
+    results = run_protocols(
+        model, dataset, ("probe", "knn"), split="test", batch_size=64, device=torch.device(machine.device)
+    )
     return {name: result.metrics[name] for name, result in results.items()}
 
 
@@ -64,9 +67,11 @@ def trained(settings: Settings, machine: RunOptions) -> float:
         run_trial(settings, machine, out)
         runner = TrialRunner(StudyFolder(out), settings, machine)
         trial = Trial(settings.every_arm[-1], settings.seeds[0])
-        model = Checkpoint.open(str(out)).model
+        model = Checkpoint.open(str(out)).model.to(machine.device)
         dataset = runner.dataset(settings.recipe_of(trial.arm))
-        result = run_protocols(model, dataset, ["top1"], split="test", batch_size=64, device=torch.device("cpu"))
+        result = run_protocols(
+            model, dataset, ["top1"], split="test", batch_size=64, device=torch.device(machine.device)
+        )
         return float(result["top1"].metrics["top1"])
     finally:
         shutil.rmtree(out)

@@ -264,7 +264,7 @@ def check(device: torch.device, scale: Scale) -> list[Measured | dict[str, str]]
 
 def run_tests() -> dict[str, Any]:
     """The tests that need a GPU."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", str(ROOT / "tests")]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", str(ROOT / "tests/gpu")]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TEST_S)
     except subprocess.TimeoutExpired:

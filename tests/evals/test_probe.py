@@ -3,9 +3,9 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from vitmods.evals.features import STRENGTHS, check_probe, fit, probe
+from vitmods.evals.features import check_probe, probe
 from vitmods.evals.options import Options
-from vitmods.evals.outputs import Features
+from vitmods.train.probe import STRENGTHS, Features, fit
 from vitmods.util.errors import UserError
 
 CPU = torch.device("cpu")

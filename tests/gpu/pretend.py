@@ -11,11 +11,13 @@ count as waits. Not there: streams, kernels' own rounding, torch.compile, NCCL, 
 """
 
 import contextlib
+import os
 import sys
 import threading
 import time
 import warnings
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -96,6 +98,26 @@ class Device:
         self.waits[what, where] += 1
         if self.strict:
             raise Waited(f"{what} waits for the device: {where}")
+
+
+class RealDevice:
+    """The same questions of a GPU that is there, answered by PyTorch's warnings of waits."""
+
+    @contextlib.contextmanager
+    def counting(self):
+        waits = Counter()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                yield waits
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        waits.update(
+            ("a wait", "/".join(Path(warning.filename).parts[-2:]))
+            for warning in caught
+            if "synchronizing CUDA operation" in str(warning.message)
+        )
 
 
 _device = Device()
@@ -451,6 +473,8 @@ def _replacements(gpus, capability, memory):
         _device.strict = mode == "error"
 
     def pinned(tensor, *_, **__):
+        if 0 in tensor.stride():  # into a copy with the same strides
+            raise RuntimeError("more than one element of the written-to tensor refers to a single memory location")
         return tensor.clone()
 
     for name, value in {
@@ -491,7 +515,10 @@ def _replacements(gpus, capability, memory):
 
 @contextlib.contextmanager
 def gpu(gpus=1, capability=(9, 0), memory=80 << 30):
-    """Inside it there are so many GPUs; gives what happens on the first."""
+    """Inside it there are so many GPUs; gives what happens on the first. With VITMODS_REAL_GPU=1 the real ones."""
+    if os.environ.get("VITMODS_REAL_GPU") == "1":
+        yield RealDevice()
+        return
     _device.__init__()
     old = [
         (where, name, getattr(where, name), setattr(where, name, value))

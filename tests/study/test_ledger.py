@@ -296,7 +296,7 @@ def test_reading_and_resuming_are_no_looks(images, runs):
         ({"split_seed": 1}, 0.05, 2, "with other seeds, another split or on another machine"),
         ({"seeds": [2, 0, 1]}, 0.05, 2, ""),
         (
-            {"sweep": {"lr": [1e-3, RECIPE.optimizer.lr]}},
+            {"sweep": {"lr": [2e-3, RECIPE.optimizer.lr]}},
             0.05,
             2,
             "The number of settings was changed after the scores were seen",

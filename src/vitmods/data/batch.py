@@ -127,7 +127,7 @@ class Batch:
 
     def pinned(self) -> Self:
         """The batch in memory from which a GPU copies while the host continues."""
-        return self._mapped(lambda tensor: tensor.pin_memory())
+        return self._mapped(lambda tensor: tensor.contiguous().pin_memory())  # what is expanded cannot be pinned
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> Self:
         return type(self)(*(_mapped(value, function) for value in vars(self).values()))

@@ -3,7 +3,6 @@
 All learn from training images and are evaluated on another split.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,20 +10,19 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy import linalg
-from scipy.optimize import minimize
 from torch import Tensor
 
 from vitmods.evals.base import ProtocolResult, accuracy_of, check_can_learn, protocol, training_counts
 from vitmods.evals.options import SHOTS, Options
-from vitmods.evals.outputs import Features, ModelOutputs
+from vitmods.evals.outputs import ModelOutputs
 from vitmods.stats.width import mean_over_seeds
 from vitmods.tasks.metrics import Metric
+from vitmods.train.probe import Floats, learn
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
     from vitmods.data import ImageDataset
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 # Few-shot transfer: linear least squares on the features of a few training images a class, as in big_vision.
@@ -151,15 +149,6 @@ def vote(features: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Ten
     return torch.cat(scores)
 
 
-# Linear probe: multinomial logistic regression on standardized features of all training images.
-#
-# The strength of L2 is chosen by accuracy on images that are not evaluated: val, or, if val is evaluated or missing, a
-# part of train; the probe is then trained on all of train again.
-
-STRENGTHS = tuple(10.0**power for power in range(1, -7, -1))  # from strong to weak: each begins where the last ended
-_HELD_OUT, _ITERATIONS = 5, 500
-
-
 def _choosing_split(dataset: "ImageDataset", split: str) -> str | None:
     return "val" if split != "val" and "val" in dataset.summary()["splits"] else None
 
@@ -181,69 +170,10 @@ def check_probe(dataset: "ImageDataset", split: str, options: Options) -> None:
 def probe(outputs: ModelOutputs) -> ProtocolResult:
     """Accuracy on the evaluated split with Wilson's interval."""
     train, tested = outputs.probe_features("train"), outputs.probe_features(outputs.split)
-    classes, device = len(outputs.dataset.classes), outputs.device
+    classes = len(outputs.dataset.classes)
     by = _choosing_split(outputs.dataset, outputs.split)
-    if by:
-        learnt, evaluated = train, outputs.probe_features(by)
-    else:  # four fifths of each class and the rest; a class of two gives one to each
-        labels = train.targets.numpy()
-        rank = np.empty(len(labels), dtype=np.int64)
-        for number in np.unique(labels):
-            members = np.flatnonzero(labels == number)
-            rank[members] = np.arange(len(members))
-        held_out = torch.from_numpy(rank % _HELD_OUT == 1)
-        learnt, evaluated = (Features(train.features[part], train.targets[part]) for part in (~held_out, held_out))
-    accuracies, fits = {}, {}
-    weights = None
-    for l2 in STRENGTHS:
-        fits[l2] = fit(learnt, classes, l2, device, weights)
-        weights = fits[l2].weights
-        accuracies[l2] = int(fits[l2].right(evaluated).sum()) / len(evaluated.targets)
+    chosen, accuracies = learn(train, outputs.probe_features(by) if by else None, classes, outputs.device)
     best = max(accuracies, key=accuracies.__getitem__)
-    chosen = fits[best] if by else fit(train, classes, best, device)
     by_l2 = [{"l2": l2, "accuracy": value} for l2, value in accuracies.items()]
     right = chosen.right(tested).numpy()
     return accuracy_of("probe", right, l2=best, chosen_on=by or "a fifth of train", accuracy_by_l2=by_l2)
-
-
-@dataclass(frozen=True)
-class LinearProbe:
-    """Weights (C + 1, K), the bias last, for features that are standardized by mean and std (C,)."""
-
-    weights: Floats
-    mean: Tensor
-    std: Tensor
-
-    def right(self, on: Features) -> Tensor:
-        """Whether the class with the highest score is the right one: bool (n,)."""
-        weights = torch.from_numpy(self.weights).float()
-        scores = (on.features - self.mean) / self.std @ weights[:-1] + weights[-1]
-        return scores.argmax(dim=1) == on.targets
-
-
-def fit(on: Features, classes: int, l2: float, device: torch.device, start: Floats | None = None) -> LinearProbe:
-    """Weights that minimize the mean cross-entropy + l2 / 2 * |W|^2; the bias is not punished.
-
-    By L-BFGS from `start`, or from zero; loss and gradient are computed on `device`.
-    """
-    mean, std = on.features.mean(dim=0), on.features.std(dim=0, correction=0)
-    std = torch.where(std > 0, std, 1.0)
-    x, y = ((on.features - mean) / std).to(device), on.targets.to(device)
-    shape = (x.shape[1] + 1, classes)
-
-    def loss_and_gradient(flat: Floats) -> tuple[float, Floats]:
-        weights = torch.from_numpy(flat.reshape(shape)).to(device, torch.float32)
-        log_p = (x @ weights[:-1] + weights[-1]).log_softmax(dim=1)
-        loss = F.nll_loss(log_p, y).item()
-        error = log_p.exp_()
-        error[torch.arange(len(y), device=device), y] -= 1
-        error /= len(y)
-        gradient = torch.cat([x.T @ error, error.sum(dim=0, keepdim=True)]).double().cpu().numpy()
-        punished = flat.reshape(shape)[:-1]
-        gradient[:-1] += l2 * punished
-        return loss + l2 / 2 * float((punished**2).sum()), gradient.ravel()
-
-    first = np.zeros(shape) if start is None else start
-    options = {"maxiter": _ITERATIONS, "gtol": 1e-5}
-    solution = minimize(loss_and_gradient, first.ravel(), jac=True, method="L-BFGS-B", options=options)
-    return LinearProbe(solution.x.reshape(shape), mean, std)

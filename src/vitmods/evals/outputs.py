@@ -13,6 +13,7 @@ from vitmods.data.batch import for_device
 from vitmods.evals.options import Options
 from vitmods.tasks.base import Task, TaskModel
 from vitmods.tasks.features import check_head, head_inputs, head_of, last_blocks
+from vitmods.train.probe import Features
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,15 +27,6 @@ Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
 def silent(steps: Iterable[Any], total: int, kind: str) -> Iterable[Any]:
     """Show no progress."""
     return steps
-
-
-@dataclass(frozen=True)
-class Features:
-    """The inputs of the head for all n images of a split, in order, float32 (n, C), and their classes, int64 (n,), or
-    labels, float32 (n, K)."""
-
-    features: Tensor
-    targets: Tensor
 
 
 @dataclass

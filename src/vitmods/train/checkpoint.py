@@ -27,6 +27,11 @@ def save(folder: Path, state: dict[str, Any]) -> None:
     write_atomically(folder / NAME, lambda file: torch.save(state, file), keep_previous=folder / PREVIOUS)
 
 
+def exists(folder: Path) -> bool:
+    """Whether `load` has something to read."""
+    return any((folder / name).exists() for name in (NAME, PREVIOUS))
+
+
 def load(folder: Path) -> dict[str, Any] | None:
     """The newest checkpoint of `folder` that can be read, on the CPU; None if none was ever written.
 

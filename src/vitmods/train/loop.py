@@ -18,7 +18,8 @@ from vitmods.data.batch import Batch, for_device
 from vitmods.data.threads import ahead
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import lr_at, resolve_on
-from vitmods.tasks.base import Example, Measured, Task
+from vitmods.tasks.base import Example, Measured, Task, TaskModel
+from vitmods.tasks.features import check_head
 from vitmods.train import checkpoint
 from vitmods.train.device import DataWait, check_tf32, place, remove_unfinished_graphs, tf32_products
 from vitmods.train.distributed import (
@@ -54,6 +55,7 @@ from vitmods.train.optim import (
     without_gradient,
 )
 from vitmods.train.options import RunOptions
+from vitmods.train.probe import head_from_probe
 from vitmods.util.errors import UserError
 
 METRICS = "metrics.jsonl"
@@ -127,6 +129,8 @@ class TrialRun:
         part = self.ds if alone else self.ds.for_process(self.processes.rank, self.processes.size)
         self.train_ds = task.training_data(model, part)
         self.model = model.to(self.placement.device)
+        if recipe.probe_first and "probe_first" not in task.ignored_fields() and not checkpoint.exists(folder):
+            self._begin_as_probe()
         options.save_memory(self.model)
         freeze(self.model, recipe)
         divide = partial(shard, processes=self.processes, device=self.placement.device) if options.shard else None
@@ -217,6 +221,24 @@ class TrialRun:
         """Close the logs of a finished, diverged, stopped or failed trial; loggers get the metrics too."""
         if self.metrics is not None:
             self.metrics.close(status, {f"{self.ds.eval_split}/{name}": value for name, value in metrics.items()})
+
+    def _begin_as_probe(self) -> None:
+        """Give the head the weights of a linear probe, which the first process learns."""
+        backbone = self.model.backbone if isinstance(self.model, TaskModel) else self.model
+
+        def learn() -> tuple[Tensor, Tensor] | str:
+            try:
+                return head_from_probe(backbone, self.ds, self.placement.device, self.placement.autocast)
+            except UserError as error:
+                return str(error)
+
+        found = self.processes.once(learn)
+        if isinstance(found, str):
+            warnings.warn(f"The head does not begin as a linear probe: {found}", stacklevel=2)
+            return
+        with torch.no_grad():
+            for parameter, value in zip(check_head(backbone).parameters(), found, strict=True):
+                parameter.copy_(value)
 
     def _train(self, request: StopRequest, bar: ProgressBar) -> None:
         batches = prefetch(self._batches(), self.placement.device)

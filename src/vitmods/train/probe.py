@@ -1,0 +1,127 @@
+"""Linear probe: multinomial logistic regression on standardized features of training images.
+
+The strength of L2 is chosen by accuracy on images that are not evaluated: on those that are given, or on a fifth of the
+training images, after which the probe is trained on all of them again.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from torch import Tensor, nn
+
+from vitmods.adapters.transfer import evaluating
+from vitmods.tasks.features import check_head, head_inputs
+from vitmods.util.errors import UserError
+
+Floats = NDArray[np.float64]
+
+STRENGTHS = tuple(10.0**power for power in range(1, -7, -1))  # from strong to weak: each begins where the last ended
+PROBE_IMAGES = 5000
+"""Training images, evenly spread, that the head begins from"""
+_HELD_OUT, _ITERATIONS, _BATCH = 5, 500, 64
+
+
+@dataclass(frozen=True)
+class Features:
+    """The inputs of the head for all n images of a split, in order, float32 (n, C), and their classes, int64 (n,), or
+    labels, float32 (n, K)."""
+
+    features: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class LinearProbe:
+    """Weights (C + 1, K), the bias last, for features that are standardized by mean and std (C,)."""
+
+    weights: Floats
+    mean: Tensor
+    std: Tensor
+
+    def right(self, on: Features) -> Tensor:
+        """Whether the class with the highest score is the right one: bool (n,)."""
+        weights = torch.from_numpy(self.weights).float()
+        scores = (on.features - self.mean) / self.std @ weights[:-1] + weights[-1]
+        return scores.argmax(dim=1) == on.targets
+
+    def linear(self) -> tuple[Tensor, Tensor]:
+        """The same map of features that are not standardized: weight (K, C) and bias (K,) of a linear layer."""
+        weights, mean, std = torch.from_numpy(self.weights), self.mean.double(), self.std.double()
+        weight = (weights[:-1] / std[:, None]).T
+        return weight.float(), (weights[-1] - weight @ mean).float()
+
+
+def learn(
+    train: Features, chosen_on: Features | None, classes: int, device: torch.device
+) -> tuple[LinearProbe, dict[float, float]]:
+    """The probe with the best strength of L2, and strength -> accuracy on `chosen_on`; None: a fifth of each class."""
+    learnt, evaluated = train, chosen_on
+    if evaluated is None:  # four fifths of each class and the rest; a class of two gives one to each
+        labels = train.targets.numpy()
+        rank = np.empty(len(labels), dtype=np.int64)
+        for number in np.unique(labels):
+            members = np.flatnonzero(labels == number)
+            rank[members] = np.arange(len(members))
+        held_out = torch.from_numpy(rank % _HELD_OUT == 1)
+        learnt, evaluated = (Features(train.features[part], train.targets[part]) for part in (~held_out, held_out))
+    accuracies, fits = dict[float, float](), dict[float, LinearProbe]()
+    weights = None
+    for l2 in STRENGTHS:
+        fits[l2] = fit(learnt, classes, l2, device, weights)
+        weights = fits[l2].weights
+        accuracies[l2] = int(fits[l2].right(evaluated).sum()) / max(len(evaluated.targets), 1)
+    best = max(accuracies, key=accuracies.__getitem__)
+    return (fits[best] if chosen_on is not None else fit(train, classes, best, device)), accuracies
+
+
+def fit(on: Features, classes: int, l2: float, device: torch.device, start: Floats | None = None) -> LinearProbe:
+    """Weights that minimize the mean cross-entropy + l2 / 2 * |W|^2; the bias is not punished.
+
+    By L-BFGS from `start`, or from zero; loss and gradient are computed on `device`.
+    """
+    mean, std = on.features.mean(dim=0), on.features.std(dim=0, correction=0)
+    std = torch.where(std > 0, std, 1.0)
+    x, y = ((on.features - mean) / std).to(device), on.targets.to(device)
+    shape = (x.shape[1] + 1, classes)
+
+    def loss_and_gradient(flat: Floats) -> tuple[float, Floats]:
+        weights = torch.from_numpy(flat.reshape(shape)).to(device, torch.float32)
+        log_p = (x @ weights[:-1] + weights[-1]).log_softmax(dim=1)
+        loss = F.nll_loss(log_p, y).item()
+        error = log_p.exp_()
+        error[torch.arange(len(y), device=device), y] -= 1
+        error /= len(y)
+        gradient = torch.cat([x.T @ error, error.sum(dim=0, keepdim=True)]).double().cpu().numpy()
+        punished = flat.reshape(shape)[:-1]
+        gradient[:-1] += l2 * punished
+        return loss + l2 / 2 * float((punished**2).sum()), gradient.ravel()
+
+    first = np.zeros(shape) if start is None else start
+    options = {"maxiter": _ITERATIONS, "gtol": 1e-5}
+    solution = minimize(loss_and_gradient, first.ravel(), jac=True, method="L-BFGS-B", options=options)
+    return LinearProbe(solution.x.reshape(shape), mean, std)
+
+
+@torch.no_grad()
+def head_from_probe(
+    backbone: nn.Module, ds: Any, device: torch.device, autocast: Callable[[], AbstractContextManager[Any]]
+) -> tuple[Tensor, Tensor]:
+    """Weight (K, C) and bias (K,) with which the head of a model on `device` is a linear probe of up to `PROBE_IMAGES`
+    training images, as evaluation sees them. UserError if the head is not a linear layer for these classes."""
+    head = check_head(backbone)
+    if not isinstance(head, nn.Linear) or head.bias is None or head.out_features != ds.num_classes:
+        raise UserError("its last layer is not a linear one with bias and an output for each class")
+    targets = []
+    with evaluating(backbone), head_inputs(backbone) as read, autocast():
+        for images, labels in ds.plain_batches("train", PROBE_IMAGES, _BATCH):
+            backbone(images.to(device))
+            targets.append(torch.as_tensor(labels))
+    probe, _ = learn(Features(torch.cat(read).cpu(), torch.cat(targets)), None, head.out_features, device)
+    return probe.linear()
