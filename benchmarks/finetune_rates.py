@@ -54,6 +54,7 @@ def frozen(settings: Settings, machine: RunOptions) -> dict[str, float]:
     dataset = runner.dataset(settings.recipe)
     config = base_config(settings, dataset.num_classes)
     model = build_model(config, settings.every_arm[0], settings.seeds[0], settings.fixed["start"], settings.recipe)
+    model = model.to(machine.device)
     results = run_protocols(
         model, dataset, ("probe", "knn"), split="test", batch_size=64, device=torch.device(machine.device)
     )

@@ -17,7 +17,6 @@ import threading
 import time
 import warnings
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -114,7 +113,7 @@ class RealDevice:
         finally:
             torch.cuda.set_sync_debug_mode("default")
         waits.update(
-            ("a wait", "/".join(Path(warning.filename).parts[-2:]))
+            ("a wait", warning.filename.rpartition("site-packages/")[2])
             for warning in caught
             if "synchronizing CUDA operation" in str(warning.message)
         )

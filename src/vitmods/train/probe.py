@@ -123,5 +123,7 @@ def head_from_probe(
         for images, labels in ds.plain_batches("train", PROBE_IMAGES, _BATCH):
             backbone(images.to(device))
             targets.append(torch.as_tensor(labels))
-    probe, _ = learn(Features(torch.cat(read).cpu(), torch.cat(targets)), None, head.out_features, device)
+    features = Features(torch.cat(read).cpu(), torch.cat(targets))
+    # Thousands of small steps, which a GPU makes more slowly.
+    probe, _ = learn(features, None, head.out_features, torch.device("cpu"))
     return probe.linear()
