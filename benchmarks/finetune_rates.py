@@ -38,7 +38,7 @@ def overrides(setting: str) -> dict[str, Any]:
     if setting == "default":
         return {}
     pairs = (pair.partition("=")[::2] for pair in setting.split(","))
-    read = {"train": str, "probe_first": lambda text: text == "1"}
+    read = {"train": str, "head_start": str}
     return {name: None if text == "none" else read.get(name, float)(text) for name, text in pairs}
 
 

@@ -321,9 +321,8 @@ class Recipe:
     """parts each batch is computed in, to save memory; the gradient is the one of the whole batch"""
     train: str = "all"
     """what is trained, the rest is frozen: attention, ffn, norms, head or other roles joined by + (docs/finetune.md)"""
-    probe_first: bool = False
-    """whether the head begins as a linear probe of the other weights, instead of drawn: for trained weights and images
-    with classes (Kumar et al., 2022, arXiv:2202.10054)"""
+    head_start: Literal["drawn", "probe"] = "drawn"
+    """probe: the head of a classifier begins as a linear probe of the other weights (Kumar et al., arXiv:2202.10054)"""
     ema: float | None = None
     """decay of the moving average of weights, which is then evaluated; None: no average"""
     precision: Precision = "32-true"
@@ -465,8 +464,8 @@ class Recipe:
         """JSON-able, with a mapping for each part; `Recipe.from_dict` gives the recipe back."""
         values = dataclasses.asdict(self)
         del values["task_parts"]
-        for name in ("rates", "probe_first"):  # not in folders of trials that do without
-            if not values[name]:
+        for name, usual in {"rates": (), "head_start": "drawn"}.items():  # not in folders of trials that do without
+            if values[name] == usual:
                 del values[name]
         names = {kind: name for name, kind in TASK_PARTS.items()}
         return values | {names[type(part)]: dataclasses.asdict(part) for part in self.task_parts}

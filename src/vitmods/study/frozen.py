@@ -65,6 +65,8 @@ def trained_lines(settings: Settings, frozen: Mapping[str, Mapping[str, Any]]) -
         else:
             reason = printable(str(scores.get("reason", "study.json is damaged.")))
             yield f"What the frozen weights reach{under} is not known: {reason}"
+    if settings.every_arm and all(settings.recipe_of(arm).head_start == "probe" for arm in settings.every_arm):
+        yield "Heads begin as linear probes."
     if {"lr", "layer_decay"} & {*settings.tune.to_dict(), *settings.sweep.to_dict()}:
         return
     arms_at = dict[str, list[str]]()

@@ -131,7 +131,7 @@ class Task(ABC):
         teacher or a loss over the whole batch replaces, and the start of a head of classes."""
         others = {name for name, kind in TASK_PARTS.items() if kind is not cls.recipe_part}
         replaced = {"ema": cls.has_teacher(), "accumulate": cls.whole_batch}
-        replaced["probe_first"] = not (cls.uses_head and cls.target == "class" and cls.inputs == "images")
+        replaced["head_start"] = not (cls.uses_head and cls.target == "class" and cls.inputs == "images")
         fields = [*cls.unread, *(name for name, (part, *_) in fields_by_name().items() if part in others)]
         return [*fields, *(name for name, is_replaced in replaced.items() if is_replaced and name not in fields)]
 

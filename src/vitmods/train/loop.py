@@ -129,7 +129,7 @@ class TrialRun:
         part = self.ds if alone else self.ds.for_process(self.processes.rank, self.processes.size)
         self.train_ds = task.training_data(model, part)
         self.model = model.to(self.placement.device)
-        if recipe.probe_first and "probe_first" not in task.ignored_fields() and not checkpoint.exists(folder):
+        if recipe.head_start == "probe" and "head_start" not in task.ignored_fields() and not checkpoint.exists(folder):
             self._begin_as_probe()
         options.save_memory(self.model)
         freeze(self.model, recipe)
