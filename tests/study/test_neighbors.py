@@ -3,10 +3,17 @@
 import errno
 import json
 import os
+import pickle
+import re
 import shutil
 import signal
+import socket
 import stat
+import struct
 import time
+import warnings
+import zipfile
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +28,7 @@ from vitmods.study.reuse import Pool
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import answer_splits
-from vitmods.util import lease
+from vitmods.util import lease, limits
 from vitmods.util.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
@@ -248,6 +255,199 @@ HARMS |= {
     "deep": (".", deep),
     "only a result": (".", lambda trial, private: (trial / "config.json").unlink()),
 }
+
+
+def content(name, change):
+    """Other bytes in a file."""
+    return name, lambda path, private: path.write_bytes(change(path.read_bytes()))
+
+
+def packed(change, split="test"):
+    """Another .npz: change gets the bytes of each member by its name, and how each is written."""
+
+    def harm(path, private):
+        with zipfile.ZipFile(path) as archive:
+            members = {member.filename: archive.read(member) for member in archive.infolist()}
+        how = zipfile.ZIP_DEFLATED
+        with warnings.catch_warnings(), zipfile.ZipFile(path, "w", how) as archive:
+            warnings.simplefilter("ignore")  # of a name that comes twice
+            for name, values in change(members):
+                archive.writestr(name, values)
+
+    return f"{split}.npz", harm
+
+
+def member(name, values):
+    """One member in another's place, or a further one."""
+    return packed(lambda members: {**members, f"{name}.npy": values}.items())
+
+
+def header(text, values=b""):
+    text = text.ljust(118).encode("latin-1") + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + values
+
+
+def encrypted(content):
+    """The flags of all members say that they are."""
+    flags = re.sub(rb"(PK\x03\x04..).", lambda found: found[1] + b"\x01", content, flags=re.DOTALL)
+    return re.sub(rb"(PK\x01\x02....).", lambda found: found[1] + b"\x01", flags, flags=re.DOTALL)
+
+
+def device(path, private):
+    path.unlink()
+    os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 5))  # /dev/zero
+
+
+def socket_file(path, private):
+    path.unlink()
+    with chdir(path.parent), socket.socket(socket.AF_UNIX) as server:
+        server.bind(path.name)
+
+
+def gone(path, private):
+    path.unlink()
+    path.symlink_to("/nowhere")
+
+
+def to(target):
+    def harm(path, private):
+        path.unlink()
+        path.symlink_to(target)
+
+    return harm
+
+
+def between(name, replace):
+    """A file of the name is replaced between its check and its being opened."""
+
+    def harm(trial, private):
+        RACES[str(trial / name)] = lambda: replace(trial / name, private)
+
+    return harm
+
+
+RACES = {}
+DEEP = b'{"a":' * 20_000 + b"1" + b"}" * 20_000
+OF_JSON = {
+    "empty": lambda old: b"",
+    "deep": lambda old: DEEP,
+    "a list": lambda old: b"[]",
+    "a number": lambda old: b"7",
+    "null": lambda old: b"null",
+    "not UTF-8": lambda old: b"\xff\xfe\x00" + old,
+    "cut": lambda old: old[:-20],
+    "a number of 5,000 digits": lambda old: old.rstrip()[:-1] + b', "schema": ' + b"9" * 5000 + b"}",
+    "a surrogate": lambda old: old.rstrip()[:-1] + b', "\\ud800": "\\udfff", "schema": [}',
+    "a pickle": lambda old: pickle.dumps({"a": 1}),
+}
+OF_CURVES = {
+    "empty curve": lambda old: b"",
+    "NaN in the curve": lambda old: old.replace(b'"top1": 0.', b'"top1": NaN, "x": 0.'),
+    "infinite curve": lambda old: old.replace(b'"loss": 0.', b'"loss": -Infinity, "x": 0.'),
+    "deep curve": lambda old: old + DEEP,
+    "curve not UTF-8": lambda old: old + b"\xff\xfe",
+    "curve of lists": lambda old: old.replace(b'"top1": 0.', b'"top1": [1], "x": 0.'),
+    "curve without steps": lambda old: old.replace(b'"step"', b'"steps"'),
+    "curve of other steps": lambda old: old.replace(b'"step": ', b'"step": 9'),
+    "growing curve": lambda old: old + old[:40],
+}
+FIELDS = {"metrics": [3, "x", None, [1]], "steps": ["x", None, [], 1e400], "seed": ["x", None, {}, -1]}
+FIELDS |= {
+    "status": [None, 1, [], {}],
+    "split": [None, 4, ["test"]],
+    "params": ["many", [], None],
+    "wall_s": [{}, None],
+}
+CONFIG_FIELDS = {"recipe": [None, 3, "x", {}], "images": [None, [], 3], "data": [[], "x", {}], "model": [None, 3, []]}
+CONFIG_FIELDS |= {"environment": [None, "x", {}], "seed": ["0", None, 0.5, [0]], "changes": [None, 1, ["dpn"]]}
+SHAPES = {
+    "pickle": header("{'descr': '|O', 'fortran_order': False, 'shape': (12,), }", pickle.dumps([1] * 12)),
+    "shape of another": header("{'descr': '<f8', 'fortran_order': False, 'shape': (12,), }", b"\0" * 40),
+    "enormous shape": header("{'descr': '<f8', 'fortran_order': False, 'shape': (1099511627776,), }"),
+    "negative shape": header("{'descr': '<f8', 'fortran_order': False, 'shape': (-12,), }", b"\0" * 96),
+    "code in its header": header("__import__('os').system('touch /tmp/owned')"),
+    "deep header": header("(" * 2000 + ")" * 2000),
+    "unknown kind": header("{'descr': '<q9', 'fortran_order': False, 'shape': (12,), }", b"\0" * 108),
+    "junk": b"junk" * 30,
+    "bomb": header("{'descr': '|b1', 'fortran_order': False, 'shape': (400000000,), }", b"\0" * (300 << 20)),
+}
+MEMBERS = {
+    f"a scores file with {name} for {kind}": member(kind, values)
+    for name, values in SHAPES.items()
+    for kind in (("top1",) if name == "bomb" else ("top1", "ids"))
+}
+TWO = np.array([[0.5, 0.5]] * 12)
+MORE = {
+    f"{kind} for {name}": content(name, change)
+    for kind, change in OF_JSON.items()
+    for name in ("config.json", "result.json", "test.json")
+}
+MORE |= {kind: content("metrics.jsonl", change) for kind, change in OF_CURVES.items()}
+MORE |= {
+    f"{name} is {value!r}": (".", of("result.json", lambda r, name=name, value=value: r.update({name: value})))
+    for name, values in FIELDS.items()
+    for value in values
+}
+MORE |= {
+    f"config: {name} is {value!r}": (".", of("config.json", lambda c, name=name, value=value: c.update({name: value})))
+    for name, values in CONFIG_FIELDS.items()
+    for value in values
+}
+MORE |= MEMBERS
+MORE |= {
+    f"scores: {kind}": (".", scores(change))
+    for kind, change in {
+        "complex": lambda s: s.update(top1=s["top1"] + 1j),
+        "times": lambda s: s.update(top1=s["top1"].astype("M8[s]")),
+        "bytes": lambda s: s.update(top1=s["top1"].astype("S5")),
+        "not a number": lambda s: s.update(top1=np.full(12, np.nan)),
+        "infinite": lambda s: s.update(nll=np.full(12, np.inf)),
+        "large": lambda s: s.update(top1=np.full(12, 1e300)),
+        "two columns": lambda s: s.update(top1=TWO),
+        "one number": lambda s: s.update(top1=np.array(0.5)),
+        "nobody's ids": lambda s: s.pop("ids"),
+        "ids in reverse": lambda s: s.update(ids=s["ids"][::-1]),
+        "ids that repeat": lambda s: s.update(ids=s["ids"][[0] * 12]),
+        "ids of numbers": lambda s: s.update(ids=np.arange(12)),
+        "other predictions": lambda s: s.update(predicted=1 - s["predicted"]),
+        "predictions of nothing": lambda s: s.update(predicted=np.full(12, -5)),
+        "records": lambda s: s.update(top1=np.zeros(12, [("a", "f8"), ("b", "f8")])),
+        "empty": lambda s: s.clear(),
+    }.items()
+}
+MORE |= {
+    "an encrypted scores file": content("test.npz", encrypted),
+    "a cut scores file": content("test.npz", lambda old: old[:-30]),
+    "no scores in the file": packed(lambda members: {}.items()),
+    "members that are no arrays": packed(lambda members: [*members.items(), ("../../../escaped", SECRET)]),
+    "a member elsewhere": packed(lambda members: [(f"../{name}", values) for name, values in members.items()]),
+    "members with two contents": packed(lambda members: [*members.items(), ("top1.npy", SHAPES["junk"])]),
+    "thousands of members": packed(lambda members: [*members.items(), *((f"{i}.npy", b"") for i in range(2_000))]),
+    "a plain array": ("test.npz", lambda path, private: path.write_bytes(SHAPES["junk"])),
+    "swapped scores": (".", lambda trial, private: shutil.copy(trial / "val.npz", trial / "test.npz")),
+    "a loop of two links": ("result.json", lambda path, private: (
+        path.unlink(), path.symlink_to("other"), path.with_name("other").symlink_to(path.name))),
+    "only links": (".", lambda trial, private: [link(trial / name, private) for name in FILES]),
+    "links into itself": (".", lambda trial, private: [
+        ((trial / name).rename(trial / f"{name}.kept"), (trial / name).symlink_to(f"{name}.kept")) for name in FILES]),
+    "a locked folder of pictures": (".", examples('{"images": [{"panels": [[1]]}]}')),
+    "a name of another folder in the pictures": (".", examples('{"images": {"../..": 1}}')),
+    "deep pictures": (".", examples(DEEP.decode())),
+}  # fmt: skip
+AS_LINKS = {"a dangling link": gone, "a link to memory": to("/proc/self/mem"), "a link to a device": to("/dev/zero")}
+AS_LINKS |= {"a socket": socket_file, "a device": device}
+LATE = {"link": link, "pipe": pipe, "sparse file": sparse}
+MORE |= {
+    f"{kind} for {name}": (name, harm)
+    for name in ("config.json", "result.json", "test.npz", "metrics.jsonl")
+    for kind, harm in AS_LINKS.items()
+}
+MORE |= {
+    f"a {kind} that replaces {name} at the last moment": (".", between(name, harm))
+    for name in ("config.json", "test.npz", "metrics.jsonl")
+    for kind, harm in LATE.items()
+}
+HARMS |= MORE
 OF_STUDIES = {
     "pipe for the lock": lambda root: (
         pipe(root / ".lock", root), (root / ".lease").write_text(json.dumps({"machine": lease.machine()}))),
@@ -263,6 +463,38 @@ OF_STUDIES = {
     "file for trials": lambda root: (shutil.rmtree(root / "trials"), (root / "trials").write_text("")),
 }  # fmt: skip
 DECORATION = ("test.json", "warnings.json")
+NAMES = [
+    "-rf",
+    "a\nb",
+    "\x1b]0;owned\x07",
+    "x" * 255,
+    os.fsdecode(b"\xff\xfe"),
+    "...",
+    " ",
+    "$(touch owned)",
+    "Base",
+    "\u202etxt",
+]
+WHOLE = {
+    "times in the future": lambda trial: [os.utime(path, (1 << 33, 1 << 33)) for path in trial.iterdir()],
+    "times before 1970": lambda trial: [os.utime(path, (-5e9, -5e9)) for path in trial.iterdir()],
+    "second names": lambda trial: [os.link(trial / name, trial / f"{name}.2") for name in FILES],
+    "names in another case": lambda trial: [(trial / name.upper()).write_text(SECRET) for name in FILES],
+    "setuid": lambda trial: [(trial / name).chmod(0o6755) for name in FILES],
+    "read by its owner alone": lambda trial: [(trial / name).chmod(0o400) for name in FILES],
+    "more files": lambda trial: [(trial / f"{i}.json").write_text(SECRET) for i in range(300)],
+    "hidden copies": lambda trial: [(trial / f".{name}").write_text(SECRET) for name in FILES],
+    "code": lambda trial: [(trial / name).write_text(SECRET) for name in ("conftest.py", "sitecustomize.py", "x.pth")],
+    "weights of junk": lambda trial: (trial / "model.safetensors").write_bytes(b"\xff" * 64),
+    "weights behind a link": lambda trial: link(trial / "model.safetensors", trial.parents[4]),
+    "curves of TensorBoard": lambda trial: [path.write_text(SECRET) for path in (trial / "tb").iterdir()],
+    "pictures that nobody names": lambda trial: (
+        (trial / "examples").mkdir(), (trial / "examples" / "0-x.png").write_text(SECRET)),
+    "pictures elsewhere": lambda trial: examples('{"images": [{"panels": {"../../x": 1, "a/b": 2, "..": 3}}]}')(
+        trial, trial.parents[4] / "".join(trial.parts[-2:])),
+    "a lock of its own": lambda trial: (trial / ".lock").write_text(SECRET),
+    "rests of a copy": lambda trial: shutil.copytree(trial, trial.with_name(f"{trial.name}.tmp")),
+}  # fmt: skip
 
 
 def every_byte(folder):
@@ -279,10 +511,24 @@ def hostile(neighbor, root, place, harm, trials=("base/seed0", "base/seed1", "dp
         harm(trial if place == "." else trial / place, private)
 
 
+@pytest.fixture
+def races(monkeypatch):
+    """Replace the files that are to be between the check of their names and their being opened."""
+    before = limits.check_file
+
+    def check(path, *how, **more):
+        before(path, *how, **more)
+        RACES.pop(str(path), lambda: None)()
+
+    monkeypatch.setattr(limits, "check_file", check)
+    yield
+    RACES.clear()
+
+
 @pytest.mark.parametrize("name", HARMS)
-def test_a_hostile_trial_is_not_reused_and_one_line_says_why(neighbor, beside, tmp_path, name):
+def test_a_hostile_trial_is_not_reused_and_one_line_says_why(neighbor, beside, tmp_path, name, races):
     place, harm = HARMS[name]
-    if harm is foreign and not is_root:
+    if harm in (foreign, device) and not is_root:
         pytest.skip("root alone gives files away")
     hostile(neighbor, tmp_path, place, harm)
     began = time.process_time()
@@ -290,6 +536,7 @@ def test_a_hostile_trial_is_not_reused_and_one_line_says_why(neighbor, beside, t
     assert time.process_time() - began < 2
     assert not [record for record in state.records.values() if record.ended]
     assert not list((tmp_path / "runs" / "mine").rglob("*.json*"))
+    assert not list((tmp_path / "runs" / "mine").rglob("*.np*"))
     if name not in ("deep", "only a result"):  # which do not look like trials
         assert said.count("Not reused") == said.count("\n") == 1
     assert "\x1b" not in said
@@ -304,6 +551,29 @@ def test_a_hostile_study_is_left_alone(neighbor, beside, tmp_path, name):
     state, said = beside(tmp_path / "runs")
     assert not [record for record in state.records.values() if record.ended]
     assert said.count("Not reused") == said.count("\n") == (name != "file for trials")
+
+
+@pytest.mark.parametrize("name", [*NAMES, *WHOLE])
+def test_names_and_further_files_of_a_whole_neighbor_change_nothing(neighbor, beside, tmp_path, name):
+    hostile(neighbor, tmp_path, ".", lambda trial, private: None)
+    theirs = tmp_path / "runs" / "theirs"
+    if name in NAMES:
+        theirs.rename(theirs.with_name(name))
+    else:
+        for trial in (theirs / "trials").glob("*/*"):
+            (tmp_path / "".join(trial.parts[-2:])).mkdir()
+            WHOLE[name](trial)
+    state, said = beside(tmp_path / "runs")
+    mine = tmp_path / "runs" / "mine"
+    assert all(record.ended for record in state.records.values())
+    assert not {"\x1b", "\u202e"} & {*said}
+    assert SECRET.encode() not in every_byte(mine)
+    for trial in neighbor.glob("trials/*/*"):
+        copied = mine / trial.relative_to(neighbor)
+        assert {path.name for path in copied.iterdir()} - {"examples"} == {*FILES, "reused.json"}
+        for file in ("metrics.jsonl", "test.npz", "val.npz", "test.json"):
+            assert (copied / file).read_bytes() == (trial / file).read_bytes()
+            assert stat.S_IMODE((copied / file).stat().st_mode) & 0o7111 == 0
 
 
 def test_what_is_copied_is_a_list_of_files_with_the_usual_mode(neighbor, beside, tmp_path):

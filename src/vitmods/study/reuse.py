@@ -83,7 +83,7 @@ class FinishedTrial:
 
     def config(self) -> dict[str, Any]:
         """Read config.json. Raises one of _ODD."""
-        return dict(parse_json(self.read(CONFIG)))
+        return {**parse_json(self.read(CONFIG))}
 
     def contents(self) -> dict[str, bytes]:
         """Read all files that are copied. Raises one of _ODD."""
@@ -199,6 +199,8 @@ class Pool:
         with _refusing(source.folder, self._refuse):
             contents = source.contents()
             parsed = {name: _clean(parse_json(text)) for name, text in contents.items() if name.endswith(".json")}
+            if odd := [name for name in parsed if name != WARNINGS and not isinstance(parsed[name], dict)]:
+                raise ValueError(f"{odd[0]} is not a JSON object")
             if identify(_placed_like(dict(parse_json(contents[CONFIG])), here)) != here["id"]:
                 raise ValueError(f"{CONFIG} describes another trial than its id names")
             parsed[CONFIG] = {**here, **{name: parsed[CONFIG][name] for name in _KEPT if name in parsed[CONFIG]}}
@@ -224,7 +226,8 @@ class Pool:
         numbers = [*(result[name] for name in ("steps", "epochs", "wall_s", "params")), *result["metrics"].values()]
         numbers += (value for row in rows for name, value in row.items() if name != "split")
         is_whole = len(read_bytes(folder / METRICS, "scores").splitlines()) == len(rows)
-        if not (is_whole and all(map(math.isfinite, numbers)) and isinstance(result["message"], str | None)):
+        is_whole &= result["split"] in SPLITS and isinstance(result["message"], str | None)
+        if not (is_whole and all(map(math.isfinite, numbers))):
             raise ValueError(f"{RESULT} or {METRICS} is not as a trial writes it")
         record = read_trial(runner.folder, trial, splits, settings.measure, folder)
         if record.status == "damaged":
