@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmods.adapters.replay import Edit, Replay, record, scaling
-from vitmods.adapters.running import Inputs, run, tensors_of
+from vitmods.adapters.running import Inputs, hooked, run, tensors_of
 from vitmods.changes.insertions import Branch, Parts
 from vitmods.layers.norms import NORMS
 from vitmods.model.slots import NormConfig
@@ -101,10 +101,8 @@ class Anatomy:
         owners = {name: at for name, at in owners.items() if not self._pools(name, at)} or owners
         lists = list(dict.fromkeys(_parent(name) for name in owners))
         return tuple(
-            ForeignBlock(
-                name, attention, self.attentions[attention], lists.index(_parent(name)), self._stem(name, owners)
-            )
-            for name, attention in owners.items()
+            ForeignBlock(name, at, self.attentions[at], lists.index(_parent(name)), self._stem(name, owners))
+            for name, at in owners.items()
         )
 
     def block_of(self, attention: str) -> str | None:
@@ -165,15 +163,14 @@ class Anatomy:
     def unknown_norms(self) -> list[str]:
         """Modules of blocks whose class is called a norm and is not one that is known."""
         known = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.Identity)
+        norms = [name for name in self.modules if self._is_norm(name)]
         return [
             name
             for name, module in self.modules.items()
             if "norm" in type(module).__name__.lower()
             and any(_within(name, block.name) for block in self.blocks)
-            and not (self._is_norm(name) or isinstance(module, known) or ".vm_" in name)
-            and not any(
-                is_below(name, other) or is_below(other, name) for other in self.modules if self._is_norm(other)
-            )
+            and not (isinstance(module, known) or ".vm_" in name)
+            and not any(_within(name, norm) or is_below(norm, name) for norm in norms)
         ]
 
     def _batch_norms(self) -> Iterator[str]:
@@ -188,15 +185,9 @@ class Anatomy:
         block = self.blocks[index] if index is not None else None
         role = self._role_outside(name) if block is None else self._role_inside(name, block)
         beside = block or self._block_before(name)
-        return NormSite(
-            name=name,
-            role=role,
-            kind=type(self.modules[name]).__name__,
-            dim=_dim(self.modules[name]),
-            heads=beside.heads if beside else None,
-            block=index,
-            stage=block.stage if block else None,
-        )
+        heads, stage = beside.heads if beside else None, block.stage if block else None
+        norm = self.modules[name]
+        return NormSite(name, role, type(norm).__name__, _dim(norm), heads, index, stage)
 
     def _block_before(self, name: str) -> ForeignBlock | None:
         """The block before a norm, or the first one."""
@@ -253,9 +244,7 @@ class Anatomy:
 
     def siblings(self, blocks: Collection[str], called: Collection[str]) -> list[str]:
         """Modules in the lists of the blocks that hold two linear maps too, and no attention that is recognized."""
-        lists = {
-            _parent(name) for name in blocks if isinstance(self.modules[_parent(name)], nn.ModuleList | nn.Sequential)
-        }
+        lists = {n for n in map(_parent, blocks) if isinstance(self.modules[n], nn.ModuleList | nn.Sequential)}
         beside = [n for n in self.modules if _parent(n) in lists and n in called and n not in blocks]
         return [
             name
@@ -470,13 +459,11 @@ def _branch(anatomy: Anatomy, block: str, chain: tuple[Any, list[str]], module: 
 def order_of_calls(model: nn.Module, inputs: Inputs) -> dict[str, int]:
     """Name of each module that runs -> when it last ends."""
     order: list[str] = []
-    hooks = [
+    with hooked(
         module.register_forward_hook(lambda m, args, output, name=name: order.append(name))
         for name, module in model.named_modules()
-    ]
-    run(model, inputs)
-    for hook in hooks:
-        hook.remove()
+    ):
+        run(model, inputs)
     return {name: index for index, name in enumerate(order)}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitmods.adapters.running import Inputs, copy_model, fresh, run, steady, tensors_of
+from vitmods.adapters.running import Inputs, copy_model, fresh, hooked, run, steady, tensors_of
 from vitmods.util.errors import UserError
 
 Edit = Callable[[Tensor], Tensor]
@@ -65,15 +65,9 @@ def record(model: nn.Module, inputs: Inputs, norms: Mapping[str, Sequence[str]],
     def keep(module: nn.Module, args: Any, keywords: Any, name: str) -> None:
         calls[name].append((fresh(args), fresh(keywords)))
 
-    hooks = [
-        model.get_submodule(name).register_forward_pre_hook(partial(keep, name=name), with_kwargs=True)
-        for name in norms
-    ]
-    try:
+    blocks = ((model.get_submodule(name), partial(keep, name=name)) for name in norms)
+    with hooked(block.register_forward_pre_hook(hook, with_kwargs=True) for block, hook in blocks):
         run(model, inputs, training=training)
-    finally:
-        for hook in hooks:
-            hook.remove()
     chosen = [(name, call) for name, kept in calls.items() for call in kept[:1] + kept[1:][-1:]]
     return [Replay(model, name, norms[name], call, training) for name, call in chosen]
 
@@ -106,12 +100,8 @@ class Replay:
             for name, function in edits.items()
         ]
         hooks += [self.model.get_submodule(n).register_forward_hook(tap, with_kwargs=True) for n in self.norms]
-        try:
-            with steady(self.model, self.training):
-                output = self.model.get_submodule(self.block)(*arguments, **keywords)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with hooked(hooks), steady(self.model, self.training):
+            output = self.model.get_submodule(self.block)(*arguments, **keywords)
         return [next(tensors_of(output)), *points], streams
 
     def adds(

@@ -1,12 +1,13 @@
 """Runs a model of any library on a small input that is made for it."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from vitmods.adapters.transfer import evaluating
 from vitmods.util.errors import UserError
@@ -106,6 +107,17 @@ def steady(model: nn.Module, training: bool = False) -> Iterator[None]:
                 for buffer, value in kept:  # writing would spoil a graph that has the buffer
                     if not buffer.equal(value):
                         buffer.copy_(value)
+
+
+@contextmanager
+def hooked(hooks: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Hooks that are removed afterwards."""
+    hooks = list(hooks)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

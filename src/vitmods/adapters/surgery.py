@@ -6,8 +6,9 @@ import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -38,6 +39,7 @@ from vitmods.adapters.running import (
     check_not_wrapped,
     copy_model,
     find_inputs,
+    hooked,
     reads_last,
     run,
     tensors_of,
@@ -244,6 +246,11 @@ def _name(path: str) -> str:
     return path.rpartition(".")[2]
 
 
+def _alike(path: str) -> str:
+    """A path without its numbers, which the blocks of a model share."""
+    return re.sub(r"\d+", "*", path)
+
+
 def parts_of(values: Mapping[str, Any]) -> Parts:
     """The parts that a change of a ``vm_record`` refers to."""
     parts = dict(values["parts"])
@@ -257,6 +264,7 @@ def record_of_changes(model: nn.Module) -> list[Mapping[str, Any]]:
     return [values for module in model.modules() for values in getattr(module, "vm_record", ())]
 
 
+@dataclass(eq=False)
 class _Operation:
     """One change put into one model, in place: certified on inputs, or without them as it was before.
 
@@ -264,19 +272,16 @@ class _Operation:
     weights that were taken out. ``strict`` is for weights at which each part has an effect.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        change: Change,
-        parts: Parts,
-        layouts: dict[str, str],
-        inputs: Inputs | None = None,
-        strict: bool = False,
-    ) -> None:
-        self.model, self.change, self.parts, self.layouts, self.inputs = model, change, parts, layouts, inputs
-        self.strict = strict
-        self.called = {} if inputs is None else order_of_calls(model, inputs)
-        self.before = [] if inputs is None else self._outputs(inputs)
+    model: nn.Module
+    change: Change
+    parts: Parts
+    layouts: dict[str, str]
+    inputs: Inputs | None = None
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        self.called = {} if self.inputs is None else order_of_calls(self.model, self.inputs)
+        self.before = [] if self.inputs is None else self._outputs(self.inputs)
         self.removed: list[str] = []
 
     def certified(self) -> nn.Module:
@@ -284,7 +289,10 @@ class _Operation:
         assert self.inputs is not None
         before = {name: value for name, value in self.model.state_dict().items() if isinstance(value, Tensor)}
         self.run()
-        _check_kept(self.change, before, self.model.state_dict(), self.removed)
+        after = self.model.state_dict()
+        lost = [name for name, old in before.items() if not (name in after and torch.equal(old, after[name]))]
+        if lost := [name for name in lost if name not in self.removed]:
+            raise NotCertified(f"'{self.change}' cannot be put into this model: it would lose {lost[0]}.")
         _check_gradients(self.change, self.model, self.inputs, before)
         return self.model
 
@@ -319,12 +327,8 @@ class _Operation:
         """What the model puts out and its last block does, in evaluation and in training: a new head may be zero."""
         last: list[Tensor] = []
         blocks = [self.model.get_submodule(name) for name in self.parts.blocks[-1:]]
-        hooks = [b.register_forward_hook(lambda m, args, output: last.extend(tensors_of(output))) for b in blocks]
-        try:
+        with hooked(b.register_forward_hook(lambda m, args, out: last.extend(tensors_of(out))) for b in blocks):
             outputs = [out for training in (False, True) for out in run(self.model, inputs, training=training)]
-        finally:
-            for hook in hooks:
-                hook.remove()
         if isinstance(self.change, Norm) and self.change == Norm("rms"):  # whose stream is centered
             last = [out - out.mean(-1, keepdim=True) for out in last if out.is_floating_point()]
         return [out.clone() for out in (*outputs, *last) if out.is_floating_point()]
@@ -342,10 +346,9 @@ class _Operation:
         """Raise UserError if a branch, where an insertion scales it, is not what is added to the stream, scaled."""
         norms: dict[str, list[str]] = {place.branch.block: [] for place in places if place.branch}
         ours = [f"{name}.norm" for name, m in self.model.named_modules() if isinstance(m, InsertedNorm)]
-        for name in (*(site.name for site in norm_sites(self.model)), *ours):
-            for block, names in norms.items():
-                if is_below(name, block) and name in self.called:
-                    names.append(name)
+        known = [name for name in (*(site.name for site in norm_sites(self.model)), *ours) if name in self.called]
+        for block, names in norms.items():
+            names += [name for name in known if is_below(name, block)]
         for call in record(self.model, inputs, norms, training) if norms else ():
             modules = [branch.module for branch in self.parts.branches if branch.block == call.block]
             for _, branch, scale in places:
@@ -366,13 +369,12 @@ class _Operation:
     def _check_branches(self) -> None:
         """Raise UserError if a block lacks a branch, which the change would leave out."""
         branches = {(branch.block, branch.kind) for branch in self.parts.branches}
-        for block in self.parts.blocks:
-            for kind, name in (("attn", "attention"), ("mlp", "MLP")):
-                if (block, kind) not in branches:
-                    raise NotRecognized(
-                        f"'{self.change}': the {name} of {block or 'the model'} is not recognized as a residual "
-                        "branch, which is added to the stream times a factor at most."
-                    )
+        for block, (kind, name) in product(self.parts.blocks, (("attn", "attention"), ("mlp", "MLP"))):
+            if (block, kind) not in branches:
+                raise NotRecognized(
+                    f"'{self.change}': the {name} of {block or 'the model'} is not recognized as a residual branch, "
+                    "which is added to the stream times a factor at most."
+                )
 
     def _insert(self, insertion: Insertion) -> _Place:
         """Insert the neutral form."""
@@ -459,10 +461,8 @@ class _Operation:
         attention = next((a for a in self.parts.attentions if names and f"{names[0]}.".startswith(f"{a}.")), None)
         if attention is None or (self.called and not {path, names[0], branch.projection} <= self.called.keys()):
             raise NotRecognized(f"'{self.change}': the projections of {branch.module} are not called as modules.")
-        holder, query, projection = (
-            self.model.get_submodule(path),
-            *(n.removeprefix(f"{path}.") for n in (names[0], branch.projection)),
-        )
+        holder = self.model.get_submodule(path)
+        query, projection = (n.removeprefix(f"{path}.") for n in (names[0], branch.projection))
         if self.inputs is not None:
             layouts = [self.layouts[attention]] if attention in self.layouts else LAYOUTS
             of_heads = (self._try_heads([attention], layout, branch.projection, per) for layout in layouts)
@@ -743,30 +743,22 @@ class _Operation:
         change = cast(Norm | DynamicTokenNorm, self.change)
         anatomy, rows = choose_norms(self.model, change)
         sites = [row.site for row in rows if row.now]
-        unknown = anatomy.unknown_norms()
-        if unknown:
-            kind = type(anatomy.modules[unknown[0]]).__name__
-            raise NotRecognized(
-                f"'{self.change}' would leave out {unknown[0]}, whose class {kind} is not a known norm. Name "
-                "the norms to replace with vm.replace_norms(..., where=...)."
-            )
-        for site in anatomy.sites if self.inputs is not None else ():
+        kinds = {name: type(anatomy.modules[name]).__name__ for name in anatomy.unknown_norms()}
+        left = [f"{name}, whose class {kind} is not a known norm" for name, kind in kinds.items()]
+        projections = {n: at for n, at in self.called.items() if _name(n) in (*JOINT, *QUERY)}
+        for site in anatomy.sites:
             around = [a for a in anatomy.attentions if is_below(site.name, a)]
-            queries = [n for n in self.called if around and is_below(n, around[0]) and _name(n) in (*JOINT, *QUERY)]
-            in_front = queries and self.called.get(site.name, len(self.called)) < min(
-                map(self.called.__getitem__, queries)
-            )
+            queries = [at for n, at in projections.items() if around and is_below(n, around[0])]
+            in_front = queries and self.called.get(site.name, len(self.called)) < min(queries)
             if site.role == "inside" and in_front and site not in sites:
-                raise NotRecognized(
-                    f"'{self.change}' would leave out {site.name}, which is inside attention and normalizes what it "
-                    "reads. Name the norms to replace with vm.replace_norms(..., where=...)."
-                )
-        inside = {re.sub(r"\d+", "*", row.site.name): row for row in rows if not row.now and row.site.role == "inside"}
-        counterparts = [inside[name] for site in sites if (name := re.sub(r"\d+", "*", site.name)) in inside]
-        if counterparts:
+                left.append(f"{site.name}, which is inside attention and normalizes what it reads")
+        inside = {_alike(row.site.name): row.site.name for row in rows if not row.now and row.site.role == "inside"}
+        counterparts = [inside[name] for site in sites if (name := _alike(site.name)) in inside]
+        left += [f"{name}, and change its counterparts" for name in counterparts]
+        if left:
             raise NotRecognized(
-                f"'{self.change}' would leave out {counterparts[0].site.name}, and change its counterparts. Name the "
-                "norms to replace with vm.replace_norms(..., where=...)."
+                f"'{self.change}' would leave out {left[0]}. Name the norms to replace with "
+                "vm.replace_norms(..., where=...)."
             )
         silent = [site.name for site in sites if self.inputs is not None and site.name not in self.called]
         if silent:
@@ -907,14 +899,9 @@ def _tensors_at(
         outputs[name].append(next(tensors_of(output)))
         reads[name].append(next(tensors_of([*args, *keywords.values()])))
 
-    hooks = [
-        model.get_submodule(name).register_forward_hook(partial(keep, name=name), with_kwargs=True) for name in outputs
-    ]
-    try:
+    modules = ((model.get_submodule(name), partial(keep, name=name)) for name in outputs)
+    with hooked(module.register_forward_hook(hook, with_kwargs=True) for module, hook in modules):
         run(model, inputs, gradients, training)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return outputs, reads
 
 
@@ -924,19 +911,6 @@ def difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
         return float("nan")
     pairs = zip(before, after, strict=True)
     return max((float((a - b).abs().max() / a.abs().max().clamp_min(1e-12)) for a, b in pairs), default=float("nan"))
-
-
-def _check_kept(
-    change: Change, before: Mapping[str, Tensor], after: Mapping[str, Tensor], removed: Sequence[str]
-) -> None:
-    """Raise UserError if a weight of the old model is not in the new one under its name."""
-    lost = [
-        name
-        for name, value in before.items()
-        if name not in removed and not (name in after and torch.equal(value, after[name]))
-    ]
-    if lost:
-        raise NotCertified(f"'{change}' cannot be put into this model: it would lose {lost[0]}.")
 
 
 @torch.enable_grad()
