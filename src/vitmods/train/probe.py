@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 STRENGTHS = tuple(10.0**power for power in range(1, -7, -1))  # from strong to weak: each begins where the last ended
 PROBE_IMAGES = 5000
-"""Training images, evenly spread, that the head begins from"""
+"""training images, evenly spread, that a head begins from"""
 _HELD_OUT, _ITERATIONS, _BATCH = 5, 500, 64
 
 
@@ -124,6 +124,7 @@ def head_from_probe(
             backbone(images.to(device))
             targets.append(torch.as_tensor(labels))
     features = Features(torch.cat(read).cpu(), torch.cat(targets))
+    # The strength is chosen within train: val may be a part of the answer.
     # Thousands of small steps, which a GPU makes more slowly.
     probe, _ = learn(features, None, head.out_features, torch.device("cpu"))
     return probe.linear()
