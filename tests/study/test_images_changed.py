@@ -2,6 +2,8 @@
 first number."""
 
 import json
+import os
+import pkgutil
 import shutil
 
 import numpy as np
@@ -145,3 +147,106 @@ def test_a_study_from_before_the_images_of_all_settings_were_recorded_goes_on(im
         TrialRunner(StudyFolder(tmp_path / "out"), Settings.from_dict(facts["settings"])).dataset(
             study(images).settings.recipe
         )
+
+
+def swapped(images):
+    first, second = images / "train/cat/1.png", images / "train/dog/1.png"
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+
+
+def unseen(images):
+    """Another content of the same size, under the same time."""
+    path = images / "train/dog/2.png"
+    before, content = path.stat(), path.read_bytes()
+    Image.new("RGB", (8, 8), (1, 2, 3)).save(path)
+    path.write_bytes(path.read_bytes().ljust(len(content), b"\0"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+CHANGES = [added, removed, changed, relabeled, swapped, unseen]
+POINTS = {
+    "before the first step": ("vitmods.study.trial.train_trial", 1),
+    "between two trials": ("vitmods.study.trial.train_trial", 2),
+    "before the last trial": ("vitmods.study.trial.train_trial", 4),
+    "between training and evaluation": ("vitmods.study.trial.TrialRunner._evaluate", 1),
+    "between two evaluations": ("vitmods.study.trial.TrialRunner._evaluate", 2),
+    "after the listing": ("vitmods.study.run.write_facts", 1),
+    "before the answer": ("vitmods.study.run.read_answer", 1),
+    "during a resumed run": ("vitmods.study.trial.TrialRunner.train", 3),
+}
+MOMENTS = [
+    pytest.param(*moment, marks=() if number % 11 == 0 else pytest.mark.long)
+    for number, moment in enumerate(
+        (change, point, anew) for anew in (False, True) for change in CHANGES for point in POINTS
+    )
+]
+
+
+def at_a_moment(monkeypatch, place, number, change):
+    """Call change before the number-th call of a function."""
+    owner, name = place.rsplit(".", 1)
+    owner, calls = pkgutil.resolve_name(owner), []
+    call = getattr(owner, name)
+
+    def counted(*args, **options):
+        calls.append(name)
+        if len(calls) == number:
+            change()
+        return call(*args, **options)
+
+    monkeypatch.setattr(owner, name, counted)
+
+
+def scores_of(folder):
+    """What the table is made from: the metrics of each trial's training, and of its evaluation."""
+    files = [*folder.glob("trials/*/*/result.json"), *folder.glob("trials/*/*/test.json")]
+    contents = {str(path.relative_to(folder)): json.loads(path.read_text()) for path in files}
+    return {
+        name: content["metrics"] if "metrics" in content else content["protocols"]["calibration"]["metrics"]
+        for name, content in contents.items()
+        if content.get("status", "finished") == "finished" and (content.get("metrics") or content.get("protocols"))
+    }
+
+
+@pytest.fixture(scope="module")
+def one_version(tmp_path_factory, draw_images):
+    """The trials of a study whose images stay."""
+    images = draw_images(tmp_path_factory.mktemp("stay") / "pets", ["train"], count=30)
+    study(images, metric="ece").run(images.parent / "out", **OPTIONS)
+    return images, scores_of(images.parent / "out")
+
+
+@pytest.mark.parametrize(("change", "point", "anew"), MOMENTS)
+def test_whenever_the_images_change_a_table_is_of_one_version(one_version, tmp_path, monkeypatch, change, point, anew):
+    """anew: each trial lists the images for itself from then on, as worker processes do."""
+    source, expected = one_version
+    images = shutil.copytree(source, tmp_path / "pets")
+    done, load, out = [], TrialRunner.dataset, tmp_path / "out"
+
+    def act():
+        change(images)
+        done.append(change)
+
+    def list_anew(runner, *place):
+        if anew and done:
+            runner._datasets.clear()
+        return load(runner, *place)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrialRunner, "dataset", list_anew)
+        at_a_moment(patched, *POINTS[point], act)
+        said = []
+        try:
+            answer = study(images, metric="ece").run(out, **OPTIONS)
+            said = answer.failed
+            assert answer.complete or said
+        except UserError as error:
+            said = [str(error)]
+    assert all("other images" in text for text in said)
+    assert done
+    assert scores_of(out).items() <= expected.items()
+    with pytest.raises(UserError, match="other images"):
+        study(images, metric="ece").run(out, **OPTIONS)
+    assert scores_of(out).items() <= expected.items()
