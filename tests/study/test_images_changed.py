@@ -174,7 +174,7 @@ POINTS = {
     "between two evaluations": ("vitmods.study.trial.TrialRunner._evaluate", 2),
     "after the listing": ("vitmods.study.run.write_facts", 1),
     "before the answer": ("vitmods.study.run.read_answer", 1),
-    "during a resumed run": ("vitmods.study.trial.TrialRunner.train", 3),
+    "before the third trial": ("vitmods.study.trial.TrialRunner.train", 3),
 }
 MOMENTS = [
     pytest.param(*moment, marks=() if number % 11 == 0 else pytest.mark.long)
