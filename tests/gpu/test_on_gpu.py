@@ -50,8 +50,9 @@ def test_half_precision_is_near(changes, dtype):
 
 
 @pytest.mark.parametrize("fields", [{"erasing": 0.8, "mixup": 0.8}, {"cutmix": 1.0}, {}], ids=str)
-def test_images_that_are_made_ready_on_the_gpu_are_those_of_the_cpu(fields):
-    images = data.load("digits", img_size=(8, 8), in_chans=1, augment=Augment(**fields), limit_train=96)
+@pytest.mark.parametrize("channels", [1, 3])  # of 3, with one number as the mean of all
+def test_images_that_are_made_ready_on_the_gpu_are_those_of_the_cpu(fields, channels):
+    images = data.load("digits", img_size=(8, 8), in_chans=channels, augment=Augment(**fields), limit_train=96)
     options = {"seed": 3, "epoch": 1, "batch_size": 24}
     pairs = zip(images.train_batches(**options), for_device(images, CUDA).train_batches(**options), strict=True)
     for ready, raw in pairs:

@@ -49,8 +49,8 @@ def checkpoint(tmp_path_factory):
     return out
 
 
-def make(checkpoint, arms=("attention", "dpn+train(head)"), seeds=1, **options):
-    return Study(None, arms, "digits", RECIPE, seeds, start=checkpoint, limit_train=128, **options)
+def make(checkpoint, arms=("attention", "dpn+train(head)"), seeds=1, recipe=RECIPE, **options):
+    return Study(None, arms, "digits", recipe, seeds, start=checkpoint, limit_train=128, **options)
 
 
 def run(study, out):
@@ -130,7 +130,8 @@ def test_the_statement_before_the_first_step_sees_through_a_head_of_zeros(folder
 
 def test_what_the_frozen_weights_reach_is_measured_and_stored(checkpoint, tmp_path, capfd, monkeypatch):
     """Logistic regression on the inputs of the checkpoint's head, on the images of the answer."""
-    study = make(checkpoint, ["attention", "head"], seeds=2)
+    recipe = RECIPE.with_(head_start="probe")
+    study = make(checkpoint, ["attention", "head"], seeds=2, recipe=recipe)
     text = str(study.dry_run(tmp_path, **{**RUN, "progress": True}))
     result = study.run(tmp_path, **{**RUN, "progress": True})
     known = result.data["frozen"][""]
@@ -158,10 +159,10 @@ def test_what_the_frozen_weights_reach_is_measured_and_stored(checkpoint, tmp_pa
     rates = "Learning rates: 0.001 (base, attention and head)."
     for place in (capfd.readouterr().err, text, re.sub("<[^>]*>", "", result.report().read_text())):
         assert line in " ".join(place.split())
-        assert rates in " ".join(place.split())
+        assert f"Heads begin as linear probes. {rates}" in " ".join(place.split())
     # Read again, and with more arms, it is not measured again; other weights are.
     monkeypatch.setattr("vitmods.study.prepare.frozen_scores", lambda *arguments: pytest.fail("measured again"))
-    more = make(checkpoint, ["attention", "head", "ffn"], seeds=2).run(tmp_path, **RUN)
+    more = make(checkpoint, ["attention", "head", "ffn"], seeds=2, recipe=recipe).run(tmp_path, **RUN)
     assert more.data["frozen"][""] == known
     with pytest.raises(pytest.fail.Exception, match="measured again"):
         make(checkpoint, ["attention"], seeds=2).dry_run(tmp_path / "other", **RUN)

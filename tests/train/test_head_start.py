@@ -45,7 +45,7 @@ def test_a_stopped_trial_resumes_to_the_same_weights(bench, tmp_path, monkeypatc
 def test_another_head_is_left_with_a_reason(bench, tmp_path, head):
     model = bench.model()
     model.head = head
-    with pytest.warns(UserWarning, match="does not begin as a linear probe: its last layer is not a linear one"):
+    with pytest.warns(UserWarning, match="is drawn, not a linear probe: its last layer is not a linear one"):
         bench.run(tmp_path, bench.recipe(head_start="probe"), model).metrics.close()
 
 

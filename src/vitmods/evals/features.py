@@ -173,7 +173,6 @@ def probe(outputs: ModelOutputs) -> ProtocolResult:
     classes = len(outputs.dataset.classes)
     by = _choosing_split(outputs.dataset, outputs.split)
     chosen, accuracies = learn(train, outputs.probe_features(by) if by else None, classes, outputs.device)
-    best = max(accuracies, key=accuracies.__getitem__)
     by_l2 = [{"l2": l2, "accuracy": value} for l2, value in accuracies.items()]
     right = chosen.right(tested).numpy()
-    return accuracy_of("probe", right, l2=best, chosen_on=by or "a fifth of train", accuracy_by_l2=by_l2)
+    return accuracy_of("probe", right, l2=chosen.l2, chosen_on=by or "a fifth of train", accuracy_by_l2=by_l2)

@@ -322,7 +322,8 @@ class Recipe:
     train: str = "all"
     """what is trained, the rest is frozen: attention, ffn, norms, head or other roles joined by + (docs/finetune.md)"""
     head_start: Literal["drawn", "probe"] = "drawn"
-    """probe: the head of a classifier begins as a linear probe of the other weights (Kumar et al., arXiv:2202.10054)"""
+    """drawn at random; or, for trained weights and images with classes, a linear probe of what the head reads (Kumar et
+    al., arXiv:2202.10054)"""
     ema: float | None = None
     """decay of the moving average of weights, which is then evaluated; None: no average"""
     precision: Precision = "32-true"

@@ -40,7 +40,6 @@ from vitmods.stats.verdict import Effect
 from vitmods.study.answer import VIEWS, Answer, ArmAnswer, ArmCost, BaseCost, Tuning
 from vitmods.study.arms import BASE
 from vitmods.study.grid import Point
-from vitmods.study.plan import MOST_SEEDS
 from vitmods.study.state import TrialRecord
 from vitmods.study.store import slug
 from vitmods.tasks.metrics import Metric
@@ -328,7 +327,7 @@ class Page:
                 Tuned(
                     ", ".join(filter(None, (arm.name, setting))),
                     arms[arm.name],
-                    [t for t in arm.trials if t.seed >= MOST_SEEDS and str(Point.from_dict(t.setting)) == setting],
+                    [t for t in arm.trials if t.for_tuning and str(Point.from_dict(t.setting)) == setting],
                 )
                 for arm in self.every_arm
             ]

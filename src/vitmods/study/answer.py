@@ -24,7 +24,7 @@ from vitmods.stats.verdict import POINTS, Effect
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.doubts import outcome_doubts, planning_doubts
 from vitmods.study.grid import AS_IS, Point, mean_of, show_value
-from vitmods.study.plan import MOST_SEEDS, Settings, Trial
+from vitmods.study.plan import Settings, Trial
 from vitmods.study.state import (
     HIDDEN,
     Curve,
@@ -611,7 +611,7 @@ def _csv_rows(answer: Answer) -> Iterator[list[Any]]:
     bases = {(str(trial.setting), trial.seed): trial.score(metric.name) for trial in answer.base.counted}
     for arm in answer.every_arm:
         for trial in arm.trials:
-            tried, on_val = [show_value(trial.point[name]) for name in fields], trial.seed >= MOST_SEEDS
+            tried, on_val = [show_value(trial.point[name]) for name in fields], trial.for_tuning
             chosen = [trial.score(metric.name) if on_val else ""] if fields else []
             values: list[Any] = ["" if on_val else trial.metrics.get(name, "") for name in names]
             base = bases.get((str(trial.setting), trial.seed))

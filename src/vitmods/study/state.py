@@ -35,7 +35,7 @@ from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.grid import AS_IS, Grid, Point, choose
 from vitmods.study.ledger import Earlier, ShownTable, earlier_looks, enter, identities, is_own, ledger_of, read_ledgers
-from vitmods.study.plan import VAL, Measure, Settings, Trial, images_key, options_from
+from vitmods.study.plan import MOST_SEEDS, VAL, Measure, Settings, Trial, images_key, options_from
 from vitmods.study.store import Facts, StudyFolder, StudyPlan, read_object, read_warnings
 from vitmods.train.trial import read_scores
 from vitmods.util.address import named
@@ -109,6 +109,11 @@ class TrialRecord:
     def ended(self) -> bool:
         """Whether it has an outcome, so that no run repeats it."""
         return self.status in ("finished", "diverged")
+
+    @property
+    def for_tuning(self) -> bool:
+        """As of its `Trial`."""
+        return self.seed >= MOST_SEEDS
 
     def score(self, metric: str) -> float | None:
         return self.metrics.get(metric) if self.status == "finished" else None

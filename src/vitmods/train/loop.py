@@ -234,7 +234,7 @@ class TrialRun:
 
         found = self.processes.once(learn)
         if isinstance(found, str):
-            warnings.warn(f"The head does not begin as a linear probe: {found}", stacklevel=2)
+            warnings.warn(f"The head is drawn, not a linear probe: {found}. --head-start drawn says so.", stacklevel=2)
             return
         with torch.no_grad():
             for parameter, value in zip(check_head(backbone).parameters(), found, strict=True):

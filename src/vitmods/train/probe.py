@@ -39,11 +39,12 @@ class Features:
 
 @dataclass(frozen=True)
 class LinearProbe:
-    """Weights (C + 1, K), the bias last, for features that are standardized by mean and std (C,)."""
+    """Weights (C + 1, K), the bias last, for features that are standardized by mean and std (C,). l2: its strength."""
 
     weights: Floats
     mean: Tensor
     std: Tensor
+    l2: float
 
     def right(self, on: Features) -> Tensor:
         """Whether the class with the highest score is the right one: bool (n,)."""
@@ -61,7 +62,17 @@ class LinearProbe:
 def learn(
     train: Features, chosen_on: Features | None, classes: int, device: torch.device
 ) -> tuple[LinearProbe, dict[float, float]]:
-    """The probe with the best strength of L2, and strength -> accuracy on `chosen_on`; None: a fifth of each class."""
+    """Learn with each strength of L2, and choose by accuracy.
+
+    Args:
+        train: n training images.
+        chosen_on: images to choose by; None: a fifth of each class of `train`, after which all of `train` is learned.
+        classes: K; a class may be without training images.
+        device: of losses and gradients.
+
+    Returns:
+        The probe, and strength -> accuracy of each.
+    """
     learnt, evaluated = train, chosen_on
     if evaluated is None:  # four fifths of each class and the rest; a class of two gives one to each
         labels = train.targets.numpy()
@@ -106,15 +117,23 @@ def fit(on: Features, classes: int, l2: float, device: torch.device, start: Floa
     first = np.zeros(shape) if start is None else start
     options = {"maxiter": _ITERATIONS, "gtol": 1e-5}
     solution = minimize(loss_and_gradient, first.ravel(), jac=True, method="L-BFGS-B", options=options)
-    return LinearProbe(solution.x.reshape(shape), mean, std)
+    return LinearProbe(solution.x.reshape(shape), mean, std, l2)
 
 
 @torch.no_grad()
 def head_from_probe(
     backbone: nn.Module, ds: Any, device: torch.device, autocast: Callable[[], AbstractContextManager[Any]]
 ) -> tuple[Tensor, Tensor]:
-    """Weight (K, C) and bias (K,) with which the head of a model on `device` is a linear probe of up to `PROBE_IMAGES`
-    training images, as evaluation sees them. UserError if the head is not a linear layer for these classes."""
+    """Weight (K, C) and bias (K,) with which the head of a model on `device` is a linear probe.
+
+    It learns from up to `PROBE_IMAGES` training images, as evaluation sees them. Nothing random is drawn.
+
+    Raises:
+        UserError: the head is not known, or not a linear layer with bias for the classes of `ds`; or `ds`, a set of the
+            user's own, does not have `plain_batches`.
+    """
+    if not hasattr(ds, "plain_batches"):
+        raise UserError(f"a {type(ds).__name__} does not have plain_batches(split, most, batch_size)")
     head = check_head(backbone)
     if not isinstance(head, nn.Linear) or head.bias is None or head.out_features != ds.num_classes:
         raise UserError("its last layer is not a linear one with bias and an output for each class")
@@ -124,7 +143,6 @@ def head_from_probe(
             backbone(images.to(device))
             targets.append(torch.as_tensor(labels))
     features = Features(torch.cat(read).cpu(), torch.cat(targets))
-    # The strength is chosen within train: val may be a part of the answer.
-    # Thousands of small steps, which a GPU makes more slowly.
+    # The strength is chosen within train, since val may be a part of the answer. A GPU is slower at so small steps.
     probe, _ = learn(features, None, head.out_features, torch.device("cpu"))
     return probe.linear()
