@@ -21,7 +21,7 @@ from vitmods.stats.width import against_base
 from vitmods.study import Answer, Study
 from vitmods.study.ledger import ShownTable, earlier_looks, enter, is_own, ledger_of, read_ledgers
 from vitmods.study.plan import Measure
-from vitmods.study.state import over_studies
+from vitmods.study.questions import over_studies
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
 RECIPE = plain(epochs=1).with_(batch_size=16)

@@ -17,8 +17,9 @@ from vitmods.study.budget import Budget, make_budget
 from vitmods.study.executors import Inline
 from vitmods.study.plan import Settings, Trial, make_plan, make_seeds
 from vitmods.study.progress import Progress
+from vitmods.study.questions import decision_at, looks
 from vitmods.study.schedule import TrialSchedule
-from vitmods.study.state import Evaluated, StudyState, decision_at, looks
+from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import StudyFolder
 from vitmods.train.trial import write_scores
 from vitmods.util.errors import UserError

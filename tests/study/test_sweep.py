@@ -16,7 +16,7 @@ from vitmods.report import render
 from vitmods.study import Answer, Study
 from vitmods.study.grid import make_grid
 from vitmods.study.plan import Settings, check_plan
-from vitmods.study.state import over_studies
+from vitmods.study.questions import over_studies
 from vitmods.util.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("short_clocks")

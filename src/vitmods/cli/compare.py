@@ -458,7 +458,7 @@ def over_data(
     """Run a study for each data set, in one folder each, and answer over all of them; returns the exit code."""
     from vitmods.stats import tables
     from vitmods.study.prepare import open_study
-    from vitmods.study.state import over_studies
+    from vitmods.study.questions import over_studies
     from vitmods.study.store import StudyFolder, slug
 
     sweep = make_grid(options.settings.sweep, "--sweep").to_dict()

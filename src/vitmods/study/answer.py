@@ -25,20 +25,15 @@ from vitmods.study.arms import BASE, Arm
 from vitmods.study.doubts import outcome_doubts, planning_doubts
 from vitmods.study.grid import AS_IS, Point, mean_of, show_value
 from vitmods.study.plan import Settings, Trial
+from vitmods.study.questions import Look, decision_at, factorial_at, looks, over_settings_at, spare_trials
 from vitmods.study.state import (
     HIDDEN,
     Curve,
-    Look,
     StudyState,
     TrialRecord,
     at_the_edge,
-    decision_at,
     evaluated_of,
-    factorial_at,
-    looks,
-    over_settings_at,
     read_curves,
-    spare_trials,
     with_begun_seeds,
 )
 from vitmods.study.store import SCHEMA, Facts, ModelFacts, Sample, StudyFolder, model_name, read_object

@@ -51,8 +51,9 @@ from vitmods.study.prepare import (
     parallel_trials,
     say,
 )
+from vitmods.study.questions import decision_at
 from vitmods.study.reuse import Pool
-from vitmods.study.state import Evaluated, StudyState, decision_at, evaluated_of
+from vitmods.study.state import Evaluated, StudyState, evaluated_of
 from vitmods.study.stopwatch import ArmEstimate, Stopwatch, as_a_worker
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, already_reported, answer_splits, base_config

@@ -20,7 +20,8 @@ from vitmods.study.executors import Keep
 from vitmods.study.grid import Point
 from vitmods.study.plan import VAL, Trial
 from vitmods.study.progress import Progress, seconds_left
-from vitmods.study.state import Look, StudyState, looks, read_curves, spare_trials
+from vitmods.study.questions import Look, looks, spare_trials
+from vitmods.study.state import StudyState, read_curves
 from vitmods.tasks.base import TASKS
 from vitmods.train import checkpoint
 from vitmods.train.trial import MODULES, WEIGHTS

@@ -1,12 +1,4 @@
-"""The state of a study's folder: how every trial ended, which points are chosen, and what every trial scored.
-
-Decisions on a study's trials: their scores as `vitmods.stats` reads them, and the looks at which arms stop.
-
-A fixed study is looked at once, when its seeds are done. One that runs until it is decided is looked at after 4, 5, 6,
-8, ... seeds, each time at a level that keeps false claims of the whole study at 5 %. Looks follow from the scores
-alone, so a study that was killed or extended has the same ones. A factorial study is looked at after 2, 3, 4, 6 and 8
-seeds, and stops as a whole, since every run informs every change.
-"""
+"""The state of a study's folder: how every trial ended, which points are chosen, and what every trial scored."""
 
 from __future__ import annotations
 
@@ -14,7 +6,7 @@ import hashlib
 import math
 import os
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,13 +17,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmods.stats.decide import decide
-from vitmods.stats.decision import Decision, beats_both, of_both
-from vitmods.stats.factorial import LOOKS as FACTORIAL_LOOKS
-from vitmods.stats.factorial import Factorial, factorial
-from vitmods.stats.sequential import LOOKS
-from vitmods.stats.settings import OverSettings, over_settings
-from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.grid import AS_IS, Grid, Point, choose
 from vitmods.study.ledger import Earlier, ShownTable, earlier_looks, enter, identities, is_own, ledger_of, read_ledgers
@@ -422,187 +407,6 @@ def at_the_edge(grid: Grid, chosen: Point) -> list[str]:
     return [name for name, value in chosen.values if name in tried and value in (min(tried[name]), max(tried[name]))]
 
 
-Arguments = dict[str, Any]
-"""of `decide`"""
-
-
-def decision_at(
-    state: StudyState,
-    seeds: Sequence[int],
-    setting: Point = AS_IS,
-    frozen: Mapping[str, Effect] | None = None,
-    base: str = BASE,
-    without: Container[str] = (),
-) -> Decision:
-    """Decide on every arm from the finished trials of these seeds; `frozen` are the effects of arms that have stopped.
-
-    Raises UserError if trials were evaluated on different images.
-    """
-    most, planned = _most(state, LOOKS), _planned(state, seeds)
-
-    def against(beside: str = "") -> Decision:
-        scores, criteria = _scores(state, seeds, [setting], without, beside)
-        return decide(
-            base=base, family=_family(state, base), frozen=frozen, most_seeds=most, planned=planned,
-            resampled=state.images.sizes, **scores[setting], **criteria,
-        )  # fmt: skip
-
-    decision = against()
-    for (point,), arms in _beside(state, [setting], base).items():
-        compared = [arm for arm in arms if arm in decision.effects and arm not in (frozen or ())]
-        decision = beats_both(decision, against(arms[0]), compared, str(point)) if compared else decision
-    return decision
-
-
-def factorial_at(state: StudyState, seeds: Sequence[int], setting: Point = AS_IS) -> Factorial:
-    """Decide on the changes of a factorial study, on average over the other changes."""
-    assert state.settings.design is not None
-    scores, criteria = _scores(state, seeds, [setting])
-    return factorial(
-        design=state.settings.design.design, most_seeds=_most(state, FACTORIAL_LOOKS), planned=_planned(state, seeds),
-        **scores[setting], **criteria,
-    )  # fmt: skip
-
-
-def over_settings_at(state: StudyState, base: str = BASE) -> OverSettings:
-    """Decide on every arm on average over the settings of a sweep, and under each."""
-    seeds, points = state.settings.seeds, state.settings.sweep.points
-    planned = _planned(state, seeds)
-
-    def against(beside: str = "") -> OverSettings:
-        scores, criteria = _scores(state, seeds, points, beside=beside)
-        by_setting: Arguments = {
-            name: {str(point): scores[point][name] for point in points}
-            for name in ("scores", "failed", "constant", "level")
-        }
-        return over_settings(base=base, family=_family(state, base), planned=planned, **by_setting, **criteria)
-
-    over = against()
-    for chosen, arms in _beside(state, points, base).items():
-        other = against(arms[0])
-        each = dict(over.each)
-        for arm, (point, at) in product(arms, zip(points, chosen, strict=True)):
-            if at:
-                effect, beside = each[arm][str(point)], other.each[arm][str(point)]
-                each[arm] = {**each[arm], str(point): of_both(effect, beside, str(at))}
-        over = replace(over, decision=beats_both(over.decision, other.decision, arms, "its points"), each=each)
-    return over
-
-
-def over_studies(folders: Iterable[str | Path]) -> OverSettings:
-    """Decide on the same arms in studies of different data sets: on average, in each, and how far these differ.
-
-    Raises UserError for a folder without a plain study of a fixed number of seeds, and for studies that cannot be
-    averaged: of another task, other arms, seeds, metric, margin or claim, or of the same data set twice.
-    """
-    shared: dict[str, Any] = {}
-    by_set: Arguments = {name: {} for name in ("scores", "failed", "constant", "level", "chance", "groups")}
-    criteria: Arguments = {}
-    fingerprints, looked = set(), [0]
-    for path in folders:
-        folder = StudyFolder(path)
-        folder.refresh()
-        facts = folder.known_facts()
-        settings = Settings.from_dict(facts.settings)
-        state = StudyState(folder, settings, evaluated_of(folder, facts))
-        if settings.sweep or settings.design or settings.folds or settings.until_decided:
-            raise UserError(
-                f"{named(folder.path)} is not a study of arms on one data set with a fixed number of seeds."
-            )
-        compared = {name: facts.settings[name] for name in ("task", "arms", "seeds", "metric", "margin", "generalize")}
-        if different := [name for name, value in compared.items() if shared.setdefault(name, value) != value]:
-            raise UserError(f"{named(folder.path)} has another {listing(different)} than the first study.")
-        name, images = settings.fixed["data"], settings.fixed["images"]
-        if name in by_set["scores"] or images in fingerprints:
-            raise UserError(f"Two studies are of {name}: give one study for each data set.")
-        fingerprints.add(images)
-        scores, criteria = _scores(state, settings.seeds, [AS_IS])
-        for key, value in {**scores[AS_IS], "chance": criteria["chance"], "groups": criteria["groups"]}.items():
-            by_set[key][name] = value
-        looked.append(state.earlier.most or 0)
-        criteria |= {"planned": _planned(state, settings.seeds), "family": _family(state, BASE)}
-    return over_settings(**{**criteria, **by_set, "looked": max(looked) or None}, shared_images=False)
-
-
-def _beside(state: StudyState, points: Sequence[Point], base: str) -> dict[tuple[Point | None, ...], list[str]]:
-    """The arms by their points under each setting that base did not choose (None: it did)."""
-    arms: dict[tuple[Point | None, ...], list[str]] = {}
-    for arm in state.settings.arms if base == BASE and state.matched else ():
-        trials = [state.beside(point, arm.name, state.settings.seeds[0]) for point in points]
-        arms.setdefault(tuple(trial.point if trial else None for trial in trials), []).append(arm.name)
-    return {chosen: names for chosen, names in arms.items() if any(chosen)}
-
-
-def _family(state: StudyState, base: str) -> int | Literal["pairs"]:
-    """The arms that were planned or shown; all pairs for a reference that was chosen after the scores."""
-    return max(len(state.settings.arms), state.earlier.family) if base == BASE else "pairs"
-
-
-def _planned(state: StudyState, seeds: Sequence[int]) -> int:
-    """Seeds without which verdicts are provisional: all that may be run, as long as their number is not settled."""
-    return max(len(seeds), state.images.plan.spare)
-
-
-def _scores(
-    state: StudyState, seeds: Sequence[int], points: Sequence[Point], without: Container[str] = (), beside: str = ""
-) -> tuple[dict[Point, Arguments], Arguments]:
-    """Return `scores`, `failed`, `constant` and `level` of `decide` for each setting, and the shared criteria. An arm
-    does not have trials before its point is chosen. `beside`: an arm at whose point base is read."""
-    settings, metric, known = state.settings, state.settings.measure.metric, state.records
-    by_setting: dict[Point, dict[str, list[TrialRecord]]] = {}
-    for point in points:
-        for arm in (arm.name for arm in settings.every_arm if arm.name not in without):
-            of_arm = dict.fromkeys([*seeds, *range(settings.known)]) if arm == BASE else seeds
-            trials = [
-                (beside and arm == BASE and state.beside(point, beside, seed)) or state.trial(point, arm, seed)
-                for seed in of_arm
-            ]
-            by_setting.setdefault(point, {})[arm] = [known[trial] for trial in trials if trial is not None]
-    records = [trial for arms in by_setting.values() for trials in arms.values() for trial in trials]
-    finished = [trial for trial in records if trial.status == "finished"]
-    folds = settings.folds or 1  # trials of one fold, or all, have the same images
-    # A score without those of images is of the last split alone.
-    comparable = [trial for trial in finished if trial.images is not None or len(state.splits) > 1]
-    evaluated = {(trial.seed % folds, trial.images and trial.images.images) for trial in comparable}
-    if len(evaluated) > len({fold for fold, _ in evaluated}):
-        raise UserError(
-            f"Trials in {named(state.folder.path)} were evaluated on different images, so they cannot be compared. Run "
-            "the study again in another folder."
-        )
-    has_images = all(trial.images is not None for trial in finished)
-    arguments: dict[Point, Arguments] = {}
-    for setting, arms in by_setting.items():
-        scores: dict[str, dict[int, Any]] = {arm: {} for arm in arms}
-        failed: dict[str, dict[int, str]] = {arm: {} for arm in arms}
-        constant: dict[str, set[int]] = {arm: set() for arm in arms}
-        for arm, records in arms.items():
-            for trial in records:
-                by_image = trial.images if trial.status == "finished" and has_images else None
-                scores[arm][trial.seed] = trial.score(metric.name) if by_image is None else by_image.values
-                if trial.status == "diverged":
-                    failed[arm][trial.seed] = trial.message or "diverged"
-                if trial.constant:
-                    constant[arm].add(trial.seed)
-        level = state.images.level.get(str(setting)) if metric.name == "top1" else None
-        arguments[setting] = {"scores": scores, "failed": failed, "constant": constant, "level": level}
-    criteria = {
-        "margin": settings.margin,
-        "unit": FRACTION if metric.unit == "%" else metric.unit,
-        "higher_is_better": metric.higher_is_better,
-        "generalize": settings.generalize,
-        "looked": state.earlier.most,
-        "chance": state.images.constant.get(metric.name),
-        "groups": state.images.groups if has_images and finished else None,
-    }
-    return arguments, criteria
-
-
-def _most(state: StudyState, looks: Sequence[int]) -> int | None:
-    """The maximum of a study that runs until it is decided; None if its seeds were fixed before."""
-    count = len(state.settings.seeds)
-    return min(max(count, looks[0]), looks[-1]) if state.settings.until_decided else None
-
-
 def with_begun_seeds(folder: StudyFolder, facts: Facts, settings: Settings) -> Settings:
     """Add the seeds after the planned ones, of which a trial has ended while their number is not settled."""
     more = replace(settings, seeds=tuple(dict.fromkeys([*settings.seeds, *range(facts.plan.spare)])))
@@ -618,73 +422,3 @@ def enter_shown(folder: StudyFolder) -> None:
     with suppress(UserError, OSError):
         if is_own(folder.path) and (folder.path / "results.json").exists() and (facts := folder.facts()):
             StudyState(folder, Settings.from_dict(facts.settings), evaluated_of(folder, facts)).enter_look()
-
-
-@dataclass(frozen=True)
-class Look:
-    """The decision on the first `seeds` seeds; `stopped` are the arms that end there."""
-
-    seeds: int
-    decision: Decision | Factorial
-    stopped: tuple[str, ...]
-
-
-def looks(
-    state: StudyState, setting: Point = AS_IS, retried: Container[Trial] | None = None, known: Sequence[Look] = ()
-) -> list[Look]:
-    """Return the looks of a study that runs until it is decided, as far as its trials reach; none of a fixed study.
-
-    An arm one of whose trials failed, e.g. for lack of memory, is left out of a look: no verdict waits for it.
-
-    Args:
-        retried: trials that a run has tried; trials that failed earlier are waited for. None: not waited for.
-        known: the first looks, from an earlier call of the same run.
-    """
-    settings, taken, records = state.settings, list(known), state.records
-    frozen: dict[str, Effect] = {}
-    if not settings.design:
-        frozen = {arm: look.decision.effects[arm] for look in known for arm in look.stopped}
-    if known and (known[-1].stopped if settings.design else len(frozen) == len(settings.arms)):
-        return taken
-    for count in settings.looks[len(known) :]:
-        seeds = settings.seeds[:count]
-        failed, is_complete = set(), True
-        for arm in (arm.name for arm in settings.every_arm if arm.name not in frozen):
-            trials = [trial for seed in seeds if (trial := state.trial(setting, arm, seed)) is not None]
-            matched = [trial for seed in seeds if (trial := state.beside(setting, arm, seed)) is not None]
-            unfinished = [trial for trial in (*trials, *matched) if not records[trial].ended]
-            if any(
-                records[trial].status in ("failed", "damaged") and (retried is None or trial in retried)
-                for trial in unfinished
-            ):
-                failed.add(arm)
-            elif unfinished or len(trials) < count:
-                is_complete = False
-        if taken and len(frozen) + len(failed - {BASE}) == len(settings.arms):
-            break
-        if BASE in failed or (settings.design and failed) or not is_complete:
-            break
-        if settings.design is not None:
-            changes = factorial_at(state, seeds, setting)
-            taken.append(Look(count, changes, tuple(arm.name for arm in settings.arms if changes.is_decided)))
-            if changes.is_decided:
-                break
-            continue
-        decision = decision_at(state, seeds, setting, frozen, without=failed)
-        effects = {arm: effect for arm, effect in decision.effects.items() if arm not in frozen}
-        stopped = {arm: effect for arm, effect in effects.items() if effect.stops or effect.futile}
-        taken.append(Look(count, decision, tuple(stopped)))
-        frozen |= stopped
-        if len(frozen) + len(failed) == len(settings.arms):
-            break
-    return taken
-
-
-def spare_trials(state: StudyState, taken: Sequence[Look]) -> list[Trial]:
-    """List the trials that no look counts: of seeds after the look at which their arm stopped, and of base once all
-    arms have. Workers that were free had begun them."""
-    settings = state.settings
-    seeds = {arm: settings.seeds[: look.seeds] for look in taken for arm in look.stopped}
-    if taken and len(seeds) == len(settings.arms):
-        seeds[BASE] = (*settings.seeds[: taken[-1].seeds], *range(settings.known))
-    return [trial for trial in state.answered if trial.seed not in seeds.get(trial.arm.name, (trial.seed,))]
