@@ -7,5 +7,5 @@ from .executors import StudyOptions as StudyOptions
 from .plan import ImageOptions as ImageOptions
 from .plan import Measure as Measure
 from .plan import StudySettings as StudySettings
-from .state import over_studies as over_studies
+from .questions import over_studies as over_studies
 from .study import Study as Study
