@@ -16,7 +16,9 @@ from PIL import Image
 
 from vitmods import __version__
 from vitmods.cli import COMMANDS, compare, main
-from vitmods.cli.options import readable_folder
+from vitmods.cli.options import parse, readable_folder
+from vitmods.recipes import TASK_PARTS
+from vitmods.recipes.recipe import fields_by_name
 from vitmods.study.store import StudyFolder
 from vitmods.util.errors import UserError
 
@@ -220,6 +222,30 @@ def test_help_shows_the_main_options_and_help_all_every_one(command, columns, ca
     assert 10 <= len(brief) <= 18 < 80 < len(full)
     assert set(brief) < set(full)
     assert "mixup" in full
+
+
+def test_options_of_tasks_and_protocols_are_shown_with_their_task(capsys):
+    def options(*words):
+        assert main(["compare", *words, "--help-all"]) == 0
+        printed = capsys.readouterr().out
+        assert "`vitmods compare --task TASK --help-all`" in printed
+        return set(re.findall(r"^[│ ] (?:-h, )?--(?:no-)?(\w[\w-]*)", printed, flags=re.MULTILINE))
+
+    usual, of_task = options(), {task: options("--task", task) for task in ("classification", *TASK_PARTS)}
+    assert len(usual) <= len(of_task["classification"]) <= 120
+    assert of_task["classification"] - usual == {"shots", "corruptions", "severities", "textures"}
+    assert {"codes", "mixup"} & of_task["beit"] == {"codes"}
+    assert {name.replace("_", "-") for name in fields_by_name()} <= set().union(*of_task.values())
+    assert "Unknown task 'dinno'. Did you mean 'dino'?" in refused(capsys, "compare", "--task", "dinno", "--help-all")
+
+
+def test_options_of_tasks_are_read_without_being_shown():
+    words = "--codes 9 --fpn-channels 32 --hue 0.3 --text-depth 2 --eval-flip --shots 3 --task beit"
+    options = parse(compare.Compare, words.split(), "compare", compare.COMMON)
+    assert options.protocols.shots == (3,)
+    assert options.training.overrides == {
+        "codes": 9, "fpn_channels": 32, "hue": 0.3, "text_depth": 2, "eval_flip": True
+    }  # fmt: skip
 
 
 def test_help_fills_its_lines(capsys, monkeypatch):

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib
 import io
 import os
 import re
@@ -19,10 +18,11 @@ import torch
 import vitmods as vm
 from vitmods.changes import REGISTRY, Change, parse_changes
 from vitmods.changes.compose import edit
-from vitmods.cli import COMMANDS, find_command
+from vitmods.cli import COMMANDS, main
 from vitmods.layers import NORMS
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_params
+from vitmods.recipes import TASK_PARTS
 from vitmods.study.arms import BASE, arms_from_text
 from vitmods.util import registry
 
@@ -181,13 +181,13 @@ def _check_vitmods(words: list[str]) -> None:
 
 @cache
 def options_of(command: str, *words: str) -> set[str]:
-    """The options that `vitmods COMMAND WORDS --help-all` shows."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        if command:
-            find_command(command)([*words, "--help" if words else "--help-all"])
-        else:
-            importlib.import_module("vitmods.cli").main(["--help"])
+    """The options that `vitmods COMMAND WORDS --help-all` shows, for every task."""
+    asked = [[*words, "--help" if words or not command else "--help-all"]]
+    if command in ("compare", "base", "train", "pretrain", "finetune"):
+        asked += [["--task", task, "--help-all"] for task in ("classification", *TASK_PARTS)]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        for arguments in asked:
+            assert main([command, *arguments] if command else arguments) == 0
     return set(re.findall(r"--[a-z][\w-]*", printed.getvalue()))
 
 

@@ -14,7 +14,7 @@ import torch
 import vitmods as vm
 from vitmods import data
 from vitmods.cli import main
-from vitmods.recipes import RECIPES, Recipe, a2, augreg, deit, evidence, finetune, plain
+from vitmods.recipes import RECIPES, TASK_PARTS, Recipe, a2, augreg, deit, evidence, finetune, plain
 from vitmods.recipes.registry import architecture, arguments, parse_recipe, settings_of, summary, usual_model
 from vitmods.recipes.schedule import overridden, resolve
 from vitmods.study import Study
@@ -38,7 +38,8 @@ def test_every_recipe_says_what_for_and_what_to_expect(name):
 @cache
 def options_of(command):
     with redirect_stdout(io.StringIO()) as printed:
-        assert main([command, "--help-all"]) == 0
+        for task in TASK_PARTS:
+            assert main([command, "--task", task, "--help-all"]) == 0
     return set(re.findall(r"--[a-z][\w-]*", printed.getvalue()))
 
 

@@ -65,7 +65,8 @@ commands:
 
 options:
   -h, --help  this text, or with a command its main options and examples
-  --help-all  with a command: every option with its default
+  --help-all  with a command: every option with its default; with --task TASK
+              also those of a task
   --version   print the version
   --tyro-print-completion SHELL
               print what completes commands and options in bash, zsh or fish

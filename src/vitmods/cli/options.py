@@ -7,13 +7,13 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from functools import partial, reduce
 from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 
@@ -23,7 +23,7 @@ from vitmods.recipes.registry import parse_recipe
 from vitmods.study.defaults import DIGITS, RecipeChoice
 from vitmods.study.plan import ImageOptions
 from vitmods.util.errors import SAID_IN, UserError
-from vitmods.util.text import printable
+from vitmods.util.text import listing, printable
 
 T = TypeVar("T")
 HELP_ALL = "--help-all"
@@ -61,13 +61,21 @@ class DataOptions(ImageOptions, _Source):
 def parse(kind: type[T], arguments: Sequence[str], command: str, common: str = "") -> T:
     """Parse the options of `command`. Exits as tyro does: 0 after --help, 2 after an error, which it prints.
 
-    common: the options that --help shows; --help-all shows all of them. Empty: --help shows all.
+    common: the options that --help shows; --help-all shows all but those of other tasks. Empty: --help shows all.
     """
-    shell_kind, options_of_recipe = _for_shell(kind, arguments)
+    shows_all, shows_common = HELP_ALL in arguments, bool(common and {"-h", "--help"} & set(arguments))
+    hidden = _read_by_other_tasks(kind, arguments, shows_all) if shows_all or shows_common else ()
+    shell_kind, options_of_recipe = _for_shell(kind, arguments, hidden)
     with_help = ["--help" if word == HELP_ALL else word for word in arguments]
     cli = partial(tyro.cli, shell_kind, args=with_help, prog=f"vitmods {command}", config=STYLE)
-    if HELP_ALL in arguments or not (common and {"-h", "--help"} & set(arguments)):
-        options = dict(vars(cli()))
+    if shows_all or not shows_common:
+        try:
+            options = dict(vars(cli()))
+        except SystemExit:
+            if hidden:
+                print(f"`vitmods {command} --task TASK {HELP_ALL}` also shows what only that task and metrics read:")
+                print(f"{listing(['classification', *sorted(TASK_PARTS)], 'or')}.")
+            raise
         if options_of_recipe is not None:
             training = options["training"]
             words = {word[2:].partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--")}
@@ -108,31 +116,65 @@ def print_completion(kinds: Mapping[str, type[Any]], arguments: Sequence[str]) -
     tyro.cli(either, args=arguments, prog="vitmods", config=STYLE)
 
 
-def _for_shell(kind: type[Any], arguments: Sequence[str]) -> tuple[type[Any], Any]:
-    """Return a command's class as tyro reads it, and the options of training in it, if it has them."""
+def _value_of(option: str, arguments: Sequence[str], usual: str) -> str:
+    return next(iter(re.findall(rf"{option}(?:=|\0)([^\0]*)", "\0".join(arguments))), usual)
+
+
+def _read_by_other_tasks(kind: type[Any], arguments: Sequence[str], named: bool) -> Collection[str]:
+    """List the fields of a recipe that the task of --task does not read; without one, or if it does not matter, those
+    that only some tasks read, and the protocols of metrics."""
+    if "training" not in kind.__dataclass_fields__:
+        return ()
+    usual = getattr(kind.__dataclass_fields__["dataset"].default, "task", "")
+    if named and (task := _value_of("--task", arguments, usual)):
+        from vitmods.tasks.base import TASKS
+
+        return TASKS[task].ignored_fields()
+    return {"protocols", *(name for name, (part, *_) in fields_by_name().items() if part in TASK_PARTS)}
+
+
+def _for_shell(kind: type[Any], arguments: Sequence[str], hidden: Collection[str] = ()) -> tuple[type[Any], Any]:
+    """Return a command's class as tyro reads it, and the options of training in it, if it has them.
+
+    hidden: fields of the recipe, and of the class, that --help leaves out.
+    """
     if "training" not in kind.__dataclass_fields__:
         return kind, None
-    options = _training_options(arguments)
-    return _derived(kind, [("training", type(options), field(default=options))], kw_only=True), options
+    options = _training_options(arguments, hidden)
+    training = ("training", type(options), field(default=options))
+    return _derived(kind, [training, *_suppressed(kind, hidden)], kw_only=True), options
 
 
-def _training_options(arguments: Sequence[str]) -> Any:
+def _training_options(arguments: Sequence[str], hidden: Collection[str]) -> Any:
     """Return a Recipe as the shell reads it, with the values of --recipe for --help, and the parts of all tasks.
 
     Fields are checked one by one: which recipe they override may follow from the data, so it is not known yet.
     """
-    name = next((word for word in re.findall(r"--recipe(?:=|\0)([^\0]*)", "\0".join(arguments))), "default")
     recipe = Recipe()
     with suppress(UserError):  # reported when the options are read
-        recipe = parse_recipe(name, like=recipe)
+        recipe = parse_recipe(_value_of("--recipe", arguments, "default"), like=recipe)
     shell_parts = []
     for part, kind in {**PARTS, **TASK_PARTS}.items():
-        shell_kind = _derived(kind, (), __post_init__=check_fields)
+        names = {part if name == "name" else name: name for name in kind.__dataclass_fields__}
+        leaves = [leaf for name, leaf in names.items() if name in hidden]
+        shell_kind = _derived(kind, _suppressed(kind, leaves), __post_init__=check_fields)
         values = recipe.part(kind) if part in TASK_PARTS else getattr(recipe, part)
         shell_parts.append((part, shell_kind, field(default=shell_kind(**vars(values)))))
+    shell_parts += _suppressed(Recipe, {*hidden} - {*PARTS})  # `loss` is the name of that part
     shell_recipe = _derived(Recipe, shell_parts, __post_init__=check_fields)
     plain = {name: value for name, value in vars(recipe).items() if name not in PARTS}
     return shell_recipe(**plain)
+
+
+def _suppressed(kind: type[Any], names: Collection[str]) -> list[Any]:
+    """Declare fields of a dataclass once more, for `_derived`, without a place in the help."""
+    chosen = [item for item in fields(kind) if item.name in names]
+    hints = get_type_hints(kind, include_extras=True) if chosen else {}
+    return [
+        (item.name, Annotated[hints[item.name], tyro.conf.Suppress],
+         field(default=hints[item.name]() if item.default is MISSING else item.default))
+        for item in chosen
+    ]  # fmt: skip
 
 
 def _derived(kind: type[Any], fields: Iterable[Any], kw_only: bool = False, **methods: Any) -> type[Any]:
