@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
@@ -153,15 +154,14 @@ def _training_options(arguments: Sequence[str], hidden: Collection[str]) -> Any:
     recipe = Recipe()
     with suppress(UserError):  # reported when the options are read
         recipe = parse_recipe(_value_of("--recipe", arguments, "default"), like=recipe)
-    shell_parts = []
+    shell_parts, hidden_in = [], defaultdict[str, list[str]](list)
+    for part, leaf, _ in (place for name, place in fields_by_name().items() if name in hidden):
+        hidden_in[part].append(leaf)
     for part, kind in {**PARTS, **TASK_PARTS}.items():
-        names = {part if name == "name" else name: name for name in kind.__dataclass_fields__}
-        leaves = [leaf for name, leaf in names.items() if name in hidden]
-        shell_kind = _derived(kind, _suppressed(kind, leaves), __post_init__=check_fields)
+        shell_kind = _derived(kind, _suppressed(kind, hidden_in[part]), __post_init__=check_fields)
         values = recipe.part(kind) if part in TASK_PARTS else getattr(recipe, part)
         shell_parts.append((part, shell_kind, field(default=shell_kind(**vars(values)))))
-    shell_parts += _suppressed(Recipe, {*hidden} - {*PARTS})  # `loss` is the name of that part
-    shell_recipe = _derived(Recipe, shell_parts, __post_init__=check_fields)
+    shell_recipe = _derived(Recipe, [*shell_parts, *_suppressed(Recipe, hidden_in[""])], __post_init__=check_fields)
     plain = {name: value for name, value in vars(recipe).items() if name not in PARTS}
     return shell_recipe(**plain)
 
