@@ -5,9 +5,11 @@ import math
 import numpy as np
 import pytest
 
+from vitmods.stats.criteria import Criteria
 from vitmods.stats.design import plan_factorial
 from vitmods.stats.factorial import LOOKS, NOMINAL, detectable, factorial, intervals
 from vitmods.stats.fit import fit
+from vitmods.stats.read import Table
 from vitmods.stats.verdict import Verdict
 from vitmods.stats.width import against_base, critical_value
 from vitmods.util.errors import UserError
@@ -30,8 +32,15 @@ def scores_of(design, effects, n=3, noise=0.2, acting=0.0, seed=0):
     return scores
 
 
+def decided(scores, design, failed=None, chance=None, level=None, groups=None, **criteria):
+    """Of the runs of a design; those without scores have not begun."""
+    runs = {run: scores.get(run, {}) for run in design.arms} | scores
+    table = Table.of(runs, failed=failed, chance=chance, level=level, groups=groups)
+    return factorial(table, design, Criteria(**criteria))
+
+
 def points(scores, design, **options):
-    return factorial(scores, design, **{"unit": "points", "chance": 0.0} | options)
+    return decided(scores, design, **{"unit": "points", "chance": 0.0} | options)
 
 
 def test_an_effect_is_the_difference_of_means_with_the_variance_of_its_runs():
@@ -74,7 +83,7 @@ def test_the_images_part_is_that_of_the_contrast_of_images():
     rng = np.random.default_rng(0)
     images = (rng.standard_normal((8, n, m)) + rng.standard_normal(m) > 0).astype(float)
     scores = {name: dict(enumerate(images[i])) for i, name in enumerate(design.arms)}
-    study = factorial(scores, design)
+    study = decided(scores, design)
     contrast = 100 * sum(w * x for w, x in zip(design.weights[1], images, strict=True))  # (n, m)
     by_image, by_seed = contrast.mean(0), contrast.mean(1)
     residual = contrast - by_image - by_seed[:, None] + contrast.mean()
@@ -299,7 +308,7 @@ def test_the_order_of_seeds_and_images_changes_nothing():
     images = (rng.standard_normal((8, 3, 40)) > 0).astype(float)
     order = rng.permutation(40)
     first, other = (
-        factorial({name: dict(zip(seeds, x[i], strict=True)) for i, name in enumerate(design.arms)}, design)
+        decided({name: dict(zip(seeds, x[i], strict=True)) for i, name in enumerate(design.arms)}, design)
         for seeds, x in (((0, 1, 2), images), ((2, 0, 1), images[..., order]))
     )
     for change in design.changes:
@@ -312,7 +321,7 @@ def test_groups_of_images_count_as_one():
     images = rng.standard_normal((8, 1, 20)) + 0.5 * rng.standard_normal((8, 3, 20)) > 0
     images = np.repeat(images.astype(float), 4, axis=-1)
     scores = {name: dict(enumerate(images[i])) for i, name in enumerate(design.arms)}
-    apart, together = factorial(scores, design), factorial(scores, design, groups=np.repeat(np.arange(20), 4))
+    apart, together = decided(scores, design), decided(scores, design, groups=np.repeat(np.arange(20), 4))
     assert together["dpn"].images == 20
     assert together["dpn"].low < apart["dpn"].low
 

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 import vitmods as vm
+from vitmods.stats.criteria import Criteria
 from vitmods.stats.design import plan_factorial
 from vitmods.stats.factorial import factorial
 from vitmods.stats.gains import collapsed, less_stable, rate_bound
+from vitmods.stats.read import Table
 from vitmods.stats.sequential import looks, nominal_level
 from vitmods.stats.settings import over_settings
 from vitmods.stats.verdict import Verdict
@@ -96,12 +98,13 @@ def test_no_verdict_where_base_is_below_the_level_of_its_weights(level, margin, 
     scores = {arm: dict(enumerate(values)) for arm, values in SCORES.items()}
     words = "base ends below the weights that it starts from: the median of its trials is 71.5"
     alone = vm.decide(scores, margin=margin, chance=0.1, level=level)
-    pair = over_settings({"x": scores, "y": scores}, margin=margin, chance=0.1, level={"x": None, "y": level})
+    tables = {"x": Table.of(scores, chance=0.1), "y": Table.of(scores, chance=0.1, level=level)}
+    pair = over_settings(tables, Criteria(margin))
     for decision, notes in ((alone, alone.notes), (pair.decision, pair.decision.notes)):
         assert ({effect.verdict for effect in decision.effects.values()} == {Verdict.WITHHELD}) is is_withheld
         assert any(words in note for note in notes) is is_withheld
         assert not any("nan" in note for note in notes)
     design = plan_factorial(["a", "b", "c"])
     runs = {name: scores["a" if row else "base"] for name, row in design.arms.items()}
-    effects = factorial(runs, design, margin=margin, chance=0.1, level=level).effects
+    effects = factorial(Table.of(runs, chance=0.1, level=level), design, Criteria(margin)).effects
     assert (effects["a"].verdict == Verdict.WITHHELD) is is_withheld

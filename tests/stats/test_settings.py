@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from vitmods.stats.criteria import Criteria
 from vitmods.stats.decide import decide
 from vitmods.stats.fit import fit
 from vitmods.stats.images import images_part
+from vitmods.stats.read import Table
 from vitmods.stats.settings import families, over_settings
 from vitmods.stats.verdict import Verdict
 from vitmods.stats.width import against_base
@@ -34,8 +36,15 @@ def scores_of(effects, n=4, noise=0.2, seed=0):
     }
 
 
+def averaged(scores, shared_images=True, failed=None, chance=None, **criteria):
+    """Of scores: setting -> arm -> seed -> score; `failed` and `chance` may differ by setting."""
+    chances = chance if isinstance(chance, dict) else dict.fromkeys(scores, chance)
+    tables = {b: Table.of(arms, failed=(failed or {}).get(b), chance=chances[b]) for b, arms in scores.items()}
+    return over_settings(tables, Criteria(**criteria), shared_images=shared_images)
+
+
 def points(scores, **options):
-    return over_settings(scores, **{"unit": "points", "chance": 0.0} | options)
+    return averaged(scores, **{"unit": "points", "chance": 0.0} | options)
 
 
 def differences(scores, setting, arm):
@@ -62,10 +71,10 @@ def test_one_arm_in_two_settings_has_the_intervals_of_scipy():
 
 def test_the_average_is_the_study_of_averaged_scores():
     scores = scores_of({b: {"dpn": 1.0, "rms": 0.0} for b in ("S/16", "B/16", "Ti/16")}, noise=1.0)
-    averaged = {
+    means = {
         arm: {s: np.mean([setting[arm][s] for setting in scores.values()]) for s in range(4)} for arm in scores["S/16"]
     }
-    expected, result = decide(averaged, unit="points", chance=0.0), points(scores)
+    expected, result = decide(means, unit="points", chance=0.0), points(scores)
     for arm in ("dpn", "rms"):
         assert (result[arm].low, result[arm].high) == pytest.approx((expected[arm].low, expected[arm].high))
         alone = decide(scores["B/16"], unit="points", chance=0.0)[arm]
@@ -155,12 +164,12 @@ def images_of(settings=("S/16", "Ti/16"), arms=("base", "dpn", "rms"), n=3, m=60
     }
 
 
-def test_the_images_part_is_that_of_the_sum_over_settings():
+def test_the_images_part_is_that_of_the_sum_averaged():
     scores = images_of()
     gains = [
         np.array([100 * (scores[b]["dpn"][s] - scores[b]["base"][s]) for s in range(3)]) for b in ("S/16", "Ti/16")
     ]
-    result = over_settings(scores)
+    result = averaged(scores)
     assert result["dpn"].images_sd ** 2 == pytest.approx(float(images_part(sum(gains) / 2).variance))
     departure = result.departures["dpn"]["S/16"]
     assert departure.images_sd**2 == pytest.approx(float(images_part((gains[0] - gains[1]) / 2).variance))
@@ -183,7 +192,7 @@ def test_images_without_a_score_in_one_setting_are_left_out_in_all():
     incomplete, fewer = picked(np.arange(80)), picked(np.setdiff1d(np.arange(80), [0, 30, 79]))
     for setting, images in lacking.items():
         incomplete[setting]["rms"][0][list(images)] = np.nan
-    effect, expected = (over_settings(scores)["dpn"] for scores in (incomplete, fewer))
+    effect, expected = (averaged(scores)["dpn"] for scores in (incomplete, fewer))
     assert effect.effect == pytest.approx(expected.effect)
     assert effect.interval == pytest.approx(expected.interval)
 
@@ -191,7 +200,7 @@ def test_images_without_a_score_in_one_setting_are_left_out_in_all():
 def test_settings_with_images_of_their_own_add_their_parts():
     scores = images_of()
     scores["Ti/16"] = {arm: {s: x[:40] for s, x in seeds.items()} for arm, seeds in scores["Ti/16"].items()}
-    result = over_settings(scores)
+    result = averaged(scores)
     parts = [result.each["dpn"][setting].images_sd ** 2 for setting in scores]
     assert result["dpn"].images_sd ** 2 == pytest.approx(sum(parts) / 4, rel=0.03)
 
@@ -231,9 +240,9 @@ def test_the_order_of_settings_and_seeds_changes_nothing():
 
 def test_an_arm_without_trials_in_one_setting_has_no_average_yet():
     scores = images_of(n=4)
-    full = over_settings(scores)
+    full = averaged(scores)
     scores["Ti/16"]["rms"] = {}
-    result = over_settings(scores)
+    result = averaged(scores)
     assert math.isnan(result["rms"].low)
     assert result["rms"].verdict == Verdict.OPEN
     assert math.isnan(result.each["rms"]["Ti/16"].effect)
@@ -302,7 +311,7 @@ def test_data_sets_on_which_few_images_differ_keep_that_when_they_are_averaged()
         for seed in range(5):
             arms["base"][seed][rng.choice(3)] = 0.0
             arms["dpn"][seed][3 + rng.choice(3, 2, replace=False)] = 0.0
-    over = over_settings(scores, shared_images=False)
+    over = averaged(scores, shared_images=False)
     single = [decide(scores[name])["dpn"] for name in "ab"]
     assert over["dpn"].images_sd == pytest.approx(math.hypot(*(one.images_sd for one in single)) / 2, rel=0.01)
 
@@ -314,11 +323,11 @@ def test_data_sets_have_other_images_even_if_as_many():
         name: {arm: {seed: (rng.random(400) < 0.8).astype(float) for seed in range(4)} for arm in ("base", "dpn")}
         for name in "ab"
     }
-    over = over_settings(scores, shared_images=False, chance={"a": 0.1, "b": 0.5})
+    over = averaged(scores, shared_images=False, chance={"a": 0.1, "b": 0.5})
     single = [decide(scores[name], chance=0.1)["dpn"] for name in "ab"]
     assert over["dpn"].images == 800
     assert over["dpn"].images_sd == pytest.approx(math.hypot(*(one.images_sd for one in single)) / 2, rel=0.02)
     for name, one in zip("ab", single, strict=True):
         assert over.each["dpn"][name].effect == pytest.approx(one.effect)
-    lost = over_settings(scores, shared_images=False, chance={"a": 0.1, "b": 0.85})
+    lost = averaged(scores, shared_images=False, chance={"a": 0.1, "b": 0.85})
     assert lost.each["dpn"]["b"].verdict == lost["dpn"].verdict == Verdict.WITHHELD != lost.each["dpn"]["a"].verdict

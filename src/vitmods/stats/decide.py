@@ -5,49 +5,28 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vitmods.stats.contrast import ALPHA, Criteria, effect_of, has_interval, mean_of, with_failures
+from vitmods.stats.criteria import Analysis, Criteria
 from vitmods.stats.decision import Decision, Pair
+from vitmods.stats.effects import Intervals, Sides, effect_of, has_interval, mean_of
 from vitmods.stats.expected import with_expected
 from vitmods.stats.fit import FEW_SEEDS, KNOWN, SHARED, Array, Contrasts, Errors, Fit, Mask, contrasts
-from vitmods.stats.gains import Gains
-from vitmods.stats.images import ImagesPart
-from vitmods.stats.read import Scores, ScoreTable, means_of, read_csv, table_of
-from vitmods.stats.sequential import (
-    INTERIM_LEVEL,
-    LAST_LEVEL,
-    LOOKS,
-    futile,
-    interim_level,
-    last_look,
-    looks,
-    nominal_level,
-    steps_of,
-)
-from vitmods.stats.verdict import FRACTION, POINTS, STOPS, Claim, Effect, Verdict
-from vitmods.stats.width import HalfWidth, against_base, critical_value, half_width, over_parts, overlap_of, total_df
+from vitmods.stats.gains import Gains, gains_of
+from vitmods.stats.read import Scores, Table, read_csv
+from vitmods.stats.sequential import INTERIM_LEVEL, LAST_LEVEL, LOOKS, futile, last_look, looks, nominal_level, steps_of
+from vitmods.stats.verdict import STOPS, Claim, Effect, Verdict
+from vitmods.stats.width import HalfWidth, against_base, critical_value, half_width, over_parts, total_df
 from vitmods.util.errors import UserError
 from vitmods.util.text import listing, plural
 
 FOLLOWS = 0.9  # a correlation with base
 FEW_GROUPS = 8
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan(Criteria):
-    """The criteria, and what else was settled before the scores were seen."""
-
-    family: int
-    most_seeds: int | None = None
-    too_early: bool = False  #: before the first look
-    of_pairs: bool = False  #: the family is that of all pairs of arms
-    limit: float = math.inf  #: the largest possible effect
 
 
 def decide(
@@ -103,44 +82,32 @@ def decide(
 
     Raises `UserError` for scores that cannot be compared, and for settings outside their range.
     """
-    if resampled is not None and (most_seeds is not None or groups is not None or generalize == "seeds"):
-        raise UserError("resampled goes with a fixed number of seeds and verdicts on other images, without groups.")
     scores = read_csv(scores) if isinstance(scores, str | Path) else scores
-    table = table_of(scores if resampled is None else means_of(scores), base, failed, constant)
-    frozen = frozen or {}
-    look, too_early, full = "", False, table
-    if most_seeds is None:
-        alpha = interim_level(table.fewest, planned, looked) or ALPHA
-        provisional = planned is not None and table.fewest < planned
-    else:
-        table, n, look = at_look(table, most_seeds, frozen)
-        last = LAST_LEVEL if looked is None else INTERIM_LEVEL
-        alpha, provisional = nominal_level(max(most_seeds, looked or 0), n or LOOKS[0], last), False
-        too_early = n == 0
-    plan = Plan(
-        margin, unit, higher_is_better, generalize, chance, groups, alpha,
-        overlap_of(*resampled) if resampled else 0.0, provisional,
-        family=family_of(family, len(table.arms) - 1), of_pairs=family == "pairs",
-        most_seeds=most_seeds, too_early=too_early, limit=limit_of([table], unit), level=level,
+    table = Table.of(
+        scores, base, failed, constant, resampled=resampled, chance=chance, level=level, groups=groups
     )  # fmt: skip
-    decision = decision_of(table.arms, plan.gains(table), plan, look, frozen)
+    criteria = Criteria(margin, unit, higher_is_better, generalize, family, most_seeds, planned, looked)
+    return decide_table(table, criteria, frozen)
+
+
+def decide_table(table: Table, criteria: Criteria, frozen: Mapping[str, Effect] | None = None) -> Decision:
+    """What `decide` does with its arguments."""
+    most, full, frozen = criteria.most_seeds, table, frozen or {}
+    if table.overlap and (most is not None or table.groups is not None or criteria.generalize == "seeds"):
+        raise UserError("resampled goes with a fixed number of seeds and verdicts on other images, without groups.")
+    family = criteria.contrasts(len(table.arms) - 1)
+    if most is None:
+        analysis = criteria.analysis(table.fewest, family)
+    else:
+        table, n, look = at_look(table, most, frozen)
+        looked, last = criteria.looked, LAST_LEVEL if criteria.looked is None else INTERIM_LEVEL
+        alpha = nominal_level(max(most, looked or 0), n or LOOKS[0], last)
+        analysis = Analysis(alpha, family, too_early=n == 0, look=look)
+    decision = decision_of(gains_of(table, criteria), criteria, analysis, frozen)
     return dataclasses.replace(decision, notes=(*decision.notes, *_unread(full, table, frozen)))
 
 
-def family_of(family: int | Literal["pairs"] | None, k: int) -> int:
-    """How many contrasts hold together. UserError for fewer than the `k` arms."""
-    if isinstance(family, int) and family < k:
-        raise UserError(f"family must count all {k} arms, not {family}.")
-    return k * (k + 1) // 2 if family == "pairs" else family or k
-
-
-def limit_of(tables: Iterable[ScoreTable], unit: str | None) -> float:
-    """The largest possible effect: 100 points where all scores are fractions from 0 to 1."""
-    within = all(((table.trials >= 0) & (table.trials <= 1) | np.isnan(table.trials)).all() for table in tables)
-    return POINTS if unit in (None, FRACTION) and within else math.inf
-
-
-def _unread(full: ScoreTable, read: ScoreTable, frozen: Mapping[str, Effect]) -> Iterator[str]:
+def _unread(full: Table, read: Table, frozen: Mapping[str, Effect]) -> Iterator[str]:
     """Name trials that ended and that no effect is read from."""
     waits = ~np.isin(full.seeds, read.seeds)
     for arm, ended in zip(full.arms, full.ended):
@@ -152,13 +119,13 @@ def _unread(full: ScoreTable, read: ScoreTable, frozen: Mapping[str, Effect]) ->
 
 
 def decision_of(
-    arms: tuple[str, ...], gains: Gains, plan: Plan, look: str = "", frozen: Mapping[str, Effect] | None = None
+    gains: Gains, criteria: Criteria, analysis: Analysis, frozen: Mapping[str, Effect] | None = None
 ) -> Decision:
-    """The effects of `arms`, base first, and what holds for all of them."""
-    fitted, frozen = gains.fit(), frozen or {}
-    effects = {arm: frozen.get(arm) or _effect(arm, a, gains, fitted, plan) for a, arm in enumerate(arms) if a}
-    unstable = [arm for arm, effect in effects.items() if effect.verdict == Verdict.UNSTABLE]
-    best, ruled_out, pairs = _compare_all(arms, gains, fitted, plan, unstable)
+    """The effects of all arms, and what holds for all of them."""
+    fitted, frozen, arms = gains.fit(), frozen or {}, gains.arms
+    effects = {arm: frozen.get(arm) or _effect(a, gains, fitted, criteria, analysis) for a, arm in enumerate(arms) if a}
+    unstable = {arm for arm, effect in effects.items() if effect.verdict == Verdict.UNSTABLE}
+    best, ruled_out, pairs = _compare_all(gains, fitted, criteria, analysis, unstable)
     effects = {arm: frozen.get(arm) or effect for arm, effect in with_expected(effects).items()}
     if not gains.has_learned:
         learned = dict(zip(arms, gains.learned))
@@ -167,14 +134,16 @@ def decision_of(
             for arm, effect in effects.items()
         }
         best, ruled_out = (), ()
+    errors = fitted.errors
     return Decision(
-        effects, arms[0], best, ruled_out, pairs, float(np.sqrt(fitted.errors.mse)), float(fitted.errors.df_error),
-        float(fitted.errors.seed_share), plan.family, plan.alpha, look, gains.images is None, plan.generalize,
-        tuple(_notes(arms, gains, fitted, plan)), plan.overlap, plan.provisional, plan.of_pairs,
+        effects, arms[0], best, ruled_out, pairs, float(np.sqrt(errors.mse)), float(errors.df_error),
+        float(errors.seed_share), analysis.family, analysis.alpha, analysis.look, gains.images is None,
+        criteria.generalize, tuple(_notes(gains, fitted)), gains.overlap, analysis.provisional,
+        criteria.family == "pairs",
     )  # fmt: skip
 
 
-def at_look(table: ScoreTable, most: int, frozen: Mapping[str, Effect]) -> tuple[ScoreTable, int, str]:
+def at_look(table: Table, most: int, frozen: Mapping[str, Effect]) -> tuple[Table, int, str]:
     """The study at its last complete look, the seeds of that look (0: none is complete), and its name.
 
     Seeds that ended since that look wait for the next one.
@@ -194,79 +163,81 @@ def at_look(table: ScoreTable, most: int, frozen: Mapping[str, Effect]) -> tuple
     return cut, n, look
 
 
-def _effect(arm: str, a: int, gains: Gains, fitted: Fit, plan: Plan) -> Effect:
+def _effect(a: int, gains: Gains, fitted: Fit, criteria: Criteria, analysis: Analysis) -> Effect:
+    """The effect of the arm in row `a` of the trials."""
     against, part = fitted.against, gains.images_part(a)
     contrast = Contrasts(*(getattr(against, field.name)[..., a - 1] for field in dataclasses.fields(against)))
-    half = _half(contrast, part, plan)
-    if plan.overlap:
-        half = dataclasses.replace(half, total=_half(over_parts(contrast, plan.overlap), part, plan).total)
+
+    def half_of(contrast: Contrasts) -> HalfWidth:
+        if criteria.family == "pairs":
+            return half_width(*contrast.pooled_or_own, part, analysis.alpha, analysis.family)
+        return against_base(contrast, part, analysis.alpha, analysis.family)
+
+    half = half_of(contrast)
+    if gains.overlap:
+        half = dataclasses.replace(half, total=half_of(over_parts(contrast, gains.overlap)).total)
     n, seeds = int(contrast.seeds), gains.shared(a)
-    has_bounds = has_interval(n, float(fitted.errors.df_error)) and not plan.too_early
     is_paired = bool(half.shift) or not contrast.knows_more
     of_base = seeds if is_paired else np.isfinite(gains.trials[0])
-    means = [mean_of(gains.trials[0, of_base]), mean_of(gains.trials[a, seeds])]
-    (base_failed, failed), (base_of, of) = (cells[[0, a]].sum(-1).tolist() for cells in (gains.failures, gains.ended))
+    means = mean_of(gains.trials[0, of_base]), mean_of(gains.trials[a, seeds])
+    failures, ended = (cells[[0, a]].sum(-1).tolist() for cells in (gains.failures, gains.ended))
     effect = effect_of(
-        arm, (), contrast, half, part, plan.family, means, (base_failed, failed), plan, with_interval=has_bounds,
-        limit=plan.limit,
+        gains.arms[a], (), Intervals(contrast, half, part), Sides(means, failures, ended), gains, criteria, analysis,
+        with_interval=has_interval(n, float(fitted.errors.df_error)) and not analysis.too_early,
     )  # fmt: skip
-    effect = with_failures(effect, of, base_of, plan.alpha / plan.family)
-    verdict, notes = effect.verdict, [*effect.notes]
-    if verdict in (Verdict.HELPS, Verdict.HURTS) and max(map(abs, effect.interval)) < plan.margin:
-        notes.append(f"{verdict} by less than the margin")
+    for end in ("low", "high", "seeds_low", "seeds_high"):
+        effect = dataclasses.replace(effect, **{end: min(max(getattr(effect, end), -gains.limit), gains.limit)})
+    verdict, notes = effect.verdict, effect.notes
+    if verdict in (Verdict.HELPS, Verdict.HURTS) and max(map(abs, effect.interval)) < criteria.margin:
+        notes = (*notes, f"{verdict} by less than the margin")
     w = fitted.errors.guarded
     has_ratio = n >= SHARED and len(w) > 2 and w[0] > 0  # base and one arm have one spread between them
     return dataclasses.replace(
-        effect, notes=tuple(notes),
+        effect, notes=notes,
         spread_ratio=math.sqrt(w[a] / w[0]) if has_ratio else math.nan, correlation=float(fitted.correlation[a - 1]),
-        futile=plan.most_seeds is not None and verdict not in STOPS and bool(
-            futile(contrast, part, plan.generalize, plan.margin, plan.family, plan.most_seeds)
+        futile=criteria.most_seeds is not None and verdict not in STOPS and bool(
+            futile(contrast, part, criteria.generalize, criteria.margin, analysis.family, criteria.most_seeds)
         ),
     )  # fmt: skip
 
 
-def _half(contrast: Contrasts, part: ImagesPart | None, plan: Plan) -> HalfWidth:
-    if not plan.of_pairs:
-        return against_base(contrast, part, plan.alpha, plan.family)
-    return half_width(*contrast.pooled_or_own, part, plan.alpha, plan.family)
-
-
 def _compare_all(
-    arms: tuple[str, ...], gains: Gains, fitted: Fit, plan: Plan, unstable: list[str]
+    gains: Gains, fitted: Fit, criteria: Criteria, analysis: Analysis, unstable: set[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], dict[tuple[str, str], Pair]]:
     """Return the arms that may be best, the beaten ones (unstable arms are neither), and all pairs."""
-    differences = over_parts(head_to_head(gains.trials, fitted.errors, gains.floor), plan.overlap)
+    arms, alpha = gains.arms, analysis.alpha
+    differences = over_parts(head_to_head(gains.trials, fitted.errors, gains.floor), gains.overlap)
     variance, df = differences.pooled_or_own
     total, freedom, pairs = variance.copy(), df.copy(), {}
     for row, (i, j) in enumerate(itertools.combinations(range(len(arms)), 2)):
-        part = None if plan.generalize == "seeds" else gains.images_part(j, i)
+        part = None if criteria.generalize == "seeds" else gains.images_part(j, i)
         n = int(differences.seeds[row])
-        if n <= 2 or plan.too_early or (unstable and {arms[i], arms[j]} & set(unstable)):
+        if n <= 2 or analysis.too_early or {arms[i], arms[j]} & unstable:
             total[row] = np.nan  # two seeds rule nothing out
-        if plan.too_early or not has_interval(n, float(fitted.errors.df_error)):
+        if analysis.too_early or not has_interval(n, float(fitted.errors.df_error)):
             continue
-        half = float(half_width(variance[row], df[row], part, plan.alpha, len(variance)).total)
+        half = float(half_width(variance[row], df[row], part, alpha, len(variance)).total)
         if math.isfinite(half):
-            effect = plan.sign * float(differences.estimate[row])
+            effect = criteria.sign * float(differences.estimate[row])
             pairs[arms[j], arms[i]] = Pair(effect, effect - half, effect + half)
         if part is not None:
             total[row], freedom[row] = total[row] + part.variance, total_df(variance[row], df[row], part)
-    compared = {arm for pair in pairs for arm in pair} - set(unstable)
-    mask = may_be_best(differences.estimate, total, freedom, len(arms), plan.alpha)
+    compared = {arm for pair in pairs for arm in pair} - unstable
+    mask = may_be_best(differences.estimate, total, freedom, len(arms), alpha)
     best = tuple(arm for arm, may in zip(arms, mask) if may and arm in compared)
     beaten = tuple(arm for arm, may in zip(arms, mask) if not may)
     return best, beaten, pairs
 
 
-def _notes(arms: tuple[str, ...], gains: Gains, fitted: Fit, plan: Plan) -> list[str]:
+def _notes(gains: Gains, fitted: Fit) -> list[str]:
     """Sentences on what happened, failures first."""
-    notes, k = gains.notes(arms), len(arms) - 1
-    if plan.groups is not None and gains.images is not None and gains.images.shape[-1] < FEW_GROUPS:
+    notes, (base, *arms) = gains.notes(), gains.arms
+    if gains.grouped and gains.images is not None and gains.images.shape[-1] < FEW_GROUPS:
         notes.append(f"the images are {gains.images.shape[-1]} groups: intervals for other groups take {FEW_GROUPS}")
-    followers = [arm for arm, r in zip(arms[1:], fitted.correlation) if r > FOLLOWS]
-    if 2 <= len(followers) < k <= 2 * len(followers) and fitted.against.seeds.min() <= FEW_SEEDS:
+    followers = [arm for arm, r in zip(arms, fitted.correlation) if r > FOLLOWS]
+    if 2 <= len(followers) < len(arms) <= 2 * len(followers) and fitted.against.seeds.min() <= FEW_SEEDS:
         notes.append(
-            f"{listing(followers)} follow {arms[0]} from seed to seed: where several arms do, 6 to 8 % of studies with "
+            f"{listing(followers)} follow {base} from seed to seed: where several arms do, 6 to 8 % of studies with "
             "5 seeds make a false claim of the others, and up to 13 % with 3"
         )
     return notes

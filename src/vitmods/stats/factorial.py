@@ -12,24 +12,26 @@ assumes that changes add up. A change is unstable if runs with it are shown to f
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from vitmods.stats import sequential, tables
-from vitmods.stats.contrast import ALPHA, ENOUGH_DF, Criteria, effect_of, mean_of, with_failures
+from vitmods.stats.criteria import Criteria
 from vitmods.stats.design import Design, least_squares
+from vitmods.stats.effects import ENOUGH_DF, Intervals, Sides, effect_of, has_interval, mean_of
 from vitmods.stats.expected import with_expected
 from vitmods.stats.fit import Array, Contrasts, Mask, contrasts, noise
-from vitmods.stats.images import ImagesPart, images_part
+from vitmods.stats.gains import Gains, gains_of
+from vitmods.stats.images import images_part
 from vitmods.stats.plan import STUDIES, Findable
-from vitmods.stats.read import Scores, table_of
-from vitmods.stats.verdict import Claim, Effect, Verdict
+from vitmods.stats.read import Table
+from vitmods.stats.sequential import ALPHA
+from vitmods.stats.verdict import Effect, Verdict
 from vitmods.stats.width import HalfWidth, half_width
 from vitmods.util.errors import UserError
 from vitmods.util.text import listing
@@ -87,48 +89,26 @@ class Factorial:
         return all(effect.stops for effect in self.effects.values())
 
 
-def factorial(
-    scores: Scores,
-    design: Design,
-    margin: float = 0.5,
-    *,
-    unit: str | None = None,
-    higher_is_better: bool = True,
-    generalize: Claim = "images",
-    most_seeds: int | None = None,
-    planned: int | None = None,
-    looked: int | None = None,
-    failed: Mapping[str, Mapping[int, str]] | None = None,
-    constant: Mapping[str, Container[int]] | None = None,
-    chance: float | None = None,
-    level: float | None = None,
-    groups: ArrayLike | None = None,
-) -> Factorial:
-    """The effects of a design's changes, from the scores of its runs.
+def factorial(table: Table, design: Design, criteria: Criteria) -> Factorial:
+    """The effects of a design's changes, from a table whose arms are its runs, by their names in `design.arms`.
 
-    `scores` maps a run, by its name in `design.arms`, -> seed -> a score, or an array with a score for each test image;
-    None has not ended, NaN diverged. Only seeds that all runs have ended count; verdicts need 2. `most_seeds`: the
-    maximum of a study that is looked at after 2, 3, 4, 6 and 8 seeds; None: seeds were fixed before. `planned`: how
-    many, where some may be missing. The rest is as in `vitmods.decide`.
+    Only seeds that all runs have ended count; verdicts need 2. A study with `most_seeds` is looked at after 2, 3, 4, 6
+    and 8 seeds.
 
     Raises:
         UserError: scores that cannot be compared, or runs that are not in the design.
     """
     names = tuple(design.arms)
-    for name in set(scores) - set(names):
+    for name in set(table.arms) - set(names):
         raise UserError(f"The design does not have a run {name}: its runs are {', '.join(names)}.")
-    table = table_of({name: scores.get(name, {}) for name in names}, names[0], failed, constant)
-    nominal = sequential.interim_level(table.fewest, None if most_seeds else planned, looked)
-    alpha = nominal or (NOMINAL if most_seeds else ALPHA)
-    provisional = not most_seeds and planned is not None and table.fewest < planned
-    criteria = Criteria(margin, unit, higher_is_better, generalize, chance, groups, alpha, 0.0, provisional, level)
-    gains = criteria.gains(table)
-    failures = gains.failures.sum(-1)
-    kept: Mask = np.asarray(failures == 0)
+    table = table.aligned(names, table.seeds)
+    gains = gains_of(table, criteria)
+    kept: Mask = np.asarray(gains.failures.sum(-1) == 0)
     kept[0] = True  # the seeds that base lacks are left out for all runs
-    seeds, look = at_look(np.asarray(np.isfinite(gains.trials[kept]).all(0)), most_seeds)
+    seeds, look = at_look(np.asarray(np.isfinite(gains.trials[kept]).all(0)), criteria.most_seeds)
     images = None if gains.images is None else gains.images[kept][:, seeds]
-    study = _Study(gains.trials[kept][:, seeds], images, gains.floor, kept, failures, gains.ended.sum(-1), criteria)
+    alpha = ALPHA if criteria.most_seeds is None else NOMINAL
+    study = _Study(gains, gains.trials[kept][:, seeds], images, kept, criteria, alpha, table.fewest)
     effects = with_expected(study.effects(design.changes, least_squares(design.on[kept]), design.on.T), False)
     pairs = {}
     if kept.all():
@@ -138,7 +118,7 @@ def factorial(
         effects, pairs = ({name: effect.withheld() for name, effect in named.items()} for named in (effects, pairs))
     acting = [name for name, pair in pairs.items() if pair.verdict in (Verdict.HELPS, Verdict.HURTS)]
     best = list(design.arms.values())[int(study.means.argmax())] if acting else _best_signs(design, effects)
-    failed_runs = gains.notes(names, "runs", "runs with failed trials are left out, which assumes that changes add up")
+    failed_runs = gains.notes("runs", "runs with failed trials are left out, which assumes that changes add up")
     notes = [*failed_runs, *design.warnings]
     if acting:
         notes.append(f"changes act on each other ({listing(acting)}): an effect on base alone may differ")
@@ -149,14 +129,15 @@ def factorial(
 
 def intervals(
     scores: Array, weights: Array, alpha: float, images: Array | None = None, floor: float = 0.0
-) -> tuple[Contrasts, HalfWidth, ImagesPart | None]:
+) -> Intervals:
     """Contrasts with `weights` (q, N) of studies (..., N, n), and half-widths that hold together for all q.
 
     `images` (..., N, n, m): the scores of each image.
     """
     estimates = contrasts(scores, weights, noise(scores, floor), floor)
     part = None if images is None else images_part(np.einsum("qg,...gnm->...qnm", weights, images))
-    return estimates, half_width(estimates.variance, estimates.pooled_df, part, alpha, len(weights)), part
+    half = half_width(estimates.variance, estimates.pooled_df, part, alpha, len(weights))
+    return Intervals(estimates, half, part)
 
 
 @lru_cache(maxsize=256)
@@ -188,13 +169,13 @@ def at_look(ended: Mask, most: int | None) -> tuple[Mask, str]:
 class _Study:
     """The runs without failures, on the seeds that they share."""
 
-    trials: Array  #: (kept, n), gains
+    gains: Gains  #: of all runs
+    trials: Array  #: (kept, n)
     images: Array | None  #: (kept, n, m)
-    floor: float
     kept: Mask  #: (N,)
-    failures: Array  #: (N,)
-    ended: Array  #: (N,) trials
     criteria: Criteria
+    alpha: float  #: of a study without missing trials
+    fewest: int  #: trials that ended of a run
 
     @property
     def means(self) -> Array:
@@ -203,27 +184,26 @@ class _Study:
 
     def effects(self, names: Sequence[str], weights: Array, on: Mask) -> dict[str, Effect]:
         """Effects of contrasts with `weights` (q, kept) that add the runs `on` (q, N); zero weights: not estimable."""
+        analysis = self.criteria.analysis(self.fewest, len(names), self.alpha)
         if self.trials.size and len(weights):
-            estimates, half, part = intervals(self.trials, weights, self.criteria.alpha, self.images, self.floor)
+            found = intervals(self.trials, weights, analysis.alpha, self.images, self.gains.floor)
         else:
             nan, zero = np.full(len(weights), np.nan), np.zeros(len(weights))
-            estimates, half, part = (
-                Contrasts(nan, zero, nan, nan, nan, nan, nan, zero),
-                HalfWidth(nan, nan, nan, nan),
-                None,
-            )
-        estimates = replace(estimates, estimate=np.where(weights.any(-1), estimates.estimate, np.nan))
+            found = Intervals(
+                Contrasts(nan, zero, nan, nan, nan, nan, nan, zero), HalfWidth(nan, nan, nan, nan), None
+            )  # fmt: skip
+        estimate = np.where(weights.any(-1), found.contrasts.estimate, np.nan)
+        found = found._replace(contrasts=replace(found.contrasts, estimate=estimate))
+        counts = [cells.sum(-1) for cells in (self.gains.failures, self.gains.ended)]
         effects = {}
         for i, (name, adds) in enumerate(zip(names, on, strict=True)):
             means = mean_of(self.means[~adds[self.kept]]), mean_of(self.means[adds[self.kept]])
-            (without, failed), (of_without, of) = (
-                (int(counts[~adds].sum()), int(counts[adds].sum())) for counts in (self.failures, self.ended)
+            failures, ended = ((int(count[~adds].sum()), int(count[adds].sum())) for count in counts)
+            sides = Sides(means, failures, ended, "without it")
+            enough = has_interval(float(found.contrasts.seeds[i]), float(found.half.df[i]))
+            effects[name] = effect_of(
+                name, i, found, sides, self.gains, self.criteria, analysis, with_interval=enough, two_seeds=True
             )
-            effect = effect_of(
-                name, i, estimates, half, part, len(names), means, (without, failed), self.criteria, two_seeds=True
-            )
-            level = self.criteria.alpha / len(names)
-            effects[name] = with_failures(effect, of, of_without, level, "without it")
         return effects
 
 

@@ -29,22 +29,26 @@ from itertools import repeat
 import numpy as np
 from numpy.typing import ArrayLike
 
+from vitmods.stats.criteria import Criteria
 from vitmods.stats.fit import Array, Fit, Mask, fit
 from vitmods.stats.images import NEAR, ImagesPart, clusters, images_part
-from vitmods.stats.read import ScoreTable
+from vitmods.stats.read import Table
+from vitmods.stats.verdict import POINTS
 from vitmods.util.errors import UserError
 from vitmods.util.text import listing, plural
 
 HALF_AN_IMAGE = 0.5
 ROUNDING = 1e-6
 LEARNED = 0.5  # in points, or in the unit of the metric: a larger margin asks no more of base
+LARGEST_FRACTION = 10.0  # of a unit that is given: an error relative to a reference may be above 1
 FEWEST_GROUPS = 3
 
 
 @dataclass(frozen=True)
 class Gains:
-    """g arms, base first, and n seeds."""
+    """Trials of g arms, base first, with n seeds."""
 
+    arms: tuple[str, ...]
     trials: Array  #: (g, n); NaN where there is none, and for all arms where base failed
     images: Array | None  #: (g, n, m)
     floor: float  #: the least sd of a trial: half an image where scores are right or wrong
@@ -59,6 +63,9 @@ class Gains:
     near: Mask  #: (g,) arms that are right on nearly all images, or on hardly any
     level: float = math.nan  #: of a linear probe of the weights that base starts from, if base is below it
     sets: tuple[tuple[int, float], ...] = ()  #: of data sets whose images are side by side, images and step of each
+    grouped: bool = False  #: whether images have groups
+    overlap: float = 0.0  #: of the table
+    limit: float = math.inf  #: the largest possible effect: 100 points where all scores are fractions from 0 to 1
 
     @property
     def has_learned(self) -> bool:
@@ -86,25 +93,25 @@ class Gains:
         near = bool(self.near[[arm, other]].all())
         return images_part(self.images[arm, seeds] - self.images[other, seeds], self.step, self.sets, near)
 
-    def notes(self, arms: Sequence[str], what: str = "arms", then: str = "") -> list[str]:
+    def notes(self, what: str = "arms", then: str = "") -> list[str]:
         """Whether base has learned, and what failed. `what` shares base's seeds; `then` follows for what failed."""
-        sentences, of_base = [], int(self.failures[0].sum())
+        sentences, of_base, base = [], int(self.failures[0].sum()), self.arms[0]
         others = (self.failures & np.isfinite(self.trials[0])).sum(-1).tolist()[1:]  # their seeds count
         if math.isfinite(self.level):
             sentences.append(
-                f"{arms[0]} {BELOW}: the median of its trials is {self.base:.4g}, and a linear probe of the frozen "
+                f"{base} {BELOW}: the median of its trials is {self.base:.4g}, and a linear probe of the frozen "
                 f"weights reaches {self.level:.4g}, so verdicts are withheld"
             )
         elif not self.has_learned and math.isfinite(self.base):  # NaN in a sum over settings, which report themselves
             sentences.append(
-                f"{arms[0]} has not learned: the median of its trials ({abs(self.base):.4g}) is not clearly better "
+                f"{base} has not learned: the median of its trials ({abs(self.base):.4g}) is not clearly better "
                 f"than the best constant prediction ({abs(self.constant):.4g}), so verdicts are withheld, but for arms "
                 "that have learned and help; it may need another learning rate"
             )
         elif of_base and self.has_learned:
             seeds = "so its seed is" if of_base == 1 else "so their seeds are"
-            sentences.append(f"{plural(of_base, 'trial')} of {arms[0]} failed, {seeds} left out for all {what}")
-        sentences += failure_notes(arms, self.kinds, self.ended)
+            sentences.append(f"{plural(of_base, 'trial')} of {base} failed, {seeds} left out for all {what}")
+        sentences += failure_notes(self.arms, self.kinds, self.ended)
         if any(others):
             diverged = not np.isfinite(self.trials[1:][self.failures[1:]]).any()
             sentences.append(then or ("effects are of the trials that have a score" if diverged else COUNTED))
@@ -135,19 +142,29 @@ def failure_notes(names: Sequence[str], kinds: Mapping[str, Mask], ended: Mask) 
     return sentences
 
 
-def gains_of(
-    table: ScoreTable,
-    scale: float,
-    chance: float | None,
-    groups: ArrayLike | None,
-    margin: float | None,
-    level: float | None = None,
-) -> Gains:
-    """Scale the scores (negative if less is better) and sort out failures. `chance` is the score of the best constant
-    prediction; if it is None, only trials that diverged or are known to predict a constant have failed. `margin` is
-    None where it is only assumed: then a trial has learned that is above it at all. `level` is what base
-    has to reach."""
-    trials, images, floor, step = table.trials * scale, table.images, 0.0, 0.0
+def gains_of(table: Table, criteria: Criteria) -> Gains:
+    """Scale the scores, so that more is better, and sort out failures.
+
+    Without a known `chance`, 0 is assumed for fractions of which more is better; then base only has to be above it. For
+    other scores, only trials that diverged or are known to predict a constant have failed. Raises `UserError` for
+    scores above 1 without a unit, or that look like percentages, and for groups that do not fit.
+    """
+    scale, chance, images, floor, step = float(criteria.sign), table.chance, table.images, 0.0, 0.0
+    limit, groups = math.inf, table.groups if criteria.generalize == "images" else None
+    if criteria.is_fraction:
+        if np.nanmax(np.abs(table.trials), initial=0.0) > (1.0 if criteria.unit is None else LARGEST_FRACTION):
+            raise UserError(
+                "Scores are taken as fractions (0.93, not 93), and some are above 1. For percent give the unit points "
+                "(unit='points' or --unit points); for fractions that may be above 1, the unit fraction."
+            )
+        if chance is not None and not 0 <= chance <= 1:
+            raise UserError(f"The chance of scores that are fractions is a fraction too (0.1), not {chance:g}.")
+        if chance is None and criteria.higher_is_better and not (table.trials < 0).any():
+            chance = 0.0
+        if ((table.trials >= 0) & (table.trials <= 1) | np.isnan(table.trials)).all():
+            limit = POINTS
+        scale *= POINTS
+    trials, level = table.trials * scale, table.level
     if images is not None:
         if np.isin(images[np.isfinite(images)], (0, 1)).all():
             floor, step = HALF_AN_IMAGE * abs(scale) / images.shape[-1], abs(scale) if groups is None else 0.0
@@ -156,8 +173,9 @@ def gains_of(
         images = clusters(*_grouped(images, groups, table.kept))
     constant = math.nan if chance is None else chance * scale
     finite, median = np.isfinite(trials), medians(trials)
-    least, error = min(margin or 0.0, LEARNED), np.zeros(trials.shape)
-    if has_error := images is not None and margin is not None:
+    is_known = table.chance is not None
+    least, error = min(criteria.margin if is_known else 0.0, LEARNED), np.zeros(trials.shape)
+    if has_error := images is not None and is_known:
         error = images.std(-1) / math.sqrt(max(images.shape[-1] - 1, 1))
     with np.errstate(invalid="ignore"):
         same = table.constant & ~(trials > constant + least + ROUNDING)
@@ -179,9 +197,11 @@ def gains_of(
     missing = failures[0] & (learned[0] | ~finite[0])
     trials = np.where(missing, np.nan, trials)
     return Gains(
-        trials, images, floor, step, kinds, table.ended, pooled, constant, float(median[0]), int((~table.kept).sum()),
+        table.arms, trials, images, floor, step, kinds, table.ended, pooled, constant, float(median[0]),
+        int((~table.kept).sum()),
         learned & (not is_below), (step > 0) & (abs(median / scale - 0.5) > 0.5 - NEAR),
         level * scale if level is not None and is_below and learned[0] else math.nan,
+        grouped=table.groups is not None, overlap=table.overlap, limit=limit,
     )  # fmt: skip
 
 

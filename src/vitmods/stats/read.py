@@ -1,4 +1,4 @@
-"""Scores of trials as arrays: from a mapping arm -> seed -> score, or from a CSV file.
+"""Tables of trials: from a mapping arm -> seed -> score, or from a CSV file.
 
 A score is a number, or an array with one number for each test image. None is a trial that has not ended, a
 score that is not finite for one that diverged. NaN of some images only (a metric that is not defined there) leaves
@@ -15,20 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from vitmods.stats.fit import Array, Mask
+from vitmods.stats.width import overlap_of
 from vitmods.util.errors import UserError, explaining, nearest
 from vitmods.util.limits import open_table, table
 
 Scores = Mapping[str, Mapping[int, ArrayLike | None]]
 
-LARGEST_FRACTION = 10.0  # of a unit that is given: an error relative to a reference may be above 1
+NO_IMAGE = "No test image has a score in every trial: compare by another metric, or on other images."
 
 
 @dataclass(frozen=True)
-class ScoreTable:
-    """Trials of a study as arrays: g arms, base first, and n seeds."""
+class Table:
+    """What was measured: trials of g arms, base first, with n seeds, and what belongs to their test images.
+
+    `Table.of` makes and checks one. What was settled before scores were seen is in `Criteria`.
+    """
 
     arms: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -37,6 +41,65 @@ class ScoreTable:
     diverged: Mask  #: (g, n)
     constant: Mask  #: (g, n) trials whose prediction is known to be the same for every image
     kept: Mask  #: images that are in `images`, of all that there are: those with a score in every trial
+    chance: float | None = None  #: the score of the best constant prediction; None: not known
+    level: float | None = None  #: what a linear probe of the weights that base starts from reaches
+    groups: ArrayLike | None = None  #: a label for each of all images
+    overlap: float = 0.0  #: n_test / n_train, where each seed is tested on another part of the images; else 0
+
+    @classmethod
+    def of(
+        cls,
+        scores: Scores,
+        base: str = "base",
+        failed: Mapping[str, Mapping[int, str]] | None = None,
+        constant: Mapping[str, Container[int]] | None = None,
+        *,
+        resampled: tuple[float, float] | None = None,
+        chance: float | None = None,
+        level: float | None = None,
+        groups: ArrayLike | None = None,
+    ) -> Table:
+        """Read scores, with the arguments of `vitmods.decide`. Raises `UserError` for what cannot be compared."""
+        if not isinstance(scores, Mapping):
+            raise UserError("Scores must be a mapping arm -> seed -> score, such as {'base': {0: 0.93, 1: 0.94}, ...}.")
+        for arm, by_seed in scores.items():
+            if not isinstance(by_seed, Mapping):
+                raise UserError(f"The scores of {arm} must be a mapping seed -> score, such as {{0: 0.93, 1: 0.94}}.")
+        if base not in scores:
+            raise UserError(f"Unknown arm {base} to compare with. {nearest(base, scores)} Name it with base=.")
+        if len(scores) < 2:
+            raise UserError(f"{base} is the only arm: give the scores of at least one other.")
+        failed, constant = failed or {}, constant or {}
+        for arm in set(failed) - set(scores):
+            raise UserError(f"failed names an arm without scores: {arm}. {nearest(arm, scores)}")
+        scores = scores if resampled is None else _means(scores)
+        arms = (base, *(arm for arm in scores if arm != base))
+        seeds = tuple(sorted({seed for arm in arms for seed in (*scores[arm], *failed.get(arm, {}))}))
+        shape = len(arms), len(seeds)
+        values = {
+            (a, s): np.asarray(scores[arm][seed], dtype=float)
+            for a, arm in enumerate(arms)
+            for s, seed in enumerate(seeds)
+            if scores[arm].get(seed) is not None
+        }
+        diverged, is_constant = (
+            np.array([[seed in named.get(arm, ()) for seed in seeds] for arm in arms], dtype=bool).reshape(shape)
+            for named in (failed, constant)
+        )
+        for cell, value in values.items():
+            diverged[cell] |= _has_diverged(value)
+        finished = {cell: value for cell, value in values.items() if not diverged[cell]}
+        kept = _scored(list(finished.values()))
+        trials = np.full(shape, np.nan)
+        images = np.full((*shape, int(kept.sum())), np.nan) if kept.shape else None
+        for cell, value in finished.items():
+            trials[cell] = value[kept].mean()
+            if images is not None:
+                images[cell] = value[kept]
+        return cls(
+            arms, seeds, trials, images, diverged, is_constant & np.isfinite(trials), kept, chance, level, groups,
+            0.0 if resampled is None else overlap_of(*resampled),
+        )  # fmt: skip
 
     @property
     def ended(self) -> Mask:
@@ -48,63 +111,30 @@ class ScoreTable:
         """Trials that ended of the arm with the fewest."""
         return int(self.ended.sum(-1).min())
 
+    def aligned(self, arms: Sequence[str], seeds: Sequence[int]) -> Table:
+        """The trials of these arms and seeds, in this order; one that the table lacks has not ended."""
+        rows = [self.arms.index(arm) if arm in self.arms else -1 for arm in arms]
+        columns = [self.seeds.index(seed) if seed in self.seeds else -1 for seed in seeds]
 
-def _check_mappings(scores: Scores) -> None:
-    if not isinstance(scores, Mapping):
-        raise UserError("Scores must be a mapping arm -> seed -> score, such as {'base': {0: 0.93, 1: 0.94}, ...}.")
-    for arm, seeds in scores.items():
-        if not isinstance(seeds, Mapping):
-            raise UserError(f"The scores of {arm} must be a mapping seed -> score, such as {{0: 0.93, 1: 0.94}}.")
+        def picked(values: NDArray[Any], missing: Any) -> NDArray[Any]:
+            padding = [(0, 1), (0, 1), (0, 0)][: values.ndim]  # a row and a column for index -1
+            return np.pad(values, padding, constant_values=missing)[np.ix_(rows, columns)]
 
-
-def table_of(
-    scores: Scores,
-    base: str,
-    failed: Mapping[str, Mapping[int, str]] | None = None,
-    constant: Mapping[str, Container[int]] | None = None,
-) -> ScoreTable:
-    """`failed` names trials that diverged: arm -> seed -> reason; `constant` those that predict the same for every
-    image: arm -> seeds. Raises `UserError` for what cannot be compared."""
-    _check_mappings(scores)
-    if base not in scores:
-        raise UserError(f"Unknown arm {base} to compare with. {nearest(base, scores)} Name it with base=.")
-    if len(scores) < 2:
-        raise UserError(f"{base} is the only arm: give the scores of at least one other.")
-    failed = failed or {}
-    for arm in set(failed) - set(scores):
-        raise UserError(f"failed names an arm without scores: {arm}. {nearest(arm, scores)}")
-    arms = (base, *(arm for arm in scores if arm != base))
-    seeds = tuple(sorted({seed for arm in arms for seed in (*scores[arm], *failed.get(arm, {}))}))
-    values = {
-        (a, s): np.asarray(scores[arm][seed], dtype=float)
-        for a, arm in enumerate(arms)
-        for s, seed in enumerate(seeds)
-        if scores[arm].get(seed) is not None
-    }
-    diverged = np.array([[seed in failed.get(arm, {}) for seed in seeds] for arm in arms], dtype=bool)
-    diverged = diverged.reshape(len(arms), len(seeds))
-    for cell, value in values.items():
-        diverged[cell] |= _has_diverged(value)
-    finished = {cell: value for cell, value in values.items() if not diverged[cell]}
-    kept = _scored(list(finished.values()))
-    trials = np.full(diverged.shape, np.nan)
-    images = np.full((*diverged.shape, int(kept.sum())), np.nan) if kept.shape else None
-    for cell, value in finished.items():
-        trials[cell] = value[kept].mean()
-        if images is not None:
-            images[cell] = value[kept]
-    same = np.array([[seed in (constant or {}).get(arm, ()) for seed in seeds] for arm in arms], dtype=bool)
-    return ScoreTable(arms, seeds, trials, images, diverged, same.reshape(diverged.shape) & np.isfinite(trials), kept)
+        return replace(
+            self, arms=tuple(arms), seeds=tuple(seeds), trials=picked(self.trials, np.nan),
+            images=None if self.images is None else picked(self.images, np.nan),
+            diverged=picked(self.diverged, False), constant=picked(self.constant, False),
+        )  # fmt: skip
 
 
-def in_common(tables: Sequence[ScoreTable]) -> list[ScoreTable]:
+def in_common(tables: Sequence[Table]) -> list[Table]:
     """Studies of the same test images, each with the images alone that have a score in every trial of all of them."""
     kept = [table.kept for table in tables]
     if any(table.images is None for table in tables) or len({mask.shape for mask in kept}) > 1:
         return list(tables)
     both = np.asarray(np.all(kept, axis=0))
     if not both.any():
-        raise UserError("No test image has a score in every trial: compare by another metric, or on other images.")
+        raise UserError(NO_IMAGE)
     images = [table.images[..., both[table.kept]] for table in tables if table.images is not None]
     return [
         replace(table, images=some, trials=some.mean(-1), kept=both) for table, some in zip(tables, images, strict=True)
@@ -126,14 +156,13 @@ def _scored(trials: Sequence[Array]) -> Mask:
         )
     kept = np.asarray(np.all([~np.isnan(value) for value in trials], axis=0))
     if not kept.any():
-        raise UserError("No test image has a score in every trial: compare by another metric, or on other images.")
+        raise UserError(NO_IMAGE)
     return kept
 
 
-def means_of(scores: Scores) -> Scores:
+def _means(scores: Scores) -> Scores:
     """The mean of each trial's scores, where seeds are tested on different images: of those with a score in every trial
     of the seed."""
-    _check_mappings(scores)
     means: dict[str, dict[int, ArrayLike | None]] = {arm: dict.fromkeys(trials) for arm, trials in scores.items()}
     for seed in {seed for trials in scores.values() for seed in trials}:
         ended = {
@@ -143,15 +172,6 @@ def means_of(scores: Scores) -> Scores:
         for arm, value in ended.items():
             means[arm][seed] = math.nan if _has_diverged(value) else value[kept].mean()
     return means
-
-
-def check_fractions(table: ScoreTable, is_given: bool) -> None:
-    """Raises `UserError` for scores above 1, or of a unit that `is_given` for those that look like percentages."""
-    if np.nanmax(np.abs(table.trials), initial=0.0) > (LARGEST_FRACTION if is_given else 1.0):
-        raise UserError(
-            "Scores are taken as fractions (0.93, not 93), and some are above 1. For percent give the unit points "
-            "(unit='points' or --unit points); for fractions that may be above 1, the unit fraction."
-        )
 
 
 def read_csv(path: str | Path) -> dict[str, dict[int, Any]]:

@@ -22,6 +22,7 @@ from vitmods.stats.verdict import Claim
 from vitmods.stats.width import against_base
 from vitmods.util.errors import UserError
 
+ALPHA = 0.05  # of a study whose seeds were fixed before
 EARLY_LOOKS = (2, 3)  # where base is known
 LOOKS = (4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 MAXIMA = (8, 16, 32)  # that are offered

@@ -18,22 +18,21 @@ families: by the inequality of Sidak that is valid whatever the correlation of s
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from vitmods.stats import tables
-from vitmods.stats.contrast import ALPHA
-from vitmods.stats.decide import Plan, decision_of, family_of, limit_of
+from vitmods.stats.criteria import Criteria
+from vitmods.stats.decide import decision_of
 from vitmods.stats.decision import Decision
 from vitmods.stats.fit import Array
-from vitmods.stats.gains import FAILURES, Gains
-from vitmods.stats.read import Scores, in_common, table_of
-from vitmods.stats.sequential import interim_level
-from vitmods.stats.verdict import Claim, Effect, Verdict
+from vitmods.stats.gains import FAILURES, Gains, gains_of
+from vitmods.stats.read import Table, in_common
+from vitmods.stats.sequential import ALPHA
+from vitmods.stats.verdict import Effect, Verdict
 from vitmods.util.errors import UserError
 from vitmods.util.text import grouped, listing
 
@@ -76,82 +75,43 @@ class OverSettings:
         return f"on average; from {ends[0]} to {ends[1]}"
 
 
-def over_settings(
-    scores: Mapping[str, Scores],
-    base: str = "base",
-    margin: float = 0.5,
-    *,
-    unit: str | None = None,
-    higher_is_better: bool = True,
-    generalize: Claim = "images",
-    failed: Mapping[str, Mapping[str, Mapping[int, str]]] | None = None,
-    constant: Mapping[str, Mapping[str, Container[int]]] | None = None,
-    chance: float | Mapping[str, float | None] | None = None,
-    level: Mapping[str, float | None] | None = None,
-    groups: ArrayLike | Mapping[str, ArrayLike | None] | None = None,
-    planned: int | None = None,
-    looked: int | None = None,
-    family: int | Literal["pairs"] | None = None,
-    shared_images: bool = True,
-) -> OverSettings:
+def over_settings(tables_of: Mapping[str, Table], criteria: Criteria, *, shared_images: bool = True) -> OverSettings:
     """The effects of the same arms in several settings: on average, in each, and whether they differ.
 
-    `scores` maps a setting -> arm -> seed -> a score, or an array with a score for each test image, `failed` a setting
-    -> arm -> seed -> reason, `constant` a setting -> arm -> seeds. Arms are compared with the `base` of their setting.
-    If base has not learned in one setting, verdicts are withheld there and on average. Seeds were fixed before.
-    `chance`, `level` and `groups` may differ by setting. Without `shared_images`, settings are tested on different
-    images, as data sets are. The rest is as in `vitmods.decide`.
+    `tables_of` maps a setting to its table; arms are compared with the base of their setting. If base has not learned
+    in one setting, verdicts are withheld there and on average. Seeds were fixed before. Without `shared_images`,
+    settings are tested on different images, as data sets are.
 
     Raises:
         UserError: fewer than two settings, settings with other arms, scores that cannot be compared.
     """
-    if len(scores) < 2:
+    if len(tables_of) < 2:
         raise UserError("Give the scores of two settings or more; one alone is for vitmods.decide.")
-    first = next(iter(scores.values()))
-    for setting, arms in scores.items():
-        if set(arms) != set(first):
+    arms = next(iter(tables_of.values())).arms
+    for setting, table in tables_of.items():
+        if set(table.arms) != set(arms):
             raise UserError(f"Setting {setting} has other arms than the first: every setting needs all of them.")
-    seeds = dict.fromkeys(seed for arms in scores.values() for trials in arms.values() for seed in trials)
-    tables = [
-        table_of(
-            {arm: {seed: arms[arm].get(seed) for seed in seeds} for arm in first},
-            base, (failed or {}).get(setting), (constant or {}).get(setting),
-        )
-        for setting, arms in scores.items()
-    ]  # fmt: skip
-    tables = in_common(tables) if shared_images else tables
-    chances = chance if isinstance(chance, Mapping) else dict.fromkeys(scores, chance)
-    groups_of = groups if isinstance(groups, Mapping) else dict.fromkeys(scores, groups)
-    fewest = min(table.fewest for table in tables)
-    plan = Plan(
-        margin, unit, higher_is_better, generalize, None, next((g for g in groups_of.values() if g is not None), None),
-        interim_level(fewest, planned, looked) or ALPHA, provisional=planned is not None and fewest < planned,
-        family=family_of(family, len(first) - 1), of_pairs=family == "pairs", limit=limit_of(tables, unit),
-    )  # fmt: skip
-    gains = [
-        replace(plan, chance=chances[setting], level=(level or {}).get(setting), groups=groups_of[setting]).gains(table)
-        for setting, table in zip(scores, tables, strict=True)
-    ]
-    names = (base, *(arm for arm in first if arm != base))
+    seeds = sorted({seed for table in tables_of.values() for seed in table.seeds})
+    aligned = [table.aligned(arms, seeds) for table in tables_of.values()]
+    aligned = in_common(aligned) if shared_images else aligned
+    family = criteria.contrasts(len(arms) - 1)
+    analysis = criteria.analysis(min(table.fewest for table in aligned), family)
+    gains = [gains_of(table, criteria) for table in aligned]
+    gains = [replace(one, limit=max(other.limit for other in gains)) for one in gains]
     average, *others = (
-        [
-            decision_of(
-                names,
-                weighted(gains, row, shared_images),
-                replace(plan, alpha=level, limit=plan.limit * abs(row).sum()),
-            )
-            for row in weights
-        ]
-        for weights, level in families(len(gains), plan.alpha)
+        [decision_of(weighted(gains, row, shared_images), criteria, replace(analysis, alpha=level)) for row in weights]
+        for weights, level in families(len(gains), analysis.alpha)
     )
     each, departures = (
         {
-            arm: {name: replace(decision[arm], arm=name) for name, decision in zip(scores, decisions, strict=True)}
-            for arm in names[1:]
+            arm: {name: replace(decision[arm], arm=name) for name, decision in zip(tables_of, decisions, strict=True)}
+            for arm in arms[1:]
         }
         for decisions in others
     )
-    apart = grouped((name, note) for name, decision in zip(scores, others[0], strict=True) for note in decision.notes)
+    apart = grouped(
+        (name, note) for name, decision in zip(tables_of, others[0], strict=True) for note in decision.notes
+    )
     notes = [f"under {listing(names)}: {note}" for note, names in apart.items()]
     return OverSettings(replace(average[0], notes=(*average[0].notes, *notes)), each, departures)
 
@@ -185,5 +145,6 @@ def weighted(settings: Sequence[Gains], weights: Array, shared_images: bool = Tr
         kinds={kind: np.any([gains.kinds[kind] for _, gains in used], 0) for kind in FAILURES},
         ended=np.all([gains.ended for _, gains in used], 0), pooled=np.all([gains.pooled for _, gains in used], 0),
         near=np.all([gains.near for _, gains in used], 0), base=np.nan, level=np.nan,
-        learned=np.all([gains.learned for gains in settings], 0),
+        learned=np.all([gains.learned for gains in settings], 0), grouped=any(gains.grouped for _, gains in used),
+        limit=used[0][1].limit * abs(weights).sum(),
     )  # fmt: skip

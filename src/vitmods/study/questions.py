@@ -13,12 +13,16 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from vitmods.stats.decide import decide
+from numpy.typing import ArrayLike
+
+from vitmods.stats.criteria import Criteria
+from vitmods.stats.decide import decide_table
 from vitmods.stats.decision import Decision, beats_both, of_both
 from vitmods.stats.factorial import LOOKS as FACTORIAL_LOOKS
 from vitmods.stats.factorial import Factorial, factorial
+from vitmods.stats.read import Table
 from vitmods.stats.sequential import LOOKS
 from vitmods.stats.settings import OverSettings, over_settings
 from vitmods.stats.verdict import FRACTION, Effect
@@ -30,9 +34,6 @@ from vitmods.study.store import StudyFolder
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.text import listing
-
-Arguments = dict[str, Any]
-"""of `decide`"""
 
 
 def decision_at(
@@ -47,14 +48,10 @@ def decision_at(
 
     Raises UserError if trials were evaluated on different images.
     """
-    most, planned = _most(state, LOOKS), _planned(state, seeds)
+    criteria = _criteria(state, seeds, base, LOOKS)
 
     def against(beside: str = "") -> Decision:
-        scores, criteria = _scores(state, seeds, [setting], without, beside)
-        return decide(
-            base=base, family=_family(state, base), frozen=frozen, most_seeds=most, planned=planned,
-            resampled=state.images.sizes, **scores[setting], **criteria,
-        )  # fmt: skip
+        return decide_table(_tables(state, seeds, [setting], base, without, beside)[setting], criteria, frozen)
 
     decision = against()
     for (point,), arms in _beside(state, [setting], base).items():
@@ -66,25 +63,18 @@ def decision_at(
 def factorial_at(state: StudyState, seeds: Sequence[int], setting: Point = AS_IS) -> Factorial:
     """Decide on the changes of a factorial study, on average over the other changes."""
     assert state.settings.design is not None
-    scores, criteria = _scores(state, seeds, [setting])
-    return factorial(
-        design=state.settings.design.design, most_seeds=_most(state, FACTORIAL_LOOKS), planned=_planned(state, seeds),
-        **scores[setting], **criteria,
-    )  # fmt: skip
+    table = _tables(state, seeds, [setting])[setting]
+    return factorial(table, state.settings.design.design, _criteria(state, seeds, BASE, FACTORIAL_LOOKS))
 
 
 def over_settings_at(state: StudyState, base: str = BASE) -> OverSettings:
     """Decide on every arm on average over the settings of a sweep, and under each."""
     seeds, points = state.settings.seeds, state.settings.sweep.points
-    planned = _planned(state, seeds)
+    criteria = _criteria(state, seeds, base)
 
     def against(beside: str = "") -> OverSettings:
-        scores, criteria = _scores(state, seeds, points, beside=beside)
-        by_setting: Arguments = {
-            name: {str(point): scores[point][name] for point in points}
-            for name in ("scores", "failed", "constant", "level")
-        }
-        return over_settings(base=base, family=_family(state, base), planned=planned, **by_setting, **criteria)
+        tables = _tables(state, seeds, points, base, beside=beside)
+        return over_settings({str(point): table for point, table in tables.items()}, criteria)
 
     over = against()
     for chosen, arms in _beside(state, points, base).items():
@@ -105,9 +95,8 @@ def over_studies(folders: Iterable[str | Path]) -> OverSettings:
     averaged: of another task, other arms, seeds, metric, margin or claim, or of the same data set twice.
     """
     shared: dict[str, Any] = {}
-    by_set: Arguments = {name: {} for name in ("scores", "failed", "constant", "level", "chance", "groups")}
-    criteria: Arguments = {}
-    fingerprints, looked = set(), [0]
+    tables: dict[str, Table] = {}
+    criteria, fingerprints, looked = Criteria(), set(), [0]
     for path in folders:
         folder = StudyFolder(path)
         folder.refresh()
@@ -122,15 +111,13 @@ def over_studies(folders: Iterable[str | Path]) -> OverSettings:
         if different := [name for name, value in compared.items() if shared.setdefault(name, value) != value]:
             raise UserError(f"{named(folder.path)} has another {listing(different)} than the first study.")
         name, images = settings.fixed["data"], settings.fixed["images"]
-        if name in by_set["scores"] or images in fingerprints:
+        if name in tables or images in fingerprints:
             raise UserError(f"Two studies are of {name}: give one study for each data set.")
         fingerprints.add(images)
-        scores, criteria = _scores(state, settings.seeds, [AS_IS])
-        for key, value in {**scores[AS_IS], "chance": criteria["chance"], "groups": criteria["groups"]}.items():
-            by_set[key][name] = value
+        tables[name] = _tables(state, settings.seeds, [AS_IS])[AS_IS]
         looked.append(state.earlier.most or 0)
-        criteria |= {"planned": _planned(state, settings.seeds), "family": _family(state, BASE)}
-    return over_settings(**{**criteria, **by_set, "looked": max(looked) or None}, shared_images=False)
+        criteria = replace(_criteria(state, settings.seeds), looked=max(looked) or None)
+    return over_settings(tables, criteria, shared_images=False)
 
 
 def _beside(state: StudyState, points: Sequence[Point], base: str) -> dict[tuple[Point | None, ...], list[str]]:
@@ -142,21 +129,27 @@ def _beside(state: StudyState, points: Sequence[Point], base: str) -> dict[tuple
     return {chosen: names for chosen, names in arms.items() if any(chosen)}
 
 
-def _family(state: StudyState, base: str) -> int | Literal["pairs"]:
-    """The arms that were planned or shown; all pairs for a reference that was chosen after the scores."""
-    return max(len(state.settings.arms), state.earlier.family) if base == BASE else "pairs"
+def _criteria(state: StudyState, seeds: Sequence[int], base: str = BASE, looks: Sequence[int] = ()) -> Criteria:
+    """What the study settled before its scores were seen. `looks`: at which one that runs until it is decided is read.
+
+    The family is the arms that were planned or shown; all pairs for a reference that was chosen after the scores.
+    Verdicts are provisional without all seeds that may be run, as long as their number is not settled.
+    """
+    settings, metric = state.settings, state.settings.measure.metric
+    return Criteria(
+        settings.margin, FRACTION if metric.unit == "%" else metric.unit, metric.higher_is_better, settings.generalize,
+        family=max(len(settings.arms), state.earlier.family) if base == BASE else "pairs",
+        most_seeds=min(max(len(settings.seeds), looks[0]), looks[-1]) if looks and settings.until_decided else None,
+        planned=max(len(seeds), state.images.plan.spare), looked=state.earlier.most,
+    )  # fmt: skip
 
 
-def _planned(state: StudyState, seeds: Sequence[int]) -> int:
-    """Seeds without which verdicts are provisional: all that may be run, as long as their number is not settled."""
-    return max(len(seeds), state.images.plan.spare)
-
-
-def _scores(
-    state: StudyState, seeds: Sequence[int], points: Sequence[Point], without: Container[str] = (), beside: str = ""
-) -> tuple[dict[Point, Arguments], Arguments]:
-    """Return `scores`, `failed`, `constant` and `level` of `decide` for each setting, and the shared criteria. An arm
-    does not have trials before its point is chosen. `beside`: an arm at whose point base is read."""
+def _tables(
+    state: StudyState, seeds: Sequence[int], points: Sequence[Point], base: str = BASE, without: Container[str] = (),
+    beside: str = "",
+) -> dict[Point, Table]:  # fmt: skip
+    """Return the table of each setting. An arm does not have trials before its point is chosen. `beside`: an arm at
+    whose point base is read."""
     settings, metric, known = state.settings, state.settings.measure.metric, state.records
     by_setting: dict[Point, dict[str, list[TrialRecord]]] = {}
     for point in points:
@@ -179,37 +172,25 @@ def _scores(
             "the study again in another folder."
         )
     has_images = all(trial.images is not None for trial in finished)
-    arguments: dict[Point, Arguments] = {}
-    for setting, arms in by_setting.items():
-        scores: dict[str, dict[int, Any]] = {arm: {} for arm in arms}
-        failed: dict[str, dict[int, str]] = {arm: {} for arm in arms}
-        constant: dict[str, set[int]] = {arm: set() for arm in arms}
-        for arm, records in arms.items():
-            for trial in records:
-                by_image = trial.images if trial.status == "finished" and has_images else None
-                scores[arm][trial.seed] = trial.score(metric.name) if by_image is None else by_image.values
-                if trial.status == "diverged":
-                    failed[arm][trial.seed] = trial.message or "diverged"
-                if trial.constant:
-                    constant[arm].add(trial.seed)
-        level = state.images.level.get(str(setting)) if metric.name == "top1" else None
-        arguments[setting] = {"scores": scores, "failed": failed, "constant": constant, "level": level}
-    criteria = {
-        "margin": settings.margin,
-        "unit": FRACTION if metric.unit == "%" else metric.unit,
-        "higher_is_better": metric.higher_is_better,
-        "generalize": settings.generalize,
-        "looked": state.earlier.most,
-        "chance": state.images.constant.get(metric.name),
-        "groups": state.images.groups if has_images and finished else None,
-    }
-    return arguments, criteria
 
+    def score(trial: TrialRecord) -> ArrayLike | None:
+        of_images = trial.images if trial.status == "finished" and has_images else None
+        return trial.score(metric.name) if of_images is None else of_images.values
 
-def _most(state: StudyState, looks: Sequence[int]) -> int | None:
-    """The maximum of a study that runs until it is decided; None if its seeds were fixed before."""
-    count = len(state.settings.seeds)
-    return min(max(count, looks[0]), looks[-1]) if state.settings.until_decided else None
+    return {
+        setting: Table.of(
+            {arm: {trial.seed: score(trial) for trial in trials} for arm, trials in arms.items()}, base,
+            {
+                arm: {trial.seed: trial.message or "diverged" for trial in trials if trial.status == "diverged"}
+                for arm, trials in arms.items()
+            },
+            {arm: {trial.seed for trial in trials if trial.constant} for arm, trials in arms.items()},
+            resampled=state.images.sizes, chance=state.images.constant.get(metric.name),
+            level=state.images.level.get(str(setting)) if metric.name == "top1" else None,
+            groups=state.images.groups if has_images and finished else None,
+        )
+        for setting, arms in by_setting.items()
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
