@@ -26,8 +26,8 @@ help:  ## list the targets
 venv: $(READY)  ## make .venv with the locked dependencies and vitmods itself
 
 $(READY): requirements.lock pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON). Install Python 3.11, 3.12 or 3.13, or name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "vitmods needs Python 3.11, 3.12 or 3.13; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON). Install Python 3.11 to 3.14, or name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || { echo "vitmods needs Python 3.11 to 3.14; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make environments. Install its venv module (Debian, Ubuntu: apt-get install python3-venv)." >&2; exit 1; }
 	@echo "Making $(VENV): the first time this downloads PyTorch and takes a few minutes."
 	$(PYTHON) -m venv $(VENV)
@@ -100,7 +100,7 @@ format: $(READY)  ## let ruff fix what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Exact versions with hashes for Python 3.11 to 3.13, and no index address.
+# Exact versions with hashes for Python 3.11 to 3.14, and no index address.
 lock:  ## rebuild requirements.lock from pyproject.toml (needs uv)
 	@command -v $(UV) >/dev/null || { echo "make lock needs uv: python3 -m pip install uv" >&2; exit 1; }
 	$(UV) pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
