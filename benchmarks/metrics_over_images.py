@@ -19,7 +19,7 @@ from scipy.special import expit
 from vitmods.evals.accuracy import bins_of_equal_size, bins_of_equal_width
 from vitmods.stats.decide import decide
 from vitmods.stats.images import jackknife, mean_ratio, precision
-from vitmods.stats.width import POOLED, critical_value
+from vitmods.stats.width import POOLED_FRACTION, critical_value
 
 CLASSES = 12
 
@@ -135,7 +135,7 @@ def row(name, k, n, m, studies):
     seeds = np.array([2 * effect.sd**2 / n for effect in effects])
     images = max(0.0, np.var([effect.effect for effect in effects]) - seeds.mean())
     df = (seeds + images) ** 2 / (seeds**2 / [effect.df for effect in effects])
-    ideal = critical_value(k, df, 0.05 if k == 1 else POOLED * 0.05) * np.sqrt(seeds + images)
+    ideal = critical_value(k, df, 0.05 if k == 1 else POOLED_FRACTION * 0.05) * np.sqrt(seeds + images)
     return (*(100 * np.mean(false, 0)), np.mean([effect.half for effect in effects]) / ideal.mean())
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitmods.stats import plan
+from vitmods.stats import sample_size
 from vitmods.stats.decide import decide
 from vitmods.stats.design import _GENERATORS, exchange, fraction, plan_factorial, resolution
 from vitmods.stats.fit import fit
-from vitmods.stats.plan import (
-    SIMULATED,
+from vitmods.stats.sample_size import (
+    SIMULATED_SEEDS,
     Findable,
     detectable,
     finest,
@@ -223,9 +223,9 @@ def test_detectable_effects_are_detected():
 
 
 def test_beyond_what_is_simulated_and_with_images():
-    before, after = detectable(4, SIMULATED), detectable(4, SIMULATED + 1)
+    before, after = detectable(4, SIMULATED_SEEDS), detectable(4, SIMULATED_SEEDS + 1)
     assert 0.97 < after.effect / before.effect < 1
-    assert detectable(4, 4 * SIMULATED).effect == pytest.approx(before.effect / 2)
+    assert detectable(4, 4 * SIMULATED_SEEDS).effect == pytest.approx(before.effect / 2)
     assert detectable(4, 10_000, images=0.5).effect > 0.5 * 2.4
     assert detectable(4, 8, images=0.5).effect > detectable(4, 8).effect
     assert detectable(1, 1) == Findable(math.inf, math.inf, math.inf)
@@ -246,7 +246,7 @@ def test_seeds_for_is_the_least_number_and_what_images_resolve():
 def test_the_number_before_training_is_near_the_interval_after_it(images, disagree, k, n):
     """Trainings that disagree on so many of the images, and an arm and base on a sixth of that for every seed: the
     median interval is within 1.5 times what `vitmods data`, the dry run and a budget promise."""
-    promised = float(re.search(r"±([\d.]+)", plan.resolution(images, k=k, n=n))[1])
+    promised = float(re.search(r"±([\d.]+)", sample_size.resolution(images, k=k, n=n))[1])
     rng, halves = np.random.default_rng(0), []
     for _ in range(60):
         uncertain = rng.random((1, 1, images)) < 2 * disagree

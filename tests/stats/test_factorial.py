@@ -7,7 +7,7 @@ import pytest
 
 from vitmods.stats.criteria import Criteria
 from vitmods.stats.design import plan_factorial
-from vitmods.stats.factorial import LOOKS, NOMINAL, detectable, factorial, intervals
+from vitmods.stats.factorial import LOOK_LEVEL, LOOK_SEEDS, detectable, factorial, intervals
 from vitmods.stats.fit import fit
 from vitmods.stats.read import Table
 from vitmods.stats.verdict import Verdict
@@ -141,8 +141,8 @@ def test_known_excesses_and_conflicts():
 
 @pytest.mark.parametrize("k", [3, 5, 8])
 def test_false_claims_at_any_look(k):
-    design, scores = simulated(k, LOOKS[-1])
-    wrong = np.any([claims(scores[..., :r], design.weights, NOMINAL) for r in LOOKS], axis=0)
+    design, scores = simulated(k, LOOK_SEEDS[-1])
+    wrong = np.any([claims(scores[..., :r], design.weights, LOOK_LEVEL) for r in LOOK_SEEDS], axis=0)
     assert wrong.mean() <= bound(0.05)
 
 
@@ -286,7 +286,7 @@ def test_looks_use_their_own_level_and_whole_looks_alone():
     design = plan_factorial(NAMES[:3])
     scores = scores_of(design, {"dpn": 2.0}, n=5)
     study = points(scores, design, most_seeds=8)
-    assert (study.n, study["dpn"].alpha) == (4, NOMINAL)
+    assert (study.n, study["dpn"].alpha) == (4, LOOK_LEVEL)
     assert "look at 4 of at most 8 seeds" in study.look
     fixed = points({name: dict(list(seeds.items())[:4]) for name, seeds in scores.items()}, design)
     assert study["dpn"].low < fixed["dpn"].low

@@ -7,7 +7,7 @@ import pytest
 
 import vitmods as vm
 from vitmods.stats.fit import fit
-from vitmods.stats.plan import FEASIBLE, FORECAST, chance, detectable, forecast
+from vitmods.stats.sample_size import FEASIBLE_CHANCE, FORECAST_SEEDS, chance, detectable, forecast
 from vitmods.stats.sequential import decided, futile, looks, nominal_level
 from vitmods.stats.verdict import Verdict
 from vitmods.stats.width import against_base
@@ -67,14 +67,14 @@ def test_a_verdict_at_any_look_counts_and_a_futile_arm_ends():
 def outcomes(size, k, n, tau, margin=0.3):
     """(forecast, whether it was decided, maximum) of each open arm of simulated studies that go on, whose effects are
     N(0, tau) in sd of one trial."""
-    rng, most = np.random.default_rng(3), FORECAST[-1]
+    rng, most = np.random.default_rng(3), FORECAST_SEEDS[-1]
     scores = rng.standard_normal((size // (12 * k), k + 1, most))
     scores[:, 1:] += tau * rng.standard_normal((len(scores), k, 1))
     scores = 0.8 + scores / 100
     first = [vm.decide({str(a): dict(enumerate(row[:n])) for a, row in enumerate(s)}, "0", margin) for s in scores]
     chances = [[forecast(effect) for effect in decision.effects.values()] for decision in first]
     ended = []
-    for last in (m for m in FORECAST if m > n):
+    for last in (m for m in FORECAST_SEEDS if m > n):
         ever = np.zeros((len(scores), k), bool)
         running = ~ever
         for now in (m for m in looks(last) if m > n):
@@ -96,7 +96,7 @@ def test_chances_are_calibrated(tau, size):
         if inside.sum() > 20:
             error = 3 * np.sqrt(0.25 / inside.sum())
             assert abs(was_decided[inside].mean() - predicted[inside].mean()) < 0.07 + error, low
-    hopeless = (predicted < FEASIBLE) & (most == FORECAST[-1])
+    hopeless = (predicted < FEASIBLE_CHANCE) & (most == FORECAST_SEEDS[-1])
     assert not hopeless.any() or was_decided[hopeless].mean() < 0.2
 
 

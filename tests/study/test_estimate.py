@@ -15,7 +15,7 @@ from vitmods.cli import main
 from vitmods.model.flops import count_macs, count_params
 from vitmods.model.vit import vit
 from vitmods.recipes import plain
-from vitmods.stats.plan import detectable, resolution, sd_range
+from vitmods.stats.sample_size import detectable, resolution, sd_range
 from vitmods.study import Answer, Study
 from vitmods.study.budget import make_budget
 from vitmods.study.cost import Steps

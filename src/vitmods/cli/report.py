@@ -112,7 +112,7 @@ def decide_scores(arguments: Sequence[str]) -> int:
     if options.markdown + options.latex + options.json > 1:
         raise UserError("Give one of --markdown, --latex and --json.")
     from vitmods.stats.decide import decide
-    from vitmods.stats.plan import forecast
+    from vitmods.stats.sample_size import forecast
     from vitmods.stats.verdict import Verdict
 
     decision = decide(

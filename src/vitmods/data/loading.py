@@ -163,7 +163,7 @@ def check(spec: str | Path, **split: Any) -> Checked:
     held_out = origin.startswith("made") or "test" not in splits
     tested = [split for name, split in splits.items() if name == "test" or (name == "val" and held_out)]
     if source.target == "class" and any(map(len, tested)):
-        from vitmods.stats.plan import resolution  # a second for scipy, which workers do without
+        from vitmods.stats.sample_size import resolution  # a second for scipy, which workers do without
 
         summary["resolution"] = resolution(*independent(tested))
     return Checked(summary, describe(summary))

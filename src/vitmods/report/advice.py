@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from vitmods.report.text import LEANING, confirmed_text, not_learned, points, ranked, ranked_effects
-from vitmods.stats.factorial import LOOKS, NOMINAL, detectable
+from vitmods.stats.factorial import LOOK_LEVEL, LOOK_SEEDS, detectable
 from vitmods.stats.gains import BELOW
-from vitmods.stats.plan import forecast
+from vitmods.stats.sample_size import forecast
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer, ArmAnswer
 from vitmods.study.arms import BASE
@@ -177,9 +177,9 @@ def _factorial(answer: Answer) -> Iterator[Step]:
             yield Step(f"{effect.arm}: runs with it failed ({effect.failures}). Compare it by itself.")
     scale = math.sqrt(len(design.runs) / (2 * float(design.relative_variance.max())))  # V = 2 sd^2 / n of an effect
     for effect in ranked_effects(answer):
-        halves = {n: scale * detectable(design, n, NOMINAL).half for n in LOOKS if n > effect.n}
+        halves = {n: scale * detectable(design, n, LOOK_LEVEL).half for n in LOOK_SEEDS if n > effect.n}
         if expected := forecast(
-            effect, {most: {n: half for n, half in halves.items() if n <= most} for most in LOOKS[-3:]}
+            effect, {most: {n: half for n, half in halves.items() if n <= most} for most in LOOK_SEEDS[-3:]}
         ):
             yield Step(f"{effect.arm}{LEANING.get(effect.leans, '')}: {expected} of every run.")
     for name in design.left_out:

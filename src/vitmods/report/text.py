@@ -12,7 +12,7 @@ from vitmods.stats.decision import PAIRS, level_of
 from vitmods.stats.gains import BELOW, rate_bound
 from vitmods.stats.tables import interval, signed, so_far
 from vitmods.stats.tables import seeds as seeds
-from vitmods.stats.verdict import POINTS, Effect, Verdict
+from vitmods.stats.verdict import POINTS_PER_FRACTION, Effect, Verdict
 from vitmods.study.answer import Answer, ArmAnswer, ArmCost, SettingAnswer, Tuning
 from vitmods.study.arms import BASE
 from vitmods.study.frozen import trained_lines
@@ -269,7 +269,7 @@ def change_of(metric: Metric, base: ArmAnswer, arm: ArmAnswer) -> str:
 
 def scale_of(metric: Metric) -> float:
     """Return 100 for metrics in percent, which are stored as fractions, else 1."""
-    return POINTS if metric.unit == "%" else 1.0
+    return POINTS_PER_FRACTION if metric.unit == "%" else 1.0
 
 
 def of_metric(metric: Metric) -> str:

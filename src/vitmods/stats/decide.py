@@ -16,16 +16,25 @@ from vitmods.stats.criteria import Analysis, Criteria
 from vitmods.stats.decision import Decision, Pair
 from vitmods.stats.effects import Intervals, Sides, effect_of, has_interval, mean_of
 from vitmods.stats.expected import with_expected
-from vitmods.stats.fit import FEW_SEEDS, KNOWN, SHARED, Array, Contrasts, Errors, Fit, Mask, contrasts
+from vitmods.stats.fit import FEW_SEEDS, KNOWN_SEEDS, SHARED_SEEDS, Array, Contrasts, Errors, Fit, Mask, contrasts
 from vitmods.stats.gains import Gains, gains_of
 from vitmods.stats.read import Scores, Table, read_csv
-from vitmods.stats.sequential import INTERIM_LEVEL, LAST_LEVEL, LOOKS, futile, last_look, looks, nominal_level, steps_of
+from vitmods.stats.sequential import (
+    INTERIM_LEVEL,
+    LAST_LEVEL,
+    LOOK_SEEDS,
+    futile,
+    last_look,
+    looks,
+    nominal_level,
+    steps_of,
+)
 from vitmods.stats.verdict import STOPS, Claim, Effect, Verdict
 from vitmods.stats.width import HalfWidth, against_base, critical_value, half_width, over_parts, total_df
 from vitmods.util.errors import UserError
 from vitmods.util.text import listing, plural
 
-FOLLOWS = 0.9  # a correlation with base
+FOLLOWING_CORRELATION = 0.9  # a correlation with base
 FEW_GROUPS = 8
 
 
@@ -101,7 +110,7 @@ def decide_table(table: Table, criteria: Criteria, frozen: Mapping[str, Effect] 
     else:
         table, n, look = at_look(table, most, frozen)
         looked, last = criteria.looked, LAST_LEVEL if criteria.looked is None else INTERIM_LEVEL
-        alpha = nominal_level(max(most, looked or 0), n or LOOKS[0], last)
+        alpha = nominal_level(max(most, looked or 0), n or LOOK_SEEDS[0], last)
         analysis = Analysis(alpha, family, too_early=n == 0, look=look)
     decision = decision_of(gains_of(table, criteria), criteria, analysis, frozen)
     return dataclasses.replace(decision, notes=(*decision.notes, *_unread(full, table, frozen)))
@@ -150,7 +159,7 @@ def at_look(table: Table, most: int, frozen: Mapping[str, Effect]) -> tuple[Tabl
     """
     done = min(int(row.sum()) for arm, row in zip(table.arms, table.ended) if arm not in frozen)
     base = table.ended[0]
-    only_base = base & ~table.ended[1:].any(0) & (base.sum() >= KNOWN)  # seeds that no arm has
+    only_base = base & ~table.ended[1:].any(0) & (base.sum() >= KNOWN_SEEDS)  # seeds that no arm has
     n, look = last_look(looks(most, steps_of(int(base.sum()) if only_base.any() else 0)), done)
     if not n:
         return table, 0, look
@@ -191,7 +200,7 @@ def _effect(a: int, gains: Gains, fitted: Fit, criteria: Criteria, analysis: Ana
     if verdict in (Verdict.HELPS, Verdict.HURTS) and max(map(abs, effect.interval)) < criteria.margin:
         notes = (*notes, f"{verdict} by less than the margin")
     w = fitted.errors.guarded
-    has_ratio = n >= SHARED and len(w) > 2 and w[0] > 0  # base and one arm have one spread between them
+    has_ratio = n >= SHARED_SEEDS and len(w) > 2 and w[0] > 0  # base and one arm have one spread between them
     return dataclasses.replace(
         effect, notes=notes,
         spread_ratio=math.sqrt(w[a] / w[0]) if has_ratio else math.nan, correlation=float(fitted.correlation[a - 1]),
@@ -234,7 +243,7 @@ def _notes(gains: Gains, fitted: Fit) -> list[str]:
     notes, (base, *arms) = gains.notes(), gains.arms
     if gains.grouped and gains.images is not None and gains.images.shape[-1] < FEW_GROUPS:
         notes.append(f"the images are {gains.images.shape[-1]} groups: intervals for other groups take {FEW_GROUPS}")
-    followers = [arm for arm, r in zip(arms, fitted.correlation) if r > FOLLOWS]
+    followers = [arm for arm, r in zip(arms, fitted.correlation) if r > FOLLOWING_CORRELATION]
     if 2 <= len(followers) < len(arms) <= 2 * len(followers) and fitted.against.seeds.min() <= FEW_SEEDS:
         notes.append(
             f"{listing(followers)} follow {base} from seed to seed: where several arms do, 6 to 8 % of studies with "

@@ -24,13 +24,13 @@ from vitmods.stats.fit import Array
 from vitmods.stats.verdict import Effect
 
 TAUS, WEIGHTS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4), (3, 3, 1, 1, 1, 1)
-SDS = 16  # quantiles of the sd
+SD_QUANTILES = 16  # quantiles of the sd
 
 
 def expected(estimate: Array, sd: Array, df: Array, own: Array, base: Array, images: Array) -> Array:
     """Means (..., k) of the effects of k arms of one study, of estimates (..., k) whose variance is sd^2 times `own`
     seeds' and `base` seeds' part, and that of `images`."""
-    quantiles = (np.arange(SDS) + 0.5) / SDS
+    quantiles = (np.arange(SD_QUANTILES) + 0.5) / SD_QUANTILES
     degrees = df.mean(-1)[..., None]
     scale = (degrees / (2 * special.gammaincinv(degrees / 2, quantiles)))[..., :, None, None]
     d, one, apart, shared, of_images = (x[..., None, None, :] for x in (estimate, sd**2, own, base, images))

@@ -28,15 +28,15 @@ from vitmods.stats.expected import with_expected
 from vitmods.stats.fit import Array, Contrasts, Mask, contrasts, noise
 from vitmods.stats.gains import Gains, gains_of
 from vitmods.stats.images import images_part
-from vitmods.stats.plan import STUDIES, Findable
 from vitmods.stats.read import Table
+from vitmods.stats.sample_size import SIMULATED_STUDIES, Findable
 from vitmods.stats.sequential import ALPHA
 from vitmods.stats.verdict import Effect, Verdict
 from vitmods.stats.width import HalfWidth, half_width
 from vitmods.util.errors import UserError
 from vitmods.util.text import listing
 
-LOOKS, NOMINAL = (2, 3, 4, 6, 8), 0.020
+LOOK_SEEDS, LOOK_LEVEL = (2, 3, 4, 6, 8), 0.020
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,7 +107,7 @@ def factorial(table: Table, design: Design, criteria: Criteria) -> Factorial:
     kept[0] = True  # the seeds that base lacks are left out for all runs
     seeds, look = at_look(np.asarray(np.isfinite(gains.trials[kept]).all(0)), criteria.most_seeds)
     images = None if gains.images is None else gains.images[kept][:, seeds]
-    alpha = ALPHA if criteria.most_seeds is None else NOMINAL
+    alpha = ALPHA if criteria.most_seeds is None else LOOK_LEVEL
     study = _Study(gains, gains.trials[kept][:, seeds], images, kept, criteria, alpha, table.fewest)
     effects = with_expected(study.effects(design.changes, least_squares(design.on[kept]), design.on.T), False)
     pairs = {}
@@ -143,10 +143,10 @@ def intervals(
 @lru_cache(maxsize=256)
 def detectable(design: Design, n: int, alpha: float = ALPHA) -> Findable:
     """The effects of the least precise change that `n` seeds of every run can find, in sd of one trial, without the
-    images' part; from simulated studies without an effect, as `vitmods.stats.plan.detectable`."""
+    images' part; from simulated studies without an effect, as `vitmods.stats.sample_size.detectable`."""
     if n < 2 or (n == 2 and len(design.runs) <= ENOUGH_DF):
         return Findable(math.inf, math.inf, math.inf)
-    scores = np.random.default_rng(0).standard_normal((STUDIES, len(design.runs), n))
+    scores = np.random.default_rng(0).standard_normal((SIMULATED_STUDIES, len(design.runs), n))
     least = np.isclose(design.relative_variance, design.relative_variance.max())
     estimates, width, _ = intervals(scores, design.weights, alpha)
     return Findable.of(width.total[:, least], estimates.estimate[:, least])
@@ -154,7 +154,7 @@ def detectable(design: Design, n: int, alpha: float = ALPHA) -> Findable:
 
 def looks(most: int) -> tuple[int, ...]:
     """The seeds at which a study of at most `most` seeds is looked at. UserError outside 2 to 8."""
-    return sequential.looks(most, LOOKS, "factorial study")
+    return sequential.looks(most, LOOK_SEEDS, "factorial study")
 
 
 def at_look(ended: Mask, most: int | None) -> tuple[Mask, str]:

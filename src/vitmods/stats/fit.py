@@ -34,9 +34,9 @@ Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 PRIOR_DF, FREE_DF = 4, 2  # d0 where seeds are blocks, and where not
-SHARED = 3  # the fewest seeds for a correlation or a ratio of sds: of two, every correlation is 1 or -1
+SHARED_SEEDS = 3  # the fewest seeds for a correlation or a ratio of sds: of two, every correlation is 1 or -1
 FEW_SEEDS = 5  # below which the spread of base is so uncertain that the level needs its own degrees of freedom
-KNOWN = 8  # seeds of base from which those that no arm has count
+KNOWN_SEEDS = 8  # seeds of base from which those that no arm has count
 SINGULAR = 1e-9
 ROUNDING = 1e-12  # of the scores: what differs by less does not differ
 
@@ -106,7 +106,7 @@ def fit(scores: Array, reference: int = 0, floor: float = 0.0, pooled: Mask | No
     weights[:, reference] = -1
     present = np.isfinite(scores)
     base_alone = present[..., reference, :] & ~np.delete(present, reference, -2).any(-2)
-    knows_more = base_alone.any(-1) & (present[..., reference, :].sum(-1) >= KNOWN)
+    knows_more = base_alone.any(-1) & (present[..., reference, :].sum(-1) >= KNOWN_SEEDS)
     errors = noise(scores, floor, pooled, blocks=not knows_more.all())
     seeds = np.isfinite(scores[..., reference, :]).sum(-1)
     noisy = (errors.unbiased[..., reference] > errors.mse) & (seeds < FEW_SEEDS)
@@ -121,7 +121,7 @@ def fit(scores: Array, reference: int = 0, floor: float = 0.0, pooled: Mask | No
     with np.errstate(invalid="ignore", divide="ignore"):
         correlation = np.nansum(a * b, -1) / np.sqrt(np.nansum(a * a, -1) * np.nansum(b * b, -1))
     against = contrasts(scores, weights, errors, floor)
-    return Fit(errors, against, np.where(against.seeds < SHARED, np.nan, correlation))
+    return Fit(errors, against, np.where(against.seeds < SHARED_SEEDS, np.nan, correlation))
 
 
 def contrasts(scores: Array, weights: Array, errors: Errors, floor: float = 0.0) -> Contrasts:

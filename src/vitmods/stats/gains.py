@@ -13,10 +13,10 @@ A trial fails in one of three ways, each counted and reported by itself:
   so is the median where the arm has such trials, so that several collapses of one arm do not hide one another.
 
 An arm has learned if the median of its trials is above the best constant prediction by more than the margin (at most
-`LEARNED`), the sd of one of its trials, and the test error of one. Where base has not, no verdict is given but `helps`
-of an arm that has: arms that are all at the constant prediction are equivalent, which says nothing about the arms.
+`LEARNED_POINTS`), the sd of one of its trials, and the test error of one. Where base has not, no verdict is given but
+`helps` of an arm that has: arms that are all at the constant prediction are equivalent, which says nothing about them.
 Where base starts from trained weights and its median is below a linear probe of these by more than the margin (at most
-`LEARNED`), there is no verdict at all: training lost what they hold, and arms that keep more of it seem better.
+`LEARNED_POINTS`), there is no verdict at all: training lost what they hold, and arms that keep more of it seem better.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from numpy.typing import ArrayLike
 
 from vitmods.stats.criteria import Criteria
 from vitmods.stats.fit import Array, Fit, Mask, fit
-from vitmods.stats.images import NEAR, ImagesPart, clusters, images_part
+from vitmods.stats.images import NEAR_FRACTION, ImagesPart, clusters, images_part
 from vitmods.stats.read import Table
-from vitmods.stats.verdict import POINTS
+from vitmods.stats.verdict import POINTS_PER_FRACTION
 from vitmods.util.errors import UserError
 from vitmods.util.text import listing, plural
 
 HALF_AN_IMAGE = 0.5
 ROUNDING = 1e-6
-LEARNED = 0.5  # in points, or in the unit of the metric: a larger margin asks no more of base
+LEARNED_POINTS = 0.5  # in points, or in the unit of the metric: a larger margin asks no more of base
 LARGEST_FRACTION = 10.0  # of a unit that is given: an error relative to a reference may be above 1
 FEWEST_GROUPS = 3
 
@@ -162,8 +162,8 @@ def gains_of(table: Table, criteria: Criteria) -> Gains:
         if chance is None and criteria.higher_is_better and not (table.trials < 0).any():
             chance = 0.0
         if ((table.trials >= 0) & (table.trials <= 1) | np.isnan(table.trials)).all():
-            limit = POINTS
-        scale *= POINTS
+            limit = POINTS_PER_FRACTION
+        scale *= POINTS_PER_FRACTION
     trials, level = table.trials * scale, table.level
     if images is not None:
         if np.isin(images[np.isfinite(images)], (0, 1)).all():
@@ -174,7 +174,7 @@ def gains_of(table: Table, criteria: Criteria) -> Gains:
     constant = math.nan if chance is None else chance * scale
     finite, median = np.isfinite(trials), medians(trials)
     is_known = table.chance is not None
-    least, error = min(criteria.margin if is_known else 0.0, LEARNED), np.zeros(trials.shape)
+    least, error = min(criteria.margin if is_known else 0.0, LEARNED_POINTS), np.zeros(trials.shape)
     if has_error := images is not None and is_known:
         error = images.std(-1) / math.sqrt(max(images.shape[-1] - 1, 1))
     with np.errstate(invalid="ignore"):
@@ -199,7 +199,7 @@ def gains_of(table: Table, criteria: Criteria) -> Gains:
     return Gains(
         table.arms, trials, images, floor, step, kinds, table.ended, pooled, constant, float(median[0]),
         int((~table.kept).sum()),
-        learned & (not is_below), (step > 0) & (abs(median / scale - 0.5) > 0.5 - NEAR),
+        learned & (not is_below), (step > 0) & (abs(median / scale - 0.5) > 0.5 - NEAR_FRACTION),
         level * scale if level is not None and is_below and learned[0] else math.nan,
         grouped=table.groups is not None, overlap=table.overlap, limit=limit,
     )  # fmt: skip
@@ -234,9 +234,9 @@ def _grouped(images: Array | None, groups: ArrayLike, kept: Mask) -> tuple[Array
     return images, np.asarray(groups)[kept]
 
 
-FAR = 5.0  # sd below the arm's other trials
+COLLAPSED_SDS = 5.0  # sd below the arm's other trials
 FRACTION_OF_BASE = 0.5  # of base's gain over chance
-ENOUGH = 4  # trials that all diverged, against none of base's
+ENOUGH_TRIALS = 4  # trials that all diverged, against none of base's
 
 
 def collapsed(scores: Array, chance: float, base: int = 0) -> Mask:
@@ -250,7 +250,7 @@ def collapsed(scores: Array, chance: float, base: int = 0) -> Mask:
     for arm, seed in zip(*np.nonzero(low)):
         others = np.isfinite(scores[arm]) & ~low[arm]
         if others.any():
-            far[arm, seed] = np.median(scores[arm, others]) - scores[arm, seed] > FAR * sd
+            far[arm, seed] = np.median(scores[arm, others]) - scores[arm, seed] > COLLAPSED_SDS * sd
     return far
 
 
@@ -261,7 +261,7 @@ def less_stable(failed: int, of: int, base_failed: int, base_of: int, level: flo
     """
     if not (failed and of and base_of):
         return False
-    if min(of, base_of) >= ENOUGH and failed == of and base_failed == 0:
+    if min(of, base_of) >= ENOUGH_TRIALS and failed == of and base_failed == 0:
         return True
     both = failed + base_failed
     as_many = sum(math.comb(of, x) * math.comb(base_of, both - x) for x in range(failed, min(of, both) + 1))

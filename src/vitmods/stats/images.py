@@ -40,9 +40,9 @@ from numpy.typing import ArrayLike
 
 from vitmods.stats.fit import Array
 
-FEW_DIFFER = 10  # images
-NEAR = 0.05  # of the images: that are wrong, and that differ, where g counts; all of it up to half as many
-INWARDS = 0.5
+FEW_DIFFERING_IMAGES = 10  # images
+NEAR_FRACTION = 0.05  # of the images: that are wrong, and that differ, where g counts; all of it up to half as many
+INWARDS_FRACTION = 0.5
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def images_part(
     sizes, steps = zip(*(sets or [(m, step)]), strict=True)
     parts = np.split(differences, np.cumsum(sizes)[:-1], -1)
     differ = [(part != 0).any(-2).sum(-1) for part in parts]
-    extra = [s * (count < FEW_DIFFER) for count, s in zip(differ, steps, strict=True)]
+    extra = [s * (count < FEW_DIFFERING_IMAGES) for count, s in zip(differ, steps, strict=True)]
     few, cubes = (sum(s**power for s in extra) for power in (2, 3))
     if sets:
         differences = np.concatenate([part - part.mean(-1, keepdims=True) for part in parts], -1)
@@ -101,12 +101,12 @@ def images_part(
     variance, third = between / (m - 1) + few / m, ((by_image - both[..., None]) ** 3).mean(-1)
     full = (
         near
-        * np.clip(2 - 2 * sum(differ) / (NEAR * m), 0, 1)
+        * np.clip(2 - 2 * sum(differ) / (NEAR_FRACTION * m), 0, 1)
         * (min(steps) > 0)
         / np.where(variance > 0, variance, np.inf)
     )
     low, high = full * (third - cubes / m), full * (third + cubes / m)
-    skew = np.where(low > 0, INWARDS, 1) * low, np.where(high < 0, INWARDS, 1) * high
+    skew = np.where(low > 0, INWARDS_FRACTION, 1) * low, np.where(high < 0, INWARDS_FRACTION, 1) * high
     return ImagesPart(variance, np.maximum(residual, 0.0), n, m, skew)
 
 

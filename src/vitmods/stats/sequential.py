@@ -16,27 +16,27 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
-from vitmods.stats.fit import KNOWN, Array, Contrasts, Mask
+from vitmods.stats.fit import KNOWN_SEEDS, Array, Contrasts, Mask
 from vitmods.stats.images import ImagesPart
 from vitmods.stats.verdict import Claim
 from vitmods.stats.width import against_base
 from vitmods.util.errors import UserError
 
 ALPHA = 0.05  # of a study whose seeds were fixed before
-EARLY_LOOKS = (2, 3)  # where base is known
-LOOKS = (4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
-MAXIMA = (8, 16, 32)  # that are offered
+EARLY_LOOK_SEEDS = (2, 3)  # where base is known
+LOOK_SEEDS = (4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+MAXIMUM_SEEDS = (8, 16, 32)  # that are offered
 LAST_LEVEL = 0.028  # with all seeds; calibrated by simulated studies for every maximum and 1 to 8 arms
 INTERIM_LEVEL = 0.008  # instead, of one more look at trials that were shown, and of a fixed study before it is complete
-FUTILE_FROM, FUTILE_CHANCE = 4, 0.08
+FUTILE_FROM_SEEDS, FUTILE_CHANCE = 4, 0.08
 
 
 def steps_of(base: int) -> tuple[int, ...]:
     """The looks of a study that starts with `base` known seeds of base."""
-    return (*EARLY_LOOKS, *LOOKS) if base >= KNOWN else LOOKS
+    return (*EARLY_LOOK_SEEDS, *LOOK_SEEDS) if base >= KNOWN_SEEDS else LOOK_SEEDS
 
 
-def looks(most: int, steps: Sequence[int] = LOOKS, kind: str = "study") -> tuple[int, ...]:
+def looks(most: int, steps: Sequence[int] = LOOK_SEEDS, kind: str = "study") -> tuple[int, ...]:
     """The seeds at which a study of at most `most` seeds is looked at. UserError for more or fewer than `steps` has."""
     if not steps[0] <= most <= steps[-1]:
         raise UserError(f"A {kind} until decided takes at most {steps[0]} to {steps[-1]} seeds, not {most}.")
@@ -80,7 +80,7 @@ def futile(contrast: Contrasts, images: ImagesPart | None, claim: Claim, margin:
         half = at_most.seeds if claim == "seeds" else at_most.total
         b = np.sqrt(now.variance * np.maximum(1 - _variance_per_sd(later) / _variance_per_sd(contrast), 0))
     is_hopeless = hopeless(contrast.estimate + now.shift, half, b, margin)
-    return np.asarray((n >= FUTILE_FROM) & (n < most) & is_hopeless)
+    return np.asarray((n >= FUTILE_FROM_SEEDS) & (n < most) & is_hopeless)
 
 
 def hopeless(estimate: Array, half: Array, b: Array, margin: float) -> Mask:

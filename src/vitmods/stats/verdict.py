@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
-POINTS = 100.0
+POINTS_PER_FRACTION = 100.0
 FRACTION = "fraction"
 
 Claim = Literal["images", "seeds"]

@@ -54,7 +54,7 @@ from vitmods.util.errors import UserError
 if TYPE_CHECKING:
     from scipy.interpolate import CubicSpline
 
-POOLED = 0.8  # of alpha
+POOLED_FRACTION = 0.8  # of alpha
 ENOUGH_IMAGES = 20  # or groups, from which their part does not lower the degrees of freedom
 
 
@@ -74,10 +74,10 @@ def against_base(contrasts: Contrasts, images: ImagesPart | None, alpha: float, 
     more = contrasts.knows_more
     if family == 1 and not more.any():
         return _h(contrasts.own, contrasts.own_df, images, lambda df: critical_value(1, df, alpha))
-    own_level, outside = (1 - POOLED) * alpha / family, ~np.isfinite(contrasts.pooled)
+    own_level, outside = (1 - POOLED_FRACTION) * alpha / family, ~np.isfinite(contrasts.pooled)
     pooled = _h(
         contrasts.variance, contrasts.pooled_df, images,
-        lambda df: critical_value(family, df, POOLED * alpha, contrasts.rho if more.any() else 0.5),
+        lambda df: critical_value(family, df, POOLED_FRACTION * alpha, contrasts.rho if more.any() else 0.5),
     )  # fmt: skip
     own_half = _h(
         contrasts.own, contrasts.own_df, images,
@@ -127,9 +127,9 @@ def _h(variance: Array, df: Array, images: ImagesPart | None, c: Callable[[Array
 
 
 Z_NODES, S_NODES = 64, 96
-TAIL = 1e-12  # of the distribution of s, left out at both ends
-SLACK = 1e-3  # of the bracket, in log c, for the rounding of the quadrature
-GRID = np.linspace(0, 1, 25) ** 2  # of 1 / df; 0 is the normal limit
+TAIL_PROBABILITY = 1e-12  # of the distribution of s, left out at both ends
+BRACKET_SLACK = 1e-3  # of the bracket, in log c, for the rounding of the quadrature
+INVERSE_DF_GRID = np.linspace(0, 1, 25) ** 2  # of 1 / df; 0 is the normal limit
 
 
 def critical_value(k: int, df: ArrayLike, alpha: float, rho: ArrayLike = 0.5, one_sided: bool = False) -> Array:
@@ -154,7 +154,9 @@ def _curve(k: int, alpha: float, rho: float, one_sided: bool) -> CubicSpline:
     """log c over 1 / df."""
     from scipy.interpolate import CubicSpline  # most of a second, which workers do without
 
-    return CubicSpline(GRID, np.log([_solve(k, 1 / x if x else np.inf, alpha, rho, one_sided) for x in GRID]))
+    return CubicSpline(
+        INVERSE_DF_GRID, np.log([_solve(k, 1 / x if x else np.inf, alpha, rho, one_sided) for x in INVERSE_DF_GRID])
+    )
 
 
 def _solve(k: int, df: float, alpha: float, rho: float, one_sided: bool) -> float:
@@ -167,7 +169,7 @@ def _solve(k: int, df: float, alpha: float, rho: float, one_sided: bool) -> floa
     def excess(log_c: float) -> float:
         return exceedance(float(np.exp(log_c)), k, df, rho, one_sided) - alpha
 
-    return float(np.exp(brentq(excess, low - SLACK, high + SLACK, xtol=1e-10)))
+    return float(np.exp(brentq(excess, low - BRACKET_SLACK, high + BRACKET_SLACK, xtol=1e-10)))
 
 
 def exceedance(c: float, k: int, df: float, rho: float, one_sided: bool = False) -> float:
@@ -192,7 +194,7 @@ def _chi_nodes(df: float) -> tuple[Array, Array]:
     """Nodes s and weights for the mean over s = sqrt(chi2 / df), by Gauss-Legendre in log s."""
     if np.isinf(df):
         return np.ones(1), np.ones(1)
-    ends = np.log(2 * special.gammaincinv(df / 2, [TAIL, 1 - TAIL]) / df) / 2
+    ends = np.log(2 * special.gammaincinv(df / 2, [TAIL_PROBABILITY, 1 - TAIL_PROBABILITY]) / df) / 2
     nodes, weights = np.polynomial.legendre.leggauss(S_NODES)
     log_s = ends.mean() + nodes * np.ptp(ends) / 2
     log_density = df * log_s - df * np.exp(2 * log_s) / 2  # of log s, but for a constant
@@ -219,7 +221,7 @@ def over_parts(contrasts: Contrasts, overlap: float) -> Contrasts:
 
 
 Interval = tuple[float, float]
-LEVEL = 0.95
+CONFIDENCE_LEVEL = 0.95
 
 
 def wilson(hits: ArrayLike, images: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -262,9 +264,9 @@ def mean_over_seeds(values: Sequence[float]) -> Interval | None:
     if len(values) < 2:
         return None
     mean, n = float(np.mean(values)), len(values)
-    half = float(special.stdtrit(n - 1, (1 + LEVEL) / 2)) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    half = float(special.stdtrit(n - 1, (1 + CONFIDENCE_LEVEL) / 2)) * float(np.std(values, ddof=1)) / math.sqrt(n)
     return mean - half, mean + half
 
 
 def _normal_quantile() -> float:
-    return float(special.ndtri((1 + LEVEL) / 2))
+    return float(special.ndtri((1 + CONFIDENCE_LEVEL) / 2))

@@ -20,7 +20,7 @@ from vitmods.evals.protocols import metric_named
 from vitmods.stats.decision import Decision
 from vitmods.stats.factorial import Factorial
 from vitmods.stats.settings import OverSettings
-from vitmods.stats.verdict import POINTS, Effect
+from vitmods.stats.verdict import POINTS_PER_FRACTION, Effect
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.doubts import outcome_doubts, planning_doubts
 from vitmods.study.grid import AS_IS, Point, mean_of, show_value
@@ -611,7 +611,7 @@ def _csv_rows(answer: Answer) -> Iterator[list[Any]]:
             values: list[Any] = ["" if on_val else trial.metrics.get(name, "") for name in names]
             base = bases.get((str(trial.setting), trial.seed))
             apart = arm is not answer.base and values[0] != "" and base is not None
-            gap = (POINTS if metric.unit == "%" else 1) * (values[0] - base) if apart else ""
+            gap = (POINTS_PER_FRACTION if metric.unit == "%" else 1) * (values[0] - base) if apart else ""
             start = map(
                 no_formula, [*(show_value(trial.setting[name]) for name in swept), arm.name, arm.changes, *tried]
             )

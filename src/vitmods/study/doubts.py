@@ -10,9 +10,9 @@ import numpy as np
 
 from vitmods.stats.decision import Decision
 from vitmods.stats.fit import FEW_SEEDS
-from vitmods.stats.plan import detectable, finest, images_for
-from vitmods.stats.sequential import LAST_LEVEL, LOOKS
-from vitmods.stats.verdict import POINTS
+from vitmods.stats.sample_size import detectable, finest, images_for
+from vitmods.stats.sequential import LAST_LEVEL, LOOK_SEEDS
+from vitmods.stats.verdict import POINTS_PER_FRACTION
 from vitmods.study.plan import MARGINS
 from vitmods.study.state import StudyState, TrialRecord
 from vitmods.tasks.metrics import Metric
@@ -76,16 +76,18 @@ def _few_images(decision: Decision) -> Iterator[str]:
         return
     enough = images_for(middle.margin, middle.sd, middle.images_sd, middle.images, middle.family)
     if enough is None:
-        seeds = detectable(middle.family, LOOKS[-1], LAST_LEVEL).equivalent * middle.sd
+        seeds = detectable(middle.family, LOOK_SEEDS[-1], LAST_LEVEL).equivalent * middle.sd
         more = "More images do not help"
         if resolved > seeds:  # images are the larger limit
             larger = middle.test_images(about(middle.images * (resolved / seeds) ** 2))
             more = f"Beyond about {larger}, more do not help"
-        remedy = f"{more}: trials vary by {middle.sd:.2g}{unit}, so {LOOKS[-1]} seeds resolve only {seeds:.2g}{unit}"
+        remedy = (
+            f"{more}: trials vary by {middle.sd:.2g}{unit}, so {LOOK_SEEDS[-1]} seeds resolve only {seeds:.2g}{unit}"
+        )
     else:
         remedy = (
-            f"About {middle.test_images(enough)} could, with up to {LOOKS[-1]} seeds. Or restrict the claim to this "
-            "test set (`--generalize seeds`)"
+            f"About {middle.test_images(enough)} could, with up to {LOOK_SEEDS[-1]} seeds. Or restrict the claim to "
+            "this test set (`--generalize seeds`)"
         )
     yield (
         f"Effects within the margin of {middle.margin:g}{unit} cannot be resolved with "
@@ -105,7 +107,7 @@ def _still_gaining(trials: list[TrialRecord], metric: Metric) -> Iterator[str]:
             gains.append(float(np.polyfit(step[late], score[late], 1)[0] * LAST * step[-1]))
     if len(gains) < 2:
         return
-    scale = (POINTS if metric.unit == "%" else 1.0) * (1 if metric.higher_is_better else -1)
+    scale = (POINTS_PER_FRACTION if metric.unit == "%" else 1.0) * (1 if metric.higher_is_better else -1)
     mean = scale * statistics.fmean(gains)
     error = abs(scale) * statistics.stdev(gains) / math.sqrt(len(gains))
     if mean > max(MARGINS[metric.unit], 2 * error):

@@ -20,13 +20,13 @@ from vitmods.data.dataset import independent
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs
 from vitmods.stats.design import MOST_CHANGES, plan_factorial
-from vitmods.stats.factorial import LOOKS as FACTORIAL_LOOKS
+from vitmods.stats.factorial import LOOK_SEEDS as FACTORIAL_LOOKS
 from vitmods.stats.factorial import detectable as detectable_by
 from vitmods.stats.gains import collapsed, has_learned
-from vitmods.stats.plan import (
-    DIFFER,
-    MOST,
-    USUAL,
+from vitmods.stats.sample_size import (
+    SEARCHED_SEEDS,
+    SHARED_DISAGREEMENT,
+    USUAL_DISAGREEMENT,
     Findable,
     detectable,
     images_at_worst,
@@ -36,8 +36,8 @@ from vitmods.stats.plan import (
     seeds_within,
     usual_sd,
 )
-from vitmods.stats.sequential import LAST_LEVEL, LOOKS, MAXIMA
-from vitmods.stats.verdict import POINTS
+from vitmods.stats.sequential import LAST_LEVEL, LOOK_SEEDS, MAXIMUM_SEEDS
+from vitmods.stats.verdict import POINTS_PER_FRACTION
 from vitmods.study.arms import BASE
 from vitmods.study.bases import Base
 from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, Budget, seconds_after_trials, slowdown
@@ -221,8 +221,8 @@ class Estimate:
     @property
     def images_sd(self) -> float:
         """What the choice of test images is likely to add to the standard error of an effect."""
-        disagree = self.spread.disagree if self.spread and self.spread.images else USUAL
-        return images_at_worst(DIFFER * disagree, self.test_images) if self.test_images else 0.0
+        disagree = self.spread.disagree if self.spread and self.spread.images else USUAL_DISAGREEMENT
+        return images_at_worst(SHARED_DISAGREEMENT * disagree, self.test_images) if self.test_images else 0.0
 
     def __str__(self) -> str:
         is_named = any(arm.changes not in ("", arm.arm) for arm in self.arms)
@@ -303,10 +303,11 @@ class Estimate:
         claim = f"equivalent within {settings.margin:g} {self.unit}".rstrip()
         needed = seeds_for(settings.margin / spread.sd, k, self.alpha)
         if needed is None:
-            yield f"{claim}: not feasible (> {MOST:,} seeds)."
+            yield f"{claim}: not feasible (> {SEARCHED_SEEDS:,} seeds)."
             return
         beyond = self.budget_s is not None and self.seconds(needed) > self.budget_s
-        limit = f"; not feasible (> {LOOKS[-1]} seeds)" if needed > LOOKS[-1] else "; more than the budget" * beyond
+        most = LOOK_SEEDS[-1]
+        limit = f"; not feasible (> {most} seeds)" if needed > most else "; more than the budget" * beyond
         yield f"{claim}: {needed} seeds, about {duration(self.seconds(needed))}{limit}."
 
 
@@ -486,7 +487,7 @@ def spread_of(state: StudyState) -> Spread | None:
         decision = decision_at(state, settings.seeds)
         sd, df = decision.sd, float(decision.df)
     if not df > 0:
-        scale = POINTS if settings.measure.metric.unit == "%" else 1
+        scale = POINTS_PER_FRACTION if settings.measure.metric.unit == "%" else 1
         sd, df = scale * statistics.stdev(base.values()), float(len(base) - 1)
         source = f"from {plural(len(base) * len(settings.sweep.points), 'trial')} of base"
     if not sd > 0:
@@ -557,7 +558,7 @@ def fit_to_budget(budget: Budget, planned: Estimate, least: int = FEWEST) -> Est
     If fewer than `least` fit, or fewer than the first look needs, `refused` shows the arithmetic.
     """
     settings, k = planned.settings, len(planned.settings.arms)
-    looks = FACTORIAL_LOOKS if settings.design else LOOKS
+    looks = FACTORIAL_LOOKS if settings.design else LOOK_SEEDS
     least = looks[0] if settings.until_decided else least
     safe = None if settings.until_decided or settings.tune else least
     planned = replace(planned, budget_s=budget.seconds, safe_seeds=safe)
@@ -579,6 +580,6 @@ def fit_to_budget(budget: Budget, planned: Estimate, least: int = FEWEST) -> Est
     except UserError as error:
         return replace(planned, refused=error)
     if settings.until_decided:
-        seeds = max((most for most in MAXIMA if most <= min(seeds, looks[-1])), default=seeds)
+        seeds = max((most for most in MAXIMUM_SEEDS if most <= min(seeds, looks[-1])), default=seeds)
     arms = [replace(arm, trials=count) for arm, count in zip(planned.arms, planned.trials(seeds), strict=True)]
     return replace(planned, settings=replace(settings, seeds=tuple(range(seeds))), arms=tuple(arms))

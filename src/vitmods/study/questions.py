@@ -20,10 +20,10 @@ from numpy.typing import ArrayLike
 from vitmods.stats.criteria import Criteria
 from vitmods.stats.decide import decide_table
 from vitmods.stats.decision import Decision, beats_both, of_both
-from vitmods.stats.factorial import LOOKS as FACTORIAL_LOOKS
+from vitmods.stats.factorial import LOOK_SEEDS as FACTORIAL_LOOKS
 from vitmods.stats.factorial import Factorial, factorial
 from vitmods.stats.read import Table
-from vitmods.stats.sequential import LOOKS
+from vitmods.stats.sequential import LOOK_SEEDS
 from vitmods.stats.settings import OverSettings, over_settings
 from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.arms import BASE
@@ -48,7 +48,7 @@ def decision_at(
 
     Raises UserError if trials were evaluated on different images.
     """
-    criteria = _criteria(state, seeds, base, LOOKS)
+    criteria = _criteria(state, seeds, base, LOOK_SEEDS)
 
     def against(beside: str = "") -> Decision:
         return decide_table(_tables(state, seeds, [setting], base, without, beside)[setting], criteria, frozen)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vitmods.stats.plan import sd_range
-from vitmods.stats.verdict import POINTS
+from vitmods.stats.sample_size import sd_range
+from vitmods.stats.verdict import POINTS_PER_FRACTION
 from vitmods.study.bases import base_name
 from vitmods.study.state import Curve, StudyState, read_curves
 from vitmods.tasks.metrics import Metric
@@ -65,7 +65,8 @@ def describe_base(state: StudyState) -> Reference:
     settings, metric = state.settings, state.settings.measure.metric
     records = [record for record in state.answered.values() if record.ended]
     scores = {record.seed: record.score(metric.name) for record in records}
-    finite, scale = [score for score in scores.values() if score is not None], POINTS if metric.unit == "%" else 1
+    finite = [score for score in scores.values() if score is not None]
+    scale = POINTS_PER_FRACTION if metric.unit == "%" else 1
     sd = scale * statistics.stdev(finite) if len(finite) > 1 else math.nan
     curves = [read_curves(state.folder.path / record.folder, (metric.name,)) for record in records]
     walls = [record.wall_s for record in records if record.wall_s]

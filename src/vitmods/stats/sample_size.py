@@ -20,31 +20,31 @@ from scipy import special
 from vitmods.stats.fit import Array, Contrasts, fit
 from vitmods.stats.images import ImagesPart
 from vitmods.stats.sequential import (
-    FUTILE_FROM,
+    FUTILE_FROM_SEEDS,
     LAST_LEVEL,
-    LOOKS,
+    LOOK_SEEDS,
     decided,
     hopeless,
     looks,
     nominal_level,
     steps_of,
 )
-from vitmods.stats.verdict import POINTS, Effect, Verdict, images_text
+from vitmods.stats.verdict import POINTS_PER_FRACTION, Effect, Verdict, images_text
 from vitmods.stats.width import against_base, critical_value
 from vitmods.util.errors import UserError
 from vitmods.util.text import about, duration, plural
 
 POWER = 0.8
-STUDIES = 4000
-PATHS = 500  # of an estimate, at each of several sds
-SIMULATED = 48  # seeds; beyond, widths shrink as in a study with endless degrees of freedom
-MOST = 10_000
+SIMULATED_STUDIES = 4000
+SIMULATED_PATHS = 500  # of an estimate, at each of several sds
+SIMULATED_SEEDS = 48  # seeds; beyond, widths shrink as in a study with endless degrees of freedom
+SEARCHED_SEEDS = 10_000
 MANY_IMAGES = 10**6
-DISAGREE = (0.1, 0.3)  # fractions of the images on which two trainings disagreed in studies of small ViTs
-USUAL = math.sqrt(math.prod(DISAGREE))
-DIFFER = 1 / 6  # of these: an arm and base, whatever the seed
-FORECAST = (8, 16, 32)  # maximum seeds of an extended study
-FEASIBLE, EVEN = 0.1, 0.5  # chances of a verdict
+DISAGREEMENT = (0.1, 0.3)  # fractions of the images on which two trainings disagreed in studies of small ViTs
+USUAL_DISAGREEMENT = math.sqrt(math.prod(DISAGREEMENT))
+SHARED_DISAGREEMENT = 1 / 6  # of these: an arm and base, whatever the seed
+FORECAST_SEEDS = (8, 16, 32)  # maximum seeds of an extended study
+FEASIBLE_CHANCE, EVEN_CHANCE = 0.1, 0.5  # chances of a verdict
 MORE_IMAGES = tuple(2**half for half in np.arange(0.5, 10.5, 0.5))  # times as many
 
 
@@ -72,9 +72,9 @@ def detectable(k: int, n: int, alpha: float = 0.05, images: float = 0.0, known: 
     `known`: seeds of base, if it has more."""
     if n < 2:
         return Findable(math.inf, math.inf, math.inf)
-    if n > SIMULATED:  # times the ratio of the standard errors
-        ratio = math.sqrt((2 / n + images**2) / (2 / SIMULATED + images**2))
-        return detectable(k, SIMULATED, alpha, images) * ratio
+    if n > SIMULATED_SEEDS:  # times the ratio of the standard errors
+        ratio = math.sqrt((2 / n + images**2) / (2 / SIMULATED_SEEDS + images**2))
+        return detectable(k, SIMULATED_SEEDS, alpha, images) * ratio
     simulated, image_errors = _without_effect(k, n, known)
     part = None
     if images:
@@ -88,16 +88,16 @@ def detectable(k: int, n: int, alpha: float = 0.05, images: float = 0.0, known: 
 def _without_effect(k: int, n: int, known: int) -> tuple[Contrasts, Array]:
     """Simulated studies without an effect, and errors of their images, in sd."""
     rng = np.random.default_rng(0)
-    scores = rng.standard_normal((STUDIES, k + 1, max(n, known)))
+    scores = rng.standard_normal((SIMULATED_STUDIES, k + 1, max(n, known)))
     scores[:, 1:, n:] = np.nan
     against = fit(scores).against
     return against, rng.standard_normal(against.estimate.shape)
 
 
 def seeds_for(margin: float, k: int, alpha: float = 0.05) -> int | None:
-    """The fewest seeds that show an arm without effect to be within a margin, in sd of one trial; None if `MOST` do
-    not."""
-    few, many = 1, MOST
+    """The fewest seeds that show an arm without effect to be within a margin, in sd of one trial; None beyond
+    `SEARCHED_SEEDS`."""
+    few, many = 1, SEARCHED_SEEDS
     if detectable(k, many, alpha).equivalent > margin:
         return None
     while many - few > 1:
@@ -112,12 +112,12 @@ def finest(images_sd: float, k: int, alpha: float = 0.05) -> float:
 
 
 def images_for(margin: float, sd: float, images_sd: float, m: int, k: int) -> int | None:
-    """The test images with which `LOOKS[-1]` seeds show an arm without effect to be within the margin, given that `m`
+    """The test images with which the most seeds show an arm without effect to be within the margin, given that `m`
     images add `images_sd`; None if no number of images is enough."""
 
     def enough(times: float) -> bool:
         part = round(images_sd / sd / math.sqrt(times), 2)
-        return detectable(k, LOOKS[-1], LAST_LEVEL, part).equivalent * sd <= margin
+        return detectable(k, LOOK_SEEDS[-1], LAST_LEVEL, part).equivalent * sd <= margin
 
     if not enough(MORE_IMAGES[-1]):
         return None
@@ -127,7 +127,7 @@ def images_for(margin: float, sd: float, images_sd: float, m: int, k: int) -> in
 def usual_sd(images: int) -> float:
     """The spread of top-1 in points, if trainings with other seeds disagree on as many of the images as usual, each on
     its own: as coins."""
-    return POINTS * math.sqrt(USUAL / 2 / images)
+    return POINTS_PER_FRACTION * math.sqrt(USUAL_DISAGREEMENT / 2 / images)
 
 
 def resolution(
@@ -137,10 +137,10 @@ def resolution(
     `grouped`: `images` counts groups."""
     usual, of_range = half is None, ""
     if half is None:
-        half = detectable(k, n, images=round(math.sqrt(2 * DIFFER), 2)).half * usual_sd(images)
+        half = detectable(k, n, images=round(math.sqrt(2 * SHARED_DISAGREEMENT), 2)).half * usual_sd(images)
     if usual:
-        low, high = (half * math.sqrt(disagree / USUAL) for disagree in DISAGREE)
-        percent = " to ".join(f"{100 * disagree:.0f}" for disagree in DISAGREE)
+        low, high = (half * math.sqrt(disagree / USUAL_DISAGREEMENT) for disagree in DISAGREEMENT)
+        percent = " to ".join(f"{100 * disagree:.0f}" for disagree in DISAGREEMENT)
         of_range = (
             f": ±{low:.2g} to ±{high:.2g} in studies of small ViTs so far, in which two trainings disagree on "
             f"{percent} % of the images"
@@ -160,7 +160,7 @@ def sd_range(sd: float, df: float) -> tuple[float, float]:
 
 def images_at_worst(disagree: float, m: int) -> float:
     """Upper end of sqrt(I) in points, from the fraction of images on which two trials of base disagree."""
-    return POINTS * math.sqrt(disagree / m)
+    return POINTS_PER_FRACTION * math.sqrt(disagree / m)
 
 
 def seeds_within(
@@ -205,14 +205,14 @@ class Forecast:
     @property
     def feasible(self) -> bool:
         """Whether enough seeds may decide the arm with the test images at hand."""
-        return max(self.chances.values(), default=0.0) >= FEASIBLE
+        return max(self.chances.values(), default=0.0) >= FEASIBLE_CHANCE
 
     @property
     def seeds(self) -> int:
         """The fewest that make a verdict as likely as not, else the most; 0 where no number of seeds is feasible."""
         if not self.feasible:
             return 0
-        return next((n for n, chance in self.chances.items() if chance >= EVEN), max(self.chances))
+        return next((n for n, chance in self.chances.items() if chance >= EVEN_CHANCE), max(self.chances))
 
     def __str__(self) -> str:
         if self.feasible:
@@ -220,8 +220,8 @@ class Forecast:
             percent = {n: min(max(5 * round(20 * chance), 5), 95) for n, chance in self.chances.items()}
             first, *more = (f"{value} % with {n}" for n, value in percent.items())
             return ", ".join([f"chance of a verdict {first} seeds", *more])
-        most = max(self.chances, default=LOOKS[-1])
-        text = f"a verdict is not feasible with up to {most} seeds (chance below {100 * FEASIBLE:.0f} %)"
+        most = max(self.chances, default=LOOK_SEEDS[-1])
+        text = f"a verdict is not feasible with up to {most} seeds (chance below {100 * FEASIBLE_CHANCE:.0f} %)"
         if not self.images:
             return text
         here, enough = self.effect.test_images(self.effect.images), self.effect.test_images(self.images)
@@ -245,7 +245,7 @@ def forecast(effect: Effect, halves: Halves | None = None) -> Forecast | None:
     if expected.feasible or not later:
         return expected
     looked = later[max(later)]
-    enough = (times for times in MORE_IMAGES if chance(effect, looked, gives_up, times) >= EVEN)
+    enough = (times for times in MORE_IMAGES if chance(effect, looked, gives_up, times) >= EVEN_CHANCE)
     return replace(expected, images=about(effect.images * next(enough, 0)))
 
 
@@ -260,7 +260,7 @@ def halves_at_looks(effect: Effect) -> Halves:
         return float(detectable(k, n, LAST_LEVEL, known=known).half * early / last)
 
     steps = steps_of(known if known > effect.n else 0)
-    return {most: {n: half(most, n) for n in looks(most, steps) if n > effect.n} for most in FORECAST}
+    return {most: {n: half(most, n) for n in looks(most, steps) if n > effect.n} for most in FORECAST_SEEDS}
 
 
 def chance(effect: Effect, halves: Mapping[int, float], gives_up: bool = False, times: float = 1.0) -> float:
@@ -283,12 +283,12 @@ def chance(effect: Effect, halves: Mapping[int, float], gives_up: bool = False, 
     sds = effect.sd * np.sqrt(effect.df / (2 * special.gammaincinv(effect.df / 2, (np.arange(9) + 0.5) / 9)))
     sds = sds[:, None]
     half = np.array([*halves.values()]) * np.sqrt(sds**2 + images / times / per_sd[1:])
-    draws = np.random.default_rng(0).standard_normal((PATHS, 1, len(seeds)))
+    draws = np.random.default_rng(0).standard_normal((SIMULATED_PATHS, 1, len(seeds)))
     start = effect.effect + math.sqrt(images * (1 - 1 / times)) * draws[..., :1]
     d = start + np.cumsum(sds * np.sqrt(-np.diff(per_sd)) * draws[..., 1:], -1)
     ends = is_decided = decided(d, half, effect.margin)
     if gives_up:
         moves = sds * np.sqrt(per_sd[1:] - per_sd[-1])
-        is_futile = hopeless(d, half[:, -1:], moves, effect.margin) & (seeds[1:] >= FUTILE_FROM)
+        is_futile = hopeless(d, half[:, -1:], moves, effect.margin) & (seeds[1:] >= FUTILE_FROM_SEEDS)
         ends = is_decided | (is_futile & (seeds[1:] < seeds[-1]))
     return float(np.take_along_axis(is_decided, ends.argmax(-1)[..., None], -1).mean())
