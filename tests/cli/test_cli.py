@@ -91,10 +91,7 @@ UNKNOWN_WORDS = [
     ("compare --arms dpn rsm", "Unknown change 'rsm'. Did you mean 'rms'? `vitmods changes` lists all."),
     ("compare --arms layernorm_scale", "Did you mean 'layernormscaling'?"),
     ("compare --arms post=placment(attn=post)", "Did you mean 'placement'?"),
-    (
-        "compare --arms dpn(befor=false)+rms",
-        "change 'dpn' does not have the setting 'befor'. Did you mean 'before'?",
-    ),
+    ("compare --arms dpn(befor=false)+rms", "change 'dpn' does not have the setting 'befor'. Did you mean 'before'?"),
     ("compare --arms replace(layernrom)", "Did you mean 'layernorm'?"),
     ("compare --arms paper:dpn-tabel6", "Did you mean 'dpn-table6'? `vitmods paper` lists all."),
     ("train --arm dpn+rsm", "Did you mean 'rms'?"),
@@ -334,11 +331,7 @@ REFUSED = {
         ("--data /no/such/folder", "/no/such/folder"),
         ("--data digits --out /proc/no/such --epochs 1", "/proc/no/such"),
     ],
-    "train": [
-        ("--lr ten", "--lr"),
-        ("--seed -1", "Seeds are whole numbers"),
-        ("--recipe augrge", "augreg"),
-    ],
+    "train": [("--lr ten", "--lr"), ("--seed -1", "Seeds are whole numbers"), ("--recipe augrge", "augreg")],
     "finetune": [
         ("--data digits", "Say what is adapted: --model"),
         ("--model no", "There is no checkpoint 'no'"),
@@ -359,8 +352,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(
-    ("command", "options", "message"),
-    [(command, *row) for command, rows in REFUSED.items() for row in rows],
+    ("command", "options", "message"), [(command, *row) for command, rows in REFUSED.items() for row in rows]
 )
 def test_mistakes_are_refused_in_one_paragraph_before_anything_is_read_or_written(
     command, options, message, capsys, tmp_path, monkeypatch

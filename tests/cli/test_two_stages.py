@@ -92,13 +92,7 @@ def test_what_two_stages_cannot_do_is_refused(options, message, capsys):
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--metric", "miou"], "miou"),
-        (["--task", "segmentation"], "mask"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [(["--metric", "miou"], "miou"), (["--task", "segmentation"], "mask")])
 def test_the_second_stage_is_checked_before_the_first_trains(options, message, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("vitmods.study.Study.run", lambda *args, **options: pytest.fail("it trains"))
     assert shell([*COMMAND, *options, "--out", str(tmp_path / "out")]) == 2

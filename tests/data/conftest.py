@@ -4,19 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
-MakeFolder = Callable[..., Path]
-
-
-def image(seed, size=(12, 12)):
-    """An image (H, W) that no other seed gives."""
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
+from .support import noise
 
 
 @pytest.fixture
@@ -28,7 +21,7 @@ def make_folder(tmp_path):
         for c, (name, count) in enumerate(classes.items()):
             (root / name).mkdir(parents=True, exist_ok=True)
             for i in range(count):
-                image(seed + 1000 * c + i, size).save(root / name / f"{i:03d}.png")
+                noise(seed + 1000 * c + i, size).save(root / name / f"{i:03d}.png")
         return root
 
     return make

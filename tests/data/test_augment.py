@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from vitmods.data import augment
-from vitmods.data.augment import (
+from vitmods.data.augment import (  # fmt: skip
     Mixing,
     crop_boxes,
     draw_mixing,
@@ -196,21 +196,17 @@ def test_boxes_are_distributed_as_tensorflows(size):
         assert column.std() == pytest.approx(deviation, rel=0.08)
 
 
-def test_the_last_row_and_column_are_left_to_boxes_that_span_the_image():
+def test_boxes_of_tensorflow_at_the_edge_without_room_and_in_any_batch():
     top, left, box_h, box_w = inception(4000, 30, 20).T
-    assert ((top + box_h < 30) | (box_h == 30)).all()
+    assert ((top + box_h < 30) | (box_h == 30)).all()  # the last row and column are left to boxes that span the image
     assert ((left + box_w < 20) | (box_w == 20)).all()
     assert (top + box_h == 29).any()
     assert (box_h == 30).any() or (box_w == 20).any()
-
-
-def test_the_whole_image_where_no_box_fits_and_the_same_box_in_any_batch():
     assert inception(2, 10, 1000, scale=(0.9, 1.0)).tolist() == [[0, 0, 10, 1000]] * 2
-    sizes = np.array([[40, 30], [10, 1000], [7, 9], [300, 200]])
-    together = inception_boxes(3, 2, np.arange(4), sizes, INCEPTION_SCALE, INCEPTION_RATIO)
-    for i in range(4):
-        alone = inception_boxes(3, 2, np.array([i]), sizes[i : i + 1], INCEPTION_SCALE, INCEPTION_RATIO)
-        assert alone.tolist() == together[i : i + 1].tolist()
+    sizes, how = np.array([[40, 30], [10, 1000], [7, 9], [300, 200]]), (INCEPTION_SCALE, INCEPTION_RATIO)
+    together = inception_boxes(3, 2, np.arange(4), sizes, *how)
+    alone = [inception_boxes(3, 2, np.array([i]), sizes[i : i + 1], *how)[0] for i in range(4)]
+    assert np.array_equal(together, alone)
 
 
 def batch(n=6, classes=5):

@@ -19,11 +19,10 @@ def test_digits_are_fit():
 
 
 def test_what_the_test_images_resolve_is_said_before_training(make_folder, tmp_path):
-    text = data.check("digits").text
     assert (
         "538 test images resolve about ±2.9 points with 4 arms and 5 seeds: ±2.2 to ±3.9 in studies of small ViTs so "
         "far, in which two trainings disagree on 10 to 30 % of the images. The margin of 0.5 points needs about "
-        "18,000 test images, or more seeds." in text
+        "18,000 test images, or more seeds." in data.check("digits").text
     )
     root = make_folder({"test/cat": 6, "test/dog": 6, "train/cat": 6, "train/dog": 6})
     groups = tmp_path / "groups.csv"

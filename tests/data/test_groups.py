@@ -20,9 +20,7 @@ from vitmods.recipes import plain
 from vitmods.study.trial import load_images
 from vitmods.util.errors import UserError
 
-
-def load(root, **options):
-    return data.load(root, img_size=8, augment=plain().augment, **options)
+from .support import counts, load
 
 
 def parts_of(dataset):
@@ -44,9 +42,8 @@ def test_equal_images_come_into_one_split(twins):
         dataset = load(twins, split_seed=seed)
         where = parts_of(dataset)
         assert len(where) == 132
-        for label in ("cat", "dog"):
-            assert all(where[f"{label}/{i:03d}.png"] == where[f"{label}/copy{i:03d}.png"] for i in range(0, 60, 10))
-        assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 92, "val": 14, "test": 26}
+        assert all(where[name] == where[name.replace("copy", "")] for name in where)
+        assert counts(dataset) == {"train": 92, "val": 14, "test": 26}
         assert any("24 images have exact copies" in text for text in dataset.summary()["warnings"])
         checked = data.check(twins, split_seed=seed)
         assert checked.fit
@@ -67,28 +64,28 @@ def test_each_image_is_in_one_fold_with_its_equals(twins):
     assert len(tests) == len(set(tests)) == 132
 
 
-def test_equal_images_that_the_user_has_split_stop_a_run(make_folder, tmp_path):
-    root = make_folder({"train/cat": 9, "train/dog": 9, "test/cat": 3, "test/dog": 3})
-    shutil.copy(root / "train" / "cat" / "000.png", root / "test" / "cat" / "again.png")
-    with pytest.raises(UserError, match="1 images of test are also in train, byte for byte"):
-        load(root)
+def test_equal_images_and_groups_that_the_user_has_split_stop_a_run(make_folder, tmp_path):
+    root = make_folder({"train/cat/p1": 9, "train/dog/p2": 9, "test/cat/p1": 3, "test/dog/p3": 3})
+    rule = r"/(p\d)/"
+    with pytest.raises(UserError, match=r"1 groups of test are also in train \(p1\)"):
+        load(root, group_by=rule)
+    load(f"{root}?allow=overlap", group_by=rule)
+    shutil.copy(root / "train/cat/p1/001.png", root / "test/cat/p1/again.png")
     assert "overlap" not in load(f"{root}?allow=overlap").summary()["warnings"][0]
     pack(root, tmp_path / "shards")
-    with pytest.raises(UserError, match="1 images of test are also in train, byte for byte"):
-        load(tmp_path / "shards")
+    for spec in (root, tmp_path / "shards"):
+        with pytest.raises(UserError, match="1 images of test are also in train, byte for byte"):
+            load(spec)
 
 
-def test_val_of_a_number_of_images_does_not_tear_equal_ones_apart(twins):
+def test_packed_and_streamed_sets_split_alike_and_a_val_of_a_number_of_images_keeps_copies(twins, tmp_path):
+    pack(twins, tmp_path / "shards")
+    for spec in (tmp_path / "shards", f"{tmp_path / 'shards'}?stream=1"):
+        assert parts_of(load(spec)) == parts_of(load(twins))
     dataset = load(twins, limit_val=20)
     where = parts_of(dataset)
-    assert all(where[f"cat/{i:03d}.png"] == where[f"cat/copy{i:03d}.png"] for i in range(0, 60, 10))
+    assert all(where[name] == where[name.replace("copy", "")] for name in where)
     assert 18 <= len(dataset.splits["val"]) <= 20
-
-
-def test_packed_and_streamed_sets_split_alike(twins, tmp_path):
-    pack(twins, tmp_path / "shards")
-    assert parts_of(load(tmp_path / "shards")) == parts_of(load(twins))
-    assert parts_of(load(f"{tmp_path / 'shards'}?stream=1")) == parts_of(load(twins))
 
 
 @pytest.mark.parametrize("group_by", ["^.*/", r"/(p\d+)/", "{root}.csv"])
@@ -105,22 +102,14 @@ def test_groups_are_not_torn_apart(make_folder, group_by):
     dataset = load(root, group_by=group_by)
     patients = {split: {Path(name).parent.name for name in part.ids} for split, part in dataset.splits.items()}
     assert sum(map(len, patients.values())) == 60
-    counts = {name: len(split) for name, split in dataset.splits.items()}
-    assert counts["test"] == pytest.approx(0.2 * 146, abs=5)
-    assert counts["val"] == pytest.approx(0.1 * 146, abs=5)
+    sizes = counts(dataset)
+    assert sizes["test"] == pytest.approx(0.2 * 146, abs=5)
+    assert sizes["val"] == pytest.approx(0.1 * 146, abs=5)
     assert data.check(root, group_by=group_by).fit
     for split in dataset.splits.values():
         assert split.groups is not None
         together = {(group, Path(name).parent) for group, name in zip(split.groups, split.ids, strict=True)}
         assert len(together) == len(set(split.groups)) == len({folder for _, folder in together})
-
-
-def test_groups_that_the_user_has_split_stop_a_run(make_folder):
-    root = make_folder({"train/cat/p1": 9, "train/dog/p2": 9, "test/cat/p1": 3, "test/dog/p3": 3})
-    rule = r"/(p\d)/"
-    with pytest.raises(UserError, match=r"1 groups of test are also in train \(p1\)"):
-        load(root, group_by=rule)
-    load(f"{root}?allow=overlap", group_by=rule)
 
 
 def test_the_shell_takes_groups(make_folder, capsys):
@@ -152,16 +141,11 @@ def test_names_that_suggest_groups_are_told(make_folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "groups"),
     [
-        ("{label}/patient{i4}-{i}.png", 25),
-        ("{label}/x_P{i4}.{i}.png", 25),
-        ("{label}/{i}-p{i4}-left.png", 25),
-        ("{label}/scan{i4}/{i}.png", 50),
+        *((f"{{label}}/{name}", 25) for name in ("patient{i4}-{i}.png", "x_P{i4}.{i}.png", "{i}-p{i4}-left.png")),
         ("{label}/clip_{i4}.frame_{i}.jpg", 25),
-        ("{label}/{label}_{i}.png", None),
-        ("{label}/{i:04d}.png", None),
-        ("{label}/IMG_{i:04d}.png", None),
+        ("{label}/scan{i4}/{i}.png", 50),
+        *((f"{{label}}/{name}", None) for name in ("{label}_{i}.png", "{i:04d}.png", "IMG_{i:04d}.png", "{i}_{i}.png")),
         ("{label}/{i4}{i:04d}.png", None),
-        ("{label}/{i}_{i}.png", None),
         ("train/{label}/{i}.png", None),
     ],
 )
@@ -169,8 +153,7 @@ def test_which_names_suggest_groups(name, groups):
     ids = [name.format(label=label, i=i, i4=i // 4) for label in ("cat", "dog") for i in range(100)]
     suggestion = suggest_grouping(ids, 2)
     assert (suggestion and suggestion[1]) == groups
-    if suggestion:
-        assert len(set(group_keys(suggestion[0], ids))) == groups
+    assert suggestion is None or len(set(group_keys(suggestion[0], ids))) == groups
 
 
 def test_a_group_and_equal_bytes_join(tmp_path):
@@ -228,44 +211,33 @@ def test_shell_and_python_split_alike(twins, tmp_path, capsys):
     assert parts_of(load(twins, split_file=tmp_path / "out" / "split.csv")) == actual
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"fold": (5, 5)},
-        {"val_fraction": 1.5},
-        {"limit_train": 1.5},
-        {"limit_val": 0},
-        {"group_by": "("},
-        {"group_by": "group_by.csv"},
-        {"split_file": "split_file.csv"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("option", [
+    {"fold": (5, 5)}, {"val_fraction": 1.5}, {"limit_train": 1.5}, {"limit_val": 0}, {"group_by": "("},
+    {"group_by": "group_by.csv"}, {"split_file": "split_file.csv"},
+], ids=str)  # fmt: skip
 def test_impossible_options_cost_no_scan(option, monkeypatch):
-    monkeypatch.setattr("vitmods.data.loading.open_source", lambda spec: pytest.fail("images were listed"))
-    monkeypatch.setattr("vitmods.study.study.defaults_for", lambda spec: pytest.fail("images were listed"))
+    for where in ("data.loading.open_source", "study.study.defaults_for"):
+        monkeypatch.setattr(f"vitmods.{where}", lambda spec: pytest.fail("images were listed"))
     for use in (load, data.check, lambda spec, **options: vm.Study("mu3/8", ["rms"], spec, **options)):
         with pytest.raises(UserError, match=next(iter(option))):
             use("folder", **option)
 
 
 @pytest.mark.parametrize(
-    ("group_by", "message"),
+    ("group_by", "text", "message"),
     [
-        ("x*", "2 of 2 images without a group"),
-        ("nowhere.csv", "cannot be read"),
-        ("{tmp}/columns.csv", 'columns.csv does not have the column group: its first line is "image,patient"'),
-        ("{tmp}/twice.csv", "names cat/a.png 2 times"),
-        ("{tmp}/part.csv", "1 of 2 images without a group, such as dog/b.png"),
-        ("{tmp}/wide.csv", "Line 2 of .* has more columns"),
-        ("{tmp}/empty.csv", "does not have the column image and group"),
+        ("x*", None, "2 of 2 images without a group"),
+        ("nowhere.csv", None, "cannot be read"),
+        ("t.csv", "image,patient\ncat/a.png,1\n", 't.csv does not have the column group: .* "image,patient"'),
+        ("t.csv", "image,group\ncat/a.png,1\ncat/a.png,2\ndog/b.png,3\n", "names cat/a.png 2 times"),
+        ("t.csv", "image,group\ncat/a.png,1\ndog/b.png,\n", "1 of 2 images without a group, such as dog/b.png"),
+        ("t.csv", "image,group\ncat/a.png,1,2\n", "Line 2 of .* has more columns"),
+        ("t.csv", "", "does not have the column image and group"),
     ],
 )
-def test_what_cannot_be_grouped_by(group_by, message, tmp_path):
-    (tmp_path / "columns.csv").write_text("image,patient\ncat/a.png,1\n")
-    (tmp_path / "twice.csv").write_text("image,group\ncat/a.png,1\ncat/a.png,2\ndog/b.png,3\n")
-    (tmp_path / "part.csv").write_text("image,group\ncat/a.png,1\ndog/b.png,\n")
-    (tmp_path / "wide.csv").write_text("image,group\ncat/a.png,1,2\n")
-    (tmp_path / "empty.csv").write_text("")
+def test_what_cannot_be_grouped_by(group_by, text, message, tmp_path):
+    if text is not None:
+        group_by = tmp_path / group_by
+        group_by.write_text(text)
     with pytest.raises(UserError, match=message):
-        group_keys(group_by.replace("{tmp}", str(tmp_path)), ["cat/a.png", "dog/b.png"])
+        group_keys(str(group_by), ["cat/a.png", "dog/b.png"])

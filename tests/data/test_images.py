@@ -1,6 +1,5 @@
 """Batches are pure functions of seed, epoch and sample, and every option of the augment does something."""
 
-import dataclasses
 from dataclasses import replace
 from functools import cache
 
@@ -11,27 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitmods import data
 from vitmods.data.augment import inception_boxes
 from vitmods.data.geometry import resize
-from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
-PLAIN = Augment(crop="none", flip=0.0, eval_crop=1.0)
+from .support import UNCHANGED as PLAIN
+from .support import by_sample, load
+
 BUSY = {"flip": 0.5, "randaugment": (2, 9), "erasing": 0.5, "mixup": 0.4, "cutmix": 1.0}
 CROPS = ("none", "pad", "random_resized", "inception")
-RESAMPLES = ("bicubic", "bilinear", "big_vision")
 
 
 @cache
 def digits(crop="none", size=8, channels=3):
-    return data.load(
-        "digits", img_size=size, in_chans=channels, augment=dataclasses.replace(PLAIN, crop=crop), limit_train=150
-    )
+    augment = replace(PLAIN, crop=crop)
+    return load("digits", img_size=size, in_chans=channels, augment=augment, limit_train=150)
 
 
 def with_(dataset, **overrides):
-    return replace(dataset, augment=dataclasses.replace(dataset.augment, **overrides))
+    return replace(dataset, augment=replace(dataset.augment, **overrides))
 
 
 def epoch_of(dataset, **chosen):
@@ -44,12 +41,6 @@ def same(a, b):
 
 def all_same(a, b):
     return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-
-
-def by_sample(batches):
-    return {
-        int(i): image.numpy().tobytes() for batch in batches for i, image in zip(batch.index, batch.inputs, strict=True)
-    }
 
 
 @settings(deadline=None, max_examples=12)
@@ -111,32 +102,28 @@ def test_every_option_alters_the_images_in_its_own_way():
 
 def test_every_crop_and_its_parameters_alter_the_images():
     views = [epoch_of(digits(crop))[0].inputs for crop in CROPS]
-    resized = digits("random_resized")
-    views.append(epoch_of(with_(resized, crop_scale=(0.5, 0.6)))[0].inputs)
-    views.append(epoch_of(with_(resized, crop_ratio=(0.4, 0.5)))[0].inputs)
-    inception = digits("inception")
-    views.append(epoch_of(with_(inception, crop_scale=(0.5, 0.6)))[0].inputs)
-    views.append(epoch_of(with_(inception, crop_ratio=(0.4, 0.5)))[0].inputs)
+    changes = ({"crop_scale": (0.5, 0.6)}, {"crop_ratio": (0.4, 0.5)})
+    cropped = [with_(digits(crop), **changed) for crop in CROPS[2:] for changed in changes]
+    views += [epoch_of(dataset)[0].inputs for dataset in cropped]
     assert len({view.numpy().tobytes() for view in views}) == 8
-    assert torch.equal(epoch_of(with_(resized, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0)))[0].inputs, views[0])
+    whole = with_(digits("random_resized"), crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0))
+    assert torch.equal(epoch_of(whole)[0].inputs, views[0])
 
 
-@pytest.mark.parametrize("crop", ["none", "pad", "random_resized", "inception"])
+@pytest.mark.parametrize("crop", CROPS)
 def test_every_way_of_resizing_alters_the_images(crop, make_folder):
-    root = make_folder({"a": 9, "b": 9}, size=(30, 40))
-    views, pixels = [], []
-    for resample in RESAMPLES:
-        dataset = data.load(root, img_size=16, augment=dataclasses.replace(PLAIN, crop=crop, resample=resample))
-        views.append(epoch_of(dataset, batch_size=14)[0].inputs)
-        pixels.append(next(iter(dataset.eval_batches("val", 9))).inputs)
-    assert len({view.numpy().tobytes() for view in views}) == 3
-    assert len({view.numpy().tobytes() for view in pixels}) == 3
+    root, views, pixels = make_folder({"a": 9, "b": 9}, size=(30, 40)), set(), set()
+    for resample in ("bicubic", "bilinear", "big_vision"):
+        dataset = load(root, img_size=16, augment=replace(PLAIN, crop=crop, resample=resample))
+        views.add(epoch_of(dataset, batch_size=14)[0].inputs.numpy().tobytes())
+        pixels.add(next(iter(dataset.eval_batches("val", 9))).inputs.numpy().tobytes())
+    assert len(views) == len(pixels) == 3
 
 
 def test_big_visions_random_crops_are_cut_from_the_original(make_folder):
     root = make_folder({"a": 9, "b": 9}, size=(30, 40))
-    augment = dataclasses.replace(PLAIN, crop="inception", resample="big_vision")
-    dataset = data.load(root, img_size=16, augment=augment, test_fraction=0.1)
+    augment = replace(PLAIN, crop="inception", resample="big_vision")
+    dataset = load(root, img_size=16, augment=augment, test_fraction=0.1)
     train = dataset.splits["train"]
     assert (train.store.index.shapes == (3, 30, 40)).all()
     assert {pixels.shape for _, pixels in dataset.samples(4)} == {(18, 24, 3)}
@@ -218,25 +205,19 @@ def test_evaluation_shows_every_image_in_order_unaugmented():
         list(dataset.eval_batches("dev", 8))
 
 
-def test_images_smaller_than_the_view_are_enlarged():
-    batch = next(iter(digits("none", size=20).eval_batches("test", 5)))
-    assert batch.inputs.shape == (5, 3, 20, 20)
-    assert digits("none", size=20).splits["test"].store.batch(np.arange(2)).shape[1:] == (3, 8, 8)
-    assert epoch_of(digits("random_resized", size=20))[0].inputs.shape == (32, 3, 20, 20)
-
-
-def test_rectangles_and_mixed_sizes(make_folder):
+def test_rectangles_and_mixed_and_small_sizes(make_folder):
     root = make_folder({"a": 6}, size=(30, 40))
     make_folder({"b": 6}, size=(50, 20))
     make_folder({"c": 6}, size=(9, 9))
     for crop in CROPS:
-        dataset = data.load(
-            root, img_size=(16, 24), augment=dataclasses.replace(PLAIN, crop=crop, eval_crop=0.875, **BUSY)
-        )
+        dataset = load(root, img_size=(16, 24), augment=replace(PLAIN, crop=crop, eval_crop=0.875, **BUSY))
         batches = epoch_of(dataset, batch_size=4)
         assert all(b.inputs.shape == (4, 3, 16, 24) for b in batches)
         assert all_same(epoch_of(replace(dataset, workers=2), batch_size=4), batches)
         assert next(iter(dataset.eval_batches("train", 7))).inputs.shape == (7, 3, 16, 24)
+    small = digits("none", size=20)
+    assert next(iter(small.eval_batches("test", 5))).inputs.shape == (5, 3, 20, 20)
+    assert small.splits["test"].store.batch(np.arange(2)).shape[1:] == (3, 8, 8)
 
 
 def test_samples_go_round_the_classes():

@@ -2,19 +2,13 @@
 
 import json
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from vitmods import data
-from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
-AUGMENT = Augment(crop="none", flip=0.0, eval_crop=1.0)
-
-
-def load(root, **options):
-    return data.load(root, **{"img_size": 8, "augment": AUGMENT, **options})
+from .support import counts, load
 
 
 @pytest.fixture
@@ -27,26 +21,25 @@ def spoiled(make_folder):
     return root
 
 
-def test_unreadable_images_stop_with_count_paths_and_remedy(spoiled):
+def test_unreadable_images_stop_it_or_are_left_out_and_named(spoiled, tmp_path):
     with pytest.raises(UserError) as caught:
         load(spoiled)
-    text = str(caught.value)
-    assert "3 images cannot be used" in text
-    assert "cat/empty.jpg: the file is empty (0 bytes)" in text
-    assert "cat/text.jpg: not an image in a known format" in text
-    assert "dog/cut <b>.png: " in text
-    assert 'unreadable="skip"' in text
-
-
-def test_skipping_leaves_them_out_and_says_so(spoiled, tmp_path):
+    for words in (
+        "3 images cannot be used",
+        "cat/empty.jpg: the file is empty (0 bytes)",
+        "cat/text.jpg: not an image in a known format",
+        "dog/cut <b>.png: ",
+        'unreadable="skip"',
+    ):
+        assert words in str(caught.value)
     for cache_dir in (None, tmp_path / "cache", tmp_path / "cache"):
         dataset = load(spoiled, unreadable="skip", cache_dir=cache_dir)
         summary = dataset.summary()
         assert summary["left_out"] == 3
         assert {item["path"] for item in summary["unreadable"]} == {"cat/empty.jpg", "cat/text.jpg", "dog/cut <b>.png"}
         assert any("3 images that cannot be used were left out" in text for text in summary["warnings"])
-        assert sum(len(split) for split in dataset.splits.values()) == 40
-        assert sum(split["count"] for split in summary["splits"].values()) == 40
+        assert {name: split["count"] for name, split in summary["splits"].items()} == counts(dataset)
+        assert sum(counts(dataset).values()) == 40
         assert "cat/empty.jpg" not in [i for split in dataset.splits.values() for i in split.ids]
 
 
@@ -78,22 +71,17 @@ def test_the_summary_is_json_and_complete(make_folder):
     root = make_folder({"cat <&>": 20, "dog": 10}, size=(12, 16))
     summary = load(root, split_seed=4).summary()
     assert json.loads(json.dumps(summary)) == summary
-    assert summary["name"] == "pets"
-    assert summary["spec"] == str(root)
-    assert summary["classes"] == ["cat <&>", "dog"]
-    assert summary["split_origin"] == "made, seed 4"
+    expected = {"name": "pets", "spec": str(root), "classes": ["cat <&>", "dog"], "split_origin": "made, seed 4"}
+    assert expected.items() <= summary.items()
     assert summary["splits"]["train"] == {"count": 21, "per_class": {"cat <&>": 14, "dog": 7}}
-    assert summary["native"]["most_common"] == [12, 16]
-    assert summary["native"]["most_common_count"] == 30
+    assert {"most_common": [12, 16], "most_common_count": 30}.items() <= summary["native"].items()
 
 
 def test_the_fingerprint_is_of_labels_and_content_not_of_places(make_folder, tmp_path):
     base = load(make_folder({"a": 9, "b": 9}, under="one")).summary()["fingerprint"]
     moved = make_folder({"a": 9, "b": 9}, under="two")
-    assert load(moved).summary()["fingerprint"] == base
-    assert load(moved, cache_dir=tmp_path / "cache").summary()["fingerprint"] == base
-    assert load(moved, cache_dir=tmp_path / "cache").summary()["fingerprint"] == base
-    assert load(moved, img_size=6).summary()["fingerprint"] == base
+    for options in ({}, {"cache_dir": tmp_path / "cache"}, {"cache_dir": tmp_path / "cache"}, {"img_size": 6}):
+        assert load(moved, **options).summary()["fingerprint"] == base
     assert load(moved, split_seed=1).summary()["fingerprint"] != base
     Image.new("RGB", (12, 12)).save(moved / "a" / "000.png")
     assert load(moved).summary()["fingerprint"] != base
@@ -138,6 +126,7 @@ def test_eval_and_val_split(make_folder):
     two = load(root)
     assert (two.eval_split, two.val_split) == ("val", "val")
     assert "Without a test split results are of the val split." in two.summary()["warnings"]
+    assert counts(load(make_folder({"a": 20, "b": 20}), limit_train=12)) == {"train": 12, "val": 4, "test": 8}
     no_val = load(make_folder({"a": 20, "b": 20}), val_fraction=0.0)
     assert (no_val.eval_split, no_val.val_split) == ("test", "test")
 
@@ -153,12 +142,6 @@ def test_images_smaller_than_the_view_are_warned_of(make_folder):
     assert "enlarged" not in " ".join(load(root, img_size=10).summary()["warnings"])
 
 
-def test_limit_train(make_folder):
-    dataset = load(make_folder({"a": 40, "b": 20}), limit_train=12)
-    assert np.bincount(dataset.splits["train"].labels).tolist() == [8, 4]
-    assert len(dataset.splits["test"]) == 12
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -170,4 +153,4 @@ def test_limit_train(make_folder):
 )
 def test_settings_out_of_range(options, message):
     with pytest.raises(UserError, match=message):
-        data.load("digits", **{"img_size": 8, "augment": AUGMENT, **options})
+        load("digits", **options)

@@ -56,6 +56,7 @@ def test_members_are_webdatasets_and_the_bytes_of_the_files(pets, tmp_path, pack
                 members = [(m.name, tar.extractfile(m).read()) for m in tar]
             images = packed_images(tmp_path / "out", path.name)
             assert len(members) == 2 * len(images)
+            assert number > 2 or split == "test" or len({image[1] for image in images}) == 2, "shards mix the classes"
             for image, (name, raw), (label_name, label) in zip(images, members[::2], members[1::2], strict=True):
                 image_id, number, offset, size = image
                 assert (name.endswith(".png"), label_name) == (True, name.replace(".png", ".cls"))
@@ -64,12 +65,6 @@ def test_members_are_webdatasets_and_the_bytes_of_the_files(pets, tmp_path, pack
                 seen[image_id] = raw
     assert len(packed.manifest["splits"]["train"]["shards"]) > 2
     assert seen == {path.relative_to(pets).as_posix(): path.read_bytes() for path in pets.rglob("*.png")}
-
-
-def test_shards_mix_the_classes(pets, tmp_path, packed_images):
-    pack(pets, tmp_path / "out", shard_mb=SHARD_MB)
-    for path in (tmp_path / "out").glob("train-*[0-2].tar"):
-        assert len({label for _, label, *_ in packed_images(tmp_path / "out", path.name)}) == 2
 
 
 def test_the_same_images_elsewhere_give_the_same_bytes(pets, unbroken, tmp_path):
@@ -161,11 +156,9 @@ def test_unreadable_images_stop_it_with_one_error_or_are_left_out_and_listed(pet
         (pets / name).write_bytes(raw)
     with pytest.raises(UserError) as caught:
         pack(pets, tmp_path / "out")
-    text = str(caught.value)
-    assert "2 images cannot be used" in text
-    assert "train/cat/empty.jpg: the file is empty" in text
-    assert "test/cat/text.jpg: not an image" in text
-    assert "--unreadable skip" in text
+    for words in ("2 images cannot be used", "train/cat/empty.jpg: the file is empty",
+                  "test/cat/text.jpg: not an image", "--unreadable skip"):  # fmt: skip
+        assert words in str(caught.value)
     assert not (tmp_path / "out" / "manifest.json").exists()
     packed = pack(pets, tmp_path / "skipping", unreadable="skip")
     assert {item["path"] for item in packed.manifest["unreadable"]} == set(spoiled)

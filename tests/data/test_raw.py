@@ -51,23 +51,17 @@ def test_a_batch_is_the_same_to_the_bit(digits, name, processes):
             same(first, other.to(CPU))
 
 
-def test_an_evaluation_is_the_same_to_the_bit(digits):
-    raw = list(digits.as_uint8().eval_batches("test", 100))
-    for first, other in zip(digits.eval_batches("test", 100), raw, strict=True):
-        assert other.inputs.dtype == torch.uint8
-        same(first, other.to(CPU))
-
-
-def test_several_views_are_the_same_to_the_bit(digits):
+def test_evaluations_and_several_views_are_the_same_to_the_bit(digits):
     def joint(stored, targets, draw):
         first = torch.stack([torch.from_numpy(image.copy()) for image in stored])
         return (first, first[:, :, :4, :4].contiguous()), targets
 
-    images = dataclasses.replace(digits, joint=joint)
-    options = {"seed": 3, "epoch": 1, "batch_size": 24}
-    for batch, other in zip(images.train_batches(**options), images.as_uint8().train_batches(**options), strict=True):
-        assert other.views[0].dtype == torch.uint8
-        same(batch, other.to(CPU))
+    views, options = dataclasses.replace(digits, joint=joint), {"seed": 3, "epoch": 1, "batch_size": 24}
+    pairs = [*zip(digits.eval_batches("test", 100), digits.as_uint8().eval_batches("test", 100), strict=True)]
+    pairs += zip(views.train_batches(**options), views.as_uint8().train_batches(**options), strict=True)
+    for ready, raw in pairs:
+        assert {tensor.dtype for tensor in (raw.inputs, *raw.views)} == {torch.uint8}
+        same(ready, raw.to(CPU))
 
 
 def test_only_a_gpu_gets_bytes(digits):
@@ -84,13 +78,6 @@ def test_all_tensors_of_a_batch_are_pinned(digits, monkeypatch):
     images = dataclasses.replace(digits, augment=AUGMENTS["cutmix"]).for_process(0, 2).as_uint8()
     batch = next(images.train_batches(seed=0, epoch=0, batch_size=24))
     batch.pinned()
-    held = [
-        batch.inputs,
-        batch.targets,
-        batch.index,
-        batch.deferred.noise,
-        batch.deferred.before,
-        batch.deferred.mean,
-        batch.deferred.std,
-    ]
+    later = batch.deferred
+    held = [batch.inputs, batch.targets, batch.index, later.noise, later.before, later.mean, later.std]
     assert {id(tensor) for tensor in pinned} == {id(tensor) for tensor in held}

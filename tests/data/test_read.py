@@ -1,6 +1,5 @@
 """Every kind of image file is read right or refused with a reason."""
 
-import io
 import struct
 import zlib
 
@@ -10,11 +9,7 @@ from PIL import Image
 
 from vitmods.data.read import Unreadable, decode, shown_size
 
-
-def encoded(image, kind, **options):
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
+from .support import encoded, noise
 
 
 def gradient(height=10, width=14):
@@ -103,7 +98,6 @@ BEYOND_16_BITS = (
     np.array([[0.0, 7.0]], np.float32),
     np.array([[np.nan]], np.float32),
 )
-NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
 REFUSED = [
     (b"Dear diary, this is a text named .jpg\n", "not an image"),
     (b"", "0 bytes"),
@@ -111,7 +105,7 @@ REFUSED = [
     *((encoded(Image.fromarray(values), "TIFF"), "save it with 8 or 16 bits") for values in BEYOND_16_BITS),
     *(
         (raw[: int(len(raw) * part)], "")
-        for raw in (encoded(NOISE, kind) for kind in ("JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP"))
+        for raw in (encoded(noise(0, (64, 64)), kind) for kind in ("JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP"))
         for part in (0.03, 0.5, 0.97)
     ),
 ]

@@ -14,8 +14,9 @@ from vitmods import data
 from vitmods.data.records import Records, Source
 from vitmods.data.sources import open_source
 from vitmods.data.splits import SplitOptions, cut, limit, make_splits, take_out, write_split
-from vitmods.recipes import plain
 from vitmods.util.errors import UserError
+
+from .support import load
 
 
 def records(labels, order=None):
@@ -79,17 +80,9 @@ def test_another_seed_is_another_split_and_a_class_of_one_image_stays_in_train()
 def test_only_what_is_lacking_is_made(found, val, result, origin):
     fields = {"val_fraction": None if "val" in found else val, "test_fraction": 0.1 if found == ("train",) else None}
     splits, words = make_splits(source(*found), SplitOptions(split_seed=3, **fields))
-    assert {name: len(part) for name, part in splits.items()} == result
+    assert counts(splits) == result
     assert list(splits) == [name for name in ("train", "val", "test") if name in result]
     assert words == origin
-
-
-@pytest.mark.parametrize(
-    ("val", "test", "message"), [(0.5, 0.5, "nothing to train"), (-0.1, 0, "val_f"), (0, 1, "test_f")]
-)
-def test_impossible_fractions(val, test, message):
-    with pytest.raises(UserError, match=message):
-        make_splits(source("train"), SplitOptions(val_fraction=val, test_fraction=test))
 
 
 @given(label_lists, st.integers(1, 130), st.integers(0, 50))
@@ -120,22 +113,19 @@ def test_what_is_taken_out_leaves_one_of_every_class(labels, count, seed):
         assert (taken.labels == label).sum() < labels.count(label)
 
 
-def test_val_of_a_number_of_images():
-    vtab = source("train", "test", n=1200)
-    splits, words = make_splits(vtab, SplitOptions(limit_val=200))
-    assert {name: len(part) for name, part in splits.items()} == {"train": 1000, "val": 200, "test": 1200}
-    assert np.bincount(splits["val"].labels).tolist() == [100, 100]
-    assert not set(splits["val"].ids) & set(splits["train"].ids)
-    assert words == "found; val made from train, seed 0"
-    alone, _ = make_splits(source("train", n=1200), SplitOptions(test_fraction=0.5, limit_val=200))
-    assert {name: len(part) for name, part in alone.items()} == {"train": 400, "val": 200, "test": 600}
-    parts, words = make_splits(source("train", "val", "test"), SplitOptions(limit_val=20))
-    assert ({name: len(part) for name, part in parts.items()}, words) == (
-        {"train": 100, "val": 20, "test": 100},
-        "found",
-    )
-    with pytest.raises(UserError, match="limit_val must be at least 1"):
-        make_splits(vtab, SplitOptions(limit_val=0))
+@pytest.mark.parametrize(
+    ("found", "n", "options", "expected", "origin"),
+    [
+        (("train", "test"), 1200, {"limit_val": 200}, (1000, 200, 1200), "found; val made from train, seed 0"),
+        (("train",), 1200, {"limit_val": 200, "test_fraction": 0.5}, (400, 200, 600), "made, seed 0"),
+        (("train", "val", "test"), 100, {"limit_val": 20}, (100, 20, 100), "found"),
+    ],
+)
+def test_val_of_a_number_of_images(found, n, options, expected, origin):
+    splits, words = make_splits(source(*found, n=n), SplitOptions(**options))
+    assert (counts(splits), words) == (dict(zip(("train", "val", "test"), expected)), origin)
+    assert len(set(np.bincount(splits["val"].labels))) == 1
+    assert "val" in found or not set(splits["val"].ids) & set(splits["train"].ids)
 
 
 def test_limit_of_nothing_and_in_any_order_of_files():
@@ -191,6 +181,10 @@ def test_groups_that_are_taken_out_are_whole_and_evaluation_sets_are_left():
         (("test",), {"val_fraction": 0.1}, "val_fraction=0.1 cannot apply"),
         (("train",), {"val_fraction": 0.1, "limit_val": 5}, "limit_val says how many"),
         (("train",), {"test_fraction": 0.1, "fold": (0, 5)}, "number of folds says"),
+        (("train",), {"val_fraction": 0.5, "test_fraction": 0.5}, "nothing to train"),
+        (("train",), {"val_fraction": -0.1, "test_fraction": 0}, "val_f"),
+        (("train",), {"val_fraction": 0, "test_fraction": 1}, "test_f"),
+        (("train", "test"), {"limit_val": 0}, "limit_val must be at least 1"),
         (("train",), {"fold": (5, 5)}, "i from 0 to k - 1"),
         (("train",), {"fold": (0, 1)}, "k at least 2"),
         (("train",), {"fold": (0, 5), "val_fraction": 0.8}, "nothing to train on"),
@@ -230,20 +224,15 @@ def test_folds_are_a_partition_that_keeps_groups(seed, n, classes, groups, count
 
 @given(label_lists, st.integers(0, 100), st.integers(2, 6))
 def test_folds_of_single_images_are_stratified(labels, seed, count):
-    table = records(labels)
-    if sum(n for n in np.bincount(labels) if n > 1) < count:
+    table, totals = records(labels), np.bincount(labels, minlength=5)
+    if sum(n for n in totals if n > 1) < count:
         with pytest.raises(UserError, match="Too few images"):
             cut(table, seed, {"test": 1 / count}, None, (0, count))
         return
-    sizes = np.array(
-        [
-            np.bincount(table.labels[cut(table, seed, {"test": 1 / count}, None, (i, count))["test"]], minlength=5)
-            for i in range(count)
-        ]
-    )
+    tests = [cut(table, seed, {"test": 1 / count}, None, (i, count))["test"] for i in range(count)]
+    sizes = np.array([np.bincount(table.labels[test], minlength=5) for test in tests])
     assert (sizes.max(0) - sizes.min(0) <= 1).all()
     assert sizes.sum(1).max() - sizes.sum(1).min() <= 1
-    totals = np.bincount(table.labels, minlength=5)
     assert sizes.sum(0).tolist() == np.where(totals == 1, 0, totals).tolist()
 
 
@@ -262,8 +251,8 @@ def test_splits_never_change(options):
     assert {name: sha256(repr(part.ids).encode()).hexdigest()[:12] for name, part in splits.items()} == GIVEN[options]
 
 
-def load(root, **options):
-    return data.load(root, **{"img_size": 8, "augment": plain().augment, **options})
+def counts(splits):
+    return {name: len(part) for name, part in splits.items()}
 
 
 def contents(dataset):
@@ -296,31 +285,26 @@ def test_a_set_splits_again_as_it_did_and_no_cell_is_a_formula(written):
 
 def test_a_file_takes_the_place_of_own_splits(make_folder, tmp_path):
     make_folder({"train/a": 9, "train/b": 9})
-    root = make_folder({"test/a": 4, "test/b": 4}, seed=5000)
-    reloaded = load(root)
-    write_split(tmp_path / "split.csv", reloaded)
-    assert contents(load(root, split_file=tmp_path / "split.csv")) == contents(reloaded)
-    text = (tmp_path / "split.csv").read_text()
-    (tmp_path / "split.csv").write_text(text.replace("test/a/000.png,test", "test/a/000.png,train"))
-    moved = load(root, split_file=tmp_path / "split.csv")
-    assert {name: len(split) for name, split in moved.splits.items()} == {
-        name: len(split) + {"train": 1, "val": 0, "test": -1}[name] for name, split in reloaded.splits.items()
-    }
-    assert (moved.train.store.index.digests[-1] == reloaded.splits["test"].store.index.digests[0]).all()
+    root, path = make_folder({"test/a": 4, "test/b": 4}, seed=5000), tmp_path / "split.csv"
+    found = load(root)
+    write_split(path, found)
+    assert contents(load(root, split_file=path)) == contents(found)
+    path.write_text(path.read_text().replace("test/a/000.png,test", "test/a/000.png,train"))
+    moved = load(root, split_file=path)
+    assert counts(moved.splits) == {**counts(found.splits), "train": len(found.train) + 1, "test": 7}
+    assert (moved.train.store.index.digests[-1] == found.splits["test"].store.index.digests[0]).all()
     images = next(iter(moved.eval_batches("test", 100))).inputs
-    assert torch.equal(images, next(iter(reloaded.eval_batches("test", 100))).inputs[1:])
+    assert torch.equal(images, next(iter(found.eval_batches("test", 100))).inputs[1:])
 
 
 def test_labels_of_several_classes_are_kept(make_folder, tmp_path):
     make_folder({"train/a": 9, "train/b": 9})
-    root = make_folder({"test/a+b": 4, "test/b": 4}, seed=5000)
-    reloaded = load(root, target="labels")
-    write_split(tmp_path / "split.csv", reloaded)
-    again = load(root, target="labels", split_file=tmp_path / "split.csv")
-    assert [split.label_sets for split in again.splits.values()] == [
-        split.label_sets for split in reloaded.splits.values()
-    ]
-    with open(tmp_path / "split.csv") as file:
+    root, path = make_folder({"test/a+b": 4, "test/b": 4}, seed=5000), tmp_path / "split.csv"
+    found = load(root, target="labels")
+    write_split(path, found)
+    again = load(root, target="labels", split_file=path)
+    assert [split.label_sets for split in again.splits.values()] == [s.label_sets for s in found.splits.values()]
+    with open(path) as file:
         assert {"a;b"} == {row["label"] for row in csv.DictReader(file) if "+" in row["image"]}
 
 

@@ -61,16 +61,10 @@ def test_memory_and_disk_hold_the_same(root, tmp_path, geometry, channels):
 
 
 def test_the_key_depends_on_all_that_decides_the_content(root):
-    keys = {
-        cache_key(records(root), GEOMETRY, 3),
-        cache_key(records(root), GEOMETRY, 1),
-        cache_key(records(root), Geometry((8, 8), 0.9), 3),
-        cache_key(records(root), Geometry((8, 8), whole=True), 3),
-        cache_key(records(root), Geometry((8, 8), whole=True, shrink=False), 3),
-        cache_key(records(root), Geometry((8, 8), resample="bilinear"), 3),
-        cache_key(records(root), Geometry((8, 8), resample="big_vision"), 3),
-        cache_key(records(root), None, 3),
-    }
+    geometries = ({}, {"ratio": 0.9}, {"whole": True}, {"whole": True, "shrink": False}, {"resample": "bilinear"},
+                  {"resample": "big_vision"})  # fmt: skip
+    keys = {cache_key(records(root), Geometry((8, 8), **fields), 3) for fields in geometries}
+    keys |= {cache_key(records(root), GEOMETRY, 1), cache_key(records(root), None, 3)}
     assert cache_key(records(root).take(np.arange(5)), GEOMETRY, 3) in keys, "splits share the cache of their source"
     changed = root / "cat" / "000.png"
     times = changed.stat()
@@ -160,6 +154,9 @@ def test_a_full_disk(root, tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match=r"cannot be written: .* give another folder"):
+        open_store(records(root), GEOMETRY, 3, tmp_path / "file" / "cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(store_module.os, "fsync", full)
     monkeypatch.setattr(store_module, "SMALL", 0)
@@ -206,22 +203,20 @@ def test_processes_that_build_at_once_agree(root, tmp_path):
     assert cache_files(tmp_path / "cache")["pixels.bin"] == len(contents.pop())
 
 
-def test_all_but_small_sets_go_to_the_users_cache(root, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    assert not isinstance(open_store(records(root), GEOMETRY, 3, None).pixels, np.memmap)
+def test_all_but_small_sets_go_to_the_users_cache_or_stay_in_memory_without_a_place(root, tmp_path, monkeypatch):
+    def is_on_disk(home):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / home))
+        return isinstance(open_store(records(root), GEOMETRY, 3, None).pixels, np.memmap)
+
+    assert not is_on_disk("home")
     monkeypatch.setattr(store_module, "SMALL", 1000)
-    assert isinstance(open_store(records(root), GEOMETRY, 3, None).pixels, np.memmap)
+    assert is_on_disk("home")
     assert (tmp_path / "home" / "vitmods").is_dir()
-
-
-def test_without_a_place_for_caches_sets_stay_in_memory(root, tmp_path, monkeypatch):
-    (tmp_path / "home").write_text("no folder")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(store_module, "SMALL", 1000)
-    assert not isinstance(open_store(records(root), GEOMETRY, 3, None).pixels, np.memmap)
+    (tmp_path / "file").write_text("no folder")
+    assert not is_on_disk("file")
     monkeypatch.setattr(store_module, "MEMORY_LIMIT", 1000)
     with pytest.raises(UserError, match="cannot be written"):
-        open_store(records(root), GEOMETRY, 3, None)
+        is_on_disk("file")
 
 
 def test_other_images_of_the_same_stamps_are_others(tmp_path):
@@ -240,12 +235,6 @@ def test_originals_are_expected_to_be_as_large_as_they_are(root, tmp_path, monke
         store = open_store(records(root), originals, 3, None)
         assert isinstance(store.pixels, np.memmap) == mapped
         assert store.image(0).shape == (3, 10, 14)
-
-
-def test_a_cache_folder_that_cannot_be_written(root, tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match=r"cannot be written: .* give another folder"):
-        open_store(records(root), GEOMETRY, 3, tmp_path / "file" / "cache")
 
 
 def test_verifying_a_large_cache_reads_a_part_of_it(root, tmp_path, monkeypatch):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from vitmods import data
 from vitmods.data import ImageDataset, dataset, loading, store
@@ -22,6 +21,9 @@ from vitmods.data.sources.hf import Forward
 from vitmods.recipes import Augment
 from vitmods.util.errors import UserError
 
+from . import support
+from .support import by_sample
+
 BUSY = Augment(crop="random_resized", flip=0.5, randaugment=(2, 9), erasing=0.5)
 CROPS = ("none", "pad", "random_resized")
 
@@ -29,26 +31,16 @@ CROPS = ("none", "pad", "random_resized")
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """A folder, "pets", and its shards, "shards": some of its images are smaller than the view."""
-    root = tmp_path_factory.mktemp("streamed")
-    rng = np.random.default_rng(0)
-    for number in range(60):
-        folder = root / "pets" / f"class{number % 3}"
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = rng.integers(0, 256, (*rng.integers(9, 40, 2), 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
+    root, rng = tmp_path_factory.mktemp("streamed"), np.random.default_rng(0)
+    files = {f"class{i % 3}/{i}.png": support.encoded(support.noise(i, rng.integers(9, 40, 2))) for i in range(60)}
+    support.write_files(root / "pets", files)
     pack(root / "pets", root / "shards", shard_mb=0.03)
     assert len(list(root.glob("shards/*.tar"))) > 3
     return root
 
 
 def load(spec, **options):
-    return data.load(str(spec), **{"img_size": 16, "augment": BUSY, **options})
-
-
-def by_sample(batches):
-    pairs = [(int(i), image.numpy().tobytes()) for b in batches for i, image in zip(b.index, b.inputs, strict=True)]
-    assert len(dict(pairs)) == len(pairs)
-    return dict(pairs)
+    return support.load(spec, **{"img_size": 16, "augment": BUSY, **options})
 
 
 def is_streamed(images):

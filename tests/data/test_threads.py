@@ -32,19 +32,6 @@ def test_it_stays_a_bounded_number_ahead():
     items.close()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_errors_reach_the_consumer(workers):
-    def make(n):
-        if n == 3:
-            raise OSError("disk gone")
-        return n
-
-    items = in_order(make, range(9), workers)
-    assert [next(items) for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(OSError, match="disk gone"):
-        next(items)
-
-
 def test_threads_end_with_the_consumer():
     before = set(threading.enumerate())
     items = in_order(lambda n: n, range(1000), 3)
@@ -77,15 +64,23 @@ def test_a_thread_takes_and_prepares_items_ahead_in_their_order():
     assert [number for number, _ in taken] == list(range(6))
 
 
-def test_an_error_in_the_thread_is_the_consumers():
-    def items():
-        yield 1
-        raise ValueError("this image is broken")
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda items, make: ahead(items, make),
+        *(lambda items, make, workers=workers: in_order(make, items, workers) for workers in (0, 2)),
+    ],
+)
+def test_errors_reach_the_consumer(read):
+    def make(n):
+        if n == 3:
+            raise OSError("disk gone")
+        return n
 
-    results = ahead(items(), lambda number: number)
-    assert next(results) == 1
-    with pytest.raises(ValueError, match="broken"):
-        next(results)
+    items = read(iter(range(9)), make)
+    assert [next(items) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(OSError, match="disk gone"):
+        next(items)
 
 
 def test_a_thread_that_hangs_is_an_error_that_names_what_it_reads(monkeypatch):

@@ -67,11 +67,8 @@ class SmallModel(nn.Module):
 @pytest.fixture(scope="session")
 def made_up():
     """made_up(train=[40, 30, 20], test=20) -> images."""
-
-    def make(classes=3, seed=0, noise=60.0, **splits):
-        return MadeUpImages(splits or {"train": 40, "val": 10, "test": 30}, classes, seed, noise)
-
-    return make
+    usual = {"train": 40, "val": 10, "test": 30}
+    return lambda classes=3, seed=0, noise=60.0, **splits: MadeUpImages(splits or usual, classes, seed, noise)
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss
 
-from vitmods.evals.accuracy import (
-    bins_of_equal_size,
-    bins_of_equal_width,
-    calibration,
-    calibration_errors,
-    reliability,
-)
+from vitmods.evals.accuracy import bins_of_equal_size, bins_of_equal_width, calibration, calibration_errors, reliability
 
 
 def slow_ece(confidence, correct, bins=15):
@@ -40,11 +34,8 @@ def test_ece_is_the_paper_s_and_does_not_depend_on_the_order(seed, n):
         assert again == pytest.approx(calibration_errors(confidence, correct, binned(confidence)).mean(), abs=1e-12)
 
 
-def test_the_upper_end_belongs_to_a_bin():
+def test_bins_of_equal_width_have_their_upper_ends_and_those_of_equal_size_as_many():
     assert bins_of_equal_width(np.array([1 / 15, 1 / 15 + 1e-9, 1.0])).tolist() == [0, 1, 14]
-
-
-def test_bins_of_equal_size_are():
     confidence = np.random.default_rng(0).uniform(0, 1, 151) ** 4
     sizes = np.bincount(bins_of_equal_size(confidence))
     assert len(sizes) == 15

@@ -24,10 +24,7 @@ def test_a_class_without_images_is_not_in_the_mean():
 def test_the_most_frequent_confusion_comes_first():
     matrix = np.array([[5, 2, 0], [7, 1, 0], [0, 0, 9]])
     rows = most_confused(matrix, ("a", "b", "c"))
-    assert rows == [
-        {"class": "b", "taken_for": "a", "images": 7},
-        {"class": "a", "taken_for": "b", "images": 2},
-    ]
+    assert rows == [{"class": "b", "taken_for": "a", "images": 7}, {"class": "a", "taken_for": "b", "images": 2}]
 
 
 def test_the_protocol(outputs_of, made_up, small_model):

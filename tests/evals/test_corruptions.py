@@ -45,13 +45,6 @@ def test_errors_and_both_means(outputs_of, made_up, small_model):
     assert high - low == pytest.approx(2 * half, rel=1e-5)
 
 
-def test_the_size_of_batches_does_not_matter(outputs_of, made_up, small_model):
-    dataset, model = made_up(), small_model()
-    asked = {"corruptions": ("fog", "snow"), "severities": (2, 5)}
-    found = [corruption_error(outputs_of(model, dataset, batch_size=n, **asked), darker) for n in (1, 7, 500)]
-    assert found[0] == found[1] == found[2]
-
-
 def test_mce_is_defined_for_all_of_imagenet_c_alone(outputs_of, made_up, small_model):
     dataset, model = made_up(), small_model()
     for asked in ({"corruptions": ("fog",)}, {"severities": (1, 2)}):
@@ -73,11 +66,6 @@ def test_the_classes_of_the_images_may_be_some_of_the_model_s(outputs_of, made_u
     assert found.detail["clean_error"] == found.metrics["mean_corruption_error"] < 1
 
 
-def test_the_constants_are_alexnet_s():
-    assert len(ALEXNET) == 15
-    assert np.mean(list(ALEXNET.values())) == pytest.approx(0.788993, abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -94,12 +82,9 @@ def test_what_is_wrong_is_reported_before_work(options, message, made_up, monkey
     dataset.img_size = (8, 8)
     with pytest.raises(UserError, match=message):
         check(dataset, "test", Options(**options))
-    assert dataset.passes == 0
-
-
-def test_images_that_are_too_small_are_reported(made_up):
     with pytest.raises(UserError, match="at least 8 pixels"):
         check(made_up(), "test", Options(corruptions=("fog",)))
+    assert dataset.passes == 0
 
 
 def test_real_corruptions_of_real_images():
@@ -107,16 +92,13 @@ def test_real_corruptions_of_real_images():
     dataset = vm.data.load("digits", img_size=8, in_chans=1, augment=vm.recipes.digits().augment, limit_train=300)
     model = vm.vit("mu/4", img_size=8, in_chans=1, num_classes=10)
     options = Options(corruptions=("gaussian_noise", "contrast", "pixelate"), severities=(1, 5))
-    found = [
-        run_protocols(
-            model, dataset, ["corruptions"], split="val", batch_size=n, device=torch.device("cpu"), options=options
-        )["corruptions"]
-        for n in (200, 33)
-    ]
-    assert found[0] == found[1]
+    how = {"split": "val", "device": torch.device("cpu"), "options": options}
+    found = [run_protocols(model, dataset, ["corruptions"], batch_size=n, **how)["corruptions"] for n in (1, 200, 33)]
+    assert found[0] == found[1] == found[2]
     assert found[0].detail["images"] == len(dataset.splits["val"])
     assert set(found[0].detail["errors"]) == {"gaussian_noise", "contrast", "pixelate"}
 
 
-def test_the_fifteen_are_those_with_constants():
+def test_the_constants_are_alexnet_s():
     assert tuple(ALEXNET) == CORRUPTIONS
+    assert np.mean(list(ALEXNET.values())) == pytest.approx(0.788993, abs=1e-6)

@@ -58,20 +58,18 @@ def test_the_protocol_is_the_mean_over_three_choices(outputs_of, made_up, small_
 
 
 def test_too_few_images_are_reported_before_work(made_up):
-    dataset = made_up(train=[40, 7, 30], test=5)
-    check_fewshot(dataset, "test", Options(shots=(1, 5, 7)))
-    with pytest.raises(UserError, match=r"class 1 has 7: ask for 1 or 5 shots\."):
-        check_fewshot(dataset, "test", Options())
-    with pytest.raises(UserError, match=r"ask for 7 shots\."):
-        check_fewshot(dataset, "test", Options(shots=(20,)))
-    with pytest.raises(UserError, match="add images"):
-        check_fewshot(made_up(train=[40, 0, 30], test=5), "test", Options())
-    with pytest.raises(UserError, match="evaluate it on another"):
-        check_fewshot(dataset, "train", Options())
-    with pytest.raises(UserError, match="does not have any"):
-        check_fewshot(made_up(test=5), "test", Options())
+    def few(**splits):
+        return made_up(**{"train": [40, 7, 30], "test": 5, **splits})
 
-
-def test_names_of_metrics():
+    check_fewshot(few(), "test", Options(shots=(1, 5, 7)))
+    for images, split, options, words in (
+        (few(), "test", {}, r"class 1 has 7: ask for 1 or 5 shots\."),
+        (few(), "test", {"shots": (20,)}, r"ask for 7 shots\."),
+        (few(train=[40, 0, 30]), "test", {}, "add images"),
+        (few(), "train", {}, "evaluate it on another"),
+        (made_up(test=5), "test", {}, "does not have any"),
+    ):
+        with pytest.raises(UserError, match=words):
+            check_fewshot(images, split, Options(**options))
     assert shots_of("fewshot10") == 10
     assert [shots_of(name) for name in ("fewshot", "fewshot0", "fewshots", "top5", "10")] == [None] * 5

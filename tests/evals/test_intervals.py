@@ -22,15 +22,9 @@ def test_wilson_covers():
         assert 0.92 <= ((low <= p) & (p <= high)).mean() <= 0.98
 
 
-def test_without_images_nothing_is_known():
-    assert fraction(0, 0) == (0.0, 1.0)
-
-
-def test_the_mean_of_one_share_has_its_interval():
-    assert mean_of_fractions(np.array([7]), np.array([9])) == pytest.approx(fraction(7, 9))
-
-
 def test_the_mean_of_shares_covers():
+    assert fraction(0, 0) == (0.0, 1.0)
+    assert mean_of_fractions(np.array([7]), np.array([9])) == pytest.approx(fraction(7, 9))
     rng, dataset, truth = np.random.default_rng(1), np.array([8, 40, 200]), np.array([0.95, 0.6, 0.3])
     intervals = [mean_of_fractions(rng.binomial(dataset, truth), dataset) for _ in range(4000)]
     assert 0.92 <= np.mean([low <= truth.mean() <= high for low, high in intervals]) <= 0.985

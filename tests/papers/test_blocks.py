@@ -31,6 +31,19 @@ def close(ours, theirs):
     torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=0)
 
 
+def check(block, g, names, forward=None, swap=False):
+    """Outputs and all gradients are the golden's; `names`: its parameters under our names."""
+    turn = (lambda x: x.transpose(0, 1)) if swap else (lambda x: x)
+    y, grad_x, grads = run(block, turn(g["ct.y"]), turn(g["in.x"]), forward)
+    close(turn(y), g["out.y"])
+    close(turn(grad_x), g["grad_in.x"])
+    expected = names(g.group("grad_param"))
+    assert grads.keys() >= expected.keys()
+    for name, gradient in expected.items():
+        close(grads[name], gradient)
+    return grads
+
+
 def fuse(values):
     """q, k and v projections -> our joint one."""
     return {
@@ -56,42 +69,36 @@ NORMFORMER = {
 }
 
 
-def test_normformer_layer(golden):
-    """fairseq scales the heads after the output projection, so the factors are folded into its rows here."""
-    g = golden("normformer_layer")
-    reference, scale = g.group("param"), g["param.c_attn"].repeat_interleave(4)
-    model = fuse(reference) | rename(reference, NORMFORMER)
+def folded(g):
+    """fairseq scales the heads after the output projection: the factors are folded into its rows here."""
+    model = fuse(g.group("param")) | rename(g.group("param"), NORMFORMER)
+    scale = g["param.c_attn"].repeat_interleave(4)
     model["attn.proj.weight"] = model["attn.proj.weight"] * scale[:, None]
     model["attn.proj.bias"] = model["attn.proj.bias"] * scale
-    block = block_with(vm.NormFormer())
-    block.load_state_dict(model)
-    y, grad_x, grads = run(block, g["ct.y"].transpose(0, 1), g["in.x"].transpose(0, 1))
-    close(y.transpose(0, 1), g["out.y"])
-    close(grad_x.transpose(0, 1), g["grad_in.x"])
+    return model, scale
 
+
+def test_normformer_layer(golden):
+    g, block = golden("normformer_layer"), block_with(vm.NormFormer())
+    model, scale = folded(g)
+    block.load_state_dict(model)
     expected = fuse(g.group("grad_param")) | rename(g.group("grad_param"), NORMFORMER)
-    folded = {name: grads.pop(f"attn.proj.{name}") for name in ("weight", "bias")}
-    close(folded["weight"] * scale[:, None], expected.pop("attn.proj.weight"))
-    close(folded["bias"] * scale, expected.pop("attn.proj.bias"))
-    by_row = (folded["weight"] * reference["self_attn.out_proj.weight"]).sum(1)
-    by_row += folded["bias"] * reference["self_attn.out_proj.bias"]
+    proj = {name: expected.pop(f"attn.proj.{name}") for name in ("weight", "bias")}
+    grads = check(block, g, lambda _: expected, swap=True)
+    assert grads.keys() == model.keys()
+    weight, bias = grads["attn.proj.weight"], grads["attn.proj.bias"]
+    close(weight * scale[:, None], proj["weight"])
+    close(bias * scale, proj["bias"])
+    by_row = (weight * g["param.self_attn.out_proj.weight"]).sum(1) + bias * g["param.self_attn.out_proj.bias"]
     close(by_row.view(3, 4).sum(1), g["grad_param.c_attn"])
-    assert grads.keys() == expected.keys()
-    for name, gradient in grads.items():
-        close(gradient, expected[name])
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_normformer_with_residual_scale(golden, recompute):
     """With factors of 1 it is the layer above; with others the stream before the MLP is multiplied."""
-    g = golden("normformer_layer")
-    reference, scale = g.group("param"), g["param.c_attn"].repeat_interleave(4)
-    block = block_with(vm.NormFormer(residual_scale=True))
+    g, block = golden("normformer_layer"), block_with(vm.NormFormer(residual_scale=True))
     assert block.residual_scale.gamma.tolist() == [1.0] * 12
-    model = fuse(reference) | rename(reference, NORMFORMER) | {"residual_scale.gamma": torch.ones(12)}
-    model["attn.proj.weight"] = model["attn.proj.weight"] * scale[:, None]
-    model["attn.proj.bias"] = model["attn.proj.bias"] * scale
-    block.load_state_dict(model)
+    block.load_state_dict(folded(g)[0] | {"residual_scale.gamma": torch.ones(12)})
     x = g["in.x"].transpose(0, 1)
     forward = partial(Forms().run_block, block, recomputes=True) if recompute else block
     close(forward(x).transpose(0, 1), g["out.y"])
@@ -113,16 +120,10 @@ SUBLN = {
 
 
 def test_subln_layer(golden):
-    g = golden("subln_layer")
-    block = block_with(vm.SubLN())
-    block.load_state_dict(fuse(g.group("param")) | rename(g.group("param"), SUBLN))
-    y, grad_x, grads = run(block, g["ct.y"], g["in.x"])
-    close(y, g["out.y"])
-    close(grad_x, g["grad_in.x"])
-    expected = fuse(g.group("grad_param")) | rename(g.group("grad_param"), SUBLN)
-    assert grads.keys() == expected.keys()
-    for name, gradient in grads.items():
-        close(gradient, expected[name])
+    g, block = golden("subln_layer"), block_with(vm.SubLN())
+    names = lambda values: fuse(values) | rename(values, SUBLN)  # noqa: E731
+    block.load_state_dict(names(g.group("param")))
+    assert check(block, g, names).keys() == names(g.group("param")).keys()
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -131,13 +132,10 @@ def test_deit_block(golden, name, recompute):
     g = golden(name)
     block = Block(BlockConfig(24, 3, 96, layer_scale=1e-4 if "layerscale" in name else None)).double()
     forward = partial(Forms().run_block, block, recomputes=True) if recompute else None
-    model = {"gamma_1": "ls1.gamma", "gamma_2": "ls2.gamma"}
-    block.load_state_dict({model.get(k, k): v for k, v in g.group("param").items()})
-    y, grad_x, grads = run(block, g["ct.y"], g["in.x"], forward)
-    close(y, g["out.y"])
-    close(grad_x, g["grad_in.x"])
-    for reference, gradient in g.group("grad_param").items():
-        close(grads[model.get(reference, reference)], gradient)
+    gammas = {"gamma_1": "ls1.gamma", "gamma_2": "ls2.gamma"}
+    names = lambda values: {gammas.get(k, k): v for k, v in values.items()}  # noqa: E731
+    block.load_state_dict(names(g.group("param")))
+    check(block, g, names, forward)
 
 
 PARALLEL = {

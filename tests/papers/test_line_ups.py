@@ -122,19 +122,17 @@ def test_every_cell_that_a_study_makes_again_is_one_of_the_table(table):
 
 
 def test_published_differences_have_the_papers_decimals():
-    assert [(claim.where, claim.text) for claim in published(TABLES["dpn-table5"], "dpn")] == [
-        ("B/16, 1/16", "+0.7"),
-        ("B/16, 1/8", "+1.1"),
-        ("B/16, 1/4", "+1.1"),
-        ("B/16, 1/2", "+1.1"),
-        ("B/16, 1", "+0.5"),
-    ]
+    def texts(table, arm):
+        return {claim.where: claim.text for claim in published(TABLES[table], arm)}
+
+    of_table5 = zip(("1/16", "1/8", "1/4", "1/2", "1"), ("+0.7", "+1.1", "+1.1", "+1.1", "+0.5"))
+    assert texts("dpn-table5", "dpn") == {f"B/16, {share}": text for share, text in of_table5}
     (hmlp,) = published(TABLES["tt-table7"], "hmlp")
     assert (hmlp.text, str(hmlp.base), str(hmlp.arm)) == ("+0.34", "82.20 ± 0.06", "82.54 ± 0.09")
-    assert [claim.text for claim in published(TABLES["dtn-table3"], "scale")] == ["+0.1", "0.0"]
-    assert {claim.where: claim.text for claim in published(TABLES["dpn-table6"], "pre")}["B/32"] == "-2.6"
-    assert published(TABLES["dtn-table3"], "rms") == published(TABLES["dpn-figure1"], "subln") == []
-    assert [claim.text for claim in published(TABLES["dpn-figure1"], "dpn")] == ["+1.9", "+1.4", "+1.4", "+1.1", "+0.7"]
+    assert [*texts("dtn-table3", "scale").values()] == ["+0.1", "0.0"]
+    assert texts("dpn-table6", "pre")["B/32"] == "-2.6"
+    assert texts("dtn-table3", "rms") == texts("dpn-figure1", "subln") == {}
+    assert [*texts("dpn-figure1", "dpn").values()] == ["+1.9", "+1.4", "+1.4", "+1.1", "+0.7"]
 
 
 def test_all_tasks_of_vtab_are_one_command(tmp_path, capsys):
@@ -153,13 +151,9 @@ def test_all_tasks_of_vtab_are_one_command(tmp_path, capsys):
 
 
 def test_a_study_of_one_data_set_is_compared_with_its_row():
-    table = TABLES["dpn-table3"]
-    answer = SimpleNamespace(settings={"data": "vtab:dtd?root=x"})
-    numbers = [number for number in published(table, "dpn") if _is_of(table, answer, number)]
-    assert [(number.where, number.text) for number in numbers] == [
-        ("B/32, Natural, DTD", "+4.7"),
-        ("B/16, Natural, DTD", "+3.0"),
-    ]
+    table, answer = TABLES["dpn-table3"], SimpleNamespace(settings={"data": "vtab:dtd?root=x"})
+    numbers = {number.where: number.text for number in published(table, "dpn") if _is_of(table, answer, number)}
+    assert numbers == {"B/32, Natural, DTD": "+4.7", "B/16, Natural, DTD": "+3.0"}
 
 
 def test_line_ups_follow_the_size_of_the_images_and_have_all_placements():

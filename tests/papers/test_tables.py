@@ -5,7 +5,6 @@ from statistics import fmean
 
 import pytest
 
-import vitmods as vm
 from vitmods.papers import PAPERS, TABLES, Claim, Number, Paper, Table
 from vitmods.papers.table import covered
 from vitmods.util.errors import UserError
@@ -48,14 +47,14 @@ def test_every_table_is_there_with_all_its_cells():
 def test_a_table_says_what_its_numbers_are(table):
     assert PAPERS[table.paper.name] is table.paper
     assert table.name.startswith(f"{table.paper.name}-")
-    assert table.title
-    assert table.where
-    assert table.data
-    assert table.study or table.needs or table.bench
-    assert len(set(table.rows)) == len(table.rows)
-    assert len(set(table.columns)) == len(table.columns)
+    assert all((table.title, table.where, table.data, table.study or table.needs or table.bench))
+    assert all(len(set(names)) == len(names) for names in (table.rows, table.columns))
     assert all(table.unit_of(column) for column in table.columns)
     assert table.describe()["numbers"].keys() == set(table.rows)
+
+
+def own(printed):
+    return Table("x", PAPERS["dpn"], "x", "x", "x", "x", printed=printed)
 
 
 def test_cells_as_printed():
@@ -64,11 +63,11 @@ def test_cells_as_printed():
     assert table["Linear B12, -, -", "val"] == Number(82.2, 0.06, "82.20 ± 0.06")
     assert TABLES["dpn-table1"].shown("AugReg, S/16", "DPN") == "79.7 ± 0.2"
     assert TABLES["dpn-table6"].shown("Pre", "S/16") == "0.0"
-    table = Table("x", PAPERS["dpn"], "x", "x", "x", "x", printed="a | b | c (G)\nrow | - | 2.0 (MEM)")
+    table = own("a | b | c (G)\nrow | - | 2.0 (MEM)")
     assert (table["row", "b"], table.shown("row", "b"), table.shown("row", "c")) == (None, "", "?")
     assert (table.unit_of("b"), table.unit_of("c")) == ("top-1, %", "G")
     with pytest.raises(ValueError, match="2 cells, the heading 3"):
-        _ = Table("x", PAPERS["dpn"], "x", "x", "x", "x", printed="a | b | c\nrow | 1").numbers
+        _ = own("a | b | c\nrow | 1").numbers
 
 
 def test_what_is_not_sure_is_never_shown():
@@ -86,18 +85,18 @@ def test_what_is_not_sure_is_never_shown():
 def test_a_cell_that_is_no_number_is_no_data(cell):
     with pytest.raises(ValueError, match="is not a number"):
         Number.read(cell)
-    table = Table("x", PAPERS["dpn"], "x", "x", "x", "x", printed=f"a | b\nrow | {cell}")
     with pytest.raises(ValueError, match="is not a number"):
-        _ = table.numbers
+        _ = own(f"a | b\nrow | {cell}").numbers
 
 
 def test_unknown_names_suggest_the_nearest():
-    with pytest.raises(UserError, match=r"a row 'S/17'. Did you mean 'S/16'"):
-        TABLES["dpn-table1-21k"]["S/17", "93k DPN"]
-    with pytest.raises(UserError, match=r"a column 'dpn'. Did you mean 'DPN'"):
-        TABLES["dpn-table1"]["AugReg, S/16", "dpn"]
-    with pytest.raises(UserError, match=r"Did you mean 'dpn-table6'.*`vitmods paper` lists all"):
-        vm.papers.TABLES["dpn-tabel6"]
+    for table, cell, words in (
+        ("dpn-table1-21k", ("S/17", "93k DPN"), r"a row 'S/17'. Did you mean 'S/16'"),
+        ("dpn-table1", ("AugReg, S/16", "dpn"), r"a column 'dpn'. Did you mean 'DPN'"),
+        ("dpn-tabel6", (), r"Did you mean 'dpn-table6'.*`vitmods paper` lists all"),
+    ):
+        with pytest.raises(UserError, match=words):
+            TABLES[table][cell]
 
 
 FIVE = [f"AugReg, {arch}" for arch in ("S/32", "Ti/16", "B/32", "S/16", "B/16")]
@@ -110,12 +109,8 @@ def claim(paper, words) -> Claim:
 
 def test_what_dual_patchnorms_text_says_of_its_tables():
     assert gains("dpn-table1", FIVE) == [1.9, 1.4, 1.4, 1.1, 0.7]
-    assert gains("dpn-table1", ["DeiT, S/16", "DeiT, B/16", "AugReg, 384 px, B/16", "AugReg, 384 px, B/32"]) == [
-        0.3,
-        0.2,
-        0.6,
-        1.0,
-    ]
+    others = ["DeiT, S/16", "DeiT, B/16", "AugReg, 384 px, B/16", "AugReg, 384 px, B/32"]
+    assert gains("dpn-table1", others) == [0.3, 0.2, 0.6, 1.0]
     slip = claim("dpn", "1.4 on average").slip
     assert f"{fmean(gains('dpn-table1', FIVE)):.1f} on average" in slip
     assert f"with S/16+ {fmean(gains('dpn-table1', [*FIVE, 'tuned, S/16+'])):.1f}" in slip
@@ -130,9 +125,8 @@ def test_what_dual_patchnorms_text_says_of_its_tables():
     assert {row.partition(",")[0] for row in TABLES["dpn-table2-finetune"].rows} == {"B/32", "L/16"}
     vtab = TABLES["dpn-table3"]
     sure = [row for row in vtab.rows if vtab[row, "B/32"].certain]
-    losses = [
-        [entry for entry in gains("dpn-table3", sure, base, f"{base} DPN") if entry < 0] for base in ("B/32", "B/16")
-    ]
+    all_gains = [gains("dpn-table3", sure, base, f"{base} DPN") for base in ("B/32", "B/16")]
+    losses = [[gain for gain in of_base if gain < 0] for of_base in all_gains]
     assert [(len(entry), min(entry), len(sure)) for entry in losses] == [(4, -12.8, 17), (6, -14.2, 17)]
     for words in ("B/16 loses 0.3", "B/32 loses in 4 and B/16 in 6 of the 17", "12.8 and 14.2"):
         assert words in claim("dpn", "never hurts").slip
@@ -146,16 +140,10 @@ def test_what_dynamic_token_norms_text_says_of_its_tables():
 
     assert [gain("dtn-table6", model, "mean", -1) for model in ("ViT-S", "ViT-S*")] == [2.2, 3.9]
     assert "2.2 for ViT-S" in claim("dtn", "ImageNet-C").slip
-    assert [gain("dtn-table1", model, "top-1") for model in ("ViT-S", "ViT-S*", "ViT-B*", "ViT-B")] == [
-        0.7,
-        1.1,
-        0.8,
-        0.5,
-    ]
-    more = [
-        value("dtn-table1", f"{m}, DTN", "FLOPs") / value("dtn-table1", f"{m}, LN", "FLOPs")
-        for m in ("ViT-S*", "ViT-S")
-    ]
+    top1 = [gain("dtn-table1", model, "top-1") for model in ("ViT-S", "ViT-S*", "ViT-B*", "ViT-B")]
+    assert top1 == [0.7, 1.1, 0.8, 0.5]
+    flops = [[value("dtn-table1", f"{m}, {norm}", "FLOPs") for norm in ("DTN", "LN")] for m in ("ViT-S*", "ViT-S")]
+    more = [dtn / ln for dtn, ln in flops]
     assert [round(100 * (ratio - 1), 1) for ratio in more] == [5.4, 6.1]
     boxes = [gain("dtn-table11", model, box) for model in ("PVT-Tiny", "PVT-Small") for box in ("AP", "APb")]
     assert boxes == [1.3, 1.4, 1.4, 1.3]

@@ -55,6 +55,9 @@ def test_values_that_are_accepted_and_keys():
         ({"schedule": "stairs"}, "schedule must be one of cosine, linear, rsqrt, epoch_cosine"),
         ({"layer_decay": 0.0}, "layer_decay must be from"),
         ({"ema": 1.0}, "ema must be from 0"),
+        ({"rates": (("heads", 1e-3),)}, "Unknown role 'heads'"),
+        ({"rates": (("all", -1.0),)}, "lr must be"),
+        ({"rates": (("head", 1.0),)}, "all"),
         ({"epoch": 3}, "Did you mean 'epochs'"),
         ({"zzz": 3}, "Known: accumulate, .*batch_size"),
     ],
@@ -66,18 +69,8 @@ def test_values_out_of_range_and_unknown_fields_are_refused(override, words):
 
 def test_what_is_set_of_the_model_is_named_as_the_config_names_it():
     assert Recipe().model.to_config() == {}
-    recipe = Recipe().with_(
-        dropout=0.1, drop_path=0.2, drop_path_shape="constant", patch_drop=0.5, init="big_vision", head_bias=-6.9
-    )
-    assert recipe.model.to_config() == {
-        "pos_drop": 0.1,
-        "proj_drop": 0.1,
-        "drop_path": 0.2,
-        "drop_path_shape": "constant",
-        "patch_drop": 0.5,
-        "init": "big_vision",
-        "head_bias": -6.9,
-    }
+    same = {"drop_path": 0.2, "drop_path_shape": "constant", "patch_drop": 0.5, "init": "big_vision", "head_bias": -6.9}
+    assert Recipe().with_(dropout=0.1, **same).model.to_config() == {"pos_drop": 0.1, "proj_drop": 0.1, **same}
 
 
 def test_big_visions_weight_decay_is_not_multiplied_by_lr():
@@ -95,30 +88,23 @@ RATES = {
 
 @pytest.mark.parametrize("part", RATES)
 def test_what_is_trained_of_trained_weights_has_its_own_rate(part):
-    def rate(recipe):
-        return recipe.optimizer.lr, recipe.optimizer.layer_decay
-
     recipe, (lr, decay) = finetune(), RATES[part]
-    assert rate(recipe.with_(train=part)) == (pytest.approx(lr), decay)
-    assert rate(recipe.with_(train="head").with_(train=part)) == (pytest.approx(lr), decay)
-    # What is set by itself wins, before and together with the part.
-    assert rate(recipe.with_(lr=1e-5).with_(train=part)) == (1e-5, decay)
-    assert rate(recipe.with_(lr=1e-5, train=part)) == (1e-5, decay)
-    assert rate(recipe.with_(layer_decay=0.9).with_(train=part)) == (pytest.approx(lr), 0.9)
-    assert rate(recipe.with_(layer_decay=None).with_(train=part)) == (pytest.approx(lr), None)
-    assert rate(finetune_sgd().with_(train=part)) == (pytest.approx(lr / 3e-4 * 0.01), decay)
-    assert rate(Recipe().with_(train=part)) == (1e-3, None)  # of new weights
-    for kept in (recipe, recipe.with_(lr=1e-5, train=part)):
-        assert Recipe.from_dict(json.loads(json.dumps(kept.to_dict()))) == kept
-        assert Recipe().with_(**kept.settings()) == kept
+    near = pytest.approx(lr)
+    for made, expected in (
+        (recipe.with_(train=part), (near, decay)),
+        (recipe.with_(train="head").with_(train=part), (near, decay)),
+        # What is set by itself wins, before and together with the part.
+        (recipe.with_(lr=1e-5).with_(train=part), (1e-5, decay)),
+        (recipe.with_(lr=1e-5, train=part), (1e-5, decay)),
+        (recipe.with_(layer_decay=0.9).with_(train=part), (near, 0.9)),
+        (recipe.with_(layer_decay=None).with_(train=part), (near, None)),
+        (finetune_sgd().with_(train=part), (pytest.approx(lr / 3e-4 * 0.01), decay)),
+        (Recipe().with_(train=part), (1e-3, None)),  # of new weights
+    ):
+        assert (made.optimizer.lr, made.optimizer.layer_decay) == expected
+        assert Recipe.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+        assert Recipe().with_(**made.settings()) == made
 
 
 def test_recipes_without_rates_are_written_as_before():
     assert "rates" not in Recipe().to_dict()
-    for row, words in (
-        (("heads", 1e-3), "Unknown role 'heads'"),
-        (("all", -1.0), "lr must be"),
-        (("head", 1.0), "all"),
-    ):
-        with pytest.raises(UserError, match=words):
-            Recipe().with_(rates=(row,))

@@ -79,24 +79,29 @@ def test_model_settings_reach_the_model():
     assert model.pre_logits is not None
 
 
-def test_recipes_as_the_shell_writes_them():
-    assert parse_recipe("deit") == deit()
-    assert parse_recipe(" a2( layerscale = true, model=S/16 ) ") == a2(True, "S/16")
-    assert parse_recipe("a2(layerscale)") == a2(True)
-    assert parse_recipe("augreg(level=light1,epochs=30,warmup_epochs=2.5)") == augreg(
-        "light1", epochs=30, warmup_epochs=2.5
-    )
-    assert parse_recipe("a2", model="S/16") == a2(model="S/16")
-    assert parse_recipe("a2(model=L/16)", model="S/16") == a2(model="L/16")
-    assert parse_recipe("deit", model="S/16", like=plain()) == deit()
-    for name in ("finetune", "finetune_sgd"):
-        assert parse_recipe(name, like=plain()).augment.crop == "none"
-    assert parse_recipe("finetune(epochs=3)", like=plain()) == finetune(plain(), 3)
+@pytest.mark.parametrize(
+    ("text", "options", "recipe"),
+    [
+        ("deit", {}, deit()),
+        (" a2( layerscale = true, model=S/16 ) ", {}, a2(True, "S/16")),
+        ("a2(layerscale)", {}, a2(True)),
+        ("augreg(level=light1,epochs=30,warmup_epochs=2.5)", {}, augreg("light1", epochs=30, warmup_epochs=2.5)),
+        ("a2", {"model": "S/16"}, a2(model="S/16")),
+        ("a2(model=L/16)", {"model": "S/16"}, a2(model="L/16")),
+        ("a2(model=S/16)", {"model": None}, a2(model="S/16")),
+        ("deit", {"model": "S/16", "like": plain()}, deit()),
+        ("finetune(epochs=3)", {"like": plain()}, finetune(plain(), 3)),
+    ],
+)
+def test_recipes_as_the_shell_writes_them(text, options, recipe):
+    assert parse_recipe(text, **options) == recipe
+    assert {parse_recipe(name, like=plain()).augment.crop for name in ("finetune", "finetune_sgd")} == {"none"}
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("a2", r"name it, as in a2\(model=S/16\)"),
         ("diet", "Unknown recipe 'diet'. Did you mean 'deit'"),
         ("deit(", "not a recipe"),
         ("a2(layerscal=true)", "not have the setting 'layerscal'. Did you mean 'layerscale'"),
@@ -108,7 +113,7 @@ def test_recipes_as_the_shell_writes_them():
 )
 def test_recipes_that_cannot_be_read(text, words):
     with pytest.raises(UserError, match=words):
-        parse_recipe(text)
+        parse_recipe(text, **({"model": None} if text == "a2" else {}))
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -159,12 +164,6 @@ def test_options_are_arguments_of_the_recipe():
         made("dino_100(epochs=50)", "dino", epochs=8)
     with pytest.raises(UserError, match="warmup_epochs=10 leaves nothing"):
         made("deit", "classification", epochs=8, warmup_epochs=10.0)
-
-
-def test_a_model_without_a_name_must_be_reported():
-    with pytest.raises(UserError, match=r"name it, as in a2\(model=S/16\)"):
-        parse_recipe("a2", model=None)
-    assert parse_recipe("a2(model=S/16)", model=None) == a2(model="S/16")
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -28,11 +28,7 @@ ALLOWED = {
     ("yaml", "load"): {"tasks/detection/sources.py"},
     ("ElementTree", "parse"): set(),
     ("ElementTree", "fromstring"): {"tasks/detection/sources.py"},
-    ("Image", "open"): {
-        "data/read.py",
-        "data/pack.py",
-        "papers/corruptions/functions.py",
-    },
+    ("Image", "open"): {"data/read.py", "data/pack.py", "papers/corruptions/functions.py"},
     ("zipfile", "ZipFile"): {LIMITS, "train/checkpoint.py"},
     ("tarfile", "open"): {"data/sources/wds.py", "data/pack.py", "papers/sources/imagenet.py"},
     ("gzip", "open"): {"papers/sources/imagenet.py"},

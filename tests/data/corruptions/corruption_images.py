@@ -1,22 +1,11 @@
-"""Images for the corruptions' tests, and what the corruptions do to them in numbers.
-
-python tests/data/corruptions/corruption_images.py writes those numbers anew, after a change of what corruptions do.
-"""
+"""Images for the corruptions' tests."""
 
 import functools
-import json
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
-
-from vitmods.papers.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, corrupt
-
-STORED = Path(__file__).with_name("corruption_statistics.json")
-SIDES = (32, 64, 224)
 
 
 def drawn(height, width):
@@ -54,30 +43,3 @@ def write_textures(folder):
         Image.fromarray((190 + 5 * k + 40 * waves).astype(np.uint8)).save(
             folder / f"frost{k}.{'png' if k < 4 else 'jpg'}", quality=95
         )
-
-
-def statistics(side, name, textures):
-    """For each severity: mean, standard deviation and mean squared error, in levels, of the drawn image and of the
-    two photographs with three draws each."""
-    drawn_one, photos = images(side)[:1], photographs(side).repeat(3, 1, 1, 1)
-    return [_row(drawn_one, name, s, textures) + _row(photos, name, s, textures) for s in SEVERITIES]
-
-
-def _row(clean, name, severity, textures):
-    done = corrupt(clean, name, severity, seed=0, index=np.arange(len(clean)), textures=textures).double()
-    return [round(float(v), 2) for v in (done.mean(), done.std(), (done - clean).square().mean())]
-
-
-def main():
-    with tempfile.TemporaryDirectory() as folder:
-        write_textures(Path(folder))
-        lines = (
-            f'"{name} {side}": {json.dumps(statistics(side, name, Path(folder)))}'
-            for side in SIDES
-            for name in CORRUPTIONS + EXTRA
-        )
-        STORED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -12,14 +12,15 @@ from vitmods.recipes import small_detection
 from vitmods.tasks.detection.objects import Objects, drawn, evaluation_views, training_views
 from vitmods.util.errors import UserError
 
+from ...data.support import counts, noise
+
 SIZE = (48, 64)  # height and width
 EXACT = [10, 8, 20, 16]  # left, top, width, height
 
 
 def image(path, seed, size=SIZE, **options):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)).save(path, **options)
-    return path
+    noise(seed, size).save(path, **options)
 
 
 def coco(folder, change=lambda split, content: None):
@@ -81,62 +82,43 @@ def test_the_layout_of_coco_itself(tmp_path):
         (tmp_path / split).rename(tmp_path / f"{split}2017")
         (tmp_path / f"{split}.json").rename(tmp_path / "annotations" / f"instances_{split}2017.json")
     dataset = loaded(tmp_path)  # claimed without its name
-    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 3, "val": 3}
+    assert counts(dataset) == {"train": 3, "val": 3}
     with pytest.raises(UserError, match=r"the file .*lost.json does not exist"):
         open_source(f"coco:{tmp_path}?train=lost.json")
 
 
-def at_the_edge(split, content):
-    content["annotations"][1]["bbox"] = [64, 8, 0.5, 5]
-
-
-def no_outline(split, content):
-    content["annotations"][0]["segmentation"] = [[1, 2, 3]]
-
-
-def of_first(**values):
-    return lambda split, content: content["annotations"][0].update(values)
+def first(number=0, **values):
+    return lambda split, content: content["annotations"][number].update(values)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (of_first(segmentation={"size": list(SIZE), "counts": [0, 48, 48 * 63]}), "an outline from 0, 0, 1, 48"),
-        (at_the_edge, "a box of cat is empty in 64 x 48 pixels: 64, 8, 64.5, 13"),
-        (no_outline, "has an invalid outline"),
-        (of_first(image_id=77), "annotation 0 is of image 77, not listed"),
+        (first(segmentation={"size": list(SIZE), "counts": [0, 48, 48 * 63]}), "an outline from 0, 0, 1, 48"),
+        (first(1, bbox=[64, 8, 0.5, 5]), "a box of cat is empty in 64 x 48 pixels: 64, 8, 64.5, 13"),
+        (first(segmentation=[[1, 2, 3]]), "has an invalid outline"),
+        (first(image_id=77), "annotation 0 is of image 77, not listed"),
     ],
 )
 def test_what_is_wrong_is_one_error_before_training_or_left_out(tmp_path, change, reason):
     """tests/data/test_faults.py has other faults."""
-    coco(tmp_path, change)
-    with pytest.raises(UserError) as error:
-        loaded(f"coco:{tmp_path}?allow=missing")
-    assert "2 images cannot be used" in str(error.value).replace("\n", " ")
-    assert reason in str(error.value)
-    left = loaded(f"coco:{tmp_path}?allow=missing", unreadable="skip")
+    spec = f"coco:{coco(tmp_path, change)}?allow=missing"
+    with pytest.raises(UserError, match=f"(?s)2 images cannot be used.*{reason}"):
+        loaded(spec)
+    left = loaded(spec, unreadable="skip")
     assert len(left.train) == (3 if "not listed" in reason else 2)
     assert left.summary()["left_out"] == 2
 
 
-@pytest.mark.parametrize(
-    "runs",
-    [
-        {"size": [48, 40], "counts": [0, 48, 48 * 39]},
-        {"size": list(SIZE), "counts": [0, 48, 48]},
-        {"size": list(SIZE), "counts": [0, 48, -48, 48 * 64]},
-        {"size": list(SIZE), "counts": [0, 48, 48 * 64]},
-        {"size": list(SIZE), "counts": "35<"},
-        {"size": list(SIZE), "counts": "zz~"},
-        {"size": list(SIZE), "counts": 3},
-        {"size": list(SIZE)},
-    ],
-)
-def test_run_lengths_that_are_not_of_the_image_are_found_when_they_are_read(tmp_path, runs):
-    def change(split, content):
-        content["annotations"][2]["segmentation"] = runs
+OUTLINES = [{"size": [48, 40], "counts": [0, 48, 48 * 39]}, {"size": list(SIZE)}] + [
+    {"size": list(SIZE), "counts": runs}
+    for runs in ([0, 48, 48], [0, 48, -48, 48 * 64], [0, 48, 48 * 64], "35<", "zz~", 3)
+]
 
-    broken = open_source(f"coco:{coco(tmp_path, change)}").broken
+
+@pytest.mark.parametrize("runs", OUTLINES, ids=str)
+def test_run_lengths_that_are_not_of_the_image_are_found_when_they_are_read(tmp_path, runs):
+    broken = open_source(f"coco:{coco(tmp_path, first(2, segmentation=runs))}").broken
     reason = "annotation 9 has an invalid outline, or one for another image size than 64 x 48 pixels"
     assert [tuple(row) for row in broken] == [(split, f"{split}/1.png", reason) for split in ("train", "val")]
 
@@ -169,24 +151,17 @@ def test_a_first_image_that_is_missing_loses_no_other(tmp_path):
     assert [row["path"] for row in dataset.summary()["unreadable"]] == ["train/0.png"]
 
 
-def test_a_file_of_something_else_is_not_in_cocos_format(tmp_path):
-    coco(tmp_path)
-    (tmp_path / "val.json").write_text("[]")
-    with pytest.raises(UserError, match="not in COCO's format"):
-        open_source(f"coco:{tmp_path}")
-
-
 def test_an_image_that_exif_turns_does_not_fit_boxes_of_the_unturned(tmp_path):
-    coco(tmp_path)
+    coco(tmp_path, lambda split, content: content["images"][0].update(file_name="0.jpg"))
     turned = Image.Exif()
     turned[0x0112] = 6
     for split in ("train", "val"):
-        content = json.loads((tmp_path / f"{split}.json").read_text())
-        content["images"][0]["file_name"] = "0.jpg"
-        (tmp_path / f"{split}.json").write_text(json.dumps(content))
         image(tmp_path / split / "0.jpg", seed=len(split), exif=turned)
     with pytest.raises(UserError, match="before the rotation in its EXIF data"):
         loaded(f"coco:{tmp_path}")
+    (tmp_path / "val.json").write_text("[]")
+    with pytest.raises(UserError, match="not in COCO's format"):
+        open_source(f"coco:{tmp_path}")
 
 
 @pytest.mark.parametrize(
@@ -217,26 +192,22 @@ def voc(folder):
     return folder
 
 
-def test_voc_counts_pixels_from_1_and_sets_difficult_objects_aside(tmp_path):
+def test_voc_counts_pixels_from_1_sets_difficult_objects_aside_and_has_folders_of_any_name(tmp_path):
     source = open_source(str(voc(tmp_path)))
     easy, hard = source.splits["train"].annotations
     assert source.classes == ("cat", "dog")
     np.testing.assert_array_equal(easy.boxes, [[10, 8, 30, 24]])
     assert (easy.crowd.tolist(), hard.crowd.tolist()) == ([False], [True])
-    (tmp_path / "Annotations" / "0.xml").write_text("<annotation><size>")
-    (broken,) = open_source(f"voc:{tmp_path}").broken
-    assert (broken.path, "cannot be read" in broken.reason) == ("JPEGImages/0.jpg", True)
-
-
-def test_voc_s_folders_may_have_other_names(tmp_path):
-    folder = voc(tmp_path / "set")
-    (folder / "JPEGImages").rename(folder / "images")
-    (folder / "Annotations").rename(folder / "xml")
+    (tmp_path / "JPEGImages").rename(tmp_path / "images")
+    (tmp_path / "Annotations").rename(tmp_path / "xml")
     with pytest.raises(UserError, match=r"the folder .*Annotations.*\?images=FOLDER&annotations=FOLDER"):
-        open_source(f"voc:{folder}")
-    source = open_source(f"voc:{folder}?images=images&annotations=xml")
-    assert [len(part) for part in source.splits.values()] == [2, 2]
-    assert not source.broken
+        open_source(f"voc:{tmp_path}")
+    named = f"voc:{tmp_path}?images=images&annotations=xml"
+    assert counts(open_source(named)) == {"train": 2, "val": 2}
+    assert not open_source(named).broken
+    (tmp_path / "xml" / "0.xml").write_text("<annotation><size>")
+    (broken,) = open_source(named).broken
+    assert (broken.path, "cannot be read" in broken.reason) == ("images/0.jpg", True)
 
 
 def yolo(folder, lines=("0 0.3125 0.33333333 0.3125 0.33333333", "1 0.1 0.1 0.5 0.1 0.5 0.5")):
@@ -328,16 +299,13 @@ def test_masks_and_stamps_of_objects():
 
 def test_a_forgotten_name_of_the_source_is_told(tmp_path):
     folder = coco(tmp_path / "coco")
+    for name, parts in (("camvid", ("train", "trainannot", "val", "valannot")), ("masks", ("images", "masks"))):
+        for part in parts:
+            image(tmp_path / name / part / "0.png", seed=1)
+        with pytest.raises(UserError, match=f"It looks like {name}:"):
+            loaded(tmp_path / name, target="mask")
     with pytest.raises(UserError, match=rf"It looks like coco:{folder}: write that"):
         loaded(folder)
-    for part in ("train", "trainannot", "val", "valannot"):
-        image(tmp_path / "camvid" / part / "0.png", seed=1)
-    with pytest.raises(UserError, match="It looks like camvid:"):
-        loaded(tmp_path / "camvid", target="mask")
-    for part in ("images", "masks"):
-        image(tmp_path / "own" / part / "0.png", seed=1)
-    with pytest.raises(UserError, match="It looks like masks:"):
-        loaded(tmp_path / "own", target="mask")
     (tmp_path / "alone").mkdir()
     (tmp_path / "alone" / "train.json").write_text("{}")
     with pytest.raises(UserError) as error:

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import timm
 import torch
+from pycocotools import mask as coco_masks
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 from torch import nn
 from torchvision.models.detection import MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -25,7 +28,7 @@ from vitmods.tasks.base import make_task
 from vitmods.tasks.detection.heads import MaskRCNNDetector, RetinaNetDetector, padded_maps
 from vitmods.tasks.detection.metrics import NAMES, AveragePrecision, image_ap50
 from vitmods.tasks.detection.objects import Objects
-from vitmods.tasks.features import feature_maps, without_head
+from vitmods.tasks.features import _positions, feature_maps, without_head
 from vitmods.util.errors import UserError
 
 SIZE = (64, 96)  # of the padded images
@@ -182,42 +185,19 @@ def test_every_parameter_of_every_backbone_is_trained_on_images_of_any_size(name
     assert detected[0]["boxes"].shape[1] == 4
 
 
-def test_maps_of_hugging_faces_pvt_are_its_own():
-    model = pvt().eval()
-    images = torch.randn(2, 3, 64, 64)
-    with torch.no_grad():
-        maps = feature_maps(model, images)
-        padded_image = model.pvt(images, output_hidden_states=True)
-    assert [tuple(row.shape[1:]) for row in maps] == [(8, 16, 16), (16, 8, 8), (24, 4, 4), (32, 2, 2)]
-    torch.testing.assert_close(maps[-1].flatten(2).mT, padded_image.last_hidden_state[:, 1:])
-    torch.testing.assert_close(maps[1].flatten(2).mT, padded_image.hidden_states[1])
-
-
-def test_positions_of_hugging_faces_pvt_are_resampled_not_reshaped():
-    model = pvt().eval()
+def test_maps_of_hugging_faces_pvt_are_its_own_with_positions_resampled_not_reshaped():
+    model, images = pvt().eval(), torch.randn(2, 3, 64, 64)
     stem = model.pvt.encoder.patch_embeddings[0]
     ramp = torch.linspace(0, 1, 16)[:, None].expand(16, 16)  # grows with the row
     with torch.no_grad():
+        maps, reference = feature_maps(model, images), model.pvt(images, output_hidden_states=True)
         stem.position_embeddings.copy_(ramp.reshape(1, -1, 1).expand(1, 256, 8))
-        small, large = (_row_positions(model, side) for side in ((64, 64), (96, 64)))
+        small, large = (_positions(stem, rows, 16).detach()[0, :, 0].unflatten(0, (rows, 16)) for rows in (16, 24))
+    assert [tuple(row.shape[1:]) for row in maps] == [(8, 16, 16), (16, 8, 8), (24, 4, 4), (32, 2, 2)]
+    torch.testing.assert_close(maps[-1].flatten(2).mT, reference.last_hidden_state[:, 1:])
+    torch.testing.assert_close(maps[1].flatten(2).mT, reference.hidden_states[1])
     np.testing.assert_allclose(large[[0, -1], 0], small[[0, -1], 0], atol=1e-6)
     assert (large.diff(dim=0) >= 0).all()
-    assert large.shape == (24, 16)
-
-
-def _row_positions(model, size):
-    from vitmods.tasks.features import _positions
-
-    stem = model.pvt.encoder.patch_embeddings[0]
-    rows, columns = size[0] // 4, size[1] // 4
-    return _positions(stem, rows, columns).detach()[0, :, 0].unflatten(0, (rows, columns))
-
-
-def test_a_backbone_without_maps_or_of_other_strides_says_what_to_use():
-    with pytest.raises(UserError, match="does not give feature maps"):
-        Detection().wrap(nn.Linear(2, 2), 3)
-    with pytest.raises(UserError, match=r"strides .*\(4, 8, 16, 32\)"):
-        Detection().wrap(timm.create_model("levit_128s", num_classes=0), 3)
 
 
 def truth(boxes, labels, crowd=None, size=(100, 100)):
@@ -265,42 +245,33 @@ def random_case(seed, masks):
 
 def pycocotools(classes, pairs, kind):
     """The six average precisions of COCO's own code; -1 where nothing is of that size."""
-    from pycocotools import mask
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
 
-    def runs(one):
-        return mask.encode(np.asfortranarray(one.astype(np.uint8)))
-
-    def corner_and_sides(box):
+    def record(image, label, box, mask):
         left, top, right, bottom = box.tolist()
-        return [left, top, right - left, bottom - top]
+        place = {"bbox": [left, top, right - left, bottom - top], "area": (right - left) * (bottom - top)}
+        if mask is not None:
+            runs = coco_masks.encode(np.asfortranarray(np.asarray(mask).astype(np.uint8)))
+            place |= {"segmentation": runs, "area": float(coco_masks.area(runs))}
+        return {"image_id": image, "category_id": int(label), "iscrowd": 0, **place}
 
     annotations, detected = [], []
-    for image, (one, annotated) in enumerate(pairs):
-        for i in range(len(annotated)):
-            record = {"id": len(annotations) + 1, "image_id": image, "category_id": int(annotated.labels[i])}
-            record |= {"bbox": corner_and_sides(annotated.boxes[i]), "iscrowd": int(annotated.crowd[i])}
-            annotations.append(record | {"area": float(annotated.area[i]), "segmentation": runs(annotated.masks()[i])})
-        for i in range(len(one["labels"])):
-            record = {"image_id": image, "category_id": int(one["labels"][i]), "score": float(one["scores"][i])}
-            place = {"segmentation": runs(one["masks"][i].numpy())} if kind == "segm" else {}
-            detected.append(record | {"bbox": corner_and_sides(one["boxes"][i])} | place)
+    for image, (row, known) in enumerate(pairs):
+        for i, (label, box, mask) in enumerate(zip(known.labels, known.boxes, known.masks(), strict=True)):
+            facts = {"iscrowd": int(known.crowd[i]), "area": float(known.area[i])}
+            annotations.append({**record(image, label, box, mask), **facts})
+        masks = row["masks"] if kind == "segm" else [None] * len(row["labels"])
+        for label, box, mask, score in zip(row["labels"], row["boxes"], masks, row["scores"], strict=True):
+            detected.append({**record(image, label, box, mask), "score": float(score)})
+    images = [{"id": i, "height": SIDE, "width": SIDE} for i in range(len(pairs))]
+    categories = [{"id": label, "name": str(label)} for label in range(classes)]
     with contextlib.redirect_stdout(io.StringIO()):
-        judge = COCO()
-        images = [{"id": i, "height": SIDE, "width": SIDE} for i in range(len(pairs))]
-        categories = [{"id": label, "name": str(label)} for label in range(classes)]
-        judge.dataset = {"images": images, "annotations": annotations, "categories": categories}
-        judge.createIndex()
-        answers = COCO()
-        answers.dataset = {"images": images, "annotations": [], "categories": categories}
-        if kind == "bbox":
-            detected = [{**one, "segmentation": [[0.0] * 6]} for one in detected]
-        for number, one in enumerate(detected, start=1):
-            area = float(mask.area(one["segmentation"])) if kind == "segm" else one["bbox"][2] * one["bbox"][3]
-            answers.dataset["annotations"].append({**one, "id": number, "iscrowd": 0, "area": area})
-        answers.createIndex()
-        evaluation = COCOeval(judge, answers, kind)
+        both = []
+        for records in (annotations, detected):
+            numbered = [{"segmentation": [[0.0] * 6], **one, "id": i} for i, one in enumerate(records, start=1)]
+            both.append(COCO())
+            both[-1].dataset = {"images": images, "annotations": numbered, "categories": categories}
+            both[-1].createIndex()
+        evaluation = COCOeval(*both, kind)
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
@@ -398,50 +369,44 @@ def test_predictions_name_objects_in_pixels_of_the_file_and_are_drawn():
     task, classes = InstanceSegmentation(fpn_channels=16), ("cat", "dog", "cow")
     mask = torch.zeros(1, 50, 60, dtype=torch.bool)
     mask[0, 10:30, 5:25] = True
-    entry = {**detections([[5, 10, 25, 30]], [1], [0.8]), "masks": mask}
-    (row,) = task.predictions([entry], classes)
+    (row,) = task.predictions([{**detections([[5, 10, 25, 30]], [1], [0.8]), "masks": mask}], classes)
     assert (row["predicted"], list(row["probabilities"])) == (["dog"], ["dog"])
     assert row["objects"][0]["box"] == [5, 10, 25, 30]
     image = np.zeros((50, 60, 3), dtype=np.uint8)
     drawn = task.draw(image, row, classes)
     assert (drawn.shape, drawn.dtype) == (image.shape, image.dtype)
-    assert drawn[20, 15].any()
-    assert not drawn[45, 50].any()
-    assert not image.any()
+    assert [bool(part.any()) for part in (drawn[20, 15], drawn[45, 50], image)] == [True, False, False]
     annotated = truth([[5, 10, 25, 30]], [1], size=(50, 60))
     assert task.draw(image, annotated, classes)[10:30, 5:25].any()
-    (nothing,) = Detection().predictions([detections([], [], [])], classes)
-    assert nothing == {"predicted": [], "probabilities": {}, "objects": []}
+    assert Detection().predictions([detections([], [], [])], classes) == [
+        {"predicted": [], "probabilities": {}, "objects": []}
+    ]
 
 
-def test_recipes_of_detectors():
-    with pytest.raises(UserError, match="detection does not read mixup"):
-        make_task("detection", Recipe().with_(mixup=0.2))
-    with pytest.raises(UserError, match="classification does not read fpn_channels"):
-        make_task("classification", Recipe().with_(fpn_channels=128))
+def test_recipes_of_detectors_and_backbones_that_do_not_suit():
+    for make, message in (
+        (lambda: make_task("detection", Recipe().with_(mixup=0.2)), "detection does not read mixup"),
+        (lambda: make_task("classification", Recipe().with_(fpn_channels=128)), "does not read fpn_channels"),
+        (lambda: Detection().wrap(nn.Linear(2, 2), 3), "does not give feature maps"),
+        (lambda: Detection().wrap(timm.create_model("levit_128s", num_classes=0), 3), r"strides .*\(4, 8, 16, 32\)"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make()
     fitted = Detection.fitted(default())
     assert make_task("detection", fitted.with_(fpn_channels=128)).fpn_channels == 128
     assert make_task("detection", coco_1x()).norm is None
     assert make_task("detection", small_detection()).norm is not None
-    kinds = {
-        norm: sum(isinstance(module, nn.GroupNorm) for module in task.wrap(pyramid(), 3).modules())
-        for norm in ("group", "none")
-        for task in [make_task("instance_segmentation", small_detection().with_(detector_norm=norm, fpn_channels=16))]
-    }
-    assert kinds["none"] == 0
-    assert kinds["group"] == 4 + 4 + 4  # laterals, outputs, and four layers of the mask head
+    for norm, count in (("none", 0), ("group", 4 + 4 + 4)):  # laterals, outputs, and four layers of the mask head
+        task = make_task("instance_segmentation", small_detection().with_(detector_norm=norm, fpn_channels=16))
+        assert sum(isinstance(module, nn.GroupNorm) for module in task.wrap(pyramid(), 3).modules()) == count
 
 
 def test_coco_1x_falls_to_a_tenth_at_epochs_8_and_11_of_12():
-    length = resolve(coco_1x(), 118_287)
-    per_epoch = 118_287 // 16
+    length, per_epoch = resolve(coco_1x(), 118_287), 118_287 // 16
     assert (length.steps, length.warmup_steps) == (12 * per_epoch, 500)
-    assert lr_at(length, 0) == pytest.approx(1e-7)
-    assert lr_at(length, 250) == pytest.approx((1e-7 + 1e-4) / 2, rel=1e-6)
-    rates = {epoch: lr_at(length, epoch * per_epoch + offset) for epoch in (8, 11) for offset in (-1,)}
-    assert rates == pytest.approx({8: 1e-4, 11: 1e-5})
-    assert lr_at(length, 8 * per_epoch) == pytest.approx(1e-5)
-    assert lr_at(length, 11 * per_epoch) == pytest.approx(1e-6)
+    steps = (0, 250, 8 * per_epoch - 1, 8 * per_epoch, 11 * per_epoch - 1, 11 * per_epoch)
+    expected = (1e-7, (1e-7 + 1e-4) / 2, 1e-4, 1e-5, 1e-5, 1e-6)
+    assert [lr_at(length, step) for step in steps] == pytest.approx(expected, rel=1e-6)
     assert coco_1x(masks=True).optimizer.lr == 2e-4
     with pytest.raises(UserError, match="step_at must be increasing"):
         Recipe().with_(step_at=(0.9, 0.5))

@@ -54,27 +54,19 @@ def study(shapes, tmp_path_factory, short_clocks):
     return out
 
 
-def test_a_study_is_answered_with_costs_and_its_report_shows_boxes(study):
-    results = json.loads((study / "results.json").read_text())
-    assert results["metric"]["name"] == "ap"
+def test_a_study_is_answered_with_costs_its_report_shows_boxes_and_a_trial_is_evaluated_again(study, capsys):
+    assert json.loads((study / "results.json").read_text())["metric"]["name"] == "ap"
     costs = json.loads((study / "costs.json").read_text())
     assert 1 < costs["arms"]["dtn"]["flops"] < 2
     assert costs["base"]["macs"] > 0
     trial = study / "trials" / "dtn" / "seed0"
-    scores = trial_scores(trial, "val")
-    assert scores["image_ap50"].shape == (4,)
+    assert trial_scores(trial, "val")["image_ap50"].shape == (4,)
     config = json.loads((trial / "config.json").read_text())
     assert config["recipe"]["optimizer"]["lr"] == small_detection().optimizer.lr, "the task's own recipe"
-    page = (study / "report.html").read_text()
-    assert "Predictions</h2>" in page
+    assert "Predictions</h2>" in (study / "report.html").read_text()
     examples = read_examples(trial)
-    assert list(examples.legend) == ["disc", "square"]
-    assert len(examples.panels) == 4
+    assert (list(examples.legend), len(examples.panels)) == (["disc", "square"], 4)
     assert not list(study.rglob("warnings.json")), [path.read_text() for path in study.rglob("warnings.json")]
-
-
-def test_a_trial_is_evaluated_again(study, capsys):
-    trial = study / "trials" / "dtn" / "seed0"
     assert main(["evaluate", str(trial), "--json"]) == 0
     evaluated = json.loads(capsys.readouterr().out)
     expected = json.loads((trial / "result.json").read_text())["metrics"]

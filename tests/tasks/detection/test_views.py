@@ -7,13 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitmods.data.dataset import Annotated, Draw
-from vitmods.recipes import small_detection
-from vitmods.tasks.detection.objects import (
-    Objects,
-    evaluation_views,
-    training_views,
-    view_size,
-)
+from vitmods.recipes import Recipe, small_detection
+from vitmods.tasks.detection.objects import Objects, evaluation_views, training_views, view_size
 
 AUGMENT = small_detection().augment
 Size = st.tuples(st.integers(20, 90), st.integers(20, 90))
@@ -33,8 +28,6 @@ def example(native, box):
 
 
 def draw(index, flip=0.5, seed=0, epoch=0, img_size=(40, 40)):
-    from vitmods.recipes import Recipe
-
     augment = Recipe().with_(flip=flip, resample="bilinear").augment
     return Draw(seed, epoch, np.array(index), np.array(index), augment, img_size)
 
@@ -71,27 +64,26 @@ def test_pixels_boxes_and_masks_move_together(native, flip, data):
     assert 2 * (white * mask).sum() / (white.sum() + mask.sum()) > 0.75
 
 
+SCENES = [example((30, 50), (5, 5, 20, 20)), example((50, 30), (5, 5, 20, 20))]
+
+
 def test_a_view_is_a_function_of_seed_epoch_and_image_alone():
-    images = [example((30, 50), (5, 5, 20, 20)), example((50, 30), (5, 5, 20, 20))]
-    stored, annotated = zip(*images, strict=True)
+    def boxes_of(positions, **how):
+        stored, annotated = zip(*(SCENES[i % 2] for i in positions), strict=True)
+        return [target["boxes"] for target in training_views(stored, annotated, draw(positions, **how))[1]]
 
-    def of(positions, **how):
-        chosen = [stored[i % 2] for i in positions], [annotated[i % 2] for i in positions]
-        return training_views(*chosen, draw(positions, **how))[1]
+    def changed(others):
+        return sum(not torch.equal(a, b) for a, b in zip(together, others, strict=True))
 
-    together = of(list(range(32)))
-    alone = [of([i])[0] for i in range(32)]
-    for item, other in zip(together, alone, strict=True):
-        assert torch.equal(item["boxes"], other["boxes"])
-    flipped = [not torch.equal(item["boxes"], together[i % 2]["boxes"]) for i, item in enumerate(together)]
-    assert 0 < sum(flipped) < 32
-    assert any(not torch.equal(a["boxes"], b["boxes"]) for a, b in zip(together, of(list(range(32)), seed=1)))
-    assert any(not torch.equal(a["boxes"], b["boxes"]) for a, b in zip(together, of(list(range(32)), epoch=1)))
+    together = boxes_of(range(32))
+    assert changed([boxes_of([i])[0] for i in range(32)]) == 0
+    assert 0 < changed([together[i % 2] for i in range(32)]) < 32
+    assert changed(boxes_of(range(32), seed=1))
+    assert changed(boxes_of(range(32), epoch=1))
 
 
 def test_a_batch_is_padded_by_the_mean_color_and_evaluation_never_flips():
-    images = [example((30, 50), (5, 5, 20, 20)), example((50, 30), (5, 5, 20, 20))]
-    stored, annotated = zip(*images, strict=True)
+    stored, annotated = zip(*SCENES, strict=True)
     views, targets = evaluation_views(stored, annotated, (40, 40), AUGMENT, masks=True)
     assert views.shape == (2, 3, 40, 40)
     assert [target["size"] for target in targets] == [(24, 40), (40, 24)]
@@ -101,14 +93,9 @@ def test_a_batch_is_padded_by_the_mean_color_and_evaluation_never_flips():
     assert not targets[0]["masks"][:, 24:].any()
     np.testing.assert_allclose(targets[0]["boxes"], [[4, 4, 16, 16]], atol=1e-4)
     assert targets[0]["truth"].crowd.tolist() == [False, True]
-
-
-def test_images_that_are_stored_smaller_and_what_is_to_be_predicted():
+    _, (unknown,) = evaluation_views(stored[:1], [Annotated(None, (30, 50))], (40, 40), AUGMENT, masks=True)
+    assert unknown == {"size": (24, 40), "native": (30, 50)}
     image, annotated = example((60, 100), (10, 10, 40, 40))
-    full, (target,) = evaluation_views([image], [annotated], (40, 40), AUGMENT)
-    small, (other,) = evaluation_views([image[:, ::2, ::2]], [annotated], (40, 40), AUGMENT)
-    assert full.shape == small.shape
-    assert torch.equal(target["boxes"], other["boxes"])
-    image, annotated = example((30, 50), (5, 5, 20, 20))
-    _, (target,) = evaluation_views([image], [Annotated(None, annotated.native)], (40, 40), AUGMENT, masks=True)
-    assert target == {"size": (24, 40), "native": (30, 50)}
+    full, small = (evaluation_views([x], [annotated], (40, 40), AUGMENT) for x in (image, image[:, ::2, ::2]))
+    assert full[0].shape == small[0].shape
+    assert torch.equal(full[1][0]["boxes"], small[1][0]["boxes"])
