@@ -64,15 +64,9 @@ def main(arguments: Sequence[str]) -> int:
 
     size = rows_and_columns(options.img_size)
     timings = bench(
-        {name: _open(name, size) for name in options.models},
-        size,
-        batches=options.batch,
-        kinds=options.kind,
-        device=resolve(options.device),
-        bf16=options.bf16,
-        compiled=options.compile,
-        budget_s=options.seconds,
-    )
+        {name: _open(name, size) for name in options.models}, size, batches=options.batch, kinds=options.kind,
+        device=resolve(options.device), bf16=options.bf16, compiled=options.compile, budget_s=options.seconds,
+    )  # fmt: skip
     print(table(timings, shutil.get_terminal_size().columns))
     if options.out is not None:
         folder = make_folder(options.out)

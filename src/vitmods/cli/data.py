@@ -87,13 +87,8 @@ def _pack(options: Pack) -> int:
     from vitmods.data.pack import pack
 
     packed = pack(
-        options.folder,
-        options.out,
-        shard_mb=options.shard_mb,
-        splits=options.split,
-        unreadable=options.unreadable,
-        workers=options.workers,
-        progress=not options.quiet,
-    )
+        options.folder, options.out, shard_mb=options.shard_mb, splits=options.split, unreadable=options.unreadable,
+        workers=options.workers, progress=not options.quiet,
+    )  # fmt: skip
     print(packed)
     return 0

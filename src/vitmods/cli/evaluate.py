@@ -70,16 +70,10 @@ def main(arguments: Sequence[str]) -> int:
         if folder is not None:
             make_folder(folder)
     evaluations = evaluate(
-        [download(checkpoint) for checkpoint in options.checkpoints],
-        options.protocol or None,
-        split=options.split,
-        data=options.data,
-        batch_size=options.batch_size,
-        device=options.device,
-        workers=options.data_workers,
-        options=options.protocols,
-        progress=tracked,
-    )
+        [download(checkpoint) for checkpoint in options.checkpoints], options.protocol or None, split=options.split,
+        data=options.data, batch_size=options.batch_size, device=options.device, workers=options.data_workers,
+        options=options.protocols, progress=tracked,
+    )  # fmt: skip
     result = evaluations[0] if len(evaluations) == 1 else over_seeds(evaluations)
     if options.out is not None:
         write_json(options.out, result)

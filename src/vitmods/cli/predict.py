@@ -70,17 +70,10 @@ def main(arguments: Sequence[str]) -> int:
     if options.out is not None:
         make_folder(options.out.parent)
     predictions = predict(
-        download(options.checkpoint),
-        options.images,
-        top=options.top,
-        unreadable=options.unreadable,
-        batch_size=options.batch_size,
-        device=options.device,
-        workers=options.data_workers,
-        draw=options.draw,
-        annotations=options.annotations,
-        trust=options.trust,
-    )
+        download(options.checkpoint), options.images, top=options.top, unreadable=options.unreadable,
+        batch_size=options.batch_size, device=options.device, workers=options.data_workers, draw=options.draw,
+        annotations=options.annotations, trust=options.trust,
+    )  # fmt: skip
     # arrays of pixels are not text
     predictions = [{key: value for key, value in row.items() if not hasattr(value, "dtype")} for row in predictions]
     kind = options.format or ("table" if options.out is None and sys.stdout.isatty() else "csv")

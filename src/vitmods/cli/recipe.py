@@ -85,20 +85,13 @@ def main(arguments: Sequence[str]) -> int:
     length, of_model = resolve(recipe, images), architecture(name, model, settings)
     config = {**of_model, **recipe.model.to_config()}
     ViTConfig.from_name(model, **config)  # refuses a name that is not a ViT's
-    rates = {f"{percent} %": lr_at(length, length.steps * percent // 100) for percent in (0, 10, 50, 100)}
-    if not options.json:
-        print_recipe(name, model, images, recipe, length, config, rates)
-        return 0
-    facts: dict[str, Any] = {
-        "name": name,
-        "model": model,
-        "images": images,
-        "resolved": asdict(length),
-        "learning_rates": rates,
-        "architecture": of_model,
-        "recipe": recipe.to_dict(),
-    }
-    print(json.dumps(facts, indent=1))
+    facts: dict[str, Any] = {"name": name, "model": model, "images": images, "resolved": asdict(length)}
+    facts["learning_rates"] = {f"{part} %": lr_at(length, length.steps * part // 100) for part in (0, 10, 50, 100)}
+    if options.json:
+        print(json.dumps({**facts, "architecture": of_model, "recipe": recipe.to_dict()}, indent=1))
+    else:
+        written = (f"{key}={json.dumps(value) if isinstance(value, str) else value}" for key, value in config.items())
+        _print(name, recipe, length, facts, f"vm.vit({', '.join([json.dumps(model), *written])})")
     return 0
 
 
@@ -109,27 +102,14 @@ _LOSSES = {
 }
 
 
-def print_recipe(
-    name: str,
-    model: str,
-    images: int,
-    recipe: Recipe,
-    length: Resolved,
-    config: Mapping[str, Any],
-    rates: Mapping[str, float],
-) -> None:
-    """Print what the recipe is, then its parts; rows without a value are left out.
-
-    Args:
-        config: fields of a ViTConfig besides the name of its size.
-        rates: learning rates at fractions of the steps.
-    """
+def _print(name: str, recipe: Recipe, length: Resolved, facts: Mapping[str, Any], model: str) -> None:
+    """Print what the recipe is, then its parts; rows without a value are left out. model: the call that makes it."""
     from rich.console import Console
     from rich.text import Text
 
     from vitmods.recipes.registry import evidence, summary
 
-    facts, augment, optimizer = evidence(name), recipe.augment, recipe.optimizer
+    known, augment, optimizer = evidence(name), recipe.augment, recipe.optimizer
     repeats = f", {augment.repeats} of an image in an epoch" if augment.repeats > 1 else ""
     scaled = f" ({optimizer.lr:g} for a batch of {optimizer.lr_batch:,})" if optimizer.lr_batch is not None else ""
     lowest = f", down to {length.min_lr:g}" if length.min_lr else ""
@@ -154,15 +134,13 @@ def print_recipe(
         operations = f"{count} operations of {augment.randaugment_space}, magnitude {magnitude:g}{noise}"
     mixed = {"mixup": augment.mixup, "CutMix": augment.cutmix}
     mean, std = (
-        ", ".join(f"{value:g}" for value in values) if len(values) == 1 else f"({', '.join(f'{v:g}' for v in values)})"
+        f"{values[0]:g}" if len(values) == 1 else f"({', '.join(f'{value:g}' for value in values)})"
         for values in (augment.mean, augment.std)
     )
-    settings = (f'{key}="{value}"' if isinstance(value, str) else f"{key}={value!r}" for key, value in config.items())
-    call = ", ".join([f'"{model}"', *settings])
     sections: dict[str, dict[str, str]] = {
-        "": {"paper": facts.paper, "data": facts.data, "expected": facts.expected},
+        "": {"paper": known.paper, "data": known.data, "expected": known.expected},
         "length": {
-            "images": f"{images:,}",
+            "images": f"{facts['images']:,}",
             "batch": f"{recipe.batch_size:,}",
             "steps": f"{length.steps:,}: {length.epochs:,.4g} epochs of {length.steps_per_epoch:,}",
             "warm-up": f"{length.warmup_steps:,.0f} steps, {100 * length.warmup_steps / length.steps:.3g} % of all",
@@ -171,7 +149,7 @@ def print_recipe(
         "learning rate": {
             "highest": f"{length.lr:.4g}{scaled}",
             "schedule": recipe.schedule.name.replace("_", " ") + lowest,
-            **{f"at {fraction}": f"{rate:.4g}" for fraction, rate in rates.items()},
+            **{f"at {fraction}": f"{rate:.4g}" for fraction, rate in facts["learning_rates"].items()},
         },
         "optimizer": {
             {"adamw": "AdamW", "sgd": "SGD", "lamb": "LAMB"}[optimizer.name]: moments,
@@ -198,12 +176,12 @@ def print_recipe(
             "crop": f"at the center, {100 * augment.eval_crop:.4g} % of the resized image's short side",
             "weights": f"moving average, decay {recipe.ema:g}" if recipe.ema is not None else "the last",
         },
-        "model": {"call": f"vm.vit({call})"},
-        "not stated": {"": facts.not_stated},
+        "model": {"call": model},
+        "not stated": {"": known.not_stated},
     }
     console = Console()
     console.print(Text.assemble((name, "bold cyan"), "  ", (summary(name), "bold")))
-    table = _grid("part", "field", "value")
+    table = _grid(3)
     for part, rows in sections.items():
         filled = {field: value for field, value in rows.items() if value}
         if filled:
@@ -214,14 +192,11 @@ def print_recipe(
     console.print(table)
 
 
-def _grid(*columns: str) -> Table:
+def _grid(columns: int) -> Table:
     """Make a table without lines, whose last column wraps."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, no_wrap=column != columns[-1])
-    return table
+    return Table.grid(*(Column(no_wrap=i + 1 < columns) for i in range(columns)), padding=(0, 2, 0, 0))
 
 
 def list_recipes(arguments: Sequence[str]) -> int:
@@ -253,7 +228,7 @@ def list_recipes(arguments: Sequence[str]) -> int:
         table.add_column("recipe", no_wrap=True, min_width=17)
         table.add_column(title, ratio=1)
         for entry in group:
-            record = _grid("label", "value")
+            record = _grid(2)
             for label in ("paper", "data", "expected", "settings"):
                 value = ", ".join(entry["arguments"]) if label == "settings" else entry[label]
                 if value:
