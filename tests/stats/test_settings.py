@@ -264,6 +264,15 @@ def test_trials_that_fail_are_counted_in_their_setting_and_on_average():
     assert named["dpn"].failures == 1
 
 
+def test_a_trial_that_failed_in_one_setting_has_failed_before_it_ends_in_all():
+    scores = scores_of({"S/16": {"dpn": 2.0}, "Ti/16": {"dpn": 2.0}})
+    scores["Ti/16"]["dpn"] = dict.fromkeys(range(4), math.nan)
+    scores["S/16"] = {arm: {0: seeds[0]} for arm, seeds in scores["S/16"].items()}
+    result = points(scores)
+    assert result["dpn"].failures == 4
+    assert "4 of 4 dpn trials diverged" in result.decision.notes
+
+
 def test_an_arm_with_one_seed_has_an_effect_without_a_spread():
     scores = scores_of({"x": {"a": 2.0, "b": 1.0}, "y": {"a": 2.0, "b": 1.0}})
     for arms in scores.values():

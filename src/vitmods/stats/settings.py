@@ -139,11 +139,12 @@ def weighted(settings: Sequence[Gains], weights: Array, shared_images: bool = Tr
         images = np.concatenate([scale * part for scale, part in zip(scales, parts, strict=True)], -1)
         steps = [scale * abs(weight) * gains.step for scale, (weight, gains) in zip(scales, used, strict=True)]
         sets = [*zip(sizes, steps, strict=True)]
+    kinds = {kind: np.any([gains.kinds[kind] for _, gains in used], 0) for kind in FAILURES}
+    ended = np.all([gains.ended for _, gains in used], 0) | np.any(list(kinds.values()), 0)
     return replace(
-        used[0][1], trials=trials, images=images, sets=tuple(sets),
+        used[0][1], trials=trials, images=images, sets=tuple(sets), kinds=kinds, ended=ended,
         floor=float(np.sqrt(sum((weight * gains.floor) ** 2 for weight, gains in used))),
-        kinds={kind: np.any([gains.kinds[kind] for _, gains in used], 0) for kind in FAILURES},
-        ended=np.all([gains.ended for _, gains in used], 0), pooled=np.all([gains.pooled for _, gains in used], 0),
+        pooled=np.all([gains.pooled for _, gains in used], 0),
         near=np.all([gains.near for _, gains in used], 0), base=np.nan, level=np.nan,
         learned=np.all([gains.learned for gains in settings], 0), grouped=any(gains.grouped for _, gains in used),
         limit=used[0][1].limit * abs(weights).sum(),
