@@ -152,7 +152,10 @@ def plan_factorial(arms: Sequence[str], conflicts: Iterable[Collection[str]] = (
     names = tuple(arms)
     if len(set(names)) < len(names):
         raise UserError(f"A change is given twice in {', '.join(names)}: leave one out.")
-    pairs = _ordered_pairs(names, conflicts)
+    unordered = {frozenset(pair) for pair in conflicts}
+    for wrong in (pair for pair in unordered if len(pair) != 2 or not pair <= set(names)):
+        raise UserError(f"A conflict is a pair of {', '.join(names)}, not {' and '.join(sorted(wrong))}.")
+    pairs = tuple(pair for pair in combinations(names, 2) if frozenset(pair) in unordered)
     kept, left_out = _without_excluding(names, pairs)
     pairs = tuple(pair for pair in pairs if set(pair) <= set(kept))
     if len(kept) < 2:
@@ -247,15 +250,6 @@ def _exchanged(names: tuple[str, ...], conflicts: Sequence[tuple[str, str]], run
             f"{len(possible)} runs, not of {wanted}."
         )
     return exchange(possible, wanted)
-
-
-def _ordered_pairs(names: tuple[str, ...], conflicts: Iterable[Collection[str]]) -> tuple[tuple[str, str], ...]:
-    """The conflicts in the order of the names, each once."""
-    unordered = {frozenset(pair) for pair in conflicts}
-    for pair in unordered:
-        if len(pair) != 2 or not pair <= set(names):
-            raise UserError(f"A conflict is a pair of {', '.join(names)}, not {' and '.join(sorted(pair))}.")
-    return tuple(pair for pair in combinations(names, 2) if frozenset(pair) in unordered)
 
 
 def _without_excluding(

@@ -26,7 +26,7 @@ from vitmods.stats.design import Design, least_squares
 from vitmods.stats.effects import ENOUGH_DF, Intervals, Sides, effect_of, has_interval, mean_of
 from vitmods.stats.expected import with_expected
 from vitmods.stats.fit import Array, Contrasts, Mask, contrasts, noise
-from vitmods.stats.gains import Gains, gains_of
+from vitmods.stats.gains import gains_of
 from vitmods.stats.images import images_part
 from vitmods.stats.read import Table
 from vitmods.stats.sample_size import SIMULATED_STUDIES, Findable
@@ -103,21 +103,49 @@ def factorial(table: Table, design: Design, criteria: Criteria) -> Factorial:
         raise UserError(f"The design does not have a run {name}: its runs are {', '.join(names)}.")
     table = table.aligned(names, table.seeds)
     gains = gains_of(table, criteria)
-    kept: Mask = np.asarray(gains.failures.sum(-1) == 0)
+    counts = gains.failures.sum(-1), gains.ended.sum(-1)
+    kept: Mask = np.asarray(counts[0] == 0)
     kept[0] = True  # the seeds that base lacks are left out for all runs
-    seeds, look = at_look(np.asarray(np.isfinite(gains.trials[kept]).all(0)), criteria.most_seeds)
+    seeds, look = np.asarray(np.isfinite(gains.trials[kept]).all(0)), ""
+    if criteria.most_seeds is not None:
+        n, look = sequential.last_look(looks(criteria.most_seeds), int(seeds.sum()))
+        seeds &= np.cumsum(seeds) <= n
+    trials = gains.trials[kept][:, seeds]
     images = None if gains.images is None else gains.images[kept][:, seeds]
-    alpha = ALPHA if criteria.most_seeds is None else LOOK_LEVEL
-    study = _Study(gains, gains.trials[kept][:, seeds], images, kept, criteria, alpha, table.fewest)
-    effects = with_expected(study.effects(design.changes, least_squares(design.on[kept]), design.on.T), False)
+    run_means = trials.mean(-1) if trials.shape[-1] else np.full(len(trials), np.nan)
+
+    def family(names: Sequence[str], weights: Array, on: Mask) -> dict[str, Effect]:
+        """Effects of contrasts with `weights` (q, kept) that add the runs `on` (q, N); zero weights: not estimable."""
+        alpha = ALPHA if criteria.most_seeds is None else LOOK_LEVEL
+        analysis = criteria.analysis(table.fewest, len(names), alpha)
+        if trials.size and len(weights):
+            found = intervals(trials, weights, analysis.alpha, images, gains.floor)
+        else:
+            nan, zero = np.full(len(weights), np.nan), np.zeros(len(weights))
+            found = Intervals(
+                Contrasts(nan, zero, nan, nan, nan, nan, nan, zero), HalfWidth(nan, nan, nan, nan), None
+            )  # fmt: skip
+        estimate = np.where(weights.any(-1), found.contrasts.estimate, np.nan)
+        found = found._replace(contrasts=replace(found.contrasts, estimate=estimate))
+        effects = {}
+        for i, (name, adds) in enumerate(zip(names, on, strict=True)):
+            means = mean_of(run_means[~adds[kept]]), mean_of(run_means[adds[kept]])
+            failures, ended = ((int(count[~adds].sum()), int(count[adds].sum())) for count in counts)
+            effects[name] = effect_of(
+                name, i, found, Sides(means, failures, ended, "without it"), gains, criteria, analysis, two_seeds=True,
+                with_interval=has_interval(float(found.contrasts.seeds[i]), float(found.half.df[i])),
+            )  # fmt: skip
+        return effects
+
+    effects = with_expected(family(design.changes, least_squares(design.on[kept]), design.on.T), False)
     pairs = {}
     if kept.all():
         weights = design.pair_weights
-        pairs = study.effects([" or ".join(map(" x ".join, words)) for words in design.pairs], weights, weights > 0)
+        pairs = family([" or ".join(map(" x ".join, words)) for words in design.pairs], weights, weights > 0)
     if not gains.has_learned:
         effects, pairs = ({name: effect.withheld() for name, effect in named.items()} for named in (effects, pairs))
     acting = [name for name, pair in pairs.items() if pair.verdict in (Verdict.HELPS, Verdict.HURTS)]
-    best = list(design.arms.values())[int(study.means.argmax())] if acting else _best_signs(design, effects)
+    best = list(design.arms.values())[int(run_means.argmax())] if acting else _best_signs(design, effects)
     failed_runs = gains.notes("runs", "runs with failed trials are left out, which assumes that changes add up")
     notes = [*failed_runs, *design.warnings]
     if acting:
@@ -155,56 +183,6 @@ def detectable(design: Design, n: int, alpha: float = ALPHA) -> Findable:
 def looks(most: int) -> tuple[int, ...]:
     """The seeds at which a study of at most `most` seeds is looked at. UserError outside 2 to 8."""
     return sequential.looks(most, LOOK_SEEDS, "factorial study")
-
-
-def at_look(ended: Mask, most: int | None) -> tuple[Mask, str]:
-    """Return the seeds (n,) that count, among those that ended in all runs, and the name of the look."""
-    if most is None:
-        return ended, ""
-    n, look = sequential.last_look(looks(most), int(ended.sum()))
-    return np.asarray(ended & (np.cumsum(ended) <= n)), look
-
-
-@dataclass(frozen=True)
-class _Study:
-    """The runs without failures, on the seeds that they share."""
-
-    gains: Gains  #: of all runs
-    trials: Array  #: (kept, n)
-    images: Array | None  #: (kept, n, m)
-    kept: Mask  #: (N,)
-    criteria: Criteria
-    alpha: float  #: of a study without missing trials
-    fewest: int  #: trials that ended of a run
-
-    @property
-    def means(self) -> Array:
-        """The mean of each kept run; NaN before a seed is complete."""
-        return self.trials.mean(-1) if self.trials.shape[-1] else np.full(len(self.trials), np.nan)
-
-    def effects(self, names: Sequence[str], weights: Array, on: Mask) -> dict[str, Effect]:
-        """Effects of contrasts with `weights` (q, kept) that add the runs `on` (q, N); zero weights: not estimable."""
-        analysis = self.criteria.analysis(self.fewest, len(names), self.alpha)
-        if self.trials.size and len(weights):
-            found = intervals(self.trials, weights, analysis.alpha, self.images, self.gains.floor)
-        else:
-            nan, zero = np.full(len(weights), np.nan), np.zeros(len(weights))
-            found = Intervals(
-                Contrasts(nan, zero, nan, nan, nan, nan, nan, zero), HalfWidth(nan, nan, nan, nan), None
-            )  # fmt: skip
-        estimate = np.where(weights.any(-1), found.contrasts.estimate, np.nan)
-        found = found._replace(contrasts=replace(found.contrasts, estimate=estimate))
-        counts = [cells.sum(-1) for cells in (self.gains.failures, self.gains.ended)]
-        effects = {}
-        for i, (name, adds) in enumerate(zip(names, on, strict=True)):
-            means = mean_of(self.means[~adds[self.kept]]), mean_of(self.means[adds[self.kept]])
-            failures, ended = ((int(count[~adds].sum()), int(count[adds].sum())) for count in counts)
-            sides = Sides(means, failures, ended, "without it")
-            enough = has_interval(float(found.contrasts.seeds[i]), float(found.half.df[i]))
-            effects[name] = effect_of(
-                name, i, found, sides, self.gains, self.criteria, analysis, with_interval=enough, two_seeds=True
-            )
-        return effects
 
 
 def _best_signs(design: Design, effects: Mapping[str, Effect]) -> tuple[str, ...]:

@@ -171,15 +171,8 @@ def noise(scores: Array, floor: float = 0.0, pooled: Mask | None = None, blocks:
         cells = np.where(present, scores, np.nan)
         total = np.nansum((cells - _mean(cells)[..., None]) ** 2, (-2, -1)) / (count.sum(-1) - (count > 0).sum(-1))
         seed_share = np.clip(1 - mse / total, 0, 1) if blocks else np.full(mse.shape, np.nan)
-    return Errors(
-        mse,
-        df_error,
-        arm_variance,
-        guarded,
-        np.minimum(prior + count - 1, df_error[..., None]),
-        seed_share,
-        blocks,
-    )
+    df = np.minimum(prior + count - 1, df_error[..., None])
+    return Errors(mse, df_error, arm_variance, guarded, df, seed_share, blocks)
 
 
 def separate_errors(cells: Array) -> tuple[Array, Array, Array]:

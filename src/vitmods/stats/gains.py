@@ -22,7 +22,6 @@ Where base starts from trained weights and its median is below a linear probe of
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -111,7 +110,10 @@ class Gains:
         elif of_base and self.has_learned:
             seeds = "so its seed is" if of_base == 1 else "so their seeds are"
             sentences.append(f"{plural(of_base, 'trial')} of {base} failed, {seeds} left out for all {what}")
-        sentences += failure_notes(self.arms, self.kinds, self.ended)
+        for kind, (singular, many) in FAILURES.items():
+            counts = zip(self.arms, self.kinds[kind].sum(-1).tolist(), self.ended.sum(-1).tolist(), strict=True)
+            if trials := [f"{count} of {of} {name} trials" for name, count, of in counts if count]:
+                sentences.append(f"{listing(trials)} {singular if self.kinds[kind].sum() == 1 else many}")
         if any(others):
             diverged = not np.isfinite(self.trials[1:][self.failures[1:]]).any()
             sentences.append(then or ("effects are of the trials that have a score" if diverged else COUNTED))
@@ -129,17 +131,6 @@ FAILURES = {
     "diverged": ("diverged", "diverged"),
 }
 COUNTED = "failed trials that have a score count in the effect of their arm, not in the spread that other arms share"
-
-
-def failure_notes(names: Sequence[str], kinds: Mapping[str, Mask], ended: Mask) -> list[str]:
-    """A sentence for each way in which trials (g, n) failed: `5 of 9 dpn trials predict a single class`."""
-    sentences = []
-    for kind, (singular, many) in FAILURES.items():
-        counts = zip(names, kinds[kind].sum(-1).tolist(), ended.sum(-1).tolist(), strict=True)
-        trials = [f"{count} of {of} {name} trials" for name, count, of in counts if count]
-        if trials:
-            sentences.append(f"{listing(trials)} {singular if kinds[kind].sum() == 1 else many}")
-    return sentences
 
 
 def gains_of(table: Table, criteria: Criteria) -> Gains:
@@ -246,7 +237,9 @@ def collapsed(scores: Array, chance: float, base: int = 0) -> Mask:
         return far
     limit = chance + FRACTION_OF_BASE * (np.nanmedian(scores[base]) - chance)
     low = np.isfinite(scores) & (scores < limit)
-    sd = _pooled_sd(np.where(low, np.nan, scores))
+    kept = [row[np.isfinite(row)] for row in np.where(low, np.nan, scores)]
+    df = sum(max(len(row) - 1, 0) for row in kept)
+    sd = math.sqrt(sum(((row - row.mean()) ** 2).sum() for row in kept if len(row)) / df) if df else math.inf
     for arm, seed in zip(*np.nonzero(low)):
         others = np.isfinite(scores[arm]) & ~low[arm]
         if others.any():
@@ -271,13 +264,3 @@ def less_stable(failed: int, of: int, base_failed: int, base_of: int, level: flo
 def rate_bound(trials: int) -> float:
     """The largest rate of failure that `trials` without one leave possible, at 95 %."""
     return float(1 - 0.05 ** (1 / trials))
-
-
-def _pooled_sd(scores: Array) -> float:
-    """Within arms; infinite where no arm has two scores."""
-    counts = np.isfinite(scores).sum(-1)
-    df = np.maximum(counts - 1, 0).sum()
-    if not df:
-        return np.inf
-    rows = scores[counts > 1]
-    return float(np.sqrt(np.nansum((rows - np.nanmean(rows, -1, keepdims=True)) ** 2) / df))

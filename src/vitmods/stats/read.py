@@ -183,7 +183,7 @@ def read_csv(path: str | Path) -> dict[str, dict[int, Any]]:
     path = Path(path)
     if not path.is_file():
         raise UserError(f"The file {path} does not exist.")
-    scores: dict[str, dict[int, dict[str, float]]] = {}
+    trials: dict[tuple[str, int], dict[str, float]] = {}
     for where, row in _rows(path):
         arm, image = row["arm"], row.get("image", "")
         if not arm:
@@ -192,7 +192,7 @@ def read_csv(path: str | Path) -> dict[str, dict[int, Any]]:
             seed = int(row["seed"])
         except ValueError:
             raise UserError(f"{where}: the seed must be a whole number, not {row['seed']!r}.") from None
-        trial = scores.setdefault(arm, {}).setdefault(seed, {})
+        trial = trials.setdefault((arm, seed), {})
         if image in trial:
             raise UserError(f"{where}: {arm} with this seed has this score already; remove one of the lines.")
         try:
@@ -200,11 +200,20 @@ def read_csv(path: str | Path) -> dict[str, dict[int, Any]]:
         except ValueError:
             raise UserError(f"{where}: the score must be a number (or `diverged`), not {row['score']!r}.") from None
         trial[image] = score if math.isfinite(score) else math.nan
+    scored = {key: trial for key, trial in trials.items() if not all(map(math.isnan, trial.values()))}
+    if not scored:
+        raise UserError(f"{path}: it does not contain a score.")
+    (first_arm, first_seed), first = next(iter(scored.items()))
     values: dict[str, dict[int, Any]] = {}
-    for arm, seeds in _aligned(scores, path).items():
-        for seed, trial in seeds.items():  # a number for the trial, or one for each image if images have names
-            row_values = np.array(list(trial.values()))
-            values.setdefault(arm, {})[seed] = float(row_values[0]) if list(trial) == [""] else row_values
+    for (arm, seed), trial in trials.items():
+        if (arm, seed) in scored and trial.keys() != first.keys():
+            example = sorted(trial.keys() ^ first.keys())[0]
+            raise UserError(
+                f"{path}: {arm} with seed {seed} does not have the same images as {first_arm} with seed {first_seed} "
+                f"(for one, {example!r}); every trial must be tested on the same images."
+            )
+        by_image = np.array([trial[image] for image in (first if (arm, seed) in scored else trial)])
+        values.setdefault(arm, {})[seed] = float(by_image[0]) if list(trial) == [""] else by_image
     return values
 
 
@@ -220,25 +229,3 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
                 raise UserError(f"{path}: the column {column} is missing ({has}); the columns are arm,seed,score.")
         for row in reader:
             yield f"{path}, line {reader.line_num}", {name: row[name].strip() for name in columns}
-
-
-def _aligned(scores: dict[str, dict[int, dict[str, float]]], path: Path) -> dict[str, dict[int, dict[str, float]]]:
-    """All trials with the images in one order; a trial whose scores are all NaN needs no images."""
-    trials = [
-        (arm, seed, trial)
-        for arm, seeds in scores.items()
-        for seed, trial in seeds.items()
-        if not all(math.isnan(score) for score in trial.values())
-    ]
-    if not trials:
-        raise UserError(f"{path}: it does not contain a score.")
-    first_arm, first_seed, first = trials[0]
-    for arm, seed, trial in trials:
-        if trial.keys() != first.keys():
-            example = sorted(trial.keys() ^ first.keys())[0]
-            raise UserError(
-                f"{path}: {arm} with seed {seed} does not have the same images as {first_arm} with seed {first_seed} "
-                f"(for one, {example!r}); every trial must be tested on the same images."
-            )
-        scores[arm][seed] = {image: trial[image] for image in first}
-    return scores

@@ -93,11 +93,9 @@ def against_base(contrasts: Contrasts, images: ImagesPart | None, alpha: float, 
     )  # fmt: skip
 
 
-def half_width(
-    variance: Array, df: Array, images: ImagesPart | None, alpha: float, family: int, rho: float = 0.0
-) -> HalfWidth:
-    """Half-widths of any family of contrasts, without a split; `rho` is 1/2 if all share one base."""
-    return _h(variance, df, images, lambda degrees: critical_value(family, degrees, alpha, rho))
+def half_width(variance: Array, df: Array, images: ImagesPart | None, alpha: float, family: int) -> HalfWidth:
+    """Half-widths of any family of contrasts, without a split."""
+    return _h(variance, df, images, lambda degrees: critical_value(family, degrees, alpha, 0.0))
 
 
 def bounds(center: Array, half: HalfWidth, images: ImagesPart | None) -> tuple[Array, Array]:
@@ -222,6 +220,7 @@ def over_parts(contrasts: Contrasts, overlap: float) -> Contrasts:
 
 Interval = tuple[float, float]
 CONFIDENCE_LEVEL = 0.95
+NORMAL_QUANTILE = float(special.ndtri((1 + CONFIDENCE_LEVEL) / 2))
 
 
 def wilson(hits: ArrayLike, images: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -230,7 +229,7 @@ def wilson(hits: ArrayLike, images: ArrayLike) -> tuple[NDArray[np.float64], NDA
     Unlike the normal approximation it stays within 0 and 1 and is good at both ends. Without images: 0 and 1.
     """
     x, n = np.asarray(hits, dtype=np.float64), np.asarray(images, dtype=np.float64)
-    z = _normal_quantile()
+    z = NORMAL_QUANTILE
     middle = (x + z**2 / 2) / (n + z**2)
     half = z * np.sqrt(x * (n - x) / np.maximum(n, 1) + z**2 / 4) / (n + z**2)
     return np.where(x == 0, 0.0, middle - half), np.where(x == n, 1.0, middle + half)
@@ -255,7 +254,7 @@ def mean_over_images(values: NDArray[np.float64]) -> Interval | None:
     """For the mean of a number that each image has, by the normal approximation; None for fewer than two."""
     if len(values) < 2:
         return None
-    mean, half = float(values.mean()), _normal_quantile() * float(values.std(ddof=1)) / math.sqrt(len(values))
+    mean, half = float(values.mean()), NORMAL_QUANTILE * float(values.std(ddof=1)) / math.sqrt(len(values))
     return mean - half, mean + half
 
 
@@ -266,7 +265,3 @@ def mean_over_seeds(values: Sequence[float]) -> Interval | None:
     mean, n = float(np.mean(values)), len(values)
     half = float(special.stdtrit(n - 1, (1 + CONFIDENCE_LEVEL) / 2)) * float(np.std(values, ddof=1)) / math.sqrt(n)
     return mean - half, mean + half
-
-
-def _normal_quantile() -> float:
-    return float(special.ndtri((1 + CONFIDENCE_LEVEL) / 2))
