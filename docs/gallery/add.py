@@ -65,8 +65,8 @@ def facts_of(
     for reference in dict.fromkeys([*against, *([table.study.reference] if table and table.study.reference else [])]):
         other = Answer.load(run, reference)
         further |= {f"{arm} against {reference}": shown(effect) for arm, effect in other.effects.items()}
-    for arm, effects in answer.over_settings.each.items() if answer.over_settings else ():
-        further |= {f"{arm} at {setting}": shown(effect) for setting, effect in effects.items() if effect.n}
+    for setting, effects in answer.each.items():
+        further |= {f"{arm} at {setting}": shown(effect) for arm, effect in effects.items() if setting and effect.n}
     return {
         "title": title,
         "says": says,
@@ -79,7 +79,7 @@ def facts_of(
         "metric": answer.metric.title,
         "base": answer.metric.shown(answer.base_mean) if answer.base_mean is not None else "",
         "trials": sum(trial.ended for trial in answer.trials),
-        "seeds": max((effect.n for effect in answer.headline.values()), default=0),
+        "seeds": max((effect.n for effect in answer.headline.effects.values()), default=0),
         "effects": {effect.arm: shown(effect) for effect in text.ranked_effects(answer)},
         **({"further": further} if further else {}),
     }

@@ -10,7 +10,9 @@ from vitmods.model.config import ViTConfig
 from vitmods.model.slots import NormConfig
 from vitmods.recipes import Recipe
 from vitmods.stats.decide import decide
-from vitmods.study.answer import Answer, ArmAnswer, ArmCost, BaseCost, CostRatio, PointScores, Tuning
+from vitmods.study.answer import Answer
+from vitmods.study.questions import arms_question
+from vitmods.study.results import ArmAnswer, ArmCost, BaseCost, CostRatio, PointScores, Tuning
 from vitmods.study.state import Curve, TrialRecord
 from vitmods.study.store import ChangeFacts, ModelFacts
 from vitmods.tasks.metrics import Metric
@@ -157,6 +159,7 @@ def make_answer(
         chance=0.1,
         planned=seeds,
     )
+    questions = {"arms": arms_question(decision)}
     rows = [dataclasses.replace(row, effect=decision[row.name]) for row in rows]
     warnings = [f"{t} diverged: {t.message}" for row in rows for t in row.trials if t.status == "diverged"]
     if tuned:
@@ -173,6 +176,7 @@ def make_answer(
         base=base,
         arms=tuple(rows),
         decision=decision,
+        questions=questions,
         complete=not missing,
         command="vitmods compare --data 'torchvision:CIFAR10?root=images' --base Ti/4 --img-size 32 --arms dpn "
         "'placement(attn=post,mlp=post)' --seeds 5 --epochs 30 --out runs/cifar10",
@@ -200,6 +204,14 @@ def make_answer(
         curves=TOP1,
         path=Path(folder),
     )  # fmt: skip
+
+
+def changed(answer, **fields):
+    """An answer with other fields, whose headline is about the effects that its arms have."""
+    answer = dataclasses.replace(answer, **fields)
+    effects = {arm.name: arm.effect for arm in answer.arms if arm.effect}
+    decision = dataclasses.replace(answer.decision, effects=effects, base=answer.base.name)
+    return dataclasses.replace(answer, questions={"arms": arms_question(decision)})
 
 
 def sample_images(names, size=32, seed=0):

@@ -176,8 +176,7 @@ def test_a_published_difference_of_zero_is_never_confirmed_and_nothing_compared_
 
 def test_settings_are_the_tables_by_their_values_and_models_of_other_patches():
     table = TABLES["dpn-table1-21k"]
-    sweep = [SimpleNamespace(values={"base": base, "epochs": 30}) for base in ("Ti/2", "S/4")]
-    answer = SimpleNamespace(sweep=sweep)
+    answer = SimpleNamespace(bases=["Ti/2", "S/4"])
     assert _labels(table, answer, {"base": "S/4", "epochs": 30}) == {"S/32", "930k"}
     assert _labels(table, answer, {"base": "S/4", "epochs": 31}) == set()
     assert _labels(table, answer, {"base": "mu/4"}) == set()

@@ -24,6 +24,7 @@ from vitmods.report.text import caveats, common_claim, headline, mean
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Running
+from vitmods.study.questions import confirmation
 from vitmods.study.state import Curve, TrialRecord
 from vitmods.tasks.metrics import Metric
 
@@ -68,7 +69,7 @@ def study(synthetic, tmp_path_factory):
     change = dataclasses.replace(first.model.changes[0], url="javascript:alert(1)", paper="<b>bold</b>")
     first = dataclasses.replace(first, model=dataclasses.replace(first.model, changes=(change,)))
     bad = [{"split": "train", "path": "a/<img src=x>.jpg", "reason": "truncated"}]
-    return dataclasses.replace(
+    return synthetic.changed(
         answer,
         arms=(first, *arms),
         data={**answer.data, "unreadable": bad, "left_out": 1},
@@ -154,14 +155,14 @@ def test_failures_and_doubts_stand_before_the_numbers(study, page, synthetic):
     assert caveat.endswith(": the interval assumes that arms vary alike.")
     assert {arm.name for arm in few_seeds.arms} == set(re.split(", | and ", caveat.partition(":")[0]))
     first, second = (answer := synthetic.make_answer("study", arms=2)).arms
-    left_out = dataclasses.replace(answer, arms=(first, dataclasses.replace(second, effect=None)))
+    left_out = synthetic.changed(answer, arms=(first, dataclasses.replace(second, effect=None)))
     assert caveats(left_out) == ["dpn(after=false) has no verdict: a trial of it failed."]
     assert "that arm and base share" not in common_claim(answer)
     fewer = dataclasses.replace(first, effect=dataclasses.replace(first.effect, n=3, base_n=3, base_mean=71.234))
-    claim = common_claim(dataclasses.replace(answer, arms=(fewer, second)))
+    claim = common_claim(synthetic.changed(answer, arms=(fewer, second)))
     assert claim.endswith("that arm and base share, where base reaches 71.23 for dpn (3 seeds).")
     known = dataclasses.replace(first, effect=dataclasses.replace(fewer.effect, base_n=16))  # all seeds of base count
-    assert "share" not in common_claim(dataclasses.replace(answer, arms=(known, second)))
+    assert "share" not in common_claim(synthetic.changed(answer, arms=(known, second)))
 
 
 def test_what_all_intervals_share_is_one_line(study, synthetic):
@@ -187,7 +188,7 @@ def test_an_unfinished_study_says_so_and_shows_what_there_is(synthetic, tmp_path
     running = dataclasses.replace(answer.arms[0].trials[1], curve=Curve((90,), (4.0,), (0.4,)))
     first = dataclasses.replace(answer.arms[0], trials=(answer.arms[0].trials[0], running, answer.arms[0].trials[2]))
     last = dataclasses.replace(answer.arms[1], cost=None)
-    answer = dataclasses.replace(answer, arms=(first, last), base_cost=None)
+    answer = synthetic.changed(answer, arms=(first, last), base_cost=None)
     text = words_of(write_report(answer).read_text())
     assert headline(answer) == "3 of 9 trials finished"
     assert headline(answer) in text
@@ -257,7 +258,7 @@ def test_the_cheapest_arm_that_may_be_best_is_to_be_taken(synthetic):
     dpn = answer.arms[0]
     half = dataclasses.replace(dpn.cost, infer_n=dataclasses.replace(dpn.cost.infer_n, ratio=0.5))
     arms = (dataclasses.replace(dpn, cost=half), *answer.arms[1:])
-    steps = next_steps(dataclasses.replace(answer, arms=arms))
+    steps = next_steps(synthetic.changed(answer, arms=arms))
     assert steps[0].text == "Use dpn: it is the cheapest arm that may be best."
     assert steps[1].text.startswith(
         "Best: dpn or dpn+rms (no difference between them has been shown). Ruled out: base, "
@@ -269,11 +270,11 @@ def test_base_is_kept_where_nothing_beats_it(synthetic):
     answer = synthetic.make_answer("study", arms=4)
     arms = answer.arms[2:]
     decision = dataclasses.replace(answer.decision, best=("base", *(arm.name for arm in arms)), ruled_out=())
-    steps = next_steps(dataclasses.replace(answer, arms=arms, decision=decision))
+    steps = next_steps(synthetic.changed(answer, arms=arms, decision=decision))
     assert steps[0].text == "No arm has been shown to beat base: keep it."
     assert "trials/base/seed0" in steps[-1].command
     decision = dataclasses.replace(decision, best=(arms[0].name,), ruled_out=("base", arms[1].name))
-    steps = next_steps(dataclasses.replace(answer, arms=arms, decision=decision))
+    steps = next_steps(synthetic.changed(answer, arms=arms, decision=decision))
     assert steps[0].text == f"No interval is above zero, but base is ruled out as the best arm: try {arms[0].name}."
 
 
@@ -281,9 +282,10 @@ def test_the_headline_names_what_arms_are_compared_with(synthetic):
     answer = synthetic.make_answer("study", arms=1)
     effect = dataclasses.replace(answer.arms[0].effect, arm="a{x}", verdict=Verdict.NO_WORSE)
     arm = dataclasses.replace(answer.arms[0], name="a{x}", effect=effect)
-    answer = dataclasses.replace(answer, base=dataclasses.replace(answer.base, name="{plain}"), arms=(arm,))
+    answer = synthetic.changed(answer, base=dataclasses.replace(answer.base, name="{plain}"), arms=(arm,))
     assert headline(answer) == "a{x} is no worse than {plain}."
-    confirmed = dataclasses.replace(answer, confirmed=effect)
+    questions = {**answer.questions, "confirmed": confirmation(effect, "{plain}")}
+    confirmed = dataclasses.replace(answer, questions=questions)
     assert headline(confirmed).startswith(
         "a{x} is no worse than {plain}. On 5 fresh seeds a{x} is no worse than {plain}: "
     )
@@ -304,7 +306,7 @@ def opened(synthetic, **values):
     """Two arms, the first open as `values` say."""
     answer = synthetic.make_answer("study", arms=2)
     effect = dataclasses.replace(answer.arms[0].effect, verdict=Verdict.OPEN, images_sd=0.0, **values)
-    return dataclasses.replace(answer, arms=(dataclasses.replace(answer.arms[0], effect=effect), answer.arms[1]))
+    return synthetic.changed(answer, arms=(dataclasses.replace(answer.arms[0], effect=effect), answer.arms[1]))
 
 
 def test_more_seeds_than_there_are_trained_weights(synthetic, tmp_path):
@@ -457,6 +459,6 @@ def test_an_effect_that_cannot_be_estimated_is_not_plotted(synthetic, tmp_path):
     unknown = dict.fromkeys(("effect", "low", "high", "seeds_low", "seeds_high"), math.nan)
     first, second = answer.arms
     first = dataclasses.replace(first, effect=dataclasses.replace(first.effect, **unknown))
-    page = Page(dataclasses.replace(answer, arms=(first, second)))
+    page = Page(synthetic.changed(answer, arms=(first, second)))
     assert all(f"{second.name}: " in plot for plot in page.forests)
     assert not any(f"{first.name}: " in plot for plot in page.forests)

@@ -345,7 +345,7 @@ def test_seeds_follow_the_time_that_trials_take(monkeypatch, tmp_path, capsys, a
     answer = study.run(tmp_path / "study", budget="10h", **{**RUN, "progress": True})
     lines = capsys.readouterr().err
     done = min(affordable, 6)
-    assert set(answer.headline) == {"rms"}
+    assert set(answer.headline.effects) == {"rms"}
     assert [line for line in lines.splitlines() if "budget lasted" in line] == [says] * (says is not None)
     stored = json.loads((tmp_path / "study" / "study.json").read_text())
     assert (stored["settings"]["seeds"], stored["plan"]["seeds"]) == ([*range(done)], done)

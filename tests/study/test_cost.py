@@ -17,9 +17,9 @@ from vitmods.model.flops import count_macs
 from vitmods.model.vit import vit
 from vitmods.recipes import Recipe, plain
 from vitmods.report.text import built_differently
-from vitmods.study.answer import ArmCost
 from vitmods.study.bases import ForeignBase
 from vitmods.study.cost import measuring
+from vitmods.study.results import ArmCost
 from vitmods.tasks import Classification
 
 CPU = torch.device("cpu")

@@ -85,17 +85,17 @@ def test_recorded_runs_stay_whatever_would_be_chosen_now():
 def test_the_answer_is_of_the_changes(finished):
     answer, out = finished
     assert answer.complete
-    assert list(answer.headline) == list(CHANGES)
+    assert list(answer.headline.effects) == list(CHANGES)
     scores = {arm.name: np.mean(list(arm.scores.values())) for arm in answer.every_arm}
     on = [value for name, value in scores.items() if "rms" in name.split("+")]
     off = [value for name, value in scores.items() if "rms" not in name.split("+")]
     assert answer["rms"].effect == pytest.approx(100 * (np.mean(on) - np.mean(off)))
-    assert set(answer.factorial.pairs) == {"dpn x rms", "dpn x qknorm", "rms x qknorm"}
+    assert set(answer.questions["pairs"].effects) == {"dpn x rms", "dpn x qknorm", "rms x qknorm"}
     record = json.loads((out / "results.json").read_text())
     assert record == answer.to_dict() == Answer.load(out).to_dict()
-    assert record["factorial"]["effects"]["rms"]["effect"] == answer["rms"].effect
+    assert record["questions"]["changes"]["effects"]["rms"]["effect"] == answer["rms"].effect
     assert record["settings"]["design"]["factors"]["dpn"]["changes"] == "dpn"
-    with pytest.raises(UserError, match="have an arm 'dpn\\+rms'"):
+    with pytest.raises(UserError, match="have a change 'dpn\\+rms'"):
         answer["dpn+rms"]
     with pytest.raises(UserError, match="leave the reference out"):
         Answer.load(out, reference="dpn")
@@ -117,27 +117,27 @@ def test_the_table_and_the_page_show_changes_and_pairs(finished, tmp_path):
     text = render(answer, 80)
     assert text.startswith(("On average over the other changes on and off, ", "Nothing is decided"))
     for name in (*CHANGES, "dpn x rms"):
-        assert re.search(rf"^{name} +\S \w+.* {answer.factorial.n}$", text, re.MULTILINE), name
+        assert re.search(rf"^{name} +\S \w+.* {answer.headline.details['n']}$", text, re.MULTILINE), name
     assert "8 runs, 2 seeds each" in " ".join(text.split())
     assert "| qknorm |" in answer.to_markdown()
     assert "dpn+rms |" not in answer.to_markdown()
     page = write(answer, tmp_path / "report.html").read_text()
     assert "3 changes in 8 runs" in page
     assert "Every run against base" in page
-    assert page.count('class="card" id="change') == 3
+    assert page.count('class="card" id="subject') == 3
     assert all(f'id="{anchor}"' in page for anchor in re.findall(r'href="#([^"]+)"', page))
 
 
 def test_the_best_combination_is_confirmed_on_fresh_seeds(finished):
     answer, out = finished
-    assert answer.factorial.best, "these seeds predict a combination"
+    assert answer.headline.together, "these seeds predict a combination"
     assert any("confirm(" in line for line in render(answer).splitlines())
-    name = "+".join(answer.factorial.best)
+    name = "+".join(answer.headline.together)
     confirmed = make().confirm(out, seeds=2, **HOW)
     assert [arm.name for arm in confirmed.arms] == [name]
     assert list(confirmed.base.scores) == [5000, 5001]
     again = Answer.load(out)
-    assert again.confirmed.to_dict() == confirmed.effects[name].to_dict()
+    assert again.questions["confirmed"].effects[name].to_dict() == confirmed.effects[name].to_dict()
     assert f"On 2 fresh seeds {name} " in render(again).splitlines()[0] + render(again).splitlines()[1]
     assert "confirm(" not in render(again)
 

@@ -163,7 +163,7 @@ def test_a_pair_runs_and_its_numbers_are_those_of_its_trials(command, pair, capf
     if "folds" in pair:
         assert "divided into 2 folds" in methods
     if "factorial" in pair:
-        assert set(answer.factorial.effects) == {"dpn", "rms"}
+        assert set(answer.headline.effects) == {"dpn", "rms"}
     if "start" in pair:
         assert "All models started from the trained weights" in methods
     if "pretrain" in pair:
@@ -172,7 +172,7 @@ def test_a_pair_runs_and_its_numbers_are_those_of_its_trials(command, pair, capf
         assert run.trained[-1] == run.out / "retrained/dpn"
     if "reference" in pair:
         against = Answer.load(run.out, reference="dpn")
-        assert list(against.headline) == ["base", "rms"]
+        assert list(against.headline.effects) == ["base", "rms"]
         assert (run.out / "report-dpn.html").exists()
     assert len(settings["seeds"]) == (4 if "until-decided" in pair else 3 if "budget" in pair or not studied else 2)
 
@@ -233,7 +233,7 @@ def test_a_study_whose_trials_all_diverge_has_no_verdict_and_fails(axis, capfd, 
     assert main(["compare", *words, "--quiet", "--out", str(tmp_path / "out")]) == 1
     shown, answer = " ".join(capfd.readouterr().out.split()), Answer.load(tmp_path / "out")
     assert answer.complete
-    assert {str(effect.verdict) for effect in answer.headline.values()} == {"no verdict"}
+    assert {str(effect.verdict) for effect in answer.headline.effects.values()} == {"no verdict"}
     assert shown.startswith("All trials diverged: there are no verdicts.")
     first = next_steps(answer)[0].text
     assert first.startswith("All trials diverged, so arms cannot be compared. Try a lower learning rate (--lr), ")

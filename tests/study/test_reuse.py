@@ -99,7 +99,7 @@ def test_more_seeds_in_a_new_folder_are_a_second_look_as_in_the_old_one(images, 
     assert len(reused(answer)) == 6
     assert any("Trials of these arms were shown before" in doubt for doubt in answer.doubts)
     extended = study(images, seeds=4).run(runs / "first", **OPTIONS)
-    assert answer.headline["again"].interval == extended.headline["dpn"].interval
+    assert answer["again"].interval == extended["dpn"].interval
     assert answer.decision.alpha == extended.decision.alpha < 0.05
     study(images).pilot(runs / "piloted", **OPTIONS)
     piloted = study(images, seeds=4).run(runs / "piloted", **OPTIONS)

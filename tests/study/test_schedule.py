@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from vitmods.recipes import Recipe
-from vitmods.study.answer import decision_against
 from vitmods.study.arms import make_arms
 from vitmods.study.budget import Budget, make_budget
 from vitmods.study.executors import Inline
 from vitmods.study.plan import Settings, Trial, make_plan, make_seeds
 from vitmods.study.progress import Progress
-from vitmods.study.questions import decision_at, looks
+from vitmods.study.questions import decision_against, decision_at, looks
 from vitmods.study.schedule import TrialSchedule
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import StudyFolder

@@ -49,8 +49,7 @@ def test_points_of_names_that_end_alike_have_folders_of_their_own():
 
 def test_the_headline_is_the_average_over_settings(fractions):
     answer, out = fractions
-    over = answer.over_settings
-    each = over.each["dpn"]
+    each = {name: effects["dpn"] for name, effects in answer.questions["settings"].groups.items()}
     assert answer.complete
     assert list(each) == ["limit_train=0.25", "limit_train=1"]
     assert answer["dpn"].effect == pytest.approx(np.mean([effect.effect for effect in each.values()]))

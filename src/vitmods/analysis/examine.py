@@ -115,10 +115,8 @@ def arms_of(
     metric = ", ".join(filter(None, (answer.metric.title, answer.metric.unit)))
     metric += "" if answer.metric.higher_is_better else "; lower is better"
     for arm in answer.every_arm:
-        for under in answer.sweep or [None]:
-            setting = under.values if under else {}
-            over = answer.over_settings
-            effect = over.each.get(arm.name, {}).get(under.name) if under and over else arm.effect
+        for under in answer.under:
+            setting, effect = under.values, answer.each[under.name].get(arm.name)
             trials = [trial for trial in arm.counted if trial.setting == setting and trial.status == "finished"]
             if not trials:
                 continue

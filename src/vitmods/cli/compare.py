@@ -292,7 +292,7 @@ def compare(
         print(study.pilot(out, **run))
         return 0
     result = study.run(out, **run)
-    if not (options.confirm and result.complete and result.factorial and result.factorial.best):
+    if not (options.confirm and result.complete and result.headline.together):
         return _show(result)
     confirmed = study.confirm(out, **run)
     confirmed.report()

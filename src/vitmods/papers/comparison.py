@@ -49,7 +49,7 @@ def comparison(answer: Answer) -> Comparison | None:
     Differences are to the table's own reference, for which the study is read again if the answer's is another.
     """
     table = table_of(answer)
-    if table is None or table.study is None or answer.factorial:
+    if table is None or table.study is None or not answer.headline.against:
         return None
     reference = table.study.reference or BASE
     if reference not in {arm.name for arm in answer.every_arm}:
@@ -64,10 +64,10 @@ def comparison(answer: Answer) -> Comparison | None:
         effect = answer.decision.effects.get(arm)
         if numbers and effect and effect.n:
             rows.append(ComparedArm(arm, "", effect, tuple(numbers)))
-        for setting in answer.sweep if numbers and answer.over_settings else ():
+        for setting in answer.under if numbers else ():
             labels = _labels(table, answer, setting.values)
             matching = tuple(number for number in numbers if labels <= set(number.where.split(", ")))
-            effect = answer.over_settings.each[arm].get(setting.name) if answer.over_settings else None
+            effect = answer.each[setting.name].get(arm)
             if labels and matching and effect and effect.n:
                 rows.append(ComparedArm(arm, setting.name, effect, matching))
     if not rows:
@@ -94,9 +94,8 @@ def _labels(table: Table, answer: Answer, values: Mapping[str, Any]) -> set[str]
     for name, value in values.items():
         words = {show_value(swept): label for label, swept in study.sweep.get(name, {}).items()}
         if name == "base":
-            bases = {str(setting.values["base"]) for setting in answer.sweep}
             fitting = (dict(zip(table.line_up.scaled(patch), study.bases, strict=True)) for patch in PATCHES)
-            words = next((names for names in fitting if bases <= names.keys()), {})
+            words = next((names for names in fitting if {*answer.bases} <= names.keys()), {})
         labels.add(words.get(show_value(value), ""))
     return set() if "" in labels else labels
 
@@ -105,11 +104,9 @@ def _to_html(answer: Answer, inline: Inliner) -> str:
     paper = comparison(answer)
     if paper is None:
         return ""
-    bases = dict.fromkeys(str(setting.values.get("base", answer.base.model.name)) for setting in answer.sweep)
-    names = ", ".join(bases) or answer.base.model.name
     page = templates("vitmods.papers").get_template("comparison.html")
     drawings = [draw_comparison(paper, inline, narrow) for narrow in (False, True)]
-    return page.render(paper=paper, table=paper.table, a=answer, base_names=names, drawings=drawings)
+    return page.render(paper=paper, table=paper.table, a=answer, base_names=", ".join(answer.bases), drawings=drawings)
 
 
 def _to_text(answer: Answer) -> list[Any]:

@@ -217,13 +217,9 @@ def _of_study(answer: Answer) -> dict[str, dict[str, tuple[float, float]]]:
         scale = 100.0 if not effect.unit else 1.0
         return scale * effect.effect, scale * effect.half
 
-    if answer.over_settings:
-        by_setting = answer.over_settings.each
-        by_arm = {arm: {name: effect for name, effect in row.items() if effect.n} for arm, row in by_setting.items()}
-    else:
-        by_arm = {arm: {answer.base.model.name: effect} for arm, effect in answer.effects.items() if effect.n}
-    return {
-        arm: {name: point(effect) for name, effect in row.items() if not math.isnan(effect.half)}
-        for arm, row in by_arm.items()
-        if any(not math.isnan(effect.half) for effect in row.values())
-    }
+    points: dict[str, dict[str, tuple[float, float]]] = {}
+    for name, effects in answer.each.items():
+        for arm, effect in effects.items():
+            if effect.n and not math.isnan(effect.half):
+                points.setdefault(arm, {})[name or answer.base.model.name] = point(effect)
+    return points

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from vitmods.report.text import LEANING, confirmed_text, not_learned, points, ranked, ranked_effects
-from vitmods.stats.factorial import LOOK_LEVEL, LOOK_SEEDS, detectable
+from vitmods.report.text import LEANING, fresh_text, not_learned, points, ranked, ranked_effects
 from vitmods.stats.gains import BELOW
-from vitmods.stats.sample_size import forecast
 from vitmods.stats.verdict import Verdict
-from vitmods.study.answer import Answer, ArmAnswer
+from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE
 from vitmods.study.checkpoints import seeds_of
 from vitmods.study.grid import mean_of
 from vitmods.study.prepare import trained_weights
+from vitmods.study.results import ArmAnswer
 from vitmods.study.retrain import (
     best_arm,
     cost_of,
@@ -58,8 +56,8 @@ def next_steps(answer: Answer) -> list[Step]:
         steps.append(Step("Finish the study: re-running the command resumes it.", answer.command))
     if not (answer.complete or answer.looks):
         return steps
-    if answer.factorial:
-        return [*steps, *_factorial(answer)]
+    if not answer.headline.against:
+        return [*steps, *_combination(answer)]
     arm = best_arm(answer)
     steps += _choice(answer, arm)
     if any(effect.verdict == Verdict.WITHHELD for effect in answer.effects.values()):
@@ -95,13 +93,13 @@ def _choice(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
 
 def _open(answer: Answer) -> Iterator[Step]:
     """Forecast each open arm, and give one command for all arms that more seeds may decide."""
-    forecasts = [(arm, expected) for arm, effect in ranked(answer) if (expected := forecast(effect))]
+    forecasts = [(arm, expected) for arm, effect in ranked(answer) if (expected := answer.headline.forecast(effect))]
     for arm, expected in forecasts:
         time = ""
         means = [mean_of(trial.wall_s for trial in side.trials) for side in (answer.base, arm)]
         seconds = [mean for mean in means if mean is not None]
         if expected.seeds and len(seconds) == 2:  # one trial at a time, on a machine as fast as this one
-            more = (expected.seeds - expected.effect.n) * max(len(answer.sweep), 1) * sum(seconds)
+            more = (expected.seeds - expected.effect.n) * len(answer.under) * sum(seconds)
             time = f"; {expected.seeds} seeds take {duration(more)} more"
         yield Step(f"{arm.name}{LEANING.get(expected.effect.leans, '')}: {expected}{time}.")
     most = max((expected.seeds for _, expected in forecasts), default=0)
@@ -109,7 +107,7 @@ def _open(answer: Answer) -> Iterator[Step]:
         start = answer.settings.get("start")
         seeds = seeds_of(start["source"]) if start else []
         before = f", after training weights for seeds {len(seeds)} to {most - 1} too" if 0 < len(seeds) < most else ""
-        yield Step(f"To decide these arms{before}:", extended(answer.command, most, fixed=bool(answer.sweep)))
+        yield Step(f"To decide these arms{before}:", extended(answer.command, most, fixed=len(answer.under) > 1))
     elif answer.decision.overlap and any(effect.verdict == Verdict.OPEN for effect in answer.effects.values()):
         yield Step(
             "With folds, all seeds are trained on the same images, which limits what more seeds add. Open arms need "
@@ -132,7 +130,7 @@ def extended(command: str, seeds: int, fixed: bool = False) -> str:
 
 def _deploy(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
     name = chosen.name
-    if answer.sweep:
+    if len(answer.under) > 1:
         return
     out = retrained_folder(answer.path, name)
     if is_there(out / WEIGHTS):
@@ -155,32 +153,27 @@ def _deploy(answer: Answer, chosen: ArmAnswer) -> Iterator[Step]:
         yield Step(f"To deploy {name}, retrain it: this study did not keep its weights.")
 
 
-def _factorial(answer: Answer) -> Iterator[Step]:
+def _combination(answer: Answer) -> Iterator[Step]:
     """Confirm the best combination or use it, and forecast the open changes."""
-    assert answer.factorial is not None
-    design, best, base = answer.factorial.design, "+".join(answer.factorial.best), answer.base.name
+    question, base = answer.headline, answer.base.name
+    best, fresh = "+".join(question.together), answer.questions.get("confirmed")
     if not best:
-        yield Step(f"No change is predicted to help: keep {base}.")
-    elif (confirmed := answer.confirmed) is None:
-        prediction = answer.factorial.prediction
+        yield Step(f"No {question.label} is predicted to help: keep {base}.")
+    elif fresh is None:
         if answer.command.startswith("vitmods compare"):
             words = shlex.split(answer.command)
             command = shlex.join(words if "--confirm" in words else [*words, "--confirm"])
         else:
             command = answer.command.replace(").run(", ").confirm(", 1)
-        yield Step(f"{prediction[0].upper()}{prediction[1:]}, before it is called better.", command)
+        yield Step(f"{question.predicts[0].upper()}{question.predicts[1:]}, before it is called better.", command)
     else:
-        use = f"use {best}" if confirmed.verdict == Verdict.HELPS else f"keep {base}"
-        yield Step(f"{confirmed_text(confirmed, base)}{points(answer.metric)}: {use}.")
+        helps = all(effect.verdict == Verdict.HELPS for effect in fresh.effects.values())
+        yield Step(f"{fresh_text(fresh)}{points(answer.metric)}: {f'use {best}' if helps else f'keep {base}'}.")
     for effect in ranked_effects(answer):
         if effect.failures:
             yield Step(f"{effect.arm}: runs with it failed ({effect.failures}). Compare it by itself.")
-    scale = math.sqrt(len(design.runs) / (2 * float(design.relative_variance.max())))  # V = 2 sd^2 / n of an effect
     for effect in ranked_effects(answer):
-        halves = {n: scale * detectable(design, n, LOOK_LEVEL).half for n in LOOK_SEEDS if n > effect.n}
-        if expected := forecast(
-            effect, {most: {n: half for n, half in halves.items() if n <= most} for most in LOOK_SEEDS[-3:]}
-        ):
+        if expected := question.forecast(effect):
             yield Step(f"{effect.arm}{LEANING.get(effect.leans, '')}: {expected} of every run.")
-    for name in design.left_out:
+    for name in question.design.left_out if question.design else ():
         yield Step(f"No run contains {name}, since it excludes most other changes: compare it in its own study.")

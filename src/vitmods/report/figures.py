@@ -22,8 +22,8 @@ from markupsafe import Markup
 
 from vitmods.report.text import chosen_text, numbers, of_metric, point_text, scale_of, score, tone, verdict_text
 from vitmods.stats.verdict import FRACTION, Effect
-from vitmods.study.answer import Tuning
 from vitmods.study.grid import show_value
+from vitmods.study.results import Tuning
 from vitmods.study.state import TrialRecord
 from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError

@@ -12,9 +12,10 @@ from vitmods.report.page import SECTIONS
 from vitmods.stats.decision import PAIRS, level_of
 from vitmods.stats.tables import tex
 from vitmods.stats.verdict import Verdict
-from vitmods.study.answer import VIEWS, Answer, ArmAnswer
+from vitmods.study.answer import VIEWS, Answer
 from vitmods.study.arms import BASE
 from vitmods.study.grid import show_value
+from vitmods.study.results import ArmAnswer
 from vitmods.study.state import shared_trials
 from vitmods.tasks.base import TASKS
 from vitmods.tasks.classification import Classification
@@ -132,19 +133,17 @@ def methods(answer: Answer) -> str:
 
 def _models(answer: Answer) -> Iterator[str]:
     """Name base and the arms, and their initial weights."""
-    bases = list(dict.fromkeys(str(s.values["base"]) for s in answer.sweep if "base" in s.values))
     name, size = without_place(answer.base.model.name), text.model_size(answer.base.model.config)
-    if bases:
-        model = f"{listing(bases)}: {size[size.rindex('images of') :]}"
+    if len(answer.bases) > 1:
+        model = f"{listing(answer.bases)}: {size[size.rindex('images of') :]}"
     else:
         params = answer.base_cost.params if answer.base_cost and "modules" not in answer.base.model.config else None
         parameters = f", {text.count(params).strip()} parameters" if params else ""
         model = f"{name}{parameters}: {size}"
-    arms = [arm for arm, _ in text.factor_arms(answer)] if answer.factorial else list(answer.arms)
-    what = "change" if answer.factorial else "arm"
+    arms = [arm for arm, _ in text.subjects(answer)]
     described = listing([_described(arm) for arm in arms])
     against = "the unchanged model (base)" if answer.base.name == BASE else f"the arm {_described(answer.base)}"
-    yield f"We compared {plural(len(arms), what)} with {against}: {described}."
+    yield f"We compared {plural(len(arms), answer.headline.label)} with {against}: {described}."
     yield f"{'Base is' if answer.base.name == BASE else 'The unchanged model is'} {model}"
     start, arms_of_study = answer.settings.get("start"), answer.settings.get("arms", {})
     if isinstance(start, Mapping):
@@ -152,7 +151,7 @@ def _models(answer: Answer) -> Iterator[str]:
         models = "Each arm started from its own trained weights, base" if has_several else "All models started"
         yield f"{models} from the trained weights {without_place(start['source'])}."
     else:
-        is_published = any("pretrained=1" in base for base in (answer.base.model.name, *bases))
+        is_published = any("pretrained=1" in base for base in (answer.base.model.name, *answer.bases))
         yield f"All models {'started from published' if is_published else 'were trained from random'} weights."
 
 
@@ -190,17 +189,15 @@ _SPLITS = (
 def _images(answer: Answer) -> Iterator[str]:
     """Count the images of each split and say how the splits were made."""
     data, settings = answer.data, answer.settings
-    swept = {name for setting in answer.sweep for name in setting.values}
     names = {"train": "training", "val": "validation", "test": "test"}
     counts = [
         f"{split['count']:,} {names.get(name, name)} images"
         for name, split in data["splits"].items()
-        if not (name == "train" and "limit_train" in swept)
+        if not (name == "train" and "limit_train" in answer.varied)
     ]
     classes = f" with {plural(len(data['classes']), 'class', 'classes')}" if data["classes"] else ""
     yield f"The data set is {without_place(str(data['name']))}{classes}; we used {listing(counts)}."
-    folds = settings.get("folds")
-    if folds:
+    if folds := settings.get("folds"):
         yield (
             f"The images were divided into {folds} folds (seed {settings.get('split_seed', 0)}): seed s of every arm "
             f"was tested on fold s mod {folds} and trained on the others."
@@ -255,7 +252,7 @@ def _training(answer: Answer) -> Iterator[str]:
     recipe, resolved = answer.settings["recipe"], answer.resolved
     optimizer, schedule, crop = recipe["optimizer"], recipe["schedule"], recipe["augment"]["crop"]
     task = TASKS.get(answer.settings.get("task", "classification"))
-    varied = {*(answer.tuned or {}), *(name for setting in answer.sweep for name in setting.values)}
+    varied = answer.varied
     ignored = {*(task.ignored_fields() if task else ()), *varied}
     has_one_length = varied.isdisjoint({"epochs", "steps"})
     has_same_steps = has_one_length and varied.isdisjoint({"limit_train", "batch_size", "repeats"})
@@ -269,7 +266,7 @@ def _training(answer: Answer) -> Iterator[str]:
     steps, epochs = resolved.get("steps"), resolved.get("epochs", recipe["epochs"])
     length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if recipe["steps"] is None else f"{recipe['steps']:,} steps"
     length += f" ({steps:,} steps)" if steps and has_same_steps and recipe["steps"] is None else ""
-    besides = "Except for the values named below, every" if answer.tuned or answer.sweep else "Every"
+    besides = "Except for the values named below, every" if varied else "Every"
     purpose = f" for {task.title}" if task and not classifies else ""
     how = [f" for {length}"] * has_one_length
     how += [f" with batches of {recipe['batch_size']:,} images"] * ("batch_size" not in varied)
@@ -306,31 +303,24 @@ def _term(name: str) -> str:
 
 
 def _tuning(answer: Answer) -> Iterator[str]:
-    """Describe the grid and the settings of a sweep."""
-    if answer.tuned:
-        yield f"{text.tuned_text(answer)} These have the best mean; the test scores are of trials with fresh seeds."
-    if answer.sweep:
-        names = [setting.name for setting in answer.sweep]
-        yield (
-            f"Base and every arm were trained under {plural(len(names), 'setting')} ({'; '.join(names)}); effects are "
-            "averages over the settings."
-        )
+    """Describe the grid."""
+    if tuned := text.tuned_text(answer):
+        yield f"{tuned} These have the best mean; the test scores are of trials with fresh seeds."
 
 
 def _trials(answer: Answer) -> Iterator[str]:
     """Report seeds, looks, failures and trials of other studies."""
-    settings, planned = answer.settings, len(answer.settings["seeds"])
-    if answer.factorial:
-        runs = len(answer.factorial.design.runs)
-        yield f"Changes were switched on and off together in {runs} combinations (a factorial design), base among them."
-    trained = "Every combination was trained" if answer.factorial else "Base and every arm were trained"
+    settings, planned, question = answer.settings, len(answer.settings["seeds"]), answer.headline
+    if question.methods:
+        yield question.methods
+    trained = "Base and every arm were trained" if question.against else "Every combination was trained"
     if settings.get("until_decided"):
         yield f"{trained} with the same seeds, which were added until the effects were decided (at most {planned})."
         if answer.looks:
             taken = listing([str(look.seeds) for look in answer.looks])
             yield f"Results were analyzed after {taken} seeds."
-        if stopped := [(arm, look.seeds) for look in answer.looks[:-1] for arm in look.stopped]:
-            yield f"Stopped early: {', '.join(f'{arm} (after {seeds} seeds)' for arm, seeds in stopped)}."
+        if stopped := {arm: seeds for arm, seeds in answer.stopped.items() if seeds < len(answer.seeds)}:
+            yield f"Stopped early: {', '.join(f'{arm} (after {seeds} seeds)' for arm, seeds in stopped.items())}."
     else:
         yield f"{trained} with the same {plural(planned, 'seed')}."
     yield "Trials of one seed saw the same images in the same order with the same augmentation."
@@ -338,7 +328,7 @@ def _trials(answer: Answer) -> Iterator[str]:
         yield f"Base also has {plural(count, 'trial')} that earlier studies trained."
     elif shared := shared_trials(answer.trials):
         yield without_places(shared)
-    effects = answer.headline.values()
+    effects = question.effects.values()
     failed = [f"{effect.arm} {effect.failures}" for effect in effects if effect.failures]
     base_failed = max((effect.base_failures for effect in effects), default=0)
     failed += [f"{answer.base.name} {base_failed}"] * bool(base_failed)
@@ -351,7 +341,8 @@ def _trials(answer: Answer) -> Iterator[str]:
 
 def _comparison(answer: Answer) -> Iterator[str]:
     """Describe metric, effects, intervals, what they generalize to, and verdicts."""
-    metric, decision, effects = answer.metric, answer.decision, list(answer.headline.values())
+    metric, decision, question = answer.metric, answer.decision, answer.headline
+    effects = list(question.effects.values())
     names = {"val": "validation", "test": "test", "train": "training"}
     count = sum(answer.data["splits"].get(name, {"count": 0})["count"] for name in answer.splits)
     where = f"the {' and '.join(names.get(name, name) for name in answer.splits)} images"
@@ -360,17 +351,13 @@ def _comparison(answer: Answer) -> Iterator[str]:
     both = "; nothing was chosen on either split" * (len(answer.splits) > 1)
     yield f"Models are compared by {metric.title}{lower} on {where} after the last step{both}."
     unit = text.points(metric)
-    effect = (
-        "The effect of a change is the mean of the runs with it minus the mean of the runs without it"
-        if answer.factorial
-        else f"The effect of an arm is its mean difference to {answer.base.name} over the seeds that both share"
-    )
-    yield f"{effect}{f', in{unit}' if unit else ''}."
+    shared = ", over the seeds that both share" if question.against else ""
+    yield f"Effects are {question.meaning}{shared}{f', in{unit}' if unit else ''}."
     level = level_of(effects)
     if not level.startswith("simultaneous"):
         yield f"We report no intervals ({level.partition(': ')[2] or level})."
         return
-    family = plural(max(decision.family, len(effects)), "effect")
+    family = plural(max(effect.family for effect in effects), "effect")
     yield f"Intervals are {level} for {family}{PAIRS * decision.of_pairs}."
     if answer.settings.get("until_decided"):
         yield (
@@ -381,9 +368,9 @@ def _comparison(answer: Answer) -> Iterator[str]:
     margin = f"{answer.margin:g}{unit}"
     low, high = ("low", "high") if metric.higher_is_better else ("high", "low")
     yield (
-        f"{'A change' if answer.factorial else 'An arm'} helps or hurts if its interval excludes zero. Otherwise it is "
-        f"equivalent if the interval is within the margin of ±{margin}, no worse if only the {low} end is (a loss "
-        f"above {margin} is ruled out), brings no gain if only the {high} end is, and is open if neither is."
+        f"{question.one.capitalize()} helps or hurts if its interval excludes zero. Otherwise it is equivalent if the "
+        f"interval is within the margin of ±{margin}, no worse if only the {low} end is (a loss above {margin} is "
+        f"ruled out), brings no gain if only the {high} end is, and is open if neither is."
     )
     if any(effect.verdict == Verdict.WITHHELD for effect in effects):
         yield "Base has not learned, so that verdicts are withheld, but for arms that have and help."
@@ -394,13 +381,12 @@ def _comparison(answer: Answer) -> Iterator[str]:
         )
     if any(effect.provisional for effect in effects):
         yield "While trials are missing, intervals are wider, as for a study that is read after each trial."
-    if confirmed := answer.confirmed:
-        yield f"The best combination, {confirmed.arm}, was then compared with base on {confirmed.n} fresh seeds."
+    yield from (other.methods for other in answer.questions.values() if other.methods and other is not question)
 
 
 def _scope(answer: Answer) -> str:
     """Say what the intervals generalize to."""
-    decision, effects = answer.decision, answer.headline.values()
+    decision, effects = answer.decision, answer.headline.effects.values()
     if decision.overlap:
         return "They hold for new seeds, other training sets and other images from the same source"
     if text.on_new_images(answer):

@@ -37,9 +37,11 @@ from vitmods.report.figures import (
 from vitmods.report.templates import ExampleTable, differences, example_table, templates
 from vitmods.stats.tables import signed
 from vitmods.stats.verdict import Effect
-from vitmods.study.answer import VIEWS, Answer, ArmAnswer, ArmCost, BaseCost, Tuning
+from vitmods.study.answer import VIEWS, Answer
 from vitmods.study.arms import BASE
 from vitmods.study.grid import Point
+from vitmods.study.questions import Question
+from vitmods.study.results import ArmAnswer, ArmCost, BaseCost, Tuning
 from vitmods.study.state import TrialRecord
 from vitmods.study.store import slug
 from vitmods.tasks.metrics import Metric
@@ -76,15 +78,14 @@ def summary_lines(answer: Answer, narrow: bool) -> tuple[list[tuple[str, int, st
     """Lay out the title, the headline, and base, seeds, trials and date of an answer: each line's kind (`headline` or
     `meta`), height and text. Returns also the plot's place."""
     metric, mean = answer.metric, answer.base_mean
-    models = {str(setting.values.get("base", answer.base.model.name)): None for setting in answer.sweep}
     facts = [
         f"{answer.base.name} reaches {metric.shown(mean)} {metric.title}" if mean is not None else "",
-        plural(max((effect.n for effect in answer.headline.values()), default=0), "seed"),
+        plural(max((effect.n for effect in answer.headline.effects.values()), default=0), "seed"),
         plural(sum(trial.ended for trial in answer.trials), "trial"),
         "95 % intervals, generalizing to new images" if text.on_new_images(answer) else "95 % intervals, these images",
         answer.created[:10],
     ]
-    title = f"vitmods study of {answer.data['name']}, {', '.join(models) or answer.base.model.name}"
+    title = f"vitmods study of {answer.data['name']}, {', '.join(answer.bases)}"
     width, head_width, facts_width = (48, 34, 50) if narrow else (110, 66, 120)  # in letters
     above = [textwrap.wrap(clipped(title, 2 * width), width), textwrap.wrap(text.headline(answer), head_width)]
     above += [textwrap.wrap(clipped(" · ".join(filter(None, facts)), 4 * facts_width), facts_width)]
@@ -246,51 +247,63 @@ class Page:
 
     @cached_property
     def cards(self) -> list[ArmView]:
-        """The changes of a factorial study, else the arms."""
-        if not self.answer.factorial:
-            return self.arms
-        arms = enumerate(text.factor_arms(self.answer))
-        effects = self.answer.factorial.effects
-        return [ArmView(f"change{i}", arm, effects[arm.name], self.answer.base, alone) for i, (arm, alone) in arms]
+        """What the headline compares, best verdict first."""
+        effects, arms = text.ranked_effects(self.answer), text.subjects(self.answer)
+        views = {arm.name: (f"subject{i}", arm, alone) for i, (arm, alone) in enumerate(arms)}
+        placed = [(effect, *views[effect.arm]) for effect in effects]
+        return [ArmView(anchor, arm, effect, self.answer.base, alone) for effect, anchor, arm, alone in placed]
 
     @property
     def title(self) -> str:
-        base = "" if text.several_bases(self.answer) else f" {self.answer.base.model.name}"
+        base = f" {self.answer.base.model.name}" if len(self.answer.bases) == 1 else ""
         return f"{self.answer.data['name']}: which change helps{base}?"
 
     @property
     def costs(self) -> list[tuple[str, BaseCost | None, list[tuple[str, ArmCost | None]]]]:
         """(name of base, its cost, the costs of its arms); the name is empty if base is not swept over."""
-        names = [view.name for view in self.arms]
-        if not text.several_bases(self.answer):
-            return [("", self.answer.base_cost, [(view.name, view.arm.cost) for view in self.arms])]
-        settings = {setting.values["base"]: setting for setting in reversed(self.answer.sweep)}
+        settings = {setting.values.get("base", ""): setting for setting in reversed(self.answer.under)}
         return [
-            (base, setting.base_cost, [(name, setting.costs.get(name)) for name in names])
+            (base, setting.base_cost, [(view.name, setting.costs.get(view.name)) for view in self.arms])
             for base, setting in reversed(settings.items())
         ]
 
-    @cached_property
-    def sweep_rows(self) -> list[text.SweepRow]:
-        return text.sweep_rows(self.answer)
+    @property
+    def base_costs(self) -> dict[str, BaseCost]:
+        """Setting -> the cost of its base, where bases differ."""
+        settings = self.answer.under if len(self.answer.bases) > 1 else ()
+        return {setting.name: setting.base_cost for setting in settings if setting.base_cost}
 
     @cached_property
-    def sweep_panels(self) -> list[tuple[str, Markup]]:
-        """(arm, its plot of the metric under each setting)."""
-        names = [
-            setting.name.partition("=")[2] if len(setting.values) == 1 else setting.name
-            for setting in self.answer.sweep
+    def anchors(self) -> dict[str, str]:
+        """Label of the headline -> its card on the page."""
+        return {view.name: view.anchor for view in self.cards}
+
+    @cached_property
+    def tables(self) -> list[tuple[Question, dict[str, list[text.Row]], list[str]]]:
+        """Each question, its rows by heading, and the titles of the questions that are columns of it; the headline
+        is first."""
+        return [
+            (question, text.rows_of(self.answer, name), [part.title for part in text.columns_of(self.answer, name)])
+            for name, question in self.answer.questions.items()
+            if question.is_shown
         ]
-        base, *arms = [[row for row in self.sweep_rows if row.arm is arm] for arm in self.answer.every_arm]
+
+    def panels(self, rows: Mapping[str, Sequence[text.Row]]) -> list[tuple[str, Markup]]:
+        """(arm, its plot of the metric under each heading); empty without headings."""
+        if "" in rows:
+            return []
+        settings = {setting.name: setting.values for setting in self.answer.under}
+        names = [name.partition("=")[2] if len(settings[name]) == 1 else name for name in rows]
+        base, *arms = zip(*rows.values(), strict=True)
+        drawn = [(of_arm[0].label, [(row.mean, row.effect) for row in of_arm]) for of_arm in arms]
         means = [row.mean for row in base]
-        panels = [(rows[0].arm.name, [(row.mean, row.effect) for row in rows]) for rows in arms]
-        return [(name, sweep_panel(name, names, means, arm, self.metric, self.inline)) for name, arm in panels]
+        return [(name, sweep_panel(name, names, means, arm, self.metric, self.inline)) for name, arm in drawn]
 
     @property
     def steps_to_base(self) -> dict[str, str]:
         """Arm -> the steps until base's final score; empty for sweeps, and if no trial was evaluated on val."""
         steps = {arm.name: text.steps_to_base(arm.counted) for arm in self.answer.every_arm}
-        return {} if self.answer.sweep or set(steps.values()) == {"–"} else steps
+        return {} if len(self.answer.under) > 1 or set(steps.values()) == {"–"} else steps
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -357,7 +370,7 @@ class Page:
         panels: dict[str, list[tuple[str, Markup]]] = {}
         if (metric := self.answer.curves) is None:
             return panels
-        for setting in [setting.values for setting in self.answer.sweep] or [{}]:
+        for setting in [setting.values for setting in self.answer.under]:
             suffix = f", {text.point_text(setting)}" if setting else ""
             base, *arms = (
                 [trial for trial in arm.counted if trial.setting == setting and trial.curve.step]

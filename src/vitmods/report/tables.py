@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -17,7 +17,9 @@ from vitmods.report import text as words
 from vitmods.report.advice import Step, next_steps
 from vitmods.report.page import SECTIONS
 from vitmods.stats.verdict import Effect, Verdict
-from vitmods.study.answer import VIEWS, Answer, ArmCost
+from vitmods.study.answer import VIEWS, Answer
+from vitmods.study.questions import Question
+from vitmods.study.results import ArmCost
 from vitmods.util.errors import UserError
 from vitmods.util.files import rendered
 from vitmods.util.text import plural, single_line
@@ -53,21 +55,8 @@ def answer_table(answer: Answer, width: int = 120) -> Group:
     wide = width >= WIDE
     parts: list[Any] = [Text(single_line(words.headline(answer)), style="bold")]
     parts += [Text(line, style="yellow") for line in _warnings(words.caveats(answer), width)]
-    parts.append(Text())
-    if answer.factorial:
-        parts.append(_effects(words.ranked_effects(answer), wide, "change"))
-        if answer.factorial.pairs:
-            parts += [Text(), _effects(answer.factorial.pairs.values(), wide, "pair, together")]
-    else:
-        costs = ("train", "infer", "memory", "params") if wide else ("train", "infer")
-        table = _effects_table("arm", wide, (*(("these images", "sd ratio", "seeds") if wide else ("seeds",)), *costs))
-        for arm, effect in words.ranked(answer):
-            spread = (words.half_on_these(effect), words.number(effect.spread_ratio)) if wide else ()
-            cells = (words.numbers(effect), *spread, words.seeds(effect), *_costs(arm.cost)[: len(costs)])
-            table.add_row(Text(single_line(arm.name)), _verdict(effect), *cells)
-        parts.append(table)
-        if answer.sweep:
-            parts += [Text(), _sweep(answer, wide)]
+    for name, question in answer.questions.items():
+        parts += [Text(), _table(answer, name, wide)] if question.is_shown and not question.is_folded else []
     parts += [Text(), Text(single_line(" ".join(_legend(answer))), style="dim")]
     for text in filter(None, (words.tuned_text(answer), words.shared_text(answer))):
         parts.append(Text(single_line(text), style="dim"))
@@ -102,13 +91,27 @@ def _next(steps: Sequence[Step]) -> list[Text]:
     return [*parts, *(Text(f"  {line}", style="cyan", no_wrap=True, overflow="ignore") for line in lines)]
 
 
-def _effects_table(heading: str, wide: bool, numbers: Sequence[str]) -> Table:
+def _table(answer: Answer, name: str, wide: bool) -> Table:
+    """Return the effects of a question, under its headings if it has some, then with the scores of base."""
+    question = answer.questions[name]
+    cells = {
+        heading: [(row, _numbers(answer, question, row, wide)) for row in rows if heading or row.effect]
+        for heading, rows in words.rows_of(answer, name).items()
+    }
+    numbers = next((list(of_row) for rows in cells.values() for _, of_row in rows), [])
+    heading = f"{'setting, ' * question.has_headings}{question.label}"
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0))
     table.add_column(heading, overflow="fold", min_width=12)
     table.add_column("verdict", no_wrap=True)
     table.add_column("effect, 95 % interval", no_wrap=True)
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
+    for number in numbers:
+        table.add_column(number, justify="right", no_wrap=True)
+    for heading, rows in cells.items():
+        if heading:
+            table.add_row(Text(single_line(heading), style="bold"))
+        for row, of_row in rows:
+            found = (_verdict(row.effect), words.numbers(row.effect)) if row.effect else ("", "")
+            table.add_row(Text(f"{'  ' * bool(heading)}{single_line(row.label)}"), *found, *of_row.values())
     return table
 
 
@@ -117,28 +120,19 @@ def _verdict(effect: Effect) -> Text:
     return Text(words.verdict_text(effect), style=style)
 
 
-def _effects(effects: Iterable[Effect], wide: bool, heading: str) -> Table:
-    table = _effects_table(heading, wide, ("these images", "seeds"))
-    for effect in effects:
-        cells = (words.numbers(effect), words.half_on_these(effect), words.seeds(effect))
-        table.add_row(Text(single_line(effect.arm)), _verdict(effect), *cells)
-    return table
-
-
-def _sweep(answer: Answer, wide: bool) -> Table:
-    bases = words.several_bases(answer)
-    headings = ("score", *(("train", "infer") if bases else ()), *(("steps to base",) if wide else ()))
-    table = _effects_table("setting, arm", wide, headings)
-    setting = None
-    for row in words.sweep_rows(answer):
-        if row.setting is not setting:
-            table.add_row(Text(single_line(row.setting.name), style="bold"))
-        setting = row.setting
-        effect = ("", "") if row.effect is None else (_verdict(row.effect), words.numbers(row.effect))
-        costs = _costs(setting.costs.get(row.arm.name))[:2] if bases else []
-        numbers = [words.score(answer.metric, row.mean), *costs, *([row.steps] if wide else [])]
-        table.add_row(Text(f"  {single_line(row.arm.name)}"), *effect, *numbers)
-    return table
+def _numbers(answer: Answer, question: Question, row: words.Row, wide: bool) -> dict[str, str]:
+    """Return column -> cell of a row, beside verdict and effect."""
+    cells: dict[str, str] = {}
+    if question.has_headings:
+        cells["score"] = words.score(answer.metric, row.mean)
+    elif row.effect:
+        cells |= {"these images": words.half_on_these(row.effect)} if wide or not question.against else {}
+        cells |= {"sd ratio": words.number(row.effect.spread_ratio)} if wide and question.against else {}
+        cells["seeds"] = words.seeds(row.effect)
+    if question.against and (not question.has_headings or len(answer.bases) > 1):
+        names = ("train", "infer", "memory", "params")[: 4 if wide and not question.has_headings else 2]
+        cells |= dict(zip(names, _costs(row.cost)))
+    return cells | ({"steps to base": row.steps} if wide and question.has_headings else {})
 
 
 def _costs(cost: ArmCost | None) -> list[str]:
@@ -153,15 +147,12 @@ def _legend(answer: Answer) -> Iterator[str]:
     metric, mean = answer.metric, answer.base_mean
     reached = "no score of" if mean is None else metric.shown(mean)
     lower = "" if metric.higher_is_better else "; lower is better"
-    name = "" if words.several_bases(answer) else f" ({single_line(answer.base.model.name)})"
+    name = f" ({single_line(answer.base.model.name)})" if len(answer.bases) == 1 else ""
     spread = f", {spread}" if (spread := words.base_spread(answer)) else ""
     yield f"{answer.base.name}{name}: {reached} {metric.title} ({' and '.join(answer.splits)}{lower}){spread}."
-    effects = f"Effects are differences to it{', on average over the settings' if answer.sweep else ''}"
-    if answer.factorial:
-        effects = "Effects are means of the runs with a change minus those without"
     unit = f", in{words.points(metric)}" if metric.unit else ""
-    yield f"{effects}{unit}, margin {answer.margin:g}; {words.brief_claim(answer)}"
-    if not answer.factorial:
+    yield f"Effects are {answer.headline.meaning}{unit}, margin {answer.margin:g}; {words.brief_claim(answer)}"
+    if answer.headline.against:
         yield "Costs are ratios."
         yield from words.built_differently((arm.name, arm.cost) for arm in answer.arms)
 

@@ -13,11 +13,13 @@ from vitmods.stats.gains import BELOW, rate_bound
 from vitmods.stats.tables import interval, signed, so_far
 from vitmods.stats.tables import seeds as seeds
 from vitmods.stats.verdict import POINTS_PER_FRACTION, Effect, Verdict
-from vitmods.study.answer import Answer, ArmAnswer, ArmCost, SettingAnswer, Tuning
+from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE
 from vitmods.study.frozen import trained_lines
 from vitmods.study.grid import mean_of, show_value
 from vitmods.study.plan import Settings
+from vitmods.study.questions import Question
+from vitmods.study.results import ArmAnswer, ArmCost, SettingAnswer, Tuning
 from vitmods.study.state import TrialRecord, shared_trials
 from vitmods.tasks.metrics import Metric
 from vitmods.util.text import duration, grouped, listing, plural
@@ -58,8 +60,8 @@ def ranked(answer: Answer) -> list[tuple[ArmAnswer, Effect]]:
 
 
 def ranked_effects(answer: Answer) -> list[Effect]:
-    """Sort the effects in the headline the same way: changes of a factorial study, else arms."""
-    return sorted(answer.headline.values(), key=_rank)
+    """Sort the effects in the headline the same way."""
+    return sorted(answer.headline.effects.values(), key=_rank)
 
 
 def plotted_effects(answer: Answer) -> list[Effect]:
@@ -73,11 +75,10 @@ def _rank(effect: Effect) -> tuple[int, float]:
 
 def headline(answer: Answer) -> str:
     """Summarize the study in a sentence or two; an unfinished study reports its progress and no verdict."""
-    base = answer.base.name
+    base, question = answer.base.name, answer.headline
     if not answer.complete:
-        stopped = {arm for look in answer.looks for arm in look.stopped}
         ended = sum(trial.ended for trial in answer.trials)
-        remaining = sum(not trial.ended and trial.arm not in stopped for trial in answer.trials)
+        remaining = sum(not trial.ended and trial.arm not in answer.stopped for trial in answer.trials)
         most = "at most " if answer.settings.get("until_decided") else ""
         progress = f"{ended} of {most}{plural(ended + remaining, 'trial')}"
         progress = f"Running: {progress}" if answer.running else f"{progress} finished"
@@ -88,7 +89,7 @@ def headline(answer: Answer) -> str:
     by_verdict: dict[Verdict, list[str]] = {}
     for effect in effects:
         by_verdict.setdefault(effect.verdict, []).append(effect.arm)
-    what = "changes" if answer.factorial else "arms"
+    what = f"{question.label}s"
     if len(effects) > 1 and by_verdict.keys() == {Verdict.OPEN}:
         every = "both" if len(effects) == 2 else f"all {len(effects)}"
         sentences = [f"Nothing is decided: {every} {what} are open."]
@@ -98,16 +99,13 @@ def headline(answer: Answer) -> str:
             subject = listing(names) if len(names) <= NAMED else f"{len(names)} {what}"
             verb = WORDS[verdict].singular if len(names) == 1 else WORDS[verdict].plural
             parts.append(f"{subject} {verb.format(base=base)}")
-        scope = ["on these test images"] * (answer.decision.generalize == "seeds")
-        scope += ["on average over the other changes on and off"] * bool(answer.factorial)
-        scope += [f"on average over {plural(len(answer.sweep), 'setting')}"] * bool(answer.sweep)
-        prefix = f"{' and '.join(scope)}, " if scope else ""
-        claim = f"{prefix}{listing(parts) if len(parts) < 3 else '; '.join(parts)}."
+        these = "on these test images" * (answer.decision.generalize == "seeds")
+        scope = " and ".join(filter(None, [these, question.scope]))
+        claim = f"{scope}{', ' * bool(scope)}{listing(parts) if len(parts) < 3 else '; '.join(parts)}."
         sentences = [claim[0].upper() + claim[1:] if scope else claim]  # names of arms keep their case
-    if over := answer.over_settings:
-        sentences += [f"{effect.arm}: {over.range(effect.arm)}." for effect in effects if over.depends(effect.arm)]
-    if confirmed := answer.confirmed:
-        sentences.append(f"{confirmed_text(confirmed, base)}.")
+    remarked = (effect.arm for effect in effects if effect.arm in question.remarks)
+    sentences += [f"{name}: {question.remarks[name]}." for name in remarked]
+    sentences += [f"{fresh_text(other)}." for other in answer.questions.values() if other.has_fresh_seeds]
     return " ".join(sentences)
 
 
@@ -126,15 +124,15 @@ def running_text(answer: Answer) -> str:
 
 def not_learned(answer: Answer) -> str:
     """Say that base has not learned, diverged, or is below its weights, if no arm can be compared; else empty."""
-    if {effect.verdict for effect in answer.headline.values()} != {Verdict.WITHHELD}:
+    if {effect.verdict for effect in answer.headline.effects.values()} != {Verdict.WITHHELD}:
         return ""
     if answer.has_diverged:
         others = [trial for arm in answer.arms for trial in arm.counted]
         return f"All trials{'' if all(t.status == 'diverged' for t in others) else f' of {answer.base.name}'} diverged"
-    each = answer.over_settings.each.values() if answer.over_settings else ()
-    where = {name: None for arm in each for name, effect in arm.items() if effect.verdict == Verdict.WITHHELD}
-    under = f" under {listing([*where])}" if len(where) < len(answer.sweep) else ""
-    reason = BELOW if any(BELOW in note for note in (answer.factorial or answer.decision).notes) else "has not learned"
+    verdicts = {name: {effect.verdict for effect in effects.values()} for name, effects in answer.each.items()}
+    where = [name for name, given in verdicts.items() if Verdict.WITHHELD in given]
+    under = f" under {listing(where)}" if 0 < len(where) < len(verdicts) else ""
+    reason = BELOW if any(BELOW in note for note in answer.headline.notes) else "has not learned"
     return f"{answer.base.name} {reason}{under}"
 
 
@@ -145,21 +143,23 @@ def trained_text(answer: Answer) -> str:
     return " ".join(trained_lines(Settings.from_dict(answer.settings), answer.data.get("frozen", {})))
 
 
-def confirmed_text(effect: Effect, base: str) -> str:
+def fresh_text(question: Question) -> str:
     """`On 4 fresh seeds dpn+rms helps: +0.42 [+0.11, +0.73]`."""
-    verb = WORDS[effect.verdict].singular.format(base=base)
-    return f"On {effect.n} fresh seeds {effect.arm} {verb}: {numbers(effect)}"
+    effects = (
+        f"{effect.arm} {WORDS[effect.verdict].singular.format(base=question.against)}: {numbers(effect)}"
+        for effect in question.effects.values()
+    )
+    return f"{question.scope[0].upper()}{question.scope[1:]} {'; '.join(effects)}"
 
 
 def caveats(answer: Answer) -> list[str]:
     """List what to know before trusting a verdict, failures first."""
-    notes = [f"{note[0].upper()}{note[1:].removesuffix('.')}." for note in (answer.factorial or answer.decision).notes]
+    notes = [f"{note[0].upper()}{note[1:].removesuffix('.')}." for note in answer.headline.notes]
     effects = ranked_effects(answer)
     for note, arms in grouped((effect.arm, note) for effect in effects for note in effect.notes).items():
         notes.append(f"{listing(arms)}: {note}.")
     notes += [f"{arm.name} has no verdict: a trial of it failed." for arm in answer.arms if arm.effect is None]
-    fixed = not (answer.complete or answer.looks or answer.settings.get("until_decided"))
-    if fixed and any(effect.n for effect in effects):
+    if any(effect.n and effect.provisional for effect in effects):
         notes.append("Verdicts are provisional, and intervals wider than they will be, until the study is finished.")
     return [*notes, *answer.doubts]
 
@@ -175,9 +175,8 @@ def common_claim(answer: Answer) -> str:
     shares = [effect.images_share for effect in effects if not math.isnan(effect.images_share)]
     if shares:
         facts.append(f"test-set sampling: {100 * statistics.median(shares):.0f} % of the variance")
-    fewest = min((effect.n for effect in effects), default=0)
-    is_plain = fewest and not (answer.sweep or answer.factorial)
-    if is_plain and not any(effect.failures or effect.base_failures for effect in effects):
+    fewest = min((effect.n for effect in effects), default=0) * len(answer.under)
+    if fewest and not any(effect.failures or effect.base_failures for effect in effects):
         bound = f"95 % upper bound {100 * rate_bound(fewest):.0f} %"
         facts.append(f"0 of {plural(fewest, 'trial')} of an arm failed ({bound})")
     return f"{'; '.join(filter(None, [*facts, _shared_seeds(answer)]))}."
@@ -190,23 +189,16 @@ def brief_claim(answer: Answer) -> str:
 
 def _claim(answer: Answer) -> list[str]:
     """The level of the intervals, what they are about, and when the study is looked at."""
-    decision, changes = answer.decision, answer.factorial
-    level = level_of(answer.headline.values()) + PAIRS * decision.of_pairs
-    if changes is None:
-        return [level, decision.claim, decision.look]
-    fewest = min((effect.n for effect in changes.effects.values()), default=0)
-    runs = f"{len(changes.design.runs)} runs, {plural(fewest, 'seed')} each"
-    return [level, decision.claim, changes.look, runs]
+    level = level_of(answer.headline.effects.values()) + PAIRS * answer.decision.of_pairs
+    return [level, answer.decision.claim, *answer.headline.facts]
 
 
 def _shared_seeds(answer: Answer) -> str:
     """The mean of base that each arm with fewer seeds is compared with, which is not the one above the table."""
-    planned = len(answer.settings["seeds"])
-    seeds = min(planned, answer.looks[-1].seeds if answer.looks else planned)
+    seeds, base = min(len(answer.settings["seeds"]), len(answer.seeds)), answer.headline.against
     fewer = [effect for effect in ranked_effects(answer) if 0 < effect.n < seeds and effect.base_n <= effect.n]
-    if not fewer or answer.sweep or answer.factorial:
+    if not (fewer and base):
         return ""
-    base = answer.base.name
     means = (f"{e.base_mean:.{e.digits}f} for {e.arm} ({plural(e.n, 'seed')})" for e in fewer)
     return f"effects are over the seeds that arm and {base} share, where {base} reaches {', '.join(means)}"
 
@@ -345,7 +337,7 @@ def tuned_text(answer: Answer) -> str:
         trials += sum(len(point.scores) for point in arms[BASE].points)
         others = (name for name, tuning in arms.items() if tuning.chosen and tuning.chosen != arms[BASE].chosen)
         apart += [f"{name}{f' with {setting}' if setting else ''}" for name in others if arms[BASE].chosen]
-    if apart and not answer.factorial:
+    if apart and answer.headline.against:
         at_points = f"Base was also trained at the point of {listing(apart)}"
         choices.append(f"{at_points}: such an arm helps only if it beats both.")
     tried = f"{' and '.join(fields)}, {plural(trials, 'trial')} of each arm, including base"
@@ -364,31 +356,54 @@ def shared_text(answer: Answer) -> str:
     return f"{shared} Errors of studies that share trials of {answer.base.name} are correlated: none confirms another."
 
 
-class SweepRow(NamedTuple):
-    """An arm under one setting of a sweep; `effect` is None for base."""
+class Row(NamedTuple):
+    """A row of a question's table; `effect` is None for base, and `arm` where the label is none.
 
-    setting: SettingAnswer
-    arm: ArmAnswer
-    mean: float | None
+    mean:   of the arm's scores
+    beside: the effects of the questions that are columns of this table
+    """
+
+    label: str
     effect: Effect | None
-    steps: str
+    arm: ArmAnswer | None = None
+    mean: float | None = None
+    cost: ArmCost | None = None
+    beside: tuple[Effect, ...] = ()
+    steps: str = ""
 
 
-def sweep_rows(answer: Answer) -> list[SweepRow]:
-    """Return base and the arms in the order of the study, for each setting."""
-    assert answer.over_settings is not None
-    rows = []
-    for setting in answer.sweep:
-        for arm in answer.every_arm:
-            effect = answer.over_settings.each[arm.name][setting.name] if arm is not answer.base else None
-            steps = steps_to_base(trial for trial in arm.counted if trial.setting == setting.values)
-            rows.append(SweepRow(setting, arm, mean_of(setting.scores[arm.name].values()), effect, steps))
-    return rows
+def columns_of(answer: Answer, name: str) -> list[Question]:
+    """Return the questions whose effects are columns of another one's table."""
+    return [question for question in answer.questions.values() if question.beside == name]
 
 
-def several_bases(answer: Answer) -> bool:
-    """Whether base is swept over, so that each base has its costs."""
-    return any("base" in setting.values for setting in answer.sweep)
+def rows_of(answer: Answer, name: str) -> dict[str, list[Row]]:
+    """Return heading -> the rows of a question's table: base first, if it compares arms, and then the best first, or
+    under several headings in the order of the study."""
+    question, under = answer.questions[name], {setting.name: setting for setting in answer.under}
+    arms = {arm.name: arm for arm in answer.every_arm} if question.against else {}
+    table = {}
+    for heading, effects in question.groups.items():
+        ordered = list(effects.items()) if heading else sorted(effects.items(), key=lambda row: _rank(row[1]))
+        rows: list[tuple[str, Effect | None]] = [(question.against, None)] * bool(arms)
+        table[heading] = [
+            _row(label, effect, arms.get(label), answer, under[heading] if heading else None)._replace(
+                beside=tuple(other.groups[heading][label] for other in columns_of(answer, name) if effect)
+            )
+            for label, effect in (*rows, *ordered)
+        ]
+    return table
+
+
+def _row(
+    label: str, effect: Effect | None, arm: ArmAnswer | None, answer: Answer, setting: SettingAnswer | None
+) -> Row:
+    if arm is None:
+        return Row(label, effect)
+    if setting is None:
+        return Row(label, effect, arm, arm.mean if effect else answer.base_mean, arm.cost)
+    steps = steps_to_base(trial for trial in arm.counted if trial.setting == setting.values)
+    return Row(label, effect, arm, mean_of(setting.scores[label].values()), setting.costs.get(label), steps=steps)
 
 
 def steps_to_base(trials: Iterable[TrialRecord]) -> str:
@@ -402,17 +417,17 @@ def steps_to_base(trials: Iterable[TrialRecord]) -> str:
     return f"{statistics.median(steps):,.0f}{spread}{few}"
 
 
-def factor_arms(answer: Answer) -> list[tuple[ArmAnswer, bool]]:
-    """Return each change of a factorial study as an arm, and whether its model is without other changes."""
-    assert answer.factorial is not None
-    design = answer.factorial.design
-    by_name = {arm.name: arm for arm in answer.every_arm}
+def subjects(answer: Answer) -> list[tuple[ArmAnswer, bool]]:
+    """Return what the headline compares as arms, and whether the model of each is without other changes: a change of a
+    factorial study is the smallest run that has it."""
+    question, by_name = answer.headline, {arm.name: arm for arm in answer.every_arm}
+    if question.design is None:
+        return [(arm, True) for arm in answer.arms]
     arms = []
-    for effect in ranked_effects(answer):
-        runs = sorted((names for names in design.arms.values() if effect.arm in names), key=len)
-        run = by_name["+".join(runs[0])]
-        edits = answer.settings["design"]["factors"][effect.arm]["changes"]
+    for name, effect in question.effects.items():
+        names = min((names for names in question.design.arms.values() if name in names), key=len)
+        run, edits = by_name["+".join(names)], answer.settings["design"]["factors"][name]["changes"]
         changes = tuple(change for change in run.model.changes if change.short in edits)
         model = dataclasses.replace(run.model, changes=changes)
-        arms.append((dataclasses.replace(run, name=effect.arm, model=model, effect=effect), len(runs[0]) == 1))
+        arms.append((dataclasses.replace(run, name=name, model=model, effect=effect), len(names) == 1))
     return arms

@@ -1,5 +1,5 @@
-"""What is asked of a study's finished trials: their scores as `vitmods.stats` reads them, decisions, and the looks at
-which arms stop.
+"""What is asked of a study's finished trials: their scores as `vitmods.stats` reads them, decisions, the looks at which
+arms stop, and the questions that a report shows.
 
 A fixed study is looked at once, when its seeds are done. One that runs until it is decided is looked at after 4, 5, 6,
 8, ... seeds, each time at a level that keeps false claims of the whole study at 5 %. Looks follow from the scores
@@ -9,8 +9,9 @@ seeds, and stops as a whole, since every run informs every change.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,20 +21,22 @@ from numpy.typing import ArrayLike
 from vitmods.stats.criteria import Criteria
 from vitmods.stats.decide import decide_table
 from vitmods.stats.decision import Decision, beats_both, of_both
+from vitmods.stats.design import Design
+from vitmods.stats.factorial import LOOK_LEVEL, Factorial, detectable, factorial
 from vitmods.stats.factorial import LOOK_SEEDS as FACTORIAL_LOOKS
-from vitmods.stats.factorial import Factorial, factorial
 from vitmods.stats.read import Table
+from vitmods.stats.sample_size import Forecast, forecast
 from vitmods.stats.sequential import LOOK_SEEDS
 from vitmods.stats.settings import OverSettings, over_settings
 from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.arms import BASE
 from vitmods.study.grid import AS_IS, Point
 from vitmods.study.plan import Settings, Trial
-from vitmods.study.state import StudyState, TrialRecord, evaluated_of
+from vitmods.study.state import HIDDEN, StudyState, TrialRecord, evaluated_of
 from vitmods.study.store import StudyFolder
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
-from vitmods.util.text import listing
+from vitmods.util.text import listing, plural
 
 
 def decision_at(
@@ -261,3 +264,222 @@ def spare_trials(state: StudyState, taken: Sequence[Look]) -> list[Trial]:
     if taken and len(seeds) == len(settings.arms):
         seeds[BASE] = (*settings.seeds[: taken[-1].seeds], *range(settings.known))
     return [trial for trial in state.answered if trial.seed not in seeds.get(trial.arm.name, (trial.seed,))]
+
+
+@dataclass(frozen=True)
+class Question:
+    """Something asked of a study's finished trials. The intervals of its effects hold together.
+
+    label:    what an effect is of, in the singular
+    meaning:  what an effect is, as in "Effects are differences to base"
+    groups:   heading -> label -> Effect; without headings it is empty
+    title:    of its section in a report; empty for the first question, the headline
+    against:  the arm that its arms are compared with; empty: its labels are not arms
+    scope:    where its verdicts hold, as a sentence begins
+    facts:    of all its intervals, beside their level and claim
+    notes:    failures first
+    remarks:  label -> what its effect does not say alone; part of the headline
+    methods:  how the trials were planned for it, in a sentence for a paper
+    together: the labels that are predicted to be best together, where effects add up
+    predicts: what that is chosen by
+    beside:   the question in whose table this one is a column, under its title
+    has_fresh_seeds: whether it confirms something on seeds that the headline does not have
+    is_folded: whether readers open it themselves
+    details:  more facts for results.json
+    design:   of a factorial study, for the precision of more seeds
+    """
+
+    label: str
+    meaning: str
+    groups: Mapping[str, Mapping[str, Effect]]
+    title: str = ""
+    against: str = ""
+    scope: str = ""
+    facts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    remarks: Mapping[str, str] = field(default_factory=dict)
+    methods: str = ""
+    together: tuple[str, ...] = ()
+    predicts: str = ""
+    beside: str = field(default="", metadata=HIDDEN)
+    has_fresh_seeds: bool = field(default=False, metadata=HIDDEN)
+    is_folded: bool = field(default=False, metadata=HIDDEN)
+    details: Mapping[str, Any] = field(default_factory=dict)
+    design: Design | None = field(default=None, metadata=HIDDEN)
+
+    @property
+    def effects(self) -> dict[str, Effect]:
+        """Label -> Effect; under a heading the label is `dpn at epochs=30`."""
+        pairs = ((group, *effect) for group, effects in self.groups.items() for effect in effects.items())
+        return {f"{label} at {group}" if group else label: effect for group, label, effect in pairs}
+
+    @property
+    def one(self) -> str:
+        """`an arm`"""
+        return f"{'an' if self.label[0] in 'aeiou' else 'a'} {self.label}"
+
+    @property
+    def has_headings(self) -> bool:
+        return "" not in self.groups
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether a report has a table of it."""
+        return any(self.groups.values()) and not (self.beside or self.has_fresh_seeds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For results.json: all but what only a report needs."""
+        names = [field.name for field in fields(self) if field.metadata.get("json", True)]
+        return {"effects": self.effects, **{name: getattr(self, name) for name in names if name != "groups"}}
+
+    def decision(self, of_arms: Decision) -> Decision:
+        """What holds for all effects, which are those of the arms unless the labels are others."""
+        if self.against:
+            return of_arms
+        notes = (*self.notes, *filter(None, [self.predicts]))
+        cleared: dict[str, Any] = {"best": (), "ruled_out": (), "pairs": {}, "look": self.facts[0]}
+        return replace(of_arms, effects=self.effects, family=len(self.effects), notes=notes, **cleared)
+
+    def forecast(self, effect: Effect) -> Forecast | None:
+        """What more seeds would decide; None for a decided effect."""
+        if self.design is None:
+            return forecast(effect)
+        scale = math.sqrt(len(self.design.runs) / (2 * float(self.design.relative_variance.max())))
+        halves = {n: scale * detectable(self.design, n, LOOK_LEVEL).half for n in FACTORIAL_LOOKS if n > effect.n}
+        return forecast(
+            effect, {most: {n: half for n, half in halves.items() if n <= most} for most in FACTORIAL_LOOKS[-3:]}
+        )
+
+
+def questions_of(state: StudyState, taken: Sequence[Look], base: str = BASE) -> tuple[Decision, dict[str, Question]]:
+    """Return the decision on every arm against `base`, and the questions by name; the first is the headline.
+
+    What a design asks is listed here, and nowhere else: reports show what they find.
+    """
+    settings = state.settings
+    if settings.sweep:
+        over = over_settings_at(state, base)
+        names = [str(point) for point in settings.sweep.points]
+        return over.decision, questions_over(over, f"{plural(len(names), 'setting')} ({'; '.join(names)})")
+    last = taken[-1].decision if taken else None
+    if base == BASE and isinstance(last, Decision):
+        decision = last
+    else:
+        decision = decision_against(state, base, {arm for look in taken for arm in look.stopped})
+    arms = arms_question(decision)
+    if settings.design is None:
+        return decision, {"arms": arms}
+    changes = last if isinstance(last, Factorial) else factorial_at(state, settings.seeds)
+    family = "These intervals are a separate family, with fewer trials per interval than for a change."
+    runs = replace(arms, title=f"Every run against {base}", notes=(family,), is_folded=True)
+    return decision, {**_of_changes(changes), "arms": runs}
+
+
+def arms_question(decision: Decision) -> Question:
+    """Each arm against base."""
+    return Question(
+        "arm",
+        f"differences to {decision.base}",
+        {"": decision.effects},
+        against=decision.base,
+        facts=(decision.look,),
+        notes=decision.notes,
+    )
+
+
+def questions_over(over: OverSettings, under: str) -> dict[str, Question]:
+    """The average over several settings or data sets, each of them, and how far it is from the average.
+
+    under: `2 settings (epochs=10; epochs=30)`
+    """
+    arms, (count, _, _) = arms_question(over.decision), under.partition(" (")
+
+    def by_setting(effects: Mapping[str, Mapping[str, Effect]]) -> dict[str, dict[str, Effect]]:
+        names = dict.fromkeys(name for of_arm in effects.values() for name in of_arm)
+        return {name: {arm: of_arm[name] for arm, of_arm in effects.items()} for name in names}
+
+    dependent = {arm: over.range(arm) for arm in over.each if over.depends(arm)}
+    others = [arm for arm in over.each if arm not in dependent]
+    notes = [f"The effect of {listing([*dependent])} depends on the setting."] * bool(dependent)
+    notes += [f"No difference between settings was shown for {listing(others)}."] * bool(others)
+    average = replace(
+        arms,
+        meaning=f"{arms.meaning}, on average over the settings",
+        scope=f"on average over {count}",
+        remarks=dependent,
+        methods=f"Base and every arm were trained under {under}; effects are averages over the settings.",
+    )
+    family = "Simultaneous 95 % intervals over all settings, a separate family from the averages."
+    settings = replace(
+        arms,
+        groups=by_setting(over.each),
+        title="Under each setting",
+        facts=(),
+        notes=(family, *notes, "The claims are limited to these settings."),
+    )
+    departures = Question(
+        "arm",
+        "differences between an effect and its average over the settings",
+        by_setting(over.departures),
+        title="minus its average",
+        beside="settings",
+    )
+    return {"arms": average, "settings": settings, "departures": departures}
+
+
+def _of_changes(changes: Factorial) -> dict[str, Question]:
+    """The changes of a factorial study, and what two of them do together."""
+    runs, fewest = len(changes.design.runs), min((effect.n for effect in changes.effects.values()), default=0)
+    known = ("effects", "pairs", "notes", "best", "look")
+    first = Question(
+        "change",
+        "means of the runs with a change minus those without",
+        {"": changes.effects},
+        scope="on average over the other changes on and off",
+        facts=(changes.look, f"{runs} runs, {plural(fewest, 'seed')} each"),
+        notes=changes.notes,
+        methods=f"Changes were switched on and off together in {runs} combinations (a factorial design), base among "
+        "them.",
+        together=changes.best,
+        predicts=changes.prediction,
+        details={name: value for name, value in changes.to_dict().items() if name not in known},
+        design=changes.design,
+    )
+    pairs = Question(
+        "pair",
+        "half of how much one change alters the other's effect; above zero, the two work better together",
+        {"": changes.pairs},
+        title="Interactions",
+        notes=(
+            f"Simultaneous 95 % intervals for these {len(changes.pairs)} pairs.",
+            *["Pairs in one row cannot be separated."] * bool(changes.design.aliases),
+        ),
+    )
+    return {"changes": first, "pairs": pairs}
+
+
+def confirmation(effect: Effect, base: str) -> Question:
+    """The best combination of a factorial study against base, on other seeds."""
+    return Question(
+        "combination",
+        f"differences to {base}",
+        {"": {effect.arm: effect}},
+        title="On fresh seeds",
+        against=base,
+        scope=f"on {effect.n} fresh seeds",
+        methods=f"The best combination, {effect.arm}, was then compared with {base} on {effect.n} fresh seeds.",
+        has_fresh_seeds=True,
+    )
+
+
+def decision_against(state: StudyState, base: str, stopped: Container[str]) -> Decision:
+    """Compare with an arm, from all trials. Arms that stopped before the first look at all pairs, which is later than
+    that at a known base, do not hold up the others; they have no interval."""
+    early: dict[str, Effect] = {}
+    while True:
+        decision = decision_at(state, state.settings.seeds, base=base, frozen=early)
+        waiting = [effect for effect in decision.effects.values() if effect.arm in stopped and effect.arm not in early]
+        if not waiting or any(not math.isnan(effect.low) for effect in decision.effects.values()):
+            return decision
+        fewest = min(effect.n for effect in waiting)
+        early |= {effect.arm: effect for effect in waiting if effect.n == fewest}

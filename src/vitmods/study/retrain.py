@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitmods.stats.verdict import Verdict
-from vitmods.study.answer import Answer, ArmAnswer
+from vitmods.study.answer import Answer
 from vitmods.study.grid import AS_IS, Point
 from vitmods.study.plan import Settings, Trial, make_seeds
+from vitmods.study.results import ArmAnswer
 from vitmods.study.store import StudyFolder, StudyImages, read_object, slug
 from vitmods.tasks.base import DEFAULT, TASKS, Task
 from vitmods.train.trial import MODULES

@@ -23,7 +23,7 @@ from vitmods.bench import device_name
 from vitmods.data.splits import SPLIT_FILE, write_split
 from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import resolve_on
-from vitmods.study.answer import VIEWS, Answer, costs_under, read_answer, read_costs
+from vitmods.study.answer import VIEWS, Answer, read_answer
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, MOST_OVER, Budget, seconds_after_trials, slowdown
 from vitmods.study.checkpoints import seeds_of
@@ -34,6 +34,7 @@ from vitmods.study.plan import MOST_SEEDS, Rung, Settings, StudySettings, Trial,
 from vitmods.study.prepare import PreparedStudy, build_arms, open_study, say, threads_for, user_functions, workers_for
 from vitmods.study.progress import LiveReport, Progress, StepTimes, earlier_paces, kind_of
 from vitmods.study.reference import Reference, describe_base
+from vitmods.study.results import costs_under, read_costs
 from vitmods.study.reuse import Pool
 from vitmods.study.schedule import TrialSchedule, check_weights_are_there
 from vitmods.study.state import StudyState, enter_shown, evaluated_of, with_begun_seeds
@@ -121,7 +122,7 @@ def log_verdicts(names: Iterable[str], folder: StudyFolder, facts: Facts, settin
     noted: dict[str, Any] = {}
     with suppress(UserError):  # a damaged file is written again
         noted = read_object(path)
-    for name, effect in answer.headline.items():
+    for name, effect in answer.headline.effects.items():
         low, high = effect.interval
         numbers = {"effect": effect.effect, "low": low, "high": high, "margin": effect.margin}
         numbers = {f"verdict/{key}": value for key, value in numbers.items() if math.isfinite(value)}

@@ -156,7 +156,8 @@ class Study:
     def confirm(self, out: str | Path, seeds: int = SEEDS[None], **options: Any) -> Answer:
         """Train the best combination that a factorial study in `out` predicts against base, on fresh seeds.
 
-        It is another study, in a folder below `out`; `Answer.confirmed` of the factorial one reports its effect.
+        It is another study, in a folder below `out`; the answer of the factorial one has its effect as the question
+        `confirmed`.
 
         Args:
             out: the factorial study's folder.
@@ -170,13 +171,13 @@ class Study:
         from vitmods.study.store import StudyFolder
 
         answer, plan = Answer.load(out), self.settings.design
-        if plan is None or answer.factorial is None:
+        if plan is None:
             raise UserError('Only the best combination of a factorial study is confirmed: design="factorial".')
         if not answer.complete:
             raise UserError(f"{out} is not finished: run it first, so that the best combination is known.")
-        if not answer.factorial.best:
+        if not answer.headline.together:
             raise UserError("No change is predicted to help: a combination to confirm does not exist.")
-        arm = plan.run(answer.factorial.best)
+        arm = plan.run(answer.headline.together)
         study = copy(self)
         study._seeds_given = True
         study.settings = replace(
