@@ -6,6 +6,7 @@ import re
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -107,6 +108,24 @@ def test_rows_of_the_csv_name_the_setting(fractions):
     for row in (row for row in rows if row["arm"] == "dpn"):
         gap = float(row["top1"]) - bases[row["limit_train"], row["seed"]]
         assert float(row["difference_points"]) == pytest.approx(100 * gap)
+
+
+def test_the_trials_are_a_flat_table(fractions):
+    answer, out = fractions
+    rows = answer.trials_table()
+    written = list(csv.DictReader((out / "results.csv").open()))
+    assert [list(row) for row in rows] == [list(written[0])] * 12
+    for row, in_file in zip(rows, written, strict=True):
+        assert (row["limit_train"], row["arm"], row["seed"], row["status"]) == (
+            float(in_file["limit_train"]), in_file["arm"], int(in_file["seed"]), "finished"
+        )  # fmt: skip
+        assert row["top1"] == float(in_file["top1"])
+        assert row["wall_s"] == float(in_file["wall_s"]) > 0
+        assert row["reused"] == ""
+        assert (row["difference_points"] is None) == (row["arm"] == "base")
+    mean = pd.DataFrame(rows).groupby(["limit_train", "arm"])["top1"].mean()
+    for setting in answer.sweep:
+        assert mean[setting.values["limit_train"], "dpn"] == pytest.approx(np.mean([*setting.scores["dpn"].values()]))
 
 
 def test_several_bases_have_their_own_models_and_costs(bases):

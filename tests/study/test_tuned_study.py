@@ -187,6 +187,10 @@ def test_the_chosen_point_is_reported_on_fresh_seeds(played, tmp_path):
     points = result.to_dict()["arms"][0]["tuning"]["points"]
     assert [(point["values"], point["mean"]) for point in points] == [({"lr": 1e-3}, 0.7), ({"lr": 1e-2}, 0.65)]
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    table = Answer.load(tmp_path).trials_table()
+    assert [(row["lr"], row["val_top1"], row["top1"]) for row in table] == [
+        (float(row["lr"]), *(float(row[name]) if row[name] else None for name in ("val_top1", "top1"))) for row in rows
+    ]
     assert [(r["arm"], r["lr"], r["seed"], r["val_top1"], r["top1"]) for r in rows if r["arm"] == "base"] == [
         ("base", "0.001", str(MOST_SEEDS), "0.6", ""),
         ("base", "0.01", str(MOST_SEEDS), "0.8", ""),
