@@ -1,81 +1,38 @@
-"""The report in a real headless Chromium: errors, overflow, contrast, dark mode and print."""
+"""The report in a real headless Chromium: errors, overflow, contrast, dark mode and print, as pages of the site."""
 
 import dataclasses
-import json
-import re
-import shutil
-import subprocess
+import importlib.util
+from pathlib import Path
 
 import pytest
 
 from vitmods.report import write_report
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian package: chromium)")
+DRIVER = Path(__file__).parents[2] / "docs" / "site" / "browser.py"
 
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-         "--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND",
-         "--allow-file-access-from-files", "--enable-logging=stderr", "--hide-scrollbars"]  # fmt: skip
-DARK = "--blink-settings=preferredColorScheme=0"
-
-# The page itself allows no scripts, so another page holds it in a frame as wide as a phone, and measures it.
-MEASURE = """<!doctype html><meta charset="utf-8"><body>
-<iframe id="page" style="width:WIDTHpx;height:844px;border:0" src="PAGE"></iframe><script>
-const luminance = c => { const [r, g, b] = c.map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
-  return .2126 * r + .7152 * g + .0722 * b; };
-const numbers = s => (s.match(/[\\d.]+/g) || []).map(Number);
-addEventListener("load", () => {
-  const page = document.getElementById("page").contentDocument, view = page.defaultView, root = page.documentElement;
-  const ground = e => { for (; e; e = e.parentElement) { const c = numbers(view.getComputedStyle(e).backgroundColor);
-    if (c.length == 3 || c[3] > 0) return c.slice(0, 3); } return [255, 255, 255]; };
-  const pale = [], shown = e => e.getClientRects().length > 0;
-  for (const e of page.querySelectorAll("body *")) {
-    const own = [...e.childNodes].some(n => n.nodeType == 3 && n.textContent.trim());
-    if (!own || !shown(e) || e.closest("svg.drawing")) continue;
-    const style = view.getComputedStyle(e), color = numbers(e.namespaceURI.endsWith("svg") ? style.fill : style.color);
-    const [a, b] = [luminance(color.slice(0, 3)), luminance(ground(e))].sort((x, y) => y - x);
-    if ((a + .05) / (b + .05) < 4.5) pale.push(e.textContent.trim().slice(0, 40) + " " + color);
-  }
-  const crossed = page => { const svg = [...page.querySelectorAll("figure svg")].filter(shown)[0];
-    const texts = [...svg.querySelectorAll("text")].map(t => t.getBoundingClientRect());
-    const zeros = [...svg.querySelectorAll("path")].map(p => [p.getBoundingClientRect(), view.getComputedStyle(p)])
-      .filter(([r, style]) => r.width < 1 && r.height > 4 && style.fill == "none").map(([r]) => r);
-    return [zeros.length, zeros.filter(z => texts.some(t => t.left < z.left && z.left < t.right &&
-      t.top + 3 < z.bottom && z.top < t.bottom - 3)).length]; };
-  const svgs = [...page.querySelectorAll("svg")].filter(shown);
-  const text = svgs.flatMap(s => [...s.querySelectorAll("text")]).map(t => t.getBoundingClientRect().height);
-  const out = document.createElement("pre"); out.id = "measured";
-  out.textContent = JSON.stringify({ overflow: root.scrollWidth - root.clientWidth, height: root.scrollHeight,
-    headline: page.querySelector(".headline").getBoundingClientRect().bottom,
-    plot: [...page.querySelectorAll("figure svg")].filter(shown)[0].getBoundingClientRect().top,
-    crossed: crossed(page), beside: (() => { const table = page.querySelector("#verdicts .scroll");
-      const right = e => e.getBoundingClientRect().right;
-      return [...table.querySelectorAll("tbody td:nth-child(3)")].filter(c => right(c) > right(table) + 1)
-        .map(c => c.textContent); })(),
-    ground: ground(page.body), pale, svgs: svgs.length, smallest: Math.min(...text),
-    cut: [...page.querySelectorAll("figure svg text")].filter(shown).filter(t => { const r = t.getBoundingClientRect();
-      const box = t.closest("figure").getBoundingClientRect();
-      return r.left < box.left - 2 || r.right > box.right + 2; }).map(t => t.textContent) });
-  document.body.append(out);
-});
-</script>"""
+FIRST_SCREEN = """(() => {
+  const shown = e => e.getClientRects().length > 0, box = e => e.getBoundingClientRect(), all = q => [...document.querySelectorAll(q)];
+  const svg = all("figure svg").find(shown), texts = [...svg.querySelectorAll("text")].map(box);
+  const zeros = [...svg.querySelectorAll("path")].filter(p => getComputedStyle(p).fill == "none").map(box)
+    .filter(r => r.width < 1 && r.height > 4);
+  const table = document.querySelector("#verdicts .scroll");
+  return { headline: box(document.querySelector(".headline")).bottom, plot: box(svg).top, svgs: all("svg").filter(shown).length,
+    smallest: Math.min(...all("svg text").filter(shown).map(t => box(t).height)),
+    crossed: [zeros.length, zeros.filter(z => texts.some(t => t.left < z.left && z.left < t.right &&
+      t.top + 3 < z.bottom && z.top < t.bottom - 3)).length],
+    beside: [...table.querySelectorAll("tbody td:nth-child(3)")].filter(c => box(c).right > box(table).right + 1).length };
+})()"""  # noqa: E501
 
 
-def chromium(profile, *arguments):
-    """Run Chromium once; (what it prints, the lines that pages wrote to the console)."""
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-
-
-def measure(tmp_path, page, width, *flags):
-    holder = tmp_path / "holder.html"
-    holder.write_text(MEASURE.replace("PAGE", page.as_uri()).replace("WIDTH", str(width)), encoding="utf-8")
-    dom, console = chromium(
-        tmp_path / "profile", *flags, f"--window-size={width + 100},1000", "--dump-dom", holder.as_uri()
-    )
-    match = re.search(r'<pre id="measured">(.*?)</pre>', dom, flags=re.DOTALL)
-    return json.loads(match[1].replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&")), console
+@pytest.fixture(scope="module")
+def driver():
+    spec = importlib.util.spec_from_file_location("site_browser", DRIVER)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if (program := module.find()) is None:
+        pytest.skip("Chromium is not installed (Debian package: chromium)")
+    module.program = program
+    return module
 
 
 @pytest.fixture(scope="module")
@@ -98,47 +55,29 @@ def page(synthetic, tmp_path_factory):
     return write_report(answer)
 
 
-@pytest.mark.parametrize(("width", "flags"), [(390, ()), (390, (DARK,)), (1280, ())], ids=["phone", "dark", "desktop"])
-def test_layout(page, tmp_path, width, flags):
-    measured, console = measure(tmp_path, page, width, *flags)
-    assert console == []
-    assert measured["overflow"] <= 0
-    assert measured["pale"] == []
-    assert measured["cut"] == []
-    assert (sum(measured["ground"]) < 150) == bool(flags)
-    if width == 1280:
-        assert measured["headline"] < 500
-        assert measured["svgs"] == 1 + 3 * 10 + 11
-    else:
-        assert measured["plot"] < 844, "the headline and the first arms are on the first screen"
-        assert measured["beside"] == [], "arm, verdict and effect are seen without scrolling"
-        assert measured["crossed"] == [10, 0], "the line at zero does not run through the numbers"
-        assert measured["smallest"] > 9, "text of plots can be read"
+def test_nothing_is_cut_off_pale_or_folded_on_any_screen_or_paper(driver, page):
+    assert driver.problems(page.parent, driver.program, [page.name]) == []
 
 
-def test_the_measurement_itself_finds_faults(page, tmp_path):
-    broken = tmp_path / "broken.html"
+def test_the_first_screen_has_the_verdicts(driver, page):
+    with driver.browser(driver.program) as shown:
+        shown.show(driver.STATES[0])
+        shown.open(page.as_uri())
+        desktop = shown.evaluate(FIRST_SCREEN)
+        shown.show(next(state for state in driver.STATES if state.name == "phone"), height=844)
+        phone = shown.evaluate(FIRST_SCREEN)
+    assert desktop["headline"] < 500
+    assert desktop["svgs"] == 1 + 3 * 10 + 11
+    assert phone["plot"] < 844, "the headline and the first arms are on the first screen"
+    assert phone["beside"] == 0, "arm, verdict and effect are seen without scrolling"
+    assert phone["crossed"] == [10, 0], "the line at zero does not run through the numbers"
+    assert phone["smallest"] > 9, "text of plots can be read"
+
+
+def test_the_measurement_itself_finds_faults(driver, page, tmp_path):
     text = page.read_text(encoding="utf-8").replace("--muted: #5a636e", "--muted: #c0c0c0")
-    broken.write_text(
-        text.replace("<main>", '<main><div style="width:900px">wide</div><img src="https://example.invalid/x">')
-    )
-    measured, console = measure(tmp_path, broken, 390)
-    assert measured["overflow"] > 400
-    assert measured["pale"]
-    assert console, "the page's policy forbids outside images, and the console says so"
-
-
-def test_print(page, tmp_path):
-    """Print is light also where the screen is dark, and nothing folded is lost."""
-    pdf = tmp_path / "report.pdf"
-    chromium(tmp_path / "profile", DARK, "--no-pdf-header-footer", f"--print-to-pdf={pdf}", page.as_uri())
-    data = pdf.read_bytes()
-    assert data.startswith(b"%PDF")
-    assert 6 <= len(re.findall(rb"/Type\s*/Page\b", data)) <= 20
-    if shutil.which("pdftotext") is None:
-        return
-    text = subprocess.run(["pdftotext", "-layout", str(pdf), "-"], capture_output=True, text=True, check=True).stdout
-    assert "Next steps" in text
-    assert "Pairwise comparisons" in text
-    assert "x" * 40 in text, "warnings are open in print"
-    assert "vitmods compare" in text
+    wide = '<main><div style="width:900px">wide</div><img src="https://example.invalid/x">'
+    (tmp_path / "broken.html").write_text(text.replace("<main>", wide))
+    found = "\n".join(driver.problems(tmp_path, driver.program))
+    for fault in ("wider than the window", "pale text", "Content Security Policy"):
+        assert fault in found

@@ -178,7 +178,9 @@ def common_claim(answer: Answer) -> str:
     fewest = min((effect.n for effect in effects), default=0) * len(answer.under)
     if fewest and not any(effect.failures or effect.base_failures for effect in effects):
         bound = f"95 % upper bound {100 * rate_bound(fewest):.0f} %"
-        facts.append(f"0 of {plural(fewest, 'trial')} of an arm failed ({bound})")
+        facts.append(
+            f"0 of {plural(fewest, 'trial')} of {'an arm' if answer.headline.against else 'a run'} failed ({bound})"
+        )
     return f"{'; '.join(filter(None, [*facts, _shared_seeds(answer)]))}."
 
 
