@@ -14,47 +14,37 @@ from vitmods.study.arms import LineUp
 pytestmark = pytest.mark.usefixtures("short_clocks")
 
 
-def said(capsys, *arguments):
-    assert main([str(argument) for argument in arguments]) == 0
-    return capsys.readouterr()
-
-
-def refused(capsys, *arguments):
-    assert main([str(argument) for argument in arguments]) == 2
-    return capsys.readouterr().err
-
-
-def test_the_list_has_every_table_and_what_is_missing(capsys, monkeypatch):
+def test_the_list_has_every_table_and_what_is_missing(said, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    text = said(capsys, "paper").out
+    text = said("paper").out
     assert all(f" {name} " in text for name in TABLES)
     assert max(map(len, text.splitlines())) <= 100
     assert "not available: JFT-4B is not public" in text
-    record = {one["name"]: one for one in json.loads(said(capsys, "paper", "list", "--json").out)}
+    record = {one["name"]: one for one in json.loads(said("paper list --json").out)}
     assert list(record) == list(TABLES)
     assert not record["dpn-table2"]["runs"]
     assert record["dpn-table6"]["numbers"]["Pre"]["B/32"] == "-2.6"
     assert record["dtn-table11"]["numbers"]["PVT-Tiny, LN"]["APm"] == "?"
 
 
-def test_a_table_is_shown_as_printed_and_with_its_slips(capsys, monkeypatch):
+def test_a_table_is_shown_as_printed_and_with_its_slips(said, monkeypatch):
     monkeypatch.setenv("COLUMNS", "110")
-    text = said(capsys, "paper", "show", "dpn-table1").out
+    text = said("paper show dpn-table1").out
     for words in ("78.6 ± 0.32", "81.1 ± 0.09", "vitmods paper run dpn-table1 --data path/to/images", "1.3 on average"):
         assert words in text
-    text = said(capsys, "paper", "show", "dtn-table12-levit").out
+    text = said("paper show dtn-table12-levit").out
     assert "missing" not in text
     assert "--base timm:levit_128s" in " ".join(text.split())
     assert "2 of the table's 2 results" in text
-    text = said(capsys, "paper", "show", "tt-table3").out
+    text = said("paper show tt-table3").out
     assert "82.2 ± 0.06" in text
     assert not any(hidden in text for hidden in ("2077", "82.3", "82.6"))
-    text = said(capsys, "paper", "show", "tt-table3-l24").out
+    text = said("paper show tt-table3-l24").out
     assert not any(hidden in text.replace("83.9 is that of Table 2", "") for hidden in ("83.9 ", "3217"))
-    assert json.loads(said(capsys, "paper", "show", "dpn-table6", "--json").out)["runs"]
+    assert json.loads(said("paper show dpn-table6 --json").out)["runs"]
 
 
-def test_the_cost_at_full_scale_is_counted(capsys):
+def test_the_cost_at_full_scale_is_counted(said):
     """DTN's ablation by hand: S* has 5.74 G multiply-adds a forward, six FLOPs a training step each."""
     cost = full_scale(TABLES["dtn-table8"])
     assert cost.trials == 15
@@ -67,57 +57,24 @@ def test_the_cost_at_full_scale_is_counted(capsys):
     for table in TABLES.values():
         if table.study and not table.study.start and not any(":" in base for base in table.study.bases.values()):
             assert full_scale(table).flops or "plain" in full_scale(table).why, table.name
-    assert f"With 1 base (5 of the table's 5 results): {cost}." in " ".join(
-        said(capsys, "paper", "show", "dtn-table8").out.split("\n")
-    )
+    shown = said("paper show dtn-table8").out.replace("\n", " ")
+    assert f"With 1 base (5 of the table's 5 results): {cost}." in shown
 
 
-def test_a_table_of_speeds_is_run_by_bench(capsys):
-    models = ["--models", "apart:mu2x2/8", "fast:mu2x2/8"]
-    text = said(capsys, "paper", "run", "tt-table4", *models, "--img-size", 16, "--batch=1", "--seconds", 0).out
+def test_a_table_of_speeds_is_run_by_bench(said, refused):
+    text = said("paper run tt-table4 --img-size 16 --batch=1 --seconds 0 --models apart:mu2x2/8 fast:mu2x2/8").out
     assert "inference, batch 1\n" in text
     assert not any(words in text for words in ("batch 2", "training,"))
     assert "569" in text
-    assert "not have parallel branches" in refused(capsys, "bench", "--models", "apart:mu2/8", "--img-size", 16)
+    assert "not have parallel branches" in refused("bench --models apart:mu2/8 --img-size 16")
 
 
-def test_arms_of_a_table_in_compare(capsys, tmp_path, monkeypatch):
+def test_arms_of_a_table_in_compare(said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = said(
-        capsys,
-        "compare",
-        "--arms",
-        "paper:dpn-table6",
-        "--data",
-        "digits",
-        "--base",
-        "mu2/2",
-        "--dry-run",
-        "--seeds",
-        2,
-    )
+    found = said("compare --arms paper:dpn-table6 --data digits --base mu2/2 --dry-run --seeds 2")
     for words in ("post-posemb", "dpn(norm=no_learnable)", "16 trials to run"):
         assert words in found.out
     assert "Dual PatchNorm, Table 6: Ablations of Dual PatchNorm" in found.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["paper", "rum", "dpn-table6"], "paper run TABLE"),
-        (["paper", "run"], "Name a table"),
-        (["paper", "run", "dpn-table6", "--arms", "dpn"], "compare --arms paper:TABLE dpn"),
-        (["paper", "run", "dpn-tabel6"], "Did you mean 'dpn-table6'?"),
-        (["paper", "show", "dpn-tabel6"], "Did you mean 'dpn-table6'?"),
-        (["paper", "run", "dpn-table2"], "JFT-4B is not public"),
-        (["paper", "run", "tt-table5"], "add --from, weights trained at 224 px"),
-        (["paper", "run", "dpn-table3", "--from", "vit_tiny_patch16_224"], "lacks weights of dpn"),
-        (["compare", "--arms", "paper:dpn-table6", "paper:dpn-table1"], "one of paper:dpn-table6 and paper:dpn-table1"),
-        (["diff", "--arm", "paper:dpn-table6"], "several arms of a study"),
-    ],
-)
-def test_mistakes_are_errors_that_say_what_to_do(capsys, arguments, says):
-    assert says in refused(capsys, *arguments)
 
 
 def test_a_table_fills_in_what_is_not_given(monkeypatch, capsys):
