@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """What is fuzzed: for each family what hostile input looks like, and what reads it.
 
 Whatever the input, a reader gives a value or a UserError: never another exception, and neither minutes nor memory.
@@ -143,10 +142,15 @@ def _configs():
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
-def _image(kind="PNG", mode="RGB", side=8):
+def _written(write):
+    """The bytes that `write` puts into a file."""
     file = io.BytesIO()
-    Image.new(mode, (side, side), 1).save(file, kind)
+    write(file)
     return file.getvalue()
+
+
+def _image(kind="PNG", mode="RGB", side=8):
+    return _written(lambda file: Image.new(mode, (side, side), 1).save(file, kind))
 
 
 def _tar(files, form=tarfile.PAX_FORMAT):
@@ -160,9 +164,7 @@ def _tar(files, form=tarfile.PAX_FORMAT):
 
 
 def _npz(**arrays):
-    file = io.BytesIO()
-    np.savez_compressed(file, **arrays)
-    return file.getvalue()
+    return _written(lambda file: np.savez_compressed(file, **arrays))
 
 
 def _json(value):
@@ -181,12 +183,8 @@ def _look(spec):
                 pass
 
 
-def _own(folder):
-    load(folder / "f.safetensors")
-
-
-def _safetensors(metadata):
-    model = vm.vit(ViTConfig.from_dict(VIT))
+def _safetensors(metadata, convert=lambda model: model):
+    model = convert(vm.vit(ViTConfig.from_dict(VIT)))
     return save({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, metadata)
 
 
@@ -194,19 +192,11 @@ def _hugging_face():
     """Weights that fit `HF`, so that its reader is reached."""
     from vitmods.adapters import to_huggingface
 
-    model = to_huggingface(vm.vit(ViTConfig.from_dict(VIT)))
-    return save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
-
-
-def _torch(value):
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
+    return _safetensors(None, to_huggingface)
 
 
 def _delta():
-    base = vm.vit(ViTConfig.from_dict(VIT))
-    tuned = vm.vit(ViTConfig.from_dict(VIT))
+    base, tuned = (vm.vit(ViTConfig.from_dict(VIT)) for _ in range(2))
     with tempfile.TemporaryDirectory() as folder:
         save_delta(base, tuned, Path(folder) / "d.safetensors")
         return base, (Path(folder) / "d.safetensors").read_bytes()
@@ -242,105 +232,73 @@ TRIAL = {
     "model": VIT, "task": "classification", "arm": "base", "seed": 0, "recipe": Recipe().to_dict(),
     "images": {"img_size": [8, 8], "in_chans": 3}, "data": {"classes": ["a", "b"], "fingerprint": "x"},
 }  # fmt: skip
-HF = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 8, "num_hidden_layers": 1,
-      "num_attention_heads": 2, "intermediate_size": 8, "image_size": 8, "patch_size": 4, "hidden_act": "gelu", "layer_norm_eps": 1e-6,
-      "attention_probs_dropout_prob": 0.0, "id2label": {"0": "a", "1": "b"}}  # fmt: skip
-FACTS = {"schema": 3, "created": "", "command": "", "splits": ["test"], "settings": {"a": 1}, "models": {}, "data": {},
-         "resolved": {}, "environment": {}, "warnings": [], "margins": {}, "plugins": [], "plan": {"seeds": 0}}  # fmt: skip
-READERS = {
-    "coco": ({"train.json": COCO, "a.png": PIXELS}, "train.json", lambda f: _look(f"coco:{f}")),
-    "boxes": (
-        {"boxes.csv": b"image,split,width,height,label,xmin,ymin,xmax,ymax\na.png,train,8,8,cat,1,1,4,4\n", "a.png": PIXELS},
-        "boxes.csv",
-        lambda f: _look(f"boxes:{f}"),
-    ),
-    "voc": ({"Annotations/a.xml": VOC, "JPEGImages/a.png": PIXELS}, "Annotations/a.xml", lambda f: _look(f"voc:{f}")),
-    "yolo": (
-        {"data.yaml": b"names: [cat, dog]\ntrain: images\n", "images/a.png": PIXELS, "labels/a.txt": b"0 .5 .5 .2 .2\n"},
-        "data.yaml",
-        lambda f: _look(f"yolo:{f}"),
-    ),
-    "yolo labels": (
-        {"data.yaml": b"names: [cat]\ntrain: images\n", "images/a.png": PIXELS, "labels/a.txt": b"0 .1 .1 .5 .1 .5 .5\n"},
-        "labels/a.txt",
-        lambda f: _look(f"yolo:{f}"),
-    ),
-    "labels": ({"labels.csv": b"file,labels,split\na.png,cat;dog,train\n", "a.png": PIXELS}, "labels.csv",
-               lambda f: _look(str(f / "labels.csv"))),
-    "palette": (
-        {"palette.csv": b"name,r,g,b\ncat,1,1,1\ndog,2,2,2\n", "images/a.png": PIXELS, "masks/a.png": PIXELS},
-        "palette.csv",
-        lambda f: _look(f"masks:{f}"),
-    ),
-    "mask": (
-        {"classes.txt": b"cat\ndog\n", "images/a.png": PIXELS, "masks/a.png": _image(mode="L")},
-        "masks/a.png",
-        lambda f: _look(f"masks:{f}"),
-    ),
-    "mask classes": (
-        {"classes.txt": b"cat\ndog\n", "images/a.png": PIXELS, "masks/a.png": _image(mode="P")},
-        "classes.txt",
-        lambda f: _look(f"masks:{f}"),
-    ),
-    "wds": ({"train.tar": _tar({"a.png": PIXELS, "a.cls": b"1"})}, "train.tar", lambda f: _look(f"wds:{f}")),
-    "wds json": (
-        {"train.tar": _tar({"a.png": PIXELS, "a.json": b'{"label": 1}'}, tarfile.GNU_FORMAT)},
-        "train.tar",
-        lambda f: _look(f"wds:{f}"),
-    ),
-    "tar": ({"a.tar": _tar({"x/a.png": PIXELS, "b.tar": _tar({"b" * 200: PIXELS})})}, "a.tar", lambda f: open_tar(f / "a.tar")),
-    "wds classes": (
-        {"train.tar": _tar({"a.png": PIXELS, "a.cls": b"1"}), "classes.json": ["cat", "dog"]},
-        "classes.json",
-        lambda f: _look(f"wds:{f}"),
-    ),
-    "manifest": (
-        {"index.npz": b"", "manifest.json": {
-            "format": "vitmods shards 2", "name": "x", "classes": ["a"], "unreadable": [],
-            "index_sha256": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
-            "splits": {"train": {"shards": [{"file": "a.tar", "bytes": 1, "sha256": ""}]}}}},
-        "manifest.json",
-        lambda f: _look(str(f)),
-    ),
-    "listops": (
-        {f"basic_{split}.tsv": b"Source\tTarget\n( ( [MAX 1 ) 2 ) ]\t2\n" for split in ("train", "val", "test")},
-        "basic_val.tsv",
-        lambda f: _look(f"listops:{f}"),
-    ),
-    **{
-        f"image {kind}": ({f"train/c/a.{kind.lower()}": _image(kind), "train/d/b.png": PIXELS}, f"train/c/a.{kind.lower()}",
-                          lambda f: _look(str(f)))
-        for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO", "TGA", "PCX")
-    },
-    "pairs": ({"p.jsonl": b'{"image": "a.png", "captions": ["a"], "split": "train", "group": "g"}\n', "a.png": PIXELS},
-              "p.jsonl", lambda f: open_source(f"pairs:{f}/p.jsonl")),
-    "pairs in shards": (
-        {"train.tar": _tar({"a.png": PIXELS, "a.json": b'{"caption": "a", "group": 1}', "b.png": PIXELS, "b.txt": b"b"})},
-        "train.tar",
-        lambda f: open_source(f"pairs:{f}"),
-    ),
-    "scores": ({"s.csv": b"arm,seed,score,image\nbase,0,1,a\ndpn,0,1,a\n"}, "s.csv", lambda f: read_csv(f / "s.csv")),
-    "groups": ({"g.csv": b"image,group\na,1\n"}, "g.csv", lambda f: group_keys(f / "g.csv", ["a"])),
-    "own": ({"f.safetensors": _safetensors({"vitmods_config": json.dumps(VIT)})}, "f.safetensors", _own),
-    "delta": ({"d": DELTA}, "d", lambda f: load_delta(BASE, f / "d")),
-    "npz": (
-        {"f.npz": _npz(**{"cls": np.zeros((1, 1, 8), np.float32), "embedding/kernel": np.zeros((4, 4, 3, 8), np.float32)})},
-        "f.npz",
-        lambda f: load(f / "f.npz"),
-    ),
-    "pth": ({"f.pth": _torch({"model": {"cls_token": torch.zeros(1, 1, 8)}})}, "f.pth", lambda f: load(f / "f.pth")),
-    "trial": ({"config.json": TRIAL, "model.safetensors": _safetensors(None)}, "config.json", lambda f: Checkpoint.open(str(f))),
-    "hf": ({"config.json": HF, "model.safetensors": _hugging_face()}, "config.json", load),
-    "pixels": ({"preprocessor_config.json": {"do_normalize": True, "image_mean": [0.5], "image_std": [1], "rescale_factor": 1 / 255},
-                "f.safetensors": _safetensors({"vitmods_config": json.dumps(VIT)})}, "preprocessor_config.json", _own),
-    "study": ({"study.json": FACTS}, "study.json", _study),
-    "samples": ({"samples.npz": _npz(names=np.array(["a"]), image0=np.zeros((2, 2), np.uint8))}, "samples.npz", _study),
-    "images": ({"images.npz": _npz(names=np.zeros(1, np.uint64), contents=np.zeros(1), groups_test=np.array(["a"]))},
-               "images.npz", _study),
-    "test": ({"test.npz": _npz(ids=np.array(["a"]), correct=np.ones(1))}, "test.npz", _study),
-    "examples": ({"examples/examples.json": {"schema": 1, "images": [{"id": "a", "panels": ["x"]}], "legend": {"a": "#000000"}},
-                  "examples/0-x.png": PIXELS}, "examples/examples.json", _study),
+HF = {
+    "model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 8, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "intermediate_size": 8, "image_size": 8, "patch_size": 4, "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6, "attention_probs_dropout_prob": 0.0, "id2label": {"0": "a", "1": "b"},
 }  # fmt: skip
+FACTS = {
+    "schema": 3, "created": "", "command": "", "splits": ["test"], "settings": {"a": 1}, "models": {}, "data": {},
+    "resolved": {}, "environment": {}, "warnings": [], "margins": {}, "plugins": [], "plan": {"seeds": 0},
+}  # fmt: skip
+A, M = {"a.png": PIXELS}, {"images/a.png": PIXELS, "masks/a.png": PIXELS}
+NAMED = {"classes.txt": b"cat\ndog\n", **M}
+YOLO = {"data.yaml": b"names: [cat, dog]\ntrain: images\n", "images/a.png": PIXELS}
+SHARD = _tar({**A, "a.cls": b"1"})
+BOXES = b"image,split,width,height,label,xmin,ymin,xmax,ymax\na.png,train,8,8,cat,1,1,4,4\n"
+MANIFEST = {"format": "vitmods shards 2", "name": "x", "classes": ["a"], "unreadable": [],
+            "index_sha256": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+            "splits": {"train": {"shards": [{"file": "a.tar", "bytes": 1, "sha256": ""}]}}}  # fmt: skip
+LISTOPS = b"Source\tTarget\n( ( [MAX 1 ) 2 ) ]\t2\n"
+PAIRS = b'{"image": "a.png", "captions": ["a"], "split": "train", "group": "g"}\n'
+CAPTIONED = {**A, "a.json": b'{"caption": "a", "group": 1}', "b.png": PIXELS, "b.txt": b"b"}
+OWN = _safetensors({"vitmods_config": json.dumps(VIT)})
+FLAX = {"cls": np.zeros((1, 1, 8), np.float32), "embedding/kernel": np.zeros((4, 4, 3, 8), np.float32)}
+PTH = _written(lambda file: torch.save({"model": {"cls_token": torch.zeros(1, 1, 8)}}, file))
+PROCESSOR = {"do_normalize": True, "image_mean": [0.5], "image_std": [1], "rescale_factor": 1 / 255}
+EXAMPLES = {"schema": 1, "images": [{"id": "a", "panels": ["x"]}], "legend": {"a": "#000000"}}
+IMAGES = {"names": np.zeros(1, np.uint64), "contents": np.zeros(1), "groups_test": np.array(["a"])}
+# name: the file that is hit and what it holds, the files beside it, and the spec or function that reads the folder
+READERS = {
+    "coco": ("train.json", COCO, A, "coco:{}"),
+    "boxes": ("boxes.csv", BOXES, A, "boxes:{}"),
+    "voc": ("Annotations/a.xml", VOC, {"JPEGImages/a.png": PIXELS}, "voc:{}"),
+    "yolo": ("data.yaml", YOLO["data.yaml"], {**YOLO, "labels/a.txt": b"0 .5 .5 .2 .2\n"}, "yolo:{}"),
+    "yolo labels": ("labels/a.txt", b"0 .1 .1 .5 .1 .5 .5\n", YOLO, "yolo:{}"),
+    "labels": ("labels.csv", b"file,labels,split\na.png,cat;dog,train\n", A, "{}/labels.csv"),
+    "palette": ("palette.csv", b"name,r,g,b\ncat,1,1,1\ndog,2,2,2\n", M, "masks:{}"),
+    "mask": ("masks/a.png", _image(mode="L"), NAMED, "masks:{}"),
+    "mask classes": ("classes.txt", NAMED["classes.txt"], {**NAMED, "masks/a.png": _image(mode="P")}, "masks:{}"),
+    "wds": ("train.tar", SHARD, {}, "wds:{}"),
+    "wds json": ("train.tar", _tar({**A, "a.json": b'{"label": 1}'}, tarfile.GNU_FORMAT), {}, "wds:{}"),
+    "tar": ("a.tar", _tar({"x/a.png": PIXELS, "b.tar": _tar({"b" * 200: PIXELS})}), {},
+            lambda f: open_tar(f / "a.tar")),
+    "wds classes": ("classes.json", ["cat", "dog"], {"train.tar": SHARD}, "wds:{}"),
+    "manifest": ("manifest.json", MANIFEST, {"index.npz": b""}, "{}"),
+    "listops": ("basic_val.tsv", LISTOPS, {f"basic_{split}.tsv": LISTOPS for split in ("train", "test")}, "listops:{}"),
+    **{f"image {kind}": (f"train/c/a.{kind.lower()}", _image(kind), {"train/d/b.png": PIXELS}, "{}")
+       for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO", "TGA", "PCX")},
+    "pairs": ("p.jsonl", PAIRS, A, lambda f: open_source(f"pairs:{f}/p.jsonl")),
+    "pairs in shards": ("train.tar", _tar(CAPTIONED), {}, lambda f: open_source(f"pairs:{f}")),
+    "scores": ("s.csv", b"arm,seed,score,image\nbase,0,1,a\ndpn,0,1,a\n", {}, lambda f: read_csv(f / "s.csv")),
+    "groups": ("g.csv", b"image,group\na,1\n", {}, lambda f: group_keys(f / "g.csv", ["a"])),
+    "own": ("f.safetensors", OWN, {}, lambda f: load(f / "f.safetensors")),
+    "delta": ("d", DELTA, {}, lambda f: load_delta(BASE, f / "d")),
+    "npz": ("f.npz", _npz(**FLAX), {}, lambda f: load(f / "f.npz")),
+    "pth": ("f.pth", PTH, {}, lambda f: load(f / "f.pth")),
+    "trial": ("config.json", TRIAL, {"model.safetensors": _safetensors(None)}, lambda f: Checkpoint.open(str(f))),
+    "hf": ("config.json", HF, {"model.safetensors": _hugging_face()}, load),
+    "pixels": ("preprocessor_config.json", PROCESSOR, {"f.safetensors": OWN}, lambda f: load(f / "f.safetensors")),
+    "study": ("study.json", FACTS, {}, _study),
+    "samples": ("samples.npz", _npz(names=np.array(["a"]), image0=np.zeros((2, 2), np.uint8)), {}, _study),
+    "images": ("images.npz", _npz(**IMAGES), {}, _study),
+    "test": ("test.npz", _npz(ids=np.array(["a"]), correct=np.ones(1)), {}, _study),
+    "examples": ("examples/examples.json", EXAMPLES, {"examples/0-x.png": PIXELS}, _study),
+}  # fmt: skip
+
+
+TOKENS = b'-1 1e999 nan , " &a; ../ { *a 7777777 \x1b[31m'.split()
+TOKENS += [b"\0" * 8, b"\xff" * 8, b"9" * 20, b"\n", b"<!DOCTYPE a>", b"\x80" + b"\xff" * 11, b"[" * 2000]
 
 
 @st.composite
@@ -349,8 +307,7 @@ def _bytes(draw, content):
     for _ in range(draw(st.integers(1, 4))):
         place = draw(st.integers(0, len(content)))
         length = draw(st.sampled_from([0, 1, 1, 2, 4, 8, 64, 512]))
-        token = st.sampled_from([b"\0" * 8, b"\xff" * 8, b"-1", b"9" * 20, b"1e999", b"nan", b"\n", b",", b'"', b"<!DOCTYPE a>",
-                                 b"&a;", b"../", b"\x80" + b"\xff" * 11, b"{", b"[" * 2000, b"*a", b"7777777", b"\x1b[31m"])  # fmt: skip
+        token = st.sampled_from(TOKENS)
         new = draw(st.binary(max_size=12) | token)
         if draw(st.integers(0, 9)) == 0:
             new = content[draw(st.integers(0, len(content))) :][:512]
@@ -361,8 +318,7 @@ def _bytes(draw, content):
 @st.composite
 def _files(draw):
     name = draw(st.sampled_from(sorted(READERS)))
-    files, hit, _ = READERS[name]
-    content = files[hit]
+    content = READERS[name][1]
     if isinstance(content, dict | list) and draw(st.integers(0, 4)):
         return name, _json(draw(_edited(content)))
     return name, draw(_bytes(_json(content) if isinstance(content, dict | list) else content))
@@ -370,80 +326,67 @@ def _files(draw):
 
 def files(value):
     name, content = value
-    plain, hit, read = READERS[name]
+    hit, _, others, read = READERS[name]
     with tempfile.TemporaryDirectory(prefix="fuzz") as where:
-        for path, one in {**plain, hit: content}.items():
+        for path, one in {**others, hit: content}.items():
             place = Path(where) / path
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(one if isinstance(one, bytes) else _json(one))
-        read(Path(where))
+            place.write_bytes(one)
+        _look(read.format(where)) if isinstance(read, str) else read(Path(where))
 
 
-# Models that a file describes ------------------------------------------------------------------------------------------
+# Models that a file describes -----------------------------------------------------------------------------------------
 
 TIMM = {"architecture": "vit_tiny_patch16_224", "num_classes": 2, "num_features": 8, "global_pool": "token",
-        "model_args": {"img_size": [8, 8], "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2, "mlp_ratio": 1.0,
-                       "act_layer": "gelu", "norm_layer": "layernorm", "init_values": 0.1},
+        "model_args": {"img_size": [8, 8], "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2,
+                       "mlp_ratio": 1.0, "act_layer": "gelu", "norm_layer": "layernorm", "init_values": 0.1},
         "pretrained_cfg": {"num_classes": 2, "input_size": [3, 8, 8], "fixed_input_size": True, "mean": [0.5, 0.5, 0.5],
                            "std": [0.5, 0.5, 0.5], "first_conv": "patch_embed.proj", "classifier": "head"}}  # fmt: skip
 ADDRESSES = [
-    "hf-hub:someone/model",
-    "someone/model",
-    "hf_hub:x/y",
-    "local-dir:/tmp",
-    "http://127.0.0.1/x.pth",
+    "hf-hub:someone/model", "someone/model", "hf_hub:x/y", "local-dir:/tmp", "http://127.0.0.1/x.pth",
     "file:///dev/zero",
-]
-NAMES = [*ADDRESSES, "vit_giant_patch14_224", "vit_gigantic_patch14_224", "swin_large_patch4_window12_384", "resnet18",
-         "vit_tiny_patch16_224", "vitmods_vit", "eva_giant_patch14_560", "vit_base_patch16_224.augreg_in1k"]  # fmt: skip
+]  # fmt: skip
+NAMES = [
+    *ADDRESSES, "vit_giant_patch14_224", "vit_gigantic_patch14_224", "swin_large_patch4_window12_384", "resnet18",
+    "vit_tiny_patch16_224", "vitmods_vit", "eva_giant_patch14_560", "vit_base_patch16_224.augreg_in1k",
+]  # fmt: skip
 SIZES = [8000, 12288, 10**5, 10**6, 10**9, 2**31, 2**63, 10**400, 1e308, 0, -1]
-EXTRA = ["checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained", "cache_dir", "block_fn", "use_naflex",
-         "features_only", "depth", "depths", "img_size", "embed_dim", "window_size", "weights_backbone", "image_size",
-         "num_hidden_layers", "hidden_size", "architecture", "auto_map", "attn_implementation", "_attn_implementation",
-         "use_pretrained_backbone", "use_timm_backbone", "backbone", "backbone_config", "model_type", "model_args",
-         "num_labels", "quantization_config", "torch_dtype", "num_channels", "patch_size"]  # fmt: skip
+EXTRA = [
+    "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained", "cache_dir", "block_fn", "use_naflex",
+    "features_only", "depth", "depths", "img_size", "embed_dim", "window_size", "weights_backbone", "image_size",
+    "num_hidden_layers", "hidden_size", "architecture", "auto_map", "attn_implementation", "_attn_implementation",
+    "use_pretrained_backbone", "use_timm_backbone", "backbone", "backbone_config", "model_type", "model_args",
+    "num_labels", "quantization_config", "torch_dtype", "num_channels", "patch_size",
+]  # fmt: skip
 OPTIONS = st.dictionaries(
     st.sampled_from(EXTRA), st.sampled_from([*SIZES, *ADDRESSES, True, None]).map(str), max_size=2
 ).map(lambda given: "&".join(f"{name}={value}" for name, value in given.items()))
 MODULES = [
-    "os",
-    "sys",
-    "torch",
-    "torch.hub",
-    "timm",
-    "subprocess",
-    "vitmods",
-    "builtins",
-    "numpy",
-    "tests.fuzz.families",
-]
+    "os", "sys", "torch", "torch.hub", "timm", "subprocess", "vitmods", "builtins", "numpy", "tests.fuzz.families",
+]  # fmt: skip
 CALLS = [
-    "system",
-    "sys.exit",
-    "load",
-    "exit",
-    "hub.load",
-    "load_state_dict_from_url",
-    "create_model",
-    "run",
-    "save",
+    "system", "sys.exit", "load", "exit", "hub.load", "load_state_dict_from_url", "create_model", "run", "save",
     "__dict__",
-]
+]  # fmt: skip
+TORCHVISION = [
+    "fasterrcnn_resnet50_fpn", "vit_b_16", "swin_t", "regnet_y_128gf", "resnet18", "fcn_resnet50", "r3d_18",
+    "raft_large", "quantized_resnet18",
+]  # fmt: skip
+CHANGES = [
+    "dpn", "replace(rms)", "replace(dtn)+dpn", "size(width=1000000,heads=1)", "size(depth=1000000)",
+    "parallel(branches=1000000)", "subln+rms", "hmlp",
+]  # fmt: skip
 BASES = st.one_of(
     st.builds("timm:{}?{}".format, st.sampled_from(NAMES), OPTIONS),
-    st.builds("torchvision:{}?{}".format,
-              st.sampled_from(["fasterrcnn_resnet50_fpn", "vit_b_16", "swin_t", "regnet_y_128gf", "resnet18", "fcn_resnet50",
-                               "r3d_18", "raft_large", "quantized_resnet18"]), OPTIONS),
+    st.builds("torchvision:{}?{}".format, st.sampled_from(TORCHVISION), OPTIONS),
     st.builds("hf-text:{}?{}".format, st.sampled_from(["bert", "reformer", "llama", "big_bird", *ADDRESSES]), OPTIONS),
     st.builds("hf:{}?{}".format, st.sampled_from(["HERE", "someone/model", "/tmp", "."]), OPTIONS),
     st.builds("python:{}:{}".format, st.sampled_from(MODULES), st.sampled_from(CALLS)),
     _edited({**VIT, "depth": 1}),
 )  # fmt: skip
 EDITS = st.one_of(
-    st.sampled_from(["", "dpn", "replace(rms)", "replace(dtn)+dpn", "size(width=1000000,heads=1)", "size(depth=1000000)",
-                     "parallel(branches=1000000)", "subln+rms", "hmlp"]),
-    st.builds("python({}:{})".format, st.sampled_from(MODULES), st.sampled_from(CALLS)),
-)  # fmt: skip
+    st.sampled_from(["", *CHANGES]), st.builds("python({}:{})".format, st.sampled_from(MODULES), st.sampled_from(CALLS))
+)
 
 
 @st.composite
@@ -483,7 +426,7 @@ def _resolve(function, resolve=Function.resolve):
 
 
 def models(value):
-    """A folder of timm, of Hugging Face or of a trial, with the weights of a small ViT, by all that read such folders."""
+    """A folder of timm, of Hugging Face or of a trial, with the weights of a small ViT, by all its readers."""
     kind, record = value
     with tempfile.TemporaryDirectory(prefix="fuzz") as where, ExitStack() as stack:
         for name in ("socket.getaddrinfo", "socket.socket.connect"):

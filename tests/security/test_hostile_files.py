@@ -20,14 +20,12 @@ import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
 import vitmods as vm
 from vitmods.adapters import load, open_model, save
-from vitmods.data.read import Unreadable, decode
 from vitmods.data.sources import open_source
-from vitmods.data.sources.wds import expand, open_tar, scan
+from vitmods.data.sources.wds import MANIFEST_FORMAT, expand, open_tar, scan
 from vitmods.data.splits import group_keys
 from vitmods.model.config import ViTConfig
 from vitmods.papers.sources.imagenet import from_archive
@@ -44,6 +42,8 @@ from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user
 from vitmods.util.lease import LeaseFile
 
+from ..data.support import noise, write_files, write_tar
+
 SOON_S = 60  # of CPU time, on any machine: what has no end takes more
 
 
@@ -54,9 +54,9 @@ def _soon():
     assert time.process_time() - begun < SOON_S
 
 
-def image(folder, name="a.png", side=8):
+def image(folder, name="a.png"):
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (side, side)).save(folder / name)
+    noise(0, (8, 8)).save(folder / name)
 
 
 # Code
@@ -75,9 +75,8 @@ def test_a_program_of_torch_export_runs_nothing_unless_trusted(tmp_path):
     vm.export(vm.vit("mu1/4", img_size=8, num_classes=2).eval(), tmp_path / "good.pt2")
     mark, content = tmp_path / "mark", io.BytesIO()
     torch.save(Evil(mark), content)
-    with zipfile.ZipFile(tmp_path / "good.pt2") as good, zipfile.ZipFile(tmp_path / "evil.pt2", "w") as evil:
-        for member in good.infolist():
-            evil.writestr(member, content.getvalue() if "sample_inputs" in member.filename else good.read(member))
+    hit = lambda name, plain: content.getvalue() if "sample_inputs" in name else plain  # noqa: E731
+    repacked(tmp_path / "good.pt2", tmp_path / "evil.pt2", hit)
     image(tmp_path)
     with pytest.raises(UserError, match=r"evil\.pt2 is a program: .*--trust"):
         vm.predict(tmp_path / "evil.pt2", tmp_path / "a.png", device="cpu")
@@ -124,26 +123,26 @@ def mine(tmp_path, monkeypatch):
     del sys.modules["mine_of_a_test"]
 
 
+TIMM_TINY, NOT_NAMED = "timm:vit_tiny_patch16_224", "did not name its module"
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
         # os.execve("/bin/sh", ("sh", "script"), {}), in a process that has imported os
-        (
-            {"base": "python:os:execve", "num_classes": "/bin/sh", "img_size": ["sh", "x"], "in_chans": {}},
-            "whole numbers",
-        ),
-        ({"base": "python:os:getpid"}, "Python's own"),
+        ({"base": "python:os:execve", "num_classes": "/bin/sh", "img_size": ["sh", "x"], "in_chans": {}},
+         "whole numbers"),
         ({"base": "python:torch:load", "num_classes": "evil.pth"}, "whole numbers"),
-        ({"base": "python:torch:sys.exit"}, "did not name its module"),
+        ({"base": "python:os:getpid"}, "Python's own"),
+        ({"base": "python:torch:sys.exit"}, NOT_NAMED),
         ({"edits": "python(os:system)"}, "Python's own"),
-        ({"edits": "python(torch:sys.exit)"}, "did not name its module"),
-        ({"edits": "python(torch:use_deterministic_algorithms)"}, "did not name its module"),
-        ({"edits": "python(mine_of_a_test:outer)"}, "did not name its module"),
-        ({"base": "timm:vit_tiny_patch16_224?checkpoint_path=evil.pth"}, "leave checkpoint_path out"),
-        ({"base": "timm:vit_tiny_patch16_224?pretrained_cfg_overlay={'file':'x'}"}, "leave pretrained_cfg_overlay out"),
+        *(({"edits": f"python({call})"}, NOT_NAMED)
+          for call in ("torch:sys.exit", "torch:use_deterministic_algorithms", "mine_of_a_test:outer")),
+        *(({"base": f"{TIMM_TINY}?{name}={value}"}, f"leave {name} out")
+          for name, value in (("checkpoint_path", "evil.pth"), ("pretrained_cfg_overlay", "{'file':'x'}"))),
         ({"base": None}, "how its model was made"),
     ],
-)
+)  # fmt: skip
 def test_a_record_of_a_trial_calls_nothing_but_models(changed, words, mine, weights):
     with pytest.raises(UserError, match=words):
         rebuilt(record(**changed), weights)
@@ -200,10 +199,11 @@ def test_what_the_user_passes_as_a_function_may_be_named(mine, monkeypatch):
 
 
 @contextmanager
-def memory_limit(most):
-    """Fail where what is within takes more than `most` MB above what the process had before."""
+def refused_in(most, words=""):
+    """Refused, and before it takes `most` MB above what the process had."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    yield
+    with pytest.raises(UserError, match=words or None):
+        yield
     taken = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert taken < most, f"{taken:.0f} MB"
 
@@ -247,7 +247,7 @@ LIES = {
 def test_a_record_of_a_trial_that_describes_a_larger_model_makes_none(lie, weights):
     """A count of blocks is refused before a library reads it."""
     words = "1000000, above the limit of 5,000" if "million" in lie else "another model|limit|larger|modules|whole|ViT"
-    with memory_limit(200), pytest.raises(UserError, match=words):
+    with refused_in(200, words):
         rebuilt(record(**LIES[lie]), weights)
 
 
@@ -260,7 +260,7 @@ def test_weights_whose_header_tells_another_length_allow_no_memory(content, weig
 
 def test_a_regnet_is_made_up_to_the_size_of_its_weights(weights):
     large = {"base": "torchvision:regnet_y_16gf", "img_size": [224, 224]}  # 320 MB, made without the meta device
-    with memory_limit(100), pytest.raises(UserError, match="larger"):
+    with refused_in(100, "larger"):
         rebuilt(record(**large), weights)
 
 
@@ -296,7 +296,7 @@ def test_a_new_model_of_hugging_face_has_a_limit_of_memory(tmp_path):
     pytest.importorskip("transformers")
     large = {"model_type": "vit", "hidden_size": 16384, "intermediate_size": 65536, "num_attention_heads": 16}
     (tmp_path / "config.json").write_text(json.dumps(large))
-    with memory_limit(200), pytest.raises(UserError, match="larger"):
+    with refused_in(200, "larger"):
         ForeignBase(f"hf:{tmp_path}", 2, (32, 32), 3).build()
 
 
@@ -307,7 +307,7 @@ def test_a_folder_of_hugging_face_asks_nobody(lie, tmp_path, asked):
     options = "?architecture=hf-hub:someone/model" if lie == "its arguments" else ""
     base = ForeignBase(f"hf:{tmp_path}{options}", 2, (32, 32), 3)
     for read in (base.build, lambda: open_model(f"hf:{tmp_path}")):
-        with memory_limit(200), pytest.raises(UserError):
+        with refused_in(200):
             read()
     assert asked == []
 
@@ -336,7 +336,7 @@ def test_a_folder_of_timm_that_lies_is_refused_before_memory_is_taken(lie, tmp_p
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     for values, refused in ((plain, False), ({**plain, **TIMM[lie]}, True)):
         (tmp_path / "config.json").write_text(json.dumps(values))
-        with memory_limit(200), pytest.raises(UserError) if refused else nullcontext():
+        with refused_in(200) if refused else nullcontext():
             load(tmp_path)
     assert asked == []
 
@@ -402,27 +402,25 @@ def test_a_pipe_or_a_device_is_no_file(tmp_path):
             read()
 
 
+OBSTACLES = {
+    "pipe": lambda path: os.mkfifo(path),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "folder": lambda path: path.mkdir(),
+    "large": lambda path: path.write_bytes(bytes(1 << 17)),
+}
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 @pytest.mark.parametrize("name", [".lease", ".lock"])
-@pytest.mark.parametrize("what", ["pipe", "device", "folder", "large"])
+@pytest.mark.parametrize("what", OBSTACLES)
 def test_what_lies_in_place_of_a_lock_or_lease_is_no_reason_to_wait(name, what, tmp_path):
-    path = tmp_path / name
-    if what == "pipe":
-        os.mkfifo(path)
-    elif what == "device":
-        path.symlink_to("/dev/zero")
-    elif what == "folder":
-        path.mkdir()
-    else:
-        path.write_bytes(bytes(1 << 17))
-    with (
-        pytest.raises(UserError, match=rf"{name} is not what a run writes .*: remove it"),
-        StudyFolder(tmp_path).lock(),
-    ):
+    OBSTACLES[what](tmp_path / name)
+    words = rf"{name} is not what a run writes .*: remove it"
+    with pytest.raises(UserError, match=words), StudyFolder(tmp_path).lock():
         pass
     if name == ".lease":  # and at an address
-        with pytest.raises(UserError, match=rf"{name} is not what a run writes"):
-            LeaseFile(f"file://{path}").read()
+        with pytest.raises(UserError, match=words.partition(" .*")[0]):
+            LeaseFile(f"file://{tmp_path / name}").read()
 
 
 def test_a_lease_cannot_move_the_cursor(tmp_path, monkeypatch, capsys):
@@ -467,13 +465,17 @@ def test_a_tensor_that_is_larger_than_its_file_is_refused(tensor, tmp_path):
         load(tmp_path / "m.pth")
 
 
+def repacked(source, target, change=lambda name, content: content, how=zipfile.ZIP_STORED):
+    """The same archive with other contents, or packed in another way."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", how) as new:
+        for member in old.infolist():
+            new.writestr(member.filename, change(member.filename, old.read(member)))
+
+
 def test_weights_that_unpack_to_much_more_are_refused(tmp_path, monkeypatch):
     torch.save({"cls_token": torch.zeros(2**20)}, tmp_path / "plain.pth")
     for name in ("m.pth", checkpoint.NAME):
-        plain = zipfile.ZipFile(tmp_path / "plain.pth")
-        with plain, zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as packed:
-            for member in plain.infolist():
-                packed.writestr(member.filename, plain.read(member))
+        repacked(tmp_path / "plain.pth", tmp_path / name, how=zipfile.ZIP_DEFLATED)
     monkeypatch.setattr("torch.load", lambda *_, **__: pytest.fail("read"))
     with pytest.raises(UserError, match="would unpack to"):
         load(tmp_path / "m.pth")
@@ -565,20 +567,12 @@ def test_a_tar_whose_sizes_run_backwards_has_an_end(kind, tmp_path):
     assert "damaged" in scan(tmp_path / "t.tar").broken[-1][1]
 
 
-def test_headers_that_follow_headers_have_an_end(tmp_path):
+def test_headers_that_follow_headers_have_an_end_and_labels_are_short(tmp_path):
     long = header("././@LongLink", 2, tarfile.GNUTYPE_LONGNAME) + b"a\0".ljust(512, b"\0")
     (tmp_path / "t.tar").write_bytes(header("a.png", 0) + long * 3000 + header("b.png", 0) + bytes(1024))
     with pytest.raises(UserError, match="a header is damaged"):
         open_tar(tmp_path / "t.tar")
-
-
-def test_a_label_in_a_shard_is_short(tmp_path):
-    with tarfile.open(tmp_path / "t.tar", "w") as tar:
-        for name, size in (("a.png", 10), ("a.cls", 2 << 20)):
-            member = tarfile.TarInfo(name)
-            member.size = size
-            tar.addfile(member, io.BytesIO(bytes(size)))
-    ((_, reason),) = scan(tmp_path / "t.tar").broken
+    ((_, reason),) = scan(write_tar(tmp_path / "label.tar", {"a.png": bytes(10), "a.cls": bytes(2 << 20)})).broken
     assert "does not hold a label" in reason
 
 
@@ -593,61 +587,47 @@ def test_a_devkit_that_unpacks_without_end_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "changed",
+    ("annotation", "size"),
     [
-        {"annotation": {"segmentation": [[0, 0, 1e9, 0, 1e9, 1e9, 0, 1e9]]}},
-        {"annotation": {"segmentation": [[0, 0, float("nan"), 0, 5, 5]]}},
-        {"annotation": {"segmentation": [[0, 0, 10**400, 0, 5, 5]]}},
-        {"annotation": {"segmentation": {"size": [8, 8], "counts": "o" * 50}}},
-        {"annotation": {"bbox": [float("inf"), 0, 1, 1]}},
-        {"annotation": {"category_id": [1]}},
-        {"annotation": {"image_id": {}}},
-        {"image": {"height": float("inf")}},
-        {"image": {"height": 2**31, "width": 2**31}},
-        {"image": {"id": []}},
+        *(({"segmentation": [[0, 0, far, 0, far, far, 0, far]]}, {}) for far in (1e9, float("nan"), 10**400)),
+        ({"segmentation": {"size": [8, 8], "counts": "o" * 50}}, {}),
+        ({"bbox": [float("inf"), 0, 1, 1]}, {}),
+        ({"category_id": [1]}, {}),
+        ({"image_id": {}}, {}),
+        ({}, {"height": float("inf")}),
+        ({}, {"height": 2**31, "width": 2**31}),
+        ({}, {"id": []}),
     ],
     ids=str,
 )
-def test_numbers_of_coco_that_no_image_has_are_reported(changed, tmp_path):
+def test_numbers_of_coco_that_no_image_has_are_reported(annotation, size, tmp_path):
     image(tmp_path, "train/a.png")
-    box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 4, 4], **changed.get("annotation", {})}
-    sizes = {"id": 1, "file_name": "a.png", "height": 8, "width": 8, **changed.get("image", {})}
-    content = {"images": [sizes], "annotations": [box], "categories": [{"id": 1, "name": "a"}]}
+    box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 4, 4], **annotation}
+    known = {"id": 1, "file_name": "a.png", "height": 8, "width": 8, **size}
+    content = {"images": [known], "annotations": [box], "categories": [{"id": 1, "name": "a"}]}
     (tmp_path / "train.json").write_text(json.dumps(content))
     assert open_source(f"coco:{tmp_path}").broken
 
 
 def test_a_manifest_whose_classes_are_no_words_is_refused(tmp_path):
-    about = {"format": "vitmods shards 2", "name": "x", "classes": [["a"]], "unreadable": []}
-    (tmp_path / "manifest.json").write_text(json.dumps({**about, "splits": {"train": {"shards": []}}}))
+    about = {"format": MANIFEST_FORMAT, "name": "x", "classes": [["a"]], "unreadable": []}
+    write_files(tmp_path, {"manifest.json": json.dumps({**about, "splits": {"train": {"shards": []}}})})
     with pytest.raises(UserError, match="are not words"):
         open_source(str(tmp_path))
 
 
-def test_values_of_the_wrong_kind_are_a_user_error():
-    for values in ({"crop_scale": [[1, 2, 3], 4]}, {"step_at": {"a": 1}}, {"train": [["a"]]}, {"epochs": []}):
-        with pytest.raises(UserError):
-            Recipe.from_dict(values)
-    for name in ("a" * 5000, "a\0b", "\ud800"):
-        with pytest.raises(UserError, match=r"too long|No file can be called"):
-            expand_user(name)
-    for options in ([[1]], [[1, 2, 3]], 3, [None]):
-        with pytest.raises(UserError, match="Invalid ViT settings"):
-            ViTConfig.from_dict({"final_norm": {"kind": "rms", "options": options}})
-
-
-def test_documents_are_no_images():
-    """PIL would start Ghostscript for them."""
-    for raw in (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", b"%PDF-1.4\n"):
-        with pytest.raises(Unreadable, match="not an image"):
-            decode(raw, 3)
-
-
-def test_an_image_of_very_many_pixels_is_refused_before_it_is_decoded():
-    content = io.BytesIO()
-    Image.new("1", (1, 1)).save(content, "PNG")
-    raw = bytearray(content.getvalue())
-    raw[16:24] = (60_000).to_bytes(4, "big") * 2
-    raw[29:33] = __import__("zlib").crc32(raw[12:29]).to_bytes(4, "big")
-    with pytest.raises(Unreadable, match="decompression bomb"):
-        decode(bytes(raw), 3)
+@pytest.mark.parametrize(
+    ("read", "values", "words"),
+    [
+        (Recipe.from_dict,
+         ({"crop_scale": [[1, 2, 3], 4]}, {"step_at": {"a": 1}}, {"train": [["a"]]}, {"epochs": []}), ""),
+        (expand_user, ("a" * 5000, "a\0b", "\ud800"), r"too long|No file can be called"),
+        (lambda options: ViTConfig.from_dict({"final_norm": {"kind": "rms", "options": options}}),
+         ([[1]], [[1, 2, 3]], 3, [None]), "Invalid ViT settings"),
+    ],
+    ids=["recipe", "path", "config"],
+)  # fmt: skip
+def test_values_of_the_wrong_kind_are_a_user_error(read, values, words):
+    for value in values:
+        with pytest.raises(UserError, match=words or None):
+            read(value)

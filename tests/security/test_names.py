@@ -20,14 +20,8 @@ from vitmods.tasks.detection.task import with_objects
 from vitmods.train.trial import read_examples
 
 NAMES = (
-    "=cmd|' /C calc'!A0",
-    "[red]x[/red]",
-    "<script>alert(1)</script>",
-    "a\x1b[2Jb",
-    "c\nd,e",
-    "f\u202eg",
-    "$\\frac{$",
-)
+    "=cmd|' /C calc'!A0", "[red]x[/red]", "<script>alert(1)</script>", "a\x1b[2Jb", "c\nd,e", "f\u202eg", "$\\frac{$",
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -19,21 +19,19 @@ from vitmods.tasks import TASKS, MultiLabel
 from vitmods.tasks.multilabel import average_precisions, ranking_precision
 from vitmods.util.errors import UserError
 
+from ..data import support
+
 LABELS = ("blue bottom", "red top", "stripe")
 
 
 def draw(rng):
     """8 x 8 pixels, and the labels that can be seen in them."""
     pixels, labels = rng.integers(90, 130, (8, 8, 3)), []
-    if rng.random() < 0.4:
-        pixels[:4, :, 0] = 220
-        labels.append("red top")
-    if rng.random() < 0.4:
-        pixels[4:, :, 2] = 220
-        labels.append("blue bottom")
-    if rng.random() < 0.4:
-        pixels[:, 3:5, 1] = 255
-        labels.append("stripe")
+    places = {"red top": np.s_[:4, :, 0], "blue bottom": np.s_[4:, :, 2], "stripe": np.s_[:, 3:5, 1]}
+    for name, place in places.items():
+        if rng.random() < 0.4:
+            pixels[place] = 255 if name == "stripe" else 220
+            labels.append(name)
     return Image.fromarray(pixels.astype("uint8")), labels
 
 
@@ -58,8 +56,7 @@ def write(path, rows):
 
 
 def load(spec, **options):
-    settings = {"img_size": 8, "augment": Augment(crop="none", flip=0.0, eval_crop=1.0), "target": "labels"}
-    return data.load(spec, **settings | options)
+    return support.load(spec, **{"target": "labels", **options})
 
 
 @pytest.fixture(scope="module")
@@ -93,31 +90,26 @@ def test_metrics_are_sklearns(scored, sizes):
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1, 60), (30, 0), (1, -200), (1e4, 0), (1e-6, 0)])
-def test_any_logits_are_ranked_by_their_order_alone(scored, scale, shift):
+def test_any_logits_are_ranked_by_their_order_alone_and_many_labels_in_parts(scored, scale, shift, monkeypatch):
     """A sigmoid is 1.0 for all logits above 37: it would see ties."""
     logits, targets = (tensor.double() for tensor in scored)
     logits = scale * logits + shift
-    found = average_precisions(logits, targets)
-    assert list(found) == [0, 1, 2, 3, 5]
-    for label, value in found.items():
-        assert value == pytest.approx(average_precision_score(targets[:, label], logits[:, label]), abs=1e-6)
-
-
-def test_many_labels_are_ranked_in_parts(scored, monkeypatch):
-    overall = ranking_precision(*scored)
+    expected = {k: average_precision_score(targets[:, k], logits[:, k]) for k in (0, 1, 2, 3, 5)}
+    assert average_precisions(logits, targets) == pytest.approx(expected, abs=1e-6)
+    overall = ranking_precision(logits, targets)
     monkeypatch.setattr("vitmods.tasks.multilabel._PAIRS", 100)
-    assert torch.equal(ranking_precision(*scored), overall)
+    assert torch.equal(ranking_precision(logits, targets), overall)
 
 
 def test_one_label_alone_has_its_average_precision_and_none_is_an_error():
     logits, targets = torch.tensor([[0.3], [2.0], [-1.0], [0.9]]), torch.tensor([[1.0], [0.0], [0.0], [1.0]])
-    batch = Batch(logits, targets, torch.arange(4))
     expected = average_precision_score(targets, logits)
-    assert MultiLabel().evaluate(lambda x: x, [batch]).metrics["map"] == pytest.approx(expected, abs=1e-6)
-    with pytest.raises(UserError, match="is empty"):
-        MultiLabel().evaluate(lambda x: x, [])
-    with pytest.raises(UserError, match="lacks labels"):
-        MultiLabel().evaluate(lambda x: x, [Batch(torch.zeros(2, 3), torch.zeros(2, 3), torch.arange(2))])
+    measured = MultiLabel().evaluate(lambda x: x, [Batch(logits, targets, torch.arange(4))])
+    assert measured.metrics["map"] == pytest.approx(expected, abs=1e-6)
+    nothing = Batch(torch.zeros(2, 3), torch.zeros(2, 3), torch.arange(2))
+    for batches, words in (([], "is empty"), ([nothing], "lacks labels")):
+        with pytest.raises(UserError, match=words):
+            MultiLabel().evaluate(lambda x: x, batches)
 
 
 def test_the_loss_is_the_recipes_and_never_a_softmax():
@@ -208,12 +200,14 @@ def test_a_file_that_cannot_be_used_is_one_clear_error(tmp_path, rows, message):
 
 
 def test_other_targets_and_files_are_refused(folder, tmp_path):
-    with pytest.raises(UserError, match=r"gives labels of each image, not a class\. Train it with --task multilabel"):
-        load(folder, target="class")
     (tmp_path / "other.csv").write_bytes(b"file,labels\n\xff\xfe,a\n")
-    for name in ("other.csv", "none.csv"):
-        with pytest.raises(UserError, match="cannot be read as a CSV file"):
-            load(tmp_path / name)
+    for path, target, words in (
+        (folder, "class", r"gives labels of each image, not a class\. Train it with --task multilabel"),
+        (tmp_path / "other.csv", "labels", "cannot be read as a CSV file"),
+        (tmp_path / "none.csv", "labels", "cannot be read as a CSV file"),
+    ):
+        with pytest.raises(UserError, match=words):
+            load(path, target=target)
 
 
 def run(*words):

@@ -1,7 +1,6 @@
 """BeiT against arrays of the official code, masks, codes, leaks of stems, and tiny trials."""
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,13 +24,13 @@ from vitmods.tasks.beit.model import BeitModel, stem_leaks
 from vitmods.tasks.beit.recipes import BeitPart
 from vitmods.tasks.beit.vae import Vae
 from vitmods.train.trial import fit_to_images
+from vitmods.util.errors import UserError
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 CPU = torch.device("cpu")
 
 
-def test_masks_are_the_official_ones():
-    golden = np.load(GOLDEN / "beit_masks.npz")
+def test_masks_are_the_official_ones(golden):
+    golden = {name: value.numpy() for name, value in golden("beit_masks").arrays.items()}
     numbers = random.Random(0)
     masks = np.array([block_mask((14, 14), 75, 16, numbers) for _ in range(2000)])
     assert (masks[:500] == golden["masks"]).all()
@@ -40,8 +39,8 @@ def test_masks_are_the_official_ones():
     np.testing.assert_allclose(masks.mean(axis=0), golden["mean_rate_map"], atol=1e-12)
 
 
-def test_masks_of_own_numbers_have_the_official_distribution():
-    golden = np.load(GOLDEN / "beit_masks.npz")
+def test_masks_of_own_numbers_have_the_official_distribution(golden):
+    golden = {name: value.numpy() for name, value in golden("beit_masks").arrays.items()}
     seeds = np.arange(2000, dtype=np.uint64) << np.uint64(40)
     masks = draw_masks(BeitPart(), (14, 14), seeds, CPU)
     counts = masks.mask.sum(dim=1).numpy()
@@ -54,69 +53,60 @@ def test_masks_of_own_numbers_have_the_official_distribution():
     assert torch.equal(masks.masked, masks.mask.flatten().nonzero()[:, 0])
 
 
-def test_the_schedule_is_the_official_one():
+def test_the_schedule_is_the_official_one(golden):
     length = resolve(RECIPES["beit_base"](8).with_(warmup_epochs=2.0), 9 * 2048)
     rates = [lr_at(length, step) for step in range(72)]
-    np.testing.assert_allclose(rates, np.load(GOLDEN / "beit_schedule.npz")["lr"], atol=1e-12, rtol=0)
+    np.testing.assert_allclose(rates, golden("beit_schedule")["lr"], atol=1e-12, rtol=0)
 
 
-def official_weights(golden):
-    """The official model's parameters under our names."""
+def official_weights(g):
+    """The official model's parameters (or gradients) under our names."""
     names = {"gamma_1": "ls1.gamma", "gamma_2": "ls2.gamma", "rel_pos_bias": "blocks.0.attn.rel_pos"}
     names |= {"relative_position_bias_table": "table"}
     weights = {}
-    for key in golden.files:
-        if not key.startswith("param.") or key.endswith(("index", "q_bias", "v_bias")):
-            continue
-        name = key.removeprefix("param.")
-        for old, new in names.items():
-            name = name.replace(old, new)
-        name = name.replace("lm_head", "head") if "lm_head" in name else f"backbone.{name}"
-        weights[name] = torch.from_numpy(golden[key])
+    for name, value in g.group("param").items():
+        if not name.endswith(("index", "q_bias", "v_bias")):
+            for old, new in names.items():
+                name = name.replace(old, new)
+            weights[name.replace("lm_head", "head") if "lm_head" in name else f"backbone.{name}"] = value
     for i in range(2):
-        q, v = (torch.from_numpy(golden[f"param.blocks.{i}.attn.{part}_bias"]) for part in "qv")
+        q, v = (g[f"param.blocks.{i}.attn.{part}_bias"] for part in "qv")
         weights[f"backbone.blocks.{i}.attn.qkv.bias"] = torch.cat([q, torch.zeros_like(q), v])
     return weights
 
 
-def official_model(golden):
+@pytest.fixture
+def official(golden):
+    """(golden, our model with its weights)"""
+    g = golden("beit_mim_model")
     config = {"img_size": 32, "patch_size": 8, "embed_dim": 12, "depth": 2, "num_heads": 3, "mlp_dim": 48}
     config |= {"num_classes": 0, "layer_scale": 0.1, "rel_pos": "shared", "position": "none"}
     config |= {"position_on_prefix": False}
     model = BeitModel(vm.vit(vm.ViTConfig(**config)), BeitPart(codes=11)).double()
-    missing, unexpected = model.load_state_dict(official_weights(golden), strict=False)
+    missing, unexpected = model.load_state_dict(official_weights(g), strict=False)
     assert not unexpected
     assert set(missing) == {"codes.centers", "backbone.blocks.1.attn.rel_pos.table"}
-    return model
+    return g, model
 
 
-def test_the_model_is_the_official_one():
-    golden = np.load(GOLDEN / "beit_mim_model.npz")
-    model = official_model(golden)
-    images, mask = torch.from_numpy(golden["in.x"]), torch.from_numpy(golden["in.mask"])
-    masks = masks_of(mask)
-    logits = model(images, masks)
-    loss = F.cross_entropy(logits, torch.from_numpy(golden["in.labels"]))
+def test_the_model_is_the_official_one(official):
+    g, model = official
+    images, mask, close = g["in.x"], g["in.mask"], {"atol": 1e-10, "rtol": 0}
+    logits = model(images, masks_of(mask))
+    loss = F.cross_entropy(logits, g["in.labels"])
     loss.backward()
-    close = {"atol": 1e-10, "rtol": 0}
-    torch.testing.assert_close(logits.detach(), torch.from_numpy(golden["out.masked_logits"]), **close)
-    torch.testing.assert_close(loss.detach(), torch.from_numpy(golden["out.loss"]), **close)
+    torch.testing.assert_close(logits.detach(), g["out.masked_logits"], **close)
+    torch.testing.assert_close(loss.detach(), g["out.loss"], **close)
     backbone = model.backbone
-    gradients = {
-        "cls_token": backbone.cls_token,
-        "mask_token": backbone.mask_token,
-        "patch_embed.proj.weight": backbone.patch_embed.proj.weight,
-        "patch_embed.proj.bias": backbone.patch_embed.proj.bias,
-        "rel_pos_bias.relative_position_bias_table": backbone.blocks[1].attn.rel_pos.table,
-        "norm.weight": backbone.norm.weight,
-        "norm.bias": backbone.norm.bias,
-        "lm_head.weight": model.head.weight,
-        "lm_head.bias": model.head.bias,
-    }
-    for name, parameter in gradients.items():
-        torch.testing.assert_close(parameter.grad, torch.from_numpy(golden[f"grad_param.{name}"]), **close, msg=name)
+    others = {"rel_pos_bias.relative_position_bias_table": backbone.blocks[1].attn.rel_pos.table}
+    others |= {f"lm_head.{name}": parameter for name, parameter in model.head.named_parameters()}
+    reference = g.group("grad_param")
+    assert len(reference) == 9
+    for name, gradient in reference.items():
+        parameter = others[name] if name in others else backbone.get_parameter(name)
+        torch.testing.assert_close(parameter.grad, gradient, **close, msg=name)
     everything = model.head(backbone.forward_features(images, mask=mask)[:, 1:])
-    torch.testing.assert_close(everything.detach(), torch.from_numpy(golden["out.all_logits"]), **close)
+    torch.testing.assert_close(everything.detach(), g["out.all_logits"], **close)
 
 
 def masks_of(mask):
@@ -124,13 +114,13 @@ def masks_of(mask):
     return Masks(mask, mask.flatten().nonzero()[:, 0], visible)
 
 
-def test_relative_positions_are_shared_then_each_blocks_own(tmp_path):
-    golden = np.load(GOLDEN / "beit_mim_model.npz")
-    shared = official_model(golden).backbone.eval()
+def test_relative_positions_are_shared_then_each_blocks_own(official, tmp_path):
+    g, model = official
+    shared = model.backbone.eval()
     parameters = [name for name, _ in shared.named_parameters() if name.endswith("table")]
     assert parameters == ["blocks.0.attn.rel_pos.table"]
     own = vm.apply(shared, vm.RelativePositions()).eval()
-    images = torch.from_numpy(golden["in.x"])
+    images = g["in.x"]
     assert torch.equal(own.forward_features(images), shared.forward_features(images))
     assert own.vit_config.rel_pos is True
     tables = [block.attn.rel_pos.table for block in own.blocks]
@@ -237,11 +227,11 @@ def test_with_a_decoder_all_masks_have_one_size():
     ],
 )
 def test_a_decoder_is_refused_if_visible_patches_do_not_suffice(changes, options, message):
-    with pytest.raises(vm.util.errors.UserError, match=message):
+    with pytest.raises(UserError, match=message):
         with_decoder(changes, **options)
-    with pytest.raises(vm.util.errors.UserError, match="two patches or more"):
+    with pytest.raises(UserError, match="two patches or more"):
         BeitModel(vm.vit("mu2/16", img_size=16, num_classes=0), BeitPart(codes=8, decoder_depth=1))
-    with pytest.raises(vm.util.errors.UserError, match="set decoder_depth too"):
+    with pytest.raises(UserError, match="set decoder_depth too"):
         BeitPart(decoder_width=16)
 
 
@@ -282,36 +272,36 @@ def test_a_trial_resumes_in_the_same_bits(tmp_path, ends_in_the_same_bits, chang
     assert (trained.decoder or trained.backbone).mask_token.abs().sum() > 0
 
 
+def check_codes(model, pixels):
+    """Codes are the nearest centers of what describes the patches, which is returned."""
+    vectors = model.codes.describe(pixels)
+    expected = torch.cdist(vectors, model.codes.centers.expand(8, -1, -1)).argmin(dim=-1)
+    assert torch.equal(model.codes(pixels), expected)
+    return vectors
+
+
 def test_codes_are_the_nearest_centers_in_the_same_bits_each_time():
-    recipe = small_recipe()
     centers = []
     for _ in range(2):
-        model, _, images = made(recipe)
+        model, _, images = made(small_recipe())
         fit_to_images(model, images)
         centers.append(model.codes.centers)
     assert torch.equal(*centers)
-    pixels = next(images.eval_batches("test", 8)).inputs
-    vectors = model.codes.describe(pixels)
-    assert vectors.shape == (8, 16, 4)
-    expected = torch.cdist(vectors, model.codes.centers.expand(8, -1, -1)).argmin(dim=-1)
-    assert torch.equal(model.codes(pixels), expected)
+    assert check_codes(model, next(images.eval_batches("test", 8)).inputs).shape == (8, 16, 4)
 
 
 def test_codes_of_an_encoder_are_clusters_of_its_features(tmp_path):
     torch.manual_seed(0)
     encoder = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=0)
     save(encoder, tmp_path / "encoder.safetensors")
+    save(vm.vit("mu2/8", img_size=8, in_chans=1, num_classes=0), tmp_path / "other.safetensors")
     model, _, images = made(small_recipe(code_encoder=str(tmp_path / "encoder.safetensors")))
     fit_to_images(model, images)
     pixels = next(images.eval_batches("test", 8)).inputs
-    vectors = model.codes.describe(pixels)
     tokens = encoder.eval().forward_features(pixels)[:, encoder.num_prefix_tokens :]
-    torch.testing.assert_close(vectors, F.normalize(tokens, dim=-1))
-    expected = torch.cdist(vectors, model.codes.centers.expand(8, -1, -1)).argmin(dim=-1)
-    assert torch.equal(model.codes(pixels), expected)
+    torch.testing.assert_close(check_codes(model, pixels), F.normalize(tokens, dim=-1))
     assert not any("encoder" in name for name in model.state_dict())
-    save(vm.vit("mu2/8", img_size=8, in_chans=1, num_classes=0), tmp_path / "other.safetensors")
-    with pytest.raises(vm.util.errors.UserError, match="choose an encoder with the same grid"):
+    with pytest.raises(UserError, match="choose an encoder with the same grid"):
         made(small_recipe(code_encoder=str(tmp_path / "other.safetensors")))
 
 
@@ -397,10 +387,13 @@ def test_a_vae_with_few_codes_is_reported(tmp_path, monkeypatch):
         vae_codes(3, codes=8000).fit([images])
     zeros = {name: np.zeros_like(value) for name, value in vae_codes(2).encoder.state_dict().items()}
     monkeypatch.setattr(vae, "train_encoder", lambda *args: zeros)
-    with pytest.raises(vm.util.errors.UserError, match="uses 1 of 8 codes after 2 steps: nothing can be predicted"):
+    with pytest.raises(UserError, match="uses 1 of 8 codes after 2 steps: nothing can be predicted"):
         vae_codes(2).fit([images])
-    with pytest.raises(vm.util.errors.UserError, match="code_encoder and vae_steps both give the codes"):
+    with pytest.raises(UserError, match="code_encoder and vae_steps both give the codes"):
         BeitPart(code_encoder="x", vae_steps=5)
+    backbone = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=0, patch_drop=0.5)
+    with pytest.raises(UserError, match="no effect in the task beit"):
+        with_modules(backbone, TASKS["beit"].from_recipe(small_recipe()), 0, seed=0)
 
 
 @pytest.mark.parametrize(("patch", "side"), [(1, 1), (3, 2), (4, 4), (14, 8), (16, 8)])
@@ -410,10 +403,3 @@ def test_a_vae_has_a_code_for_each_patch_of_any_size(patch, side):
     images = torch.randn(2, 3, 2 * patch, 3 * patch)
     assert codes.view(images).shape == (2, 3, 2 * side, 3 * side)
     assert codes(images).shape == (2, 6)
-
-
-def test_patch_dropout_without_effect_is_refused():
-    backbone = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=0, patch_drop=0.5)
-    task = TASKS["beit"].from_recipe(small_recipe())
-    with pytest.raises(vm.util.errors.UserError, match="no effect in the task beit"):
-        with_modules(backbone, task, 0, seed=0)

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,38 +25,35 @@ from vitmods.tasks.features import last_blocks
 from vitmods.train import RunOptions, train_trial
 from vitmods.util.errors import UserError
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 SMALL = {"prototypes": 32, "head_width": 16, "bottleneck": 8, "local_crops": 2, "local_size": 4}
 CPU = RunOptions("cpu", progress=False, tensorboard=False)
 
 
-def test_the_loss_and_the_center_are_the_official_ones():
-    golden = np.load(GOLDEN / "dino_loss.npz")
-    part = DinoPart(teacher_temp=0.07, teacher_temp_epochs=3)
+def test_the_loss_and_the_center_are_the_official_ones(golden):
+    g, part = golden("dino_loss"), DinoPart(teacher_temp=0.07, teacher_temp_epochs=3)
     temperatures = [teacher_temperature(part, epoch) for epoch in range(5)]
-    np.testing.assert_allclose(temperatures, golden["aux.teacher_temp_schedule"], atol=1e-12)
-    center = torch.from_numpy(golden["in.center0"])
+    np.testing.assert_allclose(temperatures, g["aux.teacher_temp_schedule"], atol=1e-12)
+    center = g["in.center0"]
     for step in range(3):
-        read = {
-            name: torch.from_numpy(golden[f"step{step}.{name}"])
-            for name in ("student", "teacher", "loss", "grad_student", "center_after")
-        }
+        read = g.group(f"step{step}")
         student = read["student"].requires_grad_()
-        loss = dino_loss(student, read["teacher"], center, 0.1, temperatures[int(golden[f"step{step}.epoch"])])
+        loss = dino_loss(student, read["teacher"], center, 0.1, temperatures[int(read["epoch"])])
         loss.backward()
         center = next_center(center, read["teacher"].mean(0, keepdim=True), 0.9)
         for actual, name in ((loss.detach(), "loss"), (student.grad, "grad_student"), (center, "center_after")):
             torch.testing.assert_close(actual, read[name], atol=1e-10, rtol=0)
 
 
-def test_the_schedules_are_the_official_ones():
-    golden = np.load(GOLDEN / "dino_schedules.npz")
-    recipe = RECIPES["dino_100"](10, batch_size=512).with_(warmup_epochs=2.0)
-    length = resolve(recipe, 7 * 512)
-    np.testing.assert_allclose([lr_at(length, step) for step in range(70)], golden["lr"], atol=1e-12, rtol=0)
+def test_the_schedules_are_the_official_ones(golden):
+    g, length = (
+        golden("dino_schedules"),
+        resolve(RECIPES["dino_100"](10, batch_size=512).with_(warmup_epochs=2.0), 7 * 512),
+    )
+    made = {"lr": [lr_at(length, step) for step in range(70)]}
     for name, start, end in (("wd", 0.04, 0.4), ("momentum", 0.996, 1.0)):
-        values = [half_cosine(start, end, step, 70) for step in range(70)]
-        np.testing.assert_allclose(values, golden[name], atol=1e-12, rtol=0)
+        made[name] = [half_cosine(start, end, step, 70) for step in range(70)]
+    for name, values in made.items():
+        np.testing.assert_allclose(values, g[name], atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("is_fixed", [True, False])
@@ -145,17 +141,14 @@ def test_collapse_is_a_failure_with_a_reason(break_model, words):
     assert words in task.evaluate(model, images.eval_batches("test", 32)).failure
 
 
-@pytest.mark.parametrize("turn", [-0.5, -0.13, 0.0, 0.07, 0.4])
-def test_the_hue_turns_as_in_torchvision(turn):
-    colors = torch.rand(4, 3, 5, 7, generator=torch.Generator().manual_seed(0))
-    expected = functional.adjust_hue(colors, turn)
-    torch.testing.assert_close(turn_hue(colors, torch.full((4, 1, 1, 1), turn)), expected, atol=1e-5, rtol=0)
-
-
-def test_each_image_is_blurred_with_its_deviation():
-    images = torch.rand(2, 3, 20, 16, generator=torch.Generator().manual_seed(0))
-    blurred = gaussian_blur(images, torch.tensor([0.3, 2.0]), 2.0)
-    expected = [functional.gaussian_blur(image, [13, 13], [sigma]) for image, sigma in zip(images, (0.3, 2.0))]
+def test_hue_and_blur_are_torchvisions_with_numbers_of_each_image():
+    images = torch.rand(4, 3, 20, 16, generator=torch.Generator().manual_seed(0))
+    for turn in (-0.5, -0.13, 0.0, 0.07, 0.4):
+        expected = functional.adjust_hue(images, turn)
+        torch.testing.assert_close(turn_hue(images, torch.full((4, 1, 1, 1), turn)), expected, atol=1e-5, rtol=0)
+    deviations = (0.3, 2.0, 0.9, 1.4)
+    expected = [functional.gaussian_blur(image, [13, 13], [sigma]) for image, sigma in zip(images, deviations)]
+    blurred = gaussian_blur(images, torch.tensor(deviations), 2.0)
     torch.testing.assert_close(blurred, torch.stack(expected), atol=1e-5, rtol=0)
 
 

@@ -1,11 +1,9 @@
 """LiT against arrays of big_vision, retrieval against slow loops, and tiny trials on colored squares."""
 
 import csv
-import io
 import json
 import re
 import sys
-import tarfile
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -33,7 +31,8 @@ from vitmods.tasks.lit.task import Lit, ranks, sigmoid_loss, softmax_loss
 from vitmods.train import Processes, RunOptions, train_trial
 from vitmods.util.errors import UserError
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+from ...data.support import encoded, write_tar
+
 COLORS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (40, 50, 220), "yellow": (230, 220, 40)}
 PLACES = {"left": (0, 0), "right": (0, 8), "low": (8, 4)}
 SMALL = {"text_width": 32, "text_depth": 1, "text_heads": 2, "text_mlp": 64, "text_length": 8, "vocabulary": 400}
@@ -47,13 +46,7 @@ def square(color, place, noise):
     return Image.fromarray(pixels)
 
 
-def png_of(image):
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
-
-
-PIXELS = png_of(square("red", "left", 0))
+PIXELS = encoded(square("red", "left", 0))
 
 
 @pytest.fixture(scope="session")
@@ -84,18 +77,15 @@ def made(spec, settings, **options):
     return task.wrap(vm.vit("mu2/4", img_size=16, num_classes=0), 1), task, images
 
 
-def test_the_losses_are_big_visions():
-    golden = {name: torch.from_numpy(array) for name, array in np.load(GOLDEN / "bv_losses.npz").items()}
-    inputs = [golden[name].requires_grad_() for name in ("zimg", "ztxt", "t")]
+def test_the_losses_are_big_visions(golden):
+    g, close = golden("bv_losses"), {"atol": 1e-10, "rtol": 0}
+    inputs = [g[name].requires_grad_() for name in ("zimg", "ztxt", "t")]
     loss = softmax_loss(*inputs)
     loss.backward()
-    for actual, name in zip(
-        (loss.detach(), *(value.grad for value in inputs)), ("contrastive", "grad_zimg", "grad_ztxt", "grad_t")
-    ):
-        torch.testing.assert_close(actual, golden[name], atol=1e-10, rtol=0)
-    sigmoid = sigmoid_cross_entropy(golden["logits"], golden["labels"]).mean()
-    torch.testing.assert_close(sigmoid, golden["sigmoid_xent"], atol=1e-10, rtol=0)
-    images, texts = golden["zimg"].detach(), golden["ztxt"].detach()
+    for actual, name in zip((loss, *(x.grad for x in inputs)), ("contrastive", "grad_zimg", "grad_ztxt", "grad_t")):
+        torch.testing.assert_close(actual.detach(), g[name], **close)
+    torch.testing.assert_close(sigmoid_cross_entropy(g["logits"], g["labels"]).mean(), g["sigmoid_xent"], **close)
+    images, texts = g["zimg"].detach(), g["ztxt"].detach()
     signs = 2 * torch.eye(5, dtype=torch.double) - 1
     expected = -torch.nn.functional.logsigmoid(signs * (images @ texts.T * 7 - 2)).sum() / 5
     torch.testing.assert_close(sigmoid_loss(images, texts, torch.tensor(7.0), torch.tensor(-2.0)), expected)
@@ -107,37 +97,31 @@ def test_ranks_are_those_of_slow_loops(monkeypatch):
     images, texts = torch.randn(8, 4), torch.randn(6, 4)
     texts[5] = texts[4]
     correct = [(i, i % 5) for i in range(8)] + [(0, 5), (3, 1)]
-    actual = ranks(images, texts, torch.tensor(correct))
-    s = images @ texts.T
-    for i in range(8):
-        right = {text for image, text in correct if image == i}
-        best = max(s[i, text] for text in right)
-        assert actual.of_images[i] == 1 + sum(s[i, text] >= best for text in range(6) if text not in right)
-    for text in range(6):
-        right = {image for image, other in correct if other == text}
-        best = max(s[image, text] for image in right)
-        assert actual.of_texts[text] == 1 + sum(s[image, text] >= best for image in range(8) if image not in right)
+
+    def slow(similarity, pairs):
+        for i, row in enumerate(similarity):
+            right = {other for one, other in pairs if one == i}
+            best = max(row[other] for other in right)
+            yield 1 + sum(value >= best for other, value in enumerate(row) if other not in right)
+
+    actual, s = ranks(images, texts, torch.tensor(correct)), (images @ texts.T).tolist()
+    assert actual.of_images.tolist() == list(slow(s, correct))
+    assert actual.of_texts.tolist() == list(slow(zip(*s), [(text, image) for image, text in correct]))
     equal = ranks(torch.ones(8, 4), torch.ones(6, 4), torch.tensor(correct))
     assert equal.of_images.min() >= 5, "equal embeddings must not be hits"
     assert equal.of_texts.min() >= 6
 
 
 def test_equal_captions_and_images_count_as_correct(tmp_path):
-    for name, color in (("a", "red"), ("b", "red"), ("c", "blue")):
+    rows = []
+    for name, color, text, group in (("a", "red", "one", "1"), ("b", "red", "two", "1"), ("c", "blue", "one", "2")):
         square(color, "left", 0).save(tmp_path / f"{name}.png")
-    rows = [
-        {"image": f"{name}.png", "captions": [text], "group": group, "split": split}
-        for name, text, group, split in (
-            ("a", "one", "1", "test"),
-            ("b", "two", "1", "test"),
-            ("c", "one", "2", "train"),
-        )
-    ]
+        split = "test" if group == "1" else "train"
+        rows.append({"image": f"{name}.png", "captions": [text], "group": group, "split": split})
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
     _, _, images = made(f"pairs:{tmp_path}/p.jsonl", recipe())
     first, second = next(images.eval_batches("test", 8)).targets
-    assert first.texts == ("one",)
-    assert second.texts == ("two",)
+    assert (first.texts, second.texts) == (("one",), ("two",))
     assert set(first.of_copies) == set(second.of_copies) == {"one", "two"}
     assert images.splits["test"].groups == ("1", "1")
 
@@ -211,27 +195,30 @@ def test_errors_name_the_file_and_the_line(tmp_path, lines, words):
     assert words in str(error.value)
 
 
-def test_a_group_stays_on_one_side_of_a_split_that_is_made(folder, tmp_path):
-    with open(folder / "pairs.csv", "w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["image", "caption", "group"])
-        rows.writerows([f"images/{i}.png", f"text {i} {j}", str(i // 4)] for i in range(60) for j in range(2))
-    _, _, images = made(f"pairs:{folder}/pairs.csv", recipe())
+@pytest.mark.parametrize("form", ["pairs.csv", ""])
+def test_a_group_stays_on_one_side_of_a_split_that_is_made(tmp_path, form):
+    for i in range(60):
+        (tmp_path / f"{i}.png").write_bytes(encoded(square("red", "left", i)))
+    if form:
+        with open(tmp_path / form, "w", newline="") as file:
+            names = ["image", "caption", "group"]
+            rows = ([f"{i}.png", f"text {i} {j}", str(i // 4)] for i in range(60) for j in range(2))
+            csv.writer(file).writerows([names, *rows])
+    else:
+        for shard, numbers in (("a.tar", range(50)), ("b.tar", range(50, 60))):
+            pairs = ((i, (tmp_path / f"{i}.png").read_bytes()) for i in numbers)
+            members = [{f"{i}.png": raw, f"{i}.json": {"caption": f"text {i}", "group": i // 4}} for i, raw in pairs]
+            write_shard(tmp_path / shard, {name: one for pair in members for name, one in pair.items()})
+    _, _, images = made(f"pairs:{tmp_path}/{form}".rstrip("/"), recipe())
     groups = [set(split.groups) for split in images.splits.values()]
     assert len(groups) == 3
-    assert not groups[0] & groups[1]
-    assert not (groups[0] | groups[1]) & groups[2]
-    assert len(images.splits["train"].annotations[0].texts) == 2
+    assert len(set.union(*groups)) == sum(map(len, groups)) == 15
+    assert len(images.splits["train"].annotations[0].texts) == (2 if form else 1)
 
 
 def write_shard(path, members):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for name, content in members.items():
-            content = content if isinstance(content, bytes) else json.dumps(content).encode()
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
+    raw = {name: one if isinstance(one, bytes) else json.dumps(one).encode() for name, one in members.items()}
+    write_tar(path, raw)
 
 
 def test_shards_are_the_pairs_of_a_file(folder, tmp_path):
@@ -264,19 +251,6 @@ def test_shards_are_the_pairs_of_a_file(folder, tmp_path):
     )
     source = open_source(f"pairs:{tmp_path}/txt")
     assert source.splits["train"].annotations[0].texts == ("ein Häuschen",)
-
-
-def test_a_group_of_shards_stays_on_one_side_of_a_split_that_is_made(tmp_path):
-    members = {}
-    for number in range(60):
-        members[f"{number}.png"] = png_of(square("red", "left", number))
-        members[f"{number}.json"] = {"caption": f"text {number}", "group": number // 4}
-    write_shard(tmp_path / "a.tar", dict(list(members.items())[:50]))
-    write_shard(tmp_path / "b.tar", dict(list(members.items())[50:]))
-    _, _, images = made(f"pairs:{tmp_path}", recipe())
-    groups = [set(split.groups) for split in images.splits.values()]
-    assert len(groups) == 3
-    assert len(set.union(*groups)) == sum(map(len, groups)) == 15
 
 
 ONE = {"1.png": PIXELS, "1.txt": b"a"}
@@ -344,12 +318,6 @@ def test_the_tokenizer_is_learned_and_encodes_any_text(folder):
         task.fit(again, images)
 
 
-def test_a_missing_library_is_an_error_with_a_remedy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UserError, match=r"pip install 'vitmods\[tasks\]'"):
-        learn_tokenizer(["a"], 300)
-
-
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
 def test_a_trial_resumes_in_the_same_bits(tmp_path, folder, ends_in_the_same_bits, loss):
     settings = recipe(loss=loss)
@@ -378,12 +346,17 @@ def test_training_finds_texts_and_classes(tmp_path, folder):
 
 
 def test_a_study_starts_from_the_towers_of_another(tmp_path, folder):
-    sizes = {"img_size": 16, "in_chans": 3, "seeds": 2}
+    sizes, how = {"img_size": 16, "in_chans": 3, "seeds": 2}, StudyOptions("cpu", workers=1, progress=False)
     towers = vm.Study("mu2/4", ["dpn"], folder / "classes", RECIPES["plain"](1).with_(batch_size=16), **sizes)
-    towers.run(tmp_path / "towers", options=StudyOptions("cpu", workers=1, progress=False))
-    data = f"pairs:{folder}/pairs.jsonl?zero_shot={folder}/classes"
-    study = vm.Study(None, (), data, recipe(1), task="lit", start=tmp_path / "towers", metric="zero_shot", **sizes)
-    answer = study.run(tmp_path / "lit", options=StudyOptions("cpu", workers=1, progress=False))
+    towers.run(tmp_path / "towers", options=how)
+    captions = f"pairs:{folder}/pairs.jsonl"
+    data = f"{captions}?zero_shot={folder}/classes"
+
+    def study(base=None, arms=(), spec=data, start="towers", **options):
+        start = start and tmp_path / start
+        return vm.Study(base, arms, spec, recipe(1), task="lit", start=start, **{**sizes, **options})
+
+    answer = study(metric="zero_shot").run(tmp_path / "lit", options=how)
     assert answer["dpn"].effect is not None
     for arm in ("base", "dpn"):
         weights = [load_file(tmp_path / name / f"trials/{arm}/seed1/model.safetensors") for name in ("towers", "lit")]
@@ -391,17 +364,14 @@ def test_a_study_starts_from_the_towers_of_another(tmp_path, folder):
     numbers = evaluate(tmp_path / "lit/trials/dpn/seed0", data=f"{folder}/classes", split="train")[0]
     assert 0 <= numbers["intervals"]["zero_shot"][0] <= numbers["metrics"]["zero_shot"]
     with pytest.raises(UserError, match="start from trained weights"):
-        vm.Study("mu2/4", ["dpn"], data, recipe(1), task="lit", **sizes)
-    for arms, seeds, message in ((["rms"], 3, "does not hold seed2"), (["patchdropout"], 2, "The backbone is frozen")):
-        study = vm.Study(
-            None, arms, data, recipe(1), task="lit", start=tmp_path / "towers/trials/base", **{**sizes, "seeds": seeds}
-        )
+        study("mu2/4", ["dpn"], start=None)
+    for number, (options, message) in enumerate((
+        ({"arms": ["rms"], "seeds": 3, "start": "towers/trials/base"}, "does not hold seed2"),
+        ({"arms": ["patchdropout"], "start": "towers/trials/base"}, "The backbone is frozen"),
+        ({"spec": captions, "metric": "zero_shot"}, "zero_shot needs test images with classes"),
+    )):  # fmt: skip
         with pytest.raises(UserError, match=message):
-            study.run(tmp_path / message, options=StudyOptions("cpu", workers=1, progress=False))
-    captions = data.partition("?")[0]
-    study = vm.Study(None, (), captions, recipe(1), task="lit", start=tmp_path / "towers", metric="zero_shot", **sizes)
-    with pytest.raises(UserError, match="zero_shot needs test images with classes"):
-        study.run(tmp_path / "captions", options=StudyOptions("cpu", workers=1, progress=False))
+            study(**options).run(tmp_path / f"refused{number}", options=how)
 
 
 def work(rank, store, folder, out):
@@ -441,8 +411,10 @@ def test_two_processes_are_one(tmp_path, folder):
         ({"prompts": ("no place",)}, "one {} for the name"),
     ],
 )
-def test_settings_without_effect_are_refused(options, words):
-    with pytest.raises(UserError) as error:
+def test_settings_without_effect_are_refused_and_a_missing_library_has_a_remedy(options, words, monkeypatch):
+    with pytest.raises(UserError, match=words):
         make_task("lit", recipe(**options))
-    assert words in str(error.value)
     assert TASKS["lit"].whole_batch
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UserError, match=r"pip install 'vitmods\[tasks\]'"):
+        learn_tokenizer(["a"], 300)

@@ -59,11 +59,9 @@ def test_a_study_is_answered_and_its_report_shows_masks(study):
     assert results["metric"]["name"] == "miou"
     assert set(results["other_metrics"]) >= {"image_miou", "pixel_accuracy"}
     trial = study / "trials" / "dpn" / "seed0"
-    scores = trial_scores(trial, "test")
-    assert scores["image_miou"].shape == (8,)
-    settings = json.loads((trial / "config.json").read_text())["recipe"]
-    assert settings["segmentation"]["eval_flip"]
-    assert settings["segmentation"]["resize_range"] == [0.75, 1.5], "the task's own recipe"
+    assert trial_scores(trial, "test")["image_miou"].shape == (8,)
+    settings = json.loads((trial / "config.json").read_text())["recipe"]["segmentation"]
+    assert (settings["eval_flip"], settings["resize_range"]) == (True, [0.75, 1.5]), "the task's own recipe"
     page = (study / "report.html").read_text()
     assert "Predictions</h2>" in page
     assert page.count('alt="images/') >= 4 * 4  # image, annotation, base, dpn
@@ -73,7 +71,7 @@ def test_a_study_is_answered_and_its_report_shows_masks(study):
     assert len(examples.ids) == len(examples.panels) == 4
 
 
-def test_a_trial_is_evaluated_again(study, capsys):
+def test_a_trial_is_evaluated_again_and_not_exported(study, tmp_path, capsys):
     trial = study / "trials" / "base" / "seed0"
     assert main(["evaluate", str(trial), "--json"]) == 0
     evaluated = json.loads(capsys.readouterr().out)
@@ -82,17 +80,45 @@ def test_a_trial_is_evaluated_again(study, capsys):
         assert evaluated["metrics"][name] == pytest.approx(expected[name])
     assert set(evaluated["protocols"]["segmentation"]["iou"]) == {"background", "disc", "square"}
     assert list(evaluated["intervals"]) == ["image_miou", "pixel_accuracy", "miou"]
-    assert main(["evaluate", str(trial), "--protocol", "top1"]) == 2
-    assert "trained by their mask" in capsys.readouterr().err
-
-
-def test_a_graph_without_the_decoder_is_not_exported(study, tmp_path, capsys):
-    trial = study / "trials" / "base" / "seed0"
-    assert main(["export", str(trial), "--out", str(tmp_path / "model.onnx")]) == 2
-    assert "contains modules of its task" in capsys.readouterr().err
     assert export_line(trial) == f"vitmods predict {trial} path/to/images"
     (tmp_path / "config.json").write_text("[")
     assert export_line(tmp_path) == f"vitmods export {tmp_path} --to onnx"
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A trial of a task that draws nothing, beside an image."""
+    out = tmp_path_factory.mktemp("digits")
+    assert main(["train", "--base", "mu2/2", "--epochs", "1", "--out", str(out / "trial"), "--quiet"]) == 0
+    Image.new("L", (8, 8)).save(out / "image.png")
+    return out
+
+
+ONE = "train --data masks:{shapes} --base mu2/4 --img-size 16 --out {out}/runs"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("evaluate {study}/trials/base/seed0 --protocol top1", "trained by their mask"),
+        ("export {study}/trials/base/seed0 --out {out}/model.onnx", "contains modules of its task"),
+        ("predict {digits}/trial {digits}/image.png --draw {out}", "classification does not draw predictions"),
+        ("predict {digits}/trial {digits}/image.png --annotations {out}", "classification does not write annotations"),
+        (f"{ONE} --task segmentation --mixup 0.2", "segmentation does not read mixup"),
+        (ONE, "--task segmentation"),
+        ("train --photometric 0.5 --out {out}/runs", "classification does not read photometric"),
+    ],
+)
+def test_what_does_not_apply_is_refused(study, shapes, digits, tmp_path, capsys, command, words):
+    places = {"study": study, "shapes": shapes, "digits": digits, "out": tmp_path}
+    assert main([word.format(**places) for word in command.split()]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_fractions_of_the_images_are_one_study(shapes, tmp_path, capsys):
+    command = f"{ONE} --task segmentation --arms dpn --seeds 2 --epochs 1 --sweep limit_train=1/2,1 --dry-run".split()
+    assert main(["compare", *(word.format(shapes=shapes, out=tmp_path) for word in command[1:])]) == 0
+    assert "0.5" in capsys.readouterr().out
 
 
 def test_predict_says_and_draws_what_is_in_images(study, shapes, tmp_path, capsys):
@@ -115,30 +141,3 @@ def test_predict_says_and_draws_what_is_in_images(study, shapes, tmp_path, capsy
     assert (tmp_path / "masks/classes.txt").read_text().split() == ["background", "disc", "square"]
     for name, row in (("001", predicted[0]), ("large", predicted[1])):
         assert (np.asarray(Image.open(tmp_path / f"masks/{name}.png")) == row["mask"]).all()
-
-
-def test_drawing_is_refused_where_there_is_nothing_to_draw(tmp_path, capsys):
-    out = tmp_path / "digits"
-    assert main(["train", "--base", "mu2/2", "--epochs", "1", "--out", str(out), "--quiet"]) == 0
-    Image.new("L", (8, 8)).save(tmp_path / "image.png")
-    assert main(["predict", str(out), str(tmp_path / "image.png"), "--draw", str(tmp_path / "drawn")]) == 2
-    assert "classification does not draw predictions" in capsys.readouterr().err
-    assert main(["predict", str(out), str(tmp_path / "image.png"), "--annotations", str(tmp_path / "masks")]) == 2
-    assert "classification does not write annotations" in capsys.readouterr().err
-
-
-def test_fractions_of_the_images_are_one_study(shapes, tmp_path, capsys):
-    command = ["compare", "--task", "segmentation", "--data", f"masks:{shapes}", "--base", "mu2/4", "--img-size", "16"]
-    command += ["--arms", "dpn", "--seeds", "2", "--epochs", "1", "--sweep", "limit_train=1/2,1", "--dry-run"]
-    assert main([*command, "--out", str(tmp_path / "runs")]) == 0
-    assert "0.5" in capsys.readouterr().out
-
-
-def test_other_tasks_options_are_refused(shapes, tmp_path, capsys):
-    command = ["train", "--task", "segmentation", "--data", f"masks:{shapes}", "--base", "mu2/4", "--img-size", "16"]
-    assert main([*command, "--mixup", "0.2", "--out", str(tmp_path / "runs")]) == 2
-    assert "segmentation does not read mixup" in capsys.readouterr().err
-    assert main(["train", "--photometric", "0.5", "--out", str(tmp_path / "runs")]) == 2
-    assert "classification does not read photometric" in capsys.readouterr().err
-    assert main(["train", "--data", f"masks:{shapes}", "--base", "mu2/4", "--img-size", "16"]) == 2
-    assert "--task segmentation" in capsys.readouterr().err

@@ -78,6 +78,10 @@ def test_flip_mirrors_both_and_missing_rows_are_ignored_and_in_the_mean_color():
     assert torch.equal(mirrored, plain.flip(-1))
     assert torch.equal(mirrored_mask, mask.flip(-1))
     assert (plain[0, 0] == 40 * mask[0]).all()
+    image, annotated = scene(0, (32, 48))
+    small, mask = views([(image[:, 1::2, 1::2].copy(), annotated)], [0], size=(32, 48), flip=0.0)  # stored smaller
+    assert (mask[0] == torch.from_numpy(annotated.annotation.labels)).float().mean() > 0.99
+    assert (small[0, 0].float() - 40 * mask[0]).abs().mean() < 15
 
 
 def test_crops_of_one_class_are_drawn_again():
@@ -102,14 +106,6 @@ def test_photometric_distortion_changes_colors_by_its_strength():
         assert torch.equal(same, masks)
         changes.append((images.float() - plain.float()).abs().mean().item())
     assert 0 < 2 * changes[0] < changes[1]
-
-
-def test_stored_smaller_images_go_with_masks_of_the_file():
-    image, annotated = scene(0, (32, 48))
-    small = image[:, 1::2, 1::2].copy()
-    views_, masks = views([(small, annotated)], [0], size=(32, 48), flip=0.0)
-    assert (masks[0] == torch.from_numpy(annotated.annotation.labels)).float().mean() > 0.99
-    assert (views_[0, 0].float() - 40 * masks[0]).abs().mean() < 15
 
 
 @pytest.mark.parametrize("size", [(16, 16), (16, 24)])

@@ -28,37 +28,24 @@ BASES = {"ours": "LRA-64", **{name: f"hf-text:{name}?{options}" for name, option
     ("base", "arm"), [("ours", "dtn"), ("big_bird", "replace(batchnorm)"), ("reformer", "replace(dtn)")]
 )
 def test_a_trial_that_is_broken_off_ends_in_the_same_weights(tmp_path, monkeypatch, base, arm):
-    study = vm.Study(
-        base=BASES[base],
-        arms=[arm],
-        data=SPEC,
-        task="sequence_classification",
-        recipe=RECIPES["listops"](6, batch_size=12).with_(dropout=0.1 if base == "ours" else None),
-        img_size=(1, 29),
-        in_chans=16,
-    )
-    step, results = TrialRun._train_step, []
-    for stops in (False, True):
-        runner = TrialRunner(StudyFolder(tmp_path), study.settings)
-        trial = Trial(study.settings.arms[0], 0)
-        out = tmp_path / f"stops-{stops}"
-        if stops:
+    recipe = RECIPES["listops"](6, batch_size=12).with_(dropout=0.1 if base == "ours" else None)
+    sizes = {"img_size": (1, 29), "in_chans": 16}
+    study = vm.Study(BASES[base], [arm], SPEC, recipe, task="sequence_classification", **sizes)
+    runner, trial = TrialRunner(StudyFolder(tmp_path), study.settings), Trial(study.settings.arms[0], 0)
+    step = TrialRun._train_step
 
-            def broken_off(run, batch):
-                if run.step == 4:
-                    raise Interrupted("stopped", 2)
-                step(run, batch)
+    def broken_off(run, batch):
+        if run.step == 4:
+            raise Interrupted("stopped", 2)
+        step(run, batch)
 
-            with monkeypatch.context() as patch:
-                patch.setattr(TrialRun, "_train_step", broken_off)
-                with pytest.raises(Interrupted):
-                    runner.train(trial, out)
-        results.append(runner.train(trial, out))
-    first, second = results
-    assert first["weights"] == second["weights"]
-    assert first["metrics"] == second["metrics"]
-    scores = [trial_scores(tmp_path / f"stops-{stops}", "test") for stops in (False, True)]
-    np.testing.assert_equal(*scores)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrialRun, "_train_step", broken_off)
+        with pytest.raises(Interrupted):
+            runner.train(trial, tmp_path / "broken")
+    first, second = (runner.train(trial, tmp_path / name) for name in ("whole", "broken"))
+    assert (first["weights"], first["metrics"]) == (second["weights"], second["metrics"])
+    np.testing.assert_equal(*(trial_scores(tmp_path / name, "test") for name in ("whole", "broken")))
 
 
 def test_from_the_command_line_to_the_report(tmp_path, capsys, short_clocks):
