@@ -45,10 +45,8 @@ def test_the_loss_and_the_center_are_the_official_ones(golden):
 
 
 def test_the_schedules_are_the_official_ones(golden):
-    g, length = (
-        golden("dino_schedules"),
-        resolve(RECIPES["dino_100"](10, batch_size=512).with_(warmup_epochs=2.0), 7 * 512),
-    )
+    g, recipe = golden("dino_schedules"), RECIPES["dino_100"](10, batch_size=512).with_(warmup_epochs=2.0)
+    length = resolve(recipe, 7 * 512)
     made = {"lr": [lr_at(length, step) for step in range(70)]}
     for name, start, end in (("wd", 0.04, 0.4), ("momentum", 0.996, 1.0)):
         made[name] = [half_cosine(start, end, step, 70) for step in range(70)]
