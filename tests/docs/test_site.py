@@ -1,9 +1,7 @@
 """The site: what its builder refuses, what a browser shows, the cards, the gallery, answers as images."""
 
-import importlib.util
 import json
 import re
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -22,32 +20,23 @@ HEADINGS = ["What it is", "Why", "Drawing", "Formula", "Use", "Published numbers
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 
 
-def load(path):
-    spec = importlib.util.spec_from_file_location(f"site_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module")
+def build(load):
+    return load("docs/site/build.py")
 
 
 @pytest.fixture(scope="module")
-def build():
-    kept, modules = list(sys.path), set(sys.modules)
-    yield load(ROOT / "docs" / "site" / "build.py")
-    sys.path[:] = kept
-    for name in (set(sys.modules) - modules) & {"check", "reference", "stored", "tutorials"}:
-        del sys.modules[name]
+def gallery(load):
+    return load("docs/gallery/add.py")
 
 
-@pytest.fixture(scope="module")
-def gallery():
-    kept = list(sys.path)
-    yield load(ROOT / "docs" / "gallery" / "add.py")
-    sys.path[:] = kept
-
-
-@pytest.fixture(scope="module")
-def browser():
-    return load(ROOT / "docs" / "site" / "browser.py")
+@pytest.fixture
+def checked(load):
+    """Lists what a browser finds in the pages of a folder."""
+    browser = load("docs/site/browser.py")
+    if (program := browser.find()) is None:
+        pytest.skip("Chromium is not installed (Debian package: chromium)")
+    return lambda folder: browser.problems(folder, program)
 
 
 PAGES = {
@@ -131,23 +120,19 @@ FAULTS = {
 }
 
 
-def test_a_browser_finds_every_fault_and_none_in_a_sound_page(browser, tmp_path):
-    if (program := browser.find()) is None:
-        pytest.skip("Chromium is not installed (Debian package: chromium)")
+def test_a_browser_finds_every_fault_and_none_in_a_sound_page(checked, tmp_path):
     page = '<!doctype html><link rel="icon" href="data:,"><main><h1 style="break-after: avoid">Title</h1>{}</main>'
     (tmp_path / "wide.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" width="900" height="90"/>')
     (tmp_path / "sound.html").write_text(page.format("<p>A page.</p>"))
     for i, fault in enumerate(FAULTS):
         (tmp_path / f"{i}.html").write_text(page.format(fault))
-    wrong = browser.problems(tmp_path, program)
+    wrong = checked(tmp_path)
     assert not [line for line in wrong if line.startswith("sound")]
     for i, fault in enumerate(FAULTS.values()):
         assert [line for line in wrong if line.startswith(f"{i}.html: ") and fault in line], fault
 
 
-def test_answers_of_the_gallery_are_whole_on_every_screen(browser, build, tmp_path):
-    if (program := browser.find()) is None:
-        pytest.skip("Chromium is not installed (Debian package: chromium)")
+def test_answers_of_the_gallery_are_whole_on_every_screen(checked, build, tmp_path):
     shown = ["# More\n\n## A part\n"]
     for path in sorted((ROOT / "docs" / "gallery").glob("*.svg")):
         (tmp_path / "root" / "docs" / "gallery").mkdir(parents=True, exist_ok=True)
@@ -155,7 +140,7 @@ def test_answers_of_the_gallery_are_whole_on_every_screen(browser, build, tmp_pa
         shown += [] if path.stem.endswith("-narrow") else [f"![An answer](gallery/{path.name})\n"]
     assert site(build, tmp_path, **{"docs/more.md": "\n".join(shown)}) == []
     assert (tmp_path / "site" / "docs" / "more.html").read_text().count("<picture>") == len(shown) - 1
-    assert browser.problems(tmp_path / "site", program) == []
+    assert checked(tmp_path / "site") == []
 
 
 @pytest.mark.parametrize("archive", sorted((ROOT / "docs" / "gallery").glob("*.tar.xz")), ids=lambda path: path.name)
@@ -220,10 +205,10 @@ def test_public_names_are_in_the_reference(build):
 
 @pytest.mark.parametrize("what", ["attribute", "data", "property"])
 @pytest.mark.parametrize("text", ["rate of stochastic depth (arXiv:1603.09382); None: none", "modes: auto, cpu"])
-def test_defaults_in_a_signature_are_names_and_a_docstring_is_not_cut_at_its_first_colon(what, text):
+def test_defaults_in_a_signature_are_names_and_a_docstring_is_not_cut_at_its_first_colon(what, text, load):
     from sphinx.ext.napoleon import Config, GoogleDocstring
 
-    docstrings = load(ROOT / "docs" / "site" / "docstrings.py")
+    docstrings = load("docs/site/docstrings.py")
     signature = "(a=<class 'x.y.Norm'>, b=<function K.<lambda>>, c=<factory>, d=<function f at 0x7f>, e=1 < 2)"
     shortened = docstrings.shorten(None, "class", "x", None, {}, signature, "int")
     assert shortened == ("(a=Norm, b=..., c=..., d=f, e=1 < 2)", "int")
@@ -278,9 +263,8 @@ def test_the_gallery_is_made_from_its_entries(gallery):
 
 
 @pytest.fixture(scope="module")
-def answer(tmp_path_factory):
-    path = ROOT / "tests" / "report" / "synthetic.py"
-    return load(path).make_answer(tmp_path_factory.mktemp("answer"), arms=4, rename={0: "<b>&"})
+def answer(tmp_path_factory, load):
+    return load("tests/report/synthetic.py").make_answer(tmp_path_factory.mktemp("answer"), arms=4, rename={0: "<b>&"})
 
 
 def test_an_entry_is_made_from_a_study(gallery, answer, tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """Each tutorial runs as it is written, in one folder with a few drawn photos; only training is made small."""
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -10,16 +9,9 @@ ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 
 
-def load_runner():
-    spec = importlib.util.spec_from_file_location("site_tutorials", ROOT / "docs" / "site" / "tutorials.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def tutorials():
-    return load_runner()
+@pytest.fixture
+def tutorials(load):
+    return load("docs/site/tutorials.py")
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
@@ -50,25 +42,24 @@ print("line\\n" * 100)
 """
 
 
-def test_a_page_shows_what_its_blocks_print_and_keeps_it(tmp_path, monkeypatch):
-    runner = load_runner()
-    monkeypatch.setattr(runner, "KEPT", tmp_path / "kept")
+def test_a_page_shows_what_its_blocks_print_and_keeps_it(tutorials, tmp_path, monkeypatch):
+    monkeypatch.setattr(tutorials, "KEPT", tmp_path / "kept")
     page = tmp_path / "counting.md"
     page.write_text(PAGE)
-    shown = runner.with_output(page, PAGE)
+    shown = tutorials.with_output(page, PAGE)
     assert shown.startswith("# Counting\n\n```{note}")
     assert shown.count(":class: output") == 1, "a block that prints nothing has no output"
     assert "2 path/to/x.txt" in shown
     assert "... 61 lines ..." in shown
     (kept,) = (tmp_path / "kept").iterdir()
     kept.write_text('["", "from the first run"]')
-    assert "from the first run" in runner.with_output(page, PAGE)
+    assert "from the first run" in tutorials.with_output(page, PAGE)
     page.write_text(PAGE.replace("count = 2", "count = 3"))
-    assert "3 path/to/x.txt" in runner.with_output(page, page.read_text())
+    assert "3 path/to/x.txt" in tutorials.with_output(page, page.read_text())
     assert len(list((tmp_path / "kept").iterdir())) == 1
 
 
-def test_a_command_that_fails_fails_the_build(tmp_path, monkeypatch):
+def test_a_command_that_fails_fails_the_build(tutorials, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RuntimeError, match="vitmods data nowhere"):
-        list(load_runner().run("```console\n$ vitmods data nowhere\n```\n"))
+        list(tutorials.run("```console\n$ vitmods data nowhere\n```\n"))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from vitmods.train import Interrupted, TrialRun
 from vitmods.util import registry
 
 HERE = Path(__file__).parent
@@ -30,3 +31,22 @@ def forget():
 def load(forget):
     """Loads files of this folder by their names."""
     return lambda *names: registry.load_plugins([str(HERE / f"{name}.py") for name in names])
+
+
+@pytest.fixture
+def stopped_at(monkeypatch):
+    """Calls a function that trains, and stops the training before a step."""
+
+    def call(number, train, *arguments):
+        def stop(run, batch):
+            if run.step == number:
+                raise Interrupted("stopped", 2)
+            step(run, batch)
+
+        step = TrialRun._train_step
+        with monkeypatch.context() as patch:
+            patch.setattr(TrialRun, "_train_step", stop)
+            with pytest.raises(Interrupted):
+                train(*arguments)
+
+    return call

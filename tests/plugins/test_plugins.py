@@ -11,7 +11,6 @@ import torch
 
 import vitmods as vm
 from vitmods.changes import REGISTRY
-from vitmods.cli import main
 from vitmods.layers.norms import NORMS
 from vitmods.study.answer import Answer
 from vitmods.study.retrain import export_line
@@ -60,34 +59,27 @@ def test_a_change_that_acts_in_training_alone(loaded):
 
 
 @pytest.mark.slow
-def test_the_shell_knows_them_and_a_study_takes_them_along(tmp_path, capsys, forget):
+def test_the_shell_knows_them_and_a_study_takes_them_along(tmp_path, said, refused, forget):
     """... into a worker, which has them all; its folder is not opened without them, nor are they loaded because it
     names them."""
-    plugin_options = ["--plugin", str(NORM), f"--plugin={CHANGE}", "--plugin", str(SOURCE)]
-    settings = "--data stripes:60 --base mu2/4 --img-size 8 --in-chans 1 --seeds 2 --batch-size 32 --steps 2"
-    words = ["compare", *settings.split(), "--arms", "peaknorm+stochastic", "--cost-seconds", "0", "--quiet"]
-    words += ["--device", "cpu", "--out", str(tmp_path / "study")]
-    report = ["report", str(tmp_path / "study")]
-    assert main(["compare", "--arms", "peaknorm", "--out", str(tmp_path / "study")]) == 2
-    assert "Unknown change 'peaknorm'" in capsys.readouterr().err
-    assert main([*plugin_options, *words, "--workers", "1", "--budget", "1trials"]) == 0
-    assert (
-        main([*plugin_options, *words, "--workers", "2", "--budget", "1trials"]) == 0
-    )  # for which one worker is started
-    assert (tmp_path / "study" / "trials" / "peaknorm+stochastic" / "seed0" / "result.json").exists()
-    assert (tmp_path / "study" / "logs" / "worker0.txt").exists()
-    recorded = json.loads((tmp_path / "study" / "study.json").read_text())["plugins"]
-    assert recorded == [str(NORM), str(SOURCE), str(CHANGE)]
+    study = tmp_path / "study"
+    plugins = f"--plugin {NORM} --plugin={CHANGE} --plugin {SOURCE}"
+    command = f"{plugins} compare --data stripes:60 --base mu2/4 --img-size 8 --in-chans 1"
+    command += " --arms peaknorm+stochastic --seeds 2 --batch-size 32 --steps 2 --cost-seconds 0 --quiet --device cpu"
+    command += f" --budget 1trials --out {study}"
+    assert "Unknown change 'peaknorm'" in refused("compare --arms peaknorm --out", study)
+    said(command, "--workers", 1)
+    said(command, "--workers", 2)  # for which one worker is started
+    assert (study / "trials" / "peaknorm+stochastic" / "seed0" / "result.json").exists()
+    assert (study / "logs" / "worker0.txt").exists()
+    assert json.loads((study / "study.json").read_text())["plugins"] == [str(NORM), str(SOURCE), str(CHANGE)]
     needed = f"--plugin {NORM} --plugin {SOURCE} --plugin {CHANGE}"
-    assert Answer.load(tmp_path / "study").command.endswith(needed)
-    assert export_line(tmp_path / "study" / "trials" / "base" / "seed0").endswith(f"--to onnx {needed}")
-    capsys.readouterr()
-    assert main([*plugin_options, "changes", "--json"]) == 0
-    assert "stochastic" in [change["name"] for change in json.loads(capsys.readouterr().out)]
-    assert main([*plugin_options, *report]) == 0
+    assert Answer.load(study).command.endswith(needed)
+    assert export_line(study / "trials" / "base" / "seed0").endswith(f"--to onnx {needed}")
+    assert "stochastic" in [change["name"] for change in json.loads(said(f"{plugins} changes --json").out)]
+    said(f"{plugins} report", study)
     forget()
-    assert main(report) == 2
-    assert f"made with plugins: add --plugin {NORM} --plugin {SOURCE} --plugin {CHANGE}" in capsys.readouterr().err
+    assert f"made with plugins: add {needed}" in refused("report", study)
 
 
 def test_an_installed_package_joins_by_an_entry_point(tmp_path):
@@ -96,17 +88,9 @@ def test_an_installed_package_joins_by_an_entry_point(tmp_path):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-norm\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[vitmods]\nnorm = their_norm\nbroken = nowhere_at_all\n")
-    code = (
-        "import vitmods as vm\nfrom vitmods.util.registry import plugins\n"
-        "print(vm.parse_changes('peaknorm')[0], plugins())"
-    )
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    code = "import vitmods as vm; from vitmods.util.registry import plugins; "
+    command = [sys.executable, "-c", f"{code}print(vm.parse_changes('peaknorm')[0], plugins())"]
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=variables)
     assert done.stdout == "peaknorm []\n", done.stderr
     assert "The plugin broken (nowhere_at_all) is left out: No module named 'nowhere_at_all'" in done.stderr

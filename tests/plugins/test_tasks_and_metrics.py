@@ -1,6 +1,7 @@
 """A task and a metric, each in one file outside the package, on the package's own loop, study and report."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -8,7 +9,6 @@ import torch
 
 import vitmods as vm
 from vitmods import data
-from vitmods.cli import main
 from vitmods.cli.compare import Compare, make_study
 from vitmods.cli.options import parse
 from vitmods.finetune.delta import read_delta
@@ -17,7 +17,7 @@ from vitmods.recipes import Recipe
 from vitmods.study.checkpoints import open_trial
 from vitmods.study.trial import trial_scores
 from vitmods.tasks import TASKS, Metric, Task
-from vitmods.train import Interrupted, RunOptions, TrialRun, train_trial
+from vitmods.train import RunOptions, train_trial
 from vitmods.train.optim import parameter_groups
 from vitmods.util.errors import UserError
 
@@ -114,32 +114,20 @@ def test_modules_beside_the_backbone_have_rates_roles_and_layers_of_their_own():
     assert any(model.backbone.pos_embed is p for p in spared)
 
 
-def test_the_state_of_a_task_resumes(tmp_path, monkeypatch):
-    step = TrialRun._train_step
-
+def test_the_state_of_a_task_resumes(tmp_path, stopped_at):
     def train(out):
         task, model = wrapped()
         train_trial(model, task, digits(), RECIPE, out=out, options=CPU)
         return task.center
 
-    def stop(run, batch):
-        if run.step == 5:
-            raise Interrupted("stopped", 2)
-        step(run, batch)
-
     center = train(tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        patch.setattr(TrialRun, "_train_step", stop)
-        with pytest.raises(Interrupted):
-            train(tmp_path / "broken")
+    stopped_at(5, train, tmp_path / "broken")
     assert torch.equal(train(tmp_path / "broken"), center)
     for name in ("model.safetensors", "task.safetensors", "test.npz"):
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_images_and_targets_are_augmented_together_in_several_views():
-    import sys
-
     ds = digits(joint=sys.modules["brightness"].upside_down)
     plain = digits()
     batch, other = (next(dataset.train_batches(seed=0, epoch=0, batch_size=16)) for dataset in (ds, plain))
@@ -178,7 +166,7 @@ def test_recipes_that_others_chose_leave_out_what_a_task_does_not_read(variant):
         vm.Study("mu2/2", ["dpn"], data="digits", task="variant", recipe=RECIPE.with_(label_smoothing=0.1))
 
 
-@pytest.mark.parametrize("name", ["ece", "fewshot10", "brightness_error"])
+@pytest.mark.parametrize("name", ["ece", "fewshot10", "knn", "top1", "brightness_error"])
 def test_a_metric_of_another_s_name_is_refused(variant, name):
     with pytest.raises(UserError, match=rf"(?s)(?=.*\(my own\)).* has a metric '{name}' .* and so does"):
         variant(metrics=(Metric(name, "my own", ""),))
@@ -195,31 +183,27 @@ def test_a_metric_is_compared_like_any_other(tmp_path):
     assert np.isin(["top1", "nll", "rank"], list(scores)).all()  # what the training itself found of each image
 
 
-DEPTH = ["--data", "walls:40", "--task", "depth", "--base", "mu2/2", "--img-size", "8", "--in-chans", "1"]
-DEPTH += ["--device", "cpu", "--arms", "dpn", "--seeds", "1"]
+DEPTH = "compare --data walls:40 --task depth --base mu2/2 --img-size 8 --in-chans 1 --device cpu --arms dpn --seeds 1"
 
 
-def test_a_task_with_a_recipe_part_a_target_and_a_source_of_its_own_is_one_file(load, tmp_path, capsys):
+def test_a_task_with_a_recipe_part_a_target_and_a_source_of_its_own_is_one_file(load, tmp_path, said, refused):
     load("my_depth")
-    arguments = ["compare", *DEPTH, "--jitter", "0.3", "--out", str(tmp_path / "study")]
-    assert main([*arguments, "--workers", "1", "--cost-seconds", "0", "--quiet"]) == 0
-    results = json.loads((tmp_path / "study/results.json").read_text())
+    said(f"{DEPTH} --jitter 0.3 --workers 1 --cost-seconds 0 --quiet", "--out", tmp_path)
+    results = json.loads((tmp_path / "results.json").read_text())
     assert (results["metric"]["name"], results["complete"]) == ("depth_error", True)
-    config = json.loads((tmp_path / "study/trials/dpn/seed0/config.json").read_text())
+    config = json.loads((tmp_path / "trials/dpn/seed0/config.json").read_text())
     assert config["recipe"]["depth"] == {"meters": 255.0, "jitter": 0.3}
     assert config["recipe"]["epochs"] == 2, "the task's own recipe"
     assert Recipe.from_dict(config["recipe"]).settings()["jitter"] == 0.3
-    assert "error of depth" in (tmp_path / "study/report.html").read_text()
+    assert "error of depth" in (tmp_path / "report.html").read_text()
     assert "depth" not in Recipe().to_dict()
-    capsys.readouterr()
     for options, message in (
-        (["--task", "classification", "--data", "digits"], "classification does not read jitter of the recipe"),
-        (["--meters", "0.5"], "meters must be from 1 to 10000"),
-        (["--fpn-channels", "8"], "depth does not read fpn_channels"),
-        (["--loss", "sigmoid"], "depth does not read loss"),
+        ("--jitter 0.3 --task classification --data digits", "classification does not read jitter of the recipe"),
+        ("--meters 0.5", "meters must be from 1 to 10000"),
+        ("--fpn-channels 8", "depth does not read fpn_channels"),
+        ("--loss sigmoid", "depth does not read loss"),
     ):
-        assert main([*arguments, *options]) == 2
-        assert message in " ".join(capsys.readouterr().err.split()), options
+        assert message in refused(f"{DEPTH} {options}"), options
 
 
 def test_a_target_of_its_own_is_made_of_what_other_sources_have(load):

@@ -17,9 +17,9 @@ from vitmods.recipes import Recipe
 from vitmods.recipes.schedule import half_cosine
 from vitmods.study.evaluate import evaluate
 from vitmods.study.trial import trial_scores
-from vitmods.tasks import TASKS, Metric
+from vitmods.tasks import TASKS
 from vitmods.tasks.base import make_task
-from vitmods.train import Interrupted, Processes, RunOptions, TrialRun, train_trial
+from vitmods.train import Processes, RunOptions, TrialRun, train_trial
 from vitmods.train.optim import clip_gradients, make_optimizer, set_weight_decay
 from vitmods.util.errors import UserError
 
@@ -50,7 +50,7 @@ def train(out, task=None, recipe=RECIPE, options=CPU, **more):
     return task, student, result
 
 
-def test_the_teacher_is_evaluated_saved_and_resumed(tmp_path, monkeypatch):
+def test_the_teacher_is_evaluated_saved_and_resumed(tmp_path, stopped_at):
     task, student, result = train(tmp_path / "whole")
     saved = load_file(tmp_path / "whole/model.safetensors")
     teacher = task.teacher.state_dict()
@@ -59,17 +59,7 @@ def test_the_teacher_is_evaluated_saved_and_resumed(tmp_path, monkeypatch):
     assert torch.equal(student.patch_embed.proj.bias, model().patch_embed.proj.bias), "before_step drops its gradient"
     images = digits(task).eval_batches("test", 64)
     assert task.evaluate(task.teacher, images).metrics == pytest.approx(result["metrics"], rel=1e-5)
-    step = TrialRun._train_step
-
-    def stop(run, batch):
-        if run.step == 4:
-            raise Interrupted("stopped", 2)
-        step(run, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrialRun, "_train_step", stop)
-        with pytest.raises(Interrupted):
-            train(tmp_path / "broken")
+    stopped_at(4, train, tmp_path / "broken")
     train(tmp_path / "broken")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "broken")]
     assert weights[0] == weights[1]
@@ -141,14 +131,6 @@ def test_features_are_those_of_the_task():
             model(), images, ["knn"], split="test", batch_size=32, device=torch.device("cpu"), task=task
         )["knn"]
         assert (result.metrics["knn"] < 0.3) == is_chance
-
-
-@pytest.mark.parametrize("name", ["knn", "fewshot10", "top1"])
-def test_a_protocol_s_metric_is_refused_at_registration(two_views, name):
-    attributes = {"name": "mine", "metrics": (Metric(name, "my own", ""),)}
-    with pytest.raises(UserError, match=rf"has a metric '{name}' .*and so does"):
-        TASKS.add("mine", type("Mine", (two_views.TwoViews,), attributes))
-    assert "mine" not in TASKS
 
 
 def test_a_failure_ends_a_trial_as_diverged(tmp_path, monkeypatch):
