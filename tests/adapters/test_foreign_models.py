@@ -1,4 +1,4 @@
-"""What all adapters share: which models and files are refused, and why."""
+"""What all adapters share: which models and files are refused and why; slots without counterpart are named."""
 
 import zipfile
 from functools import partial
@@ -6,16 +6,14 @@ from functools import partial
 import pytest
 import timm
 import torch
-import transformers
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import vitmods as vm
-from vitmods.adapters import coverage, from_timm, load, save, to_timm
-from vitmods.adapters.apply import as_vit
-from vitmods.adapters.timm_folder import timm_words
+from vitmods.adapters import coverage, from_timm, load, save, to_huggingface, to_timm, to_torchvision
 from vitmods.cli import main
+from vitmods.model.slots import BranchConfig, NormConfig
 from vitmods.util.errors import UserError
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
@@ -133,34 +131,83 @@ def test_other_files(tmp_path, name, write, message):
         load(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    "fields", [{"global_pool": "avg", "norm_layer": timm.layers.RmsNorm}, {"scale_mlp_norm": True}]
-)
-def test_swiglu_of_timm_is_ours_both_ways(fields):
-    old = VisionTransformer(**SMALL, mlp_layer=timm.layers.SwiGLU, act_layer=nn.SiLU, **fields).eval()
-    for parameter in old.parameters():
-        nn.init.normal_(parameter, std=0.2)
-    read, images = from_timm(old), torch.randn(2, 3, *old.patch_embed.img_size)
-    assert read.vit_config.mlp_kind == "swiglu"
-    torch.testing.assert_close(read.eval()(images), old(images), rtol=1e-4, atol=1e-4)
-    changed = vm.apply(VisionTransformer(**SMALL, **fields), vm.SwiGLU()).eval()
-    written = to_timm(changed).eval()
-    assert type(written.blocks[0].mlp) is timm.layers.SwiGLU
-    assert timm_words(changed.vit_config) is None  # a file would have to name a class
-    torch.testing.assert_close(written(images), changed(images), rtol=1e-4, atol=1e-4)
-
-
-def test_a_wrapped_model_of_timm_is_read():
-    sizes = {"img_size": 32, "depth": 1, "embed_dim": 16, "num_heads": 2}
-    config = transformers.TimmWrapperConfig(architecture="vit_tiny_patch16_224", num_labels=3, model_args=sizes)
-    model = transformers.TimmWrapperForImageClassification(config).eval()
-    images = torch.randn(2, 3, 32, 32)
-    torch.testing.assert_close(as_vit(model).eval()(images), model(images).logits)
-    assert type(vm.apply(model, vm.DualPatchNorm()).patch_embed).__name__ == "DualPatchNormStem"
-
-
 def test_the_shell_tells_a_model_of_timm_by_its_prefix(capsys):
     assert main(["diff", "--base", "deit3_small_patch16_224", "--arm", "dpn"]) == 2
     assert "timm:deit3_small_patch16_224" in capsys.readouterr().err
     assert main(["diff", "--base", "timm:vit_tiny_patch16_224", "--arm", "dpn", "--img-size", "32"]) == 0
     assert "DualPatchNormStem" in capsys.readouterr().out
+
+
+BIG_VISION = {"activation": "gelu_tanh", "position_on_prefix": False, "init": "big_vision"}
+GAP = {"pool": "avg", "class_token": False}
+COARSE, RMS = NormConfig("layer", 1e-3), NormConfig("rms", 1e-5)
+SLOTS = {
+    "big_vision": [
+        ({"activation": "gelu"}, r"activation=gelu \(there: gelu_tanh\)"),
+        ({"pool": "avg"}, "class_token=True"),
+        ({**GAP, "norm_after_pool": True}, "norm_after_pool=True"),
+        ({"pool": "none"}, "pool=none"),
+        ({"mlp": BranchConfig(NormConfig("layer", 1e-5))}, "mlp.before=layer norm, eps 1e-05"),
+        ({"layer_scale": 0.1}, "layer_scale=0.1"),
+        ({"position": "none"}, "position=none"),
+    ],
+    "DeiT": [
+        ({"layer_scale": 0.1}, "layer_scale=0.1"),
+        ({"activation": "gelu_tanh"}, "activation=gelu_tanh"),
+        ({"pool": "avg"}, "pool=avg"),
+        ({"reg_tokens": 1}, "reg_tokens=1"),
+    ],
+    "Hugging Face's ViT": [
+        ({"pool": "avg"}, "pool=avg"),
+        ({"reg_tokens": 2}, "reg_tokens=2"),
+        ({"representation": True}, "representation=True"),
+        ({"proj_drop": 0.1}, "proj_drop=0.1"),
+        ({"mlp": BranchConfig(COARSE)}, "mlp.before=layer norm, eps 0.001"),
+        ({"position_on_prefix": False}, "position_on_prefix=False"),
+    ],
+    "torchvision's VisionTransformer": [
+        ({"img_size": (8, 16)}, r"img_size=\(8, 16\)"),
+        ({"in_chans": 1}, "in_chans=1"),
+        ({"pool": "avg"}, "pool=avg"),
+        ({"layer_scale": 0.1}, "layer_scale=0.1"),
+        ({"activation": "gelu_tanh"}, "activation=gelu_tanh"),
+        ({"pos_drop": 0.1}, "pos_drop=0.1"),
+    ],
+    "timm's VisionTransformer": [
+        ("dpn", r"stem.before=layer norm, eps 1e-06 \(there: None\); stem.after|stem.before"),
+        ("gpsa", "positional"),
+        ("stem(kind=hmlp)", "stem"),
+        ("postnorm", "attn.before=None"),
+        ("subln+placement(mlp=pre+post)", "mlp.after="),
+        ("normformer(head_scale=true,residual_scale=true)", "attn.branch=.*head_scale=True.*residual_scale=True"),
+        ("dpn(before=false,after=false,after_position=true)", "position_norm_on_prefix|stem.bias"),
+        ({"mask_token": True}, "mask_token"),
+        ({"representation": True}, "representation=True"),
+        ({"position": "sincos2d", "position_on_prefix": False}, "position=sincos2d"),
+        ({"drop_path": 0.1, "drop_path_shape": "constant"}, "drop_path_shape=constant"),
+        ({"final_norm": COARSE}, "final_norm=layer norm, eps 0.001 "),
+        (
+            {"pool": "map", "final_norm": None, "attn": BranchConfig(COARSE), "mlp": BranchConfig(COARSE)},
+            "pool_norm=None",
+        ),
+        ({"mlp": BranchConfig(RMS)}, "mlp.before=rms norm, eps 1e-05 "),
+    ],
+}
+WRITERS = {
+    "big_vision": lambda model, folder: save(model, folder / "model.npz"),
+    "DeiT": lambda model, folder: save(model, folder / "model.pth"),
+    "Hugging Face's ViT": lambda model, _: to_huggingface(model),
+    "torchvision's VisionTransformer": lambda model, _: to_torchvision(model),
+    "timm's VisionTransformer": lambda model, _: to_timm(model),
+}
+
+
+@pytest.mark.parametrize(("library", "model", "slot"), [(name, *row) for name, rows in SLOTS.items() for row in rows])
+def test_slots_without_counterpart_are_named(tmp_path, library, model, slot):
+    base = BIG_VISION if library == "big_vision" else {}
+    fields, changes = (model, "") if isinstance(model, dict) else ({}, model)
+    vit = vm.vit("mu2/4", **{"img_size": 8, "num_classes": 5, **base, **fields})
+    vit = vm.apply(vit, *vm.parse_changes(changes)) if changes else vit
+    with pytest.raises(UserError, match=f"{library} does not have: .*({slot})"):
+        WRITERS[library](vit, tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -9,27 +9,19 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.adapters import coverage, from_huggingface, load, to_huggingface
+from vitmods.adapters.apply import as_vit
 from vitmods.util.errors import UserError
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra: pip install 'vitmods[hf]'")
 
 
 def small(kind="ViTForImageClassification", more=None, **options):
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-    sizes = {"image_size": 32, "patch_size": 8, "num_labels": 5}
-    return getattr(transformers, kind)(transformers.ViTConfig(**{**shape, **sizes, **options}), **(more or {}))
-
-
-def output(model):
-    """What our ViT gives for a model of theirs."""
-
-    def call(images):
-        outputs = model(images)
-        if hasattr(outputs, "logits"):
-            return outputs.logits
-        return outputs.last_hidden_state[:, 0] if outputs.pooler_output is None else outputs.pooler_output
-
-    return call
+    kind = getattr(transformers, kind)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    sizes |= {"image_size": 32, "patch_size": 8, "num_labels": 5, **options}
+    if kind.config_class in (transformers.SiglipConfig, transformers.CLIPConfig):
+        sizes = {"vision_config": sizes, "num_labels": 5}
+    return kind(kind.config_class(**sizes), **(more or {}))
 
 
 MODELS = {
@@ -150,16 +142,7 @@ FAMILIES = [
 ]
 
 
-def family(kind, **options):
-    kind = getattr(transformers, kind)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-    sizes |= {"image_size": 32, "patch_size": 8, "num_labels": 5, **options}
-    if kind.config_class in (transformers.SiglipConfig, transformers.CLIPConfig):
-        sizes = {"vision_config": sizes, "num_labels": 5}
-    return kind(kind.config_class(**sizes))
-
-
-def all_patches(model, pool):
+def output(model, pool="token"):
     """What our ViT gives for a model of theirs; a masked autoencoder's encoder sees all patches, in order."""
 
     def call(images):
@@ -178,7 +161,7 @@ def all_patches(model, pool):
 
 @pytest.mark.parametrize(("kind", "options"), FAMILIES, ids=str)
 def test_families_are_read_from_memory_and_folders_and_saved_back(scatter, same_function, tmp_path, kind, options):
-    reference = scatter(family(kind, **options))
+    reference = scatter(small(kind, **options))
     reference.save_pretrained(tmp_path / "theirs")
     converted, loaded = from_huggingface(reference), load(tmp_path / "theirs")
     assert loaded.vit_config == converted.vit_config
@@ -186,9 +169,9 @@ def test_families_are_read_from_memory_and_folders_and_saved_back(scatter, same_
         assert torch.equal(value, converted.state_dict()[name]), name
     back = to_huggingface(loaded, like=reference)
     back.save_pretrained(tmp_path / "back")
-    expected = all_patches(reference, converted.vit_config.pool)
+    expected = output(reference, converted.vit_config.pool)
     same_function(expected, converted)
-    same_function(expected, all_patches(back, converted.vit_config.pool))
+    same_function(expected, output(back, converted.vit_config.pool))
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
     assert {name: value.shape for name, value in before.items()} == {name: value.shape for name, value in after.items()}
     changed = vm.apply(reference, vm.DualPatchNorm(), in_place=False)
@@ -196,7 +179,7 @@ def test_families_are_read_from_memory_and_folders_and_saved_back(scatter, same_
         to_huggingface(changed, like=reference)
 
 
-def test_a_wrapped_model_of_timm_is_saved_back(scatter, tmp_path):
+def test_a_wrapped_model_of_timm_is_read_and_saved_back(scatter, tmp_path):
     sizes = {"img_size": 32, "depth": 2, "embed_dim": 32, "num_heads": 2}
     config = transformers.TimmWrapperConfig(architecture="vit_tiny_patch16_224", num_labels=3, model_args=sizes)
     reference = scatter(transformers.TimmWrapperForImageClassification(config))
@@ -205,6 +188,9 @@ def test_a_wrapped_model_of_timm_is_saved_back(scatter, tmp_path):
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
     assert before.keys() == after.keys()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(as_vit(reference).eval()(images), reference(images).logits)
+    assert type(vm.apply(reference, vm.DualPatchNorm()).patch_embed).__name__ == "DualPatchNormStem"
 
 
 def is_query(name):
@@ -225,8 +211,8 @@ def changed(act):
         (lambda: small("ViTModel", pooler_act="relu"), "pooler_act relu"),
         (lambda: small("ViTModel", pooler_output_size=16), r"pre_logits.weight is \(16, 32\)"),
         (lambda: small("ViTForMaskedImageModeling"), "ViTForMaskedImageModeling is not covered"),
-        (lambda: family("BeitModel", use_shared_relative_position_bias=True), "all blocks share.*in_place=True.$"),
-        (lambda: family("CLIPVisionModelWithProjection"), "CLIPVisionModelWithProjection is not covered"),
+        (lambda: small("BeitModel", use_shared_relative_position_bias=True), "all blocks share.*in_place=True.$"),
+        (lambda: small("CLIPVisionModelWithProjection"), "CLIPVisionModelWithProjection is not covered"),
         (lambda: transformers.BertModel(transformers.BertConfig(num_hidden_layers=1)), "BertModel is not covered"),
         (lambda: changed(lambda m: m.add_module("more", nn.Linear(2, 2))), "without a place here: more.bias"),
         (lambda: small(dtype=torch.bfloat16).bfloat16(), r"in bfloat16.*model.float\(\)"),

@@ -9,7 +9,6 @@ import torch
 import transformers
 
 import vitmods as vm
-from vitmods.util.errors import Refused
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 TABLE = json.loads((FOLDER / "results" / "in_place.json").read_text())
@@ -86,37 +85,6 @@ def test_the_page_is_made_of_the_table(monkeypatch):
     page = importlib.import_module("models_page").page(TABLE)
     written = (FOLDER.parent / "docs" / "models.md").read_text()
     assert page == written, "run: python benchmarks/models_page.py"
-
-
-@pytest.mark.parametrize(
-    ("part", "name"),
-    [
-        ("timm", "vit_base_patch16_dinov3"),
-        ("timm", "eva02_small_patch14_224"),
-        ("timm", "cait_m36_384"),
-        ("timm", "vit_base_resnet26d_224"),
-        ("Hugging Face, vision", "Dinov2"),
-        ("Hugging Face, vision", "CLIPVision"),
-        ("Hugging Face, vision", "Swin"),
-        ("Hugging Face, vision", "Segformer"),
-    ],
-)
-def test_the_example_of_the_readme_works_on_the_models_of_the_page(benchmark, part, name):
-    readme = (FOLDER.parent / "README.md").read_text().partition("```python")[2].partition("```")[0]
-    model = (benchmark.small if part == "timm" else benchmark.hugging_face)(name)
-    benchmark.scramble(model)
-    lines = [line for line in readme.splitlines() if not line.startswith("model =")]
-    if TABLE["results"][part]["rows"][name]["dpn"] != "in place":
-        with pytest.raises(Refused, match="patches"):
-            exec("\n".join(lines), {"model": model})
-        lines = [line.replace("vm.DualPatchNorm(), ", "") for line in lines]
-    if name == "Swin":  # between stages tokens are joined, each with a mean of its own
-        with pytest.raises(Refused, match=r"Write norm\(kind=rms,exact=false\)"):
-            exec("\n".join(lines), {"model": model})
-        lines = [line.replace('vm.Norm("rms")', 'vm.Norm("rms", exact=False)') for line in lines]
-    names = {"model": model}
-    exec("\n".join(lines), names)
-    assert "RMSNorm" in str(vm.diff(model, names["better"]))
 
 
 @pytest.mark.parametrize("name", CAUSAL)

@@ -11,9 +11,7 @@ from safetensors.torch import save_file
 
 import vitmods as vm
 from vitmods.adapters import load, open_checkpoint, save
-from vitmods.finetune import load_delta
 from vitmods.study.checkpoints import arms_in
-from vitmods.train import checkpoint
 from vitmods.util.errors import UserError
 
 
@@ -87,16 +85,6 @@ def test_a_file_with_a_pickle_is_refused(tmp_path, mark, writer, ending):
     with pytest.raises(UserError, match=path.name):
         load(path)
     arms_in(str(path))
-
-
-@pytest.mark.parametrize("writer", WRITERS)
-def test_a_delta_and_a_checkpoint_with_a_pickle_are_refused(tmp_path, mark, writer):
-    WRITERS[writer](Evil(mark), tmp_path / "task.delta")
-    with pytest.raises(UserError, match="task"):
-        load_delta(vm.vit("mu/8", img_size=32), tmp_path / "task.delta")
-    WRITERS[writer](Evil(mark), tmp_path / checkpoint.NAME)
-    with pytest.warns(UserWarning, match="damaged"), pytest.raises(UserError, match="No checkpoint"):
-        checkpoint.load(tmp_path)
 
 
 def test_timm_is_never_given_a_file_to_open(tmp_path, monkeypatch):

@@ -43,7 +43,6 @@ OF_KINDS = {  # what the settings of a change are nothing to
     "test_gradient_checkpointing_changes_nothing",
     "test_pickle_deepcopy_and_state_dict",
     "test_training_mode_device_and_frozen_parameters_are_those_of_the_model",
-    "test_edit_is_a_pure_function",
     "test_diff_and_documentation",
 }
 

@@ -1,9 +1,10 @@
-"""The DTN change: where its norms and the class token sit, what is carried, and what it refuses."""
+"""DTN and GPSA in the first blocks: where they sit, where the tokens join, what is carried, and the two together."""
 
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import vitmods as vm
 from vitmods.layers import DynamicTokenNorm, LayerNorm
@@ -21,8 +22,8 @@ def build(**overrides):
     return model
 
 
-def images():
-    return torch.randn(2, 3, 12, 16, generator=torch.Generator().manual_seed(1))
+def images(size=(12, 16)):
+    return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1))
 
 
 def is_dtn(norm):
@@ -77,19 +78,6 @@ def test_tokens_take_their_positions_along():
     assert torch.equal(model.reg_token, base.reg_token + base.pos_embed[:, 1:3])
 
 
-def test_lambda_init_near_1_stays_close_to_the_trained_model():
-    """Up to the later class token, which a model without one does not have."""
-    base = build(class_token=False, pool="avg")
-    with torch.no_grad():
-        start, far, near = (
-            model(images())
-            for model in (base, *(vm.apply(base, vm.DynamicTokenNorm(lambda_init=v)) for v in (0.5, 0.999)))
-        )
-    scale = float(start.abs().max())
-    assert float((near - start).abs().max()) < 1e-3 * scale
-    assert float((far - start).abs().max()) > 0.02 * scale
-
-
 def test_trade_off_1_is_the_base_model_with_a_later_class_token():
     base = build(class_token=False, pool="avg")
     with torch.no_grad():
@@ -126,38 +114,6 @@ def test_counts():
     assert count_macs(model.vit_config, dense_norms=True) - count_macs(plain) == 10 * 2 * 12 * 12 * dim
 
 
-def test_multiply_adds_are_those_that_run():
-    from torch.utils.flop_counter import FlopCounterMode
-
-    model = vm.apply(build(), vm.DynamicTokenNorm(norms="both"))
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.forward_head(model.forward_features(images()[:1]))
-    assert counter.get_total_flops() == 2 * count_macs(model.vit_config)
-
-
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        ("dtn(norms=mlp)", "norms"),
-        ("dtn(variant=official)", "variant"),
-        ("dtn(blocks=0)", "at least 1"),
-        ("dtn(pool=0)", "1 .none. or more"),
-        ("dtn(band=2)", "odd"),
-        ("dtn(band=3,window=3)", "window"),
-        ("dtn(trade_off=2)", "between 0 and 1"),
-        ("dtn(lambda_init=1)", "between 0 and 1"),
-        ("dtn(trade_off=0.5,lambda_init=0.9)", "give one"),
-        ("dtn(blocks=12)", "class token could join"),
-        ("dtn(blocks=13)", "class token could join"),
-        ("dtn(pool=2)", "3 x 4"),
-        ("dtn(eps=0)", "eps must be positive"),
-    ],
-)
-def test_settings_that_do_not_fit(text, match):
-    with pytest.raises(UserError, match=match):
-        vm.apply(build(), *vm.parse_changes(text))
-
-
 def test_all_blocks_without_prefix_tokens():
     model = vm.apply(build(class_token=False, pool="avg"), vm.DynamicTokenNorm(blocks=12))
     assert all(is_dtn(block.norm1) for block in model.blocks)
@@ -185,6 +141,57 @@ def test_rms_after_dtn_keeps_the_biases_of_dtn():
     assert not [n for n, _ in model.named_parameters() if n.endswith("bias") and n.startswith("blocks.2.norm")]
 
 
-def test_placement_does_not_move_half_of_the_norms():
-    with pytest.raises(UserError, match="different norms"):
-        vm.apply(vm.apply(build(), vm.DynamicTokenNorm()), vm.Placement(attn="post", mlp="post"))
+def with_positions(model):
+    return [block.attn.positions is not None for block in model.blocks]
+
+
+def test_ten_of_twelve_blocks_before_the_class_token():
+    model, seen = vm.apply(build(), vm.PositionalAttention()), []
+    assert with_positions(model) == [True] * 10 + [False] * 2
+    for block in model.blocks:
+        block.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[1]))
+    model.forward_features(images())
+    assert seen == [12] * 10 + [13] * 2
+    assert model.blocks[0].attn.positions.grid_size == (3, 4)
+
+
+def test_a_closed_gate_is_the_base_model():
+    base = build(class_token=False, pool="avg")
+    with torch.no_grad():
+        start, closed, near, open_ = (
+            model(images()) for model in (base, *(vm.apply(base, vm.PositionalAttention(gate=g)) for g in (-30, -5, 1)))
+        )
+    torch.testing.assert_close(closed, start, atol=1e-5, rtol=0)
+    assert 0 < float((near - start).abs().max()) < 0.1 * float((open_ - start).abs().max())
+
+
+def test_with_dtn_in_any_order():
+    """Tokens join after both, whatever their numbers of blocks."""
+    first, last = (vm.parse_changes(text) for text in ("dtn(blocks=4)+gpsa(blocks=7)", "gpsa(blocks=7)+dtn(blocks=4)"))
+    dtn_first, other = vm.apply(build(), *first), vm.apply(build(), *last)
+    assert dtn_first.vit_config == other.vit_config
+    assert dtn_first.vit_config.prefix_from == 7
+    assert torch.equal(dtn_first.cls_token, other.cls_token)
+    assert torch.equal(dtn_first.pos_embed, other.pos_embed)
+
+
+def test_prefix_tokens_from_the_beginning():
+    """A config may have positions where prefix tokens are present; the change does not ask for it."""
+    config = vm.PositionalAttention().edit(build().vit_config)
+    model = vm.ViT(config.with_(prefix_from=0, reg_tokens=1)).eval()
+    assert {block.attn.positions.prefix_tokens for block in model.blocks[:10]} == {2}
+    assert model(images()).shape == (2, 5)
+
+
+def test_more_blocks_than_there_are():
+    config = vm.PositionalAttention(blocks=12).edit(build(class_token=False, pool="avg").vit_config)
+    with pytest.raises(UserError, match="first 12 blocks are more"):
+        config.with_(depth=11)
+
+
+@pytest.mark.parametrize("text", ["dtn(norms=both)", "gpsa"])
+def test_multiply_adds_are_those_that_run(text):
+    model = vm.apply(build(), *vm.parse_changes(text))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.forward_head(model.forward_features(images()[:1]))
+    assert counter.get_total_flops() == 2 * count_macs(model.vit_config)

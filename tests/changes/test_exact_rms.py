@@ -75,23 +75,6 @@ def test_devices_without_float64_compute_on_the_cpu(monkeypatch):
     norms.fit(vm.apply(other, norms, in_place=True), [torch.randn(2, 3, 32, 32)])
 
 
-SHAPES = {
-    "Ti": ("Ti/16", {}),
-    "Ti-registers-layerscale": ("Ti/16", {"reg_tokens": 4, "layer_scale": 0.1}),
-    "S-big_vision": ("S6/16", {**BIG_VISION, "class_token": False, "pool": "avg"}),
-    "B": ("B3/16", {"layer_scale": 0.1, "num_classes": 1000}),
-    "B-map": ("B2/16", {"pool": "map", "class_token": False}),
-}
-
-
-@pytest.mark.parametrize(("name", "fields"), SHAPES.values(), ids=SHAPES)
-def test_pretrained_shapes_keep_their_outputs(name, fields):
-    model = trained(vm.vit(name, **fields))
-    new = vm.apply(model, vm.Norm("rms"))
-    assert moved(model, new) <= 1e-5
-    assert isinstance(new.norm, RMSNorm)
-
-
 SMALL = {
     "plain": {},
     "layer scale": {"layer_scale": 0.1},
@@ -147,7 +130,7 @@ SMALL = {
 }
 
 
-@pytest.fixture(params=SMALL.values(), ids=SMALL)
+@pytest.fixture(scope="module", params=SMALL.values(), ids=SMALL)
 def pair(request):
     config = vm.ViTConfig.from_name("mu3/4", img_size=12, num_classes=5)
     model = trained(vm.ViT(vm.ViTConfig.from_dict({**vars(config), **request.param}))).double()
@@ -250,12 +233,14 @@ def test_a_residual_scale_stays_while_it_is_the_same_for_all_channels():
         vm.apply(model, vm.Norm("rms"))
 
 
-@pytest.mark.parametrize("gamma", ["zero", "some zero", "tiny", "wide"])
+@pytest.mark.parametrize("gamma", ["equal", "zero", "some zero", "tiny", "wide"])
 def test_layer_scale_stays(gamma):
     model = tiny(layer_scale=0.1).double()
     for block in model.blocks:
         values = block.ls1.gamma.data
-        values.mul_({"zero": 0, "some zero": 1, "tiny": 1e-9, "wide": 1}[gamma])
+        values.mul_({"zero": 0, "tiny": 1e-9}.get(gamma, 1))
+        if gamma == "equal":
+            values.fill_(1e-5)
         if gamma == "some zero":
             values[::3] = 0
         if gamma == "wide":
@@ -268,18 +253,6 @@ def test_layer_scale_stays(gamma):
         assert torch.equal(b.ls1.gamma[kept], a.ls1.gamma[kept])
         torch.testing.assert_close(b.ls1.gamma[~kept], least.expand(int((~kept).sum())))
         assert b.attn.proj.weight.norm() < 5 * a.attn.proj.weight.norm()
-
-
-def test_new_layer_scale_does_not_change():
-    model = tiny()
-    model = trained(vm.vit(model.vit_config, layer_scale=1e-5))
-    for block in model.blocks:
-        nn.init.constant_(block.ls2.gamma, 1e-5)
-    new = vm.apply(model, vm.Norm("rms"))
-    assert torch.equal(new.blocks[1].ls2.gamma, model.blocks[1].ls2.gamma)
-    torch.testing.assert_close(
-        new.blocks[1].mlp.fc2.weight, model.blocks[1].mlp.fc2.weight - model.blocks[1].mlp.fc2.weight.mean(0)
-    )
 
 
 @pytest.mark.parametrize(
@@ -308,18 +281,6 @@ def test_timm_models(kwargs):
     assert moved(model, new, images=2) <= 1e-5
     assert vm.diff(model, new).preserves == "function"
     assert vm.diff(model, new).drift <= 1e-5
-
-
-def test_huggingface_models():
-    config = transformers.ViTConfig(
-        hidden_size=48, num_hidden_layers=3, num_attention_heads=3, intermediate_size=96, image_size=32, patch_size=8
-    )
-    model = trained(transformers.ViTForImageClassification(config)).eval()
-    new = vm.apply(model, vm.Norm("rms"))
-    images = torch.randn(2, 3, 32, 32)
-    assert isinstance(new.norm, RMSNorm)
-    expected = model(images).logits
-    torch.testing.assert_close(new(images), expected, atol=1e-5 * float(expected.detach().abs().max()), rtol=0)
 
 
 def test_in_evaluation_only_when_channels_are_dropped():
@@ -387,7 +348,16 @@ def test_norms_are_exact_before_a_placement_alone():
 
 
 @pytest.mark.parametrize(
-    "others", ["dpn", "dpn(class_token=true,after_position=true)", "normformer", "subln", "layerscale"]
+    "others",
+    [
+        "dpn",
+        "dpn(class_token=true,after_position=true)",
+        "normformer",
+        "subln",
+        "layerscale",
+        "gpsa(blocks=2)",
+        "parallel(branches=3)",
+    ],
 )
 def test_norms_that_are_new_are_no_obstacle(others):
     """Their gains are equal, so that what they write has zero mean."""

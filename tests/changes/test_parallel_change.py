@@ -5,7 +5,6 @@ import torch
 
 import vitmods as vm
 from vitmods.model.branch_names import parallel_name, sequential_name
-from vitmods.util.errors import NoEffect, UserError
 
 SIZE = {"img_size": 8, "num_classes": 5}
 
@@ -84,26 +83,6 @@ def test_other_changes_on_parallel_branches_carry_as_on_sequential_blocks(other)
         torch.testing.assert_close(value, second.state_dict()[name], atol=1e-12, rtol=1e-12)
 
 
-def test_exact_rms_keeps_the_function_of_parallel_branches():
-    model = scattered("mu6x2/4", layer_scale=0.5)
-    new = vm.apply(model, *vm.parse_changes("rms"))
-    assert {type(b.norm).__name__ for block in new.blocks for b in block.attns} == {"RMSNorm"}
-    torch.testing.assert_close(new(images()), model(images()), atol=1e-10, rtol=1e-10)
-
-
-def test_frozen_blocks_stay_frozen():
-    model = scattered("mu4/4")
-    model.blocks[1].requires_grad_(False)
-    new = vm.apply(model, vm.Parallel())
-    assert not any(
-        p.requires_grad for part in (new.blocks[0].attns[1], new.blocks[0].ffns[1]) for p in part.parameters()
-    )
-    assert all(p.requires_grad for part in (*new.blocks[1].attns, new.blocks[0].attns[0]) for p in part.parameters())
-    back = vm.apply(new, *vm.parse_changes("sequential"))
-    frozen = {name.split(".")[1] for name, p in back.named_parameters() if not p.requires_grad}
-    assert frozen == {"1"}
-
-
 def test_diff_reports_the_drift_on_given_images():
     model = scattered()
     new = vm.apply(model, vm.Parallel())
@@ -115,33 +94,3 @@ def test_diff_reports_the_drift_on_given_images():
     assert "outputs on random images differ by" in str(vm.diff(model, new))
     assert difference.params[0] == difference.params[1]
     assert difference.macs[0] == difference.macs[1]
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("mu11/4", "parallel", "the model has 11, which 2 does not divide: give branches=11"),
-        ("mu9/4", "parallel", "give branches=3 or 9"),
-        ("mu4/4", "parallel(branches=8)", "the model has 4"),
-        ("mu1/4", "parallel", "give it another depth"),
-        ("mu4/4", "parallel(branches=0)", "at least 1, got 0"),
-        ("mu4/4", "dtn(blocks=3)+parallel", "which 2 does not divide"),
-        ("mu4/4", "postnorm+parallel", "share one residual sum"),
-        ("mu4/4", "normformer(residual_scale=true)+parallel", "set residual_scale=False"),
-        ("mu4/4", "parallel+postnorm", "share one residual sum"),
-        ("mu4/4", "sequential", NoEffect),
-        ("mu2x2/4", "parallel", NoEffect),
-    ],
-)
-def test_what_cannot_be_put_side_by_side(name, changes, message):
-    error, pattern = (message, None) if message is NoEffect else (UserError, message)
-    with pytest.raises(error, match=pattern):
-        vm.apply(scattered(name), *vm.parse_changes(changes))
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"), [("S18x2/16", (18, 2)), ("S9x4/16", (9, 4)), ("S36/16", (36, 1)), ("L/16", (24, 1))]
-)
-def test_names_of_sizes(name, shape):
-    config = vm.ViTConfig.from_name(name)
-    assert (config.depth, config.parallel) == shape

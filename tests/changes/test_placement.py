@@ -7,7 +7,6 @@ import torch
 from torch.nn import functional as F
 
 import vitmods as vm
-from vitmods.layers import LayerNorm
 from vitmods.model.slots import NormConfig
 
 PLACES = ("pre", "post", "pre+post")
@@ -71,17 +70,6 @@ def test_formula(base, attn, mlp, reading):
     expected = slow_vit(model.state_dict(), images, attn, mlp, reading)
     torch.testing.assert_close(model.forward_features(images), expected, atol=1e-9, rtol=0)
     torch.testing.assert_close(model(images), model.head(expected[:, 0]), atol=1e-9, rtol=0)
-
-
-@pytest.mark.parametrize("reading", ["residual", "branch"])
-@pytest.mark.parametrize(("attn", "mlp"), PAIRS[1:])
-def test_the_final_norm_is_dropped_exactly_where_the_last_operation_is_a_norm(base, attn, mlp, reading):
-    model = vm.apply(base, vm.Placement(attn, mlp, reading))
-    dropped = reading == "residual" and "post" in mlp
-    assert (model.vit_config.final_norm is None) == dropped
-    assert isinstance(model.norm, torch.nn.Identity) == dropped
-    norms = sum(isinstance(m, LayerNorm) for m in model.modules())
-    assert norms == 2 * (len(attn.split("+")) + len(mlp.split("+"))) + (not dropped)
 
 
 @pytest.mark.parametrize("reading", ["residual", "branch"])

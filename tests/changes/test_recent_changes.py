@@ -1,7 +1,6 @@
 """Ingredients of later ViTs: relative positions, gates and values as timm or their formula, registers, ViT-5."""
 
 import pytest
-import timm
 import torch
 from timm.layers import AttentionRope
 from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
@@ -191,23 +190,6 @@ def test_values_of_a_wrapped_map_are_those_that_attention_reads(base, images):
     assert attention.values(x).equal(attention._heads(x)[2])
 
 
-@pytest.mark.parametrize("text", ["gate", "gate(per=head)"])
-def test_gates_in_place(text):
-    torch.manual_seed(0)
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=24, num_heads=3, depth=2, num_classes=5)
-    images = torch.randn(2, 3, 32, 32)
-    new = vm.apply(model.eval(), *vm.parse_changes(text), in_place=True)
-    assert type(new) is type(model)
-    assert set(model.state_dict()) < set(new.state_dict())
-    gates = [module for name, module in new.named_modules() if name.endswith("vm_gate")]
-    for gate in gates:
-        torch.nn.init.normal_(gate.gate.weight)
-    read = vm.apply(model, *vm.parse_changes(text))
-    for block, gate in zip(read.blocks, gates, strict=True):
-        block.attn.gate.load_state_dict(gate.gate.state_dict())
-    torch.testing.assert_close(new.eval()(images), read.eval()(images), atol=1e-5, rtol=0)
-
-
 def test_vit_5_by_name_is_its_line_up():
     counts = {"ViT5-S/16": 22_039_144, "ViT5-B/16": 86_543_080}
     for name, count in counts.items():
@@ -220,20 +202,6 @@ def test_vit_5_by_name_is_its_line_up():
     assert edit(base, arms["vit5"]) == vm.ViTConfig.from_name("ViT5-S/16")
     configs = [edit(base, changes) for changes in arms.values()]
     assert len({config.to_json() for config in configs}) == 15
-
-
-def test_what_does_not_go_together():
-    config = vm.ViTConfig.from_name("mu2/4", img_size=8)
-    for text, fields, message in (
-        ("valueresidual", {"parallel": 2}, "parallel branches"),
-        ("valueresidual", {"depth": 1}, "second block"),
-        ("rope(register_base=100)", {"reg_tokens": 3}, "square grid"),
-        ("rope", {"num_heads": 16}, "multiple of 4"),
-        ("relpos(shared=true)", {"rel_pos": True}, "one table"),
-        ("gate(start=open)", {"gate": "channel"}, "without gates"),
-    ):
-        with pytest.raises(vm.util.errors.UserError, match=message):
-            edit(config.with_(**fields), vm.parse_changes(text))
 
 
 @pytest.fixture

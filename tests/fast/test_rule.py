@@ -8,11 +8,10 @@ import sys
 import warnings
 
 import pytest
-import timm
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
-from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitmods as vm
 from vitmods.fast import Forms
@@ -406,23 +405,36 @@ def test_dropout_draws_the_same(kind, fields):
     assert_plain(build(kind, **fields))
 
 
-CHANGES = [
-    "rms",
-    "subln",
-    "normformer(head_scale=true,residual_scale=true)",
-    "postnorm",
-    "batchnorm",
-    "dtn",
-    "gpsa",
-    "swiglu",
-    "dropkey",
-    "qknorm",
+MEAN = {"pool": "avg", "norm_after_pool": True}
+CONFIGS = [
+    *({"reg_tokens": 2}, {"depth": 1}, {"layer_scale": 0.1}, {"representation": True}, {"qkv_bias": False}),
+    *({"pool": "avg"}, {"pool": "map"}, {"pool": "none"}, {"pool": "avg", "final_norm": None}),
+    *({**MEAN, "reg_tokens": 2, "layer_scale": 0.1}, {**MEAN, "class_token": False}),
 ]
+
+
+@pytest.mark.parametrize("fields", CONFIGS, ids=str)
+def test_configs(fields):
+    assert_plain(build("class token", **{"depth": 2, **fields}), [FORMS["last block"], FORMS["all"]])
+
+
+@every_model
+def test_with_checkpointing(kind):
+    model = build(kind)
+    model.set_grad_checkpointing()
+    assert_plain(model, [FORMS["last block"]])
+
+
+NORMFORMER = "normformer(head_scale=true,residual_scale=true)"
+CHANGES = ["rms+dpn", "subln", NORMFORMER, "postnorm", "placement(attn=post,mlp=pre+post)", "batchnorm", "dtn", "gpsa"]
+CHANGES += ["swiglu", "dropkey", "qknorm"]
 
 
 @pytest.mark.parametrize("changes", CHANGES)
 def test_changes(changes):
     assert_plain(vm.apply(build("mean"), *vm.parse_changes(changes)))
+    if changes in CHANGES[:5]:
+        assert_plain(vm.apply(build("class token"), *vm.parse_changes(changes)), [FORMS["last block"]])
 
 
 def test_inside_of_hooks_for_saved_tensors():
@@ -445,47 +457,6 @@ def test_writing_to_what_is_needed_for_backward_is_an_error():
         model.blocks[0].attn.qkv.weight.mul_(2)
     with pytest.raises(RuntimeError, match="changed in place"):
         out.sum().backward()
-
-
-def test_it_can_be_switched_off():
-    model = build("class token").eval()
-    seen = []
-    plain = model.blocks[-1].forward
-    model.blocks[-1].forward = lambda x: seen.append(F.relu(x).shape) or plain(x)
-    model.forms = None
-    model(images())
-    assert seen == [(5, 7, 32)]
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-def test_adapters_as_on_timms_model(recompute):
-    """The same adapters in timm's model and in ours made of it: the same outputs, and gradients in every block."""
-    torch.manual_seed(0)
-    reference = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=3, num_classes=5).double()
-    actual = vm.apply(reference)
-    actual.forms = Forms(recompute=recompute)
-    outputs, grads = [], []
-    for model in (reference, actual):
-        config = LoraConfig(r=2, target_modules=["qkv", "proj", "fc1", "fc2"])
-        model = inject_adapter_in_model(config, model)
-        for name, parameter in sorted(model.named_parameters()):
-            if "lora_" in name:
-                generator = torch.Generator().manual_seed(len(name))
-                parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 4
-        outputs.append(model.double()(torch.ones(2, 3, 32, 32, dtype=torch.float64).cumsum(-1) / 32))
-        outputs[-1].sin().sum().backward()
-        grads.append({name: p.grad for name, p in model.named_parameters() if "lora_" in name})
-    torch.testing.assert_close(*outputs, rtol=1e-10, atol=1e-10)
-    assert grads[0].keys() == grads[1].keys()
-    for name, grad in grads[0].items():
-        torch.testing.assert_close(grads[1][name], grad, rtol=1e-9, atol=1e-9)
-
-
-def test_hooks_on_the_stems_projection_are_heard():
-    model, heard = vm.apply(build("class token"), vm.DualPatchNorm()), []
-    model.patch_embed.proj.register_forward_hook(lambda m, values, out: heard.append(out.shape))
-    model(images())
-    assert heard == [(5, 32, 2, 3)]
 
 
 MADE = """
@@ -512,3 +483,43 @@ for make in {MADE.split(chr(10))[1:-1]}:
     done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
     assert done.stdout == "vitmods.fast.forms True\n" * 5
     assert vm.vit("mu/4", img_size=8).forms == Forms() == vm.apply(vm.vit("mu/4", img_size=8), vm.LayerScale()).forms
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rows"),
+    [
+        ({}, {"fc1": 1, "fc2": 1}),
+        ({"pool": "avg", "norm_after_pool": True}, {"fc1": 7, "fc2": 7}),
+        ({"pool": "map"}, {"fc1": 7, "fc2": 7}),
+    ],
+    ids=str,
+)
+def test_the_last_mlp_computes_only_what_is_read(overrides, rows):
+    """Of 7 tokens; other heads than a class token's read all."""
+    model = build("class token", depth=2, drop_path=0.0, **overrides)
+    counter = Rows({name: getattr(model.blocks[-1].mlp, name).weight for name in rows})
+    with counter:
+        model(images(2))
+    assert counter.seen == {name: 2 * count for name, count in rows.items()}
+    model.forms = dataclasses.replace(model.forms, last_block=False)
+    counter.seen.clear()
+    with counter:
+        model(images(2))
+    assert counter.seen == dict.fromkeys(rows, 14)
+
+
+class Rows(TorchDispatchMode):
+    """How many rows the products with certain weights have."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.names = {weight.untyped_storage().data_ptr(): name for name, weight in weights.items()}
+        self.seen = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if "mm" in func.__name__ or "linear" in func.__name__:
+            for name in {self.names.get(a.untyped_storage().data_ptr()) for a in args if isinstance(a, torch.Tensor)}:
+                if name:
+                    self.seen[name] = out.flatten(0, -2).shape[0]
+        return out

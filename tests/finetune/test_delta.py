@@ -186,17 +186,3 @@ def test_what_cannot_be_loaded_or_saved(saved, tmp_path, call, message):
     base, model, _, _ = saved
     with pytest.raises(UserError, match=message):
         call(base, model, tmp_path)
-
-
-def test_a_failed_save_leaves_the_old_file(saved, monkeypatch):
-    base, _, path, _ = saved
-    before = path.read_bytes()
-
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(UserError, match="disk is full"):
-        vm.save_delta(tuned(base, seed=2), base, path)
-    assert path.read_bytes() == before
-    assert list(path.parent.iterdir()) == [path]

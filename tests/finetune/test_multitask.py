@@ -42,13 +42,19 @@ def served(request, tmp_path):
 
 
 def test_outputs_are_those_of_the_separate_models_bit_for_bit(served):
-    _, models, multi = served
+    base, models, multi = served
     assert multi.tasks == tuple(TASKS)
+    assert not any(p.requires_grad for p in multi.parameters())
+    assert not any(module.training for module in multi.modules())
     for name in [*TASKS, *TASKS]:  # going back and forth changes nothing
         images = torch.randn(2, 3, *models[name].vit_config.img_size)
         with torch.inference_mode():
             assert torch.equal(multi(images, name), models[name](images))
             assert torch.equal(multi[name].forward_features(images), models[name].forward_features(images))
+    alone, images = vm.MultiTask(base, {"base": None}), torch.randn(2, 3, 16, 16)  # the base is a task for nothing
+    assert alone.nbytes == sum(storages(base).values())
+    assert torch.equal(alone(images, "base"), base(images))
+    assert all(p.requires_grad for p in base.parameters())
 
 
 def storages(model):
@@ -82,22 +88,6 @@ def test_moving_keeps_it_shared(served):
     assert multi.nbytes == 2 * before
     images = torch.randn(2, 3, 24, 24).double()
     torch.testing.assert_close(multi(images, "cars"), models["cars"].double()(images))
-
-
-def test_it_is_for_inference_and_leaves_the_base_alone(served):
-    base, _, multi = served
-    assert not any(p.requires_grad for p in multi.parameters())
-    assert not any(module.training for module in multi.modules())
-    assert all(p.requires_grad for p in base.parameters())
-
-
-def test_the_base_itself_is_a_task_for_nothing(served):
-    base, _, _ = served
-    alone = vm.MultiTask(base, {"base": None})
-    assert alone.nbytes == sum(storages(base).values())
-    images = torch.randn(2, 3, 16, 16)
-    assert torch.equal(alone(images, "base"), base(images))
-    assert all(p.requires_grad for p in base.parameters())
 
 
 def test_the_table_and_the_errors(served):

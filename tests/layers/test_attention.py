@@ -1,12 +1,24 @@
-"""None"""
+"""Attention, its slots and its positions against formulas; rotary positions against timm's; the published ViT-5."""
 
 import pytest
 import timm.layers
+import timm.layers.pos_embed_sincos as sincos
 import torch
 from torch.nn import functional as F
 
-from vitmods.layers import Attention, AttentionPool, AttentionSlots, GatedPositions, LayerNorm, Mlp, RMSNorm
+import vitmods as vm
+from vitmods.layers import (
+    Attention,
+    AttentionPool,
+    AttentionSlots,
+    GatedPositions,
+    LayerNorm,
+    Mlp,
+    RMSNorm,
+    RotaryPositions,
+)
 from vitmods.layers.position import resample, sincos2d
+from vitmods.model.config import BranchConfig, NormConfig, RopeConfig
 
 
 def slow_attention(attention, x):
@@ -52,17 +64,6 @@ def test_the_slot_for_masks_sees_queries_and_keys_and_the_callers_mask():
     torch.testing.assert_close(attention(x, attn_mask=everything), attention.proj(values), atol=1e-12, rtol=0)
 
 
-def test_masked_tokens_are_not_read():
-    attention = Attention(8, 2).double().eval()
-    x = torch.randn(1, 4, 8, dtype=torch.float64)
-    mask = torch.tensor([True, True, False, True]).expand(4, 4)
-    changed = x.clone()
-    changed[:, 2] += 1
-    seen = [attention(tokens, attn_mask=mask)[:, [0, 1, 3]] for tokens in (x, changed)]
-    torch.testing.assert_close(*seen, atol=0, rtol=0)
-    assert not torch.allclose(attention(x)[:, 0], attention(changed)[:, 0])
-
-
 def test_dropout_acts_in_training_alone_and_widths_are_multiples_of_the_heads():
     attention = Attention(8, 2, attn_drop=0.5, proj_drop=0.5)
     x = torch.randn(2, 4, 8)
@@ -100,16 +101,12 @@ def test_resampling():
     positions = torch.randn(1, 4, 2, requires_grad=True)
     F.mse_loss(resample(positions, (2, 2), (3, 3)), torch.zeros(1, 9, 2)).backward()
     assert positions.grad.abs().min() > 0
-
-
-@pytest.mark.parametrize("aligned", [False, True])
-def test_prefix_entries_and_type_are_kept(aligned):
-    positions = torch.randn(1, 3 + 4, 5).bfloat16()
-    new = resample(positions, (2, 2), (4, 4), prefix=3, aligned=aligned)
-    assert new.shape == (1, 3 + 16, 5)
-    assert new.dtype == torch.bfloat16
-    assert torch.equal(new[:, :3], positions[:, :3])
-    assert resample(positions, (2, 2), (2, 2), prefix=3) is positions
+    for aligned in (False, True):
+        positions = torch.randn(1, 3 + 4, 5).bfloat16()
+        new = resample(positions, (2, 2), (4, 4), prefix=3, aligned=aligned)
+        assert (new.shape, new.dtype) == ((1, 3 + 16, 5), torch.bfloat16)
+        assert torch.equal(new[:, :3], positions[:, :3])
+        assert resample(positions, (2, 2), (2, 2), prefix=3) is positions
 
 
 def test_sincos2d():
@@ -188,14 +185,6 @@ def test_fewer_queries(queries):
     )
 
 
-def test_prefix_tokens_attend_by_content():
-    attention, x = build((2, 5), 2), tokens((2, 5), 2)
-    plain = Attention(12, 3).double()
-    plain.load_state_dict(attention.state_dict(), strict=False)
-    torch.testing.assert_close(attention(x)[:, :2], plain(x)[:, :2], atol=1e-12, rtol=0)
-    assert not torch.allclose(attention(x)[:, 2:], plain(x)[:, 2:], atol=0.1)
-
-
 def test_another_grid_needs_no_other_parameters_and_masks_are_refused():
     attention, x = build((2, 3)), tokens((4, 5))
     with pytest.raises(ValueError, match=r"20 tokens.*2 x 3"):
@@ -204,18 +193,6 @@ def test_another_grid_needs_no_other_parameters_and_masks_are_refused():
     torch.testing.assert_close(attention(x), written_out(attention, x, 0, (4, 5))[0], atol=1e-12, rtol=0)
     with pytest.raises(ValueError, match="masks are not supported"):
         build((2, 2))(tokens((2, 2)), attn_mask=torch.ones(4, 4, dtype=torch.bool))
-
-
-def test_the_gate_goes_from_content_to_place():
-    attention, x = build((3, 4)), tokens((3, 4))
-    torch.nn.init.constant_(attention.positions.gate, 50)
-    torch.testing.assert_close(
-        attention.weights(x), kernel(attention.positions, (3, 4)).expand(2, -1, -1, -1), atol=1e-12, rtol=0
-    )
-    torch.nn.init.constant_(attention.positions.gate, -50)
-    plain = Attention(12, 3).double()
-    plain.load_state_dict(attention.state_dict(), strict=False)
-    torch.testing.assert_close(attention(x), plain(x), atol=1e-12, rtol=0)
 
 
 def test_no_matrix_of_tokens_times_tokens():
@@ -235,3 +212,91 @@ def test_no_matrix_of_tokens_times_tokens():
     with Watch():
         attention(x).sum().backward()
     assert max(sizes) <= 2 * 576 * 36 < 3 * 576 * 576
+
+
+EMBEDDINGS = {
+    "axial": (
+        {"base": 50.0, "offset": 1.0, "columns_first": True, "reference": (7, 7)},
+        lambda: sincos.RotaryEmbeddingCat(
+            16, in_pixels=False, temperature=50.0, grid_offset=1.0, grid_indexing="xy", ref_feat_shape=[7, 7]
+        ),
+    ),
+    "halved": (
+        {"pairs": "halved", "base": 50.0},
+        lambda: sincos.RotaryEmbeddingCat(16, in_pixels=False, temperature=50.0, rotate_half=True),
+    ),
+    "dinov3": (
+        {"pairs": "halved", "coordinates": "centered", "offset": 0.25},
+        lambda: sincos.RotaryEmbeddingDinoV3(16, grid_offset=0.25),
+    ),
+    "mixed": (
+        {"frequencies": "mixed", "base": 10.0, "columns_first": True},
+        lambda: sincos.RotaryEmbeddingMixed(48, depth=1, num_heads=3),
+    ),
+}
+
+
+@pytest.mark.parametrize("grid", [(4, 6), (5, 5)], ids=str)
+@pytest.mark.parametrize("form", EMBEDDINGS)
+def test_timms_embeddings(form, grid):
+    settings, make = EMBEDDINGS[form]
+    reference = make()
+    rope = RotaryPositions(16, 3, (4, 6), 2, settings=RopeConfig(**settings))
+    embedding = reference.get_embed(grid)
+    if form == "mixed":
+        rope.freqs.data = reference.freqs[:, 0].detach()
+        embedding = embedding[0]
+    rope.grid_size = grid  # as for images of another size
+    q, k = torch.randn(2, 2, 3, 2 + grid[0] * grid[1], 16)
+    half = settings.get("pairs") == "halved"
+    for x, turned in zip((q, k), rope(q, k), strict=True):
+        expected = sincos.apply_rot_embed_cat(x[:, :, 2:], embedding, half=half)
+        torch.testing.assert_close(turned, torch.cat([x[:, :, :2], expected], 2), atol=1e-5, rtol=0)
+    first, _ = rope(q[:, :, :1], k)
+    torch.testing.assert_close(first, q[:, :, :1])
+    rope.set_grid(grid)
+    torch.testing.assert_close(rope(q, k)[1], turned, atol=0, rtol=0)
+
+
+def test_the_mixed_start_is_the_axial_one_turned():
+    rope = RotaryPositions(16, 3, (4, 4), settings=RopeConfig("mixed", 10.0))
+    torch.manual_seed(0)
+    rope.reset_parameters()
+    torch.manual_seed(0)
+    expected = sincos.init_random_2d_freqs(16, 1, 3, temperature=10.0)[:, 0]
+    torch.testing.assert_close(rope.freqs.detach(), expected, atol=1e-6, rtol=0)
+
+
+def test_another_number_of_tokens_is_refused_and_tables_are_exact_in_their_type():
+    with pytest.raises(ValueError, match="grid of 4 x 6: set grid_size"):
+        RotaryPositions(8, 2, (4, 6))(torch.zeros(1, 2, 24, 8), torch.zeros(1, 2, 25, 8))
+    wide = RotaryPositions(8, 2, (5, 5), dtype=torch.double).table
+    assert torch.equal(RotaryPositions(8, 2, (5, 5)).double().table, wide)
+
+
+def our_name(name):
+    return name.replace("gamma_1", "ls1.gamma").replace("gamma_2", "ls2.gamma")
+
+
+def test_the_published_vit_5(golden):
+    """Registers come before the patches here and after them there: attention treats both alike."""
+    golden = golden("vit5_tiny")
+    rms = NormConfig("rms")
+    branch = BranchConfig(rms)
+    model = vm.vit(
+        "mu2/4", img_size=12, num_classes=5, qkv_bias=False, qk_norm=rms, position_on_prefix=False, reg_tokens=4,
+        attn=branch, mlp=branch, final_norm=rms, layer_scale=1e-4,
+        rope=RopeConfig(base=10000.0, register_base=100.0, reference=(3, 3)),
+    ).double().eval()  # fmt: skip
+    model.load_state_dict({our_name(name): value for name, value in golden.group("param").items()})
+    images = golden["in.x"].requires_grad_()
+    logits = model(images)
+    torch.testing.assert_close(logits, golden["out.y"], atol=1e-9, rtol=0)
+    torch.testing.assert_close(model.forward_features(images)[:, 0], golden["out.class_token"], atol=1e-9, rtol=0)
+    (logits * golden["ct.y"]).sum().backward()
+    torch.testing.assert_close(images.grad, golden["grad_in.x"], atol=1e-9, rtol=0)
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    for name, expected in golden.group("grad_param").items():
+        torch.testing.assert_close(
+            gradients[our_name(name)], expected.view_as(gradients[our_name(name)]), atol=1e-9, rtol=0
+        )

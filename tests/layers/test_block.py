@@ -1,12 +1,29 @@
-"""A block, its slots and its stochastic depth against formulas in float64."""
+"""A block, its slots and its stochastic depth against formulas in float64; parallel branches against timm's block."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
+from timm.models.vision_transformer import ParallelThingsBlock
 from torch.nn import functional as F
 
-from vitmods.layers import Block, BlockConfig, BranchNorms, DropPath, LayerNorm, LayerScale
+import vitmods as vm
+from vitmods.fast import Forms
+from vitmods.layers import (
+    Attention,
+    AttentionSlots,
+    Block,
+    BlockConfig,
+    BranchNorms,
+    DropPath,
+    LayerNorm,
+    LayerScale,
+    Mlp,
+    ParallelBlock,
+    RMSNorm,
+)
+from vitmods.util.errors import UserError
 
 
 def randomized(block):
@@ -67,3 +84,81 @@ def test_layer_scale():
     assert torch.equal(scale(torch.ones(2, 3)), torch.tensor([[1.0, 2.0, 3.0]] * 2))
     scale.reset_parameters()
     assert (scale.gamma == 0.5).all()
+
+
+EXACT = {"atol": 1e-12, "rtol": 1e-12}
+FORMS = {"plain": None, "fast": Forms(), "recompute": Forms(recompute=True)}
+
+
+def parallel(k=2, **fields):
+    """A block whose every weight matters."""
+    torch.manual_seed(0)
+    block = ParallelBlock([Block(BlockConfig(24, 3, 48, **fields)) for _ in range(k)])
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return block.double()
+
+
+def tokens(batch=3, n=5, dim=24):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(batch, n, dim, dtype=torch.float64, generator=generator).requires_grad_()
+
+
+def run(block, forms, x):
+    """Output and all gradients under one seed."""
+    torch.manual_seed(2)
+    y = block(x) if forms is None else forms.run_block(block, x, recomputes=forms.recompute)
+    return [y, *torch.autograd.grad(y.sin().sum(), [x, *block.parameters()])]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("forms", FORMS.values(), ids=FORMS)
+def test_it_is_timms_block(k, forms):
+    reference = ParallelThingsBlock(24, 3, num_parallel=k, mlp_ratio=2.0, qkv_bias=True, init_values=0.5, drop_path=0.4)
+    block, x = parallel(k, layer_scale=0.5, drop_path=0.4), tokens()
+    reference.double().load_state_dict(block.state_dict())
+    torch.manual_seed(2)
+    y = reference(x)
+    leaves = [x, *(reference.get_parameter(n) for n, _ in block.named_parameters())]
+    for a, b in zip(run(block, forms, x), [y, *torch.autograd.grad(y.sin().sum(), leaves)], strict=True):
+        torch.testing.assert_close(a, b, **EXACT)
+
+
+FIELDS = {
+    "inner norms": {
+        "attn_norms": BranchNorms(LayerNorm, LayerNorm),
+        "mlp_norms": BranchNorms(LayerNorm, LayerNorm),
+    },
+    "norms on the branch": {"mlp_norms": BranchNorms(LayerNorm, branch=LayerNorm)},
+    "head scale, norms of q and k": {"attn": partial(Attention, slots=AttentionSlots(RMSNorm, head_scale=True))},
+    "no norm": {"attn_norms": BranchNorms(), "mlp_norms": BranchNorms()},
+    "another activation": {"mlp": partial(Mlp, act=torch.nn.ReLU())},
+}
+
+
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
+@pytest.mark.parametrize("forms", FORMS.values(), ids=FORMS)
+def test_the_sums_of_the_branches_of_blocks(fields, forms):
+    torch.manual_seed(0)
+    blocks, x = [Block(BlockConfig(24, 3, 48, **fields)).double() for _ in range(2)], tokens()
+    actual = run(ParallelBlock(blocks), forms, x)[0]
+    h = x + sum(b.norm1_branch(b.attn(b.norm1(x))) for b in blocks)
+    torch.testing.assert_close(actual, h + sum(b.norm2_branch(b.mlp(b.norm2(h))) for b in blocks), **EXACT)
+
+
+def test_a_mask_reaches_every_branch():
+    block, x = parallel(), tokens()
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+    changed = x.detach().clone()
+    changed[:, -1] += 1
+    torch.testing.assert_close(block(x, attn_mask=mask)[:, :-1], block(changed, attn_mask=mask)[:, :-1], **EXACT)
+    assert not torch.allclose(block(x, attn_mask=mask), block(x))
+    with pytest.raises(ValueError, match="attn_mask"):
+        block(x, is_causal=True)
+
+
+def test_norms_after_the_sum_are_refused():
+    with pytest.raises(ValueError, match="one residual sum"):
+        parallel(attn_norms=BranchNorms(after=LayerNorm))
+    with pytest.raises(UserError, match="reading=branch"):
+        vm.apply(vm.vit("mu2x2/4", img_size=8), *vm.parse_changes("postnorm"))

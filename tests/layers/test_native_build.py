@@ -187,15 +187,6 @@ def test_what_others_can_write_is_not_loaded(source, tmp_path, monkeypatch, temp
     assert not build._is_own(types.SimpleNamespace(stat=lambda: foreign))
 
 
-def test_a_relative_cache_home_is_ignored(source, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert again().twice(21) == 42
-    assert not (tmp_path / "relative").exists()
-    assert len(list((tmp_path / "home" / ".cache" / "vitmods" / "native").iterdir())) == 1
-
-
 def test_switched_off(source, monkeypatch):
     calls = compiles(monkeypatch)
     monkeypatch.setenv("VITMODS_NATIVE", "0")

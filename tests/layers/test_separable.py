@@ -63,31 +63,20 @@ def with_gradients(form, values, *options):
     return y, *torch.autograd.grad((y * cotangent).sum(), values)
 
 
+PURE = [(0.0, 0.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0)]
+
+
 @pytest.mark.parametrize("unbiased", [False, True])
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize(("grid", "mixes"), [*((g, ()) for g in GRIDS), *(((3, 4), mixes) for mixes in PURE)], ids=str)
 @pytest.mark.parametrize("form", FORMS)
-def test_it_is_the_dense_form_with_all_gradients(form, grid, unbiased):
+def test_it_is_the_dense_form_with_all_gradients(form, grid, mixes, unbiased):
+    """Of random and of pure mixes of statistics."""
     values = inputs(grid)
+    for value, mix in zip(values[2:4], mixes):
+        value.data.fill_(mix)
     actual, expected = (with_gradients(f, values, grid, unbiased) for f in (separate(form), dense))
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-12 * max(1, b.abs().max().item()), rtol=0)
-
-
-@pytest.mark.parametrize("mixes", [(0.0, 0.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0)], ids=str)
-@pytest.mark.parametrize("form", FORMS)
-def test_pure_mixes_have_all_gradients(form, mixes):
-    values = inputs((3, 4))
-    for value, mix in zip(values[2:4], mixes, strict=True):
-        value.data.fill_(mix)
-    actual, expected = (with_gradients(f, values, (3, 4), False) for f in (separate(form), dense))
-    for a, b in zip(actual, expected, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-12 * max(1, b.abs().max().item()), rtol=0)
-
-
-def test_gradcheck():
-    values = [value.detach()[..., :2, :] if value.ndim == 3 else value.detach() for value in inputs((1, 2), batch=1)]
-    values = [value.requires_grad_() for value in values]
-    assert torch.autograd.gradcheck(lambda *v: separate("function")(*v, (1, 2), False), values)
 
 
 def test_kernels_of_both_axes_are_the_dense_kernel_and_peak_where_equation_7_says():

@@ -144,12 +144,15 @@ def test_old_and_frozen_configs():
         ("vit_tiny_patch16_224", 192, 12, 768, 3, 16),
         ("vit_small_patch32_384", 384, 12, 1536, 6, 32),
         ("vit_huge_patch14_224", 1280, 32, 5120, 16, 14),
+        ("vit_small_patch16_18x2_224", 384, 18, 1536, 6, 16),
+        ("S18x2/16", 384, 18, 1536, 6, 16),
     ],
 )
 def test_names(name, width, depth, mlp, heads, patch):
     config = ViTConfig.from_name(name)
     assert (config.embed_dim, config.depth, config.mlp_dim, config.num_heads) == (width, depth, mlp, heads)
     assert config.patch_size == (patch, patch)
+    assert config.parallel == (2 if "x2" in name else 1)
 
 
 def test_names_and_grids():

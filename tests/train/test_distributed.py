@@ -1,4 +1,4 @@
-"""Several processes that train one model are one: weights, metrics, files, resume; and an error of one ends all."""
+"""Several processes that train one model are one, in weights, metrics, files and resume; what ends or refuses all."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 import vitmods as vm
 from vitmods import cli, data
+from vitmods.cli import main
 from vitmods.recipes import Recipe
 from vitmods.tasks import Classification
 from vitmods.train import Interrupted, Processes, RunOptions, train_trial
@@ -26,8 +27,12 @@ pytestmark = pytest.mark.forks
 
 PLAIN = Recipe().with_(epochs=2, batch_size=40, lr=2e-3, crop="pad", eval_crop=1.0, clip_norm=1.0)
 BUSY = PLAIN.with_(mixup=0.4, cutmix=1.0, ema=0.9, accumulate=2, randaugment=(1, 5.0), erasing=0.3)
-RECIPES = {"busy": BUSY, "sgd": PLAIN.with_(optimizer="sgd", moment="bfloat16")}
-MODELS = {"busy": (vm.Norm("batch"),), "sgd": (vm.DualPatchNorm(),)}
+RECIPES = {
+    "busy": BUSY,
+    "sgd": PLAIN.with_(optimizer="sgd", moment="bfloat16"),
+    "half": PLAIN.with_(epochs=1, ema=0.9, precision="bf16-mixed"),
+}
+MODELS = {"busy": (vm.Norm("batch"),), "sgd": (vm.DualPatchNorm(),), "half": ()}
 STOP = 5
 DIVIDED = "stopped-sharded"
 
@@ -64,7 +69,8 @@ def work(rank: int, size: int, store: str, folder: str) -> None:
 
 def work_of_two(processes: Processes, out: Path) -> None:
     for kind in RECIPES:
-        trial(out / kind, kind, processes)
+        if kind != "half":
+            trial(out / kind, kind, processes)
         trial(out / f"sharded-{kind}", kind, processes, shard=True)
     step = TrialRun._train_step
 
@@ -126,12 +132,16 @@ def together(tmp_path_factory):
     return start
 
 
-def check_same(own: Path, other: Path) -> None:
-    """Weights to what AdamW makes of rounding; metrics, scores of each image in order, rows of the log."""
+def check_weights(own: Path, other: Path, tolerance: float) -> None:
     own_weights, other_weights = (load_file(path / "model.safetensors") for path in (own, other))
     assert own_weights.keys() == other_weights.keys()
     for name, value in own_weights.items():
-        torch.testing.assert_close(value, other_weights[name], atol=1e-3, rtol=1e-3, msg=name)
+        torch.testing.assert_close(value, other_weights[name], atol=tolerance, rtol=tolerance, msg=name)
+
+
+def check_same(own: Path, other: Path) -> None:
+    """Weights to what AdamW makes of rounding; metrics, scores of each image in order, rows of the log."""
+    check_weights(own, other, 1e-3)
     results = [json.loads((path / "result.json").read_text()) for path in (own, other)]
     assert results[0]["metrics"] == pytest.approx(results[1]["metrics"], abs=5e-3)
     assert results[0]["steps"] == results[1]["steps"]
@@ -152,9 +162,10 @@ def test_two_processes_are_one(alone, together, kind) -> None:
     check_same(alone / kind, together(2) / kind)
 
 
-@pytest.mark.parametrize("kind", ["busy", "sgd"])
-def test_a_divided_model_is_a_whole_one(alone, together, kind) -> None:
-    check_same(alone / kind, together(2) / f"sharded-{kind}")
+def test_a_divided_model_is_a_whole_one(alone, together) -> None:
+    for kind in ("busy", "sgd"):
+        check_same(alone / kind, together(2) / f"sharded-{kind}")
+    check_weights(alone / "half", together(2) / "sharded-half", 5e-3)
 
 
 @pytest.mark.parametrize("name", ["stopped", "stopped-sharded"])
@@ -283,3 +294,28 @@ def test_the_command_starts_its_processes_and_goes_on_after_a_kill(tmp_path, mon
     assert json.loads((tmp_path / "run/config.json").read_text())["environment"]["processes"] == 2
     assert cli.main(command) == 0  # in this process alone
     assert json.loads((tmp_path / "run/result.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize("more", [["--dry-run"], []])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--devices", "2", "--shard", "--compile"], "drop --shard or --compile"),
+        (["--devices", "3"], "40 images cannot be divided evenly among 3"),
+    ],
+)
+def test_training_and_its_dry_run_refuse_the_same_before_anything_is_started(
+    options, message, more, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("vitmods.train.launch.launch", lambda *arguments: pytest.fail("was started"))
+    out = tmp_path / "out"
+    given = ["--base", "mu2/2", "--limit-train", "160", "--batch-size", "40", "--device", "cpu", "--out", str(out)]
+    assert main(["train", *given, *options, *more]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not out.exists()
+
+
+def test_a_dry_run_of_several_devices_says_what_each_trains(capsys):
+    given = ["train", "--base", "mu2/2", "--limit-train", "160", "--batch-size", "40", "--device", "cpu", "--shard"]
+    assert main([*given, "--dry-run", "--devices", "2"]) == 0
+    assert capsys.readouterr().out.startswith("2 devices train 20 images each in a step.")

@@ -66,6 +66,7 @@ OPTIMIZERS = {
     "adamw bfloat16": {"moment": "bfloat16"},
     "sgd bfloat16": {"optimizer": "sgd", "lr": 0.05, "moment": "bfloat16", "weight_decay": 0.01},
     "lamb": {"optimizer": "lamb"},
+    "adamw of a part": {"train": "attention"},
 }
 
 
@@ -78,5 +79,9 @@ def test_it_goes_on_bit_for_bit_where_the_steps_end_inside_an_epoch(bench, tmp_p
     assert [row["step"] for row in rows] == [4, 8, 10]
 
     bench.stop(monkeypatch, tmp_path / "parts", at=5, recipe=recipe)
+    state = torch.load(tmp_path / "parts" / "checkpoint.pt", weights_only=True)["optimizer"]
+    trained = sum(len(group["params"]) for group in state["param_groups"])
+    assert len(state["state"]) == trained
+    assert (trained < len(bench.model().state_dict())) == ("part" in optimizer)
     bench.train(tmp_path / "parts", recipe=recipe)
     assert bench.numbers(tmp_path / "parts") == bench.numbers(tmp_path / "whole")

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import resource
+import shutil
 import signal
 import subprocess
 from contextlib import contextmanager
@@ -41,10 +42,16 @@ class Hooked(Classification):
 
 
 @pytest.fixture(scope="module")
-def unbroken(bench, tmp_path_factory):
+def finished(bench, tmp_path_factory):
+    """The folder of a trial that nobody stopped."""
     out = tmp_path_factory.mktemp("unbroken")
     bench.train(out)
-    return bench.numbers(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def unbroken(bench, finished):
+    return bench.numbers(finished)
 
 
 def test_a_finished_trial_is_a_folder(bench, tmp_path):
@@ -67,21 +74,16 @@ def test_a_finished_trial_is_a_folder(bench, tmp_path):
     assert [row["step"] for row in val] == [4, 8, 12]
 
 
-def test_a_finished_trial_is_not_run_again(bench, tmp_path):
-    result = bench.train(tmp_path)
+def test_a_finished_trial_is_not_run_again_nor_with_other_settings(bench, finished):
     model = bench.model()
     model.register_forward_pre_hook(lambda *_: pytest.fail("it ran"))
-    assert bench.train(tmp_path, model) == result
-
-
-def test_other_settings_in_the_same_folder_are_refused_with_the_difference(bench, tmp_path):
-    bench.train(tmp_path)
+    assert bench.train(finished, model) == json.loads((finished / "result.json").read_text())
     with pytest.raises(
         UserError, match=r"recipe\.ema was None, now 0\.5; recipe\.optimizer\.lr was 0\.005, now 0\.1\. Choose"
     ):
-        bench.train(tmp_path, recipe=bench.recipe(lr=0.1, ema=0.5))
+        bench.train(finished, recipe=bench.recipe(lr=0.1, ema=0.5))
     with pytest.raises(UserError, match="seed was 0, now 1"):
-        bench.train(tmp_path, seed=1)
+        bench.train(finished, seed=1)
 
 
 def raise_signal(number):
@@ -117,12 +119,18 @@ def fail(value):
     raise RuntimeError("out of memory")
 
 
-def test_a_failure_is_recorded_and_tried_again(bench, tmp_path, unbroken):
+def test_a_failure_is_recorded_and_tried_again_elsewhere_and_with_a_damaged_checkpoint(bench, tmp_path, unbroken):
     with pytest.raises(RuntimeError, match="out of memory"):
         bench.train(tmp_path, task=Hooked().at(fail, step=7), checkpoint_every_steps=2)
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["status"], result["message"]) == ("failed", "RuntimeError: out of memory")
-    bench.train(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["environment"]["threads"] = 77
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(path.read_bytes()[:5000])  # which costs steps and no digit
+    with pytest.warns(UserWarning, match="damaged"), pytest.warns(UserWarning, match="threads was 77, now"):
+        bench.train(tmp_path)
     assert bench.numbers(tmp_path) == unbroken
 
 
@@ -203,26 +211,6 @@ def test_a_loss_that_is_not_finite_in_evaluation_is_an_outcome(bench, tmp_path):
     assert (result["status"], result["message"]) == ("diverged", "the loss on val was not finite after step 4")
 
 
-def test_elsewhere_it_goes_on_with_a_warning(bench, tmp_path):
-    with pytest.raises(RuntimeError):
-        bench.train(tmp_path, task=Hooked().at(fail, step=7), checkpoint_every_steps=3)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["environment"]["threads"] = 77
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.warns(UserWarning, match="threads was 77, now"):
-        bench.train(tmp_path)
-
-
-def test_a_damaged_checkpoint_costs_steps_and_no_digit(bench, tmp_path, unbroken):
-    with pytest.raises(RuntimeError):
-        bench.train(tmp_path, task=Hooked().at(fail, step=8), checkpoint_every_steps=3)
-    path = tmp_path / "checkpoint.pt"
-    path.write_bytes(path.read_bytes()[:5000])
-    with pytest.warns(UserWarning, match="damaged"):
-        bench.train(tmp_path)
-    assert bench.numbers(tmp_path) == unbroken
-
-
 @contextmanager
 def full_disk(folder):
     """A real file system that is full until `free` is called."""
@@ -293,9 +281,9 @@ def test_a_folder_from_before_a_field_of_the_recipe_goes_on(bench, tmp_path):
         bench.train(tmp_path, recipe=bench.recipe(epochs=1, rsqrt_timescale=5))
 
 
-def test_scores_of_each_image_lie_beside_the_result_also_of_a_resumed_trial(bench, tmp_path, monkeypatch):
-    result = bench.train(tmp_path / "whole")
-    scores = read_scores(tmp_path / "whole" / "test.npz")
+def test_scores_of_each_image_lie_beside_the_result_also_of_a_resumed_trial(bench, finished, tmp_path, monkeypatch):
+    result = json.loads((finished / "result.json").read_text())
+    scores = read_scores(finished / "test.npz")
     test = bench.dataset.splits["test"]
     assert scores.pop("ids").tolist() == list(test.ids)
     assert set(scores) == {"top1", "top5", "rank", "p", "nll", "brier", "predicted"}
@@ -304,13 +292,13 @@ def test_scores_of_each_image_lie_beside_the_result_also_of_a_resumed_trial(benc
     bench.stop(monkeypatch, tmp_path / "stopped", at=7)
     bench.train(tmp_path / "stopped")
     for split in ("val", "test"):
-        assert (tmp_path / f"stopped/{split}.npz").read_bytes() == (tmp_path / f"whole/{split}.npz").read_bytes()
+        assert (tmp_path / f"stopped/{split}.npz").read_bytes() == (finished / f"{split}.npz").read_bytes()
 
 
-def test_a_damaged_byte_in_the_weights_is_seen_by_all_that_read_them(bench, tmp_path):
-    result = bench.train(tmp_path)
+def test_a_damaged_byte_in_the_weights_is_seen_by_all_that_read_them(finished, tmp_path):
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     weights = tmp_path / "model.safetensors"
-    assert set(result["weights"]) == {"model.safetensors"}
+    assert set(json.loads((tmp_path / "result.json").read_text())["weights"]) == {"model.safetensors"}
     assert open_trial(tmp_path)
     content = bytearray(weights.read_bytes())
     content[-7] ^= 1
@@ -322,8 +310,9 @@ def test_a_damaged_byte_in_the_weights_is_seen_by_all_that_read_them(bench, tmp_
 
 
 @pytest.mark.parametrize("option", ["recompute", "checkpointing"])
-def test_memory_is_saved_on_request_which_is_recorded_and_changes_nothing(bench, tmp_path, option):
-    plain, saved = bench.train(tmp_path / "plain"), bench.train(tmp_path / option, **{option: True})
+def test_memory_is_saved_on_request_which_is_recorded_and_changes_nothing(bench, finished, tmp_path, option):
+    plain = json.loads((finished / "result.json").read_text())
+    saved = bench.train(tmp_path / option, **{option: True})
     assert saved["metrics"] == pytest.approx(plain["metrics"], rel=1e-5)
     environment = json.loads((tmp_path / option / "config.json").read_text())["environment"]
     assert environment[option] is True

@@ -1,4 +1,4 @@
-"""Frozen parts: gradients of what is trained are those of plain PyTorch, and less is kept for backward."""
+"""Recompute and frozen parts: gradients of what is trained are plain PyTorch's, and less is kept for backward."""
 
 from contextlib import contextmanager
 
@@ -42,13 +42,34 @@ def step(model, images, settings, autocast=False):
     with counting(model) as kept, torch.autocast("cpu", torch.bfloat16, autocast):
         out = model(images)
     model.zero_grad()
+    images.grad = None
     out.float().square().sum().backward()
     grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    if images.requires_grad:
+        grads["images"] = images.grad
     return {"output": out.detach(), **grads}, sum(kept.values())
 
 
+PLACEMENT = "placement(attn=pre+post,mlp=pre)"
+WHOLE = [
+    *(("", fields) for fields in ({}, {"pool": "avg"}, {"qkv_bias": False, "proj_bias": False})),
+    *(("", {"activation": "gelu_tanh"}), ("rms", {"activation": "gelu_tanh"}), ("rms", {"pool": "avg"})),
+    *((changes, {}) for changes in ("dpn", "layerscale", "normformer", "subln", PLACEMENT)),
+]
+
+
+@pytest.mark.parametrize(("changes", "fields"), WHOLE, ids=str)
+def test_recomputed_gradients_are_bitwise_equal_and_fewer_bytes_are_kept(changes, fields):
+    model, images = build("all", changes, **fields), torch.randn(2, 3, 16, 16, requires_grad=True)
+    plain, plain_bytes = step(model, images, ())
+    actual, found_bytes = step(model, images, ("recompute",))
+    assert plain.keys() == actual.keys() > dict(model.named_parameters()).keys()
+    assert all(torch.equal(plain[name], actual[name]) for name in plain)
+    assert found_bytes < plain_bytes
+
+
 @pytest.mark.parametrize("pool", ["token", "avg"])
-@pytest.mark.parametrize("changes", ["", "rms", "layerscale", "placement(attn=pre+post,mlp=pre)"])
+@pytest.mark.parametrize("changes", ["", "rms", "layerscale", PLACEMENT])
 @pytest.mark.parametrize("what", ["attention", "attention+norms"])
 def test_gradients_are_those_of_plain_pytorch(what, changes, pool):
     """In float64, where a change of the order of sums shows in the last digits only."""
@@ -64,13 +85,30 @@ def test_gradients_are_those_of_plain_pytorch(what, changes, pool):
         assert found_bytes < plain_bytes
 
 
+@pytest.mark.parametrize(("what", "settings"), [("attention", ("recompute", "frozen")), ("all", ("recompute",))])
 @pytest.mark.parametrize("changes", ["", "rms"])
-def test_autocast(changes):
-    model, images = build("attention", changes), torch.randn(2, 3, 16, 16)
+def test_autocast(changes, what, settings):
+    """bfloat16 linear layers, float32 norms: as close to the plain model as bfloat16 allows."""
+    model, images = build(what, changes), torch.randn(2, 3, 16, 16)
     plain = step(model, images, (), autocast=True)[0]
-    for name, value in step(model, images, ("recompute", "frozen"), autocast=True)[0].items():
+    for name, value in step(model, images, settings, autocast=True)[0].items():
         assert value.dtype == plain[name].dtype
         torch.testing.assert_close(value, plain[name], atol=0.03 * float(plain[name].abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fast.recompute_frozen_mlps(build("all")), "No MLP of this model is frozen"),
+        (lambda: fast.recompute_frozen_mlps(build("attention", "norm(kind=scale)")), "can be recomputed"),
+        (lambda: fast.recompute(build("all", "postnorm")), "recompute"),
+        (lambda: fast.recompute(torch.nn.Linear(1, 1)), "Linear is not a vitmods ViT"),
+    ],
+)
+def test_it_says_where_it_cannot_help(call, message):
+    with pytest.raises(UserError, match=message):
+        call()
+    fast.recompute(build("all", "postnorm"), False)
 
 
 def test_what_is_kept():
@@ -122,13 +160,6 @@ def test_a_first_block_without_trained_positions_asks_for_no_gradient_of_its_inp
     assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
 
 
-def test_recomputing_needs_a_frozen_mlp_that_can_be_run_again():
-    with pytest.raises(UserError, match="No MLP of this model is frozen"):
-        fast.recompute_frozen_mlps(build("all"))
-    with pytest.raises(UserError, match="can be recomputed"):
-        fast.recompute_frozen_mlps(build("attention", "norm(kind=scale)"))
-
-
 def test_the_setting_follows_what_is_trained():
     model, images = build("attention"), torch.randn(2, 3, 16, 16)
     fast.recompute_frozen_mlps(model)
@@ -137,8 +168,9 @@ def test_the_setting_follows_what_is_trained():
     assert all(p.grad is not None for p in model.parameters())
     model = build("attention")
     fast.recompute_frozen_mlps(model, keep_last=1)
-    changed = vm.apply(model, vm.DualPatchNorm())
-    assert (changed.forms.recompute_frozen_mlps, changed.forms.keep_last) == (True, 1)
+    fast.recompute(model)
+    forms = vm.apply(model, vm.DualPatchNorm()).forms
+    assert (forms.recompute, forms.recompute_frozen_mlps, forms.keep_last) == (True, True, 1)
 
 
 def test_the_last_blocks_may_keep_theirs():
@@ -155,6 +187,7 @@ def test_the_last_blocks_may_keep_theirs():
 @pytest.mark.parametrize(
     ("what", "settings", "channels"),
     [
+        ("all", ("recompute",), 10),
         ("all", (), 16),  # input of each norm, its output, q k v, heads; its input and output, the MLP's two of four
         ("attention", (), 11),  # without the second norm's output and the GELU's
         ("attention", ("recompute",), 10),  # without the first norm's output

@@ -1,0 +1,164 @@
+"""What recipes begin with and train: a head that begins as a linear probe, a part of the model, the moving average."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from vitmods.finetune import parameter_roles
+from vitmods.recipes import RECIPES, Recipe
+from vitmods.tasks.base import TASKS
+from vitmods.tasks.features import head_inputs
+from vitmods.train.optim import Ema
+from vitmods.train.probe import Features, learn
+from vitmods.util.errors import UserError
+
+
+def features(bench, model, split):
+    targets = []
+    with torch.no_grad(), head_inputs(model.eval()) as read:
+        for batch in bench.dataset.eval_batches(split, 64):
+            model(batch.inputs)
+            targets.append(batch.targets)
+    return Features(torch.cat(read), torch.cat(targets))
+
+
+def test_its_logits_are_those_of_the_probe(bench, tmp_path):
+    run = bench.run(tmp_path, bench.recipe(head_start="probe"))
+    run.metrics.close()
+    model = run.model.eval()
+    train = features(bench, model, "train")
+    probe, _ = learn(train, None, 10, torch.device("cpu"))
+    right = model.head(train.features).argmax(dim=1) == train.targets
+    assert torch.equal(right, probe.right(train))
+    assert right.float().mean() > 0.6, "features of an untrained model suffice for most training digits"
+    drawn = bench.model().state_dict()
+    assert all(torch.equal(value, drawn[name]) for name, value in model.state_dict().items() if "head" not in name)
+
+
+def test_a_stopped_trial_resumes_to_the_same_weights(bench, tmp_path, monkeypatch):
+    recipe = bench.recipe(head_start="probe")
+    bench.train(tmp_path / "whole", recipe=recipe)
+    bench.stop(monkeypatch, tmp_path / "parts", at=5, recipe=recipe)
+    monkeypatch.setattr("vitmods.train.loop.head_from_probe", None)  # a checkpoint has the head
+    bench.train(tmp_path / "parts", recipe=recipe)
+    assert bench.numbers(tmp_path / "parts") == bench.numbers(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("head", [nn.Identity(), nn.Linear(64, 10, bias=False), nn.Linear(64, 7)], ids=str)
+def test_another_head_is_left_with_a_reason(bench, tmp_path, head):
+    model = bench.model()
+    model.head = head
+    with pytest.warns(UserWarning, match="is drawn, not a linear probe: its last layer is not a linear one"):
+        bench.run(tmp_path, bench.recipe(head_start="probe"), model).metrics.close()
+
+
+def test_one_image_of_a_class_is_enough():
+    """There is then none to choose the strength by; one class has none at all."""
+    probe, _ = learn(Features(torch.eye(9), torch.arange(9)), None, 10, torch.device("cpu"))
+    weight, bias = probe.linear()
+    assert (torch.eye(9) @ weight.T + bias).argmax(dim=1).tolist() == list(range(9))
+
+
+def test_trials_without_it_are_those_of_before():
+    assert "head_start" not in Recipe().to_dict()
+    for name in ("finetune", "finetune_sgd"):
+        recipe = RECIPES[name]()
+        assert Recipe.from_dict(recipe.to_dict()).head_start == "probe"
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_tasks_without_a_head_of_classes_do_not_read_it(name):
+    assert TASKS[name].fitted(RECIPES["finetune"]()).head_start == ("probe" if name == "classification" else "drawn")
+
+
+@pytest.mark.parametrize("recipe", [{"ema": 0.9}, {"optimizer": "sgd", "lr": 0.01}], ids=["adamw", "sgd"])
+def test_frozen_weights_stay_as_they_were(bench, tmp_path, recipe):
+    model = bench.model()
+    roles = parameter_roles(model)
+    bench.train(tmp_path, recipe=bench.recipe(train="attention", epochs=1, **recipe))
+    after = load_file(tmp_path / "model.safetensors")
+    moved = {name for name, before in bench.model().state_dict().items() if not torch.equal(before, after[name])}
+    assert {roles[name] for name in moved} == {"attention", "positions", "head"}
+
+
+def test_a_part_that_is_not_there_is_refused_before_training(bench, tmp_path):
+    with pytest.raises(UserError, match="does not have parameters with the role layer_scale"):
+        bench.train(tmp_path, recipe=bench.recipe(train="layer_scale"))
+    with pytest.raises(UserError, match="recipe: train: Unknown role 'atention'"):
+        bench.recipe(train="atention")
+
+
+def test_what_is_frozen_beforehand_stays_frozen_under_all(bench, tmp_path):
+    model = bench.model()
+    model.cls_token.requires_grad_(False)
+    bench.train(tmp_path, model=model, recipe=bench.recipe(epochs=1))
+    assert torch.equal(load_file(tmp_path / "model.safetensors")["cls_token"], bench.model().cls_token)
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(2, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def set(self, value):
+        self.weight.data.fill_(value)
+        self.mean.fill_(10 * value)
+        self.count.fill_(int(value))
+
+
+def averaged(values, decay):
+    """The definition, summed out."""
+    weights = [decay ** (len(values) - 1 - i) for i in range(len(values))]
+    return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+
+
+def test_equals_the_normalized_sum_after_every_update():
+    model, values = Counting(), [3.0, -1.0, 4.0, 1.0, 5.0, 9.0]
+    ema = Ema(model, decay=0.9)
+    for count in range(1, len(values) + 1):
+        model.set(values[count - 1])
+        ema.update()
+        expected = averaged(values[:count], 0.9)
+        torch.testing.assert_close(ema.model.weight.data, torch.full((3,), expected, dtype=torch.float64))
+        torch.testing.assert_close(ema.model.mean, torch.full((2,), 10 * expected, dtype=torch.float64))
+        assert ema.model.count == int(values[count - 1])
+
+
+def test_initial_weights_do_not_count():
+    model = Counting()
+    model.set(1e6)
+    ema = Ema(model, decay=0.999)
+    model.set(2.0)
+    ema.update()
+    assert ema.model.weight.tolist() == [2.0] * 3
+
+
+def test_state_of_an_average_comes_back():
+    model = Counting()
+    ema = Ema(model, decay=0.5)
+    model.set(3.0)
+    ema.update()
+    other = Ema(model, decay=0.5)
+    other.load_state_dict(ema.state_dict())
+    model.set(5.0)
+    ema.update()
+    other.update()
+    assert torch.equal(ema.model.weight, other.model.weight)
+
+
+def test_what_is_frozen_is_the_models_own_and_takes_no_memory():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    ema = Ema(model, decay=0.5)
+    assert not any(parameter.requires_grad for parameter in ema.model.parameters())
+    assert not ema.model.training
+    assert ema.model[0].weight is model[0].weight
+    assert ema.model[1].weight is not model[1].weight
+    with torch.no_grad():
+        model[1].weight.fill_(3.0)
+    ema.update()
+    assert ema.model[1].weight.unique().tolist() == [3.0]
+    assert model[1].weight.requires_grad
