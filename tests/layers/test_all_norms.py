@@ -152,6 +152,7 @@ def test_copies_are_the_norm(kind, options):
     loaded.load_state_dict(norm.state_dict())
     for other in (copy.deepcopy(norm), pickle.loads(pickle.dumps(norm)), loaded):
         assert torch.equal(other(x), expected)
+        assert str(other) == str(norm)
     torch.testing.assert_close(norm.state_dict(), loaded.state_dict())  # evaluation gathers nothing
 
 

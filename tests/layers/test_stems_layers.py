@@ -299,6 +299,8 @@ def test_tokens_to_token_written_out():
     torch.testing.assert_close(stem(t2t_images), slow_stem(stem, t2t_images)[0], atol=1e-10, rtol=0)
     with pytest.raises(ValueError, match="16 pixels"):
         TokensToTokenStem(StemSize(16, 8))
+    with pytest.raises(ValueError, match="16 pixels"):
+        stem.set_input_size(None, 8)
 
 
 def t2t(changes="", **overrides):
