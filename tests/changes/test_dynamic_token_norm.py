@@ -195,3 +195,8 @@ def test_multiply_adds_are_those_that_run(text):
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.forward_head(model.forward_features(images()[:1]))
     assert counter.get_total_flops() == 2 * count_macs(model.vit_config)
+
+
+def test_placement_does_not_move_half_of_the_norms():
+    with pytest.raises(UserError, match="different norms"):
+        vm.apply(vm.apply(build(), vm.DynamicTokenNorm()), vm.Placement(attn="post", mlp="post"))

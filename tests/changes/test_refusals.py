@@ -84,7 +84,6 @@ UNFIT = [  # the base, its fields, changes, and the error
     ("mu12/4", {"img_size": (12, 16)}, "dtn(blocks=12)", "class token could join"),
     ("mu12/4", {"img_size": (12, 16)}, "dtn(blocks=13)", "class token could join"),
     ("mu12/4", {"img_size": (12, 16)}, "dtn(pool=2)", "3 x 4"),
-    ("mu12/4", {"img_size": (12, 16)}, "dtn+postnorm", "different norms|attn norm before"),
     ("mu2/4", {**SQUARE, "parallel": 2}, "valueresidual", "parallel branches"),
     ("mu1/4", SQUARE, "valueresidual", "second block"),
     ("mu2/4", {**SQUARE, "reg_tokens": 3}, "rope(register_base=100)", "square grid"),
