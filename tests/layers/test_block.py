@@ -125,10 +125,7 @@ def test_it_is_timms_block(k, forms):
 
 
 FIELDS = {
-    "inner norms": {
-        "attn_norms": BranchNorms(LayerNorm, LayerNorm),
-        "mlp_norms": BranchNorms(LayerNorm, LayerNorm),
-    },
+    "inner norms": {"attn_norms": BranchNorms(LayerNorm, LayerNorm), "mlp_norms": BranchNorms(LayerNorm, LayerNorm)},
     "norms on the branch": {"mlp_norms": BranchNorms(LayerNorm, branch=LayerNorm)},
     "head scale, norms of q and k": {"attn": partial(Attention, slots=AttentionSlots(RMSNorm, head_scale=True))},
     "no norm": {"attn_norms": BranchNorms(), "mlp_norms": BranchNorms()},
