@@ -165,7 +165,7 @@ def composition(index):
     return "+".join(chosen)
 
 
-GATED = ["gate+subln(rescale=false)", "subln(rescale=false)+gate(per=head)+qknorm"]
+GATED = ["gate+subln(rescale=false)", "subln(rescale=false)+gate", "gate(per=head)+qknorm"]
 
 
 @pytest.mark.parametrize(
@@ -477,7 +477,7 @@ def test_a_second_change_at_the_same_place_is_kept_beside_the_first():
     )
 
 
-@pytest.mark.parametrize("name", ["timm vit", "timm swin", "hf dinov2", "hf bert"])
+@pytest.mark.parametrize("name", ["hf dinov2", "hf bert"])
 def test_a_branch_is_normalized_before_it_is_scaled(name):
     """A norm behind the scale would cancel it."""
     small = change(make(name), "layerscale(init=1e-4)+normformer")
@@ -487,8 +487,6 @@ def test_a_branch_is_normalized_before_it_is_scaled(name):
     for model in (small, large):
         kept = []
         model.get_submodule(first).register_forward_hook(lambda m, a, o, kept=kept: kept.append(o))
-        if name == "timm vit":
-            model.blocks[0].ls1.register_forward_hook(lambda m, a, o, kept=kept: kept.append(o))
         output_of(model, inputs_of(model))
         sizes.append(next(iter([kept[-1]] if isinstance(kept[-1], torch.Tensor) else kept[-1])).abs().mean())
     torch.testing.assert_close(sizes[0], sizes[1] * 1e-4, rtol=1e-2, atol=0)
