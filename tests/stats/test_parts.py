@@ -10,9 +10,7 @@ from scipy import stats
 import vitmods as vm
 from vitmods.stats.fit import fit
 from vitmods.stats.images import clusters, images_part
-from vitmods.stats.width import against_base, over_parts, overlap_of
-
-STUDIES = [pytest.param(2_000, id="2000"), pytest.param(20_000, id="20000", marks=pytest.mark.long)]
+from vitmods.stats.width import over_parts, overlap_of
 
 
 def scores_of(array):
@@ -79,52 +77,6 @@ def test_images_of_each_part_count_by_their_mean():
     means = {arm: {s: x.mean() for s, x in by_seed.items()} for arm, by_seed in results.items()}
     assert vm.decide(results, resampled=(20, 80)).to_dict() == vm.decide(means, resampled=(20, 80)).to_dict()
     assert vm.decide({**means, "b": {0: None}}, resampled=(20, 80))["b"].n == 0
-
-
-def folded(studies, k, n, parts, training, seed, m=1000):
-    """Scores (studies, k + 1, n) of arms without a true difference; each seed is tested on one of the parts.
-
-    Images are difficult for all arms alike, and for each arm in its own way. What an arm learns from a part is shared
-    by all trials that are trained on it, with an sd of `training` for a fresh training set; that of a seed is 0.05.
-    """
-    rng, per = np.random.default_rng(seed), m // parts
-    shared = rng.standard_normal((studies, 1, parts, per))
-    by_seed = 0.6 * rng.standard_normal((studies, k + 1, parts, per))
-    learned = rng.standard_normal((studies, k + 1, parts))
-    learned = training * (learned.sum(-1, keepdims=True) - learned) / np.sqrt(parts - 1)
-    result = np.empty((studies, k + 1, n))
-    for s in range(n):
-        part = s % parts
-        skill = 1.3 + shared[:, :, part] + by_seed[:, :, part] + learned[:, :, part, None]
-        skill = skill + 0.05 * rng.standard_normal((studies, k + 1, 1))
-        result[..., s] = 100 * (skill + 0.7 * rng.standard_normal(skill.shape, dtype=np.float32) > 0).mean(-1)
-    return result
-
-
-def false_claims(studies, k, n, parts, training):
-    """Of this design, and of one that takes the trials as independent."""
-    corrected = independent = 0
-    for chunk in range(studies // 200):
-        result = fit(folded(200, k, n, parts, training, chunk)).against
-        for_parts = against_base(over_parts(result, overlap_of(1, parts - 1)), None, 0.05, k).total
-        d = np.abs(result.estimate)
-        corrected += (d > for_parts).any(-1).sum()
-        independent += (d > against_base(result, None, 0.05, k).total).any(-1).sum()
-    return corrected / studies, independent / studies
-
-
-@pytest.mark.parametrize("studies", STUDIES)
-@pytest.mark.parametrize("k", [1, 4])
-@pytest.mark.parametrize(("n", "parts"), [(5, 5), (10, 10), (10, 5)])
-def test_false_claims_on_other_training_sets_and_images(k, n, parts, studies):
-    corrected, independent = false_claims(studies, k, n, parts, 0.05)
-    assert corrected <= 0.05
-    assert independent > 0.075
-
-
-def test_training_sets_that_matter_more_than_seeds_are_a_known_excess():
-    assert 0.05 < false_claims(1_000, 4, 5, 5, 0.1)[0] < 0.11
-    assert false_claims(1_000, 4, 5, 5, 0.0)[0] < 0.02
 
 
 def crossed(n, m, studies=(), seed=0, sds=(1.0, 2.0, 3.0)):
