@@ -26,7 +26,7 @@ from vitmods.stats.sequential import (
     next_maximum,
     nominal_level,
     steps_of,
-)  # fmt: skip
+)
 from vitmods.stats.settings import families
 from vitmods.stats.width import against_base, bounds, half_width, over_parts, overlap_of
 

@@ -1,14 +1,12 @@
 """The effect to expect of an arm that helps.
 
-An arm helps if its estimate is large, and estimates are large in part by luck: that of an arm that helps is on average
-larger than the true effect, and its interval is the only honest range. The effect to expect is the mean of
+An arm helps if its estimate is large, and estimates are large in part by luck. The effect to expect is the mean of
 
     theta[a] ~ N(0, tau^2),   d[a] = theta[a] + e[a] - e[0],   e ~ N(0, sd^2 / n + I)
 
 given the estimates d of all arms. sd is as uncertain as its degrees of freedom say, and tau is one of `TAUS`, in sd of
-one trial, with prior weights that were chosen by simulated studies: so that what is shown is true on average whatever
-tau is (docs/statistics.md). What a mean says, given the data, does not depend on when a study stopped or on which arm
-is looked at.
+one trial, with prior weights that make the mean true on average in simulated studies, whatever tau is
+(docs/statistics.md). It does not depend on when a study stopped or on which arm is looked at.
 """
 
 from __future__ import annotations

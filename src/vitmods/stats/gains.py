@@ -1,22 +1,21 @@
 """A study's trials as gains: more is better, fractions in points, failures sorted out.
 
-A trial fails in one of three ways, each counted and reported by itself:
+A trial fails in one of four ways, each counted and reported by itself:
 
 - It diverged: it is without a score (a loss that is not finite).
-- It learned nothing: its prediction is the same for every image, and its score is not above the best constant
-  prediction by more than the margin. (A log loss can be informative although the most likely class never changes.)
-  A trial counts too, however many classes it names, that is not above the best constant prediction by more than its
-  own test error, the standard error over its images. Without scores of images, one that is not above it in an arm
-  whose median is not above it either.
+- Its prediction is constant, and its score is not above the best constant prediction by more than the margin. (A log
+  loss can be informative although the most likely class never changes.)
+- It learned nothing: its score is not above the best constant prediction by more than its own test error, the standard
+  error over its images. Without scores of images, this takes an arm whose median is not above it either.
 - It collapsed: its score is (i) less than half as far above the best constant prediction as base's median, and (ii)
-  more than 5 sd below the median of its arm's other trials. The sd is pooled over all trials that do not meet (i), and
-  so is the median where the arm has such trials, so that several collapses of one arm do not hide one another.
+  more than 5 sd below the median of its arm's other trials. Trials that meet (i) count neither in the sd, which is
+  pooled over all arms, nor in the median, so that several collapses of one arm do not hide one another.
 
 An arm has learned if the median of its trials is above the best constant prediction by more than the margin (at most
 `LEARNED_POINTS`), the sd of one of its trials, and the test error of one. Where base has not, no verdict is given but
 `helps` of an arm that has: arms that are all at the constant prediction are equivalent, which says nothing about them.
-Where base starts from trained weights and its median is below a linear probe of these by more than the margin (at most
-`LEARNED_POINTS`), there is no verdict at all: training lost what they hold, and arms that keep more of it seem better.
+Where base starts from trained weights and its median is below a linear probe of these by more than that margin, there
+is no verdict at all: training lost what they hold, and arms that keep more of it seem better.
 """
 
 from __future__ import annotations

@@ -7,27 +7,22 @@ D_s over images and d over both
     s2_residual = (sum D^2 - n sum D_i^2 - m sum D_s^2 + n m d^2) / ((n-1)(m-1))
     I           = max(0, s2_images / m - s2_residual / (n m))
 
-What is subtracted is already in the variance over seeds. I does not shrink with more seeds, only with more images.
+What is subtracted is already in the variance over seeds. I shrinks with more images only.
 
-Near 100 % few images are right in one trial and wrong in another, and other images may have more of them than these
-happen to have. Where D is not 0 on fewer than 10 images, s2_images is taken as if one more differed fully: plus
-`step`^2 / m, with `step` the difference of right and wrong. Where arm and base are right on more than 95 % (or on less
-than 5 %) and fewer than 5 % differ, the mean of D_i is skewed, and
-each end of the interval with the critical value c is moved by
+Near 100 % few images differ, and other images may have more of them. Where D is not 0 on fewer than 10 images,
+s2_images is raised by `step`^2 / m, with `step` the difference of right and wrong, as if one more differed. Where the
+mean of D_i is skewed too, each end of the interval with the critical value c is moved by
 
     (1/6 + c^2/3) g / m,   g = third central moment of D_i / s2_images
 
-(Johnson, "Modified t tests and confidence intervals for asymmetrical populations", JASA 73, 1978), in which the one
-more image differs towards that end. Inwards it is moved half as far: all of it would miss the truth in up to 5 %.
+(Johnson, JASA 73, 1978), in which the one more image differs towards that end; inwards half as far, since all of it
+would miss the truth in up to 5 %.
 
-A metric over a set of images (mean IoU, average precision, calibration error) is not a mean over images. Its jackknife
-form is: with R_i the metric without image i,
+A metric over a set of images (mean IoU, average precision) is not a mean over images. With R_i the metric without image
+i, its jackknife form (Miller, Biometrika 61, 1974) is a number for each image whose mean is the metric R, and whose
+spread is that of the metric over other images:
 
     x_i = R + (m-1) (mean of R_j - R_i)
-
-a number for each image whose mean is the metric R, and whose spread is that of the metric over other images (Tukey;
-Miller, "The jackknife - a review", Biometrika 61, 1974). The form of a difference of trials is the difference of their
-forms, so these serve as the scores of images above.
 """
 
 from __future__ import annotations
@@ -99,12 +94,8 @@ def images_part(
     total = ((differences - by_seed[..., None]) ** 2).sum((-2, -1))
     residual = (total - n * between) / max((n - 1) * (m - 1), 1)
     variance, third = between / (m - 1) + few / m, ((by_image - both[..., None]) ** 3).mean(-1)
-    full = (
-        near
-        * np.clip(2 - 2 * sum(differ) / (NEAR_FRACTION * m), 0, 1)
-        * (min(steps) > 0)
-        / np.where(variance > 0, variance, np.inf)
-    )
+    counts = np.clip(2 - 2 * sum(differ) / (NEAR_FRACTION * m), 0, 1) if near and min(steps) > 0 else 0.0
+    full = counts / np.where(variance > 0, variance, np.inf)
     low, high = full * (third - cubes / m), full * (third + cubes / m)
     skew = np.where(low > 0, INWARDS_FRACTION, 1) * low, np.where(high < 0, INWARDS_FRACTION, 1) * high
     return ImagesPart(variance, np.maximum(residual, 0.0), n, m, skew)

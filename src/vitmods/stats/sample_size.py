@@ -135,10 +135,9 @@ def resolution(
 ) -> str:
     """Describe the half-width of intervals of accuracy that a test set gives: `half`, or by what studies have seen.
     `grouped`: `images` counts groups."""
-    usual, of_range = half is None, ""
+    of_range = ""
     if half is None:
         half = detectable(k, n, images=round(math.sqrt(2 * SHARED_DISAGREEMENT), 2)).half * usual_sd(images)
-    if usual:
         low, high = (half * math.sqrt(disagree / USUAL_DISAGREEMENT) for disagree in DISAGREEMENT)
         percent = " to ".join(f"{100 * disagree:.0f}" for disagree in DISAGREEMENT)
         of_range = (

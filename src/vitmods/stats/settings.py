@@ -1,19 +1,15 @@
 """Arms in several settings (base models, fractions of the data, lengths of training): each, the average, differences.
 
-Settings are fixed, not a sample of others: what is said holds for these. Three families of questions are asked, and the
-intervals of each hold together by themselves. All are asked of weighted sums over the settings b = 1..B of the scores
-Y[b,a,s] of an arm and a seed,
+Settings are fixed, not a sample of others: claims hold for these. Each of three families of intervals holds together by
+itself. All are of weighted sums over the settings b = 1..B of the scores Y[b,a,s] of an arm and a seed,
 
     average          weights 1/B
     single setting   1 for b, else 0
     departure        1 for b, else 0, minus 1/B
 
-which are the scores of an ordinary study, fitted and answered as one. Settings share their seeds, so that what a seed
-does to an arm in one setting it may do in all: the spread of the sums over seeds has it, the sum of the settings'
-variances would not. The images part is that of the sums of per-image scores.
-
-The level of an interval is alpha in the family of averages, and 1 - (1 - alpha)^(1/B) of the B studies in the two other
-families: by the inequality of Sidak that is valid whatever the correlation of settings. Two settings depart as one.
+which are fitted and answered as the scores of an ordinary study. So their spread contains what a seed does to an arm in
+all settings, and their images part is that of the sums of per-image scores. The level is alpha in the family of
+averages, 1 - (1 - alpha)^(1/B) of each of B studies in the others (Sidak). Two settings depart as one.
 """
 
 from __future__ import annotations

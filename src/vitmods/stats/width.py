@@ -1,16 +1,12 @@
 """Half-widths of intervals that hold together over a family of contrasts.
 
 The critical value c is the factor between a standard error and the half-width. For K contrasts whose errors are
-(sqrt(rho) z0 + sqrt(1 - rho) z_j) / s, with z standard normal and s = sqrt(chi2 / df) the error of the common standard
-deviation, it solves
+(sqrt(rho) z0 + sqrt(1 - rho) z_j) / s, with z standard normal and s = sqrt(chi2 / df), it solves
 
     P(max over K of |T_j| > c) = alpha
 
-- rho = 1/2: K arms against one base with equal variances (Dunnett, 1955).
-- rho = 0: any other set of contrasts. By Sidak's inequality (1967) it is valid whatever their correlation.
-- K = 1: Student's t.
-
-The probability is a double integral by fixed quadrature: no random numbers, the same answer on every machine.
+with rho = 1/2 for arms against one base (Dunnett, 1955), rho = 0 for any other contrasts, valid whatever their
+correlation (Sidak, 1967), and Student's t for K = 1. Fixed quadrature gives the same answer on every machine.
 
 With a variance V over seeds that has df_V, the images' part I and a critical value c(df),
 
@@ -18,20 +14,17 @@ With a variance V over seeds that has df_V, the images' part I and a critical va
     df = (V + I)^2 / (V^2/df_V + (s2_images/m)^2/(m-1) + (s2_residual/(nm))^2/((n-1)(m-1))),
          not below df_V where there are 20 images or groups of them
 
-(Welch and Satterthwaite). The maximum: a claim about other images too is never narrower than one on these images.
-
-For k arms against one base the level alpha is split 8 : 2 between the pooled variance and each arm's own,
+(Welch and Satterthwaite): a claim about other images too is never narrower than one on these images. For k arms against
+one base the level alpha is split 8 : 2 between the pooled variance and each arm's own, and the narrower one counts,
 
     half[a] = min(h(V_pooled, c(k, 0.8 alpha)),  h(V_own, c(1, 0.2 alpha / k))),    k >= 2
     half[a] = h(V_own, c(1, alpha)),                                                 k = 1: the paired t interval
 
-An arm outside of the pool, one of whose trials failed, has only its own variance, with all of alpha / k. Where base has
-seeds that the arm does not have, the two forms have two estimates, also of a single arm. Both intervals hold together,
-so the narrower one does. Two effects then correlate by rho = (1/n_base) / (1/n_base + 1/n).
+so that an arm that follows base closely is not widened by noisy arms. An arm outside of the pool, one of whose trials
+failed, has only its own variance, with all of alpha / k. Where base has seeds that the arm does not have, the two forms
+have two estimates, also of a single arm, and effects correlate by rho = (1/n_base) / (1/n_base + 1/n).
 
-It costs 4 to 5 % of the width, and an arm that follows base closely is then not widened by noisy arms.
-
-Intervals at 95 %: over the images that were looked at, and over repetitions with other seeds.
+Intervals of evaluations are at 95 %: over the images that were looked at, and over repetitions with other seeds.
 """
 
 from __future__ import annotations
