@@ -26,6 +26,17 @@ BATCH = {224: 4, 32: 64}
 SEVERITY = 3
 
 
+class Random:
+    """Random numbers of NumPy."""
+
+    def __init__(self, seed: int) -> None:
+        generator = np.random.default_rng(seed)
+        self.poisson = generator.poisson
+        self.normal = lambda *shape: generator.standard_normal(shape)
+        self.uniform = lambda *shape, low=0.0, high=1.0: generator.uniform(low, high, shape)
+        self.integers = lambda low, high, *shape: generator.integers(low, high, shape)
+
+
 def module(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, TESTS / f"{name}.py")
     assert spec is not None
@@ -37,7 +48,7 @@ def module(name: str) -> ModuleType:
 
 def pair(name: str, images: torch.Tensor, textures: Path | None) -> dict[str, Callable[[], Any]]:
     plain = module("plain_corruptions")
-    numbers, draw, each = strength(name, SEVERITY, min(images.shape[2:])), plain.Random(0), images.numpy()
+    numbers, draw, each = strength(name, SEVERITY, min(images.shape[2:])), Random(0), images.numpy()
     form = getattr(plain, name)
     if name == "frost" and textures is not None:
         step = round(1 / numbers[2])

@@ -68,11 +68,12 @@ def test_members_are_webdatasets_and_the_bytes_of_the_files(pets, tmp_path, pack
 
 
 def test_the_same_images_elsewhere_give_the_same_bytes(pets, unbroken, tmp_path):
-    (tmp_path / "moved").mkdir()
-    os.rename(pets, tmp_path / "moved" / "pets")
-    for path in (tmp_path / "moved" / "pets").rglob("*.png"):
+    moved = tmp_path / "moved" / "pets"
+    moved.parent.mkdir()
+    os.rename(pets, moved)
+    for path in moved.rglob("*.png"):
         os.utime(path, (1, 1))
-    pack(tmp_path / "moved" / "pets", tmp_path / "out", shard_mb=SHARD_MB, workers=3)
+    pack(moved, tmp_path / "out", shard_mb=SHARD_MB, workers=3)
     assert content(tmp_path / "out") == unbroken
 
 
@@ -120,15 +121,15 @@ def test_killed_and_called_again_gives_the_same_bytes(pets, unbroken, tmp_path, 
     assert content(out) == unbroken
 
 
-def test_a_damaged_shard_is_written_again(pets, tmp_path):
-    pack(pets, tmp_path / "out", shard_mb=SHARD_MB)
-    complete = content(tmp_path / "out")
-    damaged = bytearray(complete["train-000001.tar"])
+def test_a_damaged_shard_is_written_again(pets, unbroken, tmp_path):
+    out = tmp_path / "out"
+    pack(pets, out, shard_mb=SHARD_MB)
+    damaged = bytearray(unbroken["train-000001.tar"])
     damaged[3000] ^= 1
-    (tmp_path / "out" / "train-000001.tar").write_bytes(damaged)
-    packed = pack(pets, tmp_path / "out", shard_mb=SHARD_MB)
+    (out / "train-000001.tar").write_bytes(damaged)
+    packed = pack(pets, out, shard_mb=SHARD_MB)
     assert packed.kept == packed.shards - 1
-    assert content(tmp_path / "out") == complete
+    assert content(out) == unbroken
 
 
 def test_a_full_disk_is_one_clear_error_and_is_gone_on_from(pets, unbroken, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from .support import load
 
 
 def records(labels, order=None):
-    order = list(range(len(labels))) if order is None else order
+    order = range(len(labels)) if order is None else order
     ids = tuple(f"class{labels[i]}/{i}.png" for i in order)
     return Records(ids, np.array([labels[i] for i in order]), ids, lambda key: ids[key].encode(), np.arange(len(ids)))
 
@@ -34,21 +34,11 @@ fractions = st.floats(0, 0.49)
 
 
 @given(label_lists, st.integers(0, 100), fractions, fractions, st.randoms(use_true_random=False))
-def test_a_split_does_not_depend_on_the_order_of_files(labels, seed, val, test, random):
-    shuffled = list(range(len(labels)))
-    random.shuffle(shuffled)
-    parts = []
-    for order in (None, shuffled):
-        table = records(labels, order)
-        cuts = cut(table, seed, {"test": test, "val": val})
-        parts.append({name: {table.ids[i] for i in part} for name, part in cuts.items()})
-    assert parts[0] == parts[1]
-
-
-@given(label_lists, st.integers(0, 100), fractions, fractions)
-def test_parts_are_disjoint_complete_and_stratified(labels, seed, val, test):
-    table = records(labels)
-    parts = cut(table, seed, {"test": test, "val": val})
+def test_parts_are_disjoint_complete_stratified_and_of_any_order_of_files(labels, seed, val, test, random):
+    table, shuffled = records(labels), records(labels, random.sample(range(len(labels)), len(labels)))
+    parts, others = (cut(one, seed, {"test": test, "val": val}) for one in (table, shuffled))
+    for name in parts:
+        assert {table.ids[i] for i in parts[name]} == {shuffled.ids[i] for i in others[name]}
     assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(labels)))
     for label in set(labels):
         n = labels.count(label)
@@ -86,16 +76,20 @@ def test_only_what_is_lacking_is_made(found, val, result, origin):
 
 
 @given(label_lists, st.integers(1, 130), st.integers(0, 50))
-def test_limit_keeps_the_proportions(labels, count, seed):
+def test_limit_keeps_the_proportions_in_any_order_of_files(labels, count, seed):
     table = records(labels)
     kept = limit(table, count, seed)
     assert len(kept) == min(count, len(labels))
+    assert set(kept.ids) == set(limit(records(labels, range(len(labels))[::-1]), count, seed).ids)
     fractions = {label: len(kept) * labels.count(label) / len(labels) for label in set(labels)}
     for label, fraction in fractions.items():
         actual = int((kept.labels == label).sum())
         assert actual - fraction < 1
         assert fraction - actual < 1 or min(fractions.values()) < 1  # it gave one to a class that would have none
         assert actual >= 1 or count < len(fractions)
+    assert limit(table, None, 0) is table
+    with pytest.raises(UserError, match="at least 1"):
+        limit(table, 0, 0)
 
 
 @given(label_lists, st.integers(1, 130), st.integers(0, 50))
@@ -126,15 +120,6 @@ def test_val_of_a_number_of_images(found, n, options, expected, origin):
     assert (counts(splits), words) == (dict(zip(("train", "val", "test"), expected)), origin)
     assert len(set(np.bincount(splits["val"].labels))) == 1
     assert "val" in found or not set(splits["val"].ids) & set(splits["train"].ids)
-
-
-def test_limit_of_nothing_and_in_any_order_of_files():
-    labels = [0, 1, 2] * 20
-    assert set(limit(records(labels), 17, 5).ids) == set(limit(records(labels, list(range(60))[::-1]), 17, 5).ids)
-    table = records([0, 1])
-    assert limit(table, None, 0) is table
-    with pytest.raises(UserError, match="at least 1"):
-        limit(table, 0, 0)
 
 
 def grouped(sizes, label=0):

@@ -315,13 +315,17 @@ def _bytes(draw, content):
     return content
 
 
+def raw_of(content):
+    return _json(content) if isinstance(content, dict | list) else content
+
+
 @st.composite
 def _files(draw):
     name = draw(st.sampled_from(sorted(READERS)))
     content = READERS[name][1]
     if isinstance(content, dict | list) and draw(st.integers(0, 4)):
         return name, _json(draw(_edited(content)))
-    return name, draw(_bytes(_json(content) if isinstance(content, dict | list) else content))
+    return name, draw(_bytes(raw_of(content)))
 
 
 def files(value):

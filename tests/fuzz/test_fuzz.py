@@ -11,7 +11,7 @@ from vitmods.adapters import load
 from vitmods.study.store import slug
 from vitmods.util.errors import UserError
 
-from .families import FAMILIES, VIT, run
+from .families import FAMILIES, READERS, VIT, files, raw_of, run
 
 COUNTS = {"expressions": 60, "recipes": 40, "configs": 60, "files": 60, "models": 40}
 
@@ -38,6 +38,13 @@ def test_a_value_or_a_user_error(family):
         run(family, value)
 
     read()
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_that_is_not_spoiled_reaches_its_reader(name):
+    """Three of them are refused all the same, for what they lack."""
+    with pytest.raises(UserError) if name in ("manifest", "npz", "pth") else nullcontext():
+        files((name, raw_of(READERS[name][1])))
 
 
 def test_any_other_error_fails(monkeypatch):

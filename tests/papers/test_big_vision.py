@@ -77,29 +77,21 @@ def test_aligned_resampling_equals_big_vision(golden, new, name):
     close(resample(g["in.old"], (7, 7), new, aligned=True), g[name], 1e-10)
 
 
-# ours: (name in big_vision, what part of our tensor)
-INITIALISED = {
+BLOCK = "Transformer/encoderblock_{}/"
+ATTENTION, MLP = BLOCK.format(0) + "MultiHeadDotProductAttention_0/", BLOCK.format(1) + "MlpBlock_0/"
+INITIALISED = {  # ours, and what part of our tensor -> name in big_vision
     "patch_embed.proj.weight": "embedding/kernel",
     "patch_embed.proj.bias": "embedding/bias",
     "pos_embed": "pos_embedding",
     "cls_token": "cls",
-    "blocks.0.norm1.weight": "Transformer/encoderblock_0/LayerNorm_0/scale",
-    "blocks.0.attn.qkv.weight:query": "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel",
-    "blocks.0.attn.qkv.weight:key": "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/key/kernel",
-    "blocks.0.attn.qkv.weight:value": "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/value/kernel",
-    "blocks.0.attn.qkv.bias": "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/bias",
-    "blocks.0.attn.proj.weight": "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/out/kernel",
-    "blocks.0.attn.proj.bias": "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/out/bias",
-    "blocks.1.mlp.fc1.weight": "Transformer/encoderblock_1/MlpBlock_0/Dense_0/kernel",
-    "blocks.1.mlp.fc1.bias": "Transformer/encoderblock_1/MlpBlock_0/Dense_0/bias",
-    "blocks.1.mlp.fc2.weight": "Transformer/encoderblock_1/MlpBlock_0/Dense_1/kernel",
-    "blocks.1.mlp.fc2.bias": "Transformer/encoderblock_1/MlpBlock_0/Dense_1/bias",
+    "blocks.0.norm1.weight": BLOCK.format(0) + "LayerNorm_0/scale",
+    **{f"blocks.0.attn.qkv.weight:{part}": f"{ATTENTION}{part}/kernel" for part in ("query", "key", "value")},
+    "blocks.0.attn.qkv.bias": f"{ATTENTION}query/bias",
     "norm.bias": "Transformer/encoder_norm/bias",
-    "pre_logits.weight": "pre_logits/kernel",
-    "pre_logits.bias": "pre_logits/bias",
-    "head.weight": "head/kernel",
-    "head.bias": "head/bias",
-}
+    **{f"{ours}.{kind}": f"{theirs}/{'kernel' if kind == 'weight' else 'bias'}" for kind in ("weight", "bias")
+       for ours, theirs in (("blocks.0.attn.proj", f"{ATTENTION}out"), ("blocks.1.mlp.fc1", f"{MLP}Dense_0"),
+                            ("blocks.1.mlp.fc2", f"{MLP}Dense_1"), ("pre_logits", "pre_logits"), ("head", "head"))},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

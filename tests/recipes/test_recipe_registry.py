@@ -61,15 +61,7 @@ def test_the_model_of_a_recipe_can_be_built(name):
     assert config.representation == (name in ("augreg", "better_plain", "sun397"))
 
 
-def test_models_of_settings_and_sizes_that_differ():
-    assert "representation" not in architecture("augreg", "S/32", {})
-    assert architecture("a2", "B/16", {"layerscale": True}) == {"layer_scale": 1e-4}
-    assert architecture("deit", "S/16", {}) == {}
-    assert architecture("dtn", "S*/16", {}) == {"qkv_bias": False}
-    assert [usual_model(name) for name in ("augreg", "better_plain", "small_data")] == ["B/16", "S/16", "Ti/16"]
-
-
-def test_model_settings_reach_the_model():
+def test_model_settings_reach_the_model_and_differ_by_size():
     torch.manual_seed(0)
     settings = {**architecture("augreg", "mu2/8", {}), **augreg(level="light1").model.to_config()}
     model = vm.vit("mu2/8", img_size=16, num_classes=5, **settings)
@@ -77,6 +69,11 @@ def test_model_settings_reach_the_model():
     assert not model.head.weight.any()
     assert model.vit_config.drop_path == 0.1
     assert model.pre_logits is not None
+    assert "representation" not in architecture("augreg", "S/32", {})
+    assert architecture("a2", "B/16", {"layerscale": True}) == {"layer_scale": 1e-4}
+    assert architecture("deit", "S/16", {}) == {}
+    assert architecture("dtn", "S*/16", {}) == {"qkv_bias": False}
+    assert [usual_model(name) for name in ("augreg", "better_plain", "small_data")] == ["B/16", "S/16", "Ti/16"]
 
 
 @pytest.mark.parametrize(
@@ -137,13 +134,10 @@ def test_a_warm_up_fits_a_training_of_another_length(name):
     assert 0 <= warmup(batch_size=2 * usual.batch_size) <= 0.25
 
 
-def test_a_warm_up_of_a_training_in_steps_keeps_its_epochs():
+def test_a_warm_up_follows_a_length_in_steps_or_of_a_sweep():
     recipe = Recipe().with_(steps=1000, warmup_epochs=2.0)
     assert overridden(recipe, {"batch_size": recipe.batch_size}, 6400).schedule.warmup_epochs == 2
     assert overridden(recipe, {"steps": 40}, 10 * recipe.batch_size).schedule.warmup_epochs == 1
-
-
-def test_a_sweep_over_lengths_fits_the_warm_up():
     study = Study("mu1/4", ["dpn"], "digits", recipe=RECIPES["deit"](), sweep={"epochs": [3, 30]}, seeds=1)
     at = [study.settings.at(point).recipe for point in study.settings.sweep.points]
     assert [(recipe.epochs, recipe.schedule.warmup_epochs) for recipe in at] == [(3, 0.75), (30, 5)]

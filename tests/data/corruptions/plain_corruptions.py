@@ -11,25 +11,6 @@ from scipy import ndimage
 LAST_DIGITS = 1e-6
 
 
-class Random:
-    """Random numbers of NumPy, for timing."""
-
-    def __init__(self, seed):
-        self.generator = np.random.default_rng(seed)
-
-    def normal(self, *shape):
-        return self.generator.standard_normal(shape)
-
-    def uniform(self, *shape, low=0.0, high=1.0):
-        return self.generator.uniform(low, high, shape)
-
-    def integers(self, low, high, *shape):
-        return self.generator.integers(low, high, shape)
-
-    def poisson(self, rates):
-        return self.generator.poisson(rates)
-
-
 def levels(x):
     return (np.clip(x, 0, 1) * 255 + LAST_DIGITS).astype(np.uint8)
 
@@ -166,24 +147,19 @@ def fog(x, c, draw):
     return levels((x + c[0] * map_) * x.max() / (x.max() + c[0]))
 
 
-def through_hsv(x, change):
-    hsv = rgb_to_hsv(np.broadcast_to(x / 255, (3, *x.shape[1:])).transpose(1, 2, 0))
-    change(hsv)
-    return levels(hsv_to_rgb(hsv).transpose(2, 0, 1)[: len(x)])
+def in_hsv(channel, change):
+    """A corruption that changes one channel of hue, saturation and value."""
+
+    def corrupt(x, c, draw):
+        hsv = rgb_to_hsv(np.broadcast_to(x / 255, (3, *x.shape[1:])).transpose(1, 2, 0))
+        hsv[..., channel] = np.clip(change(hsv[..., channel], *c), 0, 1)
+        return levels(hsv_to_rgb(hsv).transpose(2, 0, 1)[: len(x)])
+
+    return corrupt
 
 
-def brightness(x, c, draw):
-    def change(hsv):
-        hsv[..., 2] = np.clip(hsv[..., 2] + c[0], 0, 1)
-
-    return through_hsv(x, change)
-
-
-def saturate(x, c, draw):
-    def change(hsv):
-        hsv[..., 1] = np.clip(hsv[..., 1] * c[0] + c[1], 0, 1)
-
-    return through_hsv(x, change)
+brightness = in_hsv(2, lambda value, added: value + added)
+saturate = in_hsv(1, lambda saturation, factor, added: saturation * factor + added)
 
 
 def contrast(x, c, draw):

@@ -13,33 +13,24 @@ from vitmods.papers.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, TABLES, c
 from vitmods.papers.corruptions.functions import Draws, disk, distance, edges, read_textures, scattered
 
 from . import plain_corruptions as plain
-from .corruption_images import drawn
+from .corruption_images import drawn as picture
 
 SIZES = ((3, 32, 32), (3, 64, 50), (3, 121, 124), (1, 33, 48))
 
 
-class Recorded(Draws):
-    """Keeps what it draws."""
+def record(draws, drawn):
+    """Keep what is drawn: copies, since corruptions may work in place."""
 
-    def __init__(self, seeds):
-        super().__init__(seeds)
-        self.drawn = []
+    def kept(method):
+        def draw(*arguments, **bounds):
+            drawn.append(method(*arguments, **bounds))
+            return drawn[-1].clone()
 
-    def _keep(self, numbers):
-        self.drawn.append(numbers.clone())  # corruptions may work in place
-        return numbers
+        return draw
 
-    def normal(self, *shape):
-        return self._keep(super().normal(*shape))
-
-    def uniform(self, *shape, low=0.0, high=1.0):
-        return self._keep(super().uniform(*shape, low=low, high=high))
-
-    def integers(self, low, high, *shape):
-        return self._keep(super().integers(low, high, *shape))
-
-    def poisson(self, rates):
-        return self._keep(super().poisson(rates))
+    for name in ("normal", "uniform", "integers", "poisson"):
+        setattr(draws, name, kept(getattr(draws, name)))
+    return draws
 
 
 class Replayed:
@@ -77,12 +68,13 @@ def plain_textures(folder, scale):
 def both(name, severity, images, textures):
     """(ours, plain) on the same random numbers."""
     numbers = strength(name, severity, min(images.shape[-2:]))
-    draws = Recorded(range(7, 7 + len(images)))
+    drawn = []
+    draws = record(Draws(range(7, 7 + len(images))), drawn)
     actual = corruption(name, textures)(images, draws, *numbers)
     form = getattr(plain, name)
     if name == "frost":
         form = functools.partial(form, textures=plain_textures(textures, numbers[2]))
-    expected = [form(image.numpy(), numbers, Replayed(draws.drawn, i)) for i, image in enumerate(images)]
+    expected = [form(image.numpy(), numbers, Replayed(drawn, i)) for i, image in enumerate(images)]
     return actual, torch.from_numpy(np.stack(expected))
 
 
@@ -92,7 +84,7 @@ def test_equals_the_plain_form(textures, name, size):
     channels, *sides = size
     if (name == "frost" and (channels == 1 or table_side(min(sides)) == 64)) or (name == "saturate" and channels == 1):
         pytest.skip("gray frost and a scale of 0.3 have tests of their own, gray images do not saturate")
-    one = drawn(*sides)[:channels]
+    one = picture(*sides)[:channels]
     images = torch.from_numpy(np.stack([one, one[::-1, ::-1].copy()]))
     for severity in SEVERITIES:
         actual, expected = both(name, severity, images, textures)
@@ -100,7 +92,7 @@ def test_equals_the_plain_form(textures, name, size):
 
 
 def test_frost_on_gray_images_is_the_gray_of_frost(textures):
-    images = torch.from_numpy(drawn(130, 130)[None, :1])
+    images = torch.from_numpy(picture(130, 130)[None, :1])
     in_gray, in_color = (
         corruption("frost", textures)(p, Draws([1]), 0.6, 0.4, 1) for p in (images, images.expand(-1, 3, -1, -1))
     )

@@ -12,7 +12,7 @@ from vitmods.recipes import small_detection
 from vitmods.tasks.detection.objects import Objects, drawn, evaluation_views, training_views
 from vitmods.util.errors import UserError
 
-from ...data.support import counts, noise
+from ...data.support import counts, encoded, noise, write_files
 
 SIZE = (48, 64)  # height and width
 EXACT = [10, 8, 20, 16]  # left, top, width, height
@@ -25,19 +25,18 @@ def image(path, seed, size=SIZE, **options):
 
 def coco(folder, change=lambda split, content: None):
     """Two splits of three images; the third has none, the second a crowd."""
+    box = [10, 8, 30, 8, 30, 24, 10, 24]
+    runs = {"size": list(SIZE), "counts": [0, 48, 48 * 63]}
+    crowd = {"id": 9, "image_id": 1, "category_id": 3, "bbox": [0, 0, 1, 48], "iscrowd": 1, "segmentation": runs}
+    common = {"bbox": EXACT, "area": 300.0, "iscrowd": 0, "segmentation": [box]}
     for split in ("train", "val"):
-        images, annotations = [], []
-        for i in range(3):
-            image(folder / split / f"{i}.png", seed=10 * len(split) + i)
-            images.append({"id": i, "file_name": f"{i}.png", "height": SIZE[0], "width": SIZE[1]})
-            if i < 2:
-                box = [10, 8, 30, 8, 30, 24, 10, 24]
-                annotations.append({"id": i, "image_id": i, "category_id": 7 - 4 * i, "bbox": EXACT, "area": 300.0,
-                                    "iscrowd": 0, "segmentation": [box]})  # fmt: skip
-        runs = {"size": list(SIZE), "counts": [0, 48, 48 * 63]}
-        crowd = {"id": 9, "image_id": 1, "category_id": 3, "bbox": [0, 0, 1, 48], "iscrowd": 1, "segmentation": runs}
-        categories = [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}]
-        content = {"images": images, "annotations": [*annotations, crowd], "categories": categories}
+        write_files(folder / split, {f"{i}.png": encoded(noise(10 * len(split) + i, SIZE)) for i in range(3)})
+        content = {
+            "images": [{"id": i, "file_name": f"{i}.png", "height": SIZE[0], "width": SIZE[1]} for i in range(3)],
+            "annotations": [{"id": i, "image_id": i, "category_id": 7 - 4 * i, **common} for i in range(2)],
+            "categories": [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}],
+        }
+        content["annotations"].append(dict(crowd))
         change(split, content)
         (folder / f"{split}.json").write_text(json.dumps(content))
     return folder
@@ -182,14 +181,10 @@ VOC = """<annotation><size><width>64</width><height>48</height></size>
 
 
 def voc(folder):
-    (folder / "Annotations").mkdir(parents=True)
-    (folder / "ImageSets" / "Main").mkdir(parents=True)
-    for i, (name, hard) in enumerate((("cat", 0), ("dog", 1), ("cat", 0), ("dog", 0))):
-        image(folder / "JPEGImages" / f"{i}.jpg", seed=i)
-        (folder / "Annotations" / f"{i}.xml").write_text(VOC.format(name=name, hard=hard))
-    (folder / "ImageSets" / "Main" / "train.txt").write_text("0\n1\n")
-    (folder / "ImageSets" / "Main" / "val.txt").write_text("2\n3\n")
-    return folder
+    objects = enumerate((("cat", 0), ("dog", 1), ("cat", 0), ("dog", 0)))
+    write_files(folder / "Annotations", {f"{i}.xml": VOC.format(name=name, hard=hard) for i, (name, hard) in objects})
+    write_files(folder / "ImageSets" / "Main", {"train.txt": "0\n1\n", "val.txt": "2\n3\n"})
+    return write_files(folder, {f"JPEGImages/{i}.jpg": encoded(noise(i, SIZE), "JPEG") for i in range(4)})
 
 
 def test_voc_counts_pixels_from_1_sets_difficult_objects_aside_and_has_folders_of_any_name(tmp_path):
@@ -211,13 +206,10 @@ def test_voc_counts_pixels_from_1_sets_difficult_objects_aside_and_has_folders_o
 
 
 def yolo(folder, lines=("0 0.3125 0.33333333 0.3125 0.33333333", "1 0.1 0.1 0.5 0.1 0.5 0.5")):
-    for split, seed in (("train", 0), ("val", 5)):
-        for i in range(2):
-            image(folder / "images" / split / f"{i}.png", seed=seed + i)
-        (folder / "labels" / split).mkdir(parents=True)
-        (folder / "labels" / split / "0.txt").write_text("\n".join(lines))
-    (folder / "data.yaml").write_text("train: images/train\nval: images/val\nnames: {0: cat, 1: dog}\n")
-    return folder
+    for split in ("train", "val"):
+        files = {f"images/{split}/{i}.png": encoded(noise(10 * len(split) + i, SIZE)) for i in range(2)}
+        write_files(folder, {**files, f"labels/{split}/0.txt": "\n".join(lines)})
+    return write_files(folder, {"data.yaml": "train: images/train\nval: images/val\nnames: {0: cat, 1: dog}\n"})
 
 
 def test_yolo_gives_fractions_polygons_and_images_without_objects(tmp_path):
@@ -246,10 +238,8 @@ def test_lines_of_yolo_without_an_object_are_reported(tmp_path, line, reason):
 
 
 def table(folder, rows):
-    for i in range(4):
-        image(folder / "images" / f"{i}.png", seed=i)
-    (folder / "boxes.csv").write_text(f"filename,split,width,height,class,xmin,ymin,xmax,ymax\n{rows}")
-    return folder
+    write_files(folder, {f"images/{i}.png": encoded(noise(i, SIZE)) for i in range(4)})
+    return write_files(folder, {"boxes.csv": f"filename,split,width,height,class,xmin,ymin,xmax,ymax\n{rows}"})
 
 
 def test_a_table_of_boxes_and_images_without_one(tmp_path):
@@ -316,16 +306,12 @@ def test_a_forgotten_name_of_the_source_is_told(tmp_path):
 @pytest.mark.parametrize("spec", ["boxes:{}", "yolo:{}", "masks:{}", "{}/labels.csv"])
 def test_classes_are_named_once_in_classes_txt(tmp_path, spec):
     """The same reader for all that have that file."""
-    for part in ("images", "masks", "labels"):
-        image(tmp_path / part / "0.png", seed=1)
-    (tmp_path / "labels" / "0.txt").write_text("")
-    (tmp_path / "boxes.csv").write_text("image,width,height,label,xmin,ymin,xmax,ymax\n0.png,64,48,cat,1,1,9,9\n")
-    (tmp_path / "labels.csv").write_text("file,labels\nimages/0.png,cat\n")
-    (tmp_path / "classes.txt").write_text("\ufeffcat\n\ndog\n", encoding="utf-8")
+    write_files(tmp_path, {f"{part}/0.png": encoded(noise(1, SIZE)) for part in ("images", "masks", "labels")})
+    rows = "image,width,height,label,xmin,ymin,xmax,ymax\n0.png,64,48,cat,1,1,9,9\n"
+    write_files(tmp_path, {"labels/0.txt": "", "boxes.csv": rows, "labels.csv": "file,labels\nimages/0.png,cat\n"})
+    write_files(tmp_path, {"classes.txt": "\ufeffcat\n\ndog\n"})
     assert open_source(spec.format(tmp_path)).classes == ("cat", "dog")
-    (tmp_path / "classes.txt").write_text("cat\ndog\ncat\n")
-    with pytest.raises(UserError, match="names cat twice"):
-        open_source(spec.format(tmp_path))
-    (tmp_path / "classes.txt").write_bytes(b"\xff\xfecat")
-    with pytest.raises(UserError, match="cannot be read as text in UTF-8"):
-        open_source(spec.format(tmp_path))
+    for content, words in (("cat\ndog\ncat\n", "names cat twice"), (b"\xff\xfecat", "cannot be read as text in UTF-8")):
+        write_files(tmp_path, {"classes.txt": content})
+        with pytest.raises(UserError, match=words):
+            open_source(spec.format(tmp_path))

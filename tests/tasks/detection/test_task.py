@@ -297,27 +297,23 @@ def test_average_precision_is_that_of_pycocotools(cases):
     assert compared > 3 * len(cases)
 
 
-def test_average_precision_of_each_class():
+def measured(detected, known):
     metric = AveragePrecision(masks=False)
+    metric.add(detections(*detected), truth(*known))
+    return metric
+
+
+def test_average_precision_of_each_class_without_crowds():
     boxes = [[0, 0, 40, 40], [50, 50, 90, 90], [0, 50, 40, 90]]
-    metric.add(detections([*boxes[:2], [0, 0, 9, 9]], [0, 2, 1], [0.9, 0.8, 0.7]), truth(boxes, [0, 2, 2]))
-    detected = metric.of_classes(4)
-    assert detected == {"ap": pytest.approx([1.0, None, 51 / 101, None])}
+    metric = measured(([*boxes[:2], [0, 0, 9, 9]], [0, 2, 1], [0.9, 0.8, 0.7]), (boxes, [0, 2, 2]))
+    assert metric.of_classes(4) == {"ap": pytest.approx([1.0, None, 51 / 101, None])}
     assert metric.result()["ap"] == pytest.approx((1 + 51 / 101) / 2)
     assert AveragePrecision(masks=True).of_classes(2) == {"ap": [None, None], "mask_ap": [None, None]}
-
-
-def test_crowds_are_not_counted_and_nothing_at_all_is_0():
-    metric = AveragePrecision(masks=False)
-    annotated = truth([[0, 0, 40, 40], [50, 0, 100, 100]], [0, 0], [False, True])
-    metric.add(detections([[60, 10, 80, 30], [0, 0, 40, 40]], [0, 0], [0.9, 0.8]), annotated)
-    assert metric.result()["ap50"] == 1
-    empty = AveragePrecision(masks=False)
-    empty.add(detections([], [], []), truth([], []))
-    assert empty.result() == {"ap": 0, "ap50": 0, "ap75": 0}
-    alone = AveragePrecision(masks=False)
-    alone.add(detections([], [], []), truth([[0, 0, 40, 40]], [1]))
-    assert alone.result()["ap"] == 0
+    crowd = [[0, 0, 40, 40], [50, 0, 100, 100]], [0, 0], [False, True]
+    assert measured(([[60, 10, 80, 30], [0, 0, 40, 40]], [0, 0], [0.9, 0.8]), crowd).result()["ap50"] == 1
+    nothing = ([], [], [])
+    assert measured(nothing, ([], [])).result() == {"ap": 0, "ap50": 0, "ap75": 0}
+    assert measured(nothing, ([[0, 0, 40, 40]], [1])).result()["ap"] == 0
 
 
 @pytest.mark.parametrize(
