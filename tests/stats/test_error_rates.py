@@ -305,7 +305,7 @@ EXCEEDED = [  # (simulation, range of the rate, options)
     (fixed, (0.06, 0.085), [{"followers": 2, "k": 4, "n": 5, "base_sd": 3.0}]),
     (any_reference, (0.07, 1), [{"k": 4, "n": n, "of_pairs": False} for n in (3, 5)]),
     (growing, (0.055, 0.08), [{}]),
-    (extended_after_5_seeds, (0.055, 0.08), [{}]),
+    (extended_after_5_seeds, (0.05, 0.08), [{}]),
     (tuned_at_own_points, (0.04, 1), grid(apart=(1.0, 2.0), n=(5,), k=(1, 4))),
     (factorial_study, (0.035, 0.07), [{"k": 3, "n": 2, "run_sd": 4.0}]),
     (factorial_study, (0.02, 0.055), [{"k": 8, "n": 2, "run_sd": 4.0}]),

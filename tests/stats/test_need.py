@@ -12,7 +12,7 @@ from vitmods.stats.sequential import decided, futile, looks, nominal_level
 from vitmods.stats.verdict import Verdict
 from vitmods.stats.width import against_base
 
-SIZES = [4_000, pytest.param(40_000, marks=pytest.mark.long)]
+SIZES = [(1.5, 2_000), *(pytest.param(tau, 40_000, marks=pytest.mark.long) for tau in (1.0, 1.5))]
 
 
 def study(shift, sd=0.02, n=5, arms=2):
@@ -86,8 +86,7 @@ def outcomes(size, k, n, tau, margin=0.3):
     return np.array(ended)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("tau", [1.0, 1.5])
+@pytest.mark.parametrize(("tau", "size"), SIZES)
 def test_chances_are_calibrated(tau, size):
     ended = np.concatenate([outcomes(size, k, n, tau) for k, n in ((1, 5), (4, 5), (2, 8))])
     predicted, was_decided, most = ended.T

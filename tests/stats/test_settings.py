@@ -120,14 +120,6 @@ def test_images_without_a_score_in_one_setting_are_left_out_in_all():
     assert effect.interval == pytest.approx(expected.interval)
 
 
-def test_settings_with_images_of_their_own_add_their_parts():
-    scores = images_of()
-    scores["Ti/16"] = {arm: {s: x[:40] for s, x in seeds.items()} for arm, seeds in scores["Ti/16"].items()}
-    result = averaged(scores)
-    parts = [result.each["dpn"][setting].images_sd ** 2 for setting in scores]
-    assert result["dpn"].images_sd ** 2 == pytest.approx(sum(parts) / 4, rel=0.03)
-
-
 def test_an_effect_that_depends_on_the_setting_is_said_to():
     effects = {"S/16": {"dpn": 0.5, "rms": 1.0}, "B/16": {"dpn": 1.0, "rms": 1.0}, "Ti/16": {"dpn": 3.0, "rms": 1.0}}
     result = points(scores_of(effects, seed=1))
@@ -187,30 +179,6 @@ def test_a_trial_that_failed_in_one_setting_has_failed_before_it_ends_in_all():
     result = points(scores)
     assert result["dpn"].failures == 4
     assert "4 of 4 dpn trials diverged" in result.decision.notes
-
-
-def test_an_arm_with_one_seed_has_an_effect_without_a_spread():
-    scores = scores_of({"x": {"a": 2.0, "b": 1.0}, "y": {"a": 2.0, "b": 1.0}})
-    for arms in scores.values():
-        arms["b"] = {0: arms["b"][0]}
-    result = points(scores)
-    assert result["b"].n == 1
-    assert math.isnan(result["b"].sd)
-    assert math.isnan(result["b"].low)
-    assert (result["b"].verdict, result["b"].leans) == (Verdict.OPEN, "")
-    assert result["a"].sd > 0
-
-
-def test_two_seeds_show_nothing_favorable():
-    effects = {"dpn": 3.0, "rms": 0.0, "dtn": 0.0, "swiglu": 0.0}
-    result = points(scores_of(dict.fromkeys(("S/16", "B/16", "Ti/16"), effects), n=2))
-    assert result["dpn"].low > 0
-    assert (result["dpn"].verdict, result["dpn"].notes) == (
-        Verdict.OPEN,
-        ("the interval assumes that arms vary alike",),
-    )
-    assert math.isnan(points(scores_of({"S/16": {"dpn": 3.0}, "Ti/16": {"dpn": 3.0}}, n=2))["dpn"].low)
-    assert math.isnan(points(scores_of({"S/16": effects, "Ti/16": effects}, n=1))["dpn"].low)
 
 
 @pytest.mark.parametrize(
