@@ -21,8 +21,8 @@ import tyro
 from vitmods.recipes import TASK_PARTS, Recipe
 from vitmods.recipes.recipe import PARTS, check_fields, fields_by_name
 from vitmods.recipes.registry import parse_recipe
+from vitmods.study.cells import ImageOptions
 from vitmods.study.defaults import DIGITS, RecipeChoice
-from vitmods.study.plan import ImageOptions
 from vitmods.util.errors import SAID_IN, UserError
 from vitmods.util.text import listing, printable
 

@@ -134,10 +134,10 @@ def _dry_run(settings: Settings, options: Train) -> int:
 
     _check_shared(settings, options.options, options.devices)
     if options.devices > 1:
-        part = settings.recipe_of(settings.every_arm[-1]).batch_size // options.devices
+        part = settings.cells[-1].recipe.batch_size // options.devices
         print(f"{options.devices} devices train {part} images each in a step. A dry run of one device times it.")
         return 0
-    timed = estimate_trial(settings, options.options)
+    timed = estimate_trial(settings.cells[-1], settings.measure, options.options)
     macs = "" if timed.macs is None else f", {timed.macs / 1e9:.3g} GMACs an image"
     print(
         f"{timed.arm}: {timed.params:,} parameters{macs}. A step takes {duration(timed.step_s)}, the trial about "
@@ -149,39 +149,39 @@ def _dry_run(settings: Settings, options: Train) -> int:
 def _check_shared(settings: Settings, options: RunOptions, size: int) -> None:
     """Raise UserError, before anything is started or written, if so many processes cannot train the model together."""
     options.check_processes(size)
-    check_divides(settings.recipe_of(settings.every_arm[-1]).batch_size, size)
+    check_divides(settings.cells[-1].recipe.batch_size, size)
 
 
 def run_trial(settings: Settings, options: RunOptions, out: Path, processes: Processes | None = None) -> dict[str, Any]:
     """Train the last arm of the settings with their only seed in its own folder, or resume; returns result.json."""
     from vitmods.data.splits import SPLIT_FILE, write_split
-    from vitmods.study.plan import Trial, image_settings
+    from vitmods.study.cells import Trial
     from vitmods.study.store import StudyFolder, read_object
     from vitmods.study.trial import TrialRunner
     from vitmods.train.distributed import ALONE
 
-    folder, together, arm = StudyFolder(out), processes or ALONE, settings.every_arm[-1]
+    folder, together, cell = StudyFolder(out), processes or ALONE, settings.cells[-1]
     out = folder.path
     if (address := address_of(out)) and together.size > int(os.environ.get("LOCAL_WORLD_SIZE", together.size)):
         raise UserError(f"Processes on several machines share a folder, which {address} is not: name one with --out.")
     together.once(partial(folder.check_place, settings.fixed["data"]))
     with folder.lock() if together.first else nullcontext():
         together.once(folder.refuse_study)
-        runner = TrialRunner(folder, settings, options, together)
-        dataset = runner.dataset(settings.recipe_of(arm))
+        runner = TrialRunner(folder, settings.measure, options, together)
+        dataset = runner.dataset(cell)
         for warning in dataset.summary()["warnings"] if together.first else ():
             print(f"Warning: {warning}", file=sys.stderr)
 
         def keep_images() -> None:
             """Note which images the trial sees; raise UserError if it started with others by the same settings."""
-            images = json.loads(json.dumps(image_settings(settings.fixed)))
+            images = json.loads(json.dumps(cell.images()))
             if read_object(folder.path / "config.json").get("images") == images:
                 folder.images.check_same(dataset.splits)
             folder.images.write(dataset.splits)
             write_split(folder.path / SPLIT_FILE, dataset)
 
         together.once(keep_images)
-        return runner.train(Trial(arm, settings.seeds[0]), out)
+        return runner.train(Trial(cell, settings.seeds[0]), out)
 
 
 def show(result: dict[str, Any], out: Path) -> int:

@@ -2,9 +2,9 @@ from .answer import Answer as Answer
 from .arms import Arm as Arm
 from .arms import Replace as Replace
 from .arms import parse_edits as parse_edits
+from .cells import ImageOptions as ImageOptions
 from .checkpoints import open_trial as open_trial
 from .executors import StudyOptions as StudyOptions
-from .plan import ImageOptions as ImageOptions
 from .plan import Measure as Measure
 from .plan import StudySettings as StudySettings
 from .questions import over_studies as over_studies

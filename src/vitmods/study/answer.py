@@ -19,9 +19,10 @@ from vitmods.stats.decision import Decision
 from vitmods.stats.factorial import Factorial
 from vitmods.stats.verdict import POINTS_PER_FRACTION, Effect
 from vitmods.study.arms import BASE
+from vitmods.study.cells import Trial
 from vitmods.study.doubts import outcome_doubts, planning_doubts
 from vitmods.study.grid import mean_of, show_value
-from vitmods.study.plan import Settings, Trial
+from vitmods.study.plan import Settings
 from vitmods.study.questions import Look, Question, confirmation, looks, questions_of, spare_trials
 from vitmods.study.results import (
     ArmAnswer,

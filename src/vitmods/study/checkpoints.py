@@ -22,8 +22,9 @@ from vitmods.model.vit import Resampling, ViT, vit
 from vitmods.recipes import Recipe
 from vitmods.study.arms import BASE, Arm, is_foreign, parse_edits, split_training
 from vitmods.study.bases import Base, ForeignBase, described, edited, load_into, read_weights, rebuilt
+from vitmods.study.cells import MOST_SEEDS, image_settings
 from vitmods.study.changed import open_changed, pixels_of
-from vitmods.study.plan import MOST_SEEDS, Settings, image_settings
+from vitmods.study.plan import Settings
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import StudyFolder, read_object, slug
 from vitmods.tasks.base import TASKS, TaskModel

@@ -79,9 +79,9 @@ def choose(
         return extended
     if not rungs[-1].images:  # nobody knows before they are read; the last images are the smallest
         settings = rungs[-1].settings
-        dataset = TrialRunner(folder, settings, options).dataset(settings.recipe)
+        dataset = TrialRunner(folder, settings.measure, options).dataset(settings.cell(BASE))
         rungs = [rung._replace(images=len(dataset.splits["train"])) for rung in rungs]
-    stopwatch = Stopwatch(TrialRunner(folder, rungs[0].settings, options), device_of(options.device), budget)
+    stopwatch = Stopwatch(TrialRunner(folder, rungs[0].settings.measure, options), device_of(options.device), budget)
     for rung in rungs:
         settings, is_last = rung.settings, rung is rungs[-1]
         seeds = len(settings.seeds) if seeds_given else CHOSEN_SEEDS
@@ -104,7 +104,7 @@ def choose(
                         )
                     if text := too_short(planned) if fits else "":
                         study = replace(study, notices=(*study.notices, text))
-                    study.runner.settings = planned.settings
+                    study = replace(study, settings=planned.settings)
                     reason = f"as it fits {duration(planned.budget_s or 0)}" if fits else ""
                     choice = describe_choice(planned, reason, rung.recipe_note, command is not None)
                     say(options, " ".join([*weights_here(rung), choice, *faster_options(study, budget)]))
@@ -136,12 +136,13 @@ def extend_reference(
     for _, place, extended in sorted(references, key=lambda reference: -reference[0]):
         study = open_study(folder, extended, options)
         pool = Pool(study)
+        study = pool.with_known_base(study)
         if not study.settings.known:
             continue
         planned = estimate(study, budget, command, seeds_given, CHOSEN_SEEDS, pool)
         trials = f"{plural(study.settings.known, 'trial')} of base, as in {place}"
         if planned.refused is None and planned.in_time(len(planned.settings.seeds)):
-            study.runner.settings = planned.settings
+            study = replace(study, settings=planned.settings)
             say(options, describe_choice(planned, f"to reuse {trials}", "", command is not None))
             return study, planned
         say(options, f"Not reused, {trials}: the arms do not fit {duration(budget.seconds or 0)} with its settings.")
@@ -199,11 +200,11 @@ def time_steps(rung: Rung, trials: int, options: StudyOptions, stopwatch: Stopwa
     if settings.sweep or rung.images < settings.recipe.batch_size:
         return 0.0
     parallel = min(workers_for(options, trials, LEAST_BYTES), parallel_trials(options))
-    _, model, recipe = next(build_arms(settings, AS_IS, USUAL_CLASSES))
+    cell, model = next(build_arms(settings, AS_IS, USUAL_CLASSES))
     beside = parallel if stopwatch.budget.may_time else 1
     with as_a_worker(stopwatch.device, beside, threads_for(options, LEAST_BYTES)), already_reported():
-        pace = stopwatch.pace(BASE, settings, model, recipe, USUAL_CLASSES)
-    return trials / parallel * recipe.batch_size * pace.image_s
+        pace = stopwatch.pace(cell, model, USUAL_CLASSES)
+    return trials / parallel * cell.recipe.batch_size * pace.image_s
 
 
 def use_whole_budget(planned: Estimate, length: Length, most_times: float, seeds_given: bool, images: int) -> Estimate:
@@ -282,10 +283,10 @@ def time_step(study: PreparedStudy, settings: Settings, part: int = 0, compiled:
     """Time a training step of base with one thread: CPU seconds for one image, of how many at once. Steps of as many
     images are compared."""
     device = device_of(study.options.device)
-    _, model, recipe = next(build_arms(settings, AS_IS, study.dataset.num_classes))
-    images = base_config(settings, study.dataset.num_classes)
+    cell, model = next(build_arms(settings, AS_IS, study.dataset.num_classes))
+    images, recipe = base_config(cell, study.dataset.num_classes), cell.recipe
     with as_a_worker(device, 1, 1), already_reported():
-        steps = Steps(model, task_of(settings.fixed, recipe), recipe, device, images, compiled)
+        steps = Steps(model, task_of(cell), recipe, device, images, compiled)
         part = part or steps.fitting(steps.train, recipe.part_size, CALL_S, least=2)
         step = steps.train(part)
         step()  # kernels are chosen or compiled

@@ -41,13 +41,15 @@ from vitmods.stats.verdict import POINTS_PER_FRACTION
 from vitmods.study.arms import BASE
 from vitmods.study.bases import Base
 from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, Budget, seconds_after_trials, slowdown
+from vitmods.study.cells import MOST_SEEDS, Cell
 from vitmods.study.executors import Keep
 from vitmods.study.frozen import trained_lines
-from vitmods.study.grid import AS_IS, Point
-from vitmods.study.plan import MOST_SEEDS, Settings, as_now
+from vitmods.study.grid import Point
+from vitmods.study.plan import Measure, Settings, as_now
 from vitmods.study.prepare import (
     PreparedStudy,
     build_arms,
+    build_cell,
     parallel_trials,
     say,
 )
@@ -58,6 +60,7 @@ from vitmods.study.stopwatch import ArmEstimate, Stopwatch, as_a_worker
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, already_reported, answer_splits, base_config
 from vitmods.train.device import resolve as device_of
+from vitmods.train.optim import freeze
 from vitmods.train.options import RunOptions
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
@@ -352,28 +355,29 @@ def estimate(
     device = device_of(options.device)
     stopwatch = stopwatch or Stopwatch(runner, device, budget)
     stopwatch.runner = runner
-    timed: dict[tuple[str, Point], ArmEstimate] = {}
+    points = settings.tune.points
+    timed: dict[Cell, ArmEstimate] = {}
     reused = pool.find(state.missing) if pool else {}
 
-    def macs(point: Point) -> int:  # other libraries' models are first
-        config = base_config(settings.at(point), dataset.num_classes)
+    def macs(setting: Point) -> int:  # other libraries' models are first
+        config = base_config(settings.cell(BASE, setting), dataset.num_classes)
         return count_macs(config) if isinstance(config, ViTConfig) else 0
 
-    rows, seeds = len(settings.every_arm) * len(settings.sweep.points), len(settings.seeds)
-    of_arm = seeds + len(settings.seeds_for_tuning) * len(settings.tune.points)
+    seeds = len(settings.seeds)
+    of_arm = seeds + len(settings.seeds_for_tuning) * len(points)
     with already_reported(), as_a_worker(device, parallel if budget.may_time else 1, study.threads):
-        for point in sorted(settings.sweep.points, key=macs):
-            for arm, model, recipe in build_arms(settings, point, dataset.num_classes):
-                trials = [trial for trial in state.records if (trial.arm, trial.setting) == (arm, point)]
-                points = [trial.point for trial in trials if not state.records[trial].ended and trial not in reused]
-                is_open = any(state.selections[point, other.name].chosen is None for other in settings.every_arm)
-                of_base = settings.beside * seeds if arm.name == BASE and is_open else 0
-                points += [AS_IS] * (of_arm + of_base - len(trials))  # their point is not chosen yet
-                arm_time = timed[arm.name, point] = stopwatch.time(arm, model, recipe, points, point)
+        for setting in sorted(settings.sweep.points, key=macs):
+            is_open = any(state.selections[setting, arm.name].chosen is None for arm in settings.every_arm)
+            for cell, model in build_arms(settings, setting, dataset.num_classes):
+                trials = [trial for trial in state.records if (trial.arm, trial.setting) == (cell.arm, setting)]
+                trained = [trial.cell for trial in trials if not state.records[trial].ended and trial not in reused]
+                of_base = settings.beside * seeds if cell.arm.name == BASE and is_open else 0
+                trained += [cell] * (of_arm + of_base - len(trials))  # their point is not chosen yet
+                arm_time = timed[cell] = stopwatch.time(cell, model, trained, len(points))
                 times = f"{duration(arm_time.step_s)} a step, about {duration(arm_time.trial_s)} a trial"
-                say(options, f"{len(timed):>3} of {rows}  {arm_time.arm}: {times}")
+                say(options, f"{len(timed):>3} of {len(settings.cells)}  {arm_time.arm}: {times}")
                 del model  # before the next one is built
-    arms = [timed[arm.name, point] for point in settings.sweep.points for arm in settings.every_arm]
+    arms = [timed[cell] for cell in settings.cells]
     first = [record for trial, record in state.answered.items() if trial.setting == settings.sweep.points[0]]
     walls = [record.wall_s for record in first if record.arm == BASE and record.status == "finished" and record.wall_s]
     if walls:
@@ -388,7 +392,7 @@ def estimate(
         tuple(arms),
         workers,
         parallel,
-        {str(point): stopwatch.steps(point) for point in settings.sweep.points},
+        {str(setting): stopwatch.steps(settings.cell(BASE, setting)) for setting in settings.sweep.points},
         {name: len(split) for name, split in dataset.splits.items()},
         known_spread(folder, state) or usual_spread(test_images),
         test_images,
@@ -398,7 +402,7 @@ def estimate(
         frozen=study.frozen,
         reused=Counter(named(finished.study.path) for finished in reused.values()),
         finished=sum(record.ended for record in state.records.values()),
-        saved_s=sum(timed[trial.arm.name, trial.setting].trial_s for trial in reused) / parallel,
+        saved_s=sum(timed[settings.cell(trial.arm.name, trial.setting)].trial_s for trial in reused) / parallel,
         not_reused=tuple(pool.nearest(trial for trial in state.missing if trial not in reused)) if pool else (),
     )
     if budget.seconds is not None:
@@ -408,7 +412,8 @@ def estimate(
             MARGIN * budget.seconds + (workers > 1) * min(START_S * slower, MOST_FOR_COSTS * budget.seconds) + after_s
         )
         planned = replace(planned, reserve_s=budget.seconds - budget.left_s + reserve_s, spent=budget.spent())
-    planned = replace(planned, factorial=compare_with_factorial(planned, base_config(settings, dataset.num_classes)))
+    base = base_config(settings.cells[0], dataset.num_classes)
+    planned = replace(planned, factorial=compare_with_factorial(planned, base))
     if not fixed and budget != ENDLESS:
         planned = fit_to_budget(budget, planned, least)
     if planned.total_s <= LONG_S if budget.seconds is None else planned.in_time(len(planned.settings.seeds)):
@@ -429,12 +434,14 @@ def estimate(
     return replace(planned, suggestion=suggestion)
 
 
-def estimate_trial(settings: Settings, options: RunOptions) -> ArmEstimate:
-    """Time a trial of the last arm of the settings."""
-    runner = TrialRunner(StudyFolder(os.devnull), settings, options)
-    *_, (arm, model, recipe) = build_arms(settings, AS_IS, runner.dataset(settings.recipe).num_classes)
+def estimate_trial(cell: Cell, measure: Measure, options: RunOptions) -> ArmEstimate:
+    """Time a trial of a cell."""
+    runner = TrialRunner(StudyFolder(os.devnull), measure, options)
+    classes = runner.dataset(cell).num_classes
     with already_reported():
-        return Stopwatch(runner, device_of(options.device)).time(arm, model, recipe)
+        model = build_cell(cell, base_config(cell, classes), 0, classes)
+        freeze(model, cell.recipe)
+        return Stopwatch(runner, device_of(options.device)).time(cell, model)
 
 
 def known_spread(path: Path | None, state: StudyState) -> Spread | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -13,28 +13,25 @@ from vitmods.evals.base import PROTOCOLS
 from vitmods.evals.options import Options
 from vitmods.evals.outputs import ModelOutputs
 from vitmods.evals.protocols import check_protocols
-from vitmods.study.grid import Point
+from vitmods.study.cells import Cell
 from vitmods.study.plan import Settings
 from vitmods.study.trial import TrialRunner, answer_splits
 from vitmods.train.device import place
 from vitmods.util.errors import UserError
 from vitmods.util.text import listing, printable
 
-if TYPE_CHECKING:
-    from vitmods.recipes import Recipe
-
 LEARNERS = ("probe", "knn")
 
 
-def frozen_scores(model: nn.Module, runner: TrialRunner, recipe: Recipe, setting: Point) -> dict[str, Any]:
+def frozen_scores(model: nn.Module, runner: TrialRunner, settings: Settings, cell: Cell) -> dict[str, Any]:
     """Accuracies, on the images of the answer, of a linear probe and of nearest neighbors on the model's features; with
     folds, over the parts that seeds are tested on. A `reason` instead where the images or the model do not allow it."""
-    settings, device = runner.settings, place(runner.options.device, recipe.precision)
+    recipe, device = cell.recipe, place(runner.options.device, cell.recipe.precision)
     seeds = {seed % (settings.folds or 1): seed for seed in settings.seeds}.values()
     right, images = dict.fromkeys(LEARNERS, 0.0), 0
     try:
         with evaluating(model.to(device.device)):
-            for dataset in (runner.dataset(recipe, setting, seed) for seed in seeds):
+            for dataset in (runner.dataset(cell, seed) for seed in seeds):
                 for split in (splits := answer_splits(settings, dataset)):
                     check_protocols(dataset, LEARNERS, split=split)
                 outputs = ModelOutputs(
@@ -65,14 +62,15 @@ def trained_lines(settings: Settings, frozen: Mapping[str, Mapping[str, Any]]) -
         else:
             reason = printable(str(scores.get("reason", "study.json is damaged.")))
             yield f"What the frozen weights reach{under} is not known: {reason}"
-    if settings.every_arm and all(settings.recipe_of(arm).head_start == "probe" for arm in settings.every_arm):
+    cells = settings.cells_at()
+    if all(cell.recipe.head_start == "probe" for cell in cells):
         yield "Heads begin as linear probes."
     if {"lr", "layer_decay"} & {*settings.tune.to_dict(), *settings.sweep.to_dict()}:
         return
     arms_at = dict[str, list[str]]()
-    for arm in settings.every_arm:
-        recipe = settings.recipe_of(arm)
+    for cell in cells:
+        recipe = cell.recipe
         rate, decay = f"{recipe.optimizer.lr * recipe.lr_scale:g}", recipe.optimizer.layer_decay
         rate += "" if decay is None else f" with layer decay {decay:g}"
-        arms_at.setdefault(rate, []).append(arm.name)
+        arms_at.setdefault(rate, []).append(cell.arm.name)
     yield f"Learning rates: {'; '.join(f'{rate} ({listing(arms)})' for rate, arms in arms_at.items())}."

@@ -15,18 +15,17 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
-from hashlib import blake2b
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import tyro
 
-from vitmods.data.splits import SplitOptions
 from vitmods.evals.options import Options
 from vitmods.recipes.recipe import Recipe, tupled
-from vitmods.recipes.schedule import overridden
 from vitmods.stats.design import plan_factorial
 from vitmods.study.arms import BASE, Arm, FactorialPlan, Replace, is_foreign
+from vitmods.study.cells import MOST_SEEDS, Cell, Trial, make_cell
 from vitmods.study.grid import AS_IS, UNTUNED, Grid, Point, make_grid
 from vitmods.util.errors import UserError
 from vitmods.util.text import flatten, listing
@@ -108,36 +107,15 @@ def options_from(values: Mapping[str, Any]) -> Options:
 
 SEEDS, MOST = {None: 5, "factorial": 3}, {None: 16, "factorial": 8}
 """By default, for each design: of a fixed study, and at most of one that runs until it is decided."""
-MOST_SEEDS = 10_000  # from this seed on trials are for tuning alone, never part of the answer
 
 if TYPE_CHECKING:  # the shell reads text; Python may also pass what a study resolves it to
     GridLike = Grid | Mapping[str, Any] | Iterable[str]
     MetricLike = Measure | str | None
     DesignLike = FactorialPlan | Literal["factorial"] | None
-    Sides = int | tuple[int, ...] | None
 else:
     GridLike = tyro.conf.UseAppendAction[tuple[str, ...]]
     MetricLike = str | None
     DesignLike = Literal["factorial"] | None
-    Sides = tuple[int, ...] | None
-
-
-@dataclass(frozen=True)
-class ImageOptions(SplitOptions):
-    """How a study uses its images."""
-
-    img_size: Sides = None
-    """image side, or rows and columns, in pixels; None: what fits the images"""
-    in_chans: int | None = None
-    """channels that the model reads: 3 (RGB) or 1 (gray); None: what fits the images"""
-    unreadable: Literal["stop", "skip"] = "stop"
-    """images that cannot be read stop the run before training, or are left out and reported"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        sides = (self.img_size,) if isinstance(self.img_size, int) else self.img_size
-        if sides is not None and (len(sides) not in (1, 2) or min(sides) < 1):
-            raise UserError(f"img_size is one side or two (rows, columns) in pixels, not {self.img_size}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,40 +203,6 @@ class StudySettings:
     def usual_seeds(self) -> int:
         """The number of seeds if it is not given, or the maximum of a study that runs until it is decided."""
         return max((MOST if self.until_decided else SEEDS)["factorial" if self.design else None], self.folds or 0)
-
-
-def image_settings(fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """Select what decides which images a trial sees; config.json keeps it, so that the trial can be evaluated again."""
-    names = ("task", "data", *(field.name for field in fields(ImageOptions)), "train_on_all")
-    return {name: fixed[name] for name in names if name in fixed}
-
-
-def images_key(fixed: Mapping[str, Any]) -> str:
-    """Name which images a trial sees, as study.json has their fingerprint."""
-    return blake2b(json.dumps(image_settings(fixed)).encode(), digest_size=8).hexdigest()
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One arm with one seed; in a tuned study at one point of the grid, in a sweep under one setting."""
-
-    arm: Arm
-    seed: int
-    point: Point = AS_IS
-    setting: Point = AS_IS
-
-    def __str__(self) -> str:
-        return ", ".join(filter(None, (str(self.setting), self.arm.name, str(self.point), f"seed {self.seed}")))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return its name, for a worker."""
-        values = {"point": self.point.to_dict(), "setting": self.setting.to_dict()}
-        return {"arm": self.arm.name, "seed": self.seed, **values}
-
-    @property
-    def for_tuning(self) -> bool:
-        """Whether it is one that points are compared by: it must not see test."""
-        return self.seed >= MOST_SEEDS
 
 
 def make_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
@@ -358,21 +302,25 @@ class Settings(StudySettings):
     def recipe(self) -> Recipe:
         return Recipe.from_dict(dict(self.fixed["recipe"]))
 
-    def recipe_of(self, arm: Arm, point: Point = AS_IS) -> Recipe:
-        """The recipe of an arm's trials, with the rate of what it trains."""
-        overrides = {**arm.recipe, **dict(point.values)}
-        return (overridden(self.recipe, overrides) if overrides else self.recipe).with_(rates=())
+    def cell(self, arm: str, setting: Point = AS_IS, point: Point = AS_IS) -> Cell:
+        """Return what an arm trains under a setting of the sweep, at a point of the grid."""
+        place = arm, setting, point
+        if place not in self._cells:
+            self._cells[place] = make_cell(self.fixed, self.arm(arm), setting, point, self.folds)
+        return self._cells[place]
 
-    def at(self, setting: Point, seed: int | None = None) -> Settings:
-        """The same without the sweep, under one of its settings; with the fold of the seed, where there are folds."""
-        if seed is not None and self.folds:
-            fold = {"fold": [seed % self.folds, self.folds]}
-            return replace(self, fixed={**self.fixed, **fold}).at(setting)
-        values = setting.to_dict()
-        fixed = {name: values.pop(name) for name in list(values) if name in self.fixed}
-        fields = dict(Point.from_dict(values).values)
-        recipe = overridden(self.recipe, fields).to_dict() if fields else self.fixed["recipe"]
-        return replace(self, fixed={**self.fixed, **fixed, "recipe": recipe}, sweep=UNTUNED)
+    @cached_property
+    def _cells(self) -> dict[tuple[str, Point, Point], Cell]:
+        return {}
+
+    def cells_at(self, setting: Point = AS_IS) -> list[Cell]:
+        """List base and every arm under a setting, with the recipe that is not tuned."""
+        return [self.cell(arm.name, setting) for arm in self.every_arm]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """List base and every arm under every setting of the sweep."""
+        return [cell for setting in self.sweep.points for cell in self.cells_at(setting)]
 
     def seeds_of(self, arm: str) -> tuple[int, ...]:
         """The seeds of an arm; base also has those that were known."""
@@ -444,12 +392,12 @@ class Settings(StudySettings):
     def tuning_trials(self) -> list[Trial]:
         """The trials by which points are chosen; empty if nothing is tuned."""
         places = itertools.product(self.sweep.points, self.seeds_for_tuning, self.every_arm, self.tune.points)
-        return [Trial(arm, seed, point, setting) for setting, seed, arm, point in places]
+        return [Trial(self.cell(arm.name, setting, point), seed) for setting, seed, arm, point in places]
 
     def trial(self, name: Mapping[str, Any]) -> Trial:
         """The inverse of `Trial.to_dict`."""
         point, setting = (Point.from_dict(name[place]) for place in ("point", "setting"))
-        return Trial(self.arm(name["arm"]), name["seed"], point, setting)
+        return Trial(self.cell(name["arm"], setting, point), name["seed"])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, without settings that are None or empty."""
@@ -606,8 +554,8 @@ def check_plan(settings: Settings) -> None:
     for setting, arm, point in itertools.product(settings.sweep.points, settings.every_arm, settings.tune.points):
         place = ", ".join(filter(None, map(str, (setting, point))))
         try:
-            recipe = settings.at(setting).recipe_of(arm, point)
+            cell = settings.cell(arm.name, setting, point)
             if has_one_kind:
-                recipe.check_read({*arm.recipe, *dict(setting.values), *dict(point.values)})
+                cell.recipe.check_read({*arm.recipe, *dict(setting.values), *dict(point.values)})
         except UserError as error:
             raise UserError(f"{place}: {error}" if place else str(error)) from error

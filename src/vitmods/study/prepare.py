@@ -23,16 +23,17 @@ from vitmods.model.names import MODELS, parse_name
 from vitmods.model.vit import ViT
 from vitmods.recipes.recipe import ModelSettings
 from vitmods.recipes.schedule import resolve_on
-from vitmods.study.arms import BASE, Arm, Function, base_function, functions_of, is_foreign
+from vitmods.study.arms import BASE, Function, base_function, functions_of, is_foreign
 from vitmods.study.bases import Base, activation_bytes, base_name, described, model_facts, record_of
+from vitmods.study.cells import Cell, Trial
 from vitmods.study.checkpoints import Checkpoint, checkpoint_of
 from vitmods.study.defaults import SMALL_SET
 from vitmods.study.executors import MOST_WORKERS, StudyOptions
 from vitmods.study.executors.processes import free_memory, visible_gpus
 from vitmods.study.frozen import frozen_scores, trained_lines
-from vitmods.study.grid import Point
-from vitmods.study.plan import VAL, Settings, Trial
-from vitmods.study.store import IMAGES_FILE, ChangeFacts, ModelFacts, StudyFolder, StudyImages, model_name
+from vitmods.study.grid import AS_IS, Point
+from vitmods.study.plan import VAL, Settings
+from vitmods.study.store import IMAGES_FILE, ChangeFacts, ModelFacts, StudyFolder, StudyImages
 from vitmods.study.trial import (
     TrialRunner,
     answer_splits,
@@ -73,6 +74,7 @@ Place = tuple[Point, str, ModelSettings]
 class PreparedStudy:
     """A study before its first trial.
 
+    settings:    with the fingerprint of the images
     models:      description of each model
     notices:     warnings about the arms
     trial_bytes: memory of one trial
@@ -80,6 +82,7 @@ class PreparedStudy:
     frozen:      setting -> what the trained weights that base starts from reach without training
     """
 
+    settings: Settings
     runner: TrialRunner
     dataset: ImageDataset
     options: StudyOptions
@@ -88,11 +91,6 @@ class PreparedStudy:
     trial_bytes: int
     configs: dict[Place, Any]
     frozen: Mapping[str, Mapping[str, Any]]
-
-    @property
-    def settings(self) -> Settings:
-        """The settings, with the fingerprint of the images."""
-        return self.runner.settings
 
     def workers(self, trials: int) -> int:
         """Count the trials to run at a time: one, by default, if an arm is a function that workers cannot import."""
@@ -116,13 +114,12 @@ class PreparedStudy:
 
     def config(self, trial: Trial) -> dict[str, Any]:
         """Return config.json of a trial as this study would write it."""
-        settings = self.settings.at(trial.setting)
-        recipe = settings.recipe_of(trial.arm, trial.point)
-        place = trial.setting, trial.arm.name, recipe.model
+        cell = trial.cell
+        place = cell.setting, cell.arm.name, cell.recipe.model
         if place not in self.configs:  # what is tuned builds another model
-            base, classes = base_config(settings, self.dataset.num_classes), self.dataset.num_classes
-            model = _build_arm(settings, trial.arm, base, recipe, classes)
-            self.configs[place] = _made_as(model, settings, trial.arm, base, recipe)
+            classes, seed = self.dataset.num_classes, self.settings.seeds[0]
+            base = base_config(cell, classes)
+            self.configs[place] = _made_as(build_cell(cell, base, seed, classes), cell, base, seed)
         return self.runner.config(trial, self.configs[place], self.threads)
 
 
@@ -136,59 +133,57 @@ def open_study(folder: StudyFolder, settings: Settings, options: StudyOptions) -
         raise UserError(f"{named(folder.path)} holds a single trial. Choose another folder for a study with --out.")
     if facts is not None:  # compare what is known before the images are read, which may take a while
         folder.check_same_study({**settings.to_dict(), "images": facts.settings["images"]})
-    runner = TrialRunner(folder, settings, replace(options, progress=False))  # the study has a bar
-    dataset = runner.dataset(settings.recipe)
-    runner.settings = replace(settings, fixed={**settings.fixed, "images": dataset.summary()["fingerprint"]})
-    check_images(runner.settings, dataset)
+    runner = TrialRunner(folder, settings.measure, replace(options, progress=False))  # the study has a bar
+    dataset = runner.dataset(settings.cell(BASE))
+    settings = replace(settings, fixed={**settings.fixed, "images": dataset.summary()["fingerprint"]})
+    check_images(settings, AS_IS, dataset)
     for source in _sources(settings):
         for seed in settings.seeds_of(BASE):
             checkpoint_of(source, seed)  # a UserError where the seed has none
-    return PreparedStudy(runner, dataset, options, *_survey(runner, options))
+    return PreparedStudy(settings, runner, dataset, options, *_survey(settings, runner, options))
 
 
 def build_arms(
     settings: Settings, setting: Point, num_classes: int, classes: Sequence[str] | None = None
-) -> Iterator[tuple[Arm, nn.Module, Recipe]]:
-    """Yield every arm's model, as it is trained under a setting, and its recipe: base first, one model at a time.
-    With names of `classes` the heads show what changes do to trained weights (`Start.build`)."""
-    settings = settings.at(setting)
-    config = base_config(settings, num_classes)
-    for arm in settings.every_arm:
+) -> Iterator[tuple[Cell, nn.Module]]:
+    """Yield every arm's cell under a setting and its model, as it is trained: base first, one model at a time. With
+    names of `classes` the heads show what changes do to trained weights (`Start.build`)."""
+    cells, seed = settings.cells_at(setting), settings.seeds[0]
+    config = base_config(cells[0], num_classes)
+    for cell in cells:
         try:
-            recipe = settings.recipe_of(arm)
-            model = _build_arm(settings, arm, config, recipe, num_classes, classes)
+            model = build_cell(cell, config, seed, num_classes, classes)
             for tuned in settings.tune.points:
-                _check_training(model, settings, arm, config, settings.recipe_of(arm, tuned))
-            freeze(model, recipe)
+                _check_training(model, cell, settings.cell(cell.arm.name, setting, tuned), config, seed)
+            freeze(model, cell.recipe)
         except UserError as error:
             place = f"{setting}, arm" if setting else "Arm"
-            raise type(error)(" ".join([f"{place} {arm.name}: {error}", *_read(settings)])) from error
-        yield arm, model, recipe
+            raise type(error)(" ".join([f"{place} {cell.arm.name}: {error}", *_read(settings)])) from error
+        yield cell, model
         del model  # before the next one is built
 
 
-def _build_arm(
-    settings: Settings, arm: Arm, base: Base, recipe: Recipe, num_classes: int, classes: Sequence[str] | None = None
-) -> nn.Module:
-    task, seed, start = task_of(settings.fixed, recipe), settings.seeds[0], settings.fixed.get("start")
-    model: nn.Module = build_model(base, arm, seed, start, recipe, task.uses_head, classes)
+def build_cell(cell: Cell, base: Base, seed: int, num_classes: int, classes: Sequence[str] | None = None) -> nn.Module:
+    """Build the model of a cell with a task's modules, as trials of this seed train it."""
+    task = task_of(cell)
+    model: nn.Module = build_model(base, cell.arm, seed, cell.start, cell.recipe, task.uses_head, classes)
     return with_modules(model, task, num_classes, seed)
 
 
-def _made_as(model: nn.Module, settings: Settings, arm: Arm, base: Base, recipe: Recipe) -> Any:
-    """Return the config of an arm's ViT, or the record of another library's model, which is without the task's."""
+def _made_as(model: nn.Module, cell: Cell, base: Base, seed: int) -> Any:
+    """Return the config of a cell's ViT, or the record of another library's model, which is without the task's."""
     if (config := described(model)) is not None:
         return config
-    start, head = settings.fixed.get("start"), task_of(settings.fixed, recipe).uses_head
-    backbone = model if head else build_model(base, arm, settings.seeds[0], start, recipe, head)
-    return record_of(backbone, base, arm.changes, head)
+    head = task_of(cell).uses_head
+    backbone = model if head else build_model(base, cell.arm, seed, cell.start, cell.recipe, head)
+    return record_of(backbone, base, cell.arm.changes, head)
 
 
-def _check_training(model: nn.Module, settings: Settings, arm: Arm, config: Base, recipe: Recipe) -> None:
-    """Raise UserError if a recipe, which may have tuned values, does not suit the task or an arm's model."""
-    task, start, usual = task_of(settings.fixed, recipe), settings.fixed.get("start"), settings.recipe_of(arm)
-    if recipe.model != usual.model:
-        build_model(config, arm, settings.seeds[0], start, recipe, task.uses_head)
+def _check_training(model: nn.Module, cell: Cell, tuned: Cell, config: Base, seed: int) -> None:
+    """Raise UserError if the recipe of a tuned point does not suit the task or an arm's model."""
+    task, recipe = task_of(tuned), tuned.recipe
+    if recipe.model != cell.recipe.model:
+        build_model(config, tuned.arm, seed, tuned.start, recipe, task.uses_head)
     trained = [parameter.requires_grad for parameter in model.parameters()]
     freeze(model, recipe)
     parameter_groups(model, 0.0, recipe.optimizer.layer_decay)
@@ -197,7 +192,7 @@ def _check_training(model: nn.Module, settings: Settings, arm: Arm, config: Base
 
 
 def _survey(
-    runner: TrialRunner, options: StudyOptions
+    settings: Settings, runner: TrialRunner, options: StudyOptions
 ) -> tuple[dict[str, ModelFacts], tuple[str, ...], int, dict[Place, Any], dict[str, Mapping[str, Any]]]:
     """Build every arm under every setting, so that a wrong one is refused before training.
 
@@ -210,37 +205,36 @@ def _survey(
     trial_bytes = 0
     sizes: dict[Any, Point] = {}
     points_by_notice: dict[str, list[str]] = {}
-    for point in runner.settings.sweep.points:
-        settings = runner.settings.at(point)
-        dataset = runner.dataset(settings.recipe, point)
+    for point in settings.sweep.points:
+        base_cell = settings.cell(BASE, point)
+        dataset, start = runner.dataset(base_cell), base_cell.start
         if point:
-            check_images(settings, dataset)
+            check_images(settings, point, dataset)
         others = tuple(item for item in point.to_dict().items() if item[0] != "limit_train")
         count = len(dataset.splits["train"])
         if (other := sizes.setdefault((others, count), point)) is not point:
             raise UserError(f"{other} and {point} have the same {count:,} training images: leave one of them out.")
-        base = base_config(settings, dataset.num_classes)
+        base = base_config(base_cell, dataset.num_classes)
         arms_by_warning: dict[tuple[str, str], list[str]] = {}
         old: _FirstStep | None = None  # of base
-        start = settings.fixed.get("start")
         trained_classes = Checkpoint.open(checkpoint_of(start["source"], settings.seeds[0])).classes if start else None
-        for arm, model, recipe in build_arms(runner.settings, point, dataset.num_classes, dataset.classes):
-            facts = describe_model(settings, arm, model, base)
-            has_logits = TASKS[settings.fixed["task"]].uses_head
+        for cell, model in build_arms(settings, point, dataset.num_classes, dataset.classes):
+            arm, recipe, task = cell.arm, cell.recipe, task_of(cell)
+            facts, has_logits = describe_model(cell, model, base), task.uses_head
             if start and arm.name == BASE and has_logits and dataset.target == "class":
-                frozen[str(point)] = _frozen(runner, model, recipe, point)
+                frozen[str(point)] = _frozen(settings, runner, model, cell)
             if start and not arm.start and has_logits and hasattr(dataset, "plain_images"):
-                fit_to_images(model, images := runner.dataset(recipe, point))
+                fit_to_images(model, images := runner.dataset(cell))
                 new = _FirstStep.of(model, images, trained_classes == dataset.classes)
                 old = old or new
                 if arm.changes:
                     effect = new.compare(old)
                     say(options, f"{arm.name} before the first step: {effect.summary}")
                     facts = replace(facts, changes=(*facts.changes, effect))
-            models[model_name(point, arm.name)] = facts
-            configs[point, arm.name, recipe.model] = _made_as(model, settings, arm, base, recipe)
+            models[cell.name] = facts
+            configs[point, arm.name, recipe.model] = _made_as(model, cell, base, settings.seeds[0])
             # The interpreter, weights with gradients and Adam's state, a teacher, and activations of all views.
-            weights, task = sum(parameter.numel() for parameter in model.parameters()), task_of(settings.fixed, recipe)
+            weights = sum(parameter.numel() for parameter in model.parameters())
             image = task.synthetic(2, (base.in_chans, *base.img_size), dataset.num_classes, recipe)
             views = 1 + sum(view.numel() for view in image.views) / image.inputs.numel()
             bytes_of_weights = (16 + 4 * task.has_teacher()) * weights
@@ -256,28 +250,28 @@ def _survey(
             del model  # before the next one is built
         for notice in (
             *join_warnings(arms_by_warning),
-            *few_images(settings, dataset),
+            *few_images(base_cell, dataset),
             *_seen(settings, dataset),
             *_read(settings),
         ):
             points_by_notice.setdefault(notice, []).append(str(point))
     notices = tuple(
-        text if len(points) == len(runner.settings.sweep.points) else f"{'; '.join(points)}: {text}"
+        text if len(points) == len(settings.sweep.points) else f"{'; '.join(points)}: {text}"
         for text, points in points_by_notice.items()
     )
-    for line in trained_lines(runner.settings, frozen):
+    for line in trained_lines(settings, frozen):
         say(options, line)
     return models, notices, trial_bytes, configs, frozen
 
 
-def _frozen(runner: TrialRunner, model: nn.Module, recipe: Recipe, setting: Point) -> Mapping[str, Any]:
+def _frozen(settings: Settings, runner: TrialRunner, model: nn.Module, cell: Cell) -> Mapping[str, Any]:
     """What base reaches before training, as study.json has it for these images and weights, or measured now."""
-    start, facts = runner.settings.fixed["start"], runner.folder.facts()
-    weights = start["fingerprint"] or runner.fingerprint(checkpoint_of(start["source"], runner.settings.seeds[0]))
-    key = {"images": runner.settings.fixed["images"], "weights": weights}
-    known: Mapping[str, Any] = facts.data.get("frozen", {}).get(str(setting), {}) if facts else {}
+    start, facts = settings.fixed["start"], runner.folder.facts()
+    weights = start["fingerprint"] or runner.fingerprint(checkpoint_of(start["source"], settings.seeds[0]))
+    key = {"images": settings.fixed["images"], "weights": weights}
+    known: Mapping[str, Any] = facts.data.get("frozen", {}).get(str(cell.setting), {}) if facts else {}
     is_same = all(known.get(name) == value for name, value in key.items())
-    return known if is_same else {**key, **frozen_scores(model, runner, recipe, setting)}
+    return known if is_same else {**key, **frozen_scores(model, runner, settings, cell)}
 
 
 @dataclass(frozen=True)
@@ -328,8 +322,9 @@ def outputs_on(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     return next(tensors_of(outputs)).flatten(1).cpu().double()
 
 
-def describe_model(settings: Settings, arm: Arm, model: nn.Module, base: Base) -> ModelFacts:
-    """Describe the arm's model and its changes for a reader who does not know them."""
+def describe_model(cell: Cell, model: nn.Module, base: Base) -> ModelFacts:
+    """Describe a cell's model and its changes for a reader who does not know them."""
+    arm = cell.arm
     changes = [ChangeFacts(str(change), **change.describe()) for change in arm.changes]
     if arm.start is not None:
         summary = f"Its weights are those of {arm.start}; base starts from its own."
@@ -340,8 +335,7 @@ def describe_model(settings: Settings, arm: Arm, model: nn.Module, base: Base) -
         title = f"Trains only {' and '.join(trained.split('+'))}"
         summary = "The head is trained too, and with more than the head the positions; the other weights are frozen."
         changes.append(ChangeFacts(f"train({trained})", title, summary, **_TRAINED_PART))
-    start = settings.fixed.get("start")
-    name = start["source"] if start else base_name(settings.fixed["base"])
+    name = cell.start["source"] if cell.start else base_name(cell.fixed["base"])
     return ModelFacts(arm.start or name, model_facts(model, base), tuple(changes))
 
 
@@ -421,13 +415,13 @@ def say(options: RunOptions, line: str) -> None:
         log(line)
 
 
-def few_images(settings: Settings, dataset: ImageDataset) -> list[str]:
+def few_images(cell: Cell, dataset: ImageDataset) -> list[str]:
     """Advise to start from trained weights if photographs are few and the model is trained from scratch."""
-    images, weights = len(dataset.splits["train"]), trained_weights(settings.fixed)
+    images, weights = len(dataset.splits["train"]), trained_weights(cell.fixed)
     if not weights or images >= SMALL_SET:
         return []
     text = (
-        f"{images:,} training images are few to train {settings.fixed['base']} from scratch. Start from trained "
+        f"{images:,} training images are few to train {cell.fixed['base']} from scratch. Start from trained "
         f"weights (--from {weights}, docs/finetune.md): accuracy is far higher, and changes may rank differently."
     )
     if cached := cached_checkpoints():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vitmods.study.answer import Running
-from vitmods.study.plan import Trial
+from vitmods.study.cells import Trial
 from vitmods.study.state import StudyState
 from vitmods.train.loggers import FIRST_LINE_S
 from vitmods.util.files import LenientStream, progress_console

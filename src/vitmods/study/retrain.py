@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer
+from vitmods.study.cells import Trial
 from vitmods.study.grid import AS_IS, Point
-from vitmods.study.plan import Settings, Trial, make_seeds
+from vitmods.study.plan import Settings, make_seeds
 from vitmods.study.results import ArmAnswer
 from vitmods.study.store import StudyFolder, StudyImages, read_object, slug
 from vitmods.tasks.base import DEFAULT, TASKS, Task
@@ -90,13 +91,13 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: 
             )
         chosen = best_arm(answer) if arm == BEST and BEST not in names else arm_named(answer, arm)
         point = Point.from_dict(chosen.tuning.chosen or {}) if chosen.tuning else AS_IS
-        on_all = Settings({**settings.at(AS_IS, 0).fixed, "train_on_all": True}, settings.arms, make_seeds([seed]))
-        runner = TrialRunner(folder, on_all, options)
-        trial, out = Trial(settings.arm(chosen.name), seed, point), retrained_folder(path, chosen.name)
-        splits = runner.dataset(on_all.recipe_of(trial.arm, point)).splits
+        cell = settings.cell(chosen.name, point=point).on_all_images()
+        (seed,) = make_seeds([seed])
+        runner, out = TrialRunner(folder, settings.measure, options), retrained_folder(path, chosen.name)
+        splits = runner.dataset(cell).splits
         if not folder.images.same_contents(splits):
             warnings.warn("The images are no longer those of the study, so its estimate may not hold.", stacklevel=3)
-        result = runner.train(trial, out)
+        result = runner.train(Trial(cell, seed), out)
         StudyImages(out).write(splits)  # all images are training images here
     return Retrained(chosen.name, out, estimate_of(answer, chosen), result)
 

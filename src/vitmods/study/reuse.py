@@ -24,8 +24,9 @@ import numpy as np
 
 from vitmods.data.records import SPLITS
 from vitmods.study.arms import BASE
+from vitmods.study.cells import Trial
 from vitmods.study.checkpoints import seeds_of
-from vitmods.study.plan import VAL, Trial
+from vitmods.study.plan import VAL
 from vitmods.study.prepare import PreparedStudy, say
 from vitmods.study.state import REUSED, StudyState, read_rows, read_trial, shared_trials
 from vitmods.study.store import WARNINGS, StudyFolder, read_object
@@ -115,7 +116,6 @@ class Pool:
                 with _refusing(path, refuse):
                     if isinstance(name := trial.config().get("id"), str):
                         self._trials.setdefault(name, []).append(trial)
-        self.count_known()
 
     def _refuse(self, folder: Path, reason: object) -> None:
         """Say once for each study why something of it is not reused."""
@@ -124,15 +124,16 @@ class Pool:
             self._refused.add(above)
             say(self._study.options, f"Not reused: {named(folder)}: {str(reason).rstrip('.')[:300]}.")
 
-    def count_known(self) -> None:
-        """Set how many trials of base, of the seeds 0, 1, ..., are finished here, for a study that has not begun."""
-        settings, runner = self._study.settings, self._study.runner
-        if self._trials and self._is_plain and runner.folder.facts() is None:
-            start = settings.fixed.get("start")
-            seeds = (start and seeds_of(start["source"])) or itertools.count()  # weights of several seeds are few
-            base = (Trial(settings.arm(BASE), seed) for number, seed in enumerate(seeds) if number == seed)
-            count = sum(1 for _ in itertools.takewhile(lambda trial: self.find([trial]), base))
-            runner.settings = replace(settings, known=count)
+    def with_known_base(self, study: PreparedStudy) -> PreparedStudy:
+        """Give a study that has not begun the trials of base, of the seeds 0, 1, ..., that are finished here."""
+        settings = study.settings
+        if not (self._trials and self._is_plain and study.runner.folder.facts() is None):
+            return study
+        cell = settings.cell(BASE)
+        seeds = (cell.start and seeds_of(cell.start["source"])) or itertools.count()  # weights of several seeds are few
+        base = (Trial(cell, seed) for number, seed in enumerate(seeds) if number == seed)
+        count = sum(1 for _ in itertools.takewhile(lambda trial: self.find([trial]), base))
+        return replace(study, settings=replace(settings, known=count))
 
     def find(self, trials: Iterable[Trial]) -> dict[Trial, FinishedTrial]:
         """Select the trials that are finished, whole, and have what the study needs of them."""
@@ -168,7 +169,7 @@ class Pool:
             with suppress(*_ODD):
                 finished.append((_comparable(first.config()), first.study))
         reasons: dict[str, list[str]] = {}
-        for trial in {(trial.setting, trial.point, trial.arm.name): trial for trial in trials}.values():
+        for trial in {trial.cell: trial for trial in trials}.values():
             wanted = _comparable(self._study.config(trial))
             differing = [
                 ([name for name in {**wanted, **other} if wanted.get(name) != other.get(name)], other, study)
@@ -236,13 +237,12 @@ class Pool:
             return True
         if result["status"] != "finished" or result["seed"] != trial.seed or rows[-1]["step"] != result["steps"]:
             raise ValueError(f"{METRICS} ends before the training")
-        recipe = settings.at(trial.setting).recipe_of(trial.arm, trial.point)
-        images = runner.dataset(recipe, trial.setting, trial.seed).splits
+        images = runner.dataset(trial.cell, trial.seed).splits
         for split in dict.fromkeys((VAL, *splits)):
             if split not in images:
                 continue
             scores = {"ids": np.array(images[split].ids), **trial_scores(folder, split)}
-            if len(scores) == 1 and type(task_of(settings.fixed, recipe)).__module__.startswith("vitmods."):
+            if len(scores) == 1 and type(task_of(trial.cell)).__module__.startswith("vitmods."):
                 raise ValueError(f"{split}.npz is missing, so that its scores cannot be checked")
             if scores.pop("ids").tolist() != [*images[split].ids]:
                 raise ValueError(f"{split}.npz is of images with other names")

@@ -26,11 +26,12 @@ from vitmods.recipes.schedule import resolve_on
 from vitmods.study.answer import VIEWS, Answer, read_answer
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, MOST_OVER, Budget, seconds_after_trials, slowdown
+from vitmods.study.cells import MOST_SEEDS, Cell, Trial
 from vitmods.study.checkpoints import seeds_of
 from vitmods.study.executors import Inline, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, Slurm
 from vitmods.study.executors.processes import LocalProcesses, Template, get_template, import_all
-from vitmods.study.plan import MOST_SEEDS, Rung, Settings, StudySettings, Trial, make_measure, measure_of
+from vitmods.study.plan import Rung, Settings, StudySettings, make_measure, measure_of
 from vitmods.study.prepare import PreparedStudy, build_arms, open_study, say, threads_for, user_functions, workers_for
 from vitmods.study.progress import LiveReport, Progress, StepTimes, earlier_paces, kind_of
 from vitmods.study.reference import Reference, describe_base
@@ -39,7 +40,7 @@ from vitmods.study.reuse import Pool
 from vitmods.study.schedule import TrialSchedule, check_weights_are_there
 from vitmods.study.state import StudyState, enter_shown, evaluated_of, with_begun_seeds
 from vitmods.study.store import Facts, StudyFolder, StudyPlan, contents_by_image, read_object
-from vitmods.study.trial import TrialRunner, already_reported, answer_splits, base_config, logged_run, task_of
+from vitmods.study.trial import already_reported, answer_splits, base_config, logged_run, task_of
 from vitmods.tasks.base import DEFAULT, TASKS
 from vitmods.train.device import device_name as recorded_device
 from vitmods.train.device import resolve
@@ -151,7 +152,7 @@ def write_facts(study: PreparedStudy, command: str, plan: StudyPlan) -> Facts:
     Raises UserError if a fold cannot be made.
     """
     runner, dataset, settings = study.runner, study.dataset, study.settings
-    folds = [runner.dataset(settings.recipe, seed=fold) for fold in range(settings.folds or 0)]
+    folds = [runner.dataset(settings.cell(BASE), fold) for fold in range(settings.folds or 0)]
     folder = runner.folder
     folder.check_same_study(settings.to_dict())
     before, splits = folder.facts(), answer_splits(settings, dataset)
@@ -265,14 +266,14 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
         with get_template(None if is_timed else template_threads(options, missing)) as template:
             study, planned, is_settled = request.prepare(folder, options, command)
             pool = Pool(study)
+            study = pool.with_known_base(study)
             if not is_settled and budget != ENDLESS:
                 from vitmods.study.estimate import estimate
 
                 planned = planned or estimate(study, budget, command, pool=pool)
                 planned.check_fits()
-                study.runner.settings = planned.settings
+                study = pool.with_known_base(replace(study, settings=planned.settings))
                 say(options, f"{planned.decides()} {budget.spent()}".strip())
-                pool.count_known()
             command = command or python_call(study.settings, str(path))
             is_flexible = planned is not None and not is_settled and budget.seconds is not None
             is_flexible &= not (study.settings.until_decided or study.settings.tune)
@@ -305,7 +306,7 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
                 costs.close()  # a suspended measurement keeps its number of threads and its filter of warnings
                 raise
         if is_flexible:
-            facts = _with_seeds_that_ended(study, state, facts)
+            study, facts = _with_seeds_that_ended(study, state, facts)
             state = StudyState(folder, study.settings, evaluated_of(folder, facts))
         lease.look()
         for _ in costs:
@@ -318,20 +319,20 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
     return answer
 
 
-def _with_seeds_that_ended(study: PreparedStudy, state: StudyState, facts: Facts) -> Facts:
+def _with_seeds_that_ended(study: PreparedStudy, state: StudyState, facts: Facts) -> tuple[PreparedStudy, Facts]:
     """Record fewer or more seeds where trials were slower or faster than planned: the time alone decides, no score."""
     settings, folder = study.settings, study.runner.folder
     records = state.answered.items()
     late = {trial.seed for trial, record in records if not record.ended and record.status not in ("failed", "damaged")}
     done, planned = tuple(seed for seed in state.settings.seeds if seed not in late), len(settings.seeds)
     if len(done) < 2:
-        return facts
+        return study, facts
     if done != settings.seeds:
         say(study.options, f"The budget lasted for {plural(len(done), 'seed')} instead of {planned}.")
-    study.runner.settings = replace(settings, seeds=done)
+    study = replace(study, settings=replace(settings, seeds=done))
     facts = replace(facts, settings=study.settings.to_dict(), plan=StudyPlan(len(done)))
     write_json(folder.settings_file, facts.to_dict())
-    return facts
+    return study, facts
 
 
 def dry_run(request: Request, path: Path, options: StudyOptions, command: str | None) -> Estimate:
@@ -341,7 +342,9 @@ def dry_run(request: Request, path: Path, options: StudyOptions, command: str | 
     folder = StudyFolder(path)
     folder.refresh()
     study, planned, is_settled = request.prepare(folder, options, command)
-    return planned or estimate(study, request.budget, command, fixed=is_settled, pool=Pool(study))
+    pool = Pool(study)
+    study = pool.with_known_base(study)
+    return planned or estimate(study, request.budget, command, fixed=is_settled, pool=pool)
 
 
 def run_pilot(request: Request, path: Path, options: StudyOptions, command: str | None) -> Estimate:
@@ -357,11 +360,10 @@ def run_pilot(request: Request, path: Path, options: StudyOptions, command: str 
             planned.check_fits()
         settings = study.settings
         seeds = _pilot_seeds(settings, is_settled)
-        if not is_settled:
-            study.runner.settings = replace(settings, seeds=seeds)
+        begun = study if is_settled else replace(study, settings=replace(settings, seeds=seeds))
         plan = StudyPlan(len(settings.seeds) * is_settled)
-        pool, _ = _train_base(study, seeds, plan, ENDLESS, lease, command or python_call(settings, str(path)))
-        study.runner.settings = replace(study.settings, seeds=settings.seeds)
+        begun, pool, _ = _train_base(begun, seeds, plan, ENDLESS, lease, command or python_call(settings, str(path)))
+        study = replace(begun, settings=replace(begun.settings, seeds=settings.seeds))
         return estimate(study, request.budget, command, fixed=is_settled, pool=pool)
 
 
@@ -375,7 +377,7 @@ def run_base(request: Request, path: Path, options: StudyOptions, command: str |
         study, _, is_settled = replace(request, budget=ENDLESS).prepare(folder, options, command)
         settings, plan = study.settings, StudyPlan(len(study.settings.seeds) * is_settled)
         command = command or python_call(settings, str(path))
-        _, state = _train_base(study, settings.seeds, plan, request.budget, lease, command)
+        _, _, state = _train_base(study, settings.seeds, plan, request.budget, lease, command)
         reference = describe_base(state)
         write_json(folder.path / "base.json", reference.to_dict())
         return reference
@@ -391,15 +393,16 @@ def _base_alone(settings: Settings, seeds: tuple[int, ...]) -> Settings:
 
 def _train_base(
     study: PreparedStudy, seeds: tuple[int, ...], plan: StudyPlan, budget: Budget, lease: Lease, command: str
-) -> tuple[Pool, StudyState]:
+) -> tuple[PreparedStudy, Pool, StudyState]:
     pool = Pool(study)
+    study = pool.with_known_base(study)
     facts = write_facts(study, command, plan)
     settings = _base_alone(study.settings, seeds)
     state = StudyState(study.runner.folder, settings, evaluated_of(study.runner.folder, facts))
     with get_template(template_threads(study.options, len(state.missing))) as template:
         _work(study, state, budget, lease, pool, template)
     state.enter_look()
-    return pool, state
+    return study, pool, state
 
 
 def template_threads(options: StudyOptions, missing: int) -> int | None:
@@ -432,13 +435,12 @@ def _work(
         enter_shown(StudyFolder(origin))
     workers = study.workers(len(state.missing))
     check_weights_are_there(state)
-    steps: dict[tuple[Any, ...], int] = {}  # a bar asks for the steps of all trials, often
+    steps: dict[tuple[Cell, int], int] = {}  # a bar asks for the steps of all trials, often
 
     def steps_of(trial: Trial) -> int:
-        kind = trial.arm.name, trial.point, trial.setting, trial.seed % (runner.settings.folds or 1)
+        kind = trial.cell, trial.seed % (trial.cell.folds or 1)
         if kind not in steps:
-            recipe = runner.settings.at(trial.setting).recipe_of(trial.arm, trial.point)
-            steps[kind] = resolve_on(recipe, runner.dataset(recipe, trial.setting, trial.seed)).steps
+            steps[kind] = resolve_on(trial.cell.recipe, runner.dataset(trial.cell, trial.seed)).steps
         return steps[kind]
 
     paces = earlier_paces(state, steps_of, recorded_device(options.device))
@@ -465,7 +467,7 @@ def _work(
             pool.copy,
         )  # fmt: skip
         if schedule.left:
-            executor = make_executor(runner, options, workers, study.threads, template)
+            executor = make_executor(study, workers, template)
             needs_costs = costs is not None and options.cost_seconds > 0 and not runner.folder.costs_file.exists()
             if template is not None and needs_costs:
                 threading.Thread(target=import_all).start()  # for the costs, while the template imports the same
@@ -481,13 +483,13 @@ def _work(
 
 
 def make_executor(
-    runner: TrialRunner, options: StudyOptions, workers: int, threads: int, template: Template | None = None
+    study: PreparedStudy, workers: int, template: Template | None = None
 ) -> Inline | LocalProcesses | RayCluster | Slurm:
     """Return what runs the trials: this process, worker processes with so many threads each, or a cluster.
 
     Raises UserError if workers cannot import a function of the study, or a cluster would have to share an address.
     """
-    cluster = options.cluster
+    runner, options, threads, cluster = study.runner, study.options, study.threads, study.options.cluster
     if workers == 1 and threads == torch.get_num_threads() and cluster.executor == "here":
         return Inline(runner)
     if cluster.executor != "here" and (address := address_of(runner.folder.path)):
@@ -495,7 +497,7 @@ def make_executor(
             f"The machines of a cluster work in one folder, which {address} is not: name one that they share by --out."
         )
     check_reachable()
-    functions = user_functions(runner.settings)
+    functions = user_functions(study.settings)
     if local := [function.name for function in functions if function.module is None]:
         raise UserError(
             f"{', '.join(local)}: worker processes cannot import a function without a name, or one that is defined in "
@@ -544,14 +546,13 @@ def _measure_costs(study: PreparedStudy, state: StudyState, budget: Budget) -> G
 
         if seconds >= 1:
             say(options, f"Measuring the costs of {plural(len(names), 'arm')}, up to {duration(seconds)}.")
-        at_point = settings.at(point)
+        of_base = settings.cell(BASE, point)
         try:
             built = build_arms(settings, point, num_classes)
-            models = ((arm.name, model) for arm, model, _ in built if arm.name in {BASE, *names})
+            models = ((cell.arm.name, model) for cell, model in built if cell.arm.name in {BASE, *names})
             with already_reported():
-                task, images = task_of(at_point.fixed, at_point.recipe), base_config(at_point, num_classes)
-                device = resolve(options.device)
-                costs = yield from measuring(models, task, at_point.recipe, device, seconds, images, len(names))
+                task, images, device = task_of(of_base), base_config(of_base, num_classes), resolve(options.device)
+                costs = yield from measuring(models, task, of_base.recipe, device, seconds, images, len(names))
         except Exception as error:  # models and devices raise what they like
             text = f"The costs of {listing(sorted(names))} could not be measured ({type(error).__name__}: {error})."
             warnings.warn(f"{text} The answer is written without them; the same command tries again.", stacklevel=2)

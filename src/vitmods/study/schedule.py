@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from vitmods.study.arms import BASE
 from vitmods.study.budget import ENDLESS, Budget
+from vitmods.study.cells import Trial
 from vitmods.study.executors import Keep
 from vitmods.study.grid import Point
-from vitmods.study.plan import VAL, Trial
+from vitmods.study.plan import VAL
 from vitmods.study.progress import Progress, seconds_left
 from vitmods.study.questions import Look, looks, spare_trials
 from vitmods.study.state import StudyState, read_curves

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitmods.study.arms import BASE, Arm
+from vitmods.study.cells import MOST_SEEDS, Trial, images_key
 from vitmods.study.grid import AS_IS, Grid, Point, choose
 from vitmods.study.ledger import Earlier, ShownTable, earlier_looks, enter, identities, is_own, ledger_of, read_ledgers
-from vitmods.study.plan import MOST_SEEDS, VAL, Measure, Settings, Trial, images_key, options_from
+from vitmods.study.plan import VAL, Measure, Settings, options_from
 from vitmods.study.store import Facts, StudyFolder, StudyPlan, read_object, read_warnings
 from vitmods.train.trial import read_scores
 from vitmods.util.address import named
@@ -167,7 +168,6 @@ class StudyState:
 
     def __init__(self, folder: StudyFolder, settings: Settings, images: Evaluated):
         self.folder, self.settings, self.images, self.splits = folder, settings, images, images.splits
-        self._keys: dict[tuple[Point, int], str] = {}  # of the images of a setting and fold
         self.tried = {trial: self._read(trial) for trial in settings.tuning_trials()}
         self.answered: dict[Trial, TrialRecord] = {}
         self.matched: dict[Trial, TrialRecord] = {}
@@ -175,14 +175,14 @@ class StudyState:
 
     def trial(self, setting: Point, arm: str, seed: int) -> Trial | None:
         """The trial that an arm is answered by; None before its point is chosen."""
-        selection = self.selections[setting, arm]
-        return None if selection.chosen is None else Trial(selection.arm, seed, selection.chosen, setting)
+        chosen = self.selections[setting, arm].chosen
+        return None if chosen is None else Trial(self.settings.cell(arm, setting, chosen), seed)
 
     def beside(self, setting: Point, arm: str, seed: int) -> Trial | None:
         """The trial of base at the point of an arm; None if base chose the same, or before both are chosen."""
         own, base = self.trial(setting, arm, seed), self.trial(setting, BASE, seed)
         apart = own and base and own.point != base.point and not self.settings.design
-        return replace(base, point=own.point) if own and base and apart else None
+        return Trial(self.settings.cell(BASE, setting, own.point), seed) if own and apart else None
 
     def arms_of(self, trial: Trial) -> set[str]:
         """The arms that a trial is for: its own, or those at whose point base is trained."""
@@ -207,7 +207,8 @@ class StudyState:
     def unchosen(self) -> list[Trial]:
         """Planned trials whose point is not chosen yet; each has that of the recipe."""
         open_ones = product((s for s in self.selections.values() if s.chosen is None), self.settings.seeds)
-        return [Trial(selection.arm, seed, AS_IS, selection.setting) for selection, seed in open_ones]
+        cells = ((self.settings.cell(one.arm.name, one.setting), seed) for one, seed in open_ones)
+        return [Trial(cell, seed) for cell, seed in cells]
 
     @property
     def missing(self) -> list[Trial]:
@@ -253,17 +254,16 @@ class StudyState:
 
     def chosen_before(self, selection: Selection) -> list[Point]:
         """Points with trials on test that are not planned: of earlier choices, with fewer seeds or values."""
-        points, planned = selection.scores if selection.chosen else (), self.records
-        trials = (Trial(selection.arm, s, p, selection.setting) for p, s in product(points, self.settings.seeds))
+        points, planned, settings = selection.scores if selection.chosen else (), self.records, self.settings
+        cells = [settings.cell(selection.arm.name, selection.setting, point) for point in points]
+        trials = (Trial(cell, seed) for cell, seed in product(cells, settings.seeds))
         others = (t for t in trials if t not in planned and self._read(t).status == "finished")
         return [*dict.fromkeys(trial.point for trial in others)]
 
     def _read(self, trial: Trial) -> TrialRecord:
         with self.folder.naming_damage():
-            place = trial.setting, trial.seed % (self.settings.folds or 1)
-            if place not in self._keys:
-                self._keys[place] = images_key(self.settings.at(*place).fixed)
-        images, splits = self.images.fingerprints.get(self._keys[place]), (VAL,) if trial.for_tuning else self.splits
+            images = self.images.fingerprints.get(images_key(trial.cell.images(trial.seed)))
+        splits = (VAL,) if trial.for_tuning else self.splits
         return read_trial(self.folder, trial, splits, self.settings.measure, images=images)
 
     def _choose(self) -> None:
@@ -287,7 +287,8 @@ class StudyState:
             return Selection(arm, setting, {}, AS_IS)
         scores, ended = {}, True
         for point in settings.tune.points:
-            records = [self.tried[Trial(arm, seed, point, setting)] for seed in settings.seeds_for_tuning]
+            cell = settings.cell(arm.name, setting, point)
+            records = [self.tried[Trial(cell, seed)] for seed in settings.seeds_for_tuning]
             scores[point] = {record.seed: record.score(metric.name) for record in records}
             ended &= all(record.ended for record in records)
         return Selection(arm, setting, scores, choose(scores, metric.higher_is_better) if ended else None)

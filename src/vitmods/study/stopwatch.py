@@ -17,15 +17,13 @@ from torch import nn
 
 from vitmods.bench import now, seconds_per_call
 from vitmods.model.flops import count_params
-from vitmods.recipes import Recipe
 from vitmods.recipes.recipe import Schedule
 from vitmods.recipes.schedule import resolve_on
-from vitmods.study.arms import BASE, Arm
+from vitmods.study.arms import BASE
 from vitmods.study.bases import macs_of
 from vitmods.study.budget import ENDLESS, Budget
+from vitmods.study.cells import Cell
 from vitmods.study.cost import Steps
-from vitmods.study.grid import AS_IS, Point
-from vitmods.study.plan import Settings
 from vitmods.study.trial import TrialRunner, base_config, task_of
 from vitmods.train.device import does_not_fit, is_out_of_memory
 
@@ -105,22 +103,21 @@ class Stopwatch:
     _sizes: dict[tuple[str, str], int] = field(default_factory=dict)
     _batches: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def steps(self, setting: Point) -> int:
-        """Count the steps of a training of base."""
-        recipe = self.runner.settings.at(setting).recipe
-        return resolve_on(recipe, self.runner.dataset(recipe, setting)).steps
+    def steps(self, cell: Cell) -> int:
+        """Count the steps of a training."""
+        return resolve_on(cell.recipe, self.runner.dataset(cell)).steps
 
-    def time(
-        self, arm: Arm, model: nn.Module, recipe: Recipe, points: Sequence[Point] = (), setting: Point = AS_IS
-    ) -> ArmEstimate:
-        """Time trials at these points; the model is trained a little. Raises UserError if a part of a batch does not
-        fit."""
-        settings = self.runner.settings.at(setting)
-        dataset = self.runner.dataset(recipe, setting)
-        macs, params = macs_of(model, base_config(settings, dataset.num_classes)), count_params(model)
+    def time(self, cell: Cell, model: nn.Module, trained: Sequence[Cell] = (), points: int = 1) -> ArmEstimate:
+        """Time trials of an arm; its model is trained a little. Raises UserError if a part of a batch does not fit.
+
+        trained: the cells of the trials, which may be at other points of the grid. points: how many it has; only the
+        chosen one is evaluated on test.
+        """
+        dataset, recipe = self.runner.dataset(cell), cell.recipe
+        macs, params = macs_of(model, base_config(cell, dataset.num_classes)), count_params(model)
         try:
-            pace = self.pace(arm.name, settings, model, recipe, dataset.num_classes)
-            read_s, read_one_s = self._read(dataset, recipe)
+            pace = self.pace(cell, model, dataset.num_classes)
+            read_s, read_one_s = self._read(dataset, cell)
         except Exception as error:
             if is_out_of_memory(error):
                 raise does_not_fit(recipe.part_size, self.device) from None
@@ -128,22 +125,20 @@ class Stopwatch:
         step_s = recipe.batch_size * pace.image_s + pace.update_s
         step_s = max(step_s, read_s) if self.runner.data_workers else step_s + read_s
         val, test = (len(dataset.splits[split]) for split in (dataset.val_split, dataset.eval_split))
-        last = 0.0 if dataset.val_split == dataset.eval_split else test / len(self.runner.settings.tune.points)
+        last = 0.0 if dataset.val_split == dataset.eval_split else test / points
         seconds = []
-        for point in points or [AS_IS]:
-            trained = settings.recipe_of(arm, point)  # its batch may differ from that of the timed steps
-            length = resolve_on(trained, dataset)
+        for at_point in [other.recipe for other in trained] or [recipe]:
+            length = resolve_on(at_point, dataset)
             evaluated = length.evaluations(images=val) * val + last
-            training_s = length.steps * step_s * trained.batch_size / recipe.batch_size
+            training_s = length.steps * step_s * at_point.batch_size / recipe.batch_size
             seconds.append(TRIAL_S + training_s + evaluated * (pace.infer_s + read_one_s))
-        name = ", ".join(filter(None, (str(setting), arm.name)))
-        return ArmEstimate(name, arm.short, params, macs, step_s, statistics.fmean(seconds), len(points))
+        return ArmEstimate(cell.name, cell.arm.short, params, macs, step_s, statistics.fmean(seconds), len(trained))
 
-    def pace(self, arm: str, settings: Settings, model: nn.Module, recipe: Recipe, num_classes: int) -> Pace:
+    def pace(self, cell: Cell, model: nn.Module, num_classes: int) -> Pace:
         """Time a model, or derive its pace from those that were timed."""
-        images = base_config(settings, num_classes)
+        images, recipe, arm = base_config(cell, num_classes), cell.recipe, cell.arm.name
         timed_fields = [(name, value) for name, value in recipe.settings().items() if name not in LENGTH]
-        place = repr((settings.fixed["base"], settings.fixed["img_size"], timed_fields))
+        place = repr((cell.fixed["base"], cell.fixed["img_size"], timed_fields))
         key, size = (arm, place), macs_of(model, images) or 0
         if key not in self._paces:
             self._sizes[key], pace = size, self.scale_pace(arm, place)
@@ -153,7 +148,7 @@ class Stopwatch:
                 pace = Pace(*(times * seconds for seconds in astuple(self._paces[near])))
             if pace is None:
                 with self.budget.timing():
-                    steps = Steps(model, task_of(settings.fixed, recipe), recipe, self.device, images)
+                    steps = Steps(model, task_of(cell), recipe, self.device, images)
                     pace = self._measured(steps, recipe.part_size, place)
             self._paces[key] = pace
         return self._paces[key]
@@ -180,9 +175,10 @@ class Stopwatch:
         infer_s = statistics.median(_repeated(lambda: seconds_per_call(infer, 1, self.device, wall=True)))
         return Pace(part_s / part, update_s, infer_s / count)
 
-    def _read(self, dataset: ImageDataset, recipe: Recipe) -> tuple[float, float]:
+    def _read(self, dataset: ImageDataset, cell: Cell) -> tuple[float, float]:
         """Time the reading of a training batch and of an evaluated image; arms that read alike share them."""
-        key = recipe.augment, recipe.task_parts, recipe.batch_size, tuple(self.runner.settings.fixed["img_size"])
+        recipe = cell.recipe
+        key = recipe.augment, recipe.task_parts, recipe.batch_size, tuple(cell.fixed["img_size"])
         if key not in self._read_s and self._read_s and not self.budget.may_time:
             return [*self._read_s.values()][-1]
         if key not in self._read_s:

@@ -36,8 +36,9 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from vitmods.data.splits import SPLIT_FILE, read_columns
+from vitmods.study.cells import MOST_SEEDS, Trial, images_key
 from vitmods.study.grid import Point
-from vitmods.study.plan import MOST_SEEDS, Trial, differences, images_key
+from vitmods.study.plan import differences
 from vitmods.util import limits
 from vitmods.util.address import named, place
 from vitmods.util.errors import UserError, explaining

@@ -17,11 +17,12 @@ from vitmods.recipes import Recipe
 from vitmods.recipes.recipe import fields_by_name
 from vitmods.recipes.registry import split_recipe
 from vitmods.recipes.schedule import WARMUPS
-from vitmods.study.arms import BASE, Arm, FunctionSpec, base_function, is_foreign, make_arms
+from vitmods.study.arms import BASE, FunctionSpec, base_function, is_foreign, make_arms
+from vitmods.study.cells import ImageOptions
 from vitmods.study.checkpoints import arms_in, seeds_of, use_trained_arms
 from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
 from vitmods.study.executors import StudyOptions
-from vitmods.study.plan import SAYS_BASE, SEEDS, ImageOptions, Rung, Settings, StudySettings, check_plan, make_seeds
+from vitmods.study.plan import SAYS_BASE, SEEDS, Rung, Settings, StudySettings, check_plan, make_seeds
 from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -104,12 +105,9 @@ class Study:
         unset = open_settings(base, recipe, images, start)
         self.settings = Settings(fixed, chosen_arms, chosen_seeds, **vars(settings), open=unset)
         check_plan(self.settings)
+        base_recipe = self.settings.cell(BASE).recipe
         for arm in self.settings.arms:
-            if (
-                not arm.changes
-                and arm.start is None
-                and self.settings.recipe_of(arm) == self.settings.recipe_of(Arm(BASE))
-            ):
+            if not arm.changes and arm.start is None and self.settings.cell(arm.name).recipe == base_recipe:
                 raise UserError(f"Arm {arm.name} ({arm.text}) is base itself, part of every study: leave it out.")
 
     def __repr__(self) -> str:
@@ -276,7 +274,7 @@ class Study:
         from vitmods.study.run import Request
 
         options = override(options, overrides)
-        options.check_here(self.settings.recipe_of(arm).precision for arm in self.settings.every_arm)
+        options.check_here(cell.recipe.precision for cell in self.settings.cells)
         limit = make_budget(self._budget if budget is None else budget)
         request = Request(self.settings, limit, self._seeds_given, self._recipe_note, self._rungs)
         return request, Path(out), options

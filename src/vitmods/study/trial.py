@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +30,11 @@ from vitmods.recipes.schedule import resolve_on
 from vitmods.stats.width import mean_over_images
 from vitmods.study.arms import Arm
 from vitmods.study.bases import Base, ForeignBase, edited, make_base, record_of
+from vitmods.study.cells import Cell, Trial, image_settings, images_key
 from vitmods.study.checkpoints import Checkpoint, Start, checkpoint_of, open_trial
 from vitmods.study.dependencies import code_of
-from vitmods.study.grid import AS_IS, Point
-from vitmods.study.plan import VAL, Settings, Trial, image_settings, images_key, make_measure
+from vitmods.study.grid import Point
+from vitmods.study.plan import VAL, Measure, Settings, make_measure
 from vitmods.study.state import read_trial
 from vitmods.study.store import WARNINGS, Facts, StudyFolder, read_warnings
 from vitmods.tasks.base import DEFAULT, TASKS, Measured, Task, make_task
@@ -79,8 +81,9 @@ def answer_splits(settings: Settings, dataset: ImageDataset) -> tuple[str, ...]:
     return (VAL, "test") if made and not (settings.tune or settings.folds) else (dataset.eval_split,)
 
 
-def check_images(settings: Settings, dataset: ImageDataset) -> None:
-    """UserError where the images lack a split that is needed, or do not allow a recipe or the metric's protocol."""
+def check_images(settings: Settings, setting: Point, dataset: ImageDataset) -> None:
+    """UserError where the images of a setting lack a split that is needed, or do not allow a recipe or the metric's
+    protocol."""
     splits, split = dataset.splits, dataset.eval_split
     if settings.tune and VAL not in splits:
         raise UserError(
@@ -92,11 +95,10 @@ def check_images(settings: Settings, dataset: ImageDataset) -> None:
             "The test split is missing: what is chosen on val cannot be reported on val, where the chosen number is "
             "too good. Add a test split (a folder named test); a source with train alone is cut into all three."
         )
-    for arm in settings.every_arm:
-        for point in settings.tune.points:
-            resolve_on(settings.recipe_of(arm, point), dataset)
-    measure, evaluated_on = settings.measure, {split, *([VAL] if settings.tune else [])}
-    task = task_of(settings.fixed, settings.recipe)
+    cells = settings.cells_at(setting)
+    for cell, point in product(cells, settings.tune.points):
+        resolve_on(settings.cell(cell.arm.name, setting, point).recipe, dataset)
+    measure, evaluated_on, task = settings.measure, {split, *([VAL] if settings.tune else [])}, task_of(cells[0])
     for evaluated in evaluated_on:
         if protocol := measure.metric.protocol:
             check_protocols(dataset, [protocol], split=evaluated, options=measure.options, task=task)
@@ -157,9 +159,9 @@ def load_images(
     return kind.from_recipe(kind.fitted(recipe)).load_data(options.pop("data"), **options)
 
 
-def base_config(settings: Settings, num_classes: int) -> Base:
+def base_config(cell: Cell, num_classes: int) -> Base:
     """The base model for these images: the named or given one with their size, channels and classes."""
-    fixed = settings.fixed
+    fixed = cell.fixed
     return make_base(fixed["base"], num_classes, fixed["img_size"], fixed["in_chans"], fixed.get("in_place", True))
 
 
@@ -193,10 +195,10 @@ def build_model(
     return edited(base, arm.changes, config, head)
 
 
-def task_of(settings: Mapping[str, Any], recipe: Recipe) -> Task:
-    """The task of a study's or a trial's settings, with the recipe's loss. UserError where it does not suit them."""
-    task = make_task(settings.get("task", DEFAULT), recipe)
-    task.check_size(tuple(settings["img_size"]))
+def task_of(cell: Cell) -> Task:
+    """The task of a cell, with the recipe's loss. UserError where it does not suit the images' size."""
+    task = make_task(cell.fixed.get("task", DEFAULT), cell.recipe)
+    task.check_size(tuple(cell.fixed["img_size"]))
     return task
 
 
@@ -218,12 +220,12 @@ class TrialRunner:
     def __init__(
         self,
         folder: StudyFolder,
-        settings: Settings,
+        measure: Measure,
         options: RunOptions = RunOptions(),  # noqa: B008, frozen
         processes: Processes = ALONE,
     ):
-        """processes: those that train each trial together."""
-        self.folder, self.settings, self.options, self._processes = folder, settings, options, processes
+        """measure: what trials are evaluated by. processes: those that train each trial together."""
+        self.folder, self.measure, self.options, self._processes = folder, measure, options, processes
         workers = options.data_workers
         self.data_workers = usual_workers(options.device) if workers is None else workers
         self._datasets: dict[tuple[Any, ...], ImageDataset] = {}
@@ -231,18 +233,18 @@ class TrialRunner:
         self.fingerprints = facts.fingerprints if facts else {}
         self._fingerprints: dict[str, str] = {}  # of the checkpoints that trials start from
 
-    def dataset(self, recipe: Recipe, setting: Point = AS_IS, seed: int = 0) -> ImageDataset:
-        """The images as a recipe prepares them, under a setting of the sweep, in the fold of the seed where there are
-        folds; what is prepared alike is shared. Raises UserError if they are not those of the study: it has
-        one version of the images, which each process compares before its first step."""
-        fixed = self.settings.at(setting, seed).fixed
-        key = recipe.augment, recipe.task_parts, (name := images_key(fixed))
+    def dataset(self, cell: Cell, seed: int = 0) -> ImageDataset:
+        """The images of a cell as its recipe prepares them, in the fold of the seed where there are folds; what is
+        prepared alike is shared. Raises UserError if they are not those of the study: it has one version of the
+        images, which each process compares before its first step."""
+        images, recipe = cell.images(seed), cell.recipe
+        key = recipe.augment, recipe.task_parts, (name := images_key(images))
         if key not in self._datasets:
-            load = partial(load_images, fixed, recipe, self.data_workers, self.options.cache_dir)
+            load = partial(load_images, images, recipe, self.data_workers, self.options.cache_dir)
             dataset = self._processes.in_turn(load)
             found = dataset.summary()["fingerprint"]
             if self.fingerprints.setdefault(name, found) != found:
-                if fixed == self.settings.fixed:
+                if name == next(iter(self.fingerprints)):  # without a setting or fold
                     self.folder.images.check_same(dataset.splits)  # says how many
                 raise UserError(
                     f"{named(self.folder.path)} is of other images: they have changed since it began. Put the old ones "
@@ -254,8 +256,8 @@ class TrialRunner:
     def __call__(self, trial: Trial) -> None:
         """Train or resume a trial and evaluate its weights."""
         self._train(trial)
-        split = self._of(trial)[1].eval_split
-        if not read_trial(self.folder, trial, (split,), self.settings.measure).ended:
+        split = self._images(trial).eval_split
+        if not read_trial(self.folder, trial, (split,), self.measure).ended:
             self._evaluate(trial, split)
 
     def config(self, trial: Trial, model: Any, threads: int) -> dict[str, Any]:
@@ -263,24 +265,26 @@ class TrialRunner:
 
         model: the config of the arm's ViT, or how another library's model was made (`record_of`).
         """
-        recipe, images, task = self._of(trial)
         metadata = self._describe(trial, model if isinstance(model, dict) else None)
-        return trial_config(model, task, images, recipe, trial.seed, self.options, self._processes, metadata, threads)
+        return trial_config(
+            model, task_of(trial.cell), self._images(trial), trial.cell.recipe, trial.seed, self.options,
+            self._processes, metadata, threads,
+        )  # fmt: skip
 
     def _describe(self, trial: Trial, model: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return what config.json holds of a trial besides recipe, data and environment."""
-        settings, arm = self.settings.at(trial.setting, trial.seed), trial.arm
-        fixed = settings.fixed
-        description: dict[str, Any] = {"arm": arm.name, "changes": arm.short, "images": image_settings(fixed)}
+        cell, arm = trial.cell, trial.arm
+        images = cell.images(trial.seed)
+        description: dict[str, Any] = {"arm": arm.name, "changes": arm.short, "images": images}
         if model is not None:
             description["model"] = model
-        if start := fixed.get("start"):
+        if start := cell.start:
             description["start"] = {**start, "arm": arm.start} if arm.start else start
             description["start_weights"] = None if arm.start else start["fingerprint"]
             if description["start_weights"] is None:
                 description["start_weights"] = self.fingerprint(checkpoint_of(arm.start or start["source"], trial.seed))
-        kind = TASKS[fixed.get("task", DEFAULT)]
-        if code := code_of(arm, fixed["base"], kind, settings.recipe_of(arm, trial.point)):
+        kind = TASKS[cell.fixed.get("task", DEFAULT)]
+        if code := code_of(arm, cell.fixed["base"], kind, cell.recipe):
             description["code"] = code
         return description
 
@@ -290,12 +294,10 @@ class TrialRunner:
             self._fingerprints[checkpoint] = fingerprint_of(Checkpoint.open(checkpoint).backbone.state_dict())
         return self._fingerprints[checkpoint]
 
-    def _of(self, trial: Trial) -> tuple[Recipe, Any, Task]:
-        """The recipe, the images as far as the trial may see them, and the task."""
-        settings = self.settings.at(trial.setting)
-        recipe = settings.recipe_of(trial.arm, trial.point)
-        images = self.dataset(recipe, trial.setting, trial.seed)
-        return recipe, EvaluatedOnVal(images) if trial.for_tuning else images, task_of(settings.fixed, recipe)
+    def _images(self, trial: Trial) -> Any:
+        """The images as far as the trial may see them."""
+        images = self.dataset(trial.cell, trial.seed)
+        return EvaluatedOnVal(images) if trial.for_tuning else images
 
     def _evaluate(self, trial: Trial, split: str) -> None:
         """Run the measure's protocol, or the task's own evaluation without one, on a finished trial's weights.
@@ -303,11 +305,13 @@ class TrialRunner:
         Writes the metrics to <split>.json, and those of each image to <split>.npz, in the trial's folder. Raises
         UserError if the images or the options do not allow the protocol.
         """
-        (recipe, dataset, task), measure, folder = self._of(trial), self.settings.measure, self.folder.trial(trial)
+        recipe, dataset, measure = trial.cell.recipe, self._images(trial), self.measure
+        folder = self.folder.trial(trial)
         protocols, model = [name] if (name := measure.metric.protocol) else [], open_trial(folder)
         results = measure_model(
-            model, task, recipe, dataset, protocols, split, recipe.part_size, self.options.device, measure.options
-        )
+            model, task_of(trial.cell), recipe, dataset, protocols, split, recipe.part_size, self.options.device,
+            measure.options,
+        )  # fmt: skip
         ((name, result),) = results.items()
         if measure.name not in result.metrics:
             raise UserError(
@@ -339,10 +343,9 @@ class TrialRunner:
 
     def train(self, trial: Trial, out: Path) -> dict[str, Any]:
         """Train or resume a trial in any folder, with a bar if the options ask for progress; returns result.json."""
-        recipe, images, task = self._of(trial)
-        settings = self.settings.at(trial.setting, trial.seed)
-        config = base_config(settings, images.num_classes)
-        backbone = build_model(config, trial.arm, trial.seed, settings.fixed.get("start"), recipe, task.uses_head)
+        cell, recipe, images, task = trial.cell, trial.cell.recipe, self._images(trial), task_of(trial.cell)
+        config = base_config(cell, images.num_classes)
+        backbone = build_model(config, trial.arm, trial.seed, cell.start, recipe, task.uses_head)
         model = with_modules(backbone, task, images.num_classes, trial.seed)
         metadata = self._describe(trial, record_of(backbone, config, trial.arm.changes, task.uses_head))
         logged = None  # a trial outside of studies describes itself by its folder

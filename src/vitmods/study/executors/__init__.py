@@ -15,7 +15,7 @@ from vitmods.train.options import RunOptions, check_at_least
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.study.plan import Trial
+    from vitmods.study.cells import Trial
 
 
 Keep = Literal["all", "best", "none"]

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from vitmods.study.cells import Trial
 from vitmods.study.executors import ClusterOptions, WorkSource
 from vitmods.study.executors.processes import SAVE_GRACE_S, LocalProcesses, Worker
-from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import StopRequest, stop_on_signals
 from vitmods.util.errors import UserError, first_line, needs

@@ -24,8 +24,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any
 
+from vitmods.study.cells import Trial
 from vitmods.study.executors import MOST_WORKERS, StudyOptions, WorkSource
-from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 from vitmods.train.interrupt import stop_on_signals
 from vitmods.train.launch import import_path
@@ -434,7 +434,7 @@ def main(task: dict[str, Any]) -> None:
     with folder.worker_lock(task["index"]):
         load_plugins(task["plugins"])
         settings = Settings.from_dict(folder.known_facts().settings)
-        runner = TrialRunner(folder, settings, RunOptions(**task["options"]))
+        runner = TrialRunner(folder, settings.measure, RunOptions(**task["options"]))
         while True:
             name = json.loads(names.get())
             failure = None
