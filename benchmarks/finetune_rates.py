@@ -21,9 +21,10 @@ from paired import one_thread
 
 from vitmods.cli.train import run_trial
 from vitmods.evals.protocols import run_protocols
+from vitmods.study.cells import ImageOptions
 from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.defaults import RecipeChoice
-from vitmods.study.plan import ImageOptions, Settings, Trial, make_seeds
+from vitmods.study.plan import Settings, make_seeds
 from vitmods.study.store import StudyFolder
 from vitmods.study.study import fixed_settings
 from vitmods.study.trial import TrialRunner, base_config, build_model
@@ -50,10 +51,11 @@ def settings_for(backbone: str, data: str, pixels: int, batch: int, steps: int, 
 
 def frozen(settings: Settings, machine: RunOptions) -> dict[str, float]:
     """Accuracy of what learns from the features of the frozen weights."""
-    runner = TrialRunner(StudyFolder(Path(tempfile.gettempdir()) / "none"), settings, machine)
-    dataset = runner.dataset(settings.recipe)
-    config = base_config(settings, dataset.num_classes)
-    model = build_model(config, settings.every_arm[0], settings.seeds[0], settings.fixed["start"], settings.recipe)
+    runner = TrialRunner(StudyFolder(Path(tempfile.gettempdir()) / "none"), settings.measure, machine)
+    (cell,) = settings.cells
+    dataset = runner.dataset(cell)
+    config = base_config(cell, dataset.num_classes)
+    model = build_model(config, cell.arm, settings.seeds[0], cell.start, cell.recipe)
     model = model.to(machine.device)
     results = run_protocols(
         model, dataset, ("probe", "knn"), split="test", batch_size=64, device=torch.device(machine.device)
@@ -66,10 +68,9 @@ def trained(settings: Settings, machine: RunOptions) -> float:
     out = Path(tempfile.mkdtemp())
     try:
         run_trial(settings, machine, out)
-        runner = TrialRunner(StudyFolder(out), settings, machine)
-        trial = Trial(settings.every_arm[-1], settings.seeds[0])
+        runner = TrialRunner(StudyFolder(out), settings.measure, machine)
         model = Checkpoint.open(str(out)).model.to(machine.device)
-        dataset = runner.dataset(settings.recipe_of(trial.arm))
+        dataset = runner.dataset(settings.cells[-1])
         result = run_protocols(
             model, dataset, ["top1"], split="test", batch_size=64, device=torch.device(machine.device)
         )

@@ -139,7 +139,7 @@ def test_a_warm_up_follows_a_length_in_steps_or_of_a_sweep():
     assert overridden(recipe, {"batch_size": recipe.batch_size}, 6400).schedule.warmup_epochs == 2
     assert overridden(recipe, {"steps": 40}, 10 * recipe.batch_size).schedule.warmup_epochs == 1
     study = Study("mu1/4", ["dpn"], "digits", recipe=RECIPES["deit"](), sweep={"epochs": [3, 30]}, seeds=1)
-    at = [study.settings.at(point).recipe for point in study.settings.sweep.points]
+    at = [study.settings.cell("base", point).recipe for point in study.settings.sweep.points]
     assert [(recipe.epochs, recipe.schedule.warmup_epochs) for recipe in at] == [(3, 0.75), (30, 5)]
 
 

@@ -46,8 +46,8 @@ def test_the_start_is_that_of_the_training(study):
     """What the arm adds is drawn from the seed again, bit for bit: a build of the study's own is the same."""
     both = examine(str(study))[1]
     settings = Settings.from_dict(StudyFolder(study).known_facts().settings)
-    arm = settings.arms[0]
-    built = build_model(base_config(settings, 10), arm, 0, None, settings.recipe_of(arm))
+    cell = settings.cells[1]
+    built = build_model(base_config(cell, 10), cell.arm, 0, None, cell.recipe)
     for name in ("a", "omega_mean", "omega_var"):
         started = getattr(both.start.blocks[0].norm1, name)
         assert torch.equal(started, getattr(built.blocks[0].norm1, name))

@@ -14,10 +14,10 @@ import pytest
 
 import vitmods as vm
 from vitmods.study.budget import Budget
+from vitmods.study.cells import Trial
 from vitmods.study.executors import ClusterOptions
 from vitmods.study.executors.clusters import RayCluster, RayWorker, Run, Slurm, SlurmJob
 from vitmods.study.executors.processes import LocalProcesses, Template
-from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 from vitmods.train import RunOptions
 from vitmods.util.errors import UserError
@@ -127,7 +127,7 @@ def test_a_job_whose_time_is_over_saves_and_goes_on(tmp_path) -> None:
     unbroken, broken = tmp_path / "whole", tmp_path / "broken"
     long.run(unbroken, workers=1, budget=1, **QUIET)  # base alone
     long.run(broken, workers=1, budget=Budget(trials=0), **QUIET)  # no trial is begun
-    trial = Trial(long.settings.every_arm[0], 0)
+    trial = Trial(long.settings.cells[0], 0)
     folder = StudyFolder(broken)
     with Template(1) as template:  # here, not in each worker
         piece = SlurmJob(LocalProcesses(folder, 1, 1, RunOptions("cpu"), template=template), 0, trial.to_dict())

@@ -120,7 +120,7 @@ def test_trained_weights_are_suggested_where_they_suit(base, task, img_size, wei
 
 def test_few_photographs_ask_for_trained_weights(dataset):
     def advice(base="S/16", **images):
-        return few_images(Study(base, ["dpn"], "digits", img_size=64, **images).settings, dataset)
+        return few_images(Study(base, ["dpn"], "digits", img_size=64, **images).settings.cells[0], dataset)
 
     (text,) = advice(in_chans=3)
     start = "100 training images are few to train S/16 from scratch. Start from trained weights (--from "
@@ -132,7 +132,7 @@ def test_weights_that_are_on_disk_are_suggested(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "torch"))
     study = Study("S/16", ["dpn"], "digits", img_size=64, in_chans=3)
-    assert "on this machine" not in few_images(study.settings, dataset)[0]
+    assert "on this machine" not in few_images(study.settings.cells[0], dataset)[0]
     model = timm.create_model("test_vit", num_classes=3)
     expected = []
     for name, config in {
@@ -150,7 +150,7 @@ def test_weights_that_are_on_disk_are_suggested(dataset, tmp_path, monkeypatch):
     for name in ("deit_small_patch16_224-cd65a155.pth", "resnet50-11ad3fa6.pth", "vit_b.txt"):
         (tmp_path / "torch" / "checkpoints" / name).touch()
     expected.append(str(tmp_path / "torch" / "checkpoints" / "deit_small_patch16_224-cd65a155.pth"))
-    (text,) = few_images(study.settings, dataset)
+    (text,) = few_images(study.settings.cells[0], dataset)
     assert text.endswith(f"These are on this machine already: --from {', '.join(sorted(expected))}.")
     vit = tmp_path / "hub" / "models--timm--vit_small" / "snapshots" / "1a2b"
     save_for_hf(model, str(vit), safe_serialization=True)

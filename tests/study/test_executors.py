@@ -12,10 +12,11 @@ from unittest.mock import Mock
 
 import pytest
 
+from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm
+from vitmods.study.cells import Cell, Trial
 from vitmods.study.executors import ClusterOptions, Inline, StudyOptions, describe, processes
 from vitmods.study.executors.processes import OUT_OF_MEMORY, SAVE_GRACE_S, Copy, LocalProcesses, Template
-from vitmods.study.plan import Trial
 from vitmods.study.store import StudyFolder
 
 
@@ -49,7 +50,7 @@ def ran(executor, queue=None):
     return queue.failures
 
 
-TRIALS = [Trial(Arm("a"), seed) for seed in range(4)]
+TRIALS = [Trial(Cell(Arm("a"), {}, Recipe()), seed) for seed in range(4)]
 
 
 def test_inline_goes_on_after_a_failure_but_not_after_an_interruption():

@@ -14,9 +14,9 @@ from vitmods.report.advice import next_steps
 from vitmods.report.text import common_claim, on_new_images
 from vitmods.stats.decide import decide
 from vitmods.study import Answer, Study
-from vitmods.study.arms import Arm
+from vitmods.study.cells import Trial
 from vitmods.study.checkpoints import Checkpoint
-from vitmods.study.plan import Settings, Trial
+from vitmods.study.plan import Settings
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, load_images
 from vitmods.train import RunOptions
@@ -93,8 +93,9 @@ def test_worker_processes_use_the_same_folds(finished, tmp_path):
     before = (copy / "trials/base/seed1/model.safetensors").read_bytes()
     shutil.rmtree(copy / "trials/base/seed1")
     folder = StudyFolder(copy)
-    runner = TrialRunner(folder, Settings.from_dict(folder.known_facts().settings), RunOptions("cpu"))
-    runner(runner.settings.trial(Trial(Arm("base"), 1).to_dict()))
+    settings = Settings.from_dict(folder.known_facts().settings)
+    runner = TrialRunner(folder, settings.measure, RunOptions("cpu"))
+    runner(settings.trial(Trial(settings.cell("base"), 1).to_dict()))
     assert (copy / "trials/base/seed1/model.safetensors").read_bytes() == before
     assert config(copy, "base", 1)["images"]["fold"] == [1, FOLDS]
 

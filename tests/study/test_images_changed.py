@@ -13,8 +13,9 @@ from PIL import Image
 from vitmods.recipes import plain
 from vitmods.study import Answer, Study
 from vitmods.study.arms import BASE
+from vitmods.study.cells import Trial
 from vitmods.study.executors import StudyOptions
-from vitmods.study.plan import Settings, Trial
+from vitmods.study.plan import Settings
 from vitmods.study.prepare import open_study
 from vitmods.study.run import write_facts
 from vitmods.study.store import StudyFolder, StudyPlan
@@ -63,11 +64,12 @@ def test_a_process_that_starts_after_the_images_changed_trains_nothing(images, t
     kept = shutil.copytree(images, tmp_path / "kept")
 
     def worker():
-        return TrialRunner(folder, Settings.from_dict(folder.known_facts().settings), RunOptions(device="cpu"))
+        settings = Settings.from_dict(folder.known_facts().settings)
+        return TrialRunner(folder, settings.measure, RunOptions(device="cpu"))
 
     settings = Settings.from_dict(facts.settings)
     places = [(seed, setting) for setting in settings.sweep.points for seed in settings.seeds]
-    trials = [Trial(settings.arm(BASE), seed, setting=setting) for seed, setting in places]
+    trials = [Trial(settings.cell(BASE, setting), seed) for seed, setting in places]
     change(images)
     for trial in trials:
         with pytest.raises(UserError, match=r"is of other images.* Put the old ones"):
@@ -84,12 +86,12 @@ def test_trials_that_fail_for_other_images_are_trained_once_the_old_ones_are_bac
     kept = shutil.copytree(images, tmp_path / "kept")
     load = TrialRunner.dataset
 
-    def list_anew(runner, recipe, *place):
+    def list_anew(runner, cell, seed=0):
         """As a worker that starts now."""
         if (tmp_path / "out" / "trials/base/seed0/result.json").exists() and images.exists():
             changed(images)
             runner._datasets.clear()
-        return load(runner, recipe, *place)
+        return load(runner, cell, seed)
 
     with monkeypatch.context() as patched:
         patched.setattr(TrialRunner, "dataset", list_anew)
@@ -121,10 +123,10 @@ def test_the_answer_leaves_out_what_was_trained_on_other_images(images, tmp_path
 def test_folds_of_images_that_change_while_they_are_listed_are_refused(images, tmp_path, monkeypatch):
     load = TrialRunner.dataset
 
-    def change_between(runner, recipe, setting="", seed=0):
+    def change_between(runner, cell, seed=0):
         if seed == 1:
             changed(images)
-        return load(runner, recipe, *([setting] if setting != "" else []), seed=seed)
+        return load(runner, cell, seed)
 
     monkeypatch.setattr(TrialRunner, "dataset", change_between)
     with pytest.raises(UserError, match="The images changed while they were read"):
@@ -143,10 +145,9 @@ def test_a_study_from_before_the_images_of_all_settings_were_recorded_goes_on(im
     assert np.isfinite(study(images).run(tmp_path / "out", **OPTIONS)["dpn"].effect)
     assert repr(Answer.load(tmp_path / "out").effects) == repr(first.effects)
     changed(images)
+    settings = Settings.from_dict(facts["settings"])
     with pytest.raises(UserError, match="1 changed"):
-        TrialRunner(StudyFolder(tmp_path / "out"), Settings.from_dict(facts["settings"])).dataset(
-            study(images).settings.recipe
-        )
+        TrialRunner(StudyFolder(tmp_path / "out"), settings.measure).dataset(settings.cell(BASE))
 
 
 def swapped(images):

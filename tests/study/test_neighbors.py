@@ -89,14 +89,10 @@ def beside(prepared, tmp_path, capsys):
 
     def reuse(root=tmp_path, **settings):
         prepared.runner.folder = folder = StudyFolder(root / "mine")
-        before, prepared.runner.settings = prepared.settings, replace(prepared.settings, **settings)
-        try:
-            capsys.readouterr()
-            pool = Pool(prepared)
-            state = StudyState(folder, prepared.settings, Evaluated(answer_splits(prepared.settings, prepared.dataset)))
-            pool.copy(state)
-        finally:
-            prepared.runner.settings = before
+        mine = replace(prepared, settings=replace(prepared.settings, **settings))
+        capsys.readouterr()
+        state = StudyState(folder, mine.settings, Evaluated(answer_splits(mine.settings, mine.dataset)))
+        Pool(mine).copy(state)
         return state, capsys.readouterr().err
 
     return reuse

@@ -13,9 +13,10 @@ from vitmods.cli.compare import Compare
 from vitmods.cli.finetune import Finetune
 from vitmods.cli.train import Train
 from vitmods.study import StudyOptions
+from vitmods.study.cells import ImageOptions
 from vitmods.study.executors import ClusterOptions
 from vitmods.study.executors.processes import LocalProcesses
-from vitmods.study.plan import ImageOptions, Settings, StudySettings
+from vitmods.study.plan import Settings, StudySettings
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner
 from vitmods.train import RunOptions
@@ -45,7 +46,7 @@ def test_nothing_else_lists_the_options():
     """So that a new option is one field, and the place that reads it."""
     for method in (vm.Study.run, vm.Study.dry_run, vm.Study.pilot, vm.Study.retrain):
         assert not names(StudyOptions) & set(inspect.signature(method).parameters)
-    assert list(inspect.signature(TrialRunner).parameters) == ["folder", "settings", "options", "processes"]
+    assert list(inspect.signature(TrialRunner).parameters) == ["folder", "measure", "options", "processes"]
     for command, kind in ((Compare, StudyOptions), (Train, RunOptions), (Finetune, RunOptions)):
         assert get_type_hints(command)["options"] is kind
         assert not names(command) & names(StudyOptions)

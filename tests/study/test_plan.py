@@ -126,8 +126,8 @@ def test_settings_survive_json():
 def test_an_arm_may_override_the_recipe():
     arm = Arm("slow", (DualPatchNorm(),), {"lr": 0.01})
     study = Settings(FIXED, make_arms([arm]), (0,))
-    assert study.recipe_of(study.arm("slow")).optimizer.lr == 0.01
-    assert study.recipe_of(study.arm("base")).optimizer.lr == 0.1
+    assert study.cell("slow").recipe.optimizer.lr == 0.01
+    assert study.cell("base").recipe.optimizer.lr == 0.1
 
 
 def test_adding_arms_seeds_or_another_margin_is_the_same_study():
@@ -251,7 +251,7 @@ def test_every_arm_has_the_same_budget_and_base_comes_first():
     assert len(trials) == len(set(trials)) == 3 * 2 * 3
     assert Counter(trial.arm.name for trial in trials) == {"base": 6, "dpn": 6, "rms": 6}
     assert {trial.arm.name for trial in trials[:3]} == {"base"}
-    assert study.recipe_of(study.arm("dpn"), C).optimizer.lr == 1e-3
+    assert study.cell("dpn", point=C).recipe.optimizer.lr == 1e-3
 
 
 def test_trials_are_named_for_a_worker():

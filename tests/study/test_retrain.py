@@ -16,7 +16,7 @@ from vitmods.study import Answer, Study
 from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.evaluate import evaluate
 from vitmods.study.retrain import best_arm, retrain_command, retrained_folder
-from vitmods.study.trial import TrialRunner, load_images
+from vitmods.study.trial import load_images
 from vitmods.train.trial import WEIGHTS
 from vitmods.util.errors import UserError
 
@@ -221,9 +221,8 @@ def test_changed_images_are_warned_of(copied, monkeypatch):
 def test_the_same_images_are_recognized_in_any_split(copied):
     from vitmods.study.store import StudyFolder
 
-    runner = TrialRunner(StudyFolder(copied), make().settings)
     for changed, known in (({"train_on_all": True}, True), ({"limit_train": 100}, False)):
-        images = load_images({**runner.settings.fixed, **changed}, RECIPE)
+        images = load_images({**make().settings.fixed, **changed}, RECIPE)
         assert StudyFolder(copied).images.same_contents(images.splits) is known
 
 

@@ -19,9 +19,9 @@ from vitmods.recipes import RECIPES, plain
 from vitmods.stats.sequential import INTERIM_LEVEL, LAST_LEVEL
 from vitmods.study import Answer, Study
 from vitmods.study.arms import BASE, Arm
+from vitmods.study.cells import Trial
 from vitmods.study.dependencies import _checksums, code_of
 from vitmods.study.executors import StudyOptions
-from vitmods.study.plan import Trial
 from vitmods.study.prepare import open_study
 from vitmods.study.reuse import Pool
 from vitmods.study.store import StudyFolder
@@ -205,18 +205,18 @@ def rewrite(path, **values):
 def test_a_damaged_or_unfinished_trial_is_not_reused(images, runs, harm):
     harm(runs / "first" / "trials" / "base" / "seed1")
     prepared = open_study(StudyFolder(runs / "second"), study(images, seeds=3).settings, StudyOptions(**OPTIONS))
-    pool, arms = Pool(prepared), prepared.settings.every_arm
-    found = pool.find(Trial(arm, seed) for arm in arms for seed in range(3))
+    pool = Pool(prepared)
+    found = pool.find(Trial(cell, seed) for cell in prepared.settings.cells for seed in range(3))
     assert sorted((trial.arm.name, trial.seed) for trial in found) == [
         ("base", 0), ("base", 2), ("dpn", 0), ("dpn", 1), ("dpn", 2),
     ]  # fmt: skip
-    assert prepared.settings.known == 1
+    assert pool.with_known_base(prepared).settings.known == 1
 
 
 def test_a_study_that_is_at_work_is_not_read(images, runs, monkeypatch):
     def found():
         prepared = open_study(StudyFolder(runs / "second"), study(images).settings, StudyOptions(**OPTIONS))
-        return len(Pool(prepared).find([Trial(Arm(BASE), 0)]))
+        return len(Pool(prepared).find([Trial(prepared.settings.cell(BASE), 0)]))
 
     with StudyFolder(runs / "first").lock():
         assert not found()
@@ -269,7 +269,7 @@ def identities(images, folder, options=(), **changes):
     """Return the hash of seed 0 of base and of the first arm."""
     made = study(images, **{**BASE_STUDY, **changes})
     prepared = open_study(StudyFolder(folder), made.settings, StudyOptions(**{**OPTIONS, **dict(options)}))
-    trials = [Trial(arm, prepared.settings.seeds[0]) for arm in prepared.settings.every_arm]
+    trials = [Trial(cell, prepared.settings.seeds[0]) for cell in prepared.settings.cells]
     return [prepared.config(trial)["id"] for trial in trials]
 
 
@@ -499,7 +499,7 @@ def test_the_config_of_a_hugging_face_base_counts(tmp_path):
 
 def test_a_trial_that_failed_before_its_first_checkpoint_is_the_trial_of_the_code_that_resumes_it(images, tmp_path):
     prepared = open_study(StudyFolder(tmp_path), study(images).settings, StudyOptions(**OPTIONS))
-    config = {**prepared.config(Trial(Arm(BASE), 0)), "code": {"mine": "broken"}}
+    config = {**prepared.config(Trial(prepared.settings.cell(BASE), 0)), "code": {"mine": "broken"}}
     config["id"] = train_trial.identify(config)
     train_trial._resume(tmp_path, config)
     (tmp_path / "result.json").write_text(json.dumps({"status": "failed"}))
@@ -517,7 +517,7 @@ def test_a_trial_that_goes_on_in_another_environment_is_not_reused(images, tmp_p
     out = tmp_path / "out"
     out.mkdir()
     prepared = open_study(StudyFolder(out), study(images).settings, StudyOptions(**OPTIONS))
-    config = prepared.config(Trial(Arm(BASE), 0))
+    config = prepared.config(Trial(prepared.settings.cell(BASE), 0))
     train_trial._resume(out, config)
     assert json.loads((out / "config.json").read_text())["id"] == config["id"]
     checkpoint.save(out, {"step": 1})

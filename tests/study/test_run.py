@@ -20,7 +20,7 @@ from vitmods.study import Answer, Study
 from vitmods.study.arms import Arm, arm_from_text
 from vitmods.study.executors import StudyOptions
 from vitmods.study.plan import Measure
-from vitmods.study.prepare import parallel_trials, threads_for, workers_for
+from vitmods.study.prepare import PreparedStudy, parallel_trials, threads_for, workers_for
 from vitmods.study.run import make_executor
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model
@@ -219,7 +219,7 @@ def test_an_arm_that_cannot_be_is_refused_before_anything_is_trained(tmp_path):
 
 def test_arms_share_base_s_initial_weights_and_images(tmp_path):
     settings = make(["dpn", "x=placement(attn=post,mlp=post)", "n=normformer"]).settings
-    config = base_config(settings, num_classes=10)
+    config = base_config(settings.cells[0], num_classes=10)
     for seed in (0, 1):
         base = build_model(config, Arm("base"), seed).state_dict()
         for arm in settings.arms:
@@ -287,10 +287,11 @@ def test_a_named_gpu_is_not_shared_out_to_several_workers(tmp_path, monkeypatch)
     monkeypatch.setattr("vitmods.study.prepare.visible_gpus", lambda: ["0", "1"])
     monkeypatch.setattr("vitmods.study.executors.processes.visible_gpus", lambda: ["0", "1"])
     settings = make().settings
-    runner = TrialRunner(StudyFolder(tmp_path), settings, StudyOptions())
 
     def second_worker(options):
-        executor = make_executor(runner, options, workers=2, threads=1)
+        runner = TrialRunner(StudyFolder(tmp_path), settings.measure, options)
+        study = PreparedStudy(settings, runner, Mock(), options, {}, (), 1, {}, {})
+        executor = make_executor(study, workers=2)
         return executor.task(1)["options"]["device"], executor.environment(1).get("CUDA_VISIBLE_DEVICES")
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -13,8 +13,9 @@ import pytest
 from vitmods.recipes import Recipe
 from vitmods.study.arms import make_arms
 from vitmods.study.budget import Budget, make_budget
+from vitmods.study.cells import Trial
 from vitmods.study.executors import Inline
-from vitmods.study.plan import Settings, Trial, make_plan, make_seeds
+from vitmods.study.plan import Settings, make_plan, make_seeds
 from vitmods.study.progress import Progress
 from vitmods.study.questions import decision_against, decision_at, looks
 from vitmods.study.schedule import TrialSchedule
@@ -270,12 +271,12 @@ def test_seeds_of_base_beyond_the_study_are_read_and_not_planned_for_arms(tmp_pa
     assert Settings.from_dict(play.settings.to_dict()) == play.settings
     assert play.settings.planned == 7
     for seed in range(5):
-        play.train(Trial(play.settings.arm("base"), seed))
+        play.train(Trial(play.settings.cell("base"), seed))
     play.run()
     assert play.order == [("dpn", 0), ("dpn", 1)]
     assert len(play.state().answered) == 7
     assert decision_at(play.state(), play.settings.seeds)["dpn"].n == 2
-    (play.folder.trial(Trial(play.settings.arm("base"), 4)) / "result.json").unlink()
+    (play.folder.trial(Trial(play.settings.cell("base"), 4)) / "result.json").unlink()
     play.run()
     assert play.order == [("base", 4)]
 
@@ -283,7 +284,7 @@ def test_seeds_of_base_beyond_the_study_are_read_and_not_planned_for_arms(tmp_pa
 def test_an_arm_that_stopped_early_does_not_hold_up_comparisons_with_another_arm(tmp_path):
     play = Played(tmp_path, {"base": 0.5, "dpn": 0.5, "rms": 0.55, "dtn": 0.1}, seeds=6, known=16)
     for seed in range(16):
-        play.train(Trial(play.settings.arm("base"), seed))
+        play.train(Trial(play.settings.cell("base"), seed))
     play.run()
     stopped = {arm for look in looks(play.state()) for arm in look.stopped}
     assert math.isnan(decision_at(play.state(), play.settings.seeds, base="dpn")["rms"].low)

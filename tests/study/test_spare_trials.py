@@ -4,7 +4,8 @@ import pytest
 
 from vitmods.recipes import plain
 from vitmods.study import Answer, Study
-from vitmods.study.plan import Settings, Trial
+from vitmods.study.cells import Trial
+from vitmods.study.plan import Settings
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner
 from vitmods.train import RunOptions, checkpoint
@@ -23,11 +24,11 @@ def test_what_a_spare_trial_gave_is_in_no_number_and_its_checkpoint_goes(tmp_pat
     settings = Settings.from_dict(folder.known_facts().settings)
     (looked,) = {len([*folder.path.glob(f"trials/{arm.name}/*/result.json")]) for arm in settings.every_arm}
     assert looked < 6
-    runner = TrialRunner(folder, settings, RunOptions(device="cpu"))
+    runner = TrialRunner(folder, settings.measure, RunOptions(device="cpu"))
     before = Answer.load(folder.path)
-    for arm in settings.every_arm:
-        runner(Trial(arm, looked))
-    (rests,) = (folder.trial(Trial(settings.arm("dpn"), seed)) for seed in [5] if seed > looked)
+    for cell in settings.cells:
+        runner(Trial(cell, looked))
+    (rests,) = (folder.trial(Trial(settings.cell("dpn"), seed)) for seed in [5] if seed > looked)
     rests.mkdir(parents=True)
     for name in (checkpoint.NAME, checkpoint.PREVIOUS):
         (rests / name).write_bytes(b"of a trial that was stopped")

@@ -20,9 +20,10 @@ from vitmods.recipes import finetune, plain
 from vitmods.study import Study
 from vitmods.study.arms import Arm, arm_from_text, make_arms
 from vitmods.study.bases import make_base
+from vitmods.study.cells import ImageOptions, Trial
 from vitmods.study.checkpoints import Start, open_trial
 from vitmods.study.executors import StudyOptions
-from vitmods.study.plan import ImageOptions, Settings, Trial
+from vitmods.study.plan import Settings
 from vitmods.study.store import Facts, StudyFolder
 from vitmods.study.study import fixed_settings
 from vitmods.study.trial import TrialRunner, base_config, build_model
@@ -44,8 +45,8 @@ def checkpoint(tmp_path_factory):
     out = tmp_path_factory.mktemp("checkpoint") / "trial"
     recipe = RECIPE.with_(mean=(0.4,), std=(0.3,))
     fixed, *_ = fixed_settings("mu2/4", "digits", recipe, ImageOptions(limit_train=128, **IMAGES))
-    runner = TrialRunner(StudyFolder(out), Settings(fixed, (), (0,)), RunOptions("cpu"))
-    runner.train(Trial(Arm("base"), 0), out)
+    settings = Settings(fixed, (), (0,))
+    TrialRunner(StudyFolder(out), settings.measure, RunOptions("cpu")).train(Trial(settings.cells[0], 0), out)
     return out
 
 
@@ -69,8 +70,8 @@ def test_parts_as_arms_of_a_study(checkpoint, tmp_path):
     ]
     assert record["arms"][0]["model"]["changes"][0]["title"] == "Trains only attention"
     assert record["arms"][0]["cost"]["peak_memory"]["ratio"] < 1  # of what is trained
-    started = build_model(base_config(study.settings, 10), Arm("base"), 0, study.settings.fixed["start"])
-    after = open_trial(StudyFolder(tmp_path).trial(Trial(Arm("attention"), 0))).state_dict()
+    started = build_model(base_config(study.settings.cells[0], 10), Arm("base"), 0, study.settings.fixed["start"])
+    after = open_trial(StudyFolder(tmp_path).trial(Trial(study.settings.cell("attention"), 0))).state_dict()
     roles = parameter_roles(started)
     moved = {roles[name] for name, value in started.state_dict().items() if not torch.equal(after[name], value)}
     assert moved == {"attention", "positions", "head"}
@@ -83,7 +84,7 @@ def test_parts_as_arms_of_a_study(checkpoint, tmp_path):
 
 def test_every_arm_and_seed_begins_with_the_checkpoint(checkpoint):
     settings = make(checkpoint).settings
-    config, start = base_config(settings, 10), settings.fixed["start"]
+    config, start = base_config(settings.cells[0], 10), settings.fixed["start"]
     trained = open_checkpoint(str(checkpoint)).state_dict()
     first, second = (build_model(config, Arm("base"), seed, start).state_dict() for seed in (0, 1))
     for name, value in trained.items():
@@ -105,7 +106,7 @@ def test_the_statement_before_the_first_step_has_the_accuracy_of_the_trained_hea
     study = make(checkpoint, ["dpn", "rms"])
     study.run(tmp_path / "same", **RUN)
     steps = first_steps(tmp_path / "same")
-    dataset = TrialRunner(StudyFolder(tmp_path), study.settings, RunOptions("cpu")).dataset(study.settings.recipe)
+    dataset = TrialRunner(StudyFolder(tmp_path), study.settings.measure).dataset(study.settings.cells[0])
     top1 = []
     for changes in ((), (vm.DualPatchNorm(),)):
         model = vm.apply(open_trial(checkpoint), *changes) if changes else open_trial(checkpoint)
@@ -119,7 +120,7 @@ def test_the_statement_before_the_first_step_sees_through_a_head_of_zeros(folder
     zeros = {**SHORT, "recipe": RECIPE.with_(init="big_vision", head_bias=-3.0)}
     study = Study(start=folder / "base.safetensors", arms=["dpn", "layerscale(init=1.0)"], **zeros, seeds=1)
     settings = study.settings
-    base = build_model(base_config(settings, 10), Arm("base"), 0, settings.fixed["start"], settings.recipe)
+    base = build_model(base_config(settings.cells[0], 10), Arm("base"), 0, settings.fixed["start"], settings.recipe)
     assert not base.head.weight.any()
     study.run(tmp_path / "out", **RUN)
     steps = first_steps(tmp_path / "out")
@@ -137,7 +138,7 @@ def test_what_the_frozen_weights_reach_is_measured_and_stored(checkpoint, tmp_pa
     known = result.data["frozen"][""]
     model = open_trial(checkpoint).eval()
     model.reset_classifier(0)
-    dataset = TrialRunner(StudyFolder(tmp_path), study.settings, RunOptions("cpu")).dataset(study.settings.recipe)
+    dataset = TrialRunner(StudyFolder(tmp_path), study.settings.measure).dataset(study.settings.cells[0])
     x, y = {}, {}
     with torch.no_grad():
         for split in dataset.splits:
@@ -181,7 +182,7 @@ def test_arms_by_default_of_trained_weights_keep_them(checkpoint, folder):
 def test_each_arm_is_trained_at_the_rate_of_its_part(checkpoint):
     def rates_of(*words):
         settings = make_study(parse(Compare, ["--from", str(checkpoint), *words], "compare")).settings
-        recipes = {arm.name: settings.recipe_of(arm) for arm in settings.every_arm}
+        recipes = {cell.arm.name: cell.recipe for cell in settings.cells}
         assert not any(recipe.rates for recipe in recipes.values())  # a trial does not depend on rates of other parts
         return {name: (recipe.optimizer.lr, recipe.optimizer.layer_decay) for name, recipe in recipes.items()}
 
@@ -222,7 +223,7 @@ def test_weights_that_changed_are_refused(checkpoint, tmp_path):
     settings = make(checkpoint).settings
     start = {**settings.fixed["start"], "fingerprint": "0" * 16}
     with pytest.raises(UserError, match="no longer holds the weights"):
-        build_model(base_config(settings, 10), Arm("base"), 0, start)
+        build_model(base_config(settings.cells[0], 10), Arm("base"), 0, start)
     other = json.loads(json.dumps(settings.to_dict()))
     other["start"]["fingerprint"] = "0" * 16
     facts = Facts("today", "vitmods compare", ("test",), other, {}, {}, {}, {})
@@ -313,7 +314,7 @@ def folder(tmp_path):
 
 def model_of(study, name, seed=0):
     settings = study.settings
-    return build_model(base_config(settings, 10), settings.arm(name), seed, settings.fixed["start"])
+    return build_model(base_config(settings.cells[0], 10), settings.arm(name), seed, settings.fixed["start"])
 
 
 def body(model):

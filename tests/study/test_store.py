@@ -9,13 +9,14 @@ import pytest
 
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm
-from vitmods.study.plan import Measure, Settings, Trial
+from vitmods.study.cells import Cell, Trial
+from vitmods.study.plan import Measure, Settings
 from vitmods.study.state import read_trial
 from vitmods.study.store import Facts, StudyFolder, read_json, slug
 from vitmods.util.errors import UserError
 
 TOP1 = Measure("top1")
-TRIAL = Trial(Arm("dpn"), 1)
+TRIAL = Trial(Cell(Arm("dpn"), {}, Recipe()), 1)
 
 
 def test_slugs_are_safe_and_different():

@@ -10,8 +10,6 @@ from vitmods.layers.drop import DropPath
 from vitmods.recipes import plain
 from vitmods.study import Study
 from vitmods.study.arms import Arm
-from vitmods.study.plan import Trial
-from vitmods.study.store import StudyFolder
 from vitmods.study.trial import base_config, build_model
 from vitmods.util.errors import UserError
 
@@ -28,8 +26,8 @@ def run(study, out):
 
 
 def built(study, name="base"):
-    settings, arm = study.settings, study.settings.arm(name)
-    return build_model(base_config(settings, 10), arm, 0, settings.fixed.get("start"), settings.recipe_of(arm))
+    cell = study.settings.cell(name)
+    return build_model(base_config(cell, 10), cell.arm, 0, cell.start, cell.recipe)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +56,7 @@ def test_every_arm_is_built_as_the_recipe_says():
 
 
 def test_trained_weights_are_dropped_too_and_the_new_head_is_as_said(finished):
-    checkpoint = StudyFolder(finished[1]).trial(Trial(Arm("dpn"), 0))
+    checkpoint = finished[1] / "trials/dpn/seed0"
     trained = open_checkpoint(str(checkpoint))
     recipe = plain().with_(drop_path=0.2, dropout=0.05, init="big_vision", head_bias=-6.9)
     model = built(study(["ffn"], recipe, start=checkpoint), "ffn")
@@ -78,7 +76,7 @@ def test_trained_weights_are_dropped_too_and_the_new_head_is_as_said(finished):
 def test_what_it_came_to_is_in_the_folder_of_the_trial_and_in_the_report(finished):
     result, out = finished
     assert result.complete
-    config = json.loads((StudyFolder(out).trial(Trial(Arm("dpn"), 0)) / "config.json").read_text())
+    config = json.loads((out / "trials/dpn/seed0/config.json").read_text())
     record = config["resolved"]
     assert (record["steps"], record["steps_per_epoch"], record["epochs"], record["warmup_steps"]) == (5, 2, 2.5, 2)
     assert (record["lr"], record["images_seen"]) == (5e-4, 500)

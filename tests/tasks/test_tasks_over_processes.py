@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import vitmods as vm
 from vitmods.recipes import RECIPES
-from vitmods.study.plan import Trial
+from vitmods.study.cells import Trial
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner
 from vitmods.train import Processes, RunOptions
@@ -58,8 +58,8 @@ def train(images, out, processes, shard=False):
         if shard and task in EXACT:  # a teacher is not divided
             continue
         study = vm.Study(**{"arms": ["rms"], "task": task, "seeds": 1, **settings})
-        runner = TrialRunner(StudyFolder(out), study.settings, RunOptions("cpu", shard=shard), processes)
-        runner.train(Trial(study.settings.arms[0], 0), out / task)
+        runner = TrialRunner(StudyFolder(out), study.settings.measure, RunOptions("cpu", shard=shard), processes)
+        runner.train(Trial(study.settings.cells[1], 0), out / task)
 
 
 def work(rank, store, images, out):

@@ -109,6 +109,18 @@ def find_line_up(text: str) -> LineUp | None:
     return next((line_up for find in LINE_UPS.values() if (line_up := find(text.strip()))), None)
 
 
+def table_of(arms: Any) -> LineUp | None:
+    """Return the line-up whose bases and settings a study of these arms has; None without one. A word for some arms of
+    a table, such as `norms`, has none. Raises UserError for two."""
+    texts = [arms] if isinstance(arms, str) else [] if arms is None or isinstance(arms, Mapping) else arms
+    named = [(text.strip(), line_up) for text in texts if isinstance(text, str) and (line_up := find_line_up(text))]
+    tables = [line_up for text, line_up in named if text in (line_up.name, f"paper:{line_up.name}")]
+    if len(tables) > 1:
+        names = " and ".join(line_up.name for line_up in tables)
+        raise UserError(f"A study has the bases and settings of one table: give one of {names}.")
+    return tables[0] if tables else None
+
+
 def refuse_line_ups(text: str) -> None:
     """Raise UserError where one of several changes, joined by +, is a line-up."""
     for part in text.split("+"):

@@ -20,7 +20,7 @@ from vitmods.finetune.delta import fingerprint_of
 from vitmods.model.config import ViTConfig
 from vitmods.model.vit import Resampling, ViT, vit
 from vitmods.recipes import Recipe
-from vitmods.study.arms import BASE, Arm, is_foreign, parse_edits, split_training
+from vitmods.study.arms import BASE, Arm, LineUp, arms_from_text, is_foreign, parse_edits, split_training
 from vitmods.study.bases import Base, ForeignBase, described, edited, load_into, read_weights, rebuilt
 from vitmods.study.cells import MOST_SEEDS, image_settings
 from vitmods.study.changed import open_changed, pixels_of
@@ -124,6 +124,22 @@ def use_trained_arms(arms: Any, trained: Mapping[str, Arm]) -> Any:
 def arm_names(source: str) -> tuple[str, ...]:
     """List the arms in a folder of checkpoints, without base."""
     return tuple(name for name in arms_in(source) if name != BASE)
+
+
+def check_weights_for(line_up: LineUp, start: str | Path | None) -> None:
+    """Raise UserError where a published table needs trained weights and none are given, or where an arm that changes
+    the model would start from base's, which were trained without the change."""
+    if not line_up.start:
+        return
+    if start is None:
+        raise UserError(f"{line_up.name} starts from trained weights: add --from, {line_up.start}.")
+    changed = [arm.name for text in line_up.arms for arm in arms_from_text(text) if arm.changes]
+    if missing := " ".join(name for name in changed if name not in arm_names(str(start))):
+        raise UserError(
+            f"{start} lacks weights of {missing}, and {line_up.name} compares models trained with and without the "
+            "change: give --from the folder of a study with both. What the change does to trained weights of base is "
+            f"another question: `vitmods compare --from {start} --arms {missing}`."
+        )
 
 
 def is_checkpoint(path: Path) -> bool:

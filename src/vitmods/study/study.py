@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, fields, replace
@@ -17,11 +17,12 @@ from vitmods.recipes import Recipe
 from vitmods.recipes.recipe import fields_by_name
 from vitmods.recipes.registry import split_recipe
 from vitmods.recipes.schedule import WARMUPS
-from vitmods.study.arms import BASE, FunctionSpec, base_function, is_foreign, make_arms
+from vitmods.study.arms import BASE, FunctionSpec, base_function, is_foreign, make_arms, table_of
 from vitmods.study.cells import ImageOptions
-from vitmods.study.checkpoints import arms_in, seeds_of, use_trained_arms
+from vitmods.study.checkpoints import arms_in, check_weights_for, seeds_of, use_trained_arms
 from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
 from vitmods.study.executors import StudyOptions
+from vitmods.study.grid import make_grid
 from vitmods.study.plan import SAYS_BASE, SEEDS, Rung, Settings, StudySettings, check_plan, make_seeds
 from vitmods.util.errors import UserError, nearest
 
@@ -35,9 +36,11 @@ if TYPE_CHECKING:
     from vitmods.study.reference import Reference
     from vitmods.study.retrain import Retrained
     from vitmods.study.run import Request
+    from vitmods.study.stages import AnswerOverData, Estimates, TwoStages
 
 T = TypeVar("T", bound=StudyOptions | StudySettings | ImageOptions)
 FRESH = 5_000  # the first seed with which a best combination is confirmed
+CLASSIFICATION = "classification"  # the task by default; `vitmods.tasks` imports torch
 USUAL_OPTIONS, USUAL_SETTINGS, USUAL_IMAGES = StudyOptions(), StudySettings(), ImageOptions()
 
 
@@ -45,22 +48,28 @@ class Study:
     """Compares arms with base on the same seeds.
 
     Args:
-        base: a size name (`S/16`), a timm name or a ViTConfig; any other model as `timm:NAME`, `torchvision:NAME`,
+        base: a size name (`S/16`), a timm name or a ViTConfig, or a list of names, with each of which the arms are
+            compared; any other model as `timm:NAME`, `torchvision:NAME`,
             `hf:FOLDER`, or a function (num_classes, img_size, in_chans) -> nn.Module (docs/any-model.md); None: a ViT
             that fits the images.
         arms: name -> changes (or their short form) or a function model -> model, or a list of short forms, each
             `CHANGES` or `NAME=CHANGES`. Of a folder of checkpoints, their names; none: all. None: base alone, for
-            `run_base`.
+            `run_base`. `paper:TABLE`: those of a published table, and its task, bases, sweep and metric unless they are
+            given.
         data: `digits`, a folder, `torchvision:NAME?root=...` or `hf:NAME`.
         recipe: how every trial is trained, or its name with settings (`augreg(level=light1)`); None: one that fits the
             images, or `finetune` with `start`.
         seeds: how many, or which; None: those that `start` has, or 5 (with more folds, as many as those), or at most 16
             of a study that runs until it is decided; 3, or at most 8, of a factorial one.
-        task: what is trained and measured, a name of `vitmods.tasks.TASKS` (docs/tasks.md).
+        task: what is trained and measured, a name of `vitmods.tasks.TASKS` (docs/tasks.md); None: classification, or
+            that of the table.
         start: trained weights that every arm starts from (docs/finetune.md); they say what base is. A folder of several
             checkpoints, as a study's, is one for each arm. None: new ones.
         positions: how the positions of `start` are resampled to other image sizes: as timm (`bicubic`) or big_vision
             (`bilinear`).
+        pretrain: a task or a recipe with settings, as "beit(epochs=50,codes=512)", by which base and every arm are
+            first trained without labels; they then start from these weights (docs/self-supervised.md).
+        pretrain_data: the images of that stage; None: those of `data`, all that `limit_train` leaves out too.
         budget: what runs may take by default, as in `run`. As "2h" it also chooses model, image size and length of the
             training as far as they are None (docs/study.md).
         settings: metric, margin, design, tuning, sweep, folds: see `vitmods.study.StudySettings`.
@@ -73,15 +82,17 @@ class Study:
 
     def __init__(
         self,
-        base: str | ViTConfig | Callable[..., nn.Module] | None = None,
+        base: str | ViTConfig | Callable[..., nn.Module] | Sequence[str] | None = None,
         arms: Mapping[str, Any] | Iterable[Any] | None = (),
         data: str | Path = "digits",
         recipe: Recipe | RecipeChoice | str | None = None,
         seeds: int | Iterable[int] | None = None,
         *,
-        task: str = "classification",
+        task: str | None = None,
         start: str | Path | None = None,
         positions: Resampling = "bicubic",
+        pretrain: str | None = None,
+        pretrain_data: str | Path | None = None,
         budget: str | int | Budget | None = None,
         settings: StudySettings = USUAL_SETTINGS,
         images: ImageOptions = USUAL_IMAGES,
@@ -91,24 +102,141 @@ class Study:
         chosen = {name: options.pop(name) for name in names.intersection(options)}
         settings = override(settings, chosen)
         images = override(images, options, "a study or its images", names)
+        arms = tuple(arms) if isinstance(arms, Iterable) and not isinstance(arms, str | Mapping) else arms
+        self._arguments: dict[str, Any] = {
+            "base": base, "arms": arms, "data": data, "recipe": recipe, "seeds": seeds, "task": task, "start": start,
+            "positions": positions, "pretrain": pretrain, "pretrain_data": pretrain_data, "budget": budget,
+            "settings": settings, "images": images,
+        }  # fmt: skip
+        self._seeds_given, self._budget = seeds is not None, budget
+        self._stages: TwoStages | None = None
+        self.settings: Settings
+        self._by_data, self._notes = self._split_by_data(), tuple[str, ...]()
+        if self._by_data:
+            first = next(iter(self._by_data.values()))
+            self.settings, self._notes = first.settings, first._notes
+            return
+        self._notes = self._fill_in()
+        task, settings = self._arguments["task"], self._arguments["settings"]
+        model: Any = self._arguments["base"]
         trained = {} if start is None else arms_in(str(start))
         start = trained[BASE].start if trained else start
         of_start = [] if start is None else seeds_of(str(start))
         chosen_seeds = make_seeds((of_start or settings.usual_seeds) if seeds is None else seeds)
         # Arms are made before the images, which may be many, are listed.
         chosen_arms = () if arms is None else make_arms(use_trained_arms(arms, trained) if trained else arms)
-        self._common = base, data, recipe, images, task, start, positions
+        self._common = model, data, recipe, images, task, start, positions
         fixed, self._defaults, self._recipe_note = fixed_settings(
-            base, data, recipe, images, task=task, start=start, positions=positions
+            model, data, recipe, images, task=task, start=start, positions=positions
         )
-        self._seeds_given, self._budget = seeds is not None, budget
-        unset = open_settings(base, recipe, images, start)
+        unset = open_settings(model, recipe, images, start)
         self.settings = Settings(fixed, chosen_arms, chosen_seeds, **vars(settings), open=unset)
         check_plan(self.settings)
         base_recipe = self.settings.cell(BASE).recipe
         for arm in self.settings.arms:
             if not arm.changes and arm.start is None and self.settings.cell(arm.name).recipe == base_recipe:
                 raise UserError(f"Arm {arm.name} ({arm.text}) is base itself, part of every study: leave it out.")
+        if self._arguments["pretrain"] is not None:
+            self._stages = self._two_stages()
+
+    def _but(self, **changes: Any) -> Study:
+        """Return the study of other arguments."""
+        return Study(**{**self._arguments, **changes})
+
+    def _split_by_data(self) -> dict[str, Study]:
+        """Make the study of each data set of a sweep over data; empty for others."""
+        settings = self._arguments["settings"]
+        sweep = make_grid(settings.sweep, "--sweep").to_dict()
+        if "data" not in sweep:
+            return {}
+        alone = replace(settings, sweep={name: values for name, values in sweep.items() if name != "data"})
+        studies = {name: self._but(data=name, settings=alone) for name in sweep["data"]}
+        if any(study.settings.sweep or study._stages for study in studies.values()):
+            raise UserError(
+                "--sweep data=... runs a study without another sweep and without --pretrain on each data set: give one "
+                "--base, and instead of paper:NAME of a table with a sweep its arms."
+            )
+        return studies
+
+    def _fill_in(self) -> tuple[str, ...]:
+        """Use the bases, the sweep, the task and the metric of a published table where they are not given, and list
+        several bases as a sweep. Returns a line that says what is used.
+
+        Raises UserError where a table needs trained weights and none are given, or where an arm that changes the model
+        would start from base's, which were trained without the change.
+        """
+        given, line_up, settings = self._arguments, table_of(self._arguments["arms"]), self._arguments["settings"]
+        base, task, start = given["base"], given["task"], given["start"]
+        sweep, using = make_grid(settings.sweep, "--sweep").to_dict(), list[str]()
+        if line_up is not None:
+            if given["pretrain"] is not None and not line_up.pretrain:
+                raise UserError(f"--pretrain does not support {line_up.name}: name the arms.")
+            if line_up.pretrain and start is None and task is None and given["pretrain"] is None:
+                given["pretrain"] = line_up.pretrain
+            check_weights_for(line_up, start)
+            if task is None and line_up.task != CLASSIFICATION:
+                task = line_up.task
+                using.append(f"--task {task}")
+            if line_up.bases and not (base or start or "base" in sweep):
+                patch = defaults_for(str(given["data"])).base.rpartition("/")[2]
+                base = tuple(line_up.scaled(int(patch) if patch.isdigit() else 16))
+                using.append(f"--base {' '.join(base)}")
+            if not sweep:
+                sweep = {name: list(values) for name, values in line_up.sweep.items()}
+                using += [f"--sweep {name}={','.join(map(str, values))}" for name, values in sweep.items()]
+            if settings.metric is None and line_up.metric:
+                settings = replace(settings, metric=line_up.metric)
+                using.append(f"--metric {line_up.metric}")
+        if isinstance(base, Sequence) and not isinstance(base, str):
+            bases, base = tuple(base), base[0] if base else None
+            if len(bases) > 1 and "base" in sweep:
+                raise UserError("--base and --sweep base=... both list bases: leave one of the two out.")
+            sweep = {"base": list(bases), **sweep} if len(bases) > 1 else sweep
+        given |= {"base": base, "task": task or CLASSIFICATION, "settings": replace(settings, sweep=sweep)}
+        return () if line_up is None else (f"{line_up.title}.{' Using ' if using else ''}{' '.join(using)}",)
+
+    def _two_stages(self) -> TwoStages:
+        """Return the stages of a study that is pre-trained. Raises UserError for settings that two stages lack."""
+        from vitmods.study.stages import TwoStages, read_pretraining
+
+        given, settings, images = self._arguments, self._arguments["settings"], self._arguments["images"]
+        one_by_one = {
+            "--from": given["start"], "--budget": given["budget"], "--until-decided": settings.until_decided,
+            "--design": settings.design, "several bases": "base" in self.settings.sweep.to_dict(),
+            "--sweep": settings.sweep, "--tune": settings.tune,
+        }  # fmt: skip
+        refused = [name for name, value in one_by_one.items() if value]
+        refused += [f"the arm {arm.name}, which sets what is trained" for arm in self.settings.arms if arm.recipe]
+        if refused:
+            raise UserError(
+                f"--pretrain does not support {refused[0]}: run the stages one by one, `vitmods compare --task TASK "
+                "... --out FOLDER` and `vitmods compare --from FOLDER ...`."
+            )
+        task, recipe, metric = read_pretraining(given["pretrain"])
+        alone: dict[str, Any] = {"pretrain": None, "pretrain_data": None, "arms": self.settings.arms}
+        data, folds, unlabeled = given["data"], settings.folds, replace(images, limit_train=None)
+        if given["pretrain_data"] is not None:  # other images, whose splits are others too
+            shape = {name: getattr(images, name) for name in ("img_size", "in_chans", "unreadable")}
+            data, folds, unlabeled = given["pretrain_data"], None, ImageOptions(**shape)
+        of_first = replace(settings, metric=metric, margin=None, folds=folds)
+
+        def as_long() -> Study:
+            choice = RecipeChoice() if given["recipe"] is None else given["recipe"]
+            if isinstance(choice, RecipeChoice) and choice.name is None:  # as with trained weights
+                batch = {"batch_size": self.settings.recipe.batch_size}
+                choice = RecipeChoice("finetune", {**batch, **choice.overrides})
+            return self._but(**alone, recipe=choice)
+
+        return TwoStages(
+            self._but(**alone, data=data, task=task, recipe=recipe, images=unlabeled, settings=of_first),
+            self.settings,
+            self._with_weights_of,
+            as_long,
+        )
+
+    def _with_weights_of(self, folder: Path) -> Study:
+        """Return the second stage, of all arms of the first one's folder."""
+        return self._but(pretrain=None, pretrain_data=None, base=None, arms=(), start=folder)
 
     def __repr__(self) -> str:
         fixed = self.settings.fixed
@@ -127,6 +255,9 @@ class Study:
         **overrides: Any,
     ) -> Answer:
         """Run what is missing in the folder `out` and return the answer, which is also written to `out`.
+
+        One that is pre-trained trains without labels in `out/pretraining` first, and returns that answer while it is
+        not complete.
 
         Calling it again resumes the study and changes nothing that is finished. Nothing but `out` is part of the study,
         so the other arguments may differ from call to call.
@@ -149,7 +280,24 @@ class Study:
 
         if not self.settings.arms:
             raise UserError("A study compares arms with base: name some, or train base alone with run_base.")
-        return run_study(*self._arguments(out, budget, options, overrides), command)
+        if self._stages:
+            from vitmods.study.stages import run_pretrained
+
+            return run_pretrained(self._stages, Path(out), self._of_stages(budget, options, overrides), command)
+        return run_study(*self._request(out, budget, options, overrides), command)
+
+    def run_over_data(
+        self, out: str | Path, *, command: str | None = None, options: StudyOptions = USUAL_OPTIONS, **overrides: Any
+    ) -> AnswerOverData:
+        """Run the study of each data set of a sweep over data, in a folder of its own in `out`, and average over them.
+
+        All are checked before the first one trains. Arguments and errors are those of `run`.
+        """
+        from vitmods.study.stages import run_over_data
+
+        if not self._by_data:
+            raise UserError('One data set is not averaged over: give sweep={"data": [...]}, or call run.')
+        return run_over_data(self._by_data, Path(out), self._of_stages(None, options, overrides), command)
 
     def confirm(self, out: str | Path, seeds: int = SEEDS[None], **options: Any) -> Answer:
         """Train the best combination that a factorial study in `out` predicts against base, on fresh seeds.
@@ -213,7 +361,7 @@ class Study:
         """
         from vitmods.study.retrain import retrain_study
 
-        request, path, options = self._arguments(out, None, options, overrides)
+        request, path, options = self._request(out, None, options, overrides)
         return retrain_study(request.settings, path, arm, seed, options)
 
     def dry_run(
@@ -224,7 +372,7 @@ class Study:
         command: str | None = None,
         options: StudyOptions = USUAL_OPTIONS,
         **overrides: Any,
-    ) -> Estimate:
+    ) -> Estimate | Estimates:
         """Estimate trials, sizes, time (by a few timed steps), disk and detectable effects of `run`; writes nothing.
 
         Trials that are finished in `out` do not count; the variance follows from them, or from studies next to `out`.
@@ -232,7 +380,14 @@ class Study:
         """
         from vitmods.study.run import dry_run
 
-        return dry_run(*self._arguments(out or os.devnull, budget, options, overrides), command)
+        if self._by_data or self._stages:
+            from vitmods.study import stages
+
+            options, folder = self._of_stages(budget, options, overrides), Path(out) if out else None
+            if self._stages:
+                return stages.estimate_pretrained(self._stages, folder, options, command)
+            return stages.estimate_over_data(self._by_data, folder, options, command)
+        return dry_run(*self._request(out or os.devnull, budget, options, overrides), command)
 
     def pilot(
         self,
@@ -247,7 +402,7 @@ class Study:
         the variance now known. Arguments and errors are those of `run`."""
         from vitmods.study.run import run_pilot
 
-        return run_pilot(*self._arguments(out, budget, options, overrides), command)
+        return run_pilot(*self._request(out, budget, options, overrides), command)
 
     def run_base(
         self,
@@ -265,19 +420,44 @@ class Study:
         """
         from vitmods.study.run import run_base
 
-        return run_base(*self._arguments(out, budget, options, overrides), command)
+        return run_base(*self._request(out, budget, options, overrides), command)
 
-    def _arguments(
+    def _request(
         self, out: str | Path, budget: str | int | Budget | None, options: StudyOptions, overrides: Mapping[str, Any]
     ) -> tuple[Request, Path, StudyOptions]:
+        """Return what `vitmods.study.run` reads. Raises UserError for a study over data sets."""
         from vitmods.study.budget import make_budget
+        from vitmods.study.prepare import say
         from vitmods.study.run import Request
 
         options = override(options, overrides)
+        if self._by_data:
+            raise UserError("A study over data sets (--sweep data=...) is run by run_over_data, or one set by itself.")
+        if self._stages:
+            from vitmods.study.stages import PRETRAINING
+
+            return self._with_weights_of(Path(out) / PRETRAINING)._request(out, budget, options, {})
         options.check_here(cell.recipe.precision for cell in self.settings.cells)
+        for line in self._notes:
+            say(options, line)
         limit = make_budget(self._budget if budget is None else budget)
         request = Request(self.settings, limit, self._seeds_given, self._recipe_note, self._rungs)
         return request, Path(out), options
+
+    def _of_stages(
+        self, budget: str | int | Budget | None, options: StudyOptions, overrides: Mapping[str, Any]
+    ) -> StudyOptions:
+        """Return the options of a run of several tables. Raises UserError for a budget."""
+        from vitmods.study.prepare import say
+
+        options = override(options, overrides)
+        if budget is not None or self._budget is not None:
+            what = "--pretrain" if self._stages else "--sweep data=..."
+            raise UserError(f"{what} does not support --budget, which is of one table: set --seeds.")
+        options.check_here(cell.recipe.precision for cell in self.settings.cells)
+        for line in self._notes:
+            say(options, line)
+        return options
 
     def _rungs(self) -> list[Rung]:
         """List the study with each model and image size that a time budget is tried with."""

@@ -8,7 +8,7 @@ import pytest
 import vitmods as vm
 from vitmods.cli import main
 from vitmods.recipes import RECIPES
-from vitmods.study.plan import Trial
+from vitmods.study.cells import Trial
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, trial_scores
 from vitmods.train.interrupt import Interrupted
@@ -31,7 +31,7 @@ def test_a_trial_that_is_broken_off_ends_in_the_same_weights(tmp_path, monkeypat
     recipe = RECIPES["listops"](6, batch_size=12).with_(dropout=0.1 if base == "ours" else None)
     sizes = {"img_size": (1, 29), "in_chans": 16}
     study = vm.Study(BASES[base], [arm], SPEC, recipe, task="sequence_classification", **sizes)
-    runner, trial = TrialRunner(StudyFolder(tmp_path), study.settings), Trial(study.settings.arms[0], 0)
+    runner, trial = TrialRunner(StudyFolder(tmp_path), study.settings.measure), Trial(study.settings.cells[1], 0)
     step = TrialRun._train_step
 
     def broken_off(run, batch):
