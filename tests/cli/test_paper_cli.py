@@ -78,32 +78,26 @@ def test_arms_of_a_table_in_compare(said, tmp_path, monkeypatch):
 
 
 def test_a_table_fills_in_what_is_not_given(monkeypatch, capsys):
-    from vitmods.cli import compare
+    """In Python as in the shell: the bases, the sweep, the task and the metric."""
 
-    seen = []
-    monkeypatch.setattr(compare, "_show", lambda result: 0)
+    def filled(arms, data="digits", **given):
+        study = vm.Study(given.pop("base", None), arms, data, **given)
+        sweep = study.settings.sweep.to_dict()
+        return sweep.pop("base", study.settings.fixed["base"]), sweep, study.settings.measure.name
 
-    def study(options):
-        seen.append(options)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(compare, "make_study", study)
-
-    def filled(*arguments):
-        main(["compare", *arguments])
-        return seen[-1]
-
-    assert filled("--arms", "paper:dpn-table1").base == ("S/4", "Ti/2", "B/4", "S/2", "B/2")
-    assert filled("--arms", "paper:dpn-table1", "--base", "mu/2").base == ("mu/2",)
-    assert "--base S/4 Ti/2" in capsys.readouterr().err
-    found = filled("--arms", "paper:norm-choice", "dpn")
-    assert (found.settings.sweep, found.arms) == ({"warmup_epochs": [0, 5]}, ("paper:norm-choice", "dpn"))
-    found = filled("--arms", "paper:norm-choice", "--sweep", "base=mu/2,mu2/2")
-    assert (found.settings.sweep, found.base) == ({"base": ["mu/2", "mu2/2"]}, ())
-    assert filled("--arms", "paper:dtn-table6").settings.metric.name == "mean_corruption_error"
-    assert filled("--arms", "paper:dtn-table6", "--metric", "top1").settings.metric.name == "top1"
-    assert filled("--arms", "norms").base == ()
-    labels = LineUp("vit5", "X", ("dpn",), ("mu/2",), task="multilabel")
-    monkeypatch.setattr("vitmods.study.arms.find_line_up", lambda text: labels)
-    assert filled("--arms", "vit5").dataset.task == "multilabel"
-    assert filled("--arms", "vit5", "--task", "classification").dataset.task == "classification"
+    assert filled("paper:dpn-table1") == (["S/4", "Ti/2", "B/4", "S/2", "B/2"], {}, "top1")
+    assert filled("paper:dpn-table1", base="mu/2") == ("mu/2", {}, "top1")
+    assert filled(["paper:norm-choice", "dpn"])[1] == {"warmup_epochs": [0, 5]}
+    bases = {"base": ["mu/2", "mu2/2"]}
+    assert filled("paper:norm-choice", sweep=bases) == (["mu/2", "mu2/2"], {}, "top1")
+    assert filled("paper:dtn-table6")[2] == "mean_corruption_error"
+    assert filled("paper:dtn-table6", metric="top1")[2] == "top1"
+    assert isinstance(filled("norms")[0], str)
+    unlabeled = LineUp("x", "X", ("dpn",), (), task="dino")
+    monkeypatch.setattr("vitmods.study.arms.find_line_up", lambda text: unlabeled if text == "x" else None)
+    assert vm.Study("mu/2", "x").settings.fixed["task"] == "dino"
+    assert vm.Study("mu/2", "x", task="classification").settings.fixed["task"] == "classification"
+    monkeypatch.undo()
+    options = ["--device", "cpu", "--workers", "1", "--dry-run", "--epochs", "9", "--limit-train", "99"]
+    assert main(["compare", "--arms", "paper:norm-choice", "--base", "mu1/4", *options]) == 0
+    assert "Using --sweep warmup_epochs=0,5" in capsys.readouterr().err

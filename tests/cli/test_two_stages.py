@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+import vitmods as vm
 from vitmods.cli import main as shell
-from vitmods.cli.compare import Compare, read_pretraining
-from vitmods.cli.options import parse
+from vitmods.study.stages import read_pretraining
 from vitmods.study.state import TrialRecord
 from vitmods.train import TrialRun
+from vitmods.util.errors import UserError
 
 MASKED = "beit(epochs=1,codes=16,masked=0.4,batch_size=128,decoder_depth=1)"
 COMMAND = ["compare", "--base", "mu1/2", "--arms", "dpn", "--seeds", "2", "--epochs", "1", "--limit-train", "200"]
@@ -31,7 +32,7 @@ def test_both_stages_resume_in_the_same_bits(tmp_path, monkeypatch, capsys):
     assert shell([*COMMAND, "--out", str(whole), "--dry-run"]) == 0
     before = capsys.readouterr().out
     assert before.startswith("Pre-training (beit):")
-    assert "Both stages: about" in before
+    assert "All stages: about" in before
     assert not whole.exists()
     assert shell([*COMMAND, "--out", str(whole)]) == 0
     for arm in ("base", "dpn"):
@@ -63,8 +64,8 @@ def test_both_stages_resume_in_the_same_bits(tmp_path, monkeypatch, capsys):
     assert content(broken, "*.safetensors") == weights
     capsys.readouterr()
     assert shell([*COMMAND, "--out", str(whole), "--dry-run"]) == 0
-    assert "Both stages: about 0 s" in capsys.readouterr().out
-    for folder in (whole / "pretraining", whole):  # each stage has a command of its own, for the same study
+    assert "All stages: about 0 s" in capsys.readouterr().out
+    for folder in (whole / "pretraining", whole):  # the command of both
         words = shlex.split(json.loads((folder / "study.json").read_text())["command"])
         assert shell([*words[1:], "--dry-run"]) == 0
     assert shell([*COMMAND, "--seeds", "3", "--out", str(whole), "--dry-run"]) == 0
@@ -94,7 +95,7 @@ def test_what_two_stages_cannot_do_is_refused(options, message, capsys):
 
 @pytest.mark.parametrize(("options", "message"), [(["--metric", "miou"], "miou"), (["--task", "segmentation"], "mask")])
 def test_the_second_stage_is_checked_before_the_first_trains(options, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vitmods.study.Study.run", lambda *args, **options: pytest.fail("it trains"))
+    monkeypatch.setattr("vitmods.study.run.run_study", lambda *_: pytest.fail("it trains"))
     assert shell([*COMMAND, *options, "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
     (tmp_path / "notes.txt").touch()
@@ -115,46 +116,41 @@ def test_settings_of_the_first_stage():
 def test_a_first_stage_without_all_weights_is_an_error(tmp_path, monkeypatch, capsys):
     runs = []
 
-    def run(study, out, *, options, command):
-        runs.append((options.keep_weights, command))
+    def run(request, out, options, command):
+        runs.append((out, options.keep_weights, request.settings))
         trials = [TrialRecord("base", 0, "finished", ""), TrialRecord("x", 1, "diverged", "")]
-        base = SimpleNamespace(name="base")
-        return SimpleNamespace(complete=True, trials=trials, base=base, report=lambda: Path("report.html"))
+        return SimpleNamespace(complete=True, trials=trials, report=lambda: Path("report.html"))
 
-    monkeypatch.setattr("vitmods.study.Study.run", run)
-    options = ["--arms", "x=dpn", "y=rms", "--keep-weights", "none", "--out", str(tmp_path)]
-    pretrain = [
-        "--pretrain",
-        "beit_small(clip_norm=none,crop_scale=0.3:1,metric=code_top1,decay_all=true,clip_each=false)",
-    ]
-    assert shell([*COMMAND, *options, *pretrain]) == 2
+    monkeypatch.setattr("vitmods.study.run.run_study", run)
+    monkeypatch.setattr("vitmods.study.stages._check_second_stage", lambda *_: None)
+    recipe = "beit_small(clip_norm=none,crop_scale=0.3:1,metric=code_top1,decay_all=true,clip_each=false)"
+    options = ["--arms", "x=dpn", "y=rms", "--keep-weights", "none", "--out", str(tmp_path), "--pretrain", recipe]
+    assert shell([*COMMAND, *options]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "x, seed 1 (diverged)" in said
     assert "another --out" in said
-    again = shlex.split(said.partition("leave these arms out: `")[2].partition("`")[0])
-    assert again[:2] == ["vitmods", "compare"]
-    assert "--pretrain" in again
-    assert again[-2:] == ["--arms", "y=rms"]
-    ((kept, command),) = runs
-    assert kept == "all"
-    first = parse(Compare, shlex.split(command)[2:], "compare")
-    assert (first.pretrain, first.recipe, first.seeds, first.arms) == (None, "beit_small", 2, ("x=dpn", "y=rms"))
-    assert (first.dataset.task, first.dataset.limit_train, first.settings.metric.name) == ("beit", None, "code_top1")
-    assert first.training.overrides == {"clip_norm": None, "crop_scale": (0.3, 1.0), "decay_all": True}
+    ((folder, kept, settings),) = runs
+    assert (folder, kept) == (tmp_path / "pretraining", "all")
+    assert [arm.name for arm in settings.arms] == ["x", "y"]
+    fixed, trained = settings.fixed, settings.recipe.settings()
+    assert (fixed["task"], fixed["limit_train"], settings.measure.name) == ("beit", None, "code_top1")
+    assert (trained["clip_norm"], trained["crop_scale"], trained["decay_all"]) == (None, (0.3, 1.0), True)
+    assert trained["batch_size"] != 25
 
 
 @pytest.mark.parametrize(
     ("options", "stage"),
     [
-        ([], ("beit", ("B/2",))),
-        (["--base", "mu1/4", "--pretrain", "beit(codes=9)"], ("beit(codes=9)", ("mu1/4",))),
-        (["--task", "beit"], None),  # the first stage by itself, as its own command has it
+        ({}, ("beit", "B/2")),
+        ({"base": "mu1/4", "pretrain": "beit(codes=9)"}, ("beit", "mu1/4")),
+        ({"task": "beit"}, None),  # the first stage by itself
     ],
 )
-def test_a_table_of_two_stages_is_run_in_two(options, stage, tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr("vitmods.cli.compare.in_two_stages", lambda options, *_: seen.append(options) or 0)
-    monkeypatch.setattr("vitmods.study.Study.dry_run", lambda *_, **__: "")
-    command = ["compare", "--arms", "paper:tt-table7-beit", "--data", "digits", "--device", "cpu", "--dry-run"]
-    assert shell([*command, "--out", str(tmp_path / "out"), *options]) == 0
-    assert [(first.pretrain, first.base) for first in seen] == ([stage] if stage else [])
+def test_a_table_of_two_stages_is_run_in_two_in_python_too(options, stage, tmp_path):
+    study = vm.Study(arms="paper:tt-table7-beit", data="digits", **options)
+    stages = study._stages
+    assert (stages and (stages.first.settings.fixed["task"], stages.first.settings.fixed["base"])) == stage
+    if stages:
+        assert study.settings.fixed["task"] == "classification"
+        with pytest.raises(UserError, match="does not support --budget"):
+            study.run(tmp_path, budget="2h")

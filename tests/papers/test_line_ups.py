@@ -41,8 +41,14 @@ def test_the_arms_of_a_table_make_a_study(table):
     arms = arms_from_text(f"paper:{table.name}")
     assert len({arm.name for arm in arms}) == len(table.study.every_arm)
     assert line_up(f" paper:{table.name} ") is table
-    study = vm.Study("mu/4", f"paper:{table.name}", "digits", sweep=table.line_up.sweep)
+    if table.line_up.start:
+        with pytest.raises(UserError, match="starts from trained weights: add --from"):
+            vm.Study("mu/4", f"paper:{table.name}")
+        return
+    study = vm.Study("mu/4", f"paper:{table.name}", task="classification", metric="top1")
     assert len(study.settings.arms) == len(arms)
+    swept = {name: list(values) for name, values in table.line_up.sweep.items()}
+    assert study.settings.sweep.to_dict() == swept
 
 
 @pytest.fixture(scope="module")

@@ -224,5 +224,10 @@ def test_data_sets_have_a_study_each_and_an_average(tmp_path, capsys):
     missing = [word.replace(f",{photos}", f",{tmp_path}/missing") for word in command]
     assert shell([*missing, "--out", str(tmp_path / "refused")]) == 2
     assert not (tmp_path / "refused").exists()
-    with pytest.raises(UserError, match="Each data set needs its study"):
-        Study("mu/4", ["dpn"], sweep={"data": ["digits", str(photos)]})
+    study = Study("mu/4", ["dpn"], sweep={"data": ["digits", str(photos)]}, seeds=3)
+    assert study.data_sets == ("digits", str(photos))
+    for call in (study.run, study.pilot, study.retrain):
+        with pytest.raises(UserError, match="run_over_data, or one set by itself"):
+            call(out)
+    with pytest.raises(UserError, match="call run"):
+        Study("mu/4", ["dpn"]).run_over_data(out)

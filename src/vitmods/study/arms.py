@@ -113,12 +113,11 @@ def table_of(arms: Any) -> LineUp | None:
     """Return the line-up whose bases and settings a study of these arms has; None without one. A word for some arms of
     a table, such as `norms`, has none. Raises UserError for two."""
     texts = [arms] if isinstance(arms, str) else [] if arms is None or isinstance(arms, Mapping) else arms
-    named = [(text.strip(), line_up) for text in texts if isinstance(text, str) and (line_up := find_line_up(text))]
-    tables = [line_up for text, line_up in named if text in (line_up.name, f"paper:{line_up.name}")]
+    named = {text: line_up for text in texts if isinstance(text, str) and (line_up := find_line_up(text))}
+    tables = {text: it for text, it in named.items() if text.strip() in (it.name, f"paper:{it.name}")}
     if len(tables) > 1:
-        names = " and ".join(line_up.name for line_up in tables)
-        raise UserError(f"A study has the bases and settings of one table: give one of {names}.")
-    return tables[0] if tables else None
+        raise UserError(f"A study has the bases and settings of one table: give one of {' and '.join(tables)}.")
+    return next(iter(tables.values()), None)
 
 
 def refuse_line_ups(text: str) -> None:

@@ -526,8 +526,6 @@ def check_plan(settings: Settings) -> None:
     _check_metric(settings.measure.metric, fixed["task"])
     if settings.folds and fixed.get("fold"):
         raise UserError("With folds each seed has its own fold: leave --fold out.")
-    if "data" in swept:
-        raise UserError("Each data set needs its study: run them, then average by vitmods.study.over_studies.")
     if "base" in swept and "start" in fixed:
         raise UserError(f"{SAYS_BASE}: drop --base, and base in --sweep.")
     if "limit_train" in swept and fixed.get("limit_train") is not None:

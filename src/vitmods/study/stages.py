@@ -202,9 +202,7 @@ def estimate_over_data(
     )
 
 
-def estimate_pretrained(
-    stages: TwoStages, out: Path | None, options: StudyOptions, command: str | None
-) -> Estimates:
+def estimate_pretrained(stages: TwoStages, out: Path | None, options: StudyOptions, command: str | None) -> Estimates:
     """Estimate both stages without writing a file."""
     if out is not None:
         _check_second_stage(stages.from_scratch, out, options)

@@ -117,6 +117,8 @@ class Study:
             self.settings, self._notes = first.settings, first._notes
             return
         self._notes = self._fill_in()
+        if self._arguments["pretrain"] is not None:
+            self._check_two_stages()
         task, settings = self._arguments["task"], self._arguments["settings"]
         model: Any = self._arguments["base"]
         trained = {} if start is None else arms_in(str(start))
@@ -137,6 +139,8 @@ class Study:
             if not arm.changes and arm.start is None and self.settings.cell(arm.name).recipe == base_recipe:
                 raise UserError(f"Arm {arm.name} ({arm.text}) is base itself, part of every study: leave it out.")
         if self._arguments["pretrain"] is not None:
+            if of_parts := [arm.name for arm in chosen_arms if arm.recipe]:
+                raise UserError(_one_by_one(f"the arm {of_parts[0]}, which sets what is trained"))
             self._stages = self._two_stages()
 
     def _but(self, **changes: Any) -> Study:
@@ -195,23 +199,22 @@ class Study:
         given |= {"base": base, "task": task or CLASSIFICATION, "settings": replace(settings, sweep=sweep)}
         return () if line_up is None else (f"{line_up.title}.{' Using ' if using else ''}{' '.join(using)}",)
 
+    def _check_two_stages(self) -> None:
+        """Raise UserError for settings that a study that is pre-trained cannot have."""
+        given, settings = self._arguments, self._arguments["settings"]
+        values = {
+            "--from": given["start"], "--budget": given["budget"], "--until-decided": settings.until_decided,
+            "--design": settings.design, "several bases": "base" in make_grid(settings.sweep, "--sweep").to_dict(),
+            "--sweep": settings.sweep, "--tune": settings.tune,
+        }  # fmt: skip
+        if refused := [name for name, value in values.items() if value]:
+            raise UserError(_one_by_one(refused[0]))
+
     def _two_stages(self) -> TwoStages:
-        """Return the stages of a study that is pre-trained. Raises UserError for settings that two stages lack."""
+        """Return the stages of a study that is pre-trained."""
         from vitmods.study.stages import TwoStages, read_pretraining
 
         given, settings, images = self._arguments, self._arguments["settings"], self._arguments["images"]
-        one_by_one = {
-            "--from": given["start"], "--budget": given["budget"], "--until-decided": settings.until_decided,
-            "--design": settings.design, "several bases": "base" in self.settings.sweep.to_dict(),
-            "--sweep": settings.sweep, "--tune": settings.tune,
-        }  # fmt: skip
-        refused = [name for name, value in one_by_one.items() if value]
-        refused += [f"the arm {arm.name}, which sets what is trained" for arm in self.settings.arms if arm.recipe]
-        if refused:
-            raise UserError(
-                f"--pretrain does not support {refused[0]}: run the stages one by one, `vitmods compare --task TASK "
-                "... --out FOLDER` and `vitmods compare --from FOLDER ...`."
-            )
         task, recipe, metric = read_pretraining(given["pretrain"])
         alone: dict[str, Any] = {"pretrain": None, "pretrain_data": None, "arms": self.settings.arms}
         data, folds, unlabeled = given["data"], settings.folds, replace(images, limit_train=None)
@@ -237,6 +240,11 @@ class Study:
     def _with_weights_of(self, folder: Path) -> Study:
         """Return the second stage, of all arms of the first one's folder."""
         return self._but(pretrain=None, pretrain_data=None, base=None, arms=(), start=folder)
+
+    @property
+    def data_sets(self) -> tuple[str, ...]:
+        """The data sets of a sweep over data, each of which has a study; else empty."""
+        return tuple(self._by_data)
 
     def __repr__(self) -> str:
         fixed = self.settings.fixed
@@ -478,6 +486,13 @@ class Study:
                 )
                 studies.append(Rung(replace(self.settings, fixed=fixed), note, count, pixels))
         return studies or [Rung(self.settings, self._recipe_note, count, pixels)]
+
+
+def _one_by_one(what: str) -> str:
+    return (
+        f"--pretrain does not support {what}: run the stages one by one, `vitmods compare --task TASK ... --out "
+        "FOLDER` and `vitmods compare --from FOLDER ...`."
+    )
 
 
 def override(options: T, overrides: Mapping[str, Any], what: str = "a run", others: Iterable[str] = ()) -> T:
