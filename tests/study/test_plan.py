@@ -10,8 +10,9 @@ import pytest
 from vitmods.changes import DualPatchNorm, DynamicTokenNorm, Norm
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm, arm_from_text, make_arms
+from vitmods.study.cells import MOST_SEEDS
 from vitmods.study.grid import Grid, Point, choose, make_grid
-from vitmods.study.plan import MOST_SEEDS, Settings, StudySettings, check_plan, differences, make_measure, make_seeds
+from vitmods.study.plan import Settings, StudySettings, check_plan, differences, make_measure, make_seeds
 from vitmods.study.state import at_the_edge
 from vitmods.util.errors import UserError
 
