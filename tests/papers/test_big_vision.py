@@ -1,11 +1,17 @@
 """Whole ViTs against google-research/big_vision: outputs, what lies between, and all gradients, in float64."""
 
+from functools import partial
+
 import pytest
 import torch
 
 import vitmods as vm
 from vitmods import fast
 from vitmods.layers.position import resample, sincos2d
+
+from . import support
+
+close = partial(support.close, tolerance=1e-8)
 
 SHAPE = {
     "img_size": (12, 8), "patch_size": 4, "embed_dim": 16, "depth": 2, "mlp_dim": 24, "num_heads": 2,
@@ -19,10 +25,6 @@ MODELS = {
 }
 
 
-def close(ours, theirs, tolerance=1e-8):
-    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=0)
-
-
 @pytest.fixture(params=MODELS)
 def case(request, golden, flax_weights):
     """(golden, model with its weights, its images as (B, channels, height, width))"""
@@ -33,7 +35,7 @@ def case(request, golden, flax_weights):
     model.double().load_state_dict(flax_weights(g.group("param")))
     if request.param == "bv_vit_gap_sincos":
         positions = golden("bv_posemb_sincos2d")["pe_3x2_w16"]
-        close(model.pos_embed, positions, 1e-7)  # ours is made in float32
+        close(model.pos_embed, positions, tolerance=1e-7)  # ours is made in float32
         model.pos_embed.copy_(positions)
     return g, model, g["in.image_nhwc"].permute(0, 3, 1, 2).clone().requires_grad_()
 
@@ -68,13 +70,13 @@ def test_gradients_equal_big_vision(case, flax_weights, recompute):
 
 @pytest.mark.parametrize(("grid", "dim", "name"), [((3, 2), 16, "pe_3x2_w16"), ((14, 14), 32, "pe_14x14_w32")])
 def test_sincos2d_equals_big_vision(golden, grid, dim, name):
-    close(sincos2d(grid, dim).double(), golden("bv_posemb_sincos2d")[name], 1e-7)
+    close(sincos2d(grid, dim).double(), golden("bv_posemb_sincos2d")[name], tolerance=1e-7)
 
 
 @pytest.mark.parametrize(("new", "name"), [((12, 12), "out.new12"), ((4, 4), "out.new4")])
 def test_aligned_resampling_equals_big_vision(golden, new, name):
     g = golden("bv_resample_posemb")
-    close(resample(g["in.old"], (7, 7), new, aligned=True), g[name], 1e-10)
+    close(resample(g["in.old"], (7, 7), new, aligned=True), g[name], tolerance=1e-10)
 
 
 BLOCK = "Transformer/encoderblock_{}/"

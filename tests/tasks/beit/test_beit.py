@@ -26,6 +26,8 @@ from vitmods.tasks.beit.vae import Vae
 from vitmods.train.trial import fit_to_images
 from vitmods.util.errors import UserError
 
+from ..support import on_digits
+
 CPU = torch.device("cpu")
 
 
@@ -239,16 +241,6 @@ def small_recipe(**options):
     return RECIPES["beit_base"](2, batch_size=24).with_(**{**small, "drop_path": 0.0, **options})
 
 
-def made(recipe, *changes):
-    task = TASKS["beit"].from_recipe(recipe)
-    images = task.load_data(
-        "digits", img_size=8, in_chans=1, augment=recipe.augment, limit_train=96, limit_val=40, test_fraction=0.05
-    )
-    torch.manual_seed(0)
-    backbone = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=0, **recipe.model.to_config())
-    return task.wrap(vm.apply(backbone, *changes) if changes else backbone, 10), task, images
-
-
 @pytest.mark.parametrize(
     ("changes", "options"),
     [
@@ -261,7 +253,7 @@ def made(recipe, *changes):
 )
 def test_a_trial_resumes_in_the_same_bits(tmp_path, ends_in_the_same_bits, changes, options):
     recipe = small_recipe(**options)
-    ends_in_the_same_bits(lambda: made(recipe, *vm.parse_changes(changes)), recipe, tmp_path, "test", 5)
+    ends_in_the_same_bits(lambda: on_digits("beit", recipe, *vm.parse_changes(changes)), recipe, tmp_path, "test", 5)
     trained = open_trial(tmp_path / "whole")
     if "vae_steps" in options:
         assert not trained.codes.waits_for_images
@@ -282,7 +274,7 @@ def check_codes(model, pixels):
 def test_codes_are_the_nearest_centers_in_the_same_bits_each_time():
     centers = []
     for _ in range(2):
-        model, _, images = made(small_recipe())
+        model, _, images = on_digits("beit", small_recipe())
         fit_to_images(model, images)
         centers.append(model.codes.centers)
     assert torch.equal(*centers)
@@ -294,14 +286,14 @@ def test_codes_of_an_encoder_are_clusters_of_its_features(tmp_path):
     encoder = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=0)
     save(encoder, tmp_path / "encoder.safetensors")
     save(vm.vit("mu2/8", img_size=8, in_chans=1, num_classes=0), tmp_path / "other.safetensors")
-    model, _, images = made(small_recipe(code_encoder=str(tmp_path / "encoder.safetensors")))
+    model, _, images = on_digits("beit", small_recipe(code_encoder=str(tmp_path / "encoder.safetensors")))
     fit_to_images(model, images)
     pixels = next(images.eval_batches("test", 8)).inputs
     tokens = encoder.eval().forward_features(pixels)[:, encoder.num_prefix_tokens :]
     torch.testing.assert_close(check_codes(model, pixels), F.normalize(tokens, dim=-1))
     assert not any("encoder" in name for name in model.state_dict())
     with pytest.raises(UserError, match="choose an encoder with the same grid"):
-        made(small_recipe(code_encoder=str(tmp_path / "other.safetensors")))
+        on_digits("beit", small_recipe(code_encoder=str(tmp_path / "other.safetensors")))
 
 
 def test_the_loss_of_a_vae_is_squared_error_and_divergence():

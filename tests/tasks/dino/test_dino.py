@@ -25,6 +25,8 @@ from vitmods.tasks.features import last_blocks
 from vitmods.train import RunOptions, train_trial
 from vitmods.util.errors import UserError
 
+from ..support import on_digits
+
 SMALL = {"prototypes": 32, "head_width": 16, "bottleneck": 8, "local_crops": 2, "local_size": 4}
 CPU = RunOptions("cpu", progress=False, tensorboard=False)
 
@@ -80,18 +82,8 @@ def small_recipe(**options) -> Recipe:
     return RECIPES["dino_100"](2, batch_size=24).with_(mean=(0.5,), std=(0.5,), drop_path=0.0, **{**SMALL, **options})
 
 
-def made(recipe, *changes):
-    task = TASKS["dino"].from_recipe(recipe)
-    images = task.load_data(
-        "digits", img_size=8, in_chans=1, augment=recipe.augment, limit_train=96, limit_val=40, test_fraction=0.05
-    )
-    torch.manual_seed(0)
-    backbone = vm.vit("mu2/2", img_size=8, in_chans=1, num_classes=0)
-    return task.wrap(vm.apply(backbone, *changes) if changes else backbone, 10), task, images
-
-
 def test_crops_differ_in_size_and_follow_the_seed_alone():
-    _, _, images = made(small_recipe())
+    _, _, images = on_digits("dino", small_recipe())
     batches = [next(images.train_batches(seed=0, epoch=epoch, batch_size=8)) for epoch in (0, 0, 1)]
     assert [view.shape[-1] for view in (batches[0].inputs, *batches[0].views)] == [8, 8, 4, 4]
     assert torch.equal(batches[0].views[1], batches[1].views[1])
@@ -102,7 +94,7 @@ def test_crops_differ_in_size_and_follow_the_seed_alone():
 @pytest.mark.parametrize("change", [vm.DynamicTokenNorm(), vm.Norm("rms"), vm.Norm("batch")], ids=str)
 def test_a_trial_resumes_in_the_same_bits(tmp_path, ends_in_the_same_bits, change):
     recipe = small_recipe()
-    ends_in_the_same_bits(lambda: made(recipe, change), recipe, tmp_path, "test", 5)
+    ends_in_the_same_bits(lambda: on_digits("dino", recipe, change), recipe, tmp_path, "test", 5)
     config = json.loads((tmp_path / "whole/metrics.jsonl").read_text().splitlines()[0])
     assert {"loss", "teacher_entropy"} <= config.keys()
     teacher = open_trial(tmp_path / "whole")
@@ -114,7 +106,7 @@ def test_the_center_does_not_depend_on_parts(tmp_path):
     centers = []
     for accumulate in (1, 2):
         recipe = small_recipe().with_(accumulate=accumulate, steps=1, warmup_steps=0, warmup_epochs=None)
-        model, task, images = made(recipe)
+        model, task, images = on_digits("dino", recipe)
         train_trial(model, task, images, recipe, out=tmp_path / str(accumulate), options=CPU)
         centers.append(task.teacher.center)
     torch.testing.assert_close(*centers)
@@ -130,7 +122,7 @@ def test_the_center_does_not_depend_on_parts(tmp_path):
 )
 def test_collapse_is_a_failure_with_a_reason(break_model, words):
     recipe = small_recipe()
-    model, task, images = made(recipe)
+    model, task, images = on_digits("dino", recipe)
     assert task.evaluate(model, images.eval_batches("test", 32)).failure is None
     task.is_done = True
     assert task.evaluate(model, images.eval_batches("test", 32)).failure is None
@@ -163,7 +155,7 @@ def test_the_colors_of_a_crop_depend_on_its_own_numbers():
 
 def test_sgd_trains_the_last_layer_once_it_thaws(tmp_path):
     recipe = small_recipe().with_(optimizer="sgd", lr=0.01)
-    model, task, images = made(recipe)
+    model, task, images = on_digits("dino", recipe)
     before = model.head.last_layer.weight_v.detach().clone()
     result = train_trial(model, task, images, recipe, out=tmp_path, options=CPU)
     assert result["status"] == "finished"
@@ -227,7 +219,7 @@ def test_a_compiled_trial_is_the_plain_one(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compile(module, backend="aot_eager"))
     recipe = small_recipe()
     for name, options in (("plain", CPU), ("compiled", replace(CPU, compile=True))):
-        model, task, images = made(recipe)
+        model, task, images = on_digits("dino", recipe)
         train_trial(model, task, images, recipe, out=tmp_path / name, options=options)
     plain, compiled = (load_file(tmp_path / name / "task.safetensors") for name in ("plain", "compiled"))
     for key, value in plain.items():
