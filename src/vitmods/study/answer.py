@@ -9,7 +9,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -290,15 +290,10 @@ class Answer:
 
 
 def read_answer(folder: StudyFolder, facts: Facts, settings: Settings | None = None, reference: str = BASE) -> Answer:
-    """Read the answer from a study's folder, finished or not.
+    """Read the answer from a study's folder, finished or not; a damaged trial is reported in it.
 
-    Args:
-        settings: None: from the facts.
-        reference: the arm that the others are compared with.
-
-    Raises:
-        UserError: a file that the whole answer depends on is damaged, or the study does not have the arm. A damaged
-            trial is reported in the answer.
+    reference: the arm that the others are compared with. Raises UserError if a file that the whole answer depends on
+    is damaged, or the study does not have the arm.
     """
     with folder.naming_damage():
         settings = with_begun_seeds(folder, facts, settings or Settings.from_dict(facts.settings))
@@ -308,31 +303,29 @@ def read_answer(folder: StudyFolder, facts: Facts, settings: Settings | None = N
     state = StudyState(folder, settings, evaluated)
     taken = tuple(looks(state))
     records, curves = with_curves(state, _without_spare(state, taken))
-    arms = {arm.name: arm_answer(state, models[arm.name], records, arm) for arm in settings.every_arm}
     decision, questions = questions_of(state, taken, reference)
     headline, costs = next(iter(questions.values())), _costs(folder, settings, reference)
-    counted = arms[reference].counted
-    doubts = (*planning_doubts(state), *outcome_doubts(headline.decision(decision), counted, curves))
-    state.enter_look()
     base_cost, arm_costs = costs[first] if "base" not in first.to_dict() else (None, {})
+    arms = {
+        arm.name: arm_answer(state, models[arm.name], records, arm, decision, arm_costs) for arm in settings.every_arm
+    }
+    base = arms.pop(reference)
+    doubts = (*planning_doubts(state), *outcome_doubts(headline.decision(decision), base.counted, curves))
+    state.enter_look()
     of_facts = ("created", "command", "data", "settings", "resolved", "environment")
     return Answer(
         **{name: getattr(facts, name) for name in of_facts},
         metric=settings.measure.metric,
         splits=state.splits if any(record.images for record in records.values()) else state.splits[-1:],
         margin=settings.margin,
-        base=arms[reference],
-        arms=tuple(
-            replace(arm, effect=decision.effects.get(name), cost=arm_costs.get(name))
-            for name, arm in arms.items()
-            if name != reference
-        ),
+        base=base,
+        arms=tuple(arms.values()),
         decision=decision,
         questions={**questions, **_confirmed(folder, headline)},
         complete=_is_complete(state, {arm for look in taken for arm in look.stopped}),
         warnings=(*doubts, *facts.data.get("warnings", ()), *facts.warnings, *outcomes(state)),
         doubts=doubts,
-        other_metrics={name: metric_called(name) for arm in arms.values() for name in arm.other_metrics},
+        other_metrics={name: metric_called(name) for arm in (base, *arms.values()) for name in arm.other_metrics},
         base_cost=base_cost,
         sweep=tuple(setting_answer(state, point, *costs[point]) for point in settings.sweep.points if point),
         looks=taken,

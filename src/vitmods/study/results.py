@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vitmods.evals.protocols import metric_named
+from vitmods.stats.decision import Decision
 from vitmods.stats.verdict import Effect
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.cells import Trial
@@ -180,7 +181,14 @@ def with_curves(state: StudyState, spare: Container[Trial]) -> tuple[dict[Trial,
     return records, metric_called(name) if name else None
 
 
-def arm_answer(state: StudyState, model: ModelFacts, records: Mapping[Trial, TrialRecord], arm: Arm) -> ArmAnswer:
+def arm_answer(
+    state: StudyState,
+    model: ModelFacts,
+    records: Mapping[Trial, TrialRecord],
+    arm: Arm,
+    decision: Decision,
+    costs: Mapping[str, ArmCost],
+) -> ArmAnswer:
     """Collect the results of an arm; under several settings, the means of the seeds that have ended under each."""
     settings, metric, points = state.settings, state.settings.measure.name, state.settings.sweep.points
     values: dict[str, dict[int, list[float]]] = {metric: {}}
@@ -201,6 +209,8 @@ def arm_answer(state: StudyState, model: ModelFacts, records: Mapping[Trial, Tri
         other_metrics=means,
         trials=tuple(record for trial, record in records.items() if trial.arm == arm),
         tuning=_tuning(state, AS_IS, arm) if settings.tune and not settings.sweep else None,
+        effect=decision.effects.get(arm.name),
+        cost=costs.get(arm.name),
     )
 
 
