@@ -15,7 +15,7 @@ TABLE = json.loads((FOLDER / "results" / "in_place.json").read_text())
 PARTS = {"timm": 320, "Hugging Face, vision": 28, "Hugging Face, text": 16}
 REASONS = {"not recognized", "not certified", "overlapping or layered stem", "needs a model that can be read"}
 SAMPLE = {
-    "timm": ("test_vit3", "vit_base_patch16_xp_224", "vit_relpos_base_patch16_rpn_224", "vit_base_patch16_18x2_224"),
+    "timm": ("test_vit3", "vit_base_patch16_xp_224", "vit_relpos_base_patch16_rpn_224", "vit_base_resnet26d_224"),
     "Hugging Face, vision": ("ViT", "Siglip2Vision", "Swinv2", "Segformer", "VideoMAE", "Timesformer"),
     "Hugging Face, text": ("Bert", "T5Encoder", "Qwen3", "Mamba"),
 }

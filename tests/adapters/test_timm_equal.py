@@ -16,6 +16,7 @@ import vitmods as vm
 from vitmods import adapters
 from vitmods.adapters import from_timm, to_timm
 from vitmods.adapters.timm import uncovered
+from vitmods.adapters.timm_folder import timm_words
 from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.util.errors import UserError
 
@@ -352,6 +353,11 @@ def test_what_goes_along_to_timm():
     assert {p.dtype for p in reference.parameters()} == {torch.float64}
     assert timm.data.resolve_model_data_config(reference)["mean"] == (0.1, 0.2, 0.3)
     assert from_timm(reference).grad_checkpointing
+
+
+def test_what_a_file_of_timm_can_say():
+    assert timm_words(vm.ViTConfig(**SIZES)) is not None
+    assert timm_words(vm.ViTConfig(**SIZES, mlp_kind="swiglu")) is None  # it would have to name a class
 
 
 def test_deit_and_an_mlp_width_that_rounding_would_lose(scatter):
