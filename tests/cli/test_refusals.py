@@ -93,6 +93,7 @@ report /no/such/folder                             -> /no/such/folder
 report runs/pest                                   -> Did you mean runs/pets?
 predict runs/pets pets/imagse                      -> Did you mean pets/images?
 export runs/pest/trials --out x                    -> Did you mean runs/pets/trials?
+data /no/such/folder                               -> /no/such/folder
 data pets/imgaes                                   -> Did you mean pets/images?
 paper rum dpn-table6                               -> paper run TABLE
 paper run                                          -> Name a table
