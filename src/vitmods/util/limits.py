@@ -41,6 +41,7 @@ MOST_BYTES = {
 MOST_TIMES = 100  # that arrays may be larger than their file; zeros pack to a thousandth
 SMALL = 256 << 20  # bytes: to so many anything may unpack
 MOST_COLUMNS = 10_000  # of a table
+MOST_LEVELS = 500  # of JSON
 MOST_PIXELS = 1 << 28  # of an image, by what a file says of it; an image itself may have 89 million
 MOST_NAMES = 100_000  # that a pattern of braces may expand to; ImageNet-21k has about 2,000 shards
 
@@ -116,9 +117,16 @@ def lines_of(path: Path) -> list[str]:
 def parse_json(content: str | bytes) -> Any:
     """Parse JSON. Raises ValueError if it is invalid or nested too deeply."""
     try:
-        return json.loads(content)
+        value = json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    inside: Iterable[Any] = [value]
+    for _ in range(MOST_LEVELS):  # from Python 3.14 on, json reads more levels than other functions can
+        level = [item for item in inside if isinstance(item, dict | list)]
+        if not level:
+            return value
+        inside = (item for one in level for item in (one.values() if isinstance(one, dict) else one))
+    raise ValueError("it is nested too deeply")
 
 
 def read_json(path: Path, kind: str = "settings") -> Any:
