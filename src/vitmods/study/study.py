@@ -68,7 +68,7 @@ class Study:
         positions: how the positions of `start` are resampled to other image sizes: as timm (`bicubic`) or big_vision
             (`bilinear`).
         pretrain: a task or a recipe with settings, as "beit(epochs=50,codes=512)", by which base and every arm are
-            first trained without labels; they then start from these weights (docs/self-supervised.md).
+            first trained without labels; they then start from these weights (docs/pretraining.md).
         pretrain_data: the images of that stage; None: those of `data`, all that `limit_train` leaves out too.
         budget: what runs may take by default, as in `run`. As "2h" it also chooses model, image size and length of the
             training as far as they are None (docs/study.md).
