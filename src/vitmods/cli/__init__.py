@@ -45,7 +45,6 @@ COMMANDS = {
 
 ELSEWHERE = {
     "analyse": "vitmods.analysis.command:main",
-    "base": "vitmods.cli.compare:train_base",
     "decide": "vitmods.cli.report:decide_scores",
     "diff": "vitmods.cli.changes:show_diff",
     "paper": "vitmods.papers.command:main",

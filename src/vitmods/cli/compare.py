@@ -1,4 +1,4 @@
-"""`vitmods compare` and `vitmods base`: the study."""
+"""`vitmods compare`: the study."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ COMMON = (
     "data arms base from task img-size recipe epochs seeds until-decided budget margin metric workers device out "
     "dry-run"
 )  # options that --help shows
-COMMON_OF_BASE = "data base from task img-size recipe epochs seeds budget metric workers device out dry-run"
 
 
 @dataclass(frozen=True)
@@ -131,55 +130,6 @@ class Compare:
             raise UserError("--confirm needs --design factorial.")
         if self.retrain is not None and (self.dry_run or self.pilot or self.budget is not None):
             raise UserError("--retrain trains one arm once, after the study: drop --dry-run, --pilot and --budget.")
-        if self.pretrain is None and self.pretrain_data is not None:
-            raise UserError("--pretrain-data has the images of --pretrain: name a task with --pretrain.")
-
-
-@dataclass(frozen=True)
-class Base(Compare):
-    """Train a model without changes on many seeds; report its spread, learning curve and time.
-
-    Studies of the same images and recipe in folders next to it reuse its trials, so that they train arms alone.
-
-    examples:
-      vitmods base --data path/to/images --base Ti/16 --seeds 16
-      vitmods compare --data path/to/images --base Ti/16 --arms dpn     (then: base is known from 16 trials)
-    """
-
-    seeds: int | None = 16
-    """number of trials"""
-
-    def __post_init__(self) -> None:
-        """Raise UserError for options of arms."""
-        super().__post_init__()
-        if self.arms or self.pretrain or self.retrain or self.pilot or len(self.base) > 1:
-            raise UserError("`vitmods base` trains one model: arms and stages are options of `vitmods compare`.")
-
-
-def train_base(arguments: Sequence[str]) -> int:
-    """Run `vitmods base`; returns the exit code."""
-    options = parse(Base, arguments, "base", COMMON_OF_BASE)
-    data, base = options.dataset.data, Path(options.start).name if options.start else "".join(options.base)
-    if not options.quiet:
-        what = f"Training base{f' ({base})' if base else ''} on {data}, {plural(options.seeds or 0, 'seed')}"
-        announce(what, expected_folder(options.out, data, base, "base"))
-    machine = replace(options.options, progress=not options.quiet)
-    with nullcontext() if options.dry_run else start_template_early(machine):
-        machine.check_here()
-        study = make_study(options)
-        out = options.out or readable_folder(data, base or str(study.settings.fixed["base"]), "base")
-        run: dict[str, Any] = {"options": machine, "budget": options.budget}
-        run["command"] = shlex.join(["vitmods", "base", *arguments, *plugin_options()])
-        if options.dry_run:
-            print(study.dry_run(out, **run))
-            return 0
-        reference = study.run_base(out, **run)
-    print(reference)
-    if missing := len(study.settings.seeds) - len(reference.scores) - len(reference.failed):
-        print(f"{missing} of {plural(len(study.settings.seeds), 'seed')} are missing: the same command trains them.")
-    for failure in reference.failed:
-        print(f"failed: {failure}", file=sys.stderr)
-    return FAILED if reference.failed or (reference.scores and reference.mean is None) else 0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -293,8 +243,11 @@ def _announce(options: Compare, budget: Budget, data_sets: Sequence[str], folder
     announce(what, folder, *time)
 
 
-def make_study(options: Compare, task: str | None = None) -> Study:
-    """Make the study of these options; base, which is part of every study, need not be an arm. task: if it is given."""
+def make_study(options: Compare, task: str | None = None, alone: bool = False) -> Study:
+    """Make the study of these options; base, which is part of every study, need not be an arm.
+
+    task: if it is given. alone: of base without arms.
+    """
     from vitmods.study import Study
     from vitmods.study.arms import BASE, split_training
     from vitmods.study.checkpoints import arm_names
@@ -302,7 +255,7 @@ def make_study(options: Compare, task: str | None = None) -> Study:
 
     arms, settings, line_up = options.arms, options.settings, table_of(options.arms)
     train = options.training.overrides.get("train", ALL)
-    if arms is None and not isinstance(options, Base):
+    if arms is None and not alone:
         arms = arm_names(options.start) if options.start else USUAL_ARMS
         parts = (arm for arm in ARMS_OF_TRAINED if split_training(arm)[1]["train"] != train)
         arms = arms or (USUAL_ARMS if "train" in TASKS[options.dataset.task].unread else tuple(parts))

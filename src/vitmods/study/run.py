@@ -275,16 +275,9 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
                 study = pool.with_known_base(replace(study, settings=planned.settings))
                 say(options, f"{planned.decides()} {budget.spent()}".strip())
             command = command or python_call(study.settings, str(path))
-            is_flexible = planned is not None and not is_settled and budget.seconds is not None
-            is_flexible &= not (study.settings.until_decided or study.settings.tune)
-            wanted, count, before = study.settings, len(study.settings.seeds), folder.facts()
-            if is_flexible and not wanted.design:  # as many seeds again, which run if trials are faster than planned
-                wanted = replace(wanted, seeds=tuple(range(max(count, min(2 * count, MOST_SEEDS)))))
-            elif before and before.plan.spare and not request.seeds_given:  # a run that time has not ended
-                is_flexible, spare = True, range(max(count, before.plan.spare))
-                begun = with_begun_seeds(folder, before, wanted)
-                wanted = begun if wanted.design or budget.seconds is None else replace(wanted, seeds=tuple(spare))
-            plan = StudyPlan(count, max(len(wanted.seeds), before.plan.spare if before else 0) * is_flexible)
+            is_chosen = planned is not None and not is_settled
+            wanted, plan = seeds_to_train(request, study.settings, folder, is_chosen)
+            is_flexible = plan.spare > 0
             facts = write_facts(study, command, plan)
             state = StudyState(folder, wanted, evaluated_of(folder, facts))
             slower = slowdown() if budget.seconds else 1.0
@@ -317,6 +310,28 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
         if options.log and answer.complete:
             log_verdicts(options.log, folder, facts, study.settings, answer)
     return answer
+
+
+def seeds_to_train(
+    request: Request, settings: Settings, folder: StudyFolder, is_chosen: bool
+) -> tuple[Settings, StudyPlan]:
+    """Return the seeds that a run may train, and how many are planned.
+
+    Where a time budget has chosen their number, or a run that time has not ended has, twice as many may be trained: the
+    time that trials take decides. is_chosen: whether this run chose it.
+    """
+    count, before, budget = len(settings.seeds), folder.facts(), request.budget
+    spare = before.plan.spare if before else 0
+    if is_chosen and budget.seconds is not None and not (settings.until_decided or settings.tune):
+        if not settings.design:  # each seed of a factorial study is several trials
+            settings = replace(settings, seeds=tuple(range(max(count, min(2 * count, MOST_SEEDS)))))
+    elif before and spare and not request.seeds_given:
+        every_seed = tuple(range(max(count, spare)))
+        begun = settings.design or budget.seconds is None
+        settings = with_begun_seeds(folder, before, settings) if begun else replace(settings, seeds=every_seed)
+    else:
+        return settings, StudyPlan(count)
+    return settings, StudyPlan(count, max(len(settings.seeds), spare))
 
 
 def _with_seeds_that_ended(study: PreparedStudy, state: StudyState, facts: Facts) -> tuple[PreparedStudy, Facts]:

@@ -119,6 +119,8 @@ class Study:
         self._notes = self._fill_in()
         if self._arguments["pretrain"] is not None:
             self._check_two_stages()
+        elif pretrain_data is not None:
+            raise UserError("--pretrain-data has the images of --pretrain: name a task with --pretrain.")
         task, settings = self._arguments["task"], self._arguments["settings"]
         model: Any = self._arguments["base"]
         trained = {} if start is None else arms_in(str(start))

@@ -1,0 +1,68 @@
+"""`vitmods base`: base alone, as the reference of later studies."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vitmods.cli.compare import FAILED, Compare, make_study
+from vitmods.cli.options import announce, expected_folder, parse, readable_folder
+from vitmods.study.executors.processes import start_template_early
+from vitmods.util.errors import UserError
+from vitmods.util.registry import plugin_options
+from vitmods.util.text import plural
+
+COMMON = "data base from task img-size recipe epochs seeds budget metric workers device out dry-run"
+"""options that --help shows"""
+
+
+@dataclass(frozen=True)
+class Base(Compare):
+    """Train a model without changes on many seeds; report its spread, learning curve and time.
+
+    Studies of the same images and recipe in folders next to it reuse its trials, so that they train arms alone.
+
+    examples:
+      vitmods base --data path/to/images --base Ti/16 --seeds 16
+      vitmods compare --data path/to/images --base Ti/16 --arms dpn     (then: base is known from 16 trials)
+    """
+
+    seeds: int | None = 16
+    """number of trials"""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for options of arms."""
+        super().__post_init__()
+        if self.arms or self.pretrain or self.retrain or self.pilot or len(self.base) > 1:
+            raise UserError("`vitmods base` trains one model: arms and stages are options of `vitmods compare`.")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `vitmods base`; returns the exit code."""
+    options = parse(Base, arguments, "base", COMMON)
+    data, base = options.dataset.data, Path(options.start).name if options.start else "".join(options.base)
+    if not options.quiet:
+        what = f"Training base{f' ({base})' if base else ''} on {data}, {plural(options.seeds or 0, 'seed')}"
+        announce(what, expected_folder(options.out, data, base, "base"))
+    machine = replace(options.options, progress=not options.quiet)
+    with nullcontext() if options.dry_run else start_template_early(machine):
+        machine.check_here()
+        study = make_study(options, alone=True)
+        out = options.out or readable_folder(data, base or str(study.settings.fixed["base"]), "base")
+        run: dict[str, Any] = {"options": machine, "budget": options.budget}
+        run["command"] = shlex.join(["vitmods", "base", *arguments, *plugin_options()])
+        if options.dry_run:
+            print(study.dry_run(out, **run))
+            return 0
+        reference = study.run_base(out, **run)
+    print(reference)
+    if missing := len(study.settings.seeds) - len(reference.scores) - len(reference.failed):
+        print(f"{missing} of {plural(len(study.settings.seeds), 'seed')} are missing: the same command trains them.")
+    for failure in reference.failed:
+        print(f"failed: {failure}", file=sys.stderr)
+    return FAILED if reference.failed or (reference.scores and reference.mean is None) else 0
