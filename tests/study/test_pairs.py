@@ -44,7 +44,6 @@ REFUSED = [
         "until-decided": "pretrain",
         "budget": "pretrain retrain",
         "start": "pretrain",
-        "pretrain": "retrain",
     }.items()
     for second in others.split()
 ]

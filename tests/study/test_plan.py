@@ -109,10 +109,10 @@ def test_points_are_tried_on_seeds_of_their_own_and_every_setting():
     assert replace(study, tuning_seeds=2).planned == 2 * len(trials) + 2 * 3 * 2
 
 
-def test_a_setting_is_a_study_with_other_values():
+def test_a_cell_has_the_values_of_its_setting():
     study = settings(sweep={"base": ("mu/4", "Ti/4"), "lr": (0.1, 0.3)})
-    last = study.at(study.sweep.points[-1])
-    assert (last.fixed["base"], last.recipe.optimizer.lr, bool(last.sweep)) == ("Ti/4", 0.3, False)
+    last = study.cells[-1]
+    assert (last.fixed["base"], last.recipe.optimizer.lr, str(last.setting)) == ("Ti/4", 0.3, "base=Ti/4,lr=0.3")
     assert study.fixed["base"] != "Ti/4"
 
 

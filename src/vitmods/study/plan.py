@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -431,7 +432,9 @@ class Settings(StudySettings):
             if "design" in settings:
                 settings["design"] = FactorialPlan.from_dict(settings["design"])
             settings["known"] = fixed.pop("known", 0)
-            return cls(fixed, arms, tuple(fixed.pop("seeds")), **settings)
+            study = cls(fixed, arms, tuple(map(operator.index, fixed.pop("seeds"))), **settings)
+            _ = study.cells, fixed["task"]  # an error for what they lack
+            return study
         except (AttributeError, KeyError, TypeError) as error:
             raise UserError(f"The settings of the study cannot be read ({error!r}): study.json is damaged.") from error
 
