@@ -144,3 +144,11 @@ def test_other_folds_and_images_with_splits_of_their_own_are_refused(finished, t
     with pytest.raises(UserError, match="these images have given splits"):
         run(study, tmp_path / "out")
     assert not (tmp_path / "out" / "study.json").exists()
+
+
+def test_a_pilot_reads_the_spread_of_parts_of_different_sizes(tmp_path):
+    recipe = plain().with_(steps=20, lr=0.01, batch_size=64, warmup_epochs=None)
+    study = Study("mu1/4", ["dpn"], "digits", recipe, 2, folds=2, limit_train=0.2)  # parts of 898 and 899 images
+    planned = study.pilot(tmp_path / "out", workers=1, device="cpu", cost_seconds=0, progress=False)
+    assert planned.spread.source == "from 2 trials of base"
+    assert planned.finished == 2

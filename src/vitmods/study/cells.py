@@ -104,6 +104,7 @@ def make_cell(
     """
     values = setting.to_dict()
     here = {name: values.pop(name, value) for name, value in fixed.items()}
+    here |= {name: values.pop(name) for name in ("limit_train",) if name in values}  # not in every older study.json
     recipe = Recipe.from_dict(dict(here.pop("recipe")))
     swept, own = dict(Point.from_dict(values).values), {**arm.recipe, **dict(point.values)}
     for overrides in (swept, own):

@@ -349,7 +349,8 @@ def estimate(
     runner, dataset, options, settings = study.runner, study.dataset, study.options, study.settings
     facts, splits = runner.folder.facts(), answer_splits(settings, dataset)
     constant = facts.data.get("constant", {}) if facts else {}
-    state = StudyState(runner.folder, settings, Evaluated(splits, constant))
+    sizes = (len(dataset.splits["test"]), len(dataset.splits["train"])) if settings.folds else None
+    state = StudyState(runner.folder, settings, Evaluated(splits, constant, sizes=sizes))
     workers = study.workers(len(state.missing))
     parallel = min(workers, parallel_trials(options))
     device = device_of(options.device)
@@ -455,7 +456,7 @@ def known_spread(path: Path | None, state: StudyState) -> Spread | None:
         folder = StudyFolder(file.parent)
         try:
             facts = folder.facts()
-            if facts is None or path is None or folder.path == path.absolute() or "sweep" in facts.settings:
+            if facts is None or path is None or folder.path.resolve() == path.resolve() or "sweep" in facts.settings:
                 continue
             recorded = as_now(facts.settings)
             if any(recorded.get(name) != expected.get(name) for name in names):
