@@ -61,8 +61,11 @@ def python_call(settings: Settings, out: str) -> str:
     fixed, defaults = dict(settings.fixed), Recipe().settings()
     base, start, data = fixed.pop("base"), fixed.pop("start", None), fixed.pop("data")
     del fixed["recipe"]
-    fixed.pop("in_place", None)  # it follows from the arms
-    recipe = {name: value for name, value in settings.recipe.settings().items() if value != defaults[name]}
+    for name in ("in_place", "images"):  # they follow from the arms and the data
+        fixed.pop(name, None)
+    recipe = {name: value for name, value in settings.recipe.settings().items() if value != defaults.get(name)}
+    if rates := recipe.get("rates"):
+        recipe["rates"] = tuple(map(tuple, rates))
     arms = []
     for arm in settings.factors:
         overrides = f", {dict(arm.recipe)!r}" if arm.recipe else ""
