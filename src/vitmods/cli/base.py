@@ -38,7 +38,8 @@ class Base(Compare):
     def __post_init__(self) -> None:
         """Raise UserError for options of arms."""
         super().__post_init__()
-        if self.arms or self.pretrain or self.retrain or self.pilot or len(self.base) > 1:
+        of_arms = self.arms, self.pretrain, self.pretrain_data, self.retrain, self.pilot, self.confirm
+        if any(of_arms) or len(self.base) > 1:
             raise UserError("`vitmods base` trains one model: arms and stages are options of `vitmods compare`.")
 
 
@@ -53,7 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     with nullcontext() if options.dry_run else start_template_early(machine):
         machine.check_here()
         study = make_study(options, alone=True)
-        out = options.out or readable_folder(data, base or str(study.settings.fixed["base"]), "base")
+        usual = "" if options.start else str(study.settings.fixed["base"])
+        out = options.out or readable_folder(data, base or usual, "base")
         run: dict[str, Any] = {"options": machine, "budget": options.budget}
         run["command"] = shlex.join(["vitmods", "base", *arguments, *plugin_options()])
         if options.dry_run:

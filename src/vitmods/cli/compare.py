@@ -161,8 +161,9 @@ def main(arguments: Sequence[str]) -> int:
         if options.arms and not (options.start or line_up):  # arms of a folder of checkpoints have names of their own
             make_arms(options.arms)
         machine.check_here()
-        study = make_study(options, task)
-        out = options.out or readable_folder(place, *(name or str(study.settings.fixed["base"]) for name in names))
+        study = make_study(options, task, budget if options.budget else None)
+        usual = "" if options.start else str(study.settings.fixed["base"])  # of trained weights without a name: nothing
+        out = options.out or readable_folder(place, *(name or usual for name in names))
         where = ["--out", str(out)] if chooses and not options.out else []  # commands that follow may lack the budget
         command = shlex.join(["vitmods", "compare", *arguments, *where, *plugin_options()])
         return _run(study, options, out, {"options": machine, "command": command})
@@ -243,10 +244,10 @@ def _announce(options: Compare, budget: Budget, data_sets: Sequence[str], folder
     announce(what, folder, *time)
 
 
-def make_study(options: Compare, task: str | None = None, alone: bool = False) -> Study:
+def make_study(options: Compare, task: str | None = None, budget: Budget | None = None, alone: bool = False) -> Study:
     """Make the study of these options; base, which is part of every study, need not be an arm.
 
-    task: if it is given. alone: of base without arms.
+    task: if it is given. budget: which began with the command. alone: of base without arms.
     """
     from vitmods.study import Study
     from vitmods.study.arms import BASE, split_training
@@ -265,7 +266,8 @@ def make_study(options: Compare, task: str | None = None, alone: bool = False) -
         note(f"{subject} is always part of a study and need not be given as an arm.")
     metric = settings.metric
     if options.protocols != Options():
-        usual = line_up.metric if line_up and line_up.metric else measure_of(options.dataset.task).name
+        of_table = line_up and (line_up.metric or measure_of(task or line_up.task).name)
+        usual = of_table or measure_of(options.dataset.task).name
         metric = Measure(metric.name if isinstance(metric, Measure) else usual, options.protocols)
     return Study(
         options.base or None,
@@ -277,7 +279,7 @@ def make_study(options: Compare, task: str | None = None, alone: bool = False) -
         start=options.start,
         pretrain=options.pretrain,
         pretrain_data=options.pretrain_data,
-        budget=options.budget,
+        budget=budget,
         settings=replace(settings, metric=metric),
         images=options.dataset,
     )
