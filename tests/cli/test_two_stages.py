@@ -32,7 +32,7 @@ def test_both_stages_resume_in_the_same_bits(tmp_path, monkeypatch, capsys):
     assert shell([*COMMAND, "--out", str(whole), "--dry-run"]) == 0
     before = capsys.readouterr().out
     assert before.startswith("Pre-training (beit):")
-    assert "All stages: about" in before
+    assert "In all: about" in before
     assert not whole.exists()
     assert shell([*COMMAND, "--out", str(whole)]) == 0
     for arm in ("base", "dpn"):
@@ -64,7 +64,7 @@ def test_both_stages_resume_in_the_same_bits(tmp_path, monkeypatch, capsys):
     assert content(broken, "*.safetensors") == weights
     capsys.readouterr()
     assert shell([*COMMAND, "--out", str(whole), "--dry-run"]) == 0
-    assert "All stages: about 0 s" in capsys.readouterr().out
+    assert "In all: about 0 s" in capsys.readouterr().out
     for folder in (whole / "pretraining", whole):  # the command of both
         words = shlex.split(json.loads((folder / "study.json").read_text())["command"])
         assert shell([*words[1:], "--dry-run"]) == 0

@@ -108,6 +108,8 @@ def make_grid(values: Grid | Mapping[str, Any] | Iterable[str], option: str = "-
 
 def _read_values(name: str, listed: Any, option: str) -> tuple[Any, ...]:
     listed = tuple(listed) if isinstance(listed, Iterable) and not isinstance(listed, str) else (listed,)
+    if not listed:
+        raise UserError(f"{option} lists no value of {name}: give two or more.")
     types = {field: kind for field, (_, _, kind) in fields_by_name().items()}
     if option == "--sweep" and name == "data":
         from vitmods.data.sources import each_set

@@ -19,6 +19,7 @@ from vitmods.stats import tables
 from vitmods.stats.settings import OverSettings
 from vitmods.stats.verdict import Effect
 from vitmods.study.answer import Answer
+from vitmods.study.arms import BASE
 from vitmods.study.defaults import RecipeChoice
 from vitmods.study.estimate import Estimate
 from vitmods.study.executors import StudyOptions
@@ -118,7 +119,7 @@ class Estimates:
 
     def __str__(self) -> str:
         each = [f"{title}:\n{estimate}" for title, estimate in self.stages.items()]
-        return "\n\n".join([*each, f"All stages: about {duration(self.total_s)}."])
+        return "\n\n".join([*each, f"In all: about {duration(self.total_s)}."])
 
 
 def read_pretraining(text: str) -> tuple[str, RecipeChoice, str | None]:
@@ -171,9 +172,10 @@ def run_pretrained(stages: TwoStages, out: Path, options: StudyOptions, command:
     report = named(before.report())
     if lost := [trial for trial in before.trials if trial.status != "finished"]:
         trials = "; ".join(f"{trial} ({trial.status})" for trial in lost)
+        remedy = "" if BASE in {trial.arm for trial in lost} else ", or leave these arms out"
         raise UserError(
             f"These trials of the first stage have no weights to start from: {trials}. Choose other settings in "
-            f"--pretrain, or leave these arms out, and another --out. Report: {report}"
+            f"--pretrain{remedy}, and another --out. Report: {report}"
         )
     say(options, f"The first stage is complete: {report}")
     answer: Answer = stages.from_weights(folder).run(out, options=options, command=command)

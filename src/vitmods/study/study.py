@@ -17,7 +17,7 @@ from vitmods.recipes import Recipe
 from vitmods.recipes.recipe import fields_by_name
 from vitmods.recipes.registry import split_recipe
 from vitmods.recipes.schedule import WARMUPS
-from vitmods.study.arms import BASE, FunctionSpec, base_function, is_foreign, make_arms, table_of
+from vitmods.study.arms import BASE, Arm, FunctionSpec, base_function, is_foreign, make_arms, table_of
 from vitmods.study.cells import ImageOptions
 from vitmods.study.checkpoints import arms_in, check_weights_for, seeds_of, use_trained_arms
 from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
@@ -103,6 +103,7 @@ class Study:
         settings = override(settings, chosen)
         images = override(images, options, "a study or its images", names)
         arms = tuple(arms) if isinstance(arms, Iterable) and not isinstance(arms, str | Mapping) else arms
+        seeds = seeds if isinstance(seeds, int | None) else tuple(seeds)
         self._arguments: dict[str, Any] = {
             "base": base, "arms": arms, "data": data, "recipe": recipe, "seeds": seeds, "task": task, "start": start,
             "positions": positions, "pretrain": pretrain, "pretrain_data": pretrain_data, "budget": budget,
@@ -115,6 +116,8 @@ class Study:
         if self._by_data:
             first = next(iter(self._by_data.values()))
             self.settings, self._notes = first.settings, first._notes
+            for study in self._by_data.values():
+                study._notes = ()  # they are said once
             return
         self._notes = self._fill_in()
         if self._arguments["pretrain"] is not None:
@@ -129,6 +132,11 @@ class Study:
         chosen_seeds = make_seeds((of_start or settings.usual_seeds) if seeds is None else seeds)
         # Arms are made before the images, which may be many, are listed.
         chosen_arms = () if arms is None else make_arms(use_trained_arms(arms, trained) if trained else arms)
+        if self._arguments["pretrain"] is not None:
+            if of_parts := [arm.name for arm in chosen_arms if arm.recipe]:
+                raise UserError(_one_by_one(f"the arm {of_parts[0]}, which sets what is trained"))
+            first = self._first_stage(chosen_arms)
+            model = self._arguments["base"] = first.settings.fixed["base"] if model is None else model
         self._common = model, data, recipe, images, task, start, positions
         fixed, self._defaults, self._recipe_note = fixed_settings(
             model, data, recipe, images, task=task, start=start, positions=positions
@@ -141,9 +149,15 @@ class Study:
             if not arm.changes and arm.start is None and self.settings.cell(arm.name).recipe == base_recipe:
                 raise UserError(f"Arm {arm.name} ({arm.text}) is base itself, part of every study: leave it out.")
         if self._arguments["pretrain"] is not None:
-            if of_parts := [arm.name for arm in chosen_arms if arm.recipe]:
-                raise UserError(_one_by_one(f"the arm {of_parts[0]}, which sets what is trained"))
-            self._stages = self._two_stages()
+            from vitmods.study.prepare import user_functions
+            from vitmods.study.stages import TwoStages
+
+            if local := [function.name for function in user_functions(self.settings) if function.module is None]:
+                raise UserError(
+                    f"--pretrain does not support {local[0]}, a function that this process alone knows: define it in a "
+                    "module that can be imported, since the second stage reads it from the folder of the first."
+                )
+            self._stages = TwoStages(first, self.settings, self._with_weights_of, self._as_long)
 
     def _but(self, **changes: Any) -> Study:
         """Return the study of other arguments."""
@@ -197,6 +211,8 @@ class Study:
             bases, base = tuple(base), base[0] if base else None
             if len(bases) > 1 and "base" in sweep:
                 raise UserError("--base and --sweep base=... both list bases: leave one of the two out.")
+            if len(bases) > 1 and not all(isinstance(name, str) for name in bases):
+                raise UserError("Several bases are names, such as S/16: any other model needs a study of its own.")
             sweep = {"base": list(bases), **sweep} if len(bases) > 1 else sweep
         given |= {"base": base, "task": task or CLASSIFICATION, "settings": replace(settings, sweep=sweep)}
         return () if line_up is None else (f"{line_up.title}.{' Using ' if using else ''}{' '.join(using)}",)
@@ -212,32 +228,27 @@ class Study:
         if refused := [name for name, value in values.items() if value]:
             raise UserError(_one_by_one(refused[0]))
 
-    def _two_stages(self) -> TwoStages:
-        """Return the stages of a study that is pre-trained."""
-        from vitmods.study.stages import TwoStages, read_pretraining
+    def _first_stage(self, arms: Sequence[Arm]) -> Study:
+        """Return the study that trains base and these arms without labels."""
+        from vitmods.study.stages import read_pretraining
 
         given, settings, images = self._arguments, self._arguments["settings"], self._arguments["images"]
         task, recipe, metric = read_pretraining(given["pretrain"])
-        alone: dict[str, Any] = {"pretrain": None, "pretrain_data": None, "arms": self.settings.arms}
         data, folds, unlabeled = given["data"], settings.folds, replace(images, limit_train=None)
         if given["pretrain_data"] is not None:  # other images, whose splits are others too
             shape = {name: getattr(images, name) for name in ("img_size", "in_chans", "unreadable")}
             data, folds, unlabeled = given["pretrain_data"], None, ImageOptions(**shape)
         of_first = replace(settings, metric=metric, margin=None, folds=folds)
+        chosen: dict[str, Any] = {"data": data, "task": task, "recipe": recipe, "images": unlabeled}
+        return self._but(pretrain=None, pretrain_data=None, arms=arms, settings=of_first, **chosen)
 
-        def as_long() -> Study:
-            choice = RecipeChoice() if given["recipe"] is None else given["recipe"]
-            if isinstance(choice, RecipeChoice) and choice.name is None:  # as with trained weights
-                batch = {"batch_size": self.settings.recipe.batch_size}
-                choice = RecipeChoice("finetune", {**batch, **choice.overrides})
-            return self._but(**alone, recipe=choice)
-
-        return TwoStages(
-            self._but(**alone, data=data, task=task, recipe=recipe, images=unlabeled, settings=of_first),
-            self.settings,
-            self._with_weights_of,
-            as_long,
-        )
+    def _as_long(self) -> Study:
+        """Return the second stage with new weights, and as long a training as from trained ones."""
+        choice = self._arguments["recipe"] or RecipeChoice()
+        if isinstance(choice, RecipeChoice) and choice.name is None:
+            batch = {"batch_size": self.settings.recipe.batch_size}
+            choice = RecipeChoice("finetune", {**batch, **choice.overrides})
+        return self._but(pretrain=None, pretrain_data=None, arms=self.settings.arms, recipe=choice)
 
     def _with_weights_of(self, folder: Path) -> Study:
         """Return the second stage, of all arms of the first one's folder."""
@@ -335,7 +346,7 @@ class Study:
             raise UserError("No change is predicted to help: a combination to confirm does not exist.")
         arm = plan.run(answer.headline.together)
         study = copy(self)
-        study._seeds_given = True
+        study._seeds_given, study._notes = True, ()
         study.settings = replace(
             self.settings.continuing(StudyFolder(out).known_facts().settings),
             arms=(arm,),
@@ -435,7 +446,10 @@ class Study:
     def _request(
         self, out: str | Path, budget: str | int | Budget | None, options: StudyOptions, overrides: Mapping[str, Any]
     ) -> tuple[Request, Path, StudyOptions]:
-        """Return what `vitmods.study.run` reads. Raises UserError for a study over data sets."""
+        """Return what `vitmods.study.run` reads, of two stages the second one.
+
+        Raises UserError for a study over data sets, and before the first of two stages is trained.
+        """
         from vitmods.study.budget import make_budget
         from vitmods.study.prepare import say
         from vitmods.study.run import Request
@@ -445,8 +459,11 @@ class Study:
             raise UserError("A study over data sets (--sweep data=...) is run by run_over_data, or one set by itself.")
         if self._stages:
             from vitmods.study.stages import PRETRAINING
+            from vitmods.study.store import StudyFolder
 
-            return self._with_weights_of(Path(out) / PRETRAINING)._request(out, budget, options, {})
+            if StudyFolder(folder := Path(out) / PRETRAINING).facts() is None:
+                raise UserError(f"{out} is not pre-trained yet: first run the study (without --pilot or --retrain).")
+            return self._with_weights_of(folder)._request(out, budget, options, {})
         options.check_here(cell.recipe.precision for cell in self.settings.cells)
         for line in self._notes:
             say(options, line)
