@@ -2,6 +2,7 @@
 
 import pytest
 
+from vitmods.changes import DualPatchNorm
 from vitmods.recipes import finetune
 from vitmods.study import Study
 from vitmods.util.errors import UserError
@@ -41,3 +42,10 @@ def test_the_call_in_the_report_has_the_rates_of_a_recipe_and_no_images_of_a_run
     expected = study.settings.to_dict()
     study.settings.fixed["images"] = "fingerprint"
     assert settings_of_call(study).to_dict() == expected
+
+
+def test_an_arm_may_stand_alone_and_a_name_is_no_table():
+    assert [arm.name for arm in Study("mu1/2", DualPatchNorm()).settings.arms] == ["dpn"]
+    study = Study("mu1/2", {"paper:tt-table7-beit": "dpn"})
+    assert not study._stages
+    assert not study._notes

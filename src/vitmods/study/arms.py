@@ -112,7 +112,8 @@ def find_line_up(text: str) -> LineUp | None:
 def table_of(arms: Any) -> LineUp | None:
     """Return the line-up whose bases and settings a study of these arms has; None without one. A word for some arms of
     a table, such as `norms`, has none. Raises UserError for two."""
-    texts = [arms] if isinstance(arms, str) else [] if arms is None or isinstance(arms, Mapping) else arms
+    is_list = isinstance(arms, Iterable) and not isinstance(arms, str | Mapping)
+    texts = arms if is_list else [arms]
     named = {text: line_up for text in texts if isinstance(text, str) and (line_up := find_line_up(text))}
     tables = {text: it for text, it in named.items() if text.strip() in (it.name, f"paper:{it.name}")}
     if len(tables) > 1:
@@ -426,7 +427,7 @@ def make_arms(arms: Mapping[str, Any] | Iterable[Any]) -> tuple[Arm, ...]:
     if isinstance(arms, Mapping):
         listed = [_make_arm(str(name), content) for name, content in arms.items()]
     else:
-        items = [arms] if isinstance(arms, str) else arms
+        items = [arms] if isinstance(arms, str) or not isinstance(arms, Iterable) else arms
         listed = [arm for item in items for arm in ([item] if isinstance(item, Arm) else arms_from_text(str(item)))]
     made: dict[str, Arm] = {}
     contents: dict[str, str] = {}
