@@ -244,7 +244,7 @@ class TrialRunner:
             dataset = self._processes.in_turn(load)
             found = dataset.summary()["fingerprint"]
             if self.fingerprints.setdefault(name, found) != found:
-                if name == next(iter(self.fingerprints)):  # without a setting or fold
+                if name == next(iter(self.fingerprints)):  # the images that the folder lists
                     self.folder.images.check_same(dataset.splits)  # says how many
                 raise UserError(
                     f"{named(self.folder.path)} is of other images: they have changed since it began. Put the old ones "
