@@ -74,7 +74,7 @@ gpu-check:  ## on a machine with a GPU, ten minutes: its tests and the table of 
 # The lowest versions that pyproject.toml allows, in an environment of their own.
 MINIMUM := .venv-minimum
 MINIMUM_TESTS := tests/security tests/fuzz tests/adapters/test_untrusted_weights.py tests/adapters/test_saved_folders.py \
-	tests/adapters/test_own_files.py tests/adapters/test_timm_equal.py tests/adapters/test_huggingface_equal.py \
+	tests/adapters/test_timm_equal.py tests/adapters/test_huggingface_equal.py \
 	tests/changes/test_apply.py tests/model/test_config.py tests/data/test_read.py tests/data/sources \
 	tests/study/test_predict.py tests/study/test_store.py tests/report/test_report.py tests/finetune/test_delta.py \
 	$(addprefix tests/changes/test_all_changes.py::test_,it_is_one_graph one_change_of_each_kind_compiles_together inductor it_exports)

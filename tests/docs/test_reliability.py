@@ -30,3 +30,9 @@ def test_every_fault_names_what_shows_it(row):
         path, _, test = name.partition("::")
         assert (ROOT / path).exists(), path
         assert not (test and path.startswith("tests/")) or test in names_in(ROOT / path), name
+
+
+def test_the_makefile_names_tests_that_exist():
+    words = re.findall(r"tests/[\w/.]+", (ROOT / "Makefile").read_text())
+    assert words
+    assert [word for word in words if not (ROOT / word).exists()] == []
