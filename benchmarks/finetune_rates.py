@@ -24,7 +24,7 @@ from vitmods.evals.protocols import run_protocols
 from vitmods.study.cells import ImageOptions
 from vitmods.study.checkpoints import Checkpoint
 from vitmods.study.defaults import RecipeChoice
-from vitmods.study.plan import Settings, make_seeds
+from vitmods.study.settings import Settings, make_seeds
 from vitmods.study.store import StudyFolder
 from vitmods.study.study import fixed_settings
 from vitmods.study.trial import TrialRunner, base_config, build_model

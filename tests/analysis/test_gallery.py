@@ -14,7 +14,7 @@ from vitmods.analysis.gallery import write_gallery
 from vitmods.cli import main
 from vitmods.recipes import RECIPES
 from vitmods.study import Answer, Study
-from vitmods.study.plan import Settings
+from vitmods.study.settings import Settings
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import base_config, build_model
 from vitmods.util.errors import UserError

@@ -23,8 +23,8 @@ from vitmods.study.budget import Budget, make_budget, seconds_after_trials, slow
 from vitmods.study.defaults import DIGITS, Defaults, RecipeChoice
 from vitmods.study.estimate import Estimate, usual_spread
 from vitmods.study.executors import StudyOptions
-from vitmods.study.plan import Rung
 from vitmods.study.schedule import TrialSchedule
+from vitmods.study.settings import Rung
 from vitmods.study.stopwatch import Pace, Stopwatch
 from vitmods.tasks import Classification
 from vitmods.util.errors import UserError

@@ -10,8 +10,8 @@ from vitmods.recipes import plain
 from vitmods.report import render
 from vitmods.report import write_report as write
 from vitmods.study import Answer, Study
-from vitmods.study.arms import Arm, FactorialPlan, arm_from_text, make_arms
-from vitmods.study.plan import Settings, make_plan
+from vitmods.study.arms import Arm, FactorialRuns, arm_from_text, make_arms
+from vitmods.study.settings import Settings, make_runs
 from vitmods.util.errors import UserError
 
 RECIPE = plain(epochs=2).with_(batch_size=64)
@@ -32,7 +32,7 @@ def finished(tmp_path_factory):
 
 def test_runs_are_arms_with_the_edits_and_overrides_of_their_changes_joined():
     slow = Arm("slow", (), {"lr": 0.01})
-    plan = make_plan([*make_arms(["rms", "dpn"]), slow], IMAGES, None)
+    plan = make_runs([*make_arms(["rms", "dpn"]), slow], IMAGES, None)
     assert [arm.name for arm in plan.arms] == [
         "rms", "dpn", "rms+dpn", "slow", "rms+slow", "dpn+slow", "rms+dpn+slow",
     ]  # fmt: skip
@@ -42,7 +42,7 @@ def test_runs_are_arms_with_the_edits_and_overrides_of_their_changes_joined():
 
 
 def test_a_change_that_only_goes_first_comes_first():
-    names = [factor.name for factor in make_plan(make_arms(["dtn", "rms", "dpn"]), IMAGES, None).factors]
+    names = [factor.name for factor in make_runs(make_arms(["dtn", "rms", "dpn"]), IMAGES, None).factors]
     assert names.index("rms") < names.index("dtn")
 
 
@@ -56,7 +56,7 @@ def test_a_change_that_only_goes_first_comes_first():
 )
 def test_what_excludes_each_other_is_in_no_run_together(first, second):
     arms = make_arms([first, second, "layerscale", "qknorm"])
-    plan = make_plan(arms, IMAGES, None)
+    plan = make_runs(arms, IMAGES, None)
     pair = {arms[0].name, arms[1].name}
     assert plan.design.conflicts == (tuple(name for name in plan.design.changes if name in pair),)
     assert not any(pair <= run for run in plan.design.runs)
@@ -64,7 +64,7 @@ def test_what_excludes_each_other_is_in_no_run_together(first, second):
 
 def test_an_arm_with_weights_of_its_own_is_left_out():
     arms = (*make_arms(["dpn", "rms"]), Arm("own", start="there"))
-    plan = make_plan(arms, IMAGES, None)
+    plan = make_runs(arms, IMAGES, None)
     assert plan.design.left_out == ("own",)
     assert [factor.name for factor in plan.factors] == ["dpn", "rms"]
     assert "own excludes most" in plan.design.warnings[0]
@@ -167,5 +167,5 @@ def test_invalid_factorial_studies_are_refused(options, message):
 
 
 def test_a_plan_is_read_back_as_it_was():
-    plan = make_plan([arm_from_text(text) for text in ("dpn", "rms", "dtn")], IMAGES, None)
-    assert FactorialPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    plan = make_runs([arm_from_text(text) for text in ("dpn", "rms", "dtn")], IMAGES, None)
+    assert FactorialRuns.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan

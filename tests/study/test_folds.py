@@ -16,7 +16,7 @@ from vitmods.stats.decide import decide
 from vitmods.study import Answer, Study
 from vitmods.study.cells import Trial
 from vitmods.study.checkpoints import Checkpoint
-from vitmods.study.plan import Settings
+from vitmods.study.settings import Settings
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, load_images
 from vitmods.train import RunOptions

@@ -15,8 +15,8 @@ from vitmods.stats.gains import has_learned
 from vitmods.stats.verdict import FAVORABLE, Verdict
 from vitmods.study.answer import read_answer
 from vitmods.study.arms import make_arms
-from vitmods.study.plan import Settings, make_seeds
-from vitmods.study.store import Facts, ModelFacts, StudyFolder, StudyPlan
+from vitmods.study.settings import Settings, make_seeds
+from vitmods.study.store import Facts, ModelFacts, SeedCount, StudyFolder
 from vitmods.tasks import multilabel
 from vitmods.tasks.base import TASKS
 from vitmods.tasks.classification import _of_each_image, first_five
@@ -84,7 +84,7 @@ class Planted:
         classes = [f"class {k}" for k in range(CLASSES)]
         data = {"classes": classes, "splits": {"test": {"count": IMAGES}}, "constant": self.constant, "warnings": []}
         data |= {"frozen": frozen} if frozen else {}
-        plan = StudyPlan(len(settings.seeds))
+        plan = SeedCount(len(settings.seeds))
         facts = Facts("", "", ("test",), settings.to_dict(), models, data, {}, {}, plan=plan)
         return read_answer(self.folder, facts, settings)
 

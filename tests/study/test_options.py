@@ -16,7 +16,7 @@ from vitmods.study import StudyOptions
 from vitmods.study.cells import ImageOptions
 from vitmods.study.executors import ClusterOptions
 from vitmods.study.executors.processes import LocalProcesses
-from vitmods.study.plan import Settings, StudySettings
+from vitmods.study.settings import Settings, StudySettings
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner
 from vitmods.train import RunOptions

@@ -12,8 +12,8 @@ from vitmods.recipes import Recipe
 from vitmods.study import Study
 from vitmods.study import progress as shown
 from vitmods.study.arms import make_arms
-from vitmods.study.plan import Settings, make_seeds
 from vitmods.study.progress import LiveReport, Progress, StepTimes, seconds_left
+from vitmods.study.settings import Settings, make_seeds
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import StudyFolder
 

@@ -19,9 +19,9 @@ from vitmods.stats.sequential import INTERIM_LEVEL
 from vitmods.study import Answer, Study
 from vitmods.study.arms import Arm, arm_from_text
 from vitmods.study.executors import StudyOptions
-from vitmods.study.plan import Measure
 from vitmods.study.prepare import PreparedStudy, parallel_trials, threads_for, workers_for
 from vitmods.study.run import make_executor
+from vitmods.study.settings import Measure
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, base_config, build_model
 from vitmods.util.errors import UserError

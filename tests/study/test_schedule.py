@@ -15,10 +15,10 @@ from vitmods.study.arms import make_arms
 from vitmods.study.budget import Budget, make_budget
 from vitmods.study.cells import Trial
 from vitmods.study.executors import Inline
-from vitmods.study.plan import Settings, make_plan, make_seeds
 from vitmods.study.progress import Progress
 from vitmods.study.questions import decision_against, decision_at, looks
 from vitmods.study.schedule import TrialSchedule
+from vitmods.study.settings import Settings, make_runs, make_seeds
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import StudyFolder
 from vitmods.train.trial import write_scores
@@ -246,7 +246,7 @@ class Factorial(Played):
     """Accuracies of runs are sums over their changes."""
 
     def __init__(self, path, gains, seeds, **options):
-        plan = make_plan(make_arms(list(gains)), {**FIXED, "img_size": [8, 8], "in_chans": 1}, None)
+        plan = make_runs(make_arms(list(gains)), {**FIXED, "img_size": [8, 8], "in_chans": 1}, None)
         means = {arm.name: 0.5 + sum(gains[name] for name in arm.name.split("+")) for arm in plan.arms}
         super().__init__(path, {"base": 0.5, **means}, seeds, **options)
         self.settings = dataclasses.replace(self.settings, arms=plan.arms, design=plan)

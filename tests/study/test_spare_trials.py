@@ -5,7 +5,7 @@ import pytest
 from vitmods.recipes import plain
 from vitmods.study import Answer, Study
 from vitmods.study.cells import Trial
-from vitmods.study.plan import Settings
+from vitmods.study.settings import Settings
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner
 from vitmods.train import RunOptions, checkpoint

@@ -23,7 +23,7 @@ from vitmods.study.bases import make_base
 from vitmods.study.cells import ImageOptions, Trial
 from vitmods.study.checkpoints import Start, open_trial
 from vitmods.study.executors import StudyOptions
-from vitmods.study.plan import Settings
+from vitmods.study.settings import Settings
 from vitmods.study.store import Facts, StudyFolder
 from vitmods.study.study import fixed_settings
 from vitmods.study.trial import TrialRunner, base_config, build_model

@@ -10,7 +10,7 @@ import pytest
 from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm
 from vitmods.study.cells import Cell, Trial
-from vitmods.study.plan import Measure, Settings
+from vitmods.study.settings import Measure, Settings
 from vitmods.study.state import read_trial
 from vitmods.study.store import Facts, StudyFolder, read_json, slug
 from vitmods.util.errors import UserError

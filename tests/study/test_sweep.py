@@ -16,8 +16,8 @@ from vitmods.recipes import Augment, Recipe, plain
 from vitmods.report import render
 from vitmods.study import Answer, Study
 from vitmods.study.grid import make_grid
-from vitmods.study.plan import Settings, check_plan
 from vitmods.study.questions import over_studies
+from vitmods.study.settings import Settings, check_settings
 from vitmods.util.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
@@ -173,7 +173,7 @@ BASICS = {"task": "classification", "data": "digits", "base": "mu/4", "recipe": 
 )
 def test_what_cannot_be_swept_over(sweep, fixed, message):
     with pytest.raises(UserError, match=message):
-        check_plan(Settings({**BASICS, **fixed}, (), (0,), sweep=sweep))
+        check_settings(Settings({**BASICS, **fixed}, (), (0,), sweep=sweep))
 
 
 def test_one_setting_is_no_sweep():

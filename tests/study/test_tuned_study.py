@@ -20,7 +20,7 @@ from vitmods.report import render, write_report
 from vitmods.study import Answer, Study
 from vitmods.study.arms import Arm
 from vitmods.study.cells import MOST_SEEDS
-from vitmods.study.plan import MARGINS, Measure, options_from
+from vitmods.study.settings import MARGINS, Measure, options_from
 from vitmods.study.trial import TrialRunner
 from vitmods.tasks import TASKS
 from vitmods.util.errors import UserError

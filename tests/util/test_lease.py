@@ -265,14 +265,14 @@ def test_one_that_looks_is_told_at_once(gave_back, make, place, monkeypatch):
     monkeypatch.setattr(module, "BEAT_S", 60.0)
     run = make("one")
     run.take()
-    run.look()
+    run.confirm()
     place().remove() if gave_back else place().write(json.dumps({"id": "x", "host": "two", "process": 7}).encode())
-    run.look()  # renewed a moment ago: nobody can have come
+    run.confirm()  # renewed a moment ago: nobody can have come
     monkeypatch.setattr(module, "STALE_S", 0.0)  # asleep in the meantime
     run.check()  # by what it knew
     why = "The lease of runs/x is gone, and this run" if gave_back else "process 7 on two has taken runs/x over"
     with pytest.raises(UserError, match=why):
-        run.look()
+        run.confirm()
     run.give_back()
     assert (place().read() is None) == gave_back
 
@@ -288,5 +288,5 @@ def test_a_lease_that_is_removed_by_hand_or_says_nothing_is_written_again(make, 
     while place().read() is None:
         assert time.monotonic() < end
         time.sleep(0.01)
-    run.look()
+    run.confirm()
     run.give_back()

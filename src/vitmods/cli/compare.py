@@ -22,7 +22,7 @@ from vitmods.study.defaults import RecipeChoice
 from vitmods.study.executors import StudyOptions
 from vitmods.study.executors.processes import start_template_early
 from vitmods.study.grid import make_grid
-from vitmods.study.plan import Measure, StudySettings, measure_of
+from vitmods.study.settings import Measure, StudySettings, measure_of
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
 from vitmods.util.registry import plugin_options

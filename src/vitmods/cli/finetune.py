@@ -71,8 +71,8 @@ def main(arguments: Sequence[str]) -> int:
     machine.check_here()
     from vitmods.finetune import save_delta, train_only
     from vitmods.study.checkpoints import Checkpoint, arms_in
-    from vitmods.study.plan import Settings, make_seeds
     from vitmods.study.prepare import say
+    from vitmods.study.settings import Settings, make_seeds
     from vitmods.study.study import fixed_settings
 
     if arms := arms_in(options.model):

@@ -20,7 +20,7 @@ from vitmods.util.address import address_of, named, place
 from vitmods.util.errors import UserError
 
 if TYPE_CHECKING:
-    from vitmods.study.plan import Settings
+    from vitmods.study.settings import Settings
     from vitmods.train.distributed import Processes
 
 
@@ -96,8 +96,8 @@ def main(arguments: Sequence[str], kind: type[Train] = Train, command: str = "tr
     machine = replace(options.options, progress=not options.quiet)
     machine.check_here()
     from vitmods.study.arms import BASE, arm_from_text
-    from vitmods.study.plan import Settings, make_seeds
     from vitmods.study.prepare import say
+    from vitmods.study.settings import Settings, make_seeds
     from vitmods.study.study import fixed_settings
     from vitmods.tasks.base import TASKS, WITHOUT_LABELS
 

@@ -17,9 +17,9 @@ from vitmods.study.answer import Answer
 from vitmods.study.arms import BASE
 from vitmods.study.frozen import trained_lines
 from vitmods.study.grid import mean_of, show_value
-from vitmods.study.plan import Settings
 from vitmods.study.questions import Question
 from vitmods.study.results import ArmAnswer, ArmCost, SettingAnswer, Tuning
+from vitmods.study.settings import Settings
 from vitmods.study.state import TrialRecord, shared_trials
 from vitmods.tasks.metrics import Metric
 from vitmods.util.text import duration, grouped, listing, plural

@@ -22,7 +22,6 @@ from vitmods.study.arms import BASE
 from vitmods.study.cells import Trial
 from vitmods.study.doubts import outcome_doubts, planning_doubts
 from vitmods.study.grid import mean_of, show_value
-from vitmods.study.plan import Settings
 from vitmods.study.questions import Look, Question, confirmation, looks, questions_of, spare_trials
 from vitmods.study.results import (
     ArmAnswer,
@@ -36,6 +35,7 @@ from vitmods.study.results import (
     setting_answer,
     with_curves,
 )
+from vitmods.study.settings import Settings
 from vitmods.study.state import HIDDEN, StudyState, TrialRecord, evaluated_of, with_begun_seeds
 from vitmods.study.store import SCHEMA, Facts, Sample, StudyFolder, model_name
 from vitmods.tasks.metrics import Metric

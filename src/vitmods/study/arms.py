@@ -474,7 +474,7 @@ def _make_arm(name: str, content: Any) -> Arm:
 
 
 @dataclass(frozen=True)
-class FactorialPlan:
+class FactorialRuns:
     """The changes as arms, in the order in which a run has them, and which runs there are."""
 
     factors: tuple[Arm, ...]
@@ -492,13 +492,13 @@ class FactorialPlan:
         recipe = {name: value for factor in chosen for name, value in factor.recipe.items()}
         return Arm("+".join(arm.name for arm in chosen), sum((arm.changes for arm in chosen), ()), recipe)
 
-    def continuing(self, recorded: FactorialPlan) -> FactorialPlan:
+    def continuing(self, recorded: FactorialRuns) -> FactorialRuns:
         """The recorded runs where they are as many, of the same changes; else these."""
         changes, recorded_changes = ({arm.name: arm.identity() for arm in plan.factors} for plan in (self, recorded))
         if changes != recorded_changes or len(self.design.runs) != len(recorded.design.runs):
             return self
         by_name = {factor.name: factor for factor in self.factors}
-        return FactorialPlan(tuple(by_name[name] for name in recorded.design.changes), recorded.design)
+        return FactorialRuns(tuple(by_name[name] for name in recorded.design.changes), recorded.design)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -512,7 +512,7 @@ class FactorialPlan:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> FactorialPlan:
+    def from_dict(cls, values: Mapping[str, Any]) -> FactorialRuns:
         """The inverse of `to_dict`. Raises KeyError or TypeError for other values."""
         factors = tuple(Arm.from_identity(name, arm) for name, arm in values["factors"].items())
         design = Design(

@@ -24,7 +24,7 @@ from vitmods.study.arms import BASE, Arm, LineUp, arms_from_text, is_foreign, pa
 from vitmods.study.bases import Base, ForeignBase, described, edited, load_into, read_weights, rebuilt
 from vitmods.study.cells import MOST_SEEDS, image_settings
 from vitmods.study.changed import open_changed, pixels_of
-from vitmods.study.plan import Settings
+from vitmods.study.settings import Settings
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import StudyFolder, read_object, slug
 from vitmods.tasks.base import TASKS, TaskModel

@@ -23,7 +23,6 @@ from vitmods.study.defaults import SMALL_SET
 from vitmods.study.estimate import Estimate, estimate
 from vitmods.study.executors import StudyOptions
 from vitmods.study.grid import AS_IS
-from vitmods.study.plan import Rung, Settings, differences
 from vitmods.study.prepare import (
     PHOTOGRAPH,
     PreparedStudy,
@@ -36,6 +35,7 @@ from vitmods.study.prepare import (
     workers_for,
 )
 from vitmods.study.reuse import Pool, find_studies
+from vitmods.study.settings import Rung, Settings, differences
 from vitmods.study.stopwatch import CALL_S, Stopwatch, as_a_worker
 from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner, already_reported, base_config, task_of

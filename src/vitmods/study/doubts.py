@@ -13,7 +13,7 @@ from vitmods.stats.fit import FEW_SEEDS
 from vitmods.stats.sample_size import detectable, finest, images_for
 from vitmods.stats.sequential import LAST_LEVEL, LOOK_SEEDS
 from vitmods.stats.verdict import POINTS_PER_FRACTION
-from vitmods.study.plan import MARGINS
+from vitmods.study.settings import MARGINS
 from vitmods.study.state import StudyState, TrialRecord
 from vitmods.tasks.metrics import Metric
 from vitmods.util.text import about, listing

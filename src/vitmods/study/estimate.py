@@ -45,7 +45,6 @@ from vitmods.study.cells import MOST_SEEDS, Cell
 from vitmods.study.executors import Keep
 from vitmods.study.frozen import trained_lines
 from vitmods.study.grid import Point
-from vitmods.study.plan import Measure, Settings, as_now
 from vitmods.study.prepare import (
     PreparedStudy,
     build_arms,
@@ -55,6 +54,7 @@ from vitmods.study.prepare import (
 )
 from vitmods.study.questions import decision_at
 from vitmods.study.reuse import Pool
+from vitmods.study.settings import Measure, Settings, as_now
 from vitmods.study.state import Evaluated, StudyState, evaluated_of
 from vitmods.study.stopwatch import ArmEstimate, Stopwatch, as_a_worker
 from vitmods.study.store import StudyFolder

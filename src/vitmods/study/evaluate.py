@@ -14,7 +14,7 @@ from vitmods.evals.outputs import Progress, silent
 from vitmods.evals.protocols import check_protocols
 from vitmods.stats.width import mean_over_seeds
 from vitmods.study.checkpoints import Checkpoint, seeds_in
-from vitmods.study.plan import measure_of
+from vitmods.study.settings import measure_of
 from vitmods.study.trial import load_images, measure_model
 from vitmods.tasks.base import DEFAULT, make_task
 from vitmods.util.errors import UserError

@@ -14,7 +14,7 @@ from vitmods.evals.options import Options
 from vitmods.evals.outputs import ModelOutputs
 from vitmods.evals.protocols import check_protocols
 from vitmods.study.cells import Cell
-from vitmods.study.plan import Settings
+from vitmods.study.settings import Settings
 from vitmods.study.trial import TrialRunner, answer_splits
 from vitmods.train.device import place
 from vitmods.util.errors import UserError

@@ -32,7 +32,7 @@ from vitmods.study.executors import MOST_WORKERS, StudyOptions
 from vitmods.study.executors.processes import free_memory, visible_gpus
 from vitmods.study.frozen import frozen_scores, trained_lines
 from vitmods.study.grid import AS_IS, Point
-from vitmods.study.plan import VAL, Settings
+from vitmods.study.settings import VAL, Settings
 from vitmods.study.store import IMAGES_FILE, ChangeFacts, ModelFacts, StudyFolder, StudyImages
 from vitmods.study.trial import (
     TrialRunner,

@@ -32,7 +32,7 @@ from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.arms import BASE
 from vitmods.study.cells import Trial
 from vitmods.study.grid import AS_IS, Point
-from vitmods.study.plan import Settings
+from vitmods.study.settings import Settings
 from vitmods.study.state import HIDDEN, StudyState, TrialRecord, evaluated_of
 from vitmods.study.store import StudyFolder
 from vitmods.util.address import named

@@ -15,7 +15,7 @@ from vitmods.stats.verdict import Effect
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.cells import Trial
 from vitmods.study.grid import AS_IS, Point, mean_of
-from vitmods.study.plan import Settings
+from vitmods.study.settings import Settings
 from vitmods.study.state import Curve, StudyState, TrialRecord, at_the_edge, read_curves
 from vitmods.study.store import ModelFacts, StudyFolder, read_object
 from vitmods.tasks.base import TASKS

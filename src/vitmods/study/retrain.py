@@ -13,8 +13,8 @@ from vitmods.stats.verdict import Verdict
 from vitmods.study.answer import Answer
 from vitmods.study.cells import Trial
 from vitmods.study.grid import AS_IS, Point
-from vitmods.study.plan import Settings, make_seeds
 from vitmods.study.results import ArmAnswer
+from vitmods.study.settings import Settings, make_seeds
 from vitmods.study.store import StudyFolder, StudyImages, read_object, slug
 from vitmods.tasks.base import DEFAULT, TASKS, Task
 from vitmods.train.trial import MODULES

@@ -26,8 +26,8 @@ from vitmods.data.records import SPLITS
 from vitmods.study.arms import BASE
 from vitmods.study.cells import Trial
 from vitmods.study.checkpoints import seeds_of
-from vitmods.study.plan import VAL
 from vitmods.study.prepare import PreparedStudy, say
+from vitmods.study.settings import VAL
 from vitmods.study.state import REUSED, StudyState, read_rows, read_trial, shared_trials
 from vitmods.study.store import WARNINGS, StudyFolder, read_object
 from vitmods.study.trial import answer_splits, task_of, trial_scores

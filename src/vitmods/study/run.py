@@ -31,15 +31,15 @@ from vitmods.study.checkpoints import seeds_of
 from vitmods.study.executors import Inline, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, Slurm
 from vitmods.study.executors.processes import LocalProcesses, Template, get_template, import_all
-from vitmods.study.plan import Rung, Settings, StudySettings, make_measure, measure_of
 from vitmods.study.prepare import PreparedStudy, build_arms, open_study, say, threads_for, user_functions, workers_for
 from vitmods.study.progress import LiveReport, Progress, StepTimes, earlier_paces, kind_of
 from vitmods.study.reference import Reference, describe_base
 from vitmods.study.results import costs_under, read_costs
 from vitmods.study.reuse import Pool
 from vitmods.study.schedule import TrialSchedule, check_weights_are_there
+from vitmods.study.settings import Rung, Settings, StudySettings, make_measure, measure_of
 from vitmods.study.state import StudyState, enter_shown, evaluated_of, with_begun_seeds
-from vitmods.study.store import Facts, StudyFolder, StudyPlan, contents_by_image, read_object
+from vitmods.study.store import Facts, SeedCount, StudyFolder, contents_by_image, read_object
 from vitmods.study.trial import already_reported, answer_splits, base_config, logged_run, task_of
 from vitmods.tasks.base import DEFAULT, TASKS
 from vitmods.train.device import device_name as recorded_device
@@ -149,7 +149,7 @@ def log_verdicts(names: Iterable[str], folder: StudyFolder, facts: Facts, settin
 SAMPLES = 12  # images shown in the report
 
 
-def write_facts(study: PreparedStudy, command: str, plan: StudyPlan) -> Facts:
+def write_facts(study: PreparedStudy, command: str, plan: SeedCount) -> Facts:
     """Write study.json before the first trial: from then on the study can be read and resumed from its folder.
 
     Raises UserError if a fold cannot be made.
@@ -304,10 +304,10 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
         if is_flexible:
             study, facts = _with_seeds_that_ended(study, state, facts)
             state = StudyState(folder, study.settings, evaluated_of(folder, facts))
-        lease.look()
+        lease.confirm()
         for _ in costs:
             pass
-        lease.look()
+        lease.confirm()
         answer = read_answer(folder, facts, study.settings)
         answer.report() if report.is_running else answer.write()
         if options.log and answer.complete:
@@ -317,7 +317,7 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
 
 def seeds_to_train(
     request: Request, settings: Settings, folder: StudyFolder, is_chosen: bool
-) -> tuple[Settings, StudyPlan]:
+) -> tuple[Settings, SeedCount]:
     """Return the seeds that a run may train, and how many are planned.
 
     Where a time budget has chosen their number, or a run that time has not ended has, twice as many may be trained: the
@@ -333,8 +333,8 @@ def seeds_to_train(
         begun = settings.design or budget.seconds is None
         settings = with_begun_seeds(folder, before, settings) if begun else replace(settings, seeds=every_seed)
     else:
-        return settings, StudyPlan(count)
-    return settings, StudyPlan(count, max(len(settings.seeds), spare))
+        return settings, SeedCount(count)
+    return settings, SeedCount(count, max(len(settings.seeds), spare))
 
 
 def _with_seeds_that_ended(study: PreparedStudy, state: StudyState, facts: Facts) -> tuple[PreparedStudy, Facts]:
@@ -348,7 +348,7 @@ def _with_seeds_that_ended(study: PreparedStudy, state: StudyState, facts: Facts
     if done != settings.seeds:
         say(study.options, f"The budget lasted for {plural(len(done), 'seed')} instead of {planned}.")
     study = replace(study, settings=replace(settings, seeds=done))
-    facts = replace(facts, settings=study.settings.to_dict(), plan=StudyPlan(len(done)))
+    facts = replace(facts, settings=study.settings.to_dict(), plan=SeedCount(len(done)))
     write_json(folder.settings_file, facts.to_dict())
     return study, facts
 
@@ -379,7 +379,7 @@ def run_pilot(request: Request, path: Path, options: StudyOptions, command: str 
         settings = study.settings
         seeds = _pilot_seeds(settings, is_settled)
         begun = study if is_settled else replace(study, settings=replace(settings, seeds=seeds))
-        plan = StudyPlan(len(settings.seeds) * is_settled)
+        plan = SeedCount(len(settings.seeds) * is_settled)
         begun, pool, _ = _train_base(begun, seeds, plan, ENDLESS, lease, command or python_call(settings, str(path)))
         study = replace(begun, settings=replace(begun.settings, seeds=settings.seeds))
         return estimate(study, request.budget, command, fixed=is_settled, pool=pool)
@@ -393,7 +393,7 @@ def run_base(request: Request, path: Path, options: StudyOptions, command: str |
     folder.check_place(settings.fixed["data"])
     with folder.lock() as lease:
         study, _, is_settled = replace(request, budget=ENDLESS).prepare(folder, options, command)
-        settings, plan = study.settings, StudyPlan(len(study.settings.seeds) * is_settled)
+        settings, plan = study.settings, SeedCount(len(study.settings.seeds) * is_settled)
         command = command or python_call(settings, str(path))
         _, _, state = _train_base(study, settings.seeds, plan, request.budget, lease, command)
         reference = describe_base(state)
@@ -410,7 +410,7 @@ def _base_alone(settings: Settings, seeds: tuple[int, ...]) -> Settings:
 
 
 def _train_base(
-    study: PreparedStudy, seeds: tuple[int, ...], plan: StudyPlan, budget: Budget, lease: Lease, command: str
+    study: PreparedStudy, seeds: tuple[int, ...], plan: SeedCount, budget: Budget, lease: Lease, command: str
 ) -> tuple[PreparedStudy, Pool, StudyState]:
     pool = Pool(study)
     study = pool.with_known_base(study)

@@ -19,9 +19,9 @@ from vitmods.study.budget import ENDLESS, Budget
 from vitmods.study.cells import Trial
 from vitmods.study.executors import Keep
 from vitmods.study.grid import Point
-from vitmods.study.plan import VAL
 from vitmods.study.progress import Progress, seconds_left
 from vitmods.study.questions import Look, looks, spare_trials
+from vitmods.study.settings import VAL
 from vitmods.study.state import StudyState, read_curves
 from vitmods.tasks.base import TASKS
 from vitmods.train import checkpoint
@@ -118,7 +118,7 @@ class TrialSchedule:
             if record.wall_s is not None:
                 self._seconds.setdefault((trial.setting, trial.arm.name), []).append(record.wall_s)
         self._looks: dict[Point, list[Look]] = {point: [] for point in state.settings.sweep.points}
-        self._plan()
+        self._update()
 
     def take(self) -> Trial | None:
         """The next trial; None where there is none now. There may be one once another has ended. UserError
@@ -126,7 +126,7 @@ class TrialSchedule:
         if not self._wanted or not self._affordable(self._wanted[0]):
             return None
         if self._lease:
-            self._lease.look()
+            self._lease.confirm()
         trial = self._wanted.popleft()
         self._given.add(trial)
         self._at_work[trial] = time.monotonic()
@@ -147,7 +147,7 @@ class TrialSchedule:
     def ended(self, trial: Trial, failure: str | None) -> None:
         """Book what came of a trial; None: it went well. UserError where another run has taken the folder over."""
         if self._lease:
-            self._lease.look()
+            self._lease.confirm()
         if failure is not None:
             split = VAL if trial.for_tuning else self.state.splits[-1]
             self.state.folder.record_failure(trial, split, failure)
@@ -162,7 +162,7 @@ class TrialSchedule:
             self._reuse(self.state, chosen)
             self._progress.reused(sum(self.state.records[planned].ended for planned in chosen))
         if self._may_change(trial):
-            self._plan()
+            self._update()
 
     def _may_change(self, ended: Trial) -> bool:
         """Whether the end of a trial may change what comes next: a point may be chosen by it, a look be due, or an arm
@@ -205,7 +205,7 @@ class TrialSchedule:
         most = None if trials is None else max(0, trials - len(self._given))
         self._progress.remaining([*itertools.islice(itertools.chain(counted, self.state.unchosen), most)])
 
-    def _plan(self) -> None:
+    def _update(self) -> None:
         for setting, before in self._looks.items():
             self._looks[setting] = looks(self.state, setting, self._given, before)
             for look in self._looks[setting][len(before) :]:

@@ -21,8 +21,8 @@ from vitmods.study.arms import BASE, Arm
 from vitmods.study.cells import MOST_SEEDS, Trial, images_key
 from vitmods.study.grid import AS_IS, Grid, Point, choose
 from vitmods.study.ledger import Earlier, ShownTable, earlier_looks, enter, identities, is_own, ledger_of, read_ledgers
-from vitmods.study.plan import VAL, Measure, Settings, options_from
-from vitmods.study.store import Facts, StudyFolder, StudyPlan, read_object, read_warnings
+from vitmods.study.settings import VAL, Measure, Settings, options_from
+from vitmods.study.store import Facts, SeedCount, StudyFolder, read_object, read_warnings
 from vitmods.train.trial import read_scores
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
@@ -137,7 +137,7 @@ class Evaluated:
     constant: Mapping[str, float] = field(default_factory=dict)
     groups: NDArray[Any] | None = None
     sizes: tuple[int, int] | None = None
-    plan: StudyPlan = StudyPlan()  # noqa: RUF009, frozen
+    plan: SeedCount = SeedCount()  # noqa: RUF009, frozen
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     level: Mapping[str, float] = field(default_factory=dict)
     created: str = ""

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from vitmods.data.splits import SPLIT_FILE, read_columns
 from vitmods.study.cells import MOST_SEEDS, Trial, images_key
 from vitmods.study.grid import Point
-from vitmods.study.plan import differences
+from vitmods.study.settings import differences
 from vitmods.util import limits
 from vitmods.util.address import named, place
 from vitmods.util.errors import UserError, explaining
@@ -85,7 +85,7 @@ def model_name(setting: Point, arm: str) -> str:
 
 
 @dataclass(frozen=True)
-class StudyPlan:
+class SeedCount:
     """The number of seeds (the maximum of a study until decided; 0: not settled), and with a time budget how many there
     may be, until the time has settled their number; 0: it is settled."""
 
@@ -113,7 +113,7 @@ class Facts:
     environment: Mapping[str, Any]
     warnings: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
-    plan: StudyPlan = StudyPlan()
+    plan: SeedCount = SeedCount()
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
@@ -141,7 +141,7 @@ class Facts:
             )
             for name, model in sections["models"].items()
         }
-        plan = StudyPlan(**{name: value for name, value in sections["plan"].items() if name in ("seeds", "spare")})
+        plan = SeedCount(**{name: value for name, value in sections["plan"].items() if name in ("seeds", "spare")})
         texts = {name: tuple(sections[name]) for name in ("splits", "warnings", "plugins")}
         return cls(**{**sections, **texts, "models": models, "plan": plan})
 

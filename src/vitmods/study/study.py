@@ -23,7 +23,7 @@ from vitmods.study.checkpoints import arms_in, check_weights_for, seeds_of, use_
 from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
 from vitmods.study.executors import StudyOptions
 from vitmods.study.grid import make_grid
-from vitmods.study.plan import SAYS_BASE, SEEDS, Rung, Settings, StudySettings, check_plan, make_seeds
+from vitmods.study.settings import SAYS_BASE, SEEDS, Rung, Settings, StudySettings, check_settings, make_seeds
 from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Study:
         )
         unset = open_settings(model, recipe, images, start)
         self.settings = Settings(fixed, chosen_arms, chosen_seeds, **vars(settings), open=unset)
-        check_plan(self.settings)
+        check_settings(self.settings)
         base_recipe = self.settings.cell(BASE).recipe
         for arm in self.settings.arms:
             if not arm.changes and arm.start is None and self.settings.cell(arm.name).recipe == base_recipe:

@@ -34,7 +34,7 @@ from vitmods.study.cells import Cell, Trial, image_settings, images_key
 from vitmods.study.checkpoints import Checkpoint, Start, checkpoint_of, open_trial
 from vitmods.study.dependencies import code_of
 from vitmods.study.grid import Point
-from vitmods.study.plan import VAL, Measure, Settings, make_measure
+from vitmods.study.settings import VAL, Measure, Settings, make_measure
 from vitmods.study.state import read_trial
 from vitmods.study.store import WARNINGS, Facts, StudyFolder, read_warnings
 from vitmods.tasks.base import DEFAULT, TASKS, Measured, Task, make_task

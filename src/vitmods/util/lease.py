@@ -31,7 +31,7 @@ from vitmods.util.text import printable
 LEASE = ".lease"
 BEAT_S = 10.0
 STALE_S = 60.0
-LOOK_S = 5.0
+CONFIRM_S = 5.0
 WATCH_S = 1.0  # between two reads of a lease that another run may hold
 SETTLE_S = 2.0  # longer than a write takes: of several runs that write at once, all then read what the last one wrote
 
@@ -163,12 +163,12 @@ class Lease:
         if self.stops_main:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
-    def look(self) -> None:
+    def confirm(self) -> None:
         """Renew the lease now if it is so old that another run may have taken it, as after a sleep; then `check`."""
         if _uptime() - self._held_at >= STALE_S / 2:
             renewal = threading.Thread(target=self._renew, daemon=True)
             renewal.start()
-            renewal.join(LOOK_S)  # a disk or network that hangs must not stop the run
+            renewal.join(CONFIRM_S)  # a disk or network that hangs must not stop the run
         self.check()
 
     def give_back(self) -> None:

@@ -256,7 +256,7 @@ class LocalCopy:
         if not names or (CONFIG in files and not final and not any(map(_is_last, names))):  # only its rows
             return
         if self._lease is not None:
-            self._lease.look()
+            self._lease.confirm()
         with ExitStack() as stack:
             opened: dict[str, IO[bytes]] = {}
             for name in filter(_is_last, reversed(names)):
@@ -309,7 +309,7 @@ class LocalCopy:
                 self._fs.rm_file(self._remote(trial, name))
 
         if self._lease is not None:
-            self._lease.look()
+            self._lease.confirm()
         self._retry(delete)
 
     def _download(self, trial: str, name: str, version: str) -> Sent:

@@ -425,7 +425,7 @@ def main(task: dict[str, Any]) -> None:
     threading.Thread(target=listen, daemon=True).start()
 
     from vitmods.study.executors import describe
-    from vitmods.study.plan import Settings
+    from vitmods.study.settings import Settings
     from vitmods.study.store import StudyFolder
     from vitmods.study.trial import TrialRunner
     from vitmods.util.registry import load_plugins

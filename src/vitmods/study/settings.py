@@ -25,7 +25,7 @@ import tyro
 from vitmods.evals.options import Options
 from vitmods.recipes.recipe import Recipe, tupled
 from vitmods.stats.design import plan_factorial
-from vitmods.study.arms import BASE, Arm, FactorialPlan, Replace, is_foreign
+from vitmods.study.arms import BASE, Arm, FactorialRuns, Replace, is_foreign
 from vitmods.study.cells import MOST_SEEDS, Cell, Trial, make_cell
 from vitmods.study.grid import AS_IS, UNTUNED, Grid, Point, make_grid
 from vitmods.util.errors import UserError
@@ -112,7 +112,7 @@ SEEDS, MOST = {None: 5, "factorial": 3}, {None: 16, "factorial": 8}
 if TYPE_CHECKING:  # the shell reads text; Python may also pass what a study resolves it to
     GridLike = Grid | Mapping[str, Any] | Iterable[str]
     MetricLike = Measure | str | None
-    DesignLike = FactorialPlan | Literal["factorial"] | None
+    DesignLike = FactorialRuns | Literal["factorial"] | None
 else:
     GridLike = tyro.conf.UseAppendAction[tuple[str, ...]]
     MetricLike = str | None
@@ -220,7 +220,7 @@ def make_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
     return chosen
 
 
-def make_plan(arms: Sequence[Arm], fixed: Mapping[str, Any], runs: int | None) -> FactorialPlan:
+def make_runs(arms: Sequence[Arm], fixed: Mapping[str, Any], runs: int | None) -> FactorialRuns:
     """Choose the runs for these arms of a study with `fixed` settings. Raises UserError if no design exists.
 
     Two arms cannot be one if their changes exclude each other, if both replace norms or set one field of the recipe,
@@ -242,7 +242,7 @@ def make_plan(arms: Sequence[Arm], fixed: Mapping[str, Any], runs: int | None) -
             excluding.append((first.name, second.name))
     by_name = {arm.name: arm for arm in arms}
     design = plan_factorial(in_order(changes, config), excluding, runs)
-    return FactorialPlan(tuple(by_name[name] for name in design.changes), design)
+    return FactorialRuns(tuple(by_name[name] for name in design.changes), design)
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class Settings(StudySettings):
     margin: float = None  # type: ignore[assignment]
     tune: Grid = UNTUNED
     sweep: Grid = UNTUNED
-    design: FactorialPlan | None = None
+    design: FactorialRuns | None = None
     known: int = 0
     open: frozenset[str] = field(default=frozenset(), compare=False)
 
@@ -275,7 +275,7 @@ class Settings(StudySettings):
         if any(map(is_foreign, bases)) and any(getattr(edit, "needs_reading", "") for edit in edits):
             resolved["fixed"] = {**self.fixed, "in_place": False}
         if isinstance(self.design, str):
-            resolved["design"] = make_plan(self.arms, self.fixed, self.runs)
+            resolved["design"] = make_runs(self.arms, self.fixed, self.runs)
             resolved["arms"] = resolved["design"].arms
         if (design := resolved.get("design", self.design)) is not None:
             resolved["runs"] = len(design.design.runs)
@@ -348,8 +348,8 @@ class Settings(StudySettings):
         settings = replace(self, fixed={**self.fixed, **fixed})
         if self.design is None or "design" not in recorded:
             return settings
-        plan = self.design.continuing(FactorialPlan.from_dict(recorded["design"]))
-        return replace(settings, arms=plan.arms, design=plan)
+        runs = self.design.continuing(FactorialRuns.from_dict(recorded["design"]))
+        return replace(settings, arms=runs.arms, design=runs)
 
     @property
     def every_arm(self) -> tuple[Arm, ...]:
@@ -430,7 +430,7 @@ class Settings(StudySettings):
             fixed.pop("tune_on", None)  # of an older study: val
             settings["metric"] = Measure.from_dict(settings["metric"])
             if "design" in settings:
-                settings["design"] = FactorialPlan.from_dict(settings["design"])
+                settings["design"] = FactorialRuns.from_dict(settings["design"])
             settings["known"] = fixed.pop("known", 0)
             study = cls(fixed, arms, tuple(map(operator.index, fixed.pop("seeds"))), **settings)
             _ = study.cells, fixed["task"]  # an error for what they lack
@@ -521,7 +521,7 @@ def _check_metric(metric: Metric, task: str) -> None:
     )
 
 
-def check_plan(settings: Settings) -> None:
+def check_settings(settings: Settings) -> None:
     """Raise UserError for settings that do not go together with the arms, the seeds, the recipe or the images."""
     fixed, swept = settings.fixed, {name for name, _ in settings.sweep.fields}
     if settings.family is not None and settings.family < len(settings.arms):

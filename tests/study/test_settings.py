@@ -12,7 +12,7 @@ from vitmods.recipes import Recipe
 from vitmods.study.arms import Arm, arm_from_text, make_arms
 from vitmods.study.cells import MOST_SEEDS
 from vitmods.study.grid import Grid, Point, choose, make_grid
-from vitmods.study.plan import Settings, StudySettings, check_plan, differences, make_measure, make_seeds
+from vitmods.study.settings import Settings, StudySettings, check_settings, differences, make_measure, make_seeds
 from vitmods.study.state import at_the_edge
 from vitmods.util.errors import UserError
 
@@ -169,7 +169,7 @@ def test_every_other_change_is_a_difference_and_is_shown():
 )
 def test_plans_that_cannot_be_are_refused(options, says):
     with pytest.raises(UserError, match=says):
-        check_plan(settings(**options))
+        check_settings(settings(**options))
 
 
 @pytest.mark.parametrize(("sweep", "says"), [({"limit_train": "half"}, "limit_train is"), ({"lrr": 1}, "'lr'")])
@@ -230,11 +230,11 @@ def test_what_the_shell_takes(text):
 
 
 def test_an_arm_may_not_set_what_is_tuned_but_anything_else():
-    check_plan(tuned({"lr": 1e-4}, ["train(attention)+dpn"]))
+    check_settings(tuned({"lr": 1e-4}, ["train(attention)+dpn"]))
     with pytest.raises(UserError, match=r"Arm slow sets lr=0.5, and lr is tuned"):
-        check_plan(tuned({"lr": 1e-4}, [Arm("slow", (DualPatchNorm(),), {"lr": 0.5})]))
+        check_settings(tuned({"lr": 1e-4}, [Arm("slow", (DualPatchNorm(),), {"lr": 0.5})]))
     with pytest.raises(UserError, match=r"lr=-1: recipe: lr must be at least 0"):
-        check_plan(tuned({"lr": (1, -1)}))
+        check_settings(tuned({"lr": (1, -1)}))
 
 
 def test_the_best_mean_wins_the_first_of_equals_and_divergence_is_worst():
@@ -298,4 +298,4 @@ def test_a_model_is_shown_without_its_options_and_kept_apart_from_others_of_its_
 def test_a_metric_that_the_task_does_not_measure_is_refused(metric, refused):
     planned = settings(metric=make_measure(metric))
     with pytest.raises(UserError, match="does not measure miou, which segmentation does") if refused else nullcontext():
-        check_plan(planned)
+        check_settings(planned)
