@@ -17,7 +17,7 @@ def test_what_the_second_stage_cannot_have_is_refused_before_the_first_trains(tm
         Study("mu1/2", {"same": lambda model: model}, pretrain="beit")
     with pytest.raises(UserError, match="Several bases are names"):
         Study(["mu1/2", lambda *_: None], ["rms"])
-    with pytest.raises(UserError, match="lists no value of lr"):
+    with pytest.raises(UserError, match="lr needs at least one value"):
         Study("mu1/2", ["rms"], sweep={"lr": []})
 
 

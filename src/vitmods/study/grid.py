@@ -109,7 +109,7 @@ def make_grid(values: Grid | Mapping[str, Any] | Iterable[str], option: str = "-
 def _read_values(name: str, listed: Any, option: str) -> tuple[Any, ...]:
     listed = tuple(listed) if isinstance(listed, Iterable) and not isinstance(listed, str) else (listed,)
     if not listed:
-        raise UserError(f"{option} lists no value of {name}: give two or more.")
+        raise UserError(f"{option} {name} needs at least one value.")
     types = {field: kind for field, (_, _, kind) in fields_by_name().items()}
     if option == "--sweep" and name == "data":
         from vitmods.data.sources import each_set
@@ -129,8 +129,6 @@ def _read_values(name: str, listed: Any, option: str) -> tuple[Any, ...]:
         values = tuple(value if value <= 1 else int(value) for value in numbers)
     elif name not in types:
         raise UserError(f"Recipes do not have the field {name!r}. {nearest(name, types)}")
-    elif not listed:
-        raise UserError(f"{option} {name} needs at least one value.")
     else:
         try:
             values = tuple(_read(types[name], value) for value in listed)
