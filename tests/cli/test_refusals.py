@@ -35,6 +35,8 @@ BEFORE_IMAGES = r"""
 compare --max-seeds 8                              -> --max-seeds needs --until-decided
 compare --max-seeds 40 --until-decided --data digits -> 32
 compare --until-decided --seeds 8                  -> set --max-seeds, not --seeds
+base --until-decided                               -> set the number of trials with --seeds
+base --confirm                                     -> trains one model
 compare --confirm                                  -> --confirm needs --design factorial
 compare --runs 8                                   -> --runs needs --design factorial
 compare --retrain best --pilot                     -> drop --dry-run, --pilot and --budget

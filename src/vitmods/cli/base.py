@@ -37,10 +37,12 @@ class Base(Compare):
 
     def __post_init__(self) -> None:
         """Raise UserError for options of arms."""
-        super().__post_init__()
+        if self.settings.until_decided or self.max_seeds is not None:
+            raise UserError("`vitmods base` decides nothing: set the number of trials with --seeds.")
         of_arms = self.arms, self.pretrain, self.pretrain_data, self.retrain, self.pilot, self.confirm
         if any(of_arms) or len(self.base) > 1:
             raise UserError("`vitmods base` trains one model: arms and stages are options of `vitmods compare`.")
+        super().__post_init__()
 
 
 def main(arguments: Sequence[str]) -> int:

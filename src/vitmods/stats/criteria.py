@@ -40,17 +40,17 @@ class Criteria:
 
     @property
     def sign(self) -> int:
-        """Of a gain: 1 where more is better."""
+        """Return 1 where more is better, else -1."""
         return 1 if self.higher_is_better else -1
 
     def contrasts(self, k: int) -> int:
-        """The number of contrasts that hold together in a study of `k` arms. UserError for a family of fewer."""
+        """Count the contrasts that hold together in a study of `k` arms. Raises UserError for a family of fewer."""
         if isinstance(self.family, int) and self.family < k:
             raise UserError(f"family must count all {k} arms, not {self.family}.")
         return k * (k + 1) // 2 if self.family == "pairs" else self.family or k
 
     def analysis(self, fewest: int, family: int, complete: float = ALPHA) -> Analysis:
-        """Of a table whose arms have `fewest` seeds or more; `complete`: alpha where none is missing or was read."""
+        """Return how a table is read whose arms have `fewest` seeds or more. complete: alpha where none is missing."""
         planned = self.planned if self.most_seeds is None else None
         alpha = interim_level(fewest, planned, self.looked) or complete
         return Analysis(alpha, family, planned is not None and fewest < planned)

@@ -37,7 +37,7 @@ from vitmods.study.results import (
 )
 from vitmods.study.settings import Settings
 from vitmods.study.state import HIDDEN, StudyState, TrialRecord, evaluated_of, with_begun_seeds
-from vitmods.study.store import SCHEMA, Facts, Sample, StudyFolder, model_name
+from vitmods.study.store import SCHEMA, Facts, Sample, StudyFolder
 from vitmods.tasks.metrics import Metric
 from vitmods.util.address import named
 from vitmods.util.errors import UserError, nearest
@@ -298,7 +298,7 @@ def read_answer(folder: StudyFolder, facts: Facts, settings: Settings | None = N
     with folder.naming_damage():
         settings = with_begun_seeds(folder, facts, settings or Settings.from_dict(facts.settings))
         evaluated, first = evaluated_of(folder, facts), settings.sweep.points[0]
-        models = {arm.name: facts.models[model_name(first, arm.name)] for arm in settings.every_arm}
+        models = {cell.arm.name: facts.models[cell.name] for cell in settings.cells_at(first)}
     _check_reference(folder, settings, reference)
     state = StudyState(folder, settings, evaluated)
     taken = tuple(looks(state))

@@ -54,10 +54,12 @@ class Stage(Protocol):
 
 @dataclass(frozen=True)
 class TwoStages:
-    """first:       base and every arm without labels
-    from_scratch: of the study of new weights, which are checked before the first stage trains
+    """The stages of a study that is pre-trained.
+
+    first:        trains base and every arm without labels
+    from_scratch: the settings with new weights, which are checked before the first stage trains
     from_weights: makes the study that starts from the weights of a folder
-    as_long:      with new weights, and as long a training as from trained ones
+    as_long:      makes the study of new weights that trains as long as from trained ones, for estimates
     """
 
     first: Stage
@@ -108,7 +110,7 @@ class AnswerOverData:
 
 @dataclass(frozen=True)
 class Estimates:
-    """The estimates of a study of several stages, by their titles."""
+    """The estimates of a study of several stages, or over data sets, by their titles."""
 
     stages: Mapping[str, Estimate]
 

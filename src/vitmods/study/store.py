@@ -37,7 +37,6 @@ from numpy.typing import NDArray
 
 from vitmods.data.splits import SPLIT_FILE, read_columns
 from vitmods.study.cells import MOST_SEEDS, Trial, images_key
-from vitmods.study.grid import Point
 from vitmods.study.settings import differences
 from vitmods.util import limits
 from vitmods.util.address import named, place
@@ -79,11 +78,6 @@ class ModelFacts:
     changes: tuple[ChangeFacts, ...] = ()
 
 
-def model_name(setting: Point, arm: str) -> str:
-    """Return the name of an arm's model in study.json; in a sweep, each setting may have another."""
-    return ", ".join(filter(None, (str(setting), arm)))
-
-
 @dataclass(frozen=True)
 class SeedCount:
     """The number of seeds (the maximum of a study until decided; 0: not settled), and with a time budget how many there
@@ -99,7 +93,7 @@ class Facts:
 
     splits:   that the answer is about
     settings: as `Settings.to_dict` returns them
-    models:   arm -> its model, base first
+    models:   name of a cell (in a sweep with its setting) -> its model, base first
     plan:     of its seeds
     """
 

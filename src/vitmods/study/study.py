@@ -48,10 +48,9 @@ class Study:
     """Compares arms with base on the same seeds.
 
     Args:
-        base: a size name (`S/16`), a timm name or a ViTConfig, or a list of names, with each of which the arms are
-            compared; any other model as `timm:NAME`, `torchvision:NAME`,
+        base: a size name (`S/16`), a timm name or a ViTConfig; any other model as `timm:NAME`, `torchvision:NAME`,
             `hf:FOLDER`, or a function (num_classes, img_size, in_chans) -> nn.Module (docs/any-model.md); None: a ViT
-            that fits the images.
+            that fits the images. A list of names: arms are compared with each, as in a sweep over bases.
         arms: name -> changes (or their short form) or a function model -> model, or a list of short forms, each
             `CHANGES` or `NAME=CHANGES`. Of a folder of checkpoints, their names; none: all. None: base alone, for
             `run_base`. `paper:TABLE`: those of a published table, and its task, bases, sweep and metric unless they are
