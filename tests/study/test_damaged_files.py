@@ -231,7 +231,8 @@ def test_a_full_disk_at_any_kind_of_file_is_one_clear_error(tmp_path, disk, left
             config["environment"]["threads"] = 77
             (out / TRIAL / "config.json").write_text(json.dumps(config))
             (out / TRIAL / "result.json").unlink()
-            shutil.copy(tmp_path / "whole" / TRIAL / "checkpoint.pt", out / TRIAL)
+            for file in ("checkpoint.pt", "metrics.jsonl"):  # the one holds how long the other was
+                shutil.copy(tmp_path / "whole" / TRIAL / file, out / TRIAL)
         if name == "costs.json":
             (out / name).unlink()
         refused = disk(name, code)
