@@ -8,7 +8,7 @@ import torch
 import vitmods as vm
 from vitmods.changes import parse_changes
 from vitmods.changes.compose import conflicts, edit, in_order
-from vitmods.stats.design import plan_factorial
+from vitmods.stats.runs import plan_factorial
 from vitmods.util.errors import NoEffect, SlotConflict, UserError
 
 CONFIG = vm.ViTConfig.from_name("Ti/16", img_size=64)

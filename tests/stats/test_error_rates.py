@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from vitmods.stats.decide import decide, head_to_head, may_be_best
-from vitmods.stats.design import plan_factorial
 from vitmods.stats.expected import expected
 from vitmods.stats.factorial import LOOK_LEVEL, intervals
 from vitmods.stats.factorial import LOOK_SEEDS as FACTORIAL_LOOKS
 from vitmods.stats.fit import fit
 from vitmods.stats.images import clusters, images_part
+from vitmods.stats.runs import plan_factorial
 from vitmods.stats.sequential import (
     INTERIM_LEVEL,
     decided,

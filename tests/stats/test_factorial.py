@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from vitmods.stats.criteria import Criteria
-from vitmods.stats.design import plan_factorial
 from vitmods.stats.factorial import LOOK_LEVEL, detectable, factorial, intervals
 from vitmods.stats.fit import fit
 from vitmods.stats.read import Table
+from vitmods.stats.runs import plan_factorial
 from vitmods.stats.verdict import Verdict
 from vitmods.stats.width import against_base, critical_value
 from vitmods.util.errors import UserError

@@ -5,10 +5,10 @@ import pytest
 
 import vitmods as vm
 from vitmods.stats.criteria import Criteria
-from vitmods.stats.design import plan_factorial
 from vitmods.stats.factorial import factorial
 from vitmods.stats.gains import collapsed, less_stable, rate_bound
 from vitmods.stats.read import Table
+from vitmods.stats.runs import plan_factorial
 from vitmods.stats.sequential import looks, nominal_level
 from vitmods.stats.settings import over_settings
 from vitmods.stats.verdict import Verdict

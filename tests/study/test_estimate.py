@@ -153,7 +153,7 @@ def test_a_sweep_that_does_not_fit_is_refused():
 def test_changes_that_go_together_name_the_factorial_design():
     estimate = study(["dpn", "rms", "layerscale"], seeds=3).dry_run(**RUN)
     assert "a factorial design (--design factorial) of 8 runs x 2 seeds, 16 trials" in " ".join(str(estimate).split())
-    assert study(["dpn", "rms"], seeds=3).dry_run(**RUN).factorial == ""
+    assert study(["dpn", "rms"], seeds=3).dry_run(**RUN).instead == ""
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from vitmods.recipes import plain
 from vitmods.report import render
 from vitmods.report import write_report as write
 from vitmods.study import Answer, Study
-from vitmods.study.arms import Arm, FactorialRuns, arm_from_text, make_arms
-from vitmods.study.settings import Settings, make_runs
+from vitmods.study.arms import Arm, arm_from_text, make_arms
+from vitmods.study.designs.factorial import FactorialDesign
+from vitmods.study.settings import Settings
 from vitmods.util.errors import UserError
 
 RECIPE = plain(epochs=2).with_(batch_size=64)
@@ -24,6 +26,10 @@ def make(arms=CHANGES, seeds=2, **options):
     return Study("mu/4", list(arms), "digits", RECIPE, seeds, **{"design": "factorial", "limit_train": 512, **options})
 
 
+def plan_of(arms):
+    return FactorialDesign.plan(SimpleNamespace(arms=tuple(arms), fixed=IMAGES, runs=None))
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("factorial") / "out"
@@ -32,17 +38,17 @@ def finished(tmp_path_factory):
 
 def test_runs_are_arms_with_the_edits_and_overrides_of_their_changes_joined():
     slow = Arm("slow", (), {"lr": 0.01})
-    plan = make_runs([*make_arms(["rms", "dpn"]), slow], IMAGES, None)
-    assert [arm.name for arm in plan.arms] == [
+    plan = plan_of([*make_arms(["rms", "dpn"]), slow])
+    assert [arm.name for arm in plan.arms()] == [
         "rms", "dpn", "rms+dpn", "slow", "rms+slow", "dpn+slow", "rms+dpn+slow",
     ]  # fmt: skip
-    assert plan.arms[-1].short == "rms+dpn"
-    assert plan.arms[-1].recipe == {"lr": 0.01}
-    assert plan.run(["slow", "dpn"]) == plan.arms[5]
+    assert plan.arms()[-1].short == "rms+dpn"
+    assert plan.arms()[-1].recipe == {"lr": 0.01}
+    assert plan.combination(["slow", "dpn"]) == plan.arms()[5]
 
 
 def test_a_change_that_only_goes_first_comes_first():
-    names = [factor.name for factor in make_runs(make_arms(["dtn", "rms", "dpn"]), IMAGES, None).factors]
+    names = [factor.name for factor in plan_of(make_arms(["dtn", "rms", "dpn"])).changes]
     assert names.index("rms") < names.index("dtn")
 
 
@@ -56,18 +62,18 @@ def test_a_change_that_only_goes_first_comes_first():
 )
 def test_what_excludes_each_other_is_in_no_run_together(first, second):
     arms = make_arms([first, second, "layerscale", "qknorm"])
-    plan = make_runs(arms, IMAGES, None)
+    plan = plan_of(arms)
     pair = {arms[0].name, arms[1].name}
-    assert plan.design.conflicts == (tuple(name for name in plan.design.changes if name in pair),)
-    assert not any(pair <= run for run in plan.design.runs)
+    assert plan.runs.conflicts == (tuple(name for name in plan.runs.changes if name in pair),)
+    assert not any(pair <= run for run in plan.runs.runs)
 
 
 def test_an_arm_with_weights_of_its_own_is_left_out():
     arms = (*make_arms(["dpn", "rms"]), Arm("own", start="there"))
-    plan = make_runs(arms, IMAGES, None)
-    assert plan.design.left_out == ("own",)
-    assert [factor.name for factor in plan.factors] == ["dpn", "rms"]
-    assert "own excludes most" in plan.design.warnings[0]
+    plan = plan_of(arms)
+    assert plan.runs.left_out == ("own",)
+    assert [factor.name for factor in plan.changes] == ["dpn", "rms"]
+    assert "own excludes most" in plan.runs.warnings[0]
 
 
 def test_recorded_runs_stay_whatever_would_be_chosen_now():
@@ -76,7 +82,7 @@ def test_recorded_runs_stay_whatever_would_be_chosen_now():
     record["design"]["runs"] = record["design"]["runs"][::-1]
     assert Settings.from_dict(record).to_dict() == record
     again = settings.continuing(record)
-    assert [sorted(run) for run in again.design.design.runs] == [sorted(run) for run in record["design"]["runs"]]
+    assert [sorted(run) for run in again.design.runs.runs] == [sorted(run) for run in record["design"]["runs"]]
     assert [arm.name for arm in again.arms] == [arm.name for arm in reversed(settings.arms)]
     other = make(["dpn", "rms", "layerscale"]).settings
     assert other.continuing(record).design == other.design
@@ -167,5 +173,5 @@ def test_invalid_factorial_studies_are_refused(options, message):
 
 
 def test_a_plan_is_read_back_as_it_was():
-    plan = make_runs([arm_from_text(text) for text in ("dpn", "rms", "dtn")], IMAGES, None)
-    assert FactorialRuns.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    plan = plan_of([arm_from_text(text) for text in ("dpn", "rms", "dtn")])
+    assert FactorialDesign.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan

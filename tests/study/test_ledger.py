@@ -20,8 +20,8 @@ from vitmods.stats.sequential import INTERIM_LEVEL, interim_level
 from vitmods.stats.width import against_base
 from vitmods.study import Answer, Study
 from vitmods.study.ledger import ShownTable, earlier_looks, enter, is_own, ledger_of, read_ledgers
-from vitmods.study.questions import over_studies
 from vitmods.study.settings import Measure
+from vitmods.study.tables import over_studies
 
 pytestmark = pytest.mark.usefixtures("short_clocks")
 RECIPE = plain(epochs=1).with_(batch_size=16)

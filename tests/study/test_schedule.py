@@ -14,13 +14,15 @@ from vitmods.recipes import Recipe
 from vitmods.study.arms import make_arms
 from vitmods.study.budget import Budget, make_budget
 from vitmods.study.cells import Trial
+from vitmods.study.designs.factorial import FactorialDesign
 from vitmods.study.executors import Inline
 from vitmods.study.progress import Progress
-from vitmods.study.questions import decision_against, decision_at, looks
+from vitmods.study.questions import looks
 from vitmods.study.schedule import TrialSchedule
-from vitmods.study.settings import Settings, make_runs, make_seeds
+from vitmods.study.settings import Settings, make_seeds
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import StudyFolder
+from vitmods.study.tables import decision_against, decision_at
 from vitmods.train.trial import write_scores
 from vitmods.util.errors import UserError
 
@@ -246,10 +248,11 @@ class Factorial(Played):
     """Accuracies of runs are sums over their changes."""
 
     def __init__(self, path, gains, seeds, **options):
-        plan = make_runs(make_arms(list(gains)), {**FIXED, "img_size": [8, 8], "in_chans": 1}, None)
-        means = {arm.name: 0.5 + sum(gains[name] for name in arm.name.split("+")) for arm in plan.arms}
+        fixed = {**FIXED, "img_size": [8, 8], "in_chans": 1}
+        plan = FactorialDesign.plan(SimpleNamespace(arms=make_arms(list(gains)), fixed=fixed, runs=None))
+        means = {arm.name: 0.5 + sum(gains[name] for name in arm.name.split("+")) for arm in plan.arms()}
         super().__init__(path, {"base": 0.5, **means}, seeds, **options)
-        self.settings = dataclasses.replace(self.settings, arms=plan.arms, design=plan)
+        self.settings = dataclasses.replace(self.settings, arms=plan.arms(), design=plan)
 
 
 def test_until_decided_it_is_looked_at_and_stops_as_a_whole(tmp_path):

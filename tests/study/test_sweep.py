@@ -16,8 +16,8 @@ from vitmods.recipes import Augment, Recipe, plain
 from vitmods.report import render
 from vitmods.study import Answer, Study
 from vitmods.study.grid import make_grid
-from vitmods.study.questions import over_studies
 from vitmods.study.settings import Settings, check_settings
+from vitmods.study.tables import over_studies
 from vitmods.util.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("short_clocks")

@@ -175,5 +175,4 @@ def _combination(answer: Answer) -> Iterator[Step]:
     for effect in ranked_effects(answer):
         if expected := question.forecast(effect):
             yield Step(f"{effect.arm}{LEANING.get(effect.leans, '')}: {expected} of every run.")
-    for name in question.design.left_out if question.design else ():
-        yield Step(f"No run contains {name}, since it excludes most other changes: compare it in its own study.")
+    yield from map(Step, question.advice)

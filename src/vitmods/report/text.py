@@ -423,13 +423,13 @@ def subjects(answer: Answer) -> list[tuple[ArmAnswer, bool]]:
     """Return what the headline compares as arms, and whether the model of each is without other changes: a change of a
     factorial study is the smallest run that has it."""
     question, by_name = answer.headline, {arm.name: arm for arm in answer.every_arm}
-    if question.design is None:
+    if not question.shown_by:
         return [(arm, True) for arm in answer.arms]
     arms = []
     for name, effect in question.effects.items():
-        names = min((names for names in question.design.arms.values() if name in names), key=len)
-        run, edits = by_name["+".join(names)], answer.settings["design"]["factors"][name]["changes"]
+        shown, edits = question.shown_by[name]
+        run = by_name[shown]
         changes = tuple(change for change in run.model.changes if change.short in edits)
         model = dataclasses.replace(run.model, changes=changes)
-        arms.append((dataclasses.replace(run, name=name, model=model, effect=effect), len(names) == 1))
+        arms.append((dataclasses.replace(run, name=name, model=model, effect=effect), shown == name))
     return arms

@@ -22,13 +22,13 @@ import numpy as np
 
 from vitmods.stats import sequential, tables
 from vitmods.stats.criteria import Criteria
-from vitmods.stats.design import Design, least_squares
 from vitmods.stats.effects import ENOUGH_DF, Intervals, Sides, effect_of, has_interval, mean_of
 from vitmods.stats.expected import with_expected
 from vitmods.stats.fit import Array, Contrasts, Mask, contrasts, noise
 from vitmods.stats.gains import gains_of
 from vitmods.stats.images import images_part
 from vitmods.stats.read import Table
+from vitmods.stats.runs import FactorialRuns, least_squares
 from vitmods.stats.sample_size import SIMULATED_STUDIES, Findable
 from vitmods.stats.sequential import ALPHA
 from vitmods.stats.verdict import Effect, Verdict
@@ -43,7 +43,7 @@ LOOK_SEEDS, LOOK_LEVEL = (2, 3, 4, 6, 8), 0.020
 class Factorial:
     """Effects of a factorial study. The intervals of each family hold together."""
 
-    design: Design
+    design: FactorialRuns
     effects: dict[str, Effect]  #: change -> its effect, on average over the others on and off
     pairs: dict[str, Effect]  #: `dpn x rms`; `dpn x rms or dtn x swiglu` where they cannot be separated
     best: tuple[str, ...]  #: the changes to confirm together, against base on fresh seeds
@@ -89,7 +89,7 @@ class Factorial:
         return all(effect.stops for effect in self.effects.values())
 
 
-def factorial(table: Table, design: Design, criteria: Criteria) -> Factorial:
+def factorial(table: Table, design: FactorialRuns, criteria: Criteria) -> Factorial:
     """The effects of a design's changes, from a table whose arms are its runs, by their names in `design.arms`.
 
     Only seeds that all runs have ended count; verdicts need 2. A study with `most_seeds` is looked at after 2, 3, 4, 6
@@ -169,7 +169,7 @@ def intervals(
 
 
 @lru_cache(maxsize=256)
-def detectable(design: Design, n: int, alpha: float = ALPHA) -> Findable:
+def detectable(design: FactorialRuns, n: int, alpha: float = ALPHA) -> Findable:
     """The effects of the least precise change that `n` seeds of every run can find, in sd of one trial, without the
     images' part; from simulated studies without an effect, as `vitmods.stats.sample_size.detectable`."""
     if n < 2 or (n == 2 and len(design.runs) <= ENOUGH_DF):
@@ -185,7 +185,7 @@ def looks(most: int) -> tuple[int, ...]:
     return sequential.looks(most, LOOK_SEEDS, "factorial study")
 
 
-def _best_signs(design: Design, effects: Mapping[str, Effect]) -> tuple[str, ...]:
+def _best_signs(design: FactorialRuns, effects: Mapping[str, Effect]) -> tuple[str, ...]:
     """The possible combination with the largest sum of gains; no change in a run that failed, or without a verdict."""
     sound = (effect for effect in effects.values() if not effect.failures and effect.verdict != Verdict.WITHHELD)
     gains = {effect.arm: effect.gain for effect in sound}

@@ -5,7 +5,7 @@ from .arms import parse_edits as parse_edits
 from .cells import ImageOptions as ImageOptions
 from .checkpoints import open_trial as open_trial
 from .executors import StudyOptions as StudyOptions
-from .questions import over_studies as over_studies
 from .settings import Measure as Measure
 from .settings import StudySettings as StudySettings
 from .study import Study as Study
+from .tables import over_studies as over_studies

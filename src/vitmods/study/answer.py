@@ -22,7 +22,7 @@ from vitmods.study.arms import BASE
 from vitmods.study.cells import Trial
 from vitmods.study.doubts import outcome_doubts, planning_doubts
 from vitmods.study.grid import mean_of, show_value
-from vitmods.study.questions import Look, Question, confirmation, looks, questions_of, spare_trials
+from vitmods.study.questions import Look, Question, confirmation, looks, spare_trials
 from vitmods.study.results import (
     ArmAnswer,
     BaseCost,
@@ -303,7 +303,7 @@ def read_answer(folder: StudyFolder, facts: Facts, settings: Settings | None = N
     state = StudyState(folder, settings, evaluated)
     taken = tuple(looks(state))
     records, curves = with_curves(state, _without_spare(state, taken))
-    decision, questions = questions_of(state, taken, reference)
+    decision, questions = settings.design.questions(state, taken, reference)
     headline, costs = next(iter(questions.values())), _costs(folder, settings, reference)
     base_cost, arm_costs = costs[first] if "base" not in first.to_dict() else (None, {})
     arms = {
@@ -344,10 +344,8 @@ def _check_reference(folder: StudyFolder, settings: Settings, reference: str) ->
         )
     if reference not in (names := [arm.name for arm in settings.every_arm]):
         raise UserError(f"The study does not have an arm {reference!r}. {nearest(reference, names)}")
-    if reference != BASE and settings.design:
-        raise UserError(
-            "A factorial study compares each change with its absence: leave the reference out (--reference)."
-        )
+    if reference != BASE:
+        settings.refuse("reference")
 
 
 def _without_spare(state: StudyState, taken: Sequence[Look]) -> list[Trial]:

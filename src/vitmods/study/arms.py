@@ -1,8 +1,6 @@
 """Arms: changes, other norms in any transformer, or functions of the user's, and how users name them.
 
-Line-ups are the arms of a study under one name, such as those of a published table (`paper:dpn-table6`). In a factorial
-study arms are switched on and off together: a run is an ordinary arm, `dpn+rms`, with the edits and the recipe
-overrides of its changes joined. The runs are chosen once, kept in study.json and never chosen again.
+Line-ups are the arms of a study under one name, such as those of a published table (`paper:dpn-table6`).
 
 Imports without torch.
 """
@@ -21,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from vitmods.adapters.libraries import LIBRARIES
 from vitmods.finetune.roles import chosen_roles
-from vitmods.stats.design import Design
 from vitmods.util.errors import UserError
 from vitmods.util.registry import Registry, load_plugins, named_by_user
 from vitmods.util.shorthand import read_settings, split_form, split_outside
@@ -471,54 +468,3 @@ def _make_arm(name: str, content: Any) -> Arm:
                 "function model -> model."
             )
     return Arm(name, tuple(edits))
-
-
-@dataclass(frozen=True)
-class FactorialRuns:
-    """The changes as arms, in the order in which a run has them, and which runs there are."""
-
-    factors: tuple[Arm, ...]
-    design: Design
-
-    @property
-    def arms(self) -> tuple[Arm, ...]:
-        """The runs, without base."""
-        return tuple(self.run(names) for name, names in self.design.arms.items() if name != BASE)
-
-    def run(self, names: Iterable[str]) -> Arm:
-        """These changes together, whether that is one of the runs or not."""
-        on = set(names)
-        chosen = [factor for factor in self.factors if factor.name in on]
-        recipe = {name: value for factor in chosen for name, value in factor.recipe.items()}
-        return Arm("+".join(arm.name for arm in chosen), sum((arm.changes for arm in chosen), ()), recipe)
-
-    def continuing(self, recorded: FactorialRuns) -> FactorialRuns:
-        """The recorded runs where they are as many, of the same changes; else these."""
-        changes, recorded_changes = ({arm.name: arm.identity() for arm in plan.factors} for plan in (self, recorded))
-        if changes != recorded_changes or len(self.design.runs) != len(recorded.design.runs):
-            return self
-        by_name = {factor.name: factor for factor in self.factors}
-        return FactorialRuns(tuple(by_name[name] for name in recorded.design.changes), recorded.design)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        design = self.design
-        return {
-            "kind": "factorial",
-            "factors": {factor.name: factor.identity() for factor in self.factors},
-            "runs": [[name for name in design.changes if name in run] for run in design.runs],
-            "conflicts": [list(pair) for pair in design.conflicts],
-            "left_out": list(design.left_out),
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> FactorialRuns:
-        """The inverse of `to_dict`. Raises KeyError or TypeError for other values."""
-        factors = tuple(Arm.from_identity(name, arm) for name, arm in values["factors"].items())
-        design = Design(
-            tuple(factor.name for factor in factors),
-            tuple(map(frozenset, values["runs"])),
-            tuple((first, second) for first, second in values["conflicts"]),
-            tuple(values["left_out"]),
-        )
-        return cls(factors, design)

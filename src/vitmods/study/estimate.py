@@ -15,20 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from vitmods.changes import Change, conflicts
 from vitmods.data.dataset import independent
 from vitmods.model.config import ViTConfig
 from vitmods.model.flops import count_macs
-from vitmods.stats.design import MOST_CHANGES, plan_factorial
-from vitmods.stats.factorial import LOOK_SEEDS as FACTORIAL_LOOKS
-from vitmods.stats.factorial import detectable as detectable_by
 from vitmods.stats.gains import collapsed, has_learned
 from vitmods.stats.sample_size import (
     SEARCHED_SEEDS,
     SHARED_DISAGREEMENT,
     USUAL_DISAGREEMENT,
     Findable,
-    detectable,
     images_at_worst,
     resolution,
     sd_range,
@@ -36,12 +31,12 @@ from vitmods.stats.sample_size import (
     seeds_within,
     usual_sd,
 )
-from vitmods.stats.sequential import LAST_LEVEL, LOOK_SEEDS, MAXIMUM_SEEDS
+from vitmods.stats.sequential import ALPHA, LOOK_SEEDS, MAXIMUM_SEEDS
 from vitmods.stats.verdict import POINTS_PER_FRACTION
 from vitmods.study.arms import BASE
-from vitmods.study.bases import Base
 from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, Budget, seconds_after_trials, slowdown
 from vitmods.study.cells import MOST_SEEDS, Cell
+from vitmods.study.design import DESIGNS
 from vitmods.study.executors import Keep
 from vitmods.study.frozen import trained_lines
 from vitmods.study.grid import Point
@@ -52,12 +47,12 @@ from vitmods.study.prepare import (
     parallel_trials,
     say,
 )
-from vitmods.study.questions import decision_at
 from vitmods.study.reuse import Pool
 from vitmods.study.settings import Measure, Settings, as_now
 from vitmods.study.state import Evaluated, StudyState, evaluated_of
 from vitmods.study.stopwatch import ArmEstimate, Stopwatch, as_a_worker
 from vitmods.study.store import StudyFolder
+from vitmods.study.tables import decision_at
 from vitmods.study.trial import TrialRunner, already_reported, answer_splits, base_config
 from vitmods.train.device import resolve as device_of
 from vitmods.train.optim import freeze
@@ -107,7 +102,7 @@ class Estimate:
     reserve_s:    seconds of the budget that trials may not take: start, costs, report, and a margin
     spent:        where the time of the budget went before the trials
     safe_seeds:   seeds that must not be late, so that more time is left; others may be dropped. None: all
-    factorial:    what a factorial design of the arms' changes would find; empty: it would not find more
+    instead:      other designs that would find more
     reused:       study -> how many of the trials it has finished; saved_s: the seconds that this saves
     not_reused:   for an arm, the setting in which the nearest finished trial differs
     frozen:       setting -> what the trained weights that base starts from reach without training
@@ -125,7 +120,7 @@ class Estimate:
     budget_s: float | None = None
     suggestion: str = ""
     refused: UserError | None = None
-    factorial: str = ""
+    instead: str = ""
     keep_weights: Keep = "all"
     reused: Mapping[str, int] = field(default_factory=dict)
     saved_s: float = 0.0
@@ -187,7 +182,7 @@ class Estimate:
     @property
     def alpha(self) -> float:
         """The level of the last look of a study until decided, or of the only one."""
-        return LAST_LEVEL if self.settings.until_decided else 0.05
+        return self.settings.design.last_level if self.settings.until_decided else ALPHA
 
     @property
     def unit(self) -> str:
@@ -199,7 +194,7 @@ class Estimate:
         sd = self.spread.sd if self.spread else 1.0
         # Intervals are wider if seeds are tested on other parts of the images.
         overlap = self.dataset["test"] / self.dataset["train"] if self.settings.folds else 0.0
-        effects = detectable(self.settings.compared, seeds, self.alpha, round(images_sd / sd, 2), self.settings.known)
+        effects = self.settings.design.findable(self.settings, seeds, self.alpha, round(images_sd / sd, 2))
         return effects * (sd * math.sqrt(1 + seeds * overlap))
 
     def finds(self, seeds: int, images_sd: float = 0.0) -> str:
@@ -213,7 +208,7 @@ class Estimate:
         seeds, most = len(self.settings.seeds), "At most " * self.settings.until_decided
         arms = f"{plural(len(self.settings.arms), 'arm')} and base" if self.settings.arms else "base"
         plan = f"{most}{plural(seeds, 'seed')} of {arms} in about {duration(self.total_s)}"
-        if self.settings.design or not self.settings.arms:
+        if not self.settings.arms:
             return f"{plan}."
         if self.spread is None:
             return f"{plan}; the effects that they can find are unknown: estimate them with --pilot."
@@ -259,7 +254,7 @@ class Estimate:
                 f"While trials run, checkpoints take up to {size(self.working_bytes)} more.",
                 "",
                 *self._effects_by_seeds(),
-                *textwrap.wrap(self.factorial, WIDTH),
+                *textwrap.wrap(self.instead, WIDTH),
                 *textwrap.wrap(self.decides() if self.budget_s is not None and self.refused is None else "", WIDTH),
                 *textwrap.wrap(str(self.refused or ""), WIDTH),
                 *textwrap.wrap(self.suggestion, WIDTH),
@@ -280,7 +275,7 @@ class Estimate:
     def _effects_by_seeds(self) -> Iterator[str]:
         """Yield the effects that can be found by the number of seeds, and what it takes to show equivalence."""
         settings, spread, k = self.settings, self.spread, self.settings.compared
-        if k < 1 or settings.design:  # whose effects are not those of runs
+        if k < 1:
             return
         worst = 0.0  # sqrt of the images' part of the variance at worst
         if spread is None:
@@ -295,6 +290,8 @@ class Estimate:
             effects = [self.finds(seeds), *[self.finds(seeds, worst)] * bool(worst)]
             rows.append([str(seeds), duration(self.seconds(seeds)), *effects])
         yield from _format_table(rows, 0)
+        if not settings.design.compares_arms:
+            return
         if self.test_images:
             n = max(len(settings.seeds), FEWEST)
             half = self.findable(n, self.images_sd).half if spread else None
@@ -414,7 +411,9 @@ def estimate(
         )
         planned = replace(planned, reserve_s=budget.seconds - budget.left_s + reserve_s, spent=budget.spent())
     base = base_config(settings.cells[0], dataset.num_classes)
-    planned = replace(planned, factorial=compare_with_factorial(planned, base))
+    sd, unit = (planned.spread.sd, planned.unit) if planned.spread else (1.0, "sd of a trial")
+    proposals = (design.instead(settings, base, sd, unit) for design in DESIGNS.values() if design != settings.kind)
+    planned = replace(planned, instead=" ".join(filter(None, proposals)))
     if not fixed and budget != ENDLESS:
         planned = fit_to_budget(budget, planned, least)
     if planned.total_s <= LONG_S if budget.seconds is None else planned.in_time(len(planned.settings.seeds)):
@@ -532,41 +531,13 @@ def _learned(state: StudyState) -> dict[int, float]:
     return {seed: score for (seed, score), has_failed in zip(scores.items(), failed, strict=True) if not has_failed}
 
 
-def compare_with_factorial(planned: Estimate, base: Base) -> str:
-    """Describe a factorial design with about as many trials that finds smaller effects; empty if there is none, or if
-    fewer than three arms are single changes of a ViT."""
-    settings = planned.settings
-    changes: dict[str, tuple[Change, ...]] = {}
-    for arm in settings.arms:
-        if [isinstance(change, Change) for change in arm.changes] == [True] and not arm.recipe and arm.start is None:
-            changes[arm.name] = arm.changes  # type: ignore[assignment]
-    k, seeds = len(settings.arms), len(settings.seeds)
-    if not 3 <= len(changes) == k <= MOST_CHANGES or not isinstance(base, ViTConfig) or settings.tune:
-        return ""
-    try:
-        design = plan_factorial(list(changes), conflicts(changes, base))
-    except UserError:  # they do not go together
-        return ""
-    runs, trials = len(design.runs), (k + 1) * seeds
-    repeats = max(2, round(trials / runs))
-    together, alone = detectable_by(design, repeats).effect, detectable(k, seeds).effect
-    if not together < alone:
-        return ""
-    sd, unit = (planned.spread.sd, planned.unit) if planned.spread else (1.0, "sd of a trial")
-    return (
-        f"{listing(list(design.changes))} go together: a factorial design (--design factorial) of {runs} runs x "
-        f"{repeats} seeds, {runs * repeats} trials, finds effects above about {together * sd:.2g} {unit}; one at a "
-        f"time, {trials} trials find {alone * sd:.2g}."
-    )
-
-
 def fit_to_budget(budget: Budget, planned: Estimate, least: int = FEWEST) -> Estimate:
     """Plan the most seeds that fit; with `until_decided` the largest maximum of 8, 16 and 32 that fits (factorial: 8).
 
     If fewer than `least` fit, or fewer than the first look needs, `refused` shows the arithmetic.
     """
     settings, k = planned.settings, len(planned.settings.arms)
-    looks = FACTORIAL_LOOKS if settings.design else LOOK_SEEDS
+    looks = settings.design.look_seeds
     least = looks[0] if settings.until_decided else least
     safe = None if settings.until_decided or settings.tune else least
     planned = replace(planned, budget_s=budget.seconds, safe_seeds=safe)

@@ -108,8 +108,7 @@ class PreparedStudy:
 
     def warn(self) -> None:
         """Issue the notices, and the warnings of images and design, which the answer has by itself."""
-        design = self.settings.design.design.warnings if self.settings.design else ()
-        for text in (*self.dataset.summary()["warnings"], *design, *self.notices):
+        for text in (*self.dataset.summary()["warnings"], *self.settings.design.warnings, *self.notices):
             warnings.warn(text, stacklevel=5)  # the caller of Study.run or Study.dry_run
 
     def config(self, trial: Trial) -> dict[str, Any]:

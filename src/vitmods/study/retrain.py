@@ -71,15 +71,7 @@ def retrain_study(settings: Settings, path: Path, arm: str, seed: int, options: 
     settings = settings.continuing(facts.settings)
     recorded = {name: facts.settings[name] for name in ("images", "seeds")}
     folder.check_same_study({**settings.to_dict(), **recorded})
-    if settings.sweep or settings.design:
-        kind = (
-            "several bases (--base)"
-            if "base" in settings.sweep.to_dict()
-            else "--sweep"
-            if settings.sweep
-            else "--design"
-        )
-        raise UserError(f"--retrain does not support {kind}: run an ordinary study of the arm to train on all images.")
+    settings.refuse("retrain")
     names = [trained.name for trained in settings.every_arm]
     if arm not in (*names, BEST):
         raise UserError(f"The study does not have an arm {arm!r}. {nearest(arm, [BEST, *names])}")

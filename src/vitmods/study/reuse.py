@@ -108,7 +108,7 @@ class Pool:
         self._verdicts: dict[Path, bool | None] = {}
         self._refused: set[Path] = set()
         settings, is_recorded = study.settings, bool(study.options.record)  # what is recorded is not in every trial
-        self._is_plain = not (settings.tune or settings.sweep or settings.design or settings.folds)
+        self._is_plain = settings.is_plain and not settings.tune
         only_named, refuse = settings.no_reuse or is_recorded, self._refuse
         for folder, owner in find_studies(study.runner.folder, settings.reuse, only_named, refuse):
             for path in _trials_in(folder.path / "trials", owner, refuse):

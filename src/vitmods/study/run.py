@@ -83,7 +83,7 @@ def python_call(settings: Settings, out: str) -> str:
     }
     resolved = {
         "metric": None if settings.measure == measure_of(fixed["task"]) else settings.measure.name,
-        "design": settings.design and "factorial",
+        "design": settings.design.to_dict().get("kind"),
         "tune": settings.tune.to_dict() or (),
         "sweep": settings.sweep.to_dict() or (),
     }
@@ -326,11 +326,11 @@ def seeds_to_train(
     count, before, budget = len(settings.seeds), folder.facts(), request.budget
     spare = before.plan.spare if before else 0
     if is_chosen and budget.seconds is not None and not (settings.until_decided or settings.tune):
-        if not settings.design:  # each seed of a factorial study is several trials
+        if settings.design.adds_seeds:
             settings = replace(settings, seeds=tuple(range(max(count, min(2 * count, MOST_SEEDS)))))
     elif before and spare and not request.seeds_given:
         every_seed = tuple(range(max(count, spare)))
-        begun = settings.design or budget.seconds is None
+        begun = budget.seconds is None or not settings.design.adds_seeds
         settings = with_begun_seeds(folder, before, settings) if begun else replace(settings, seeds=every_seed)
     else:
         return settings, SeedCount(count)

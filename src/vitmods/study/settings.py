@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,9 +24,9 @@ import tyro
 
 from vitmods.evals.options import Options
 from vitmods.recipes.recipe import Recipe, tupled
-from vitmods.stats.design import plan_factorial
-from vitmods.study.arms import BASE, Arm, FactorialRuns, Replace, is_foreign
+from vitmods.study.arms import BASE, Arm, is_foreign
 from vitmods.study.cells import MOST_SEEDS, Cell, Trial, make_cell
+from vitmods.study.design import DESIGNS, Design
 from vitmods.study.grid import AS_IS, UNTUNED, Grid, Point, make_grid
 from vitmods.util.errors import UserError
 from vitmods.util.text import flatten, listing
@@ -106,17 +106,14 @@ def options_from(values: Mapping[str, Any]) -> Options:
     return Options(**options)
 
 
-SEEDS, MOST = {None: 5, "factorial": 3}, {None: 16, "factorial": 8}
-"""By default, for each design: of a fixed study, and at most of one that runs until it is decided."""
-
 if TYPE_CHECKING:  # the shell reads text; Python may also pass what a study resolves it to
     GridLike = Grid | Mapping[str, Any] | Iterable[str]
     MetricLike = Measure | str | None
-    DesignLike = FactorialRuns | Literal["factorial"] | None
+    DesignLike = Design | str | None
 else:
     GridLike = tyro.conf.UseAppendAction[tuple[str, ...]]
     MetricLike = str | None
-    DesignLike = Literal["factorial"] | None
+    DesignLike = str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,29 +166,28 @@ class StudySettings:
             object.__setattr__(self, "metric", make_measure(measure.name, measure.options))
         if self.margin is not None and not self.margin >= 0:
             raise UserError(f"margin is how much worse an arm may be, 0 or more, not {self.margin}.")
-        if self.runs is not None and self.design is None:
-            raise UserError(
-                'runs belongs to a factorial study: say design="factorial" (--runs needs --design factorial).'
-            )
-        sweep, tuned = make_grid(self.sweep, "--sweep"), bool(make_grid(self.tune))
+        tuned = bool(make_grid(self.tune))
         if not tuned and self.tuning_seeds != 1:
             raise UserError("Nothing is tuned: name values too, as --tune lr=1e-4,3e-4,1e-3.")
         if self.tuning_seeds < 1:
             raise UserError(f"tuning_seeds must be at least 1, not {self.tuning_seeds}.")
-        if sweep and len(sweep.points) < 2:
+        if (sweep := make_grid(self.sweep, "--sweep")) and len(sweep.points) < 2:
             raise UserError(f"A sweep needs two values or more, not {sweep.points[0]} alone.")
-        swept = sweep and ("several bases (--base)" if "base" in sweep.to_dict() else "--sweep")
-        if self.until_decided and (swept or self.folds):
-            raise UserError(
-                f"With {swept or '--folds'} the number of seeds is fixed: set --seeds, not --until-decided."
-            )
-        if self.design and swept:
-            raise UserError(f"--design factorial does not support {swept}: run a factorial study for each value.")
+        for option in ("sweep", "folds", "until_decided", "family"):
+            if getattr(self, option):
+                self.refuse(option)
+        if self.design or self.runs is not None:
+            kinds = [kind for name, kind in DESIGNS.items() if "runs" in kind.options]
+            if self.runs is not None and self.kind not in kinds:
+                names = listing([kind.name for kind in kinds], "or")
+                raise UserError(
+                    f'runs belongs to a {names} study: say design="{names}" (--runs needs --design {names}).'
+                )
         if self.folds is not None:
             if self.folds < 2:
                 raise UserError(f"folds must be at least 2, not {self.folds}: each seed is tested on one of the parts.")
-            if other := swept or (self.design and "--design factorial"):
-                raise UserError(f"--folds does not support {other}: drop one of the two.")
+            if self.until_decided:
+                raise UserError("With --folds the number of seeds is fixed: set --seeds, not --until-decided.")
             if tuned:
                 raise UserError(
                     "With folds nothing can be tuned: the images that values are chosen on are test images of other "
@@ -201,9 +197,24 @@ class StudySettings:
                 raise UserError("With folds verdicts are about other images too: leave --generalize seeds out.")
 
     @property
+    def kind(self) -> type[Design]:
+        """The design: the one that is named, or that follows from the other settings. UserError for an unknown one."""
+        if isinstance(self.design, Design) and not self.design.is_implied:
+            return type(self.design)
+        name = self.design if isinstance(self.design, str) else ""
+        return DESIGNS[name or ("sweep" if make_grid(self.sweep, "--sweep") else "arms")]
+
+    def refuse(self, option: str) -> None:
+        """Raise UserError if the design excludes a setting, or an option of the shell."""
+        if option in self.kind.excludes:
+            has_bases = "base" in make_grid(self.sweep, "--sweep").to_dict()
+            sweep = "several bases (--base)" if has_bases else "--sweep"
+            raise UserError(self.kind.excludes[option].format(sweep=sweep))
+
+    @property
     def usual_seeds(self) -> int:
         """The number of seeds if it is not given, or the maximum of a study that runs until it is decided."""
-        return max((MOST if self.until_decided else SEEDS)["factorial" if self.design else None], self.folds or 0)
+        return max(self.kind.most_seeds if self.until_decided else self.kind.usual_seeds, self.folds or 0)
 
 
 def make_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
@@ -220,38 +231,13 @@ def make_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
     return chosen
 
 
-def make_runs(arms: Sequence[Arm], fixed: Mapping[str, Any], runs: int | None) -> FactorialRuns:
-    """Choose the runs for these arms of a study with `fixed` settings. Raises UserError if no design exists.
-
-    Two arms cannot be one if their changes exclude each other, if both replace norms or set one field of the recipe,
-    or if one starts from its own weights.
-    """
-    from vitmods.changes import Change
-    from vitmods.changes.compose import conflicts, in_order
-    from vitmods.model.config import ViTConfig
-    from vitmods.study.bases import make_base
-
-    base = make_base(fixed["base"], 2, fixed["img_size"], fixed["in_chans"])
-    config = base if isinstance(base, ViTConfig) else None
-    changes = {arm.name: [edit for edit in arm.changes if isinstance(edit, Change)] for arm in arms}
-    excluding = list(conflicts(changes, config))
-    replaces = {arm.name for arm in arms if any(isinstance(edit, Replace) for edit in arm.changes)}
-    for first, second in itertools.combinations(arms, 2):
-        shared = set(first.recipe) & set(second.recipe) or {first.name, second.name} <= replaces
-        if shared or first.start or second.start:
-            excluding.append((first.name, second.name))
-    by_name = {arm.name: arm for arm in arms}
-    design = plan_factorial(in_order(changes, config), excluding, runs)
-    return FactorialRuns(tuple(by_name[name] for name in design.changes), design)
-
-
 @dataclass(frozen=True)
 class Settings(StudySettings):
     """Everything that defines a study: `StudySettings`, resolved for its images, task and arms.
 
     fixed:        name -> JSON value, nested where it helps (`recipe.schedule`): of every trial; may never change
     arms, seeds:  what is compared; may grow
-    design:       the changes of a factorial study, of which the arms are the runs
+    design:       what the study asks, by which arms with which seeds
     known:        trials of base, of seeds 0, 1, ..., that had finished elsewhere when the study began
     open:         names in `fixed`, and fields of the recipe, that were not given: a stored study keeps its own
     """
@@ -264,7 +250,7 @@ class Settings(StudySettings):
     margin: float = None  # type: ignore[assignment]
     tune: Grid = UNTUNED
     sweep: Grid = UNTUNED
-    design: FactorialRuns | None = None
+    design: Design = None  # type: ignore[assignment]
     known: int = 0
     open: frozenset[str] = field(default=frozenset(), compare=False)
 
@@ -274,14 +260,14 @@ class Settings(StudySettings):
         edits = (edit for arm in self.arms for edit in arm.changes)
         if any(map(is_foreign, bases)) and any(getattr(edit, "needs_reading", "") for edit in edits):
             resolved["fixed"] = {**self.fixed, "in_place": False}
-        if isinstance(self.design, str):
-            resolved["design"] = make_runs(self.arms, self.fixed, self.runs)
-            resolved["arms"] = resolved["design"].arms
-        if (design := resolved.get("design", self.design)) is not None:
-            resolved["runs"] = len(design.design.runs)
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
         super().__post_init__()
+        if not isinstance(self.design, Design) or self.design.is_implied:
+            object.__setattr__(self, "design", self.kind.plan(self))
+            object.__setattr__(self, "arms", self.design.arms(self.arms))
+        for name, value in self.design.chosen_options.items():
+            object.__setattr__(self, name, value)
         if self.metric is None:
             object.__setattr__(self, "metric", measure_of(self.fixed["task"]))
         if self.margin is None:
@@ -293,6 +279,11 @@ class Settings(StudySettings):
     def measure(self) -> Measure:
         """The metric that is compared."""
         return self.metric
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each arm is compared with base under one setting, all trials seeing the same images."""
+        return isinstance(self.design, DESIGNS["arms"]) and not (self.sweep or self.folds or self.design.to_dict())
 
     @property
     def compared(self) -> int:
@@ -334,8 +325,8 @@ class Settings(StudySettings):
 
     @property
     def factors(self) -> tuple[Arm, ...]:
-        """The changes of a factorial study, else the arms."""
-        return self.design.factors if self.design else self.arms
+        """The arms as they were given: of a factorial study its changes, since its arms are runs."""
+        return self.design.factors(self.arms)
 
     def continuing(self, recorded: Mapping[str, Any]) -> Settings:
         """The same with what is open as it was recorded (from `to_dict`), and with the recorded runs of a factorial
@@ -346,10 +337,10 @@ class Settings(StudySettings):
             old = {"rates": (), **old}
             self = self.with_recipe(**{name: old[name] for name in (self.open | {"rates"}).intersection(old)})
         settings = replace(self, fixed={**self.fixed, **fixed})
-        if self.design is None or "design" not in recorded:
+        if recorded.get("design", {}).get("kind") != settings.design.to_dict().get("kind"):
             return settings
-        runs = self.design.continuing(FactorialRuns.from_dict(recorded["design"]))
-        return replace(settings, arms=runs.arms, design=runs)
+        design = settings.design.continuing(recorded.get("design", {}))
+        return replace(settings, arms=design.arms(settings.factors), design=design)
 
     @property
     def every_arm(self) -> tuple[Arm, ...]:
@@ -363,15 +354,7 @@ class Settings(StudySettings):
     def looks(self) -> tuple[int, ...]:
         """The seeds at which a study that runs until it is decided is looked at; none of a fixed one. UserError for too
         few or too many seeds."""
-        if not self.until_decided:
-            return ()
-        from vitmods.stats import factorial, sequential  # scipy, which the shell's help does without
-
-        return (
-            factorial.looks(len(self.seeds))
-            if self.design
-            else sequential.looks(len(self.seeds), sequential.steps_of(self.known))
-        )
+        return self.design.looks(self) if self.until_decided else ()
 
     @property
     def seeds_for_tuning(self) -> range:
@@ -381,14 +364,19 @@ class Settings(StudySettings):
     @property
     def beside(self) -> int:
         """With how many points, at most, that arms chose and base did not, base is trained too: with every seed."""
-        return 0 if self.design else min(len(self.arms), len(self.tune.points) - 1)
+        return min(len(self.arms), len(self.tune.points) - 1) if self.design.tunes_base else 0
+
+    def places(self) -> Iterator[tuple[Point, str, int]]:
+        """Yield the setting, the arm and the seed of each trial that the answer counts: seed by seed, base first."""
+        for setting, seed, arm in itertools.product(self.sweep.points, self.seeds_of(BASE), self.every_arm):
+            if seed in self.seeds_of(arm.name) and self.design.trains(self, setting, arm.name, seed):
+                yield setting, arm.name, seed
 
     @property
     def planned(self) -> int:
         """How many trials there are; of a study that runs until it is decided, or is tuned, at most."""
-        settings, rows = len(self.sweep.points), len(self.every_arm) + self.beside
-        of_base_alone = len(self.seeds_of(BASE)) - len(self.seeds)
-        return settings * rows * len(self.seeds) + of_base_alone + len(self.tuning_trials())
+        beside = len(self.sweep.points) * self.beside * len(self.seeds)
+        return sum(1 for _ in self.places()) + beside + len(self.tuning_trials())
 
     def tuning_trials(self) -> list[Trial]:
         """The trials by which points are chosen; empty if nothing is tuned."""
@@ -403,7 +391,7 @@ class Settings(StudySettings):
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, without settings that are None or empty."""
         settings = {field.name: getattr(self, field.name) for field in fields(StudySettings)}
-        settings |= {"runs": None, "tuning_seeds": [*self.seeds_for_tuning]}  # runs follow from the design
+        settings |= {"runs": None, "tuning_seeds": [*self.seeds_for_tuning]}  # the design has its runs
         for name, value in settings.items():
             if hasattr(value, "to_dict"):
                 settings[name] = value.to_dict()
@@ -430,7 +418,7 @@ class Settings(StudySettings):
             fixed.pop("tune_on", None)  # of an older study: val
             settings["metric"] = Measure.from_dict(settings["metric"])
             if "design" in settings:
-                settings["design"] = FactorialRuns.from_dict(settings["design"])
+                settings["design"] = DESIGNS[settings["design"]["kind"]].from_dict(settings["design"])
             settings["known"] = fixed.pop("known", 0)
             study = cls(fixed, arms, tuple(map(operator.index, fixed.pop("seeds"))), **settings)
             _ = study.cells, fixed["task"]  # an error for what they lack
@@ -456,15 +444,9 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     was trained depends on them.
     """
     if old.get("design") != new.get("design"):
-        designs = []
-        for settings in (old, new):
-            design = settings.get("design") or {"factors": {}}
-            changes = ", ".join(factor["changes"] for factor in design["factors"].values())
-            runs = (
-                f"{design['kind']} of {changes} in {len(design['runs'])} runs" if changes else "each arm against base"
-            )
-            designs.append(runs)
-        return [f"design: {' -> '.join(designs)}"]
+        designs = [settings.get("design", {}) for settings in (old, new)]
+        was, now = (DESIGNS[design.get("kind", "arms")].describe(design) for design in designs)
+        return [f"design: {was} -> {now}"]
     may_grow = {"arms", "seeds", "known", "tune_on", *(field.name for field in fields(StudySettings))} - {"folds"}
     before, after = (
         flatten({name: value for name, value in settings.items() if name not in may_grow})
@@ -534,10 +516,11 @@ def check_settings(settings: Settings) -> None:
     if "limit_train" in swept and fixed.get("limit_train") is not None:
         raise UserError(f"limit_train={fixed['limit_train']} is swept over too: leave one of the two out.")
     _ = settings.looks  # a UserError for too few or too many seeds
-    if settings.design and len(settings.seeds) < 2:
-        raise UserError("A factorial study needs 2 seeds or more: a spread cannot be estimated from one.")
-    if settings.design and settings.family is not None:
-        raise UserError("family is for studies of arms: a factorial design has one effect for each change.")
+    if len(settings.seeds) < settings.design.least_seeds:
+        raise UserError(
+            f"A {settings.design.name} study needs {settings.design.least_seeds} seeds or more: a spread cannot be "
+            "estimated from one."
+        )
     for name in sorted(swept & {name for name, _ in settings.tune.fields}):
         raise UserError(f"{name} is both tuned and swept over: leave one of the two out.")
     for grid, what in ((settings.tune, "tuned"), (settings.sweep, "swept over")):

@@ -25,9 +25,9 @@ from vitmods.study.estimate import Estimate
 from vitmods.study.executors import StudyOptions
 from vitmods.study.grid import make_grid
 from vitmods.study.prepare import open_study, say
-from vitmods.study.questions import over_studies
 from vitmods.study.settings import Settings
 from vitmods.study.store import StudyFolder, slug
+from vitmods.study.tables import over_studies
 from vitmods.study.trial import already_reported
 from vitmods.tasks.base import TASKS, WITHOUT_LABELS
 from vitmods.util.address import address_of, named, place

@@ -181,7 +181,7 @@ class StudyState:
     def beside(self, setting: Point, arm: str, seed: int) -> Trial | None:
         """The trial of base at the point of an arm; None if base chose the same, or before both are chosen."""
         own, base = self.trial(setting, arm, seed), self.trial(setting, BASE, seed)
-        apart = own and base and own.point != base.point and not self.settings.design
+        apart = own and base and own.point != base.point and self.settings.design.tunes_base
         return Trial(self.settings.cell(BASE, setting, own.point), seed) if own and apart else None
 
     def arms_of(self, trial: Trial) -> set[str]:
@@ -270,10 +270,7 @@ class StudyState:
         settings = self.settings
         places = list(product(settings.sweep.points, settings.every_arm))
         self.selections = {(setting, arm.name): self._selection(setting, arm) for setting, arm in places}
-        order = product(settings.sweep.points, settings.seeds_of(BASE), settings.every_arm)
-        wanted = [
-            self.trial(setting, arm.name, seed) for setting, seed, arm in order if seed in settings.seeds_of(arm.name)
-        ]
+        wanted = [self.trial(*place) for place in settings.places()]
         beside = product(settings.sweep.points, settings.seeds, settings.arms if settings.tune else ())
         matched = [self.beside(setting, arm.name, seed) for setting, seed, arm in beside]
         known = {**self.answered, **self.matched}

@@ -21,9 +21,10 @@ from vitmods.study.arms import BASE, Arm, FunctionSpec, base_function, is_foreig
 from vitmods.study.cells import ImageOptions
 from vitmods.study.checkpoints import arms_in, check_weights_for, seeds_of, use_trained_arms
 from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
+from vitmods.study.design import DESIGNS, Design
 from vitmods.study.executors import StudyOptions
 from vitmods.study.grid import make_grid
-from vitmods.study.settings import SAYS_BASE, SEEDS, Rung, Settings, StudySettings, check_settings, make_seeds
+from vitmods.study.settings import SAYS_BASE, Rung, Settings, StudySettings, check_settings, make_seeds
 from vitmods.util.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -319,7 +320,7 @@ class Study:
             raise UserError('One data set is not averaged over: give sweep={"data": [...]}, or call run.')
         return run_over_data(self._by_data, Path(out), self._of_stages(None, options, overrides), command)
 
-    def confirm(self, out: str | Path, seeds: int = SEEDS[None], **options: Any) -> Answer:
+    def confirm(self, out: str | Path, seeds: int = Design.usual_seeds, **options: Any) -> Answer:
         """Train the best combination that a factorial study in `out` predicts against base, on fresh seeds.
 
         It is another study, in a folder below `out`; the answer of the factorial one has its effect as the question
@@ -336,14 +337,13 @@ class Study:
         from vitmods.study.answer import Answer
         from vitmods.study.store import StudyFolder
 
-        answer, plan = Answer.load(out), self.settings.design
-        if plan is None:
-            raise UserError('Only the best combination of a factorial study is confirmed: design="factorial".')
+        self.settings.refuse("confirm")
+        answer = Answer.load(out)
         if not answer.complete:
             raise UserError(f"{out} is not finished: run it first, so that the best combination is known.")
         if not answer.headline.together:
             raise UserError("No change is predicted to help: a combination to confirm does not exist.")
-        arm = plan.run(answer.headline.together)
+        arm = self.settings.design.combination(answer.headline.together)
         study = copy(self)
         study._seeds_given, study._notes = True, ()
         study.settings = replace(
@@ -351,7 +351,7 @@ class Study:
             arms=(arm,),
             seeds=make_seeds(range(FRESH, FRESH + seeds)),
             until_decided=False,
-            design=None,
+            design=DESIGNS["arms"].plan(self.settings),
             runs=None,
         )
         return study.run(StudyFolder(out).confirmation(arm.name).path, **options)

@@ -47,7 +47,7 @@ _STARTS = 20
 
 
 @dataclass(frozen=True)
-class Design:
+class FactorialRuns:
     """Runs of a study of changes that are switched on and off. Every seed trains all of them."""
 
     changes: tuple[str, ...]
@@ -137,7 +137,9 @@ class Design:
         return np.asarray(len(self.runs) / 4 * (self.weights**2).sum(1))
 
 
-def plan_factorial(arms: Sequence[str], conflicts: Iterable[Collection[str]] = (), runs: int | None = None) -> Design:
+def plan_factorial(
+    arms: Sequence[str], conflicts: Iterable[Collection[str]] = (), runs: int | None = None
+) -> FactorialRuns:
     """The runs for these changes (names of 2 to 8 arms).
 
     Args:
@@ -164,7 +166,7 @@ def plan_factorial(arms: Sequence[str], conflicts: Iterable[Collection[str]] = (
         raise UserError(f"A factorial design takes up to {MOST_CHANGES} changes, got {len(kept)}: leave some out.")
     on = _exchanged(kept, pairs, runs) if pairs else fraction(len(kept), runs)
     chosen = tuple(frozenset(name for name, there in zip(kept, row, strict=True) if there) for row in on)
-    design = Design(kept, chosen, pairs, left_out)
+    design = FactorialRuns(kept, chosen, pairs, left_out)
     if len(design.arms) < len(design.runs):
         raise UserError(f"Two runs of {', '.join(kept)} would have one name: give arms names without + in them.")
     return design

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from vitmods.stats import sample_size
 from vitmods.stats.decide import decide
-from vitmods.stats.design import _GENERATORS, exchange, fraction, plan_factorial, resolution
 from vitmods.stats.fit import fit
+from vitmods.stats.runs import _GENERATORS, exchange, fraction, plan_factorial, resolution
 from vitmods.stats.sample_size import (
     SIMULATED_SEEDS,
     Findable,

@@ -1,0 +1,1 @@
+"""One design of studies per file; they register themselves."""
