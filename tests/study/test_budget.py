@@ -228,7 +228,7 @@ def references(tmp_path_factory):
     folder = tmp_path_factory.mktemp("references")
     recipe = vm.recipes.digits().with_(warmup_epochs=None, warmup_steps=0)
     for name, seeds, steps in (("small", 1, 2), ("large", 2, 3)):
-        Study("mu1/4", None, "digits", recipe.with_(steps=steps), seeds=seeds).run_base(folder / name, **RUN)
+        Study("mu1/4", None, "digits", recipe.with_(steps=steps), seeds=seeds).run(folder / name, **RUN)
     return folder
 
 

@@ -354,7 +354,7 @@ def test_options_of_a_metric_are_part_of_it():
 
 def test_base_alone_is_entered(images, runs):
     for lr in (2e-3, 3e-3):
-        study(images, None, seeds=2, recipe=RECIPE.with_(lr=lr)).run_base(runs / str(lr), **OPTIONS)
+        study(images, None, seeds=2, recipe=RECIPE.with_(lr=lr)).run(runs / str(lr), **OPTIONS)
     answer = study(images, ["dpn"], seeds=2, recipe=RECIPE.with_(lr=3e-3)).run(runs / "second", **OPTIONS)
     assert any("beside those of 2 other bases" in doubt for doubt in answer.doubts)
     assert not any(Answer.load(runs / "first").doubts)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from vitmods.cli.compare import FAILED, Compare, make_study
+from vitmods.cli.compare import Compare, make_study, run
 from vitmods.cli.options import announce, expected_folder, parse, readable_folder
+from vitmods.study.budget import make_budget
 from vitmods.study.executors.processes import start_template_early
 from vitmods.util.errors import UserError
 from vitmods.util.registry import plugin_options
@@ -55,18 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     machine = replace(options.options, progress=not options.quiet)
     with nullcontext() if options.dry_run else start_template_early(machine):
         machine.check_here()
-        study = make_study(options, alone=True)
+        study = make_study(options, budget=make_budget(options.budget) if options.budget else None, alone=True)
         usual = "" if options.start else str(study.settings.fixed["base"])
         out = options.out or readable_folder(data, base or usual, "base")
-        run: dict[str, Any] = {"options": machine, "budget": options.budget}
-        run["command"] = shlex.join(["vitmods", "base", *arguments, *plugin_options()])
-        if options.dry_run:
-            print(study.dry_run(out, **run))
-            return 0
-        reference = study.run_base(out, **run)
-    print(reference)
-    if missing := len(study.settings.seeds) - len(reference.scores) - len(reference.failed):
-        print(f"{missing} of {plural(len(study.settings.seeds), 'seed')} are missing: the same command trains them.")
-    for failure in reference.failed:
-        print(f"failed: {failure}", file=sys.stderr)
-    return FAILED if reference.failed or (reference.scores and reference.mean is None) else 0
+        command = shlex.join(["vitmods", "base", *arguments, *plugin_options()])
+        return run(study, options, out, {"options": machine, "command": command})

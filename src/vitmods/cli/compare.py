@@ -167,36 +167,36 @@ def main(arguments: Sequence[str]) -> int:
         out = options.out or readable_folder(place, *(name or usual for name in names))
         where = ["--out", str(out)] if chooses and not options.out else []  # commands that follow may lack the budget
         command = shlex.join(["vitmods", "compare", *arguments, *where, *plugin_options()])
-        return _run(study, options, out, {"options": machine, "command": command})
+        return run(study, options, out, {"options": machine, "command": command})
 
 
-def _run(study: Study, options: Compare, out: Path, run: dict[str, Any]) -> int:
+def run(study: Study, options: Compare, out: Path, how: dict[str, Any]) -> int:
     """Run, estimate, pilot or retrain a study, as the options ask. Returns the exit code."""
     from vitmods.study import Answer
     from vitmods.study.store import StudyFolder
 
     if options.retrain is not None:
-        retrained = study.retrain(out, options.retrain, options=run["options"])
+        retrained = study.retrain(out, options.retrain, options=how["options"])
         print(f"{retrained}\nReport: {named(Answer.load(out).report())}")
         return 0 if retrained.finished else FAILED
     if options.dry_run:
         if options.out and not study.data_sets:  # without it any folder may do: nothing is written
             StudyFolder(options.out).check_place(options.dataset.data)
-        print(study.dry_run(out, **run))
+        print(study.dry_run(out, **how))
         return 0
     if options.pilot:
-        print(study.pilot(out, **run))
+        print(study.pilot(out, **how))
         return 0
     if study.data_sets:
-        over = study.run_over_data(out, **run)
+        over = study.run_over_data(out, **how)
         print(f"{over}\n")
         for report in over.report():
             print(f"Report: {named(report)}")
         return _exit_code(over.complete, over.has_diverged, over.failed)
-    result = study.run(out, **run)
+    result = study.run(out, **how)
     failed = []
     if options.confirm and result.complete and result.headline.together:
-        confirmed = study.confirm(out, **run)
+        confirmed = study.confirm(out, **how)
         confirmed.report()
         result, failed = Answer.load(out), confirmed.failed
     from vitmods.report import print_answer

@@ -56,6 +56,8 @@ def next_steps(answer: Answer) -> list[Step]:
         steps.append(Step("Finish the study: re-running the command resumes it.", answer.command))
     if not (answer.complete or answer.looks):
         return steps
+    if not answer.arms:
+        return [*steps, *map(Step, answer.headline.advice)]
     if not answer.headline.against:
         return [*steps, *_combination(answer)]
     arm = best_arm(answer)

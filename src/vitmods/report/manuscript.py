@@ -143,7 +143,8 @@ def _models(answer: Answer) -> Iterator[str]:
     arms = [arm for arm, _ in text.subjects(answer)]
     described = listing([_described(arm) for arm in arms])
     against = "the unchanged model (base)" if answer.base.name == BASE else f"the arm {_described(answer.base)}"
-    yield f"We compared {plural(len(arms), answer.headline.label)} with {against}: {described}."
+    if arms:
+        yield f"We compared {plural(len(arms), answer.headline.label)} with {against}: {described}."
     yield f"{'Base is' if answer.base.name == BASE else 'The unchanged model is'} {model}"
     start, arms_of_study = answer.settings.get("start"), answer.settings.get("arms", {})
     if isinstance(start, Mapping):
@@ -314,6 +315,7 @@ def _trials(answer: Answer) -> Iterator[str]:
     if question.methods:
         yield question.methods
     trained = "Base and every arm were trained" if question.against else "Every combination was trained"
+    trained = trained if answer.arms else "It was trained"
     if settings.get("until_decided"):
         yield f"{trained} with the same seeds, which were added until the effects were decided (at most {planned})."
         if answer.looks:
@@ -349,7 +351,10 @@ def _comparison(answer: Answer) -> Iterator[str]:
     where += "" if answer.settings.get("folds") else f" ({count:,})"
     lower = "" if metric.higher_is_better else " (lower is better)"
     both = "; nothing was chosen on either split" * (len(answer.splits) > 1)
-    yield f"Models are compared by {metric.title}{lower} on {where} after the last step{both}."
+    compared = "Models are compared" if effects else "It is measured"
+    yield f"{compared} by {metric.title}{lower} on {where} after the last step{both}."
+    if not effects:
+        return
     unit = text.points(metric)
     shared = ", over the seeds that both share" if question.against else ""
     yield f"Effects are {question.meaning}{shared}{f', in{unit}' if unit else ''}."

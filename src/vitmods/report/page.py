@@ -256,7 +256,7 @@ class Page:
     @property
     def title(self) -> str:
         base = f" {self.answer.base.model.name}" if len(self.answer.bases) == 1 else ""
-        return f"{self.answer.data['name']}: which change helps{base}?"
+        return f"{self.answer.data['name']}: {f'which change helps{base}?' if self.answer.arms else base.strip()}"
 
     @property
     def costs(self) -> list[tuple[str, BaseCost | None, list[tuple[str, ArmCost | None]]]]:

@@ -150,6 +150,9 @@ def _legend(answer: Answer) -> Iterator[str]:
     name = f" ({single_line(answer.base.model.name)})" if len(answer.bases) == 1 else ""
     spread = f", {spread}" if (spread := words.base_spread(answer)) else ""
     yield f"{answer.base.name}{name}: {reached} {metric.title} ({' and '.join(answer.splits)}{lower}){spread}."
+    if not answer.headline.effects:
+        yield words.brief_claim(answer).capitalize()
+        return
     unit = f", in{words.points(metric)}" if metric.unit else ""
     yield f"Effects are {answer.headline.meaning}{unit}, margin {answer.margin:g}; {words.brief_claim(answer)}"
     if answer.headline.against:

@@ -85,7 +85,8 @@ def headline(answer: Answer) -> str:
         return "; ".join(filter(None, (progress, not_learned(answer))))
     if not_learned(answer):
         return f"{not_learned(answer)}: there are no verdicts."
-    effects = ranked_effects(answer)
+    if not (effects := ranked_effects(answer)):
+        return f"{question.scope}."
     by_verdict: dict[Verdict, list[str]] = {}
     for effect in effects:
         by_verdict.setdefault(effect.verdict, []).append(effect.arm)
@@ -191,6 +192,8 @@ def brief_claim(answer: Answer) -> str:
 
 def _claim(answer: Answer) -> list[str]:
     """The level of the intervals, what they are about, and when the study is looked at."""
+    if not answer.headline.effects:
+        return [*answer.headline.facts]
     level = level_of(answer.headline.effects.values()) + PAIRS * answer.decision.of_pairs
     return [level, answer.decision.claim, *answer.headline.facts]
 

@@ -39,7 +39,6 @@ from vitmods.study.settings import Settings
 from vitmods.study.state import HIDDEN, StudyState, TrialRecord, evaluated_of, with_begun_seeds
 from vitmods.study.store import SCHEMA, Facts, Sample, StudyFolder
 from vitmods.tasks.metrics import Metric
-from vitmods.util.address import named
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.files import write_atomically, write_json
 from vitmods.util.registry import Registry
@@ -299,7 +298,7 @@ def read_answer(folder: StudyFolder, facts: Facts, settings: Settings | None = N
         settings = with_begun_seeds(folder, facts, settings or Settings.from_dict(facts.settings))
         evaluated, first = evaluated_of(folder, facts), settings.sweep.points[0]
         models = {cell.arm.name: facts.models[cell.name] for cell in settings.cells_at(first)}
-    _check_reference(folder, settings, reference)
+    _check_reference(settings, reference)
     state = StudyState(folder, settings, evaluated)
     taken = tuple(looks(state))
     records, curves = with_curves(state, _without_spare(state, taken))
@@ -336,12 +335,7 @@ def read_answer(folder: StudyFolder, facts: Facts, settings: Settings | None = N
     )
 
 
-def _check_reference(folder: StudyFolder, settings: Settings, reference: str) -> None:
-    if not settings.arms:
-        raise UserError(
-            f"{named(folder.path)} has trials of base only: base.json describes them. Compare arms in another folder "
-            "next to it, which reuses them."
-        )
+def _check_reference(settings: Settings, reference: str) -> None:
     if reference not in (names := [arm.name for arm in settings.every_arm]):
         raise UserError(f"The study does not have an arm {reference!r}. {nearest(reference, names)}")
     if reference != BASE:
@@ -359,7 +353,7 @@ def _without_spare(state: StudyState, taken: Sequence[Look]) -> list[Trial]:
 
 def _is_complete(state: StudyState, stopped: Set[str]) -> bool:
     ended = all(record.ended or state.arms_of(trial) <= stopped for trial, record in state.records.items())
-    return not state.images.plan.spare and (len(stopped) == len(state.settings.arms) or ended)
+    return not state.images.plan.spare and (ended or 0 < len(stopped) == len(state.settings.arms))
 
 
 def _costs(folder: StudyFolder, settings: Settings, reference: str) -> Costs:

@@ -33,7 +33,6 @@ from vitmods.study.executors.clusters import RayCluster, Slurm
 from vitmods.study.executors.processes import LocalProcesses, Template, get_template, import_all
 from vitmods.study.prepare import PreparedStudy, build_arms, open_study, say, threads_for, user_functions, workers_for
 from vitmods.study.progress import LiveReport, Progress, StepTimes, earlier_paces, kind_of
-from vitmods.study.reference import Reference, describe_base
 from vitmods.study.results import costs_under, read_costs
 from vitmods.study.reuse import Pool
 from vitmods.study.schedule import TrialSchedule, check_weights_are_there
@@ -379,26 +378,16 @@ def run_pilot(request: Request, path: Path, options: StudyOptions, command: str 
         settings = study.settings
         seeds = _pilot_seeds(settings, is_settled)
         begun = study if is_settled else replace(study, settings=replace(settings, seeds=seeds))
+        pool = Pool(begun)
+        begun = pool.with_known_base(begun)
         plan = SeedCount(len(settings.seeds) * is_settled)
-        begun, pool, _ = _train_base(begun, seeds, plan, ENDLESS, lease, command or python_call(settings, str(path)))
+        facts = write_facts(begun, command or python_call(settings, str(path)), plan)
+        state = StudyState(folder, _base_alone(begun.settings, seeds), evaluated_of(folder, facts))
+        with get_template(template_threads(options, len(state.missing))) as template:
+            _work(begun, state, ENDLESS, lease, pool, template)
+        state.enter_look()
         study = replace(begun, settings=replace(begun.settings, seeds=settings.seeds))
         return estimate(study, request.budget, command, fixed=is_settled, pool=pool)
-
-
-def run_base(request: Request, path: Path, options: StudyOptions, command: str | None) -> Reference:
-    """Train base on all seeds and describe its trials: see `Study.run_base`."""
-    settings, folder = request.settings, StudyFolder(path)
-    if settings.tune or settings.sweep or settings.design:
-        raise UserError("Base alone is trained in one way: leave tune, sweep and design out.")
-    folder.check_place(settings.fixed["data"])
-    with folder.lock() as lease:
-        study, _, is_settled = replace(request, budget=ENDLESS).prepare(folder, options, command)
-        settings, plan = study.settings, SeedCount(len(study.settings.seeds) * is_settled)
-        command = command or python_call(settings, str(path))
-        _, _, state = _train_base(study, settings.seeds, plan, request.budget, lease, command)
-        reference = describe_base(state)
-        write_json(folder.path / "base.json", reference.to_dict())
-        return reference
 
 
 def _pilot_seeds(settings: Settings, is_settled: bool) -> tuple[int, ...]:
@@ -407,20 +396,6 @@ def _pilot_seeds(settings: Settings, is_settled: bool) -> tuple[int, ...]:
 
 def _base_alone(settings: Settings, seeds: tuple[int, ...]) -> Settings:
     return replace(settings, arms=(), until_decided=False, seeds=seeds)
-
-
-def _train_base(
-    study: PreparedStudy, seeds: tuple[int, ...], plan: SeedCount, budget: Budget, lease: Lease, command: str
-) -> tuple[PreparedStudy, Pool, StudyState]:
-    pool = Pool(study)
-    study = pool.with_known_base(study)
-    facts = write_facts(study, command, plan)
-    settings = _base_alone(study.settings, seeds)
-    state = StudyState(study.runner.folder, settings, evaluated_of(study.runner.folder, facts))
-    with get_template(template_threads(study.options, len(state.missing))) as template:
-        _work(study, state, budget, lease, pool, template)
-    state.enter_look()
-    return study, pool, state
 
 
 def template_threads(options: StudyOptions, missing: int) -> int | None:

@@ -173,7 +173,7 @@ class StudySettings:
             raise UserError(f"tuning_seeds must be at least 1, not {self.tuning_seeds}.")
         if (sweep := make_grid(self.sweep, "--sweep")) and len(sweep.points) < 2:
             raise UserError(f"A sweep needs two values or more, not {sweep.points[0]} alone.")
-        for option in ("sweep", "folds", "until_decided", "family"):
+        for option in ("sweep", "tune", "folds", "until_decided", "family"):
             if getattr(self, option):
                 self.refuse(option)
         if self.design or self.runs is not None:
@@ -274,6 +274,12 @@ class Settings(StudySettings):
             object.__setattr__(self, "margin", MARGINS[self.metric.metric.unit])
         if not self.margin < (100 if self.metric.metric.unit == "%" else math.inf):
             raise UserError(f"A margin of {self.margin:g} does not exclude any difference: give a smaller one.")
+
+    @property
+    def kind(self) -> type[Design]:
+        """As `StudySettings.kind`; without arms, base alone."""
+        kind = super().kind
+        return kind if self.arms or not kind.is_implied else DESIGNS["base"]
 
     @property
     def measure(self) -> Measure:

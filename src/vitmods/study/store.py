@@ -7,7 +7,6 @@ trials/<setting>/<arm>/...      the same in a sweep
 confirm/<arm>/                  the study that trains the best combination of a factorial one on fresh seeds
   val.json  test.json           in a trial: results of its final weights on a split, by protocol, if the training did
                                 not measure them. In a tuned study only chosen points have a test.json
-base.json                       the spread, curve and time of base, if it was trained alone
 costs.json                      the cost of each arm, measured once (in a sweep over bases: base -> costs)
 retrained/<arm>/                a trial on all images, after the study; not part of the answer
 results.json  results.csv       rebuilt from the trials at any time

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from vitmods.study.answer import Answer
     from vitmods.study.budget import Budget
     from vitmods.study.estimate import Estimate
-    from vitmods.study.reference import Reference
     from vitmods.study.retrain import Retrained
     from vitmods.study.run import Request
     from vitmods.study.stages import AnswerOverData, Estimates, TwoStages
@@ -53,9 +52,9 @@ class Study:
             `hf:FOLDER`, or a function (num_classes, img_size, in_chans) -> nn.Module (docs/any-model.md); None: a ViT
             that fits the images. A list of names: arms are compared with each, as in a sweep over bases.
         arms: name -> changes (or their short form) or a function model -> model, or a list of short forms, each
-            `CHANGES` or `NAME=CHANGES`. Of a folder of checkpoints, their names; none: all. None: base alone, for
-            `run_base`. `paper:TABLE`: those of a published table, and its task, bases, sweep and metric unless they are
-            given.
+            `CHANGES` or `NAME=CHANGES`. Of a folder of checkpoints, their names; none: all. None: base alone, whose
+            trials studies next to it reuse. `paper:TABLE`: those of a published table, and its task, bases, sweep and
+            metric unless they are given.
         data: `digits`, a folder, `torchvision:NAME?root=...` or `hf:NAME`.
         recipe: how every trial is trained, or its name with settings (`augreg(level=light1)`); None: one that fits the
             images, or `finetune` with `start`.
@@ -299,8 +298,6 @@ class Study:
         """
         from vitmods.study.run import run_study
 
-        if not self.settings.arms:
-            raise UserError("A study compares arms with base: name some, or train base alone with run_base.")
         if self._stages:
             from vitmods.study.stages import run_pretrained
 
@@ -423,24 +420,6 @@ class Study:
         from vitmods.study.run import run_pilot
 
         return run_pilot(*self._request(out, budget, options, overrides), command)
-
-    def run_base(
-        self,
-        out: str | Path,
-        *,
-        budget: str | int | None = None,
-        command: str | None = None,
-        options: StudyOptions = USUAL_OPTIONS,
-        **overrides: Any,
-    ) -> Reference:
-        """Train base alone on all seeds, as the reference of later studies next to `out`, which reuse its trials.
-
-        Returns its scores, spread, curve and time, which are also written to base.json. Arguments and errors are those
-        of `run`.
-        """
-        from vitmods.study.run import run_base
-
-        return run_base(*self._request(out, budget, options, overrides), command)
 
     def _request(
         self, out: str | Path, budget: str | int | Budget | None, options: StudyOptions, overrides: Mapping[str, Any]
