@@ -163,12 +163,12 @@ def test_the_reference_is_trained_alone_and_has_no_verdicts(images, tmp_path, ca
     assert capsys.readouterr().out.startswith("1 of 2 trials finished")
     assert main(command) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert re.match(r"mu/4: top-1 \d+\.\d+ % over 2 seeds, sd of a trial", printed)
+    assert re.match(r"mu/4: top-1 \d+\.\d+ % over 2 seeds", printed)
     assert "On val" in printed
     answer = Answer.load(place)
     assert (answer.complete, list(answer.base.scores), answer.effects) == (True, [0, 1], {})
     assert answer.to_methods().startswith("Base is mu/4")
-    assert "arm" not in answer.to_methods()
+    assert "arms" not in answer.to_methods()
     assert "verdict" not in answer.to_csv()
     assert answer.report().exists()
 
