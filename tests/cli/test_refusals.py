@@ -13,7 +13,7 @@ compar                                             -> Did you mean 'compare'?
 --color                                            -> --color
 compare --epoch 3                                  -> Unrecognized options: --epoch, 3 Perhaps you meant: --epochs
 compare --seeds three                              -> --seeds
-compare --design factoral                          -> Expected one of (
+compare --design factoral                          -> Did you mean 'factorial'?
 compare --recipe plane                             -> Did you mean 'plain'?
 compare --recipe augreg(levle=light1)              -> Did you mean 'level'?
 compare --margin -1                                -> margin is how much worse an arm may be

@@ -18,7 +18,7 @@ from vitmods.study.executors import StudyOptions
 from vitmods.study.prepare import open_study
 from vitmods.study.run import write_facts
 from vitmods.study.settings import Settings
-from vitmods.study.store import SeedCount, StudyFolder
+from vitmods.study.store import StudyFolder
 from vitmods.study.trial import TrialRunner
 from vitmods.train import RunOptions
 from vitmods.util.errors import UserError
@@ -60,7 +60,7 @@ def test_a_process_that_starts_after_the_images_changed_trains_nothing(images, t
     folder = StudyFolder(tmp_path / "out")
     folder.path.mkdir()
     prepared = open_study(folder, study(images, **KINDS[kind]).settings, StudyOptions(**OPTIONS))
-    facts = write_facts(prepared, "command", SeedCount(len(prepared.settings.seeds)))
+    facts = write_facts(prepared, "command")
     kept = shutil.copytree(images, tmp_path / "kept")
 
     def worker():

@@ -295,7 +295,7 @@ def read_answer(folder: StudyFolder, facts: Facts, settings: Settings | None = N
     is damaged, or the study does not have the arm.
     """
     with folder.naming_damage():
-        settings = with_begun_seeds(folder, facts, settings or Settings.from_dict(facts.settings))
+        settings = with_begun_seeds(folder, facts, settings or facts.study())
         evaluated, first = evaluated_of(folder, facts), settings.sweep.points[0]
         models = {cell.arm.name: facts.models[cell.name] for cell in settings.cells_at(first)}
     _check_reference(settings, reference)
@@ -353,7 +353,7 @@ def _without_spare(state: StudyState, taken: Sequence[Look]) -> list[Trial]:
 
 def _is_complete(state: StudyState, stopped: Set[str]) -> bool:
     ended = all(record.ended or state.arms_of(trial) <= stopped for trial, record in state.records.items())
-    return not state.images.plan.spare and (ended or 0 < len(stopped) == len(state.settings.arms))
+    return not state.settings.spare and (ended or 0 < len(stopped) == len(state.settings.arms))
 
 
 def _costs(folder: StudyFolder, settings: Settings, reference: str) -> Costs:

@@ -24,7 +24,6 @@ from vitmods.study.arms import BASE, Arm, LineUp, arms_from_text, is_foreign, pa
 from vitmods.study.bases import Base, ForeignBase, described, edited, load_into, read_weights, rebuilt
 from vitmods.study.cells import MOST_SEEDS, image_settings
 from vitmods.study.changed import open_changed, pixels_of
-from vitmods.study.settings import Settings
 from vitmods.study.state import Evaluated, StudyState
 from vitmods.study.store import StudyFolder, read_object, slug
 from vitmods.tasks.base import TASKS, TaskModel
@@ -84,7 +83,7 @@ def arms_in(source: str) -> dict[str, Arm]:
         return {}
     study = StudyFolder(folder)
     if facts := study.facts():
-        state = StudyState(study, Settings.from_dict(facts.settings), Evaluated(facts.splits))
+        state = StudyState(study, facts.study(), Evaluated(facts.splits))
         if state.settings.sweep and state.selections:
             raise UserError(f"{study.path} is a sweep: give the folder of one arm under one setting, in its trials.")
         trained = {}

@@ -66,7 +66,6 @@ def choose(
     options: StudyOptions,
     budget: Budget,
     command: str | None,
-    seeds_given: bool,
 ) -> tuple[PreparedStudy, Estimate]:
     """Open the study that extends a reference, or else the first one of the rungs that fits a time budget, with its
     whole training or half of it, and estimate it.
@@ -75,7 +74,7 @@ def choose(
 
     rungs: from the largest to the smallest.
     """
-    if (extended := extend_reference(rungs[0].settings, folder, options, budget, command, seeds_given)) is not None:
+    if (extended := extend_reference(rungs[0].settings, folder, options, budget, command)) is not None:
         return extended
     if not rungs[-1].images:  # nobody knows before they are read; the last images are the smallest
         settings = rungs[-1].settings
@@ -84,7 +83,7 @@ def choose(
     stopwatch = Stopwatch(TrialRunner(folder, rungs[0].settings.measure, options), device_of(options.device), budget)
     for rung in rungs:
         settings, is_last = rung.settings, rung is rungs[-1]
-        seeds = len(settings.seeds) if seeds_given else CHOSEN_SEEDS
+        seeds = len(settings.seeds) if settings.is_settled else CHOSEN_SEEDS
         step_s = time_steps(rung, seeds * len(settings.every_arm), options, stopwatch)
         longest = whole_length(rung)
         most_steps = steps = steps_of(with_length(settings, longest, rung.images).recipe, rung.images)
@@ -93,15 +92,13 @@ def choose(
             shorter = halve(length, rung) if length and not is_last and steps == most_steps else None
             if is_last or step_s * steps <= budget.left_s:  # else the images need not be read at this size
                 study = open_study(folder, with_length(settings, length, rung.images), options)
-                planned = estimate(study, budget, command, seeds_given, CHOSEN_SEEDS, stopwatch=stopwatch)
+                planned = estimate(study, budget, command, CHOSEN_SEEDS, stopwatch=stopwatch)
                 fits = planned.refused is None and planned.in_time(len(planned.settings.seeds))
                 if is_last and length and not fits:
-                    shorter = shorten(planned, seeds, seeds_given)
+                    shorter = shorten(planned, seeds)
                 if fits or (is_last and shorter is None):
                     if fits and length and not settings.until_decided:
-                        planned = use_whole_budget(
-                            planned, length, most_steps / max(steps, 1), seeds_given, rung.images
-                        )
+                        planned = use_whole_budget(planned, length, most_steps / max(steps, 1), rung.images)
                     if text := too_short(planned) if fits else "":
                         study = replace(study, notices=(*study.notices, text))
                     study = replace(study, settings=planned.settings)
@@ -120,7 +117,6 @@ def extend_reference(
     options: StudyOptions,
     budget: Budget,
     command: str | None,
-    seeds_given: bool,
 ) -> tuple[PreparedStudy, Estimate] | None:
     """Open the study that takes its open settings from a reference (`vitmods base`) and reuses its trials; None if
     there is none, or if it does not fit the budget. Of several references the one with the most trials counts."""
@@ -139,7 +135,7 @@ def extend_reference(
         study = pool.with_known_base(study)
         if not study.settings.known:
             continue
-        planned = estimate(study, budget, command, seeds_given, CHOSEN_SEEDS, pool)
+        planned = estimate(study, budget, command, CHOSEN_SEEDS, pool)
         trials = f"{plural(study.settings.known, 'trial')} of base, as in {place}"
         if planned.refused is None and planned.in_time(len(planned.settings.seeds)):
             study = replace(study, settings=planned.settings)
@@ -176,14 +172,14 @@ def halve(length: Length, rung: Rung) -> Length | None:
     return half if recipe is not None and steps_of(recipe, rung.images) >= LEARNING_STEPS else None
 
 
-def shorten(planned: Estimate, seeds: int, seeds_given: bool) -> Length | None:
+def shorten(planned: Estimate, seeds: int) -> Length | None:
     """Return about the training with which so many seeds fit, or SAFE_SEEDS if none are given, in epochs or, for a few
     epochs, in steps; None if it was the shortest already."""
     per_epoch = max(1, planned.dataset["train"] // planned.settings.recipe.batch_size)
     steps = min(planned.steps.values())
     if steps <= FEWEST_STEPS:
         return None
-    seeds, available_s = (seeds, planned.safe_s) if seeds_given else (SAFE_SEEDS, planned.available_s)
+    seeds, available_s = (seeds, planned.safe_s) if planned.settings.is_settled else (SAFE_SEEDS, planned.available_s)
     times = min(available_s / max(planned.seconds(seeds), 1e-9), SHORTER)
     shorter = max(int(times * steps), FEWEST_STEPS)
     return {"epochs": shorter // per_epoch} if shorter >= MANY_EPOCHS * per_epoch else {"steps": shorter}
@@ -207,7 +203,7 @@ def time_steps(rung: Rung, trials: int, options: StudyOptions, stopwatch: Stopwa
     return trials / parallel * cell.recipe.batch_size * pace.image_s
 
 
-def use_whole_budget(planned: Estimate, length: Length, most_times: float, seeds_given: bool, images: int) -> Estimate:
+def use_whole_budget(planned: Estimate, length: Length, most_times: float, images: int) -> Estimate:
     """Scale the length of trainings so that they fill the budget.
 
     A fifth seed makes four certain if trials are late, and costs a sixth of the length at most. Of trainings that were
@@ -217,7 +213,7 @@ def use_whole_budget(planned: Estimate, length: Length, most_times: float, seeds
     """
     settings, steps, ((name, count),) = planned.settings, min(planned.steps.values()), length.items()
     seeds, most_longer, available_s = len(settings.seeds), MOST_LONGER, planned.safe_s
-    if not seeds_given:
+    if not settings.is_settled:
         with_spare = planned.available_s / max(planned.seconds(SAFE_SEEDS), 1e-9)
         if seeds > SAFE_SEEDS and most_times > 1:
             seeds, most_longer = SAFE_SEEDS, most_times
@@ -234,7 +230,7 @@ def use_whole_budget(planned: Estimate, length: Length, most_times: float, seeds
         for arm, trials in zip(planned.arms, planned.trials(seeds), strict=True)
     ]
     steps_now = {setting: int(times * steps_there) for setting, steps_there in planned.steps.items()}
-    settings = settings if seeds_given else replace(settings, seeds=tuple(range(seeds)))
+    settings = settings if settings.is_settled else replace(settings, seeds=tuple(range(seeds)))
     settings = with_length(settings, {name: longer}, images)
     return replace(planned, settings=settings, arms=tuple(arms), steps=steps_now)
 

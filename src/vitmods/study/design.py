@@ -1,8 +1,9 @@
 """What a design decides: the trials of a study, how many seeds they have, and what is asked of them.
 
 Each design is one class in one file of `vitmods.study.designs`, or of a plugin, registered under its name. Everything
-else asks the design of the study: settings for its arms and seeds, the schedule for the looks at which arms stop, the
-estimate for what it would find, and the answer for its questions. Imports without torch.
+else asks the design of the study: settings for its arms and seeds, the schedule for the looks at which arms stop,
+the estimate for what it would find, and the answer for its questions. Designs are read before torch is
+imported, since they refuse settings: their methods import what they compute with.
 """
 
 from __future__ import annotations
@@ -33,9 +34,7 @@ class Design:
     is_implied:   whether other settings imply it, so that study.json does not name it
     usual_seeds:  if their number is not given
     least_seeds:  that it needs
-    look_seeds:   the seeds at which a study that runs until it is decided may be looked at
-    most_seeds:   of such a study, if their number is not given
-    last_level:   alpha of its last look
+    most_seeds:   of a study that runs until it is decided, if their number is not given
     compares_arms: whether the headline is each arm against base
     options:      the settings that only this design has
     excludes:     setting, or option of the shell -> why this design does not go with it, for an error. `{sweep}` is
@@ -49,9 +48,7 @@ class Design:
     is_implied: ClassVar[bool] = False
     usual_seeds: ClassVar[int] = 5
     least_seeds: ClassVar[int] = 1
-    look_seeds: ClassVar[tuple[int, ...]] = ()
     most_seeds: ClassVar[int] = 16
-    last_level: ClassVar[float] = 0.05
     compares_arms: ClassVar[bool] = True
     options: ClassVar[tuple[str, ...]] = ()
     excludes: ClassVar[Mapping[str, str]] = {
@@ -108,10 +105,23 @@ class Design:
         out."""
         return True
 
+    @property
+    def look_seeds(self) -> tuple[int, ...]:
+        """The numbers of seeds at which a study that runs until it is decided may be looked at."""
+        from vitmods.stats.sequential import LOOK_SEEDS
+
+        return LOOK_SEEDS
+
+    @property
+    def last_level(self) -> float:
+        """Alpha of the last look of such a study."""
+        from vitmods.stats.sequential import LAST_LEVEL
+
+        return LAST_LEVEL
+
     def looks(self, settings: Any) -> tuple[int, ...]:
-        """Return the seeds at which a study that runs until it is decided is looked at. UserError for too few or too
-        many seeds."""
-        from vitmods.stats import sequential  # scipy, which the shell's help does without
+        """Return those of the study. UserError for too few or too many seeds."""
+        from vitmods.stats import sequential
 
         return sequential.looks(len(settings.seeds), self.look_seeds)
 

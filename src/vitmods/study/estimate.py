@@ -329,15 +329,14 @@ def estimate(
     study: PreparedStudy,
     budget: Budget,
     command: str | None,
-    fixed: bool = False,
     least: int = FEWEST,
     pool: Pool | None = None,
     stopwatch: Stopwatch | None = None,
 ) -> Estimate:
     """Time every arm's steps and evaluation, and read the spread from finished trials.
 
-    Unless seeds are `fixed`, as many are planned as fit the budget, `least` or more. If the study does not fit, or
-    takes long, a smaller one is suggested. If trials of base are finished, their time replaces the estimate.
+    Unless their number is settled, as many seeds are planned as fit the budget, `least` or more. If the study does not
+    fit, or takes long, a smaller one is suggested. If trials of base are finished, their time replaces the estimate.
 
     command: the shell command that suggestions are written for; None: it is a Python call.
     pool: trials that other studies have finished.
@@ -414,7 +413,7 @@ def estimate(
     sd, unit = (planned.spread.sd, planned.unit) if planned.spread else (1.0, "sd of a trial")
     proposals = (design.instead(settings, base, sd, unit) for design in DESIGNS.values() if design != settings.kind)
     planned = replace(planned, instead=" ".join(filter(None, proposals)))
-    if not fixed and budget != ENDLESS:
+    if not settings.is_settled and budget != ENDLESS:
         planned = fit_to_budget(budget, planned, least)
     if planned.total_s <= LONG_S if budget.seconds is None else planned.in_time(len(planned.settings.seeds)):
         return planned
@@ -460,7 +459,7 @@ def known_spread(path: Path | None, state: StudyState) -> Spread | None:
             recorded = as_now(facts.settings)
             if any(recorded.get(name) != expected.get(name) for name in names):
                 continue
-            other = StudyState(folder, Settings.from_dict(facts.settings), evaluated_of(folder, facts))
+            other = StudyState(folder, facts.study(), evaluated_of(folder, facts))
             spread, scores = spread_of(other), set(_learned(other).items())
         except UserError:  # a damaged study, or one of another version
             continue

@@ -27,7 +27,6 @@ from vitmods.study.answer import VIEWS, Answer, read_answer
 from vitmods.study.arms import BASE, Arm
 from vitmods.study.budget import ENDLESS, MOST_FOR_COSTS, MOST_OVER, Budget, seconds_after_trials, slowdown
 from vitmods.study.cells import MOST_SEEDS, Cell, Trial
-from vitmods.study.checkpoints import seeds_of
 from vitmods.study.executors import Inline, StudyOptions
 from vitmods.study.executors.clusters import RayCluster, Slurm
 from vitmods.study.executors.processes import LocalProcesses, Template, get_template, import_all
@@ -148,12 +147,13 @@ def log_verdicts(names: Iterable[str], folder: StudyFolder, facts: Facts, settin
 SAMPLES = 12  # images shown in the report
 
 
-def write_facts(study: PreparedStudy, command: str, plan: SeedCount) -> Facts:
+def write_facts(study: PreparedStudy, command: str) -> Facts:
     """Write study.json before the first trial: from then on the study can be read and resumed from its folder.
 
     Raises UserError if a fold cannot be made.
     """
     runner, dataset, settings = study.runner, study.dataset, study.settings
+    plan = SeedCount(len(settings.seeds) if settings.is_settled else 0, settings.spare)
     folds = [runner.dataset(settings.cell(BASE), fold) for fold in range(settings.folds or 0)]
     folder = runner.folder
     folder.check_same_study(settings.to_dict())
@@ -203,55 +203,48 @@ class Request:
     """A study as it is asked for.
 
     settings:    with defaults for what is open
-    seeds_given: whether their number is settled
     recipe_note: the recipe, and why it was chosen; empty: it was given whole
     rungs:       lists what a time budget is tried with
     """
 
     settings: Settings
     budget: Budget
-    seeds_given: bool
     recipe_note: str
     rungs: Callable[[], Sequence[Rung]]
 
     def prepare(
         self, folder: StudyFolder, options: StudyOptions, command: str | None, pilot: bool = False
-    ) -> tuple[PreparedStudy, Estimate | None, bool]:
+    ) -> tuple[PreparedStudy, Estimate | None]:
         """Open the study as its folder has it; a new one with the settings that fit a time budget.
 
-        Also returns the estimate of settings that were chosen, and whether the number of seeds is settled.
+        Also returns the estimate of settings that were chosen.
         """
         facts, settings = folder.facts(), self.settings
-        start = settings.fixed.get("start")
-        # Base alone is trained with all of its seeds, as trained weights of several seeds are.
-        is_settled = self.seeds_given or not settings.arms or bool(start and seeds_of(start["source"]))
         if facts is not None:
-            settings = replace(settings.continuing(facts.settings), known=facts.settings.get("known", 0))
-            same_kind = facts.settings.get("until_decided", False) == settings.until_decided
-            if facts.plan.seeds and not self.seeds_given and same_kind:
-                settings = replace(settings, seeds=tuple(facts.settings["seeds"]))
-            is_settled = is_settled or bool(facts.plan.seeds)
+            before = facts.study()
+            settings = replace(settings.continuing(facts.settings), known=before.known)
+            if before.is_settled and not settings.is_settled:
+                is_same_kind = before.until_decided == settings.until_decided
+                settings = settings.with_seeds((before if is_same_kind else settings).seeds, before.spare)
         done, place = len(list(folder.path.glob("trials/**/result.json"))), named(folder.path)
         trials = f"{'At most ' * (settings.until_decided or settings.beside > 0)}{plural(settings.planned, 'trial')}"
         what = f"{trials}{f', {done} are done' if done else ''}"
         if pilot:
-            what = (
-                f"Pilot: {plural(_base_alone(settings, _pilot_seeds(settings, is_settled)).planned, 'trial')} of base"
-            )
-        elif not is_settled and self.budget != ENDLESS:
+            what = f"Pilot: {plural(_base_alone(settings).planned, 'trial')} of base"
+        elif not settings.is_settled and self.budget != ENDLESS:
             what = "As many seeds as fit the budget"
         say(options, f"{what}, in {place}")
         chooses = facts is None and self.budget.seconds is not None and bool(settings.arms)
         if chooses and not settings.open.isdisjoint({"base", "img_size", "epochs"}):
             from vitmods.study.choice import choose
 
-            study, planned = choose(self.rungs(), folder, options, self.budget, command, is_settled)
+            study, planned = choose(self.rungs(), folder, options, self.budget, command)
         else:
             if self.recipe_note and facts is None:
                 say(options, self.recipe_note)
             study, planned = open_study(folder, settings, options), None
         study.warn()
-        return study, planned, is_settled
+        return study, planned
 
 
 def run_study(request: Request, path: Path, options: StudyOptions, command: str | None) -> Answer:
@@ -263,13 +256,14 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
     folder, budget = StudyFolder(path), request.budget
     folder.check_place(request.settings.fixed["data"])
     with folder.lock() as lease:
-        is_timed = budget.seconds is not None and not request.seeds_given  # a template would take time from the steps
+        # A template would take time from the steps that are timed.
+        is_timed = budget.seconds is not None and not request.settings.is_settled
         missing = request.settings.planned - len(list(folder.path.glob("trials/**/result.json")))
         with get_template(None if is_timed else template_threads(options, missing)) as template:
-            study, planned, is_settled = request.prepare(folder, options, command)
+            study, planned = request.prepare(folder, options, command)
             pool = Pool(study)
             study = pool.with_known_base(study)
-            if not is_settled and budget != ENDLESS:
+            if not study.settings.is_settled and budget != ENDLESS:
                 from vitmods.study.estimate import estimate
 
                 planned = planned or estimate(study, budget, command, pool=pool)
@@ -277,15 +271,14 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
                 study = pool.with_known_base(replace(study, settings=planned.settings))
                 say(options, f"{planned.decides()} {budget.spent()}".strip())
             command = command or python_call(study.settings, str(path))
-            is_chosen = planned is not None and not is_settled
-            wanted, plan = seeds_to_train(request, study.settings, folder, is_chosen)
-            is_flexible = plan.spare > 0
-            facts = write_facts(study, command, plan)
+            study = replace(study, settings=settle_seeds(study.settings, budget))
+            facts = write_facts(study, command)
+            wanted = seeds_to_train(study.settings, folder, facts, budget)
             state = StudyState(folder, wanted, evaluated_of(folder, facts))
             slower = slowdown() if budget.seconds else 1.0
             cost_seconds = LEAST_COSTS * options.cost_seconds * len(study.settings.sweep.points)
             after_s = seconds_after_trials(budget, cost_seconds, slower)
-            over_s = MOST_OVER * (budget.seconds or 0.0) if is_flexible else 0.0
+            over_s = MOST_OVER * (budget.seconds or 0.0) if wanted.spare else 0.0
             limit = replace(budget, seconds=budget.seconds and budget.seconds - after_s, over_s=over_s)
             report = LiveReport(
                 lambda running: VIEWS["html"](replace(read_answer(folder, facts, study.settings), running=running)),
@@ -300,7 +293,7 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
             except BaseException:
                 costs.close()  # a suspended measurement keeps its number of threads and its filter of warnings
                 raise
-        if is_flexible:
+        if wanted.spare:
             study, facts = _with_seeds_that_ended(study, state, facts)
             state = StudyState(folder, study.settings, evaluated_of(folder, facts))
         lease.confirm()
@@ -314,26 +307,23 @@ def run_study(request: Request, path: Path, options: StudyOptions, command: str 
     return answer
 
 
-def seeds_to_train(
-    request: Request, settings: Settings, folder: StudyFolder, is_chosen: bool
-) -> tuple[Settings, SeedCount]:
-    """Return the seeds that a run may train, and how many are planned.
+def settle_seeds(settings: Settings, budget: Budget) -> Settings:
+    """Settle the number of seeds; where a time budget has chosen it, up to twice as many are spare, and the time that
+    trials take decides."""
+    if settings.is_settled:
+        return settings
+    count, spare = len(settings.seeds), 0
+    if budget.seconds is not None and not (settings.until_decided or settings.tune):
+        spare = max(count, min(2 * count, MOST_SEEDS)) if settings.design.adds_seeds else count
+    return settings.with_seeds(settings.seeds, spare)
 
-    Where a time budget has chosen their number, or a run that time has not ended has, twice as many may be trained: the
-    time that trials take decides. is_chosen: whether this run chose it.
-    """
-    count, before, budget = len(settings.seeds), folder.facts(), request.budget
-    spare = before.plan.spare if before else 0
-    if is_chosen and budget.seconds is not None and not (settings.until_decided or settings.tune):
-        if settings.design.adds_seeds:
-            settings = replace(settings, seeds=tuple(range(max(count, min(2 * count, MOST_SEEDS)))))
-    elif before and spare and not request.seeds_given:
-        every_seed = tuple(range(max(count, spare)))
-        begun = budget.seconds is None or not settings.design.adds_seeds
-        settings = with_begun_seeds(folder, before, settings) if begun else replace(settings, seeds=every_seed)
-    else:
-        return settings, SeedCount(count)
-    return settings, SeedCount(count, max(len(settings.seeds), spare))
+
+def seeds_to_train(settings: Settings, folder: StudyFolder, facts: Facts, budget: Budget) -> Settings:
+    """Return the settings with the seeds that a run may train: spare ones as far as its time decides, or else as far as
+    an earlier run has begun them."""
+    if settings.spare and settings.design.adds_seeds and budget.seconds is not None:
+        return replace(settings, seeds=settings.most_seeds)
+    return with_begun_seeds(folder, facts, settings)
 
 
 def _with_seeds_that_ended(study: PreparedStudy, state: StudyState, facts: Facts) -> tuple[PreparedStudy, Facts]:
@@ -346,7 +336,7 @@ def _with_seeds_that_ended(study: PreparedStudy, state: StudyState, facts: Facts
         return study, facts
     if done != settings.seeds:
         say(study.options, f"The budget lasted for {plural(len(done), 'seed')} instead of {planned}.")
-    study = replace(study, settings=replace(settings, seeds=done))
+    study = replace(study, settings=settings.with_seeds(done))
     facts = replace(facts, settings=study.settings.to_dict(), plan=SeedCount(len(done)))
     write_json(folder.settings_file, facts.to_dict())
     return study, facts
@@ -358,10 +348,10 @@ def dry_run(request: Request, path: Path, options: StudyOptions, command: str | 
 
     folder = StudyFolder(path)
     folder.refresh()
-    study, planned, is_settled = request.prepare(folder, options, command)
+    study, planned = request.prepare(folder, options, command)
     pool = Pool(study)
     study = pool.with_known_base(study)
-    return planned or estimate(study, request.budget, command, fixed=is_settled, pool=pool)
+    return planned or estimate(study, request.budget, command, pool=pool)
 
 
 def run_pilot(request: Request, path: Path, options: StudyOptions, command: str | None) -> Estimate:
@@ -372,30 +362,30 @@ def run_pilot(request: Request, path: Path, options: StudyOptions, command: str 
     folder = StudyFolder(path)
     folder.check_place(request.settings.fixed["data"])
     with folder.lock() as lease:
-        study, planned, is_settled = request.prepare(folder, options, command, pilot=True)
+        study, planned = request.prepare(folder, options, command, pilot=True)
         if planned:
             planned.check_fits()
         settings = study.settings
-        seeds = _pilot_seeds(settings, is_settled)
-        begun = study if is_settled else replace(study, settings=replace(settings, seeds=seeds))
+        begun = (
+            study if settings.is_settled else replace(study, settings=replace(settings, seeds=_pilot_seeds(settings)))
+        )
         pool = Pool(begun)
         begun = pool.with_known_base(begun)
-        plan = SeedCount(len(settings.seeds) * is_settled)
-        facts = write_facts(begun, command or python_call(settings, str(path)), plan)
-        state = StudyState(folder, _base_alone(begun.settings, seeds), evaluated_of(folder, facts))
+        facts = write_facts(begun, command or python_call(settings, str(path)))
+        state = StudyState(folder, _base_alone(begun.settings), evaluated_of(folder, facts))
         with get_template(template_threads(options, len(state.missing))) as template:
             _work(begun, state, ENDLESS, lease, pool, template)
         state.enter_look()
         study = replace(begun, settings=replace(begun.settings, seeds=settings.seeds))
-        return estimate(study, request.budget, command, fixed=is_settled, pool=pool)
+        return estimate(study, request.budget, command, pool=pool)
 
 
-def _pilot_seeds(settings: Settings, is_settled: bool) -> tuple[int, ...]:
-    return (settings.seeds if is_settled else tuple(range(PILOT)))[:PILOT]
+def _pilot_seeds(settings: Settings) -> tuple[int, ...]:
+    return (settings.seeds if settings.is_settled else tuple(range(PILOT)))[:PILOT]
 
 
-def _base_alone(settings: Settings, seeds: tuple[int, ...]) -> Settings:
-    return replace(settings, arms=(), until_decided=False, seeds=seeds)
+def _base_alone(settings: Settings) -> Settings:
+    return replace(settings, arms=(), until_decided=False, seeds=_pilot_seeds(settings))
 
 
 def template_threads(options: StudyOptions, missing: int) -> int | None:

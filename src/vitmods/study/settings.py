@@ -239,7 +239,8 @@ class Settings(StudySettings):
     arms, seeds:  what is compared; may grow
     design:       what the study asks, by which arms with which seeds
     known:        trials of base, of seeds 0, 1, ..., that had finished elsewhere when the study began
-    open:         names in `fixed`, and fields of the recipe, that were not given: a stored study keeps its own
+    spare:        how many seeds there may be, until the time of a budget has settled their number; 0: it is settled
+    open:         names in `fixed`, fields of the recipe, and "seeds", that were not given: a stored study keeps its own
     """
 
     fixed: Mapping[str, Any]
@@ -252,6 +253,7 @@ class Settings(StudySettings):
     sweep: Grid = UNTUNED
     design: Design = None  # type: ignore[assignment]
     known: int = 0
+    spare: int = field(default=0, compare=False)
     open: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
@@ -324,6 +326,20 @@ class Settings(StudySettings):
         """The seeds of an arm; base also has those that were known."""
         return tuple(dict.fromkeys([*self.seeds, *range(self.known)])) if arm == BASE else self.seeds
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the number of seeds is given, or was settled before."""
+        return "seeds" not in self.open
+
+    @property
+    def most_seeds(self) -> tuple[int, ...]:
+        """The seeds, and the spare ones after them."""
+        return tuple(dict.fromkeys([*self.seeds, *range(self.spare)]))
+
+    def with_seeds(self, seeds: Iterable[int], spare: int = 0) -> Settings:
+        """Return the same study with these seeds, whose number is settled."""
+        return replace(self, seeds=tuple(seeds), spare=spare, open=self.open - {"seeds"})
+
     def with_recipe(self, **fields: Any) -> Settings:
         """The same study with other fields of the recipe."""
         recipe = json.loads(json.dumps(self.recipe.with_(**fields).to_dict()))
@@ -338,7 +354,7 @@ class Settings(StudySettings):
         """The same with what is open as it was recorded (from `to_dict`), and with the recorded runs of a factorial
         study, where it is of the same changes and as many runs."""
         fixed = {name: recorded[name] for name in self.open.intersection(self.fixed, recorded)}
-        if any(name not in self.fixed for name in self.open):
+        if any(name not in self.fixed for name in self.open - {"seeds"}):
             old = Recipe.from_dict(recorded["recipe"]).settings()
             old = {"rates": (), **old}
             self = self.with_recipe(**{name: old[name] for name in (self.open | {"rates"}).intersection(old)})

@@ -22,7 +22,7 @@ from vitmods.study.cells import MOST_SEEDS, Trial, images_key
 from vitmods.study.grid import AS_IS, Grid, Point, choose
 from vitmods.study.ledger import Earlier, ShownTable, earlier_looks, enter, identities, is_own, ledger_of, read_ledgers
 from vitmods.study.settings import VAL, Measure, Settings, options_from
-from vitmods.study.store import Facts, SeedCount, StudyFolder, read_object, read_warnings
+from vitmods.study.store import Facts, StudyFolder, read_object, read_warnings
 from vitmods.train.trial import read_scores
 from vitmods.util.address import named
 from vitmods.util.errors import UserError
@@ -127,7 +127,6 @@ class Evaluated:
     constant: metric -> the score of the best constant prediction, as far as it is known
     groups:  (n,) the group of each image; None: every image is its own group
     sizes:   with folds, the images that a trial is tested on and trained on; None: all trials share their images
-    plan:    of its seeds
     fingerprints: `images_key` -> the images that trials are trained on
     level:   setting -> what a linear probe of the weights that base starts from reaches, as far as it is known
     created: when the study was
@@ -137,7 +136,6 @@ class Evaluated:
     constant: Mapping[str, float] = field(default_factory=dict)
     groups: NDArray[Any] | None = None
     sizes: tuple[int, int] | None = None
-    plan: SeedCount = SeedCount()  # noqa: RUF009, frozen
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     level: Mapping[str, float] = field(default_factory=dict)
     created: str = ""
@@ -151,9 +149,9 @@ def evaluated_of(folder: StudyFolder, facts: Facts) -> Evaluated:
     counts = {split: entry["count"] for split, entry in facts.data["splits"].items()}
     if facts.settings.get("folds"):
         sizes = counts["test"], counts["train"]
-        return Evaluated(facts.splits, constant, None, sizes, facts.plan, facts.fingerprints, level, facts.created)
+        return Evaluated(facts.splits, constant, None, sizes, facts.fingerprints, level, facts.created)
     groups = folder.images.groups({split: counts[split] for split in facts.splits})
-    return Evaluated(facts.splits, constant, groups, None, facts.plan, facts.fingerprints, level, facts.created)
+    return Evaluated(facts.splits, constant, groups, None, facts.fingerprints, level, facts.created)
 
 
 class StudyState:
@@ -229,13 +227,13 @@ class StudyState:
         base = hashes.pop(BASE, ())
         if not base or (settings.arms and not hashes):
             return None
-        if spare := self.images.plan.spare:
-            settings = replace(settings, seeds=tuple(dict.fromkeys([*settings.seeds, *range(spare)])))
-        seeds = settings.seeds if settings.until_decided else sorted(settings.seeds)  # whose looks follow their order
+        # Looks of a study that runs until it is decided follow the order of its seeds.
+        seeds = settings.seeds if settings.until_decided else sorted(settings.most_seeds)
         return ShownTable(
             f"{self.images.created} {self.folder.path.name}", str(settings.measure), float(settings.margin),
-            settings.generalize, settings.until_decided, tuple(seeds), tuple(sorted(settings.seeds_of(BASE))),
-            bool(spare), settings.compared, tuple(sorted(images)), base, hashes,
+            settings.generalize, settings.until_decided, tuple(seeds),
+            tuple(sorted({*seeds, *settings.seeds_of(BASE)})),
+            bool(settings.spare), settings.compared, tuple(sorted(images)), base, hashes,
             len(settings.sweep.points),
         )  # fmt: skip
 
@@ -407,7 +405,7 @@ def at_the_edge(grid: Grid, chosen: Point) -> list[str]:
 
 def with_begun_seeds(folder: StudyFolder, facts: Facts, settings: Settings) -> Settings:
     """Add the seeds after the planned ones, of which a trial has ended while their number is not settled."""
-    more = replace(settings, seeds=tuple(dict.fromkeys([*settings.seeds, *range(facts.plan.spare)])))
+    more = replace(settings, seeds=settings.most_seeds)
     if len(more.seeds) == len(settings.seeds):
         return settings
     records = StudyState(folder, more, evaluated_of(folder, facts)).answered.values()
@@ -419,4 +417,4 @@ def enter_shown(folder: StudyFolder) -> None:
     """Enter a study of this user, whose answer was shown before, into the ledger: it may be older, or moved here."""
     with suppress(UserError, OSError):
         if is_own(folder.path) and (folder.path / "results.json").exists() and (facts := folder.facts()):
-            StudyState(folder, Settings.from_dict(facts.settings), evaluated_of(folder, facts)).enter_look()
+            StudyState(folder, facts.study(), evaluated_of(folder, facts)).enter_look()

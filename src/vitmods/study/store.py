@@ -25,7 +25,7 @@ import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from vitmods.data.splits import SPLIT_FILE, read_columns
 from vitmods.study.cells import MOST_SEEDS, Trial, images_key
-from vitmods.study.settings import differences
+from vitmods.study.settings import Settings, differences
 from vitmods.util import limits
 from vitmods.util.address import named, place
 from vitmods.util.errors import UserError, explaining
@@ -110,6 +110,11 @@ class Facts:
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
+
+    def study(self) -> Settings:
+        """Return the settings. Raises UserError for damaged ones."""
+        settings, plan = Settings.from_dict(self.settings), self.plan
+        return replace(settings, spare=plan.spare, open=frozenset() if plan.seeds else frozenset({"seeds"}))
 
     @property
     def fingerprints(self) -> dict[str, str]:

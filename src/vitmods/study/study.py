@@ -108,7 +108,7 @@ class Study:
             "positions": positions, "pretrain": pretrain, "pretrain_data": pretrain_data, "budget": budget,
             "settings": settings, "images": images,
         }  # fmt: skip
-        self._seeds_given, self._budget = seeds is not None, budget
+        self._budget = budget
         self._stages: TwoStages | None = None
         self.settings: Settings
         self._by_data, self._notes = self._split_by_data(), tuple[str, ...]()
@@ -141,6 +141,8 @@ class Study:
             model, data, recipe, images, task=task, start=start, positions=positions
         )
         unset = open_settings(model, recipe, images, start)
+        if seeds is None and not of_start and chosen_arms:  # base alone has all of its seeds
+            unset |= {"seeds"}
         self.settings = Settings(fixed, chosen_arms, chosen_seeds, **vars(settings), open=unset)
         check_settings(self.settings)
         base_recipe = self.settings.cell(BASE).recipe
@@ -342,15 +344,14 @@ class Study:
             raise UserError("No change is predicted to help: a combination to confirm does not exist.")
         arm = self.settings.design.combination(answer.headline.together)
         study = copy(self)
-        study._seeds_given, study._notes = True, ()
+        study._notes = ()
         study.settings = replace(
             self.settings.continuing(StudyFolder(out).known_facts().settings),
             arms=(arm,),
-            seeds=make_seeds(range(FRESH, FRESH + seeds)),
             until_decided=False,
             design=DESIGNS["arms"].plan(self.settings),
             runs=None,
-        )
+        ).with_seeds(make_seeds(range(FRESH, FRESH + seeds)))
         return study.run(StudyFolder(out).confirmation(arm.name).path, **options)
 
     def retrain(
@@ -446,7 +447,7 @@ class Study:
         for line in self._notes:
             say(options, line)
         limit = make_budget(self._budget if budget is None else budget)
-        request = Request(self.settings, limit, self._seeds_given, self._recipe_note, self._rungs)
+        request = Request(self.settings, limit, self._recipe_note, self._rungs)
         return request, Path(out), options
 
     def _of_stages(

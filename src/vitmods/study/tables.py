@@ -20,7 +20,6 @@ from vitmods.stats.settings import OverSettings, over_settings
 from vitmods.stats.verdict import FRACTION, Effect
 from vitmods.study.arms import BASE
 from vitmods.study.grid import AS_IS, Point
-from vitmods.study.settings import Settings
 from vitmods.study.state import StudyState, TrialRecord, evaluated_of
 from vitmods.study.store import StudyFolder
 from vitmods.util.address import named
@@ -99,7 +98,7 @@ def over_studies(folders: Iterable[str | Path]) -> OverSettings:
         folder = StudyFolder(path)
         folder.refresh()
         facts = folder.known_facts()
-        settings = Settings.from_dict(facts.settings)
+        settings = facts.study()
         state = StudyState(folder, settings, evaluated_of(folder, facts))
         if not settings.is_plain or settings.until_decided:
             raise UserError(
@@ -138,7 +137,7 @@ def criteria_of(state: StudyState, seeds: Sequence[int], base: str = BASE, looks
         settings.margin, FRACTION if metric.unit == "%" else metric.unit, metric.higher_is_better, settings.generalize,
         family=max(len(settings.arms), state.earlier.family) if base == BASE else "pairs",
         most_seeds=min(max(len(settings.seeds), looks[0]), looks[-1]) if looks and settings.until_decided else None,
-        planned=max(len(seeds), state.images.plan.spare), looked=state.earlier.most,
+        planned=max(len(seeds), settings.spare), looked=state.earlier.most,
     )  # fmt: skip
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from vitmods.stats import sequential
-from vitmods.stats.decision import Decision
-from vitmods.stats.verdict import Effect
 from vitmods.study.arms import BASE
 from vitmods.study.design import DESIGNS, Design
 from vitmods.study.grid import Point
-from vitmods.study.questions import Look, Question, arms_question
-from vitmods.study.settings import Settings
-from vitmods.study.state import StudyState
-from vitmods.study.tables import decision_against, decision_at
+
+if TYPE_CHECKING:
+    from vitmods.stats.decision import Decision
+    from vitmods.stats.verdict import Effect
+    from vitmods.study.questions import Look, Question
+    from vitmods.study.settings import Settings
+    from vitmods.study.state import StudyState
 
 
 @DESIGNS.register("arms")
@@ -27,10 +27,10 @@ class Arms(Design):
         **Design.excludes,
         "sweep": "--design arms compares under one setting: leave it out, or {sweep}.",
     }
-    look_seeds: ClassVar[tuple[int, ...]] = sequential.LOOK_SEEDS
-    last_level = sequential.LAST_LEVEL
 
     def looks(self, settings: Settings) -> tuple[int, ...]:
+        from vitmods.stats import sequential
+
         return sequential.looks(len(settings.seeds), sequential.steps_of(settings.known))
 
     def look(
@@ -41,11 +41,17 @@ class Arms(Design):
         frozen: Mapping[str, Effect],
         without: Container[str],
     ) -> tuple[Decision, tuple[str, ...]]:
+        from vitmods.study.tables import decision_at
+
         decision = decision_at(state, seeds, setting, frozen, without=without)
         open_ones = {arm: effect for arm, effect in decision.effects.items() if arm not in frozen}
         return decision, tuple(arm for arm, effect in open_ones.items() if effect.stops or effect.futile)
 
     def questions(self, state: StudyState, looks: Sequence[Look], base: str) -> tuple[Decision, dict[str, Question]]:
+        from vitmods.stats.decision import Decision
+        from vitmods.study.questions import arms_question
+        from vitmods.study.tables import decision_against
+
         decision = looks[-1].decision if looks and base == BASE else None
         if not isinstance(decision, Decision):
             decision = decision_against(state, base, {arm for look in looks for arm in look.stopped})

@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from vitmods.stats.decision import Decision
-from vitmods.stats.sample_size import sd_range
-from vitmods.stats.sequential import ALPHA
-from vitmods.stats.verdict import POINTS_PER_FRACTION
-from vitmods.study.bases import base_name
 from vitmods.study.design import DESIGNS, Design
-from vitmods.study.questions import Look, Question
-from vitmods.study.settings import Settings
-from vitmods.study.state import Curve, StudyState, TrialRecord, read_curves
-from vitmods.tasks.metrics import Metric
 from vitmods.util.errors import UserError
 from vitmods.util.text import duration, listing, plural
+
+if TYPE_CHECKING:
+    from vitmods.stats.decision import Decision
+    from vitmods.study.questions import Look, Question
+    from vitmods.study.settings import Settings
+    from vitmods.study.state import StudyState, TrialRecord
+    from vitmods.tasks.metrics import Metric
 
 SHOWN = (0.1, 0.25, 0.5, 1.0)  # parts of a training whose score is told
 
@@ -42,6 +40,11 @@ class BaseAlone(Design):
 
     def questions(self, state: StudyState, looks: Sequence[Look], base: str) -> tuple[Decision, dict[str, Question]]:
         """Return what is known of base, without an effect."""
+        from vitmods.stats.decision import Decision
+        from vitmods.stats.sequential import ALPHA
+        from vitmods.study.bases import base_name
+        from vitmods.study.questions import Question
+
         nan, settings, metric = math.nan, state.settings, state.settings.measure.metric
         nothing = Decision({}, base, (), (), {}, nan, nan, nan, 0, ALPHA, "", False, settings.generalize, ())
         ended = {trial: record for trial, record in state.answered.items() if record.ended}
@@ -50,7 +53,9 @@ class BaseAlone(Design):
         reached = []
         for point in settings.sweep.points:
             records = [record for trial, record in ended.items() if trial.setting == point]
-            reached.append(f"{point or _model(settings)}: {_described(records, metric)}")
+            start = settings.fixed.get("start")
+            model = start["source"] if start else base_name(settings.fixed["base"])
+            reached.append(f"{point or model}: {_described(records, metric)}")
         summary = Question(
             "arm",
             "differences to base",
@@ -63,13 +68,11 @@ class BaseAlone(Design):
         return nothing, {"base": summary}
 
 
-def _model(settings: Settings) -> str:
-    start = settings.fixed.get("start")
-    return start["source"] if start else base_name(settings.fixed["base"])
-
-
 def _described(records: Sequence[TrialRecord], metric: Metric) -> str:
     """Return `top-1 accuracy 93.1 % over 16 seeds, sd of a trial 0.6 points (80 % range 0.5 to 0.8)`."""
+    from vitmods.stats.sample_size import sd_range
+    from vitmods.stats.verdict import POINTS_PER_FRACTION
+
     scores = [score for record in records if (score := record.score(metric.name)) is not None]
     scale, unit = (POINTS_PER_FRACTION, "points") if metric.unit == "%" else (1, metric.unit)
     if not scores:
@@ -83,9 +86,11 @@ def _described(records: Sequence[TrialRecord], metric: Metric) -> str:
 
 def _curve(state: StudyState, records: Sequence[TrialRecord], metric: Metric) -> Iterator[str]:
     """Yield the mean score on val at some steps of the training."""
+    from vitmods.study.state import read_curves
+
     found = (read_curves(state.folder.path / record.folder, (metric.name,)) for record in records)
     curves = [by_name[metric.name] for by_name in found if metric.name in by_name]
-    same: list[Curve] = [curve for curve in curves if curve.step == curves[0].step]
+    same = [curve for curve in curves if curve.step == curves[0].step]
     if same:
         steps, scores = same[0].step, [*map(statistics.fmean, zip(*(curve.score for curve in same)))]
         places = [min(range(len(steps)), key=lambda i: abs(steps[i] - part * steps[-1])) for part in SHOWN]

@@ -11,29 +11,26 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitmods.changes import Change
-from vitmods.changes.compose import conflicts, in_order
-from vitmods.model.config import ViTConfig
-from vitmods.stats import factorial as stats
-from vitmods.stats.decision import Decision
-from vitmods.stats.factorial import Factorial, detectable
 from vitmods.stats.runs import MOST_CHANGES, FactorialRuns, plan_factorial
-from vitmods.stats.sample_size import Findable, Forecast, forecast
-from vitmods.stats.sample_size import detectable as detectable_alone
-from vitmods.stats.verdict import Effect
 from vitmods.study.arms import BASE, Arm, Replace
-from vitmods.study.bases import Base, make_base
 from vitmods.study.design import DESIGNS
 from vitmods.study.designs.arms import Arms
 from vitmods.study.grid import Point
-from vitmods.study.questions import Look, Question
-from vitmods.study.settings import Settings
-from vitmods.study.state import StudyState
-from vitmods.study.tables import criteria_of, tables_of
 from vitmods.util.errors import UserError
 from vitmods.util.text import listing, plural
+
+if TYPE_CHECKING:
+    from vitmods.changes import Change
+    from vitmods.stats.decision import Decision
+    from vitmods.stats.factorial import Factorial
+    from vitmods.stats.sample_size import Findable, Forecast
+    from vitmods.stats.verdict import Effect
+    from vitmods.study.bases import Base
+    from vitmods.study.questions import Look, Question
+    from vitmods.study.settings import Settings
+    from vitmods.study.state import StudyState
 
 
 @DESIGNS.register("factorial")
@@ -48,9 +45,7 @@ class FactorialDesign(Arms):
     is_implied = False
     usual_seeds = 3
     least_seeds = 2
-    look_seeds: ClassVar[tuple[int, ...]] = stats.LOOK_SEEDS
-    most_seeds = stats.LOOK_SEEDS[-1]
-    last_level = stats.LOOK_LEVEL
+    most_seeds = 8
     compares_arms = False
     options = ("runs",)
     excludes: ClassVar[Mapping[str, str]] = {
@@ -71,6 +66,11 @@ class FactorialDesign(Arms):
         Two arms cannot be one if their changes exclude each other, if both replace norms or set one field of the
         recipe, or if one starts from its own weights.
         """
+        from vitmods.changes import Change
+        from vitmods.changes.compose import conflicts, in_order
+        from vitmods.model.config import ViTConfig
+        from vitmods.study.bases import make_base
+
         arms, fixed = settings.arms, settings.fixed
         base = make_base(fixed["base"], 2, fixed["img_size"], fixed["in_chans"])
         config = base if isinstance(base, ViTConfig) else None
@@ -142,8 +142,22 @@ class FactorialDesign(Arms):
     def warnings(self) -> tuple[str, ...]:
         return self.runs.warnings
 
+    @property
+    def look_seeds(self) -> tuple[int, ...]:
+        from vitmods.stats.factorial import LOOK_SEEDS
+
+        return LOOK_SEEDS
+
+    @property
+    def last_level(self) -> float:
+        from vitmods.stats.factorial import LOOK_LEVEL
+
+        return LOOK_LEVEL
+
     def looks(self, settings: Settings) -> tuple[int, ...]:
-        return stats.looks(len(settings.seeds))
+        from vitmods.stats import factorial
+
+        return factorial.looks(len(settings.seeds))
 
     def look(
         self,
@@ -158,6 +172,8 @@ class FactorialDesign(Arms):
 
     def questions(self, state: StudyState, looks: Sequence[Look], base: str) -> tuple[Decision, dict[str, Question]]:
         """Return the changes, what two of them do together, and every run against base."""
+        from vitmods.stats.factorial import Factorial
+
         last = looks[-1].decision if looks else None
         effects = last if isinstance(last, Factorial) else self._effects(state, state.settings.seeds)
         decision, questions = super().questions(state, looks, base)
@@ -166,6 +182,8 @@ class FactorialDesign(Arms):
         return decision, {"changes": self._of_changes(effects), "pairs": self._of_pairs(effects), "arms": runs}
 
     def findable(self, settings: Settings, seeds: int, alpha: float, images: float) -> Findable:
+        from vitmods.stats.factorial import detectable
+
         with_images = math.sqrt(1 + seeds * images**2 / 2)  # `images` is of a difference of two arms
         return detectable(self.runs, seeds, alpha) * with_images
 
@@ -173,6 +191,12 @@ class FactorialDesign(Arms):
     def instead(cls, settings: Settings, base: Base, sd: float, unit: str) -> str:
         """Propose a design with about as many trials that finds smaller effects; empty if there is none, or if fewer
         than three arms are single changes of a ViT."""
+        from vitmods.changes import Change
+        from vitmods.changes.compose import conflicts
+        from vitmods.model.config import ViTConfig
+        from vitmods.stats.factorial import detectable
+        from vitmods.stats.sample_size import detectable as detectable_alone
+
         changes: dict[str, tuple[Change, ...]] = {}
         for arm in settings.arms:
             if [isinstance(change, Change) for change in arm.changes] == [True] and not arm.recipe and not arm.start:
@@ -197,11 +221,16 @@ class FactorialDesign(Arms):
 
     def _effects(self, state: StudyState, seeds: Sequence[int], setting: Point | None = None) -> Factorial:
         """Decide on the changes, on average over the other changes."""
+        from vitmods.stats.factorial import factorial
+        from vitmods.study.tables import criteria_of, tables_of
+
         setting = state.settings.sweep.points[0] if setting is None else setting
         table = tables_of(state, seeds, [setting])[setting]
-        return stats.factorial(table, self.runs, criteria_of(state, seeds, BASE, self.look_seeds))
+        return factorial(table, self.runs, criteria_of(state, seeds, BASE, self.look_seeds))
 
     def _of_changes(self, effects: Factorial) -> Question:
+        from vitmods.study.questions import Question
+
         runs, fewest = len(self.runs.runs), min((effect.n for effect in effects.effects.values()), default=0)
         smallest = {
             name: min((on for on in self.runs.arms.values() if name in on), key=len) for name in effects.effects
@@ -228,6 +257,8 @@ class FactorialDesign(Arms):
         )
 
     def _of_pairs(self, effects: Factorial) -> Question:
+        from vitmods.study.questions import Question
+
         return Question(
             "pair",
             "half of how much one change alters the other's effect; above zero, the two work better together",
@@ -241,7 +272,9 @@ class FactorialDesign(Arms):
 
 
 def _forecast(runs: FactorialRuns, effect: Effect) -> Forecast | None:
+    from vitmods.stats.factorial import LOOK_LEVEL, LOOK_SEEDS, detectable
+    from vitmods.stats.sample_size import forecast
+
     scale = math.sqrt(len(runs.runs) / (2 * float(runs.relative_variance.max())))
-    seeds = stats.LOOK_SEEDS
-    halves = {n: scale * detectable(runs, n, stats.LOOK_LEVEL).half for n in seeds if n > effect.n}
-    return forecast(effect, {most: {n: half for n, half in halves.items() if n <= most} for most in seeds[-3:]})
+    halves = {n: scale * detectable(runs, n, LOOK_LEVEL).half for n in LOOK_SEEDS if n > effect.n}
+    return forecast(effect, {most: {n: half for n, half in halves.items() if n <= most} for most in LOOK_SEEDS[-3:]})

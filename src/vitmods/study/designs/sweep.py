@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from vitmods.stats.decision import Decision
-from vitmods.stats.settings import OverSettings
-from vitmods.stats.verdict import Effect
 from vitmods.study.design import DESIGNS, Design
 from vitmods.study.designs.arms import Arms
-from vitmods.study.questions import Look, Question, arms_question
-from vitmods.study.settings import Settings
-from vitmods.study.state import StudyState
-from vitmods.study.tables import over_settings_at
 from vitmods.util.errors import UserError
 from vitmods.util.text import listing, plural
+
+if TYPE_CHECKING:
+    from vitmods.stats.decision import Decision
+    from vitmods.stats.settings import OverSettings
+    from vitmods.stats.verdict import Effect
+    from vitmods.study.questions import Look, Question
+    from vitmods.study.settings import Settings
+    from vitmods.study.state import StudyState
 
 
 @DESIGNS.register("sweep")
@@ -38,6 +39,8 @@ class Sweep(Arms):
         return cls()
 
     def questions(self, state: StudyState, looks: Sequence[Look], base: str) -> tuple[Decision, dict[str, Question]]:
+        from vitmods.study.tables import over_settings_at
+
         over = over_settings_at(state, base)
         names = [str(point) for point in state.settings.sweep.points]
         return over.decision, _questions_over(over, f"{plural(len(names), 'setting')} ({'; '.join(names)})")
@@ -48,6 +51,8 @@ def _questions_over(over: OverSettings, under: str) -> dict[str, Question]:
 
     under: `2 settings (epochs=10; epochs=30)`
     """
+    from vitmods.study.questions import Question, arms_question
+
     arms, (count, _, _) = arms_question(over.decision), under.partition(" (")
 
     def by_setting(effects: Mapping[str, Mapping[str, Effect]]) -> dict[str, dict[str, Effect]]:

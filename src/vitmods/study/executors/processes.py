@@ -425,7 +425,6 @@ def main(task: dict[str, Any]) -> None:
     threading.Thread(target=listen, daemon=True).start()
 
     from vitmods.study.executors import describe
-    from vitmods.study.settings import Settings
     from vitmods.study.store import StudyFolder
     from vitmods.study.trial import TrialRunner
     from vitmods.util.registry import load_plugins
@@ -433,7 +432,7 @@ def main(task: dict[str, Any]) -> None:
     folder = StudyFolder(task["folder"])
     with folder.worker_lock(task["index"]):
         load_plugins(task["plugins"])
-        settings = Settings.from_dict(folder.known_facts().settings)
+        settings = folder.known_facts().study()
         runner = TrialRunner(folder, settings.measure, RunOptions(**task["options"]))
         while True:
             name = json.loads(names.get())
