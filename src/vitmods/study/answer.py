@@ -143,7 +143,10 @@ class Answer:
     @property
     def each(self) -> Mapping[str, Mapping[str, Effect]]:
         """Setting of a sweep, or "" -> arm -> its effect there."""
-        return self.questions["settings"].groups if "settings" in self.questions else {"": self.effects}
+        if not self.sweep:
+            return {"": self.effects}
+        asked = self.questions["settings"].groups if "settings" in self.questions else {}  # a design may not ask it
+        return {setting.name: asked.get(setting.name, {}) for setting in self.sweep}
 
     @property
     def every_arm(self) -> tuple[ArmAnswer, ...]:

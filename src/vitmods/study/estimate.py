@@ -9,6 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -140,10 +141,17 @@ class Estimate:
         """Trials of each arm to be run in a study with so many seeds, of which the finished ones are the first. With 0
         seeds: the trials that points are chosen by."""
         more = seeds - len(self.settings.seeds)
-        each = [1 + (self.settings.beside if arm.arm == BASE else 0) for arm in self.arms]
         of_base_alone = len(self.settings.seeds_of(BASE)) - len(self.settings.seeds)  # beyond the seeds of the arms
         alone = (of_base_alone if arm.arm == BASE else 0 for arm in self.arms)
-        return [max(0, arm.trials + more * n - known) for arm, n, known in zip(self.arms, each, alone, strict=True)]
+        each = zip(self.arms, self._each_seed, alone, strict=True)
+        return [max(0, math.ceil(arm.trials + more * n - known)) for arm, n, known in each]
+
+    @cached_property
+    def _each_seed(self) -> list[float]:
+        """How many trials a seed has of each arm, on average; base is also trained at the points that arms choose."""
+        settings, places = self.settings, trials_by_cell(self.settings)
+        beside = [settings.beside * (cell.arm.name == BASE) for cell in settings.cells]
+        return [places[cell] / len(settings.seeds) + n for cell, n in zip(settings.cells, beside, strict=True)]
 
     def seconds(self, seeds: int) -> float:
         """Seconds of these trials, `parallel` at a time, without the measurement of costs and the report."""
@@ -361,7 +369,7 @@ def estimate(
         return count_macs(config) if isinstance(config, ViTConfig) else 0
 
     seeds = len(settings.seeds)
-    of_arm = seeds + len(settings.seeds_for_tuning) * len(points)
+    planned_of, for_tuning = trials_by_cell(settings), len(settings.seeds_for_tuning) * len(points)
     with already_reported(), as_a_worker(device, parallel if budget.may_time else 1, study.threads):
         for setting in sorted(settings.sweep.points, key=macs):
             is_open = any(state.selections[setting, arm.name].chosen is None for arm in settings.every_arm)
@@ -369,7 +377,9 @@ def estimate(
                 trials = [trial for trial in state.records if (trial.arm, trial.setting) == (cell.arm, setting)]
                 trained = [trial.cell for trial in trials if not state.records[trial].ended and trial not in reused]
                 of_base = settings.beside * seeds if cell.arm.name == BASE and is_open else 0
-                trained += [cell] * (of_arm + of_base - len(trials))  # their point is not chosen yet
+                trained += [cell] * (
+                    planned_of[cell] + for_tuning + of_base - len(trials)
+                )  # their point is not chosen yet
                 arm_time = timed[cell] = stopwatch.time(cell, model, trained, len(points))
                 times = f"{duration(arm_time.step_s)} a step, about {duration(arm_time.trial_s)} a trial"
                 say(options, f"{len(timed):>3} of {len(settings.cells)}  {arm_time.arm}: {times}")
@@ -431,6 +441,12 @@ def estimate(
         "values that fit."
     )
     return replace(planned, suggestion=suggestion)
+
+
+def trials_by_cell(settings: Settings) -> Counter[Cell]:
+    """Count the trials of arms under each setting that the answer counts, without those of base alone."""
+    places = (place for place in settings.places() if place[2] in settings.seeds)
+    return Counter(settings.cell(arm, setting) for setting, arm, _ in places)
 
 
 def estimate_trial(cell: Cell, measure: Measure, options: RunOptions) -> ArmEstimate:

@@ -193,9 +193,10 @@ def arm_answer(
     settings, metric, points = state.settings, state.settings.measure.name, state.settings.sweep.points
     values: dict[str, dict[int, list[float]]] = {metric: {}}
     for seed in settings.seeds_of(arm.name):
-        trials = [state.trial(setting, arm.name, seed) for setting in points]
+        there = [setting for setting in points if settings.design.trains(settings, setting, arm.name, seed)]
+        trials = [state.trial(setting, arm.name, seed) for setting in there]
         finished = [records[trial] for trial in trials if trial and records[trial].status == "finished"]
-        for record in finished if len(finished) == len(points) else ():
+        for record in finished if len(finished) == len(there) else ():
             for name, value in record.metrics.items():
                 values.setdefault(name, {}).setdefault(seed, []).append(value)
     means = {name: {seed: math.fsum(v) / len(v) for seed, v in by_seed.items()} for name, by_seed in values.items()}

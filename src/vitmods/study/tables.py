@@ -156,7 +156,7 @@ def tables_of(
                 (beside and arm == BASE and state.beside(point, beside, seed)) or state.trial(point, arm, seed)
                 for seed in of_arm
             ]
-            by_setting.setdefault(point, {})[arm] = [known[trial] for trial in trials if trial is not None]
+            by_setting.setdefault(point, {})[arm] = [known[trial] for trial in trials if trial in known]
     records = [trial for arms in by_setting.values() for trials in arms.values() for trial in trials]
     finished = [trial for trial in records if trial.status == "finished"]
     folds = settings.folds or 1  # trials of one fold, or all, have the same images
