@@ -42,7 +42,7 @@ def test_runs_whose_steps_are_not_timed_start_the_imports_of_workers_early(monke
         yield
 
     monkeypatch.setattr(compare, "start_template_early", start_early)
-    monkeypatch.setattr(compare, "_run", lambda *_: 0)
+    monkeypatch.setattr(compare, "run", lambda *_: 0)
     said("compare --workers 2", option)
     assert begun == [2] * (option not in TIMED)
 

@@ -36,7 +36,7 @@ def test_every_view_shows_every_question(finished, design, names):
     assert answer.headline is answer.questions[names[0]]
     page, printed, methods = words_of(render(answer)), " ".join(terminal(answer).split()), answer.to_methods()
     for question in answer.questions.values():
-        if not (question.is_shown or question.beside):  # as pairs, where a run failed
+        if not (question.is_shown or question.column_of):  # as pairs, where a run failed
             continue
         assert question.title in page
         assert question.methods in methods

@@ -299,3 +299,9 @@ def test_a_metric_that_the_task_does_not_measure_is_refused(metric, refused):
     planned = settings(metric=make_measure(metric))
     with pytest.raises(UserError, match="does not measure miou, which segmentation does") if refused else nullcontext():
         check_settings(planned)
+
+
+def test_values_that_are_read_once_are_kept():
+    study = Study("mu1/4", ["dpn"], sweep=(f"lr={values}" for values in ["1e-3,2e-3"]), tune={"epochs": iter([1, 2])})
+    assert study.settings.sweep.to_dict() == {"lr": [0.001, 0.002]}
+    assert study.settings.tune.to_dict() == {"epochs": [1, 2]}

@@ -140,7 +140,7 @@ def main(arguments: Sequence[str]) -> int:
     task = options.dataset.task if any(re.match("--task(=|$)", word) for word in arguments) else None
     if line_up and line_up.pretrain and not (options.pretrain or options.start or task):
         options = replace(options, pretrain=line_up.pretrain)
-    data_sets = make_grid(options.settings.sweep, "--sweep").to_dict().get("data", [])
+    data_sets = make_grid(options.settings.sweep).to_dict().get("data", [])
     if data_sets and any(re.match("--data(=|$)", word) for word in arguments):
         raise UserError("--sweep data=... lists the data sets: leave --data out.")
     # Names of the folder by default; base is not known yet where a budget chooses it.

@@ -365,7 +365,7 @@ class Row(NamedTuple):
     """A row of a question's table; `effect` is None for base, and `arm` where the label is none.
 
     mean:   of the arm's scores
-    beside: the effects of the questions that are columns of this table
+    columns: the effects of the questions that are columns of this table
     """
 
     label: str
@@ -373,13 +373,13 @@ class Row(NamedTuple):
     arm: ArmAnswer | None = None
     mean: float | None = None
     cost: ArmCost | None = None
-    beside: tuple[Effect, ...] = ()
+    columns: tuple[Effect, ...] = ()
     steps: str = ""
 
 
 def columns_of(answer: Answer, name: str) -> list[Question]:
     """Return the questions whose effects are columns of another one's table."""
-    return [question for question in answer.questions.values() if question.beside == name]
+    return [question for question in answer.questions.values() if question.column_of == name]
 
 
 def rows_of(answer: Answer, name: str) -> dict[str, list[Row]]:
@@ -393,7 +393,7 @@ def rows_of(answer: Answer, name: str) -> dict[str, list[Row]]:
         rows: list[tuple[str, Effect | None]] = [(question.against, None)] * bool(arms)
         table[heading] = [
             _row(label, effect, arms.get(label), answer, under[heading] if heading else None)._replace(
-                beside=tuple(other.groups[heading][label] for other in columns_of(answer, name) if effect)
+                columns=tuple(other.groups[heading][label] for other in columns_of(answer, name) if effect)
             )
             for label, effect in (*rows, *ordered)
         ]

@@ -45,6 +45,7 @@ from vitmods.study.prepare import (
     PreparedStudy,
     build_arms,
     build_cell,
+    named_cell,
     parallel_trials,
     say,
 )
@@ -150,8 +151,8 @@ class Estimate:
     def _each_seed(self) -> list[float]:
         """How many trials a seed has of each arm, on average; base is also trained at the points that arms choose."""
         settings, places = self.settings, trials_by_cell(self.settings)
-        beside = [settings.beside * (cell.arm.name == BASE) for cell in settings.cells]
-        return [places[cell] / len(settings.seeds) + n for cell, n in zip(settings.cells, beside, strict=True)]
+        matched = [settings.matched_points * (cell.arm.name == BASE) for cell in settings.cells]
+        return [places[cell] / len(settings.seeds) + n for cell, n in zip(settings.cells, matched, strict=True)]
 
     def seconds(self, seeds: int) -> float:
         """Seconds of these trials, `parallel` at a time, without the measurement of costs and the report."""
@@ -243,10 +244,11 @@ class Estimate:
             lengths = [f"{counts.pop():,} steps"]
         points = len(self.settings.tune.points)
         tried = f" Every arm is tried with {points} points of the grid." if points > 1 else ""
-        if self.settings.beside:
+        if self.settings.matched_points:
             tried += " Base is trained at the points that arms choose, too."
         done = f" ({self.finished} are finished)" if self.finished else ""
-        to_run = f"{'At most ' * (self.settings.beside > 0)}{sum(arm.trials for arm in self.arms)} trials to run{done}"
+        at_most = "At most " * (self.settings.matched_points > 0)
+        to_run = f"{at_most}{sum(arm.trials for arm in self.arms)} trials to run{done}"
         lasts = f"about {duration(self.total_s)} of training, and the measurement of costs"
         other: Keep = "best" if self.keep_weights == "all" else "all"
         return "\n".join(
@@ -376,7 +378,7 @@ def estimate(
             for cell, model in build_arms(settings, setting, dataset.num_classes):
                 trials = [trial for trial in state.records if (trial.arm, trial.setting) == (cell.arm, setting)]
                 trained = [trial.cell for trial in trials if not state.records[trial].ended and trial not in reused]
-                of_base = settings.beside * seeds if cell.arm.name == BASE and is_open else 0
+                of_base = settings.matched_points * seeds if cell.arm.name == BASE and is_open else 0
                 trained += [cell] * (
                     planned_of[cell] + for_tuning + of_base - len(trials)
                 )  # their point is not chosen yet
@@ -454,8 +456,11 @@ def estimate_trial(cell: Cell, measure: Measure, options: RunOptions) -> ArmEsti
     runner = TrialRunner(StudyFolder(os.devnull), measure, options)
     classes = runner.dataset(cell).num_classes
     with already_reported():
-        model = build_cell(cell, base_config(cell, classes), 0, classes)
-        freeze(model, cell.recipe)
+        try:
+            model = build_cell(cell, base_config(cell, classes), 0, classes)
+            freeze(model, cell.recipe)
+        except UserError as error:
+            raise type(error)(named_cell(cell, error)) from error
         return Stopwatch(runner, device_of(options.device)).time(cell, model)
 
 

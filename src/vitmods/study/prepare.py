@@ -156,10 +156,14 @@ def build_arms(
                 _check_training(model, cell, settings.cell(cell.arm.name, setting, tuned), config, seed)
             freeze(model, cell.recipe)
         except UserError as error:
-            place = f"{setting}, arm" if setting else "Arm"
-            raise type(error)(" ".join([f"{place} {cell.arm.name}: {error}", *_read(settings)])) from error
+            raise type(error)(" ".join([named_cell(cell, error), *_read(settings)])) from error
         yield cell, model
         del model  # before the next one is built
+
+
+def named_cell(cell: Cell, error: UserError) -> str:
+    """Return what is wrong with a cell, which the message names."""
+    return f"{f'{cell.setting}, arm' if cell.setting else 'Arm'} {cell.arm.name}: {error}"
 
 
 def build_cell(cell: Cell, base: Base, seed: int, num_classes: int, classes: Sequence[str] | None = None) -> nn.Module:

@@ -48,7 +48,7 @@ def looks(
         for arm in (arm.name for arm in settings.every_arm if arm.name not in stopped):
             planned = [seed for seed in seeds if design.trains(settings, setting, arm, seed)]
             trials = [trial for seed in planned if (trial := state.trial(setting, arm, seed)) is not None]
-            matched = [trial for seed in planned if (trial := state.beside(setting, arm, seed)) is not None]
+            matched = [trial for seed in planned if (trial := state.matched_to(setting, arm, seed)) is not None]
             unfinished = [trial for trial in (*trials, *matched) if not records[trial].ended]
             if any(
                 records[trial].status in ("failed", "damaged") and (retried is None or trial in retried)
@@ -93,7 +93,7 @@ class Question:
     methods:  how the trials were planned for it, in a sentence for a paper
     together: the labels that are predicted to be best together, where effects add up
     predicts: what that is chosen by
-    beside:   the question in whose table this one is a column, under its title
+    column_of: the question in whose table this one is a column, under its title
     has_fresh_seeds: whether it confirms something on seeds that the headline does not have
     is_folded: whether readers open it themselves
     details:  more facts for results.json
@@ -115,7 +115,7 @@ class Question:
     methods: str = ""
     together: tuple[str, ...] = ()
     predicts: str = ""
-    beside: str = field(default="", metadata=HIDDEN)
+    column_of: str = field(default="", metadata=HIDDEN)
     has_fresh_seeds: bool = field(default=False, metadata=HIDDEN)
     is_folded: bool = field(default=False, metadata=HIDDEN)
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class Question:
     @property
     def is_shown(self) -> bool:
         """Whether a report has a table of it."""
-        return any(self.groups.values()) and not (self.beside or self.has_fresh_seeds)
+        return any(self.groups.values()) and not (self.column_of or self.has_fresh_seeds)
 
     def to_dict(self) -> dict[str, Any]:
         """For results.json: all but what only a report needs."""

@@ -227,7 +227,9 @@ class Request:
                 is_same_kind = before.until_decided == settings.until_decided
                 settings = settings.with_seeds((before if is_same_kind else settings).seeds, before.spare)
         done, place = len(list(folder.path.glob("trials/**/result.json"))), named(folder.path)
-        trials = f"{'At most ' * (settings.until_decided or settings.beside > 0)}{plural(settings.planned, 'trial')}"
+        trials = (
+            f"{'At most ' * (settings.until_decided or settings.matched_points > 0)}{plural(settings.planned, 'trial')}"
+        )
         what = f"{trials}{f', {done} are done' if done else ''}"
         if pilot:
             what = f"Pilot: {plural(_base_alone(settings).planned, 'trial')} of base"

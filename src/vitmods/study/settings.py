@@ -166,12 +166,13 @@ class StudySettings:
             object.__setattr__(self, "metric", make_measure(measure.name, measure.options))
         if self.margin is not None and not self.margin >= 0:
             raise UserError(f"margin is how much worse an arm may be, 0 or more, not {self.margin}.")
-        tuned = bool(make_grid(self.tune))
-        if not tuned and self.tuning_seeds != 1:
+        object.__setattr__(self, "tune", make_grid(self.tune))
+        object.__setattr__(self, "sweep", sweep := make_grid(self.sweep, "--sweep"))
+        if not self.tune and self.tuning_seeds != 1:
             raise UserError("Nothing is tuned: name values too, as --tune lr=1e-4,3e-4,1e-3.")
         if self.tuning_seeds < 1:
             raise UserError(f"tuning_seeds must be at least 1, not {self.tuning_seeds}.")
-        if (sweep := make_grid(self.sweep, "--sweep")) and len(sweep.points) < 2:
+        if sweep and len(sweep.points) < 2:
             raise UserError(f"A sweep needs two values or more, not {sweep.points[0]} alone.")
         for option in ("sweep", "tune", "folds", "until_decided", "family"):
             if getattr(self, option):
@@ -188,7 +189,7 @@ class StudySettings:
                 raise UserError(f"folds must be at least 2, not {self.folds}: each seed is tested on one of the parts.")
             if self.until_decided:
                 raise UserError("With --folds the number of seeds is fixed: set --seeds, not --until-decided.")
-            if tuned:
+            if self.tune:
                 raise UserError(
                     "With folds nothing can be tuned: the images that values are chosen on are test images of other "
                     "seeds. Leave --folds or --tune out."
@@ -202,12 +203,12 @@ class StudySettings:
         if isinstance(self.design, Design) and not self.design.is_implied:
             return type(self.design)
         name = self.design if isinstance(self.design, str) else ""
-        return DESIGNS[name or ("sweep" if make_grid(self.sweep, "--sweep") else "arms")]
+        return DESIGNS[name or ("sweep" if self.sweep else "arms")]
 
     def refuse(self, option: str) -> None:
         """Raise UserError if the design excludes a setting, or an option of the shell."""
         if option in self.kind.excludes:
-            has_bases = "base" in make_grid(self.sweep, "--sweep").to_dict()
+            has_bases = "base" in make_grid(self.sweep).to_dict()
             sweep = "several bases (--base)" if has_bases else "--sweep"
             raise UserError(self.kind.excludes[option].format(sweep=sweep))
 
@@ -257,14 +258,11 @@ class Settings(StudySettings):
     open: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
-        resolved: dict[str, Any] = {"tune": make_grid(self.tune), "sweep": make_grid(self.sweep, "--sweep")}
-        bases = [self.fixed["base"], *(point.to_dict().get("base") for point in resolved["sweep"].points)]
+        super().__post_init__()
+        bases = [self.fixed["base"], *(point.to_dict().get("base") for point in self.sweep.points)]
         edits = (edit for arm in self.arms for edit in arm.changes)
         if any(map(is_foreign, bases)) and any(getattr(edit, "needs_reading", "") for edit in edits):
-            resolved["fixed"] = {**self.fixed, "in_place": False}
-        for name, value in resolved.items():
-            object.__setattr__(self, name, value)
-        super().__post_init__()
+            object.__setattr__(self, "fixed", {**self.fixed, "in_place": False})
         if not isinstance(self.design, Design) or self.design.is_implied:
             object.__setattr__(self, "design", self.kind.plan(self))
             object.__setattr__(self, "arms", self.design.arms(self.arms))
@@ -384,7 +382,7 @@ class Settings(StudySettings):
         return range(MOST_SEEDS, MOST_SEEDS + self.tuning_seeds * bool(self.tune))
 
     @property
-    def beside(self) -> int:
+    def matched_points(self) -> int:
         """With how many points, at most, that arms chose and base did not, base is trained too: with every seed."""
         return min(len(self.arms), len(self.tune.points) - 1) if self.design.tunes_base else 0
 
@@ -397,8 +395,8 @@ class Settings(StudySettings):
     @property
     def planned(self) -> int:
         """How many trials there are; of a study that runs until it is decided, or is tuned, at most."""
-        beside = len(self.sweep.points) * self.beside * len(self.seeds)
-        return sum(1 for _ in self.places()) + beside + len(self.tuning_trials())
+        matched = len(self.sweep.points) * self.matched_points * len(self.seeds)
+        return sum(1 for _ in self.places()) + matched + len(self.tuning_trials())
 
     def tuning_trials(self) -> list[Trial]:
         """The trials by which points are chosen; empty if nothing is tuned."""

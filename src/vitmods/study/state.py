@@ -176,8 +176,12 @@ class StudyState:
         chosen = self.selections[setting, arm].chosen
         return None if chosen is None else Trial(self.settings.cell(arm, setting, chosen), seed)
 
-    def beside(self, setting: Point, arm: str, seed: int) -> Trial | None:
-        """The trial of base at the point of an arm; None if base chose the same, or before both are chosen."""
+    def matched_to(self, setting: Point, arm: str, seed: int) -> Trial | None:
+        """The trial of base at the point that an arm chose; None if base chose the same, or before both are chosen.
+
+        An arm whose point is better than base's, by the luck of the choice, would seem to help: it has to beat base at
+        that point too.
+        """
         own, base = self.trial(setting, arm, seed), self.trial(setting, BASE, seed)
         apart = own and base and own.point != base.point and self.settings.design.tunes_base
         return Trial(self.settings.cell(BASE, setting, own.point), seed) if own and apart else None
@@ -186,7 +190,7 @@ class StudyState:
         """The arms that a trial is for: its own, or those at whose point base is trained."""
         if trial not in self.matched:
             return {trial.arm.name}
-        return {a.name for a in self.settings.arms if self.beside(trial.setting, a.name, trial.seed) == trial}
+        return {a.name for a in self.settings.arms if self.matched_to(trial.setting, a.name, trial.seed) == trial}
 
     def read_again(self, trial: Trial) -> None:
         """Take in what happened to a trial."""
@@ -269,8 +273,8 @@ class StudyState:
         places = list(product(settings.sweep.points, settings.every_arm))
         self.selections = {(setting, arm.name): self._selection(setting, arm) for setting, arm in places}
         wanted = [self.trial(*place) for place in settings.places()]
-        beside = product(settings.sweep.points, settings.seeds, settings.arms if settings.tune else ())
-        matched = [self.beside(setting, arm.name, seed) for setting, seed, arm in beside]
+        of_base = product(settings.sweep.points, settings.seeds, settings.arms if settings.tune else ())
+        matched = [self.matched_to(setting, arm.name, seed) for setting, seed, arm in of_base]
         known = {**self.answered, **self.matched}
         self.answered, self.matched = (
             {trial: known.get(trial) or self._read(trial) for trial in trials if trial} for trials in (wanted, matched)

@@ -23,7 +23,6 @@ from vitmods.study.checkpoints import arms_in, check_weights_for, seeds_of, use_
 from vitmods.study.defaults import Defaults, RecipeChoice, defaults_for
 from vitmods.study.design import DESIGNS, Design
 from vitmods.study.executors import StudyOptions
-from vitmods.study.grid import make_grid
 from vitmods.study.settings import SAYS_BASE, Rung, Settings, StudySettings, check_settings, make_seeds
 from vitmods.util.errors import UserError, nearest
 
@@ -167,7 +166,7 @@ class Study:
     def _split_by_data(self) -> dict[str, Study]:
         """Make the study of each data set of a sweep over data; empty for others."""
         settings = self._arguments["settings"]
-        sweep = make_grid(settings.sweep, "--sweep").to_dict()
+        sweep = settings.sweep.to_dict()
         if "data" not in sweep:
             return {}
         alone = replace(settings, sweep={name: values for name, values in sweep.items() if name != "data"})
@@ -188,7 +187,7 @@ class Study:
         """
         given, line_up, settings = self._arguments, table_of(self._arguments["arms"]), self._arguments["settings"]
         base, task, start = given["base"], given["task"], given["start"]
-        sweep, using = make_grid(settings.sweep, "--sweep").to_dict(), list[str]()
+        sweep, using = settings.sweep.to_dict(), list[str]()
         if line_up is not None:
             if given["pretrain"] is not None and not line_up.pretrain:
                 raise UserError(f"--pretrain does not support {line_up.name}: name the arms.")
@@ -223,7 +222,7 @@ class Study:
         given, settings = self._arguments, self._arguments["settings"]
         values = {
             "--from": given["start"], "--budget": given["budget"], "--until-decided": settings.until_decided,
-            "--design": settings.design, "several bases": "base" in make_grid(settings.sweep, "--sweep").to_dict(),
+            "--design": settings.design, "several bases": "base" in settings.sweep.to_dict(),
             "--sweep": settings.sweep, "--tune": settings.tune,
         }  # fmt: skip
         if refused := [name for name, value in values.items() if value]:

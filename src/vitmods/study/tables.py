@@ -41,11 +41,11 @@ def decision_at(
     """
     criteria = criteria_of(state, seeds, base, LOOK_SEEDS)
 
-    def against(beside: str = "") -> Decision:
-        return decide_table(tables_of(state, seeds, [setting], base, without, beside)[setting], criteria, frozen)
+    def against(matched_to: str = "") -> Decision:
+        return decide_table(tables_of(state, seeds, [setting], base, without, matched_to)[setting], criteria, frozen)
 
     decision = against()
-    for (point,), arms in _beside(state, [setting], base).items():
+    for (point,), arms in _matched_points(state, [setting], base).items():
         compared = [arm for arm in arms if arm in decision.effects and arm not in (frozen or ())]
         decision = beats_both(decision, against(arms[0]), compared, str(point)) if compared else decision
     return decision
@@ -69,18 +69,18 @@ def over_settings_at(state: StudyState, base: str = BASE) -> OverSettings:
     seeds, points = state.settings.seeds, state.settings.sweep.points
     criteria = criteria_of(state, seeds, base)
 
-    def against(beside: str = "") -> OverSettings:
-        tables = tables_of(state, seeds, points, base, beside=beside)
+    def against(matched_to: str = "") -> OverSettings:
+        tables = tables_of(state, seeds, points, base, matched_to=matched_to)
         return over_settings({str(point): table for point, table in tables.items()}, criteria)
 
     over = against()
-    for chosen, arms in _beside(state, points, base).items():
+    for chosen, arms in _matched_points(state, points, base).items():
         other = against(arms[0])
         each = dict(over.each)
         for arm, (point, at) in product(arms, zip(points, chosen, strict=True)):
             if at:
-                effect, beside = each[arm][str(point)], other.each[arm][str(point)]
-                each[arm] = {**each[arm], str(point): of_both(effect, beside, str(at))}
+                effect, matched = each[arm][str(point)], other.each[arm][str(point)]
+                each[arm] = {**each[arm], str(point): of_both(effect, matched, str(at))}
         over = replace(over, decision=beats_both(over.decision, other.decision, arms, "its points"), each=each)
     return over
 
@@ -117,11 +117,11 @@ def over_studies(folders: Iterable[str | Path]) -> OverSettings:
     return over_settings(tables, criteria, shared_images=False)
 
 
-def _beside(state: StudyState, points: Sequence[Point], base: str) -> dict[tuple[Point | None, ...], list[str]]:
+def _matched_points(state: StudyState, points: Sequence[Point], base: str) -> dict[tuple[Point | None, ...], list[str]]:
     """The arms by their points under each setting that base did not choose (None: it did)."""
     arms: dict[tuple[Point | None, ...], list[str]] = {}
     for arm in state.settings.arms if base == BASE and state.matched else ():
-        trials = [state.beside(point, arm.name, state.settings.seeds[0]) for point in points]
+        trials = [state.matched_to(point, arm.name, state.settings.seeds[0]) for point in points]
         arms.setdefault(tuple(trial.point if trial else None for trial in trials), []).append(arm.name)
     return {chosen: names for chosen, names in arms.items() if any(chosen)}
 
@@ -143,9 +143,9 @@ def criteria_of(state: StudyState, seeds: Sequence[int], base: str = BASE, looks
 
 def tables_of(
     state: StudyState, seeds: Sequence[int], points: Sequence[Point], base: str = BASE, without: Container[str] = (),
-    beside: str = "",
+    matched_to: str = "",
 ) -> dict[Point, Table]:  # fmt: skip
-    """Return the table of each setting. An arm does not have trials before its point is chosen. `beside`: an arm at
+    """Return the table of each setting. An arm does not have trials before its point is chosen. `matched_to`: an arm at
     whose point base is read."""
     settings, metric, known = state.settings, state.settings.measure.metric, state.records
     by_setting: dict[Point, dict[str, list[TrialRecord]]] = {}
@@ -153,7 +153,8 @@ def tables_of(
         for arm in (arm.name for arm in settings.every_arm if arm.name not in without):
             of_arm = dict.fromkeys([*seeds, *range(settings.known)]) if arm == BASE else seeds
             trials = [
-                (beside and arm == BASE and state.beside(point, beside, seed)) or state.trial(point, arm, seed)
+                (matched_to and arm == BASE and state.matched_to(point, matched_to, seed))
+                or state.trial(point, arm, seed)
                 for seed in of_arm
             ]
             by_setting.setdefault(point, {})[arm] = [known[trial] for trial in trials if trial in known]

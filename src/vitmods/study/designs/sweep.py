@@ -83,6 +83,6 @@ def _questions_over(over: OverSettings, under: str) -> dict[str, Question]:
         "differences between an effect and its average over the settings",
         by_setting(over.departures),
         title="minus its average",
-        beside="settings",
+        column_of="settings",
     )
     return {"arms": average, "settings": settings, "departures": departures}
