@@ -14,6 +14,7 @@ from vitmods.study.cells import MOST_SEEDS
 from vitmods.study.grid import Grid, Point, choose, make_grid
 from vitmods.study.settings import Settings, StudySettings, check_settings, differences, make_measure, make_seeds
 from vitmods.study.state import at_the_edge
+from vitmods.study.study import Study
 from vitmods.util.errors import UserError
 
 FIXED = {
