@@ -5,16 +5,19 @@ animations the first frame is taken. What cannot be read raises Unreadable with 
 """
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
+from importlib import import_module
+from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 # Raster formats only: PIL would start Ghostscript for an EPS file, and documents are not images.
-FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "TGA", "PCX")
+FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "TGA", "PCX", "HEIF")
 _ORIENTATION = 0x0112  # the tag of EXIF
 _ON_ITS_SIDE = (5, 6, 7, 8)  # its values
 _WIDE_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
@@ -31,8 +34,6 @@ def reading() -> Iterator[None]:
         yield
     except Unreadable:
         raise
-    except UnidentifiedImageError:
-        raise Unreadable("not an image in a known format") from None
     except Image.DecompressionBombError as error:
         raise Unreadable(f"looks like a decompression bomb: {error}") from error
     except OSError as error:
@@ -99,7 +100,52 @@ def _open(raw: "bytes | Image.Image | NDArray[np.generic]") -> Image.Image:
     if not raw:
         raise Unreadable("the file is empty (0 bytes)")
     Image.init()
-    return Image.open(io.BytesIO(raw), formats=[name for name in FORMATS if name in Image.OPEN])
+    if "HEIF" not in Image.OPEN and find_spec("pillow_heif"):
+        import_module("pillow_heif").register_heif_opener()
+    try:
+        return Image.open(io.BytesIO(raw), formats=[name for name in FORMATS if name in Image.OPEN])
+    except UnidentifiedImageError:
+        name = format_of(raw)
+        reason = _REASONS.get(name, f"{name}, which is not read: convert it to PNG or JPEG")
+        raise Unreadable(reason if name else "not an image in a known format") from None
+
+
+_CONVERT = "convert it to PNG or JPEG"
+_REASONS = {
+    "HEIC": f"HEIC: install what reads it with pip install 'vitmods[heic]', or {_CONVERT}",
+    "AVIF": f"AVIF, which this version of Pillow does not read: update it, or {_CONVERT}",
+    "TIFF": "a TIFF that is damaged, or whose pixels are of a kind that is not read: save it with 8 or 16 bits",
+    "Git LFS": "a Git LFS pointer instead of the image: fetch the images with git lfs pull",
+    "HTML": "a web page (HTML) instead of the image: download it again",
+    **{name: f"a {name} that is damaged: replace it" for name in ("JPEG", "PNG", "GIF", "WebP", "JPEG 2000")},
+}
+NO_PICTURES = ("Git LFS", "HTML")
+_BEGINNINGS = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n", "PNG"),
+    (b"GIF8", "GIF"),
+    (b"RIFF....WEBP", "WebP"),
+    (b"(II\\*\0|MM\0\\*|II\\+\0|MM\0\\+)", "TIFF"),
+    (b"....ftyp(avif|avis)", "AVIF"),
+    (b"....ftyp(hei|hev|mif1|msf1)", "HEIC"),
+    (b"....ftypcrx ", "a raw photo"),
+    (b"....jP  ", "JPEG 2000"),
+    (b"(\xff\x0a|....JXL )", "JPEG XL"),
+    (b"8BPS", "a Photoshop file"),
+    (b"v/1\x01", "OpenEXR"),
+    (b"#\\?RADIANCE", "a Radiance file"),
+    (b".{128}DICM", "DICOM"),
+    (b"%!PS-Adobe", "PostScript"),
+    (b"gimp xcf", "a GIMP file"),
+    (b"(<\\?xml[^<]*)?\\s*<svg", "SVG"),
+    (b"version https://git-lfs", "Git LFS"),
+    (b"\\s*<(!doctype html|html)", "HTML"),
+)
+
+
+def format_of(raw: bytes) -> str:
+    """The kind of a picture, or of what is in its place (NO_PICTURES), by its first bytes; "" if unknown."""
+    return next((name for begins, name in _BEGINNINGS if re.match(begins, raw[:256], re.DOTALL | re.IGNORECASE)), "")
 
 
 def _pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:

@@ -12,7 +12,7 @@ from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.folder import CLASSES, class_names, folders_of_splits, images_below, loose_images
 from vitmods.tasks.segmentation.masks import IGNORE, Coding, ImageAndMask, masked_records
 from vitmods.util.errors import UserError, nearest
-from vitmods.util.limits import read_table
+from vitmods.util.tables import read_table
 
 PALETTE = "palette.csv"
 LAYOUT = (
@@ -156,7 +156,7 @@ def _numbers(path: Path, ignored: str) -> tuple[list[str], Coding]:
 
 def _colors(path: Path, ignored: str) -> tuple[list[str], Coding]:
     """The classes of palette.csv, in its order; several colors may have one name."""
-    listed = read_table(path, ("name", *"rgb"), skipinitialspace=True)
+    listed = read_table(path, ("name", *"rgb"))
     rows = [(row["name"].strip(), [row[channel].strip() for channel in "rgb"]) for _, row in listed]
     for name, color in rows:
         if not name or not all(part.isdecimal() and len(part) <= 3 and int(part) < 256 for part in color):
