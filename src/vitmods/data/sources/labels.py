@@ -333,13 +333,13 @@ def specifications(tree: Tree, where: str, class_of: Mapping[str, str] = {}) -> 
         with suppress(UserError):  # another kind of text
             header, rows = read_rows(Path(tree.path, name)) if ending_of(name) in TABLES else ([], [])
             objects = [row for _, row in rows if row is not None]
-        file, paths = _named_in(tree, header, objects) if len(header) > 1 and objects else ("", [])
+        file, paths = _named_in(tree, header, objects, bool(class_of)) if len(header) > 1 and objects else ("", [])
         if not file:
             continue
         others = [column for column in header if column != file]
         if any(_agrees(column, objects, paths, class_of) for column in others if class_of):
             continue
-        usual = [column for column in others if column.lower() in _LABELS]
+        usual = [name for name in others if name.lower() in _LABELS and _count(objects, name) > 1]
         fitting = [name for name in label_columns(objects, others) if name.lower() not in (*_SPLITS, *_GROUPS)]
         columns = usual or ([] if class_of else fitting)
         groups = [c for c in others if c not in columns and _are_groups([cell(row.get(c)) for row in objects])]
@@ -364,8 +364,11 @@ def _are_groups(values: Sequence[str]) -> bool:
     return len(values) / 5 <= count < len(values) and all(re.search(r"\D\d", value) for value in values)
 
 
-def _named_in(tree: Tree, header: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[str | None]]:
-    """The column that names at least 80 % of the images of the folder or of one in it, and the path of each row."""
+def _named_in(
+    tree: Tree, header: Sequence[str], rows: Sequence[Mapping[str, Any]], most: bool
+) -> tuple[str, list[str | None]]:
+    """The column whose rows name at least 80 % of the images of the folder or, unless `most`, images by 80 % of them;
+    and the path of each row."""
     finder = Finder([_relative(tree, path) for path in tree.paths()])
     for column in header:
         values = [cell(row.get(column)) for row in rows]
@@ -377,10 +380,8 @@ def _named_in(tree: Tree, header: Sequence[str], rows: Sequence[Mapping[str, Any
                 found.append(finder.find(value))
             except ValueError:
                 found.append(None)
-        inside = Counter(path.partition("/")[0] for path in found if path)
-        named = sum(inside.values())
-        tops = [(below.count, inside[below.name]) for below in tree.filled.values()]
-        if 5 * named >= 4 * tree.count or (5 * named >= 4 * len(rows) and any(5 * n >= 4 * c for c, n in tops)):
+        named = sum(bool(path) for path in found)
+        if 5 * named >= 4 * tree.count or (not most and 5 * named >= 4 * len(rows)):
             return column, found
     return "", []
 

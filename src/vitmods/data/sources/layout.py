@@ -178,7 +178,7 @@ def leave_out_copies(top: Tree) -> list[str]:
         if len(others) > 1 and all(o in inside and _files(inside[o]) == _files(below) for o, below in others.items()):
             removed[f"images in {name}, which repeats the folders beside it,"] += tree.count
             top.folders = {key: below for key, below in top.folders.items() if below is not tree}
-            del top.count
+            top.__dict__.pop("count", None)
             break
     return [f"{count:,} {printable(what)} were left out." for what, count in removed.items()]
 
@@ -381,55 +381,50 @@ def _named_splits(top: Tree, where: str, tops: list[Tree]) -> tuple[dict[str, st
             raise UserError(f"Both {exact[split].name} and {tree.name} in {where} could be {split}: keep one.")
     # A class may be called "train" or "test" (vehicles, say): a train folder without folders is a split only where all
     # its neighbors are called as splits too.
-    if "train" in exact and (exact["train"].folders or len(exact) == len(top.folders) > 1):
-        split_of = {tree: split for split, tree in exact.items()}
-        others = [tree for tree in tops if tree not in split_of]
-        if kin := _kin(others, exact["train"].inner.filled):
-            reading = {_below(top, tree): split for tree, split in split_of.items()}
-            more = [reading | _together(top, kin, split) for split in ("test", "train")]
-            raise ask(top, where, f"{_named(kin)} holds the classes of {exact['train'].name}.", reading, *more)
-        return _split_reading(top, split_of), []
+    is_exact = "train" in exact and bool(exact["train"].folders or len(exact) == len(top.folders) > 1)
     words = {tree: word for tree in tops if (word := split_word(tree.name))}
-    split_of = {tree: split for tree, (split, _) in words.items()}
-    others, train = (
-        [tree for tree in tops if tree not in words],
-        [t for t, split in split_of.items() if split == "train"],
-    )
-    kin = _kin(others, {name for tree in words for name in tree.inner.filled})
-    if exact and not train and not kin and all(tree.folders for tree in exact.values()):
+    split_of = {tree: split for split, tree in exact.items()} if is_exact else {t: word[0] for t, word in words.items()}
+    others = [tree for tree in tops if tree not in split_of]
+    train = next((tree for tree, split in split_of.items() if split == "train"), None)
+    classes = train.inner.filled.keys() if train else set[str]()
+    unwrapped = {tree: _unwrapped(tree, classes) for tree in split_of}
+    reading = {_below(top, inside): split_of[tree] for tree, inside in unwrapped.items()}
+    kin = _kin(others, classes if is_exact else {name for tree in words for name in tree.inner.filled})
+    if is_exact and kin:
+        more = [reading | _together(top, kin, split) for split in ("test", "train")]
+        raise ask(top, where, f"{_named(kin)} holds the classes of {_named([exact['train']])}.", reading, *more)
+    if is_exact:
+        return reading, []
+    if exact and train is None and not kin and all(tree.folders for tree in exact.values()):
         names = " and ".join(tree.name for tree in exact.values())
         raise UserError(f"{where} holds {names} with class folders, but not a train folder. {LAYOUT}")
     if not words or (len(words) == 1 and not kin and all(not rest or rest - _PLAIN for _, rest in words.values())):
         return None
     rests = [rest - _PLAIN for _, rest in words.values()]
-    classes = train[0].inner.filled if train else {}
+    agree = (
+        all(one <= other or other <= one for one in rests for other in rests) and not kin and (classes or not others)
+    )
+    for inside in unwrapped.values():  # unlabeled images of a split are no objection, and neither are a few new classes
+        agree = agree and 2 * len(inside.filled.keys() & classes) >= len(inside.filled)
     if (
-        train
-        and not kin
-        and len(set(split_of.values())) == len(words) > 1
-        and all(one <= other or other <= one for one in rests for other in rests)
-        and all(bool(tree.inner.filled) <= bool(classes) for tree in tops)
-        and all(
-            not tree.inner.filled or 2 * len(tree.inner.filled.keys() & classes.keys()) >= len(tree.inner.filled)
-            for tree in words
-        )
-        and (bool(classes) or not others)
+        agree
+        and train
+        and len({*split_of.values()}) == len(words) > 1
+        and not any(tree.inner.filled.keys() & classes for tree in others)
     ):
         texts = listing([f"{printable(tree.name)} as {split}" for tree, split in split_of.items()])
-        return _split_reading(top, split_of), [f"By their names and by what is in them, {texts} were read."]
-    splits = {_below(top, tree.inner): split for tree, split in split_of.items()}
-    splits |= {} if train else _together(top, kin)
+        return reading, [f"By their names and by what is in them, {texts} were read."]
+    reading |= {} if train else _together(top, kin)
     raise ask(
-        top, where, f"{_named(words)} {'is' if len(words) == 1 else 'are'} named like splits.", {".": "train"}, splits
+        top, where, f"{_named(words)} {'is' if len(words) == 1 else 'are'} named like splits.", {".": "train"}, reading
     )
 
 
-def _split_reading(top: Tree, split_of: Mapping[Tree, str]) -> dict[str, str]:
-    """Wrappers of one folder are passed over where the classes of train are there too."""
-    classes = {name for tree, split in split_of.items() if split == "train" for name in tree.inner.filled}
-    return {
-        _below(top, tree if tree.filled.keys() & classes else tree.inner): split for tree, split in split_of.items()
-    }
+def _unwrapped(tree: Tree, classes: Container[str]) -> Tree:
+    """The folder itself, or the one in it that holds all that it has without being a class."""
+    while not tree.pictures and len(inside := list(tree.filled.values())) == 1 and inside[0].name not in classes:
+        tree = inside[0]
+    return tree
 
 
 def _classes(top: Tree, where: str, tops: list[Tree]) -> tuple[dict[str, str], list[str]]:
@@ -471,6 +466,10 @@ def _classes(top: Tree, where: str, tops: list[Tree]) -> tuple[dict[str, str], l
             reason = f"{names} are named like parts of one collection."
             raise ask(top, where, reason, reading, {tree.name: "train" for tree in tops})
     inner = [tree.inner for tree in tops]
+    if any(tree.filled for tree in tops) and all(
+        len(tree.name) == 1 and tree.filled and all(name[0] == tree.name for name in tree.filled) for tree in tops
+    ):
+        raise ask(top, where, "Its folders are the letters by which others are sorted.", reading, _together(top, tops))
     # Folders with numbers in their names are patients, days or sessions more often than classes.
     if len(tops) > 1 and all(
         len(t.filled) > 1 and not t.pictures and not re.search(r"\d", "".join(t.filled)) for t in inner
@@ -500,7 +499,7 @@ def refuse_masks(where: str, classes: Mapping[str, Tree]) -> None:
             stems = {stem_of(file): os.path.join(t.path, file) for t in pictures.walk() for file in t.pictures}
             bases = {path: base_of(stem_of(os.path.basename(path)), stems) for path in tree.paths()}
             pairs = [(path, stems[base]) for path, base in bases.items() if base] if other != name else []
-            if 5 * len(pairs) >= 4 * len(bases) and (is_named or _made_as(pairs) == "masks"):
+            if 5 * len(pairs) >= 4 * len(bases) and _made_as(pairs) == "masks":
                 pair = other, name
     if pair:
         raise UserError(
