@@ -5,9 +5,10 @@ animations the first frame is taken. What cannot be read raises Unreadable with 
 """
 
 import io
+import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,6 +20,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 # Raster formats only: PIL would start Ghostscript for an EPS file, and documents are not images.
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "TGA", "PCX", "HEIF")
 _ORIENTATION = 0x0112  # the tag of EXIF
+_SUBFILE = 0x00FE  # the tag of TIFF for the kind of a page
 _ON_ITS_SIDE = (5, 6, 7, 8)  # its values
 _WIDE_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 
@@ -55,7 +57,7 @@ def opened(raw: "bytes | Image.Image | NDArray[np.generic]") -> Image.Image:
     if limit is not None and image.width * image.height > limit:
         raise Unreadable(
             f"looks like a decompression bomb: {image.width} x {image.height} pixels, more than "
-            f"PIL.Image.MAX_IMAGE_PIXELS = {limit:,}"
+            f"PIL.Image.MAX_IMAGE_PIXELS = {limit:,}; VITMODS_MAX_PIXELS in the environment sets another limit"
         )
     image.load()
     try:
@@ -100,13 +102,15 @@ def _open(raw: "bytes | Image.Image | NDArray[np.generic]") -> Image.Image:
     if not raw:
         raise Unreadable("the file is empty (0 bytes)")
     Image.init()
+    if word := os.environ.get("VITMODS_MAX_PIXELS", ""):
+        Image.MAX_IMAGE_PIXELS = int(word)
     if "HEIF" not in Image.OPEN and find_spec("pillow_heif"):
         import_module("pillow_heif").register_heif_opener()
     try:
         return Image.open(io.BytesIO(raw), formats=[name for name in FORMATS if name in Image.OPEN])
     except UnidentifiedImageError:
         name = format_of(raw)
-        reason = _REASONS.get(name, f"{name}, which is not read: convert it to PNG or JPEG")
+        reason = _REASONS.get(name, f"not an image in a known format, but {name}: {_CONVERT}")
         raise Unreadable(reason if name else "not an image in a known format") from None
 
 
@@ -115,11 +119,10 @@ _REASONS = {
     "HEIC": f"HEIC: install what reads it with pip install 'vitmods[heic]', or {_CONVERT}",
     "AVIF": f"AVIF, which this version of Pillow does not read: update it, or {_CONVERT}",
     "TIFF": "a TIFF that is damaged, or whose pixels are of a kind that is not read: save it with 8 or 16 bits",
-    "Git LFS": "a Git LFS pointer instead of the image: fetch the images with git lfs pull",
-    "HTML": "a web page (HTML) instead of the image: download it again",
+    "Git LFS": "not an image in a known format, but a Git LFS pointer: fetch the image with git lfs pull",
+    "HTML": "not an image in a known format, but a web page (HTML): download it again",
     **{name: f"a {name} that is damaged: replace it" for name in ("JPEG", "PNG", "GIF", "WebP", "JPEG 2000")},
 }
-NO_PICTURES = ("Git LFS", "HTML")
 _BEGINNINGS = (
     (b"\xff\xd8\xff", "JPEG"),
     (b"\x89PNG\r\n", "PNG"),
@@ -143,8 +146,19 @@ _BEGINNINGS = (
 )
 
 
+def has_more(raw: object) -> bool:
+    """Whether a file holds more images than the first: pages, or frames of an animation."""
+    if not isinstance(raw, bytes) or format_of(raw) not in ("TIFF", "GIF", "WebP", "AVIF"):
+        return False
+    with suppress(Unreadable, EOFError), reading():
+        image = _open(raw)
+        image.seek(1)
+        return not getattr(image, "tag_v2", {}).get(_SUBFILE, 0) & 1  # a smaller copy is none
+    return False
+
+
 def format_of(raw: bytes) -> str:
-    """The kind of a picture, or of what is in its place (NO_PICTURES), by its first bytes; "" if unknown."""
+    """The kind of a picture, or of what is in its place, by its first bytes; "" if unknown."""
     return next((name for begins, name in _BEGINNINGS if re.match(begins, raw[:256], re.DOTALL | re.IGNORECASE)), "")
 
 

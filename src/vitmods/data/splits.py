@@ -141,13 +141,14 @@ def read_columns(path: str | Path, columns: Sequence[str]) -> list[dict[str, str
 
 def _of_images(path: str | Path, rows: list[dict[str, str]], ids: Sequence[str]) -> dict[str, dict[str, str]]:
     """The row of each image that the table names; rows that name none keep the name that they have."""
-    written = {_cell(name): name for name in ids}
-    finder, of_image = Finder(ids), dict[str, dict[str, str]]()
+    written = {_cell(name): name for name in ids} | {name: name for name in ids}
+    finder = None if any(row["image"] in written for row in rows) else Finder(ids)
+    of_image: dict[str, dict[str, str]] = {}
     for row in rows:
         with explaining(lambda error: f"{printable(str(path))}: {printable(row['image'])} {error}.", ValueError):  # noqa: B023
-            name = written.get(row["image"]) or finder.find(row["image"]) or row["image"]
-        if of_image.setdefault(name, row) is not row:
-            raise UserError(f"{printable(str(path))} names {printable(name)} twice: leave one.")
+            found = finder.find(row["image"]) if finder else written.get(row["image"])
+        if of_image.setdefault(found or row["image"], row) is not row:
+            raise UserError(f"{printable(str(path))} names {printable(row['image'])} twice: leave one.")
     return of_image
 
 

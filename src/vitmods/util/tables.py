@@ -17,6 +17,7 @@ TABLES = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".parquet")
 """endings of tables, in lower case"""
 IMAGE_NAMES = "image file file_name filename image_id img path filepath image_path image_name id name".split()  # noqa: SIM905
 """usual headers of the column that names images"""
+_JSON = "JSON Lines in UTF-8"
 _DELIMITERS = ",;\t|"
 _SAMPLE = 1 << 14  # characters
 _WHOLE = re.compile(r"\s*([+-]?\d+)(\.0*)?\s*")
@@ -48,7 +49,7 @@ def read_rows(path: Path, layout: str = "", errors: str = "strict", delimiter: s
     Raises UserError: it cannot be read, or a line has more columns than the header. layout: a sentence for the errors.
     """
     name, layout, ending = printable(str(path)), f" {layout}" if layout else "", path.suffix.lower()
-    what = {".jsonl": "JSON Lines", ".ndjson": "JSON Lines", ".parquet": "Parquet"}.get(ending, "a CSV file in UTF-8")
+    what = {".jsonl": _JSON, ".ndjson": _JSON, ".parquet": "Parquet"}.get(ending, "a CSV file in UTF-8")
     with explaining(lambda error: f"{name} cannot be read as {what}: {error}.{layout}", OSError, ValueError, csv.Error):
         raw = read_bytes(path, "text")
         if what == "Parquet":
@@ -59,11 +60,11 @@ def read_rows(path: Path, layout: str = "", errors: str = "strict", delimiter: s
             except ArrowException as error:
                 raise ValueError(error) from error
             return table.column_names, list(enumerate(table.to_pylist(), 1))
-        text = _decoded(raw, errors)
-        if what == "JSON Lines":
+        if what == _JSON:
+            text = raw.decode("utf-8-sig")
             rows = [(number, _object(line)) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
             return list(dict.fromkeys(column for _, row in rows for column in row or ())), rows
-        return _csv_rows(text, name, layout, delimiter)
+        return _csv_rows(_decoded(raw, errors), name, layout, delimiter)
 
 
 def _decoded(raw: bytes, errors: str) -> str:
@@ -175,13 +176,13 @@ class Finder:
         text = normalize("NFC", text.strip().replace("\\", "/").removeprefix("./"))
         if text in self._ids or not text:
             return text or None
-        parts = PurePosixPath(text).parts
-        found = self._ending_in.get(parts[-1]) or self._ending_in.get(cell(parts[-1])) or []
-        # Of several, those that agree in the folders above it, as far as the name says.
-        for count in range(2, len(parts) + 1):
-            above = "/" + "/".join(parts[-count:-1]) + "/"
-            closer = [name for name in found if f"/{name}".rpartition("/")[0].endswith(above.rstrip("/"))]
+        *folders, last = PurePosixPath(text).parts
+        found = self._ending_in.get(last) or self._ending_in.get(cell(last)) or []
+        for count in range(1, len(folders) + 1):  # the folder above it has to agree; those above that choose
+            above = "/".join(["", *folders[-count:]])
+            closer = [name for name in found if f"/{name}".rpartition("/")[0].endswith(above)]
             if not closer:
+                found = [] if count == 1 else found
                 break
             found = closer
         if len(found) > 1:

@@ -20,9 +20,9 @@ from ..support import counts, load
     ("folders", "classes", "labels"),
     [
         ({"dog": 2, "cat": 3}, ("cat", "dog"), [0, 0, 0, 1, 1]),
-        ({"train": 2, "bus": 2, "test": 2}, ("bus", "test", "train"), [0, 0, 1, 1, 2, 2]),
+        ({"train": 2, "bus": 2, "tram": 2}, ("bus", "train", "tram"), [0, 0, 1, 1, 2, 2]),
         ({"cat/indoor/old": 2, "cat/outdoor": 1, "dog": 1}, ("cat", "dog"), [0, 0, 0, 1]),
-        ({"cat/train": 2, "cat/wild": 2, "dog/train": 2, "dog/wild": 1}, ("cat", "dog"), [0] * 4 + [1] * 3),
+        ({"cat/train": 2, "cat/wild": 2, "dog/zoo": 2, "dog/farm": 1}, ("cat", "dog"), [0] * 4 + [1] * 3),
         ({"cat": 3}, ("cat",), [0, 0, 0]),
         ({"images": 2, "hats": 2}, ("hats", "images"), [0, 0, 1, 1]),
     ],

@@ -102,6 +102,7 @@ def labeled(
     find, held = Paths(base), 0
     for path, of_table in tables:
         header, rows = read_rows(path, CSV_LAYOUT)
+        find.above = "." if "root" in options else os.path.relpath(path.parent, base)
         columns, file = _columns(path, header, rows, options, find), printable(str(path))
         for line, row in rows:
             reason, text, labels = "is not a JSON object", "", frozenset[str]()
@@ -133,8 +134,6 @@ def labeled(
         if len(images) == held and not wrong:
             raise UserError(f"{file} does not name any image. {CSV_LAYOUT}")
         held = len(images)
-    if wrong and len(wrong) >= len(images) and (tree := find.tree()).count and not options.get("file"):
-        wrong.append(f"The folder holds {tree.count:,} images. If another column names them, write ?file=COLUMN.")
     if wrong:
         more = f"\n  and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         lines = "".join(f"\n  {text}" for text in wrong[:_SHOWN])
@@ -171,7 +170,7 @@ class Paths:
     """From the name of an image in a table to its path below a folder, which is listed when it has to be."""
 
     def __init__(self, base: Path) -> None:
-        self._base = base
+        self._base, self.above = base, "."  # the folder of the table, from there
         self._tree: Tree | None = None
         self._finder: Finder | None = None
 
@@ -182,12 +181,13 @@ class Paths:
         return self._tree
 
     def direct(self, text: str) -> str:
-        """The path, if the text is one from the folder on; else ""."""
-        path = os.path.normpath(text.replace("\\", "/")).replace(os.sep, "/") if text else ""
-        try:
-            return path if path and os.path.isfile(self._base / path) else ""
-        except ValueError:  # of a name that no file can have
-            return ""
+        """The path, if the text is one from the folder of the table on, or from the listed folder; else ""."""
+        for folder in dict.fromkeys([self.above, "."]) if text else ():
+            path = os.path.normpath(os.path.join(folder, text.replace("\\", "/"))).replace(os.sep, "/")
+            with suppress(ValueError):  # of a name that no file can have
+                if os.path.isfile(self._base / path):
+                    return path
+        return ""
 
     def __call__(self, text: str) -> str | None:
         """Raises ValueError where several images could be meant."""

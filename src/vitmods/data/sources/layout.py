@@ -145,7 +145,7 @@ def _begins_as_picture(path: str) -> bool:
     with suppress(OSError, ValueError):
         if os.path.isfile(path):
             with open(path, "rb") as file:
-                return bool(format_of(file.read(256)))
+                return format_of(file.read(256)) not in ("", "HTML", "Git LFS", "PostScript", "SVG")
     return False
 
 

@@ -10,6 +10,7 @@ from vitmods.data.multilabel import TARGETS, Target, with_rarest
 from vitmods.data.records import Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.folder import CLASSES, class_names, folders_of_splits, images_below, loose_images
+from vitmods.data.sources.layout import base_of
 from vitmods.tasks.segmentation.masks import IGNORE, Coding, ImageAndMask, masked_records
 from vitmods.util.errors import UserError, nearest
 from vitmods.util.tables import read_table
@@ -91,7 +92,9 @@ def _unseen(source: Source, coding: Coding, held: set[int]) -> str:
 
 def _pairs(split: str, images: Path, annotated: Path) -> tuple[list[ImageAndMask], list[Broken]]:
     """Files of the same path below the two folders, whatever their ending, and those without a partner."""
-    images_of, masks_of = _by_stem(images), _by_stem(annotated)
+    images_of, masks_of = _by_stem(images), dict[str, list[Path]]()
+    for stem, paths in _by_stem(annotated).items():  # 1_mask belongs to 1
+        masks_of.setdefault(base_of(stem, images_of) or stem, []).extend(paths)
     pairs, broken = [], []
     for stem, paths in images_of.items():
         names = [normalize("NFC", path.relative_to(images.parent).as_posix()) for path in paths]
