@@ -115,35 +115,31 @@ def _open(raw: "bytes | Image.Image | NDArray[np.generic]") -> Image.Image:
 
 
 _CONVERT = "convert it to PNG or JPEG"
+_DAMAGED = "is damaged, or has pixels of a kind that is not read: save it again with 8 or 16 bits"
 _REASONS = {
     "HEIC": f"HEIC: install what reads it with pip install 'vitmods[heic]', or {_CONVERT}",
     "AVIF": f"AVIF, which this version of Pillow does not read: update it, or {_CONVERT}",
-    "TIFF": "a TIFF that is damaged, or whose pixels are of a kind that is not read: save it with 8 or 16 bits",
     "Git LFS": "not an image in a known format, but a Git LFS pointer: fetch the image with git lfs pull",
     "HTML": "not an image in a known format, but a web page (HTML): download it again",
-    **{name: f"a {name} that is damaged: replace it" for name in ("JPEG", "PNG", "GIF", "WebP", "JPEG 2000")},
+    **{name: f"a {name} that {_DAMAGED}" for name in ("JPEG", "PNG", "GIF", "WebP", "TIFF", "JPEG 2000")},
 }
-_BEGINNINGS = (
-    (b"\xff\xd8\xff", "JPEG"),
-    (b"\x89PNG\r\n", "PNG"),
-    (b"GIF8", "GIF"),
-    (b"RIFF....WEBP", "WebP"),
-    (b"(II\\*\0|MM\0\\*|II\\+\0|MM\0\\+)", "TIFF"),
-    (b"....ftyp(avif|avis)", "AVIF"),
-    (b"....ftyp(hei|hev|mif1|msf1)", "HEIC"),
-    (b"....ftypcrx ", "a raw photo"),
-    (b"....jP  ", "JPEG 2000"),
-    (b"(\xff\x0a|....JXL )", "JPEG XL"),
-    (b"8BPS", "a Photoshop file"),
-    (b"v/1\x01", "OpenEXR"),
-    (b"#\\?RADIANCE", "a Radiance file"),
-    (b".{128}DICM", "DICOM"),
-    (b"%!PS-Adobe", "PostScript"),
-    (b"gimp xcf", "a GIMP file"),
-    (b"(<\\?xml[^<]*)?\\s*<svg", "SVG"),
-    (b"version https://git-lfs", "Git LFS"),
-    (b"\\s*<(!doctype html|html)", "HTML"),
-)
+_BEGINNINGS = {
+    "JPEG": b"\xff\xd8\xff",
+    "PNG": b"\x89PNG\r\n",
+    "GIF": b"GIF8",
+    "WebP": b"RIFF....WEBP",
+    "TIFF": b"II[*+]\0|MM\0[*+]",
+    "AVIF": b"....ftypavi[fs]",
+    "HEIC": b"....ftyp(hei|hev|mif1|msf1)",
+    "JPEG 2000": b"....jP  ",
+    "JPEG XL": b"\xff\x0a|....JXL ",
+    "a Photoshop file": b"8BPS",
+    "DICOM": b".{128}DICM",
+    "SVG": b"(<[?]xml[^<]*)?<svg",
+    "PostScript": b"%!PS-Adobe",
+    "Git LFS": b"version https://git-lfs",
+    "HTML": b"\\s*<(!doctype html|html)",
+}
 
 
 def has_more(raw: object) -> bool:
@@ -159,7 +155,9 @@ def has_more(raw: object) -> bool:
 
 def format_of(raw: bytes) -> str:
     """The kind of a picture, or of what is in its place, by its first bytes; "" if unknown."""
-    return next((name for begins, name in _BEGINNINGS if re.match(begins, raw[:256], re.DOTALL | re.IGNORECASE)), "")
+    return next(
+        (name for name, begins in _BEGINNINGS.items() if re.match(begins, raw[:256], re.DOTALL | re.IGNORECASE)), ""
+    )
 
 
 def _pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:

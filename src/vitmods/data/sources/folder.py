@@ -44,8 +44,7 @@ Places = Mapping[str, list[tuple[Tree, str]]]
 @data_source(
     "folder",
     "path/to/folder",
-    "one sub-folder per class, directly or below `train`, `val` and `test` folders; `?splits=` says which folders are "
-    "splits, and `?labels=` which table has the labels",
+    "one sub-folder per class, with or without splits (`?splits=`), or images and a table of their labels (`?labels=`)",
     options=("stream", "buffer", "splits", *LABEL_OPTIONS),
 )
 def open_folder(spec: Spec) -> Source:

@@ -14,9 +14,9 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unicodedata import normalize
 from urllib.parse import quote
 
@@ -51,12 +51,11 @@ _SHOWN, _TRIED = 5, 100
 _NEARLY_ALL = 0.95
 
 
-@dataclass(frozen=True)
-class _Columns:
+class _Columns(NamedTuple):
     """The columns of a table: of the image, of its labels (several: one each), of its split and its group, or ""."""
 
     file: str
-    labels: tuple[str, ...]
+    labels: list[str]
     split: str
     group: str
 
@@ -64,105 +63,94 @@ class _Columns:
 @data_source(
     "labels",
     "path/to/labels.csv",
-    "a table with the labels of each image (CSV, JSON Lines or Parquet), or the folder of a `labels.csv`; `?file=`, "
-    "`label=`, `split=` and `group=` name its columns, `root=` the folder of the images",
+    "a table with the labels of each image, or the folder of a `labels.csv`",
     options=LABEL_OPTIONS[1:],
     claims=lambda path: path.suffix.lower() in TABLES and path.suffix.lower() != ".txt" and not path.is_dir(),
 )
 def labels_csv(spec: Spec) -> Source:
     """The images that a table names, with any number of labels each. classes.txt next to it, one label a line, sets
     their order and refuses others. Raises UserError with all that is wrong, counted and with examples."""
-    path = spec.folder
-    name = printable(path.resolve().parent.name if path.name == CSV else path.stem)
-    return labeled(str(spec), name, path.parent, [(path, "")], spec.options)
+    return labeled(spec, spec.folder.parent, [(spec.folder, "")], spec.options)
 
 
 def from_option(spec: Spec, text: str) -> Source:
     """The images of a folder with the labels of tables in it: FILE, or FILE:SPLIT separated by commas."""
-    tables = []
-    for part in text.split(","):
-        name, _, split = part.rpartition(":")
-        tables.append((spec.folder / (name or part), split) if split_named(split) else (spec.folder / part, ""))
-    return labeled(str(spec), printable(spec.folder.resolve().name), spec.folder, tables, spec.options, whole=True)
+    parts = [(part, part.rpartition(":")) for part in text.split(",")]
+    tables = [(name, split) if split_named(split) else (part, "") for part, (name, _, split) in parts]
+    return labeled(spec, spec.folder, [(spec.folder / name, split) for name, split in tables], spec.options, whole=True)
+
+
+class _Entry(NamedTuple):
+    split: str
+    labels: frozenset[str]
+    group: str
 
 
 def labeled(
-    spec: str,
-    name: str,
-    folder: Path,
-    tables: Sequence[tuple[Path, str]],
-    options: Mapping[str, str],
-    whole: bool = False,
+    spec: object, folder: Path, tables: Sequence[tuple[Path, str]], options: Mapping[str, str], whole: bool = False
 ) -> Source:
     """The images in a folder that tables name, each table of a split or of all. whole: count images that none names."""
     base, listed, wrong = folder / options.get("root", ""), class_names(tables[0][0].parent / CLASSES), list[str]()
     if not base.is_dir():
         raise UserError(f'"{spec}": the folder {printable(str(base))} does not exist: correct root.')
-    images: dict[str, tuple[str, frozenset[str], str]] = {}
-    find, held = Paths(base), 0
+    images, find = dict[str, _Entry](), Paths(base)
     for path, of_table in tables:
         header, rows = read_rows(path, CSV_LAYOUT)
         find.above = "." if "root" in options else os.path.relpath(path.parent, base)
         columns, file = _columns(path, header, rows, options, find), printable(str(path))
         for line, row in rows:
-            reason, text, labels = "is not a JSON object", "", frozenset[str]()
-            if row is not None:
-                text, reason = cell(row[columns.file]), ""
-                try:
-                    found = find(text)
-                except ValueError as error:
-                    found, reason = None, str(error)
-                said = cell(row.get(columns.split)) or of_table
-                word = split_word(said) if said else None
-                split = split_named(said) or (word[0] if word else "")
-                labels = _labels(row, columns)
-                strange = sorted(labels.difference(listed)) if listed else []
+            text = cell((row or {}).get(columns.file))
+            try:
+                if row is None:
+                    raise ValueError("is not a JSON object")
+                said, labels, found = cell(row.get(columns.split)) or of_table, _labels(row, columns), find(text)
+                split = split_named(said) or (word[0] if (word := split_word(said)) else "")
                 if said and not split:
-                    reason = f"has the split {printable(said)}, which is not train, val or test"
-                elif not found:
-                    reason = reason or "is missing"
-                elif found in images:
-                    reason = "is named a second time"
-                elif strange:
-                    reason = f"has the label {printable(strange[0])}. {nearest(strange[0], listed)} ({CLASSES})"
-                else:
-                    images[found] = split, labels, cell(row.get(columns.group))
-            if reason:
-                wrong.append(
-                    f"line {line}{f' of {file}' * (len(tables) > 1)}: {printable(text) or '(no file)'} {reason}"
-                )
-        if len(images) == held and not wrong:
+                    raise ValueError(f"has the split {printable(said)}, which is not train, val or test")
+                if not found:
+                    raise ValueError("is missing")
+                if found in images:
+                    raise ValueError("is named a second time")
+                if listed and (strange := sorted(labels.difference(listed))):
+                    near = nearest(strange[0], listed)
+                    raise ValueError(f"has the label {printable(strange[0])}. {near} ({CLASSES})")
+                images[found] = _Entry(split, labels, cell(row.get(columns.group)))
+            except ValueError as error:
+                where = f"line {line} of {file}" if len(tables) > 1 else f"line {line}"
+                wrong.append(f"{where}: {printable(text) or '(no file)'} {error}")
+        if not rows:
             raise UserError(f"{file} does not name any image. {CSV_LAYOUT}")
-        held = len(images)
     if wrong:
         more = f"\n  and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         lines = "".join(f"\n  {text}" for text in wrong[:_SHOWN])
         raise UserError(f"{spec} cannot be used as it is ({len(wrong)} lines):{lines}{more}")
-    folders = {image: split_named(image.partition("/")[0]) for image in images}
-    by_folder = not any(split for split, *_ in images.values()) and "train" in folders.values()
-    if by_folder and None not in folders.values():
-        images = {image: (str(folders[image]), labels, group) for image, (_, labels, group) in images.items()}
-    named_splits = dict.fromkeys(split or "train" for split, *_ in images.values())
+    folders = {image: split_named(image.partition("/")[0]) or "" for image in images}
+    if not any(entry.split for entry in images.values()) and all(folders.values()) and "train" in folders.values():
+        images = {image: entry._replace(split=folders[image]) for image, entry in images.items()}
+    images = {image: entry._replace(split=entry.split or "train") for image, entry in sorted(images.items())}
+    named_splits = dict.fromkeys(entry.split for entry in images.values())
     if len(named_splits) > 1 and "train" not in named_splits:
         raise UserError(f"{spec} lacks images with split train: name some, or leave the column out.")
-    classes = listed or sorted(set().union(*(labels for _, labels, _ in images.values())))
+    classes = listed or sorted(set().union(*(entry.labels for entry in images.values())))
     if not classes:
         raise UserError(f"{spec} does not label any image. {CSV_LAYOUT}")
     number, splits = {label: i for i, label in enumerate(classes)}, {}
-    is_class = all(len(labels) == 1 for _, labels, _ in images.values())
+    is_class = all(len(entry.labels) == 1 for entry in images.values())
     for split in named_splits:
-        ids = tuple(sorted(image for image, (of_image, *_) in images.items() if (of_image or "train") == split))
-        sets = tuple(tuple(sorted(number[label] for label in images[image][1])) for image in ids)
-        groups = tuple(images[image][2] or image for image in ids)
-        records = file_records(ids, np.zeros(len(ids), np.int64), [base / image for image in ids])
-        records = replace(records, groups=groups if any(images[image][2] for image in ids) else None)
-        labels_of = {"labels": np.array([one for (one,) in sets], np.int64)} if is_class else {"label_sets": sets}
-        splits[split] = replace(records, **labels_of)
+        ids = tuple(image for image, entry in images.items() if entry.split == split)
+        sets = tuple(tuple(sorted(number[label] for label in images[image].labels)) for image in ids)
+        labels_of = np.array([one for (one,) in sets] if is_class else [0] * len(ids), np.int64)
+        splits[split] = replace(
+            file_records(ids, labels_of, [base / image for image in ids]),
+            label_sets=None if is_class else sets,
+            groups=tuple(images[image].group or image for image in ids) if any(images[i].group for i in ids) else None,
+        )
     warnings = []
     if whole and (left := find.tree().count - len(images)) > 0:
         warnings = [f"{left:,} images in {printable(str(base))} that the table does not name were left out."]
-    target = "class" if is_class else "labels"
-    source = Source(name, tuple(map(printable, classes)), splits, warnings, target=target)
+    first = tables[0][0]
+    name = printable(folder.resolve().name if whole or first.name == CSV else first.stem)
+    source = Source(name, tuple(map(printable, classes)), splits, warnings, target="class" if is_class else "labels")
     return source if is_class else with_rarest(source)
 
 
@@ -246,7 +234,7 @@ def _columns(path: Path, header: list[str], rows: list[Row], options: Mapping[st
         raise UserError(
             f"Which column of {file} has the labels? {wanted}Add ?label=COLUMN: {which or 'none'}. {CSV_LAYOUT}"
         )
-    return _Columns(image, tuple(labels), split, group)
+    return _Columns(image, labels, split, group)
 
 
 def _is_found(find: Paths, text: str) -> bool:
@@ -267,11 +255,10 @@ def _is_one_hot(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bool
 def label_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
     """The columns that may hold labels: those of yes and no if there are several, or those with few values, which are
     words or whole numbers."""
-    yes_or_no = [name for name in names if {cell(row.get(name)) for row in rows} <= _YES | _NO]
-    yes_or_no = [name for name in yes_or_no if _count(rows, name) > 1]
+    yes_or_no = [name for name in names if _is_one_hot(rows, [name, name]) and _count(rows, name) > 1]
     fitting = []
     for name in names:
-        values = Counter(cell(row.get(name)) for row in rows)
+        values = {cell(row.get(name)) for row in rows}
         is_measured = any(re.fullmatch(r"[+-]?\d*\.\d+(e[+-]?\d+)?", value) for value in values)
         if 1 < len(values) <= max(2, len(rows) / 2) and not is_measured:
             fitting.append(name)
@@ -285,6 +272,9 @@ def table_of(tree: Tree, reading: Reading, where: str) -> Source | None:
     """The source that a table makes of images without class folders, as Hugging Face writes it (metadata.csv or .jsonl
     with file_name); None if no table contradicts the folders. Raises UserError where one does."""
     places, folder = places_of(tree, reading), Path(tree.path)
+    beside = [(place, split) for split, some in places.items() for place, _ in some] + [(tree, "")]
+    if not any(ending_of(name) in TABLES for place, _ in beside for name in place.others):
+        return None
     class_of = {
         _relative(tree, path): name
         for some in places.values()
@@ -293,31 +283,24 @@ def table_of(tree: Tree, reading: Reading, where: str) -> Source | None:
         for path in below.paths()
     }
     if not class_of:
-        beside = [(place, split) for split, some in places.items() for place, _ in some] + [(tree, "")]
         tables = [
-            (Path(place.path, name), split) for place, split in beside for name in place.others if _is_theirs(name)
+            (Path(place.path, name), split)
+            for place, split in beside
+            for name in place.others
+            if stem_of(name) == "metadata" and ending_of(name) in TABLES
         ]
         of_splits = [(path, split) for path, split in tables if path.parent != folder] or tables[:1]
         if of_splits and all("file_name" in read_rows(path)[0] for path, _ in of_splits):
-            name = printable(folder.resolve().name)
-            return labeled(where, name, folder, of_splits, {"file": "file_name"}, whole=True)
+            return labeled(where, folder, of_splits, {"file": "file_name"}, whole=True)
     classes = set(class_of.values())
     lines = specifications(tree, where, class_of if len(classes) > 1 else {})
     if not lines:
         return None
-    instead = (
-        f"the folders ({first_of(sorted(map(printable, classes)), 4)}) say other classes"
-        if classes
-        else "no folder does"
+    folders = (
+        f"the folders ({first_of(sorted(map(printable, classes)), 4)}) say others" if classes else "no folder does"
     )
-    lines += [f"{in_words(tree, reading, where)}"]
-    raise UserError(
-        "\n".join([f"A table in {where} says the labels of its images, and {instead}. Say which is meant:", *lines])
-    )
-
-
-def _is_theirs(name: str) -> bool:
-    return stem_of(name) == "metadata" and ending_of(name) in TABLES
+    said = f"A table in {where} says the labels of its images, and {folders}. Say which is meant:"
+    raise UserError("\n".join([said, *lines, in_words(tree, reading, where)]))
 
 
 def _relative(tree: Tree, path: str) -> str:
