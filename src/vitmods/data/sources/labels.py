@@ -171,10 +171,10 @@ class Paths:
     def direct(self, text: str) -> str:
         """The path, if the text is one from the folder of the table on, or from the listed folder; else ""."""
         for folder in dict.fromkeys([self.above, "."]) if text else ():
-            path = os.path.normpath(os.path.join(folder, text.replace("\\", "/"))).replace(os.sep, "/")
+            path = os.path.join(self._base, folder, text.replace("\\", "/"))
             with suppress(ValueError):  # of a name that no file can have
-                if os.path.isfile(self._base / path):
-                    return path
+                if os.path.isfile(path):
+                    return os.path.relpath(path, self._base).replace(os.sep, "/")
         return ""
 
     def __call__(self, text: str) -> str | None:

@@ -635,6 +635,7 @@ def boxes(spec: Spec) -> Source:
     broken: list[Broken] = []
     folder = root / "images" if (root / "images").is_dir() else root
     find = Paths(folder)
+    find.above = os.path.relpath(root, folder)
 
     def split_of(row: dict[str, str]) -> str:
         if split := split_named(row.get("split", "train")):
