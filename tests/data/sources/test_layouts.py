@@ -396,6 +396,11 @@ ORDINARY = {
         {},
         " ".join(sorted(f"{i}{c}" for i in range(10) for c in "abc")) + ": train 60",
     ),
+    "numbered classes in the order of the camera": (
+        "class_1/{01-03}.png class_2/{04-06}.png",
+        {},
+        "class_1 class_2: train 6",
+    ),
     "people with and without masks": ("{with_mask,without_mask}/{0-2}.jpg", {}, "with_mask without_mask: train 6"),
     "one class in a wrapper": ("cat/cat/{0-2}.png dog/{0-2}.png", {}, "cat dog: train 6"),
     "a wrapper in each class": ("{cat,dog}/images/{0-2}.png", {}, "cat dog: train 6"),

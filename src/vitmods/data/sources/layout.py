@@ -35,6 +35,7 @@ _MASKS |= {"segmentationclass", "trimaps"}
 _PLAIN = _IMAGES | {"data", "dataset", "folder", "photos", "pictures", "samples", "set", "split"}
 """words that say nothing of the content of a folder"""
 _PARTS = frozenset(["archive", "batch", "chunk", "fold", "part", "shard", "split", "vol", "volume"])
+_KINDS = frozenset(["category", "class", "grade", "label", "level", "stage", "type"])
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+|[^\W\d_a-zA-Z]+")
 _COMPACT = re.compile(r"\b(train|training|val|valid|validation|dev|test|testing)(set|data|dataset|images|imgs)\b")
 _TRIED = 3  # pictures that are compared with those that they may be made of
@@ -401,17 +402,11 @@ def _named_splits(top: Tree, where: str, tops: list[Tree]) -> tuple[dict[str, st
     if not words or (len(words) == 1 and not kin and all(not rest or rest - _PLAIN for _, rest in words.values())):
         return None
     rests = [rest - _PLAIN for _, rest in words.values()]
-    agree = (
-        all(one <= other or other <= one for one in rests for other in rests) and not kin and (classes or not others)
-    )
+    agree = train and not kin and (classes or not others) and len({*split_of.values()}) == len(words) > 1
+    agree = agree and all(one <= other or other <= one for one in rests for other in rests)
     for inside in unwrapped.values():  # unlabeled images of a split are no objection, and neither are a few new classes
         agree = agree and 2 * len(inside.filled.keys() & classes) >= len(inside.filled)
-    if (
-        agree
-        and train
-        and len({*split_of.values()}) == len(words) > 1
-        and not any(tree.inner.filled.keys() & classes for tree in others)
-    ):
+    if agree and not any(tree.inner.filled.keys() & classes for tree in others):
         texts = listing([f"{printable(tree.name)} as {split}" for tree, split in split_of.items()])
         return reading, [f"By their names and by what is in them, {texts} were read."]
     reading |= {} if train else _together(top, kin)
@@ -430,13 +425,9 @@ def _unwrapped(tree: Tree, classes: Container[str]) -> Tree:
 def _classes(top: Tree, where: str, tops: list[Tree]) -> tuple[dict[str, str], list[str]]:
     """The reading in which the folders are classes, if nothing in them says that they are not."""
     reading, notes, names = {".": "train"}, list[str](), _named(tops)
-    above = [
-        tree
-        for tree in tops
-        if any(split_named(t.name) == "train" and len(t.folders) > 1 for t in tree.folders.values())
-    ]
-    if len(above) == len(tops) > 1:
-        specs = " or ".join(f"{where}/{printable(tree.name)}" for tree in above)
+    trains = [[t for t in tree.folders.values() if split_named(t.name) == "train"] for tree in tops]
+    if len(tops) > 1 and all(inside and len(inside[0].folders) > 1 for inside in trains):
+        specs = " or ".join(f"{where}/{printable(tree.name)}" for tree in tops)
         raise UserError(f"{where} is above the folders of the classes. Give {specs}. {LAYOUT}")
     if tops and 2 * len(top.pictures) >= top.count:
         count = top.count - len(top.pictures)
@@ -462,22 +453,19 @@ def _classes(top: Tree, where: str, tops: list[Tree]) -> tuple[dict[str, str], l
     stems = {re.sub(r"\d+$", "", tree.name) for tree in tops}
     if len(tops) > 1 and len(stems) == 1 and (stem := stems.pop()) not in top.filled:
         words = {word.lower() for word in _WORDS.findall(stem)}
-        if words & (_PARTS | _PLAIN) or (any(len(word) > 1 for word in words) and _continue(tops)):
+        is_class = bool(words & _KINDS) or all(len(word) == 1 for word in words)
+        if words & (_PARTS | _PLAIN) or (not is_class and _continue(tops)):
             reason = f"{names} are named like parts of one collection."
             raise ask(top, where, reason, reading, {tree.name: "train" for tree in tops})
-    inner = [tree.inner for tree in tops]
-    if any(tree.filled for tree in tops) and all(
-        len(tree.name) == 1 and tree.filled and all(name[0] == tree.name for name in tree.filled) for tree in tops
-    ):
+    if tops and all(len(t.name) == 1 and t.filled and all(name[0] == t.name for name in t.filled) for t in tops):
         raise ask(top, where, "Its folders are the letters by which others are sorted.", reading, _together(top, tops))
     # Folders with numbers in their names are patients, days or sessions more often than classes.
+    inner = [(tree.inner.pictures, tree.inner.filled) for tree in tops]
     if len(tops) > 1 and all(
-        len(t.filled) > 1 and not t.pictures and not re.search(r"\d", "".join(t.filled)) for t in inner
+        len(inside) > 1 and not (some or re.search(r"\d", "".join(inside))) for some, inside in inner
     ):
         said = in_words(top, _together(top, tops), where)
-        notes = [
-            f"All class folders hold folders, whose images count for them. If those are the classes, write:\n{said}"
-        ]
+        notes = [f"All class folders hold folders, which count as theirs. If those are the classes, write:\n{said}"]
     return reading, notes
 
 
