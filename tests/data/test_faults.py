@@ -78,7 +78,7 @@ ABOVE = ("download/pets/train", "download/pets/val")
 faults("class", folders, {
     "image_cut_off": ("truncated", {"extra": {"cat/0.jpg": png(0, (200, 200), "JPEG")[:2000]}}),
     "image_empty": ("the file is empty (0 bytes)", {"extra": {"cat/0.png": b""}}),
-    "text_called_png": ("not an image in a known format", {"extra": {"cat/0.png": b"<html>Not found</html>"}}),
+    "text_called_png": ("but a web page (HTML)", {"extra": {"cat/0.png": b"<html>Not found</html>"}}),
     "float_pixels_out_of_range": ("outside 0 to 1", {"extra": {"cat/0.tif": FLOATS}}),
     "one_class": ("All images have one class", one("cat", count=9)),
     "classes_of_which_one_can_be_read": ("All images have one class",
@@ -89,7 +89,7 @@ faults("class", folders, {
     "loose_images": ("no class of each image, not a class", one(".")),
     "one_level_too_high": ("is above the folders of the classes", two(splits=ABOVE, count=2)),
     "two_folders_for_a_split": ("Both val and valid", two(splits=("train", "val", "valid"), count=2)),
-    "misspelled_split": ("these folders were not used: vla", two(splits=("train", "vla"))),
+    "misspelled_split": ("vla holds the classes of train", two(splits=("train", "vla"))),
     "image_of_val_in_train": ("are also in train, byte for byte", two(extra={"val/cat/copy.png": "train/cat/0.png"})),
     "class_of_val_alone": ("Classes in val without any training image: cow", two(extra={"val/cow/0.png": png(999)})),
     "class_without_images": ("do not hold images and are not classes: cow", {"extra": {"cow": None}}),
@@ -101,7 +101,7 @@ faults("class", folders, {
     "one_class_spelled_in_two_ways": ("'Cat' = 'cat'", one("Cat", "cat", "dog")),
     "images_beside_class_folders": ("images directly in", {"extra": {"loose.png": png(999)}}),
     "panorama": ("only their middle is used", {"extra": {"cat/0.png": png(0, (20, 400))}}),
-    "splits_inside_of_classes": ("Folders inside of class folders are not splits: train, val",
+    "splits_inside_of_classes": ("splits=*/train:train,*/val:val",
                                  two(names=("train", "val"), splits=PETS)),
     "thumbnails": ("which are enlarged", {"extra": {"cat/0.png": png(0, (5, 5))}}),
 })  # fmt: skip
@@ -138,8 +138,7 @@ faults("labels", labels, {
         "rows": [f"{i}.png,cat,{'train' if i < 4 else 'val'}" for i in range(6)]}),
     "table_with_a_label_of_every_image": ("Labels of every training image, from which nothing is learned: animal",
                                           {"rows": IN_ALL}),
-    "table_of_a_spreadsheet_with_semicolons": ('first line is "file;labels"',
-                                               {"rows": ["0.png;cat"], "header": "file;labels"}),
+    "table_without_labels": ("Which column of", {"rows": ["0.png;0.5", "1.png;0.25"], "header": "file;weight"}),
 })  # fmt: skip
 
 
@@ -172,7 +171,8 @@ faults("mask", masks, {
     **{f"masks_{name}": (says, {"change": change}) for name, says, change in (
         ("that_count_from_1", "its mask holds the value 3, which classes.txt does not know",
          lambda split, i, mask: mask + 1),
-        ("of_colors_without_a_palette", "its mask has colors", lambda split, i, mask: np.stack([mask] * 3, axis=2)),
+        ("of_colors_without_a_palette", "its mask has colors",
+         lambda split, i, mask: np.stack([mask, mask, 2 - mask], axis=2)),
         ("of_another_size", "its mask is 23 x 32, the image 24 x 32", lambda split, i, mask: mask[i > 1 :]),
         ("missing", "lacks a mask in", lambda split, i, mask: mask if i else None),
         ("that_ignore_all", "no pixel of its mask has a class",
@@ -264,7 +264,7 @@ faults("boxes", yolo, {
     "yolo_confidence": ("neither four numbers nor a polygon", {"line": "0 0.5 0.5 0.25 0.25 0.9"}),
     "yolo_fewer_names_than_classes": ("nc is 3, and there are 2 names", {"yaml": "nc: 3\nnames: [cat, dog]\n"}),
     "yolo_name_twice": ("does not name its classes, each once", {"yaml": "names: [cat, cat]\n"}),
-    "yolo_split_that_is_missing": ("names images/test, which is missing",
+    "yolo_split_that_is_missing": ("names images/test for test, which is missing",
                                    {"yaml": "test: images/test\nnames: [cat]\n"}),
     "yolo_nan": ("is empty", {"line": "0 nan 0.5 0.25 0.25"}),
     "yolo_labels_in_another_folder": ("No image of train has an object", {"labels": "annotations"}),

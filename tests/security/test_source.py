@@ -22,8 +22,8 @@ IMPORTS = {"marshal", "shelve", "dill", "cloudpickle", "joblib", "xml.sax", "xml
 ALLOWED = {
     ("json", "load"): set(),
     ("json", "loads"): {LIMITS, "study/executors/processes.py"},  # and what json.dumps gave
-    ("csv", "DictReader"): {LIMITS},
-    ("csv", "reader"): set(),
+    ("csv", "DictReader"): set(),
+    ("csv", "reader"): {"util/tables.py"},
     ("np", "load"): {LIMITS, "data/store.py"},
     ("yaml", "load"): {"tasks/detection/sources.py"},
     ("ElementTree", "parse"): set(),

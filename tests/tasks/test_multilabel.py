@@ -203,7 +203,7 @@ def test_other_targets_and_files_are_refused(folder, tmp_path):
     (tmp_path / "other.csv").write_bytes(b"file,labels\n\xff\xfe,a\n")
     for path, target, words in (
         (folder, "class", r"gives labels of each image, not a class\. Train it with --task multilabel"),
-        (tmp_path / "other.csv", "labels", "cannot be read as a CSV file"),
+        (tmp_path / "other.csv", "labels", "ÿþ is missing"),
         (tmp_path / "none.csv", "labels", "cannot be read as a CSV file"),
     ):
         with pytest.raises(UserError, match=words):

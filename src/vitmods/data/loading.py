@@ -79,7 +79,7 @@ def load(
     }
     summary = facts(source, records, splits, origin)
     bad = summary["unreadable"] if unreadable == "stop" else []
-    stop_on_problems(problems(source, splits, group_by, train_on_all), bad, source.spec)
+    stop_on_problems(problems(source, splits, group_by, train_on_all, records), bad, source.spec)
     return ImageDataset(
         source.name,
         source.classes,
@@ -158,7 +158,7 @@ def check(spec: str | Path, **split: Any) -> Checked:
     splits = {
         name: _split(name, part, open_store(part, None, 3, None), any_size, group_by) for name, part in records.items()
     }
-    texts = problems(source, splits, group_by) + (source.verify() if source.verify else [])
+    texts = problems(source, splits, group_by, records=records) + (source.verify() if source.verify else [])
     summary = facts(source, records, splits, origin) | {"problems": texts, "resolution": ""}
     held_out = origin.startswith("made") or "test" not in splits
     tested = [split for name, split in splits.items() if name == "test" or (name == "val" and held_out)]
@@ -230,10 +230,15 @@ def facts(source: Source, records: dict[str, Records], splits: Splits, origin: s
 
 
 def problems(
-    source: Source, splits: Splits, group_by: str | Path | None = None, train_on_all: bool = False
+    source: Source,
+    splits: Splits,
+    group_by: str | Path | None = None,
+    train_on_all: bool = False,
+    records: Mapping[str, Records] = {},
 ) -> list[str]:
     """Name everything that makes a set unfit to train on (or to evaluate on, if it is for that only), apart from
-    unreadable images. group_by: by what images belong together. train_on_all: no images are kept to evaluate on."""
+    unreadable images. group_by: by what images belong together. train_on_all: no images are kept to evaluate on.
+    records: the images of the splits before they were read."""
     if not any(map(len, splits.values())):
         return ["No image is readable."]
     if "train" not in splits:
@@ -257,6 +262,14 @@ def problems(
     elif source.target == "class" and len(trained) == 1:
         only = source.classes[trained[0]]
         texts.append(f'All images have one class, "{only}": comparing needs two or more, a folder for each.')
+    left = sum((_per_class(source, split) for split in splits.values()), np.zeros(len(source.classes), np.int64))
+    listed = sum((_per_class(source, part) for part in records.values()), np.zeros_like(left))
+    if (lost := np.flatnonzero((listed > 0) & (left == 0))).size and "missing" not in source.allow:
+        names = first_of([source.classes[i] for i in lost], _LISTED)
+        texts.append(
+            f"No image of {names} can be read: repair or convert the images, remove them, or write "
+            f"{allowing('missing')} to go on without."
+        )
     if source.unseen and "missing" not in source.allow:
         texts.append(
             f"{source.unseen} Correct the list of classes (in classes.txt, cell,255 gives the class cell the value "
@@ -338,7 +351,7 @@ def _native_sizes(splits: Splits) -> dict[str, Any]:
     }
 
 
-def _per_class(source: Source, split: Split) -> NDArray[np.int64]:
+def _per_class(source: Source, split: Split | Records) -> NDArray[np.int64]:
     """How many images each class has; with several labels an image counts for each."""
     if source.target != "class" and split.label_sets is not None:
         return np.array(label_counts(split.label_sets, len(source.classes)), dtype=np.int64)
@@ -379,6 +392,16 @@ def _warnings(source: Source, splits: Splits) -> list[str]:
     native = {name: split.store.index.native for name, split in splits.items() if split.geometry is not None}
     if not native:
         return warnings
+    pages = [
+        ids[i]
+        for ids, split in ((s.ids, s) for s in splits.values())
+        for i in np.flatnonzero(split.store.index.several)
+    ]
+    if pages:
+        named = printable(pages[0])
+        warnings.append(
+            f"{plural(len(pages), 'file')} with several pages or frames, such as {named}: the first is used."
+        )
     if long := sum(int((sizes.max(1) > LONGEST * sizes.min(1)).sum()) for sizes in native.values()):
         warnings.append(f"{long} images are longer than {LONGEST}:1; only their middle is used.")
     train = splits["train"]

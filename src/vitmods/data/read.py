@@ -5,17 +5,22 @@ animations the first frame is taken. What cannot be read raises Unreadable with 
 """
 
 import io
+import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
+from importlib import import_module
+from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 # Raster formats only: PIL would start Ghostscript for an EPS file, and documents are not images.
-FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "TGA", "PCX")
+FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "TGA", "PCX", "HEIF")
 _ORIENTATION = 0x0112  # the tag of EXIF
+_SUBFILE = 0x00FE  # the tag of TIFF for the kind of a page
 _ON_ITS_SIDE = (5, 6, 7, 8)  # its values
 _WIDE_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 
@@ -31,8 +36,6 @@ def reading() -> Iterator[None]:
         yield
     except Unreadable:
         raise
-    except UnidentifiedImageError:
-        raise Unreadable("not an image in a known format") from None
     except Image.DecompressionBombError as error:
         raise Unreadable(f"looks like a decompression bomb: {error}") from error
     except OSError as error:
@@ -54,7 +57,7 @@ def opened(raw: "bytes | Image.Image | NDArray[np.generic]") -> Image.Image:
     if limit is not None and image.width * image.height > limit:
         raise Unreadable(
             f"looks like a decompression bomb: {image.width} x {image.height} pixels, more than "
-            f"PIL.Image.MAX_IMAGE_PIXELS = {limit:,}"
+            f"PIL.Image.MAX_IMAGE_PIXELS = {limit:,}; VITMODS_MAX_PIXELS in the environment sets another limit"
         )
     image.load()
     try:
@@ -99,7 +102,62 @@ def _open(raw: "bytes | Image.Image | NDArray[np.generic]") -> Image.Image:
     if not raw:
         raise Unreadable("the file is empty (0 bytes)")
     Image.init()
-    return Image.open(io.BytesIO(raw), formats=[name for name in FORMATS if name in Image.OPEN])
+    if word := os.environ.get("VITMODS_MAX_PIXELS", ""):
+        Image.MAX_IMAGE_PIXELS = int(word)
+    if "HEIF" not in Image.OPEN and find_spec("pillow_heif"):
+        import_module("pillow_heif").register_heif_opener()
+    try:
+        return Image.open(io.BytesIO(raw), formats=[name for name in FORMATS if name in Image.OPEN])
+    except UnidentifiedImageError:
+        name = format_of(raw)
+        reason = _REASONS.get(name, f"not an image in a known format, but {name}: {_CONVERT}")
+        raise Unreadable(reason if name else "not an image in a known format") from None
+
+
+_CONVERT = "convert it to PNG or JPEG"
+_DAMAGED = "is damaged, or has pixels of a kind that is not read: save it again with 8 or 16 bits"
+_REASONS = {
+    "HEIC": f"HEIC: install what reads it with pip install 'vitmods[heic]', or {_CONVERT}",
+    "AVIF": f"AVIF, which this version of Pillow does not read: update it, or {_CONVERT}",
+    "Git LFS": "not an image in a known format, but a Git LFS pointer: fetch the image with git lfs pull",
+    "HTML": "not an image in a known format, but a web page (HTML): download it again",
+    **{name: f"a {name} that {_DAMAGED}" for name in ("JPEG", "PNG", "GIF", "WebP", "TIFF", "JPEG 2000")},
+}
+_BEGINNINGS = {
+    "JPEG": b"\xff\xd8\xff",
+    "PNG": b"\x89PNG\r\n",
+    "GIF": b"GIF8",
+    "WebP": b"RIFF....WEBP",
+    "TIFF": b"II[*+]\0|MM\0[*+]",
+    "AVIF": b"....ftypavi[fs]",
+    "HEIC": b"....ftyp(hei|hev|mif1|msf1)",
+    "JPEG 2000": b"....jP  ",
+    "JPEG XL": b"\xff\x0a|....JXL ",
+    "a Photoshop file": b"8BPS",
+    "DICOM": b".{128}DICM",
+    "SVG": b"(<[?]xml[^<]*)?<svg",
+    "PostScript": b"%!PS-Adobe",
+    "Git LFS": b"version https://git-lfs",
+    "HTML": b"\\s*<(!doctype html|html)",
+}
+
+
+def has_more(raw: object) -> bool:
+    """Whether a file holds more images than the first: pages, or frames of an animation."""
+    if not isinstance(raw, bytes) or format_of(raw) not in ("TIFF", "GIF", "WebP", "AVIF"):
+        return False
+    with suppress(Unreadable, EOFError), reading():
+        image = _open(raw)
+        image.seek(1)
+        return not getattr(image, "tag_v2", {}).get(_SUBFILE, 0) & 1  # a smaller copy is none
+    return False
+
+
+def format_of(raw: bytes) -> str:
+    """The kind of a picture, or of what is in its place, by its first bytes; "" if unknown."""
+    return next(
+        (name for name, begins in _BEGINNINGS.items() if re.match(begins, raw[:256], re.DOTALL | re.IGNORECASE)), ""
+    )
 
 
 def _pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:

@@ -34,6 +34,10 @@ ENDINGS = frozenset(
     ".avif .bmp .dib .gif .ico .jfif .jp2 .jpe .jpeg .jpg .pbm .pcx .pgm .png .pnm .ppm .tga .tif .tiff .webp".split()  # noqa: SIM905
 )
 """endings of image files, in lower case"""
+PICTURES = ENDINGS | set(
+    ".arw .cr2 .cr3 .dcm .dng .eps .exr .hdr .heic .heif .hif .jxl .nef .orf .pef .psd .raf .rw2 .srw .svg .xcf".split()  # noqa: SIM905
+)
+"""and those of pictures that cannot be read, or only with an extra: they are listed, and reading says why not"""
 
 
 class Annotation(Protocol):

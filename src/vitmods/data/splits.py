@@ -27,7 +27,7 @@ from vitmods.data.records import SPLITS, Records, Source, joined, printable
 from vitmods.data.rng import text_order
 from vitmods.util.errors import UserError, explaining
 from vitmods.util.files import expand_user, write_atomically
-from vitmods.util.limits import read_table
+from vitmods.util.tables import IMAGE_NAMES, Finder, cell, read_table
 from vitmods.util.text import no_formula
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def group_keys(group_by: str | Path, ids: Sequence[str]) -> tuple[str, ...]:
     """Return the group of each image. Raises UserError if `group_by` is invalid or leaves images out."""
     keys: list[str | None]
     if str(group_by).lower().endswith(".csv"):
-        group_of = {row["image"]: row["group"] for row in read_columns(group_by, ("image", "group"))}
-        keys = [group_of.get(name) or group_of.get(_cell(name)) for name in ids]
+        rows = _of_images(group_by, read_columns(group_by, ("image", "group")), ids)
+        keys = [rows[name]["group"] if name in rows else None for name in ids]
     else:
         expression = _compile(group_by)
         keys = [match[min(1, expression.groups)] if match else None for match in map(expression.search, ids)]
@@ -128,14 +128,28 @@ def suggest_grouping(ids: Sequence[str], classes: int) -> tuple[str, int] | None
 
 
 def read_columns(path: str | Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Read a CSV file with at least these columns. Raises UserError if one is missing or the file is not a table."""
-    rows = [row for _, row in read_table(expand_user(path), columns, errors="surrogateescape", strict=True)]
+    """Read a table with at least these columns. Raises UserError if one is missing or the file is not a table."""
+    same = dict.fromkeys(IMAGE_NAMES, "image") if "image" in columns else {}
+    rows = [row for _, row in read_table(expand_user(path), columns, same=same, errors="surrogateescape")]
     counts = Counter(row["image"] for row in rows) if "image" in columns else {}
     if repeated := [image for image, count in counts.items() if count > 1]:
         raise UserError(
             f"{printable(str(path))} names {printable(repeated[0])} {counts[repeated[0]]} times: leave one."
         )
     return rows
+
+
+def _of_images(path: str | Path, rows: list[dict[str, str]], ids: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The row of each image that the table names; rows that name none keep the name that they have."""
+    written = {_cell(name): name for name in ids} | {name: name for name in ids}
+    finder = None if any(row["image"] in written for row in rows) else Finder(ids)
+    of_image: dict[str, dict[str, str]] = {}
+    for row in rows:
+        with explaining(lambda error: f"{printable(str(path))}: {printable(row['image'])} {error}.", ValueError):  # noqa: B023
+            found = finder.find(row["image"]) if finder else written.get(row["image"])
+        if of_image.setdefault(found or row["image"], row) is not row:
+            raise UserError(f"{printable(str(path))} names {printable(row['image'])} twice: leave one.")
+    return of_image
 
 
 SPLIT_FILE = "split.csv"
@@ -165,7 +179,8 @@ def read_split(path: str | Path, source: Source) -> dict[str, Records]:
     """The source's images in the splits of the file. The source's warnings count images that it leaves out. UserError
     where it names unknown images, other labels, or no training images."""
     file = printable(str(path))
-    rows = {row["image"]: row for row in read_columns(path, ("image", "split"))}
+    listed = read_columns(path, ("image", "split"))
+    rows = _of_images(path, listed, [name for part in source.splits.values() for name in part.ids])
     parts: dict[str, list[Records]] = {name: [] for name in SPLITS}
     left_out = 0
     for records in (source.splits[name] for name in SPLITS if name in source.splits):
@@ -174,11 +189,11 @@ def read_split(path: str | Path, source: Source) -> dict[str, Records]:
         for i, (image, label) in enumerate(
             zip(records.ids, _labels(records, source.classes, source.target), strict=True)
         ):
-            row = rows.pop(_cell(image), None) or rows.pop(image, None)
+            row = rows.pop(image, None)
             if row is None:
                 left_out += 1
                 continue
-            if _cell(row.get("label", label)) != _cell(label):  # for people; where it is there it is right
+            if cell(_cell(row.get("label", label))) != cell(_cell(label)):  # for people; where it is there it is right
                 wrong.append((image, label, row["label"]))
             split = row["split"].strip().lower()
             if split not in SPLITS:

@@ -32,7 +32,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from vitmods.data.geometry import Geometry
-from vitmods.data.read import Unreadable, decode, digest, reading
+from vitmods.data.read import Unreadable, decode, digest, has_more, reading
 from vitmods.data.records import Raw, Records, printable
 from vitmods.data.threads import AHEAD, busy_with, cores, in_order
 from vitmods.util.cache import user_cache
@@ -46,7 +46,7 @@ MEMORY_LIMIT = 1 << 30  # bytes: a split of more is not kept in memory where no 
 VERIFIED_BYTES = 1 << 28  # when a cache is opened: all of most caches, evenly spread images of larger ones
 SAMPLED = 16  # images that are read to estimate what all will take, and to see that a cache is of these images
 UNUSED_AFTER = 30 * 24 * 3600  # seconds, after which a cache in the user's folder makes room for others
-_FORMAT = "vitmods images 3"
+_FORMAT = "vitmods images 4"
 _SHOW_PROGRESS = 5000  # images; fewer are read before a progress bar could be seen
 _NOTICE_S = 3.0  # who waits for another process for longer gets a notice
 _UNKNOWN, _READABLE, _UNREADABLE = range(3)
@@ -58,6 +58,7 @@ _ROW = np.dtype(
         ("native", "<i8", (2,)),
         ("crc", "<i8"),
         ("digest", "u1", (16,)),
+        ("several", "?"),
     ]
 )
 
@@ -67,7 +68,8 @@ class Index:
     """The facts of the m readable images of n records, and the places of those that are stored.
 
     kept (m,): positions in the records; digests (m, 16): hash of the source's bytes; native (m, 2): height and width
-    before resizing, empty if unknown; unreadable: (position, reason) of the others. Stored: shapes (m, 3): C, H, W;
+    before resizing, empty if unknown; several (m,): has more pages or frames, empty if unknown; unreadable: (position,
+    reason) of the others. Stored: shapes (m, 3): C, H, W;
     offsets (m,): bytes; crc (m,): checksum of the pixels.
     """
 
@@ -75,6 +77,7 @@ class Index:
     digests: NDArray[np.uint8]
     native: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
     unreadable: tuple[tuple[int, str], ...] = ()
+    several: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
     shapes: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 3), np.int64))
     offsets: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     crc: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -96,12 +99,13 @@ class _Table:
         """Index of the images in these rows (n,)."""
         chosen = self.rows[rows]
         kept = np.flatnonzero(chosen["state"] == _READABLE)
-        digests, native, shapes, offsets, crc = (
-            np.ascontiguousarray(chosen[name][kept]) for name in ("digest", "native", "shape", "offset", "crc")
+        digests, native, several, shapes, offsets, crc = (
+            np.ascontiguousarray(chosen[name][kept])
+            for name in ("digest", "native", "several", "shape", "offset", "crc")
         )
         bad = np.flatnonzero(chosen["state"] == _UNREADABLE).tolist()
         unreadable = tuple((i, self.reasons[int(rows[i])]) for i in bad)
-        return Index(kept, digests, native, unreadable, shapes, offsets, crc)
+        return Index(kept, digests, native, unreadable, several, shapes, offsets, crc)
 
     def add(self, records: Records, geometry: Geometry | None, channels: int, out: BinaryIO) -> None:
         """Decode those of the records that are unknown, and append their pixels to `out`; without geometry only their
@@ -117,7 +121,8 @@ class _Table:
                 return str(error)
             stored = image if geometry is None else np.ascontiguousarray(geometry.store(image))
             content = (_NO_PIXELS if geometry is None else stored.reshape(-1)).data
-            return content, (stored.shape, image.shape[1:], zlib.crc32(content), np.frombuffer(digest(raw), np.uint8))
+            digested = np.frombuffer(digest(raw), np.uint8)
+            return content, (stored.shape, image.shape[1:], zlib.crc32(content), digested, has_more(raw))
 
         # PIL warns of large images and odd metadata; what matters is reported as a reason.
         with warnings.catch_warnings():

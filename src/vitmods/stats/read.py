@@ -7,9 +7,8 @@ these images out for all trials.
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitmods.stats.fit import Array, Mask
 from vitmods.stats.width import overlap_of
-from vitmods.util.errors import UserError, explaining, nearest
-from vitmods.util.limits import open_table, table
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.tables import read_table, whole_number
 
 Scores = Mapping[str, Mapping[int, ArrayLike | None]]
 
@@ -184,19 +183,20 @@ def read_csv(path: str | Path) -> dict[str, dict[int, Any]]:
     if not path.is_file():
         raise UserError(f"The file {path} does not exist.")
     trials: dict[tuple[str, int], dict[str, float]] = {}
-    for where, row in _rows(path):
-        arm, image = row["arm"], row.get("image", "")
+    columns = ("arm", "seed", "score")
+    for line, row in read_table(path, columns, "The columns are arm,seed,score, and image for scores of images."):
+        where, arm, image = f"{path}, line {line}", row["arm"].strip(), row.get("image", "").strip()
         if not arm:
             raise UserError(f"{where}: the name of the arm is missing.")
         try:
-            seed = int(row["seed"])
+            seed = whole_number(row["seed"])
         except ValueError:
             raise UserError(f"{where}: the seed must be a whole number, not {row['seed']!r}.") from None
         trial = trials.setdefault((arm, seed), {})
         if image in trial:
             raise UserError(f"{where}: {arm} with this seed has this score already; remove one of the lines.")
         try:
-            score = math.nan if row["score"].lower() == "diverged" else float(row["score"])
+            score = math.nan if row["score"].strip().lower() == "diverged" else float(row["score"])
         except ValueError:
             raise UserError(f"{where}: the score must be a number (or `diverged`), not {row['score']!r}.") from None
         trial[image] = score if math.isfinite(score) else math.nan
@@ -215,17 +215,3 @@ def read_csv(path: str | Path) -> dict[str, dict[int, Any]]:
         by_image = np.array([trial[image] for image in (first if (arm, seed) in scored else trial)])
         values.setdefault(arm, {})[seed] = float(by_image[0]) if list(trial) == [""] else by_image
     return values
-
-
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """(file and line, the line by column)."""
-    kinds = (OSError, ValueError, csv.Error)
-    with explaining(lambda error: f"{path} cannot be read as CSV: {error}.", *kinds), open_table(path) as file:
-        reader = table(file, restval="")
-        columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
-        for column in ("arm", "seed", "score"):
-            if column not in columns:
-                has = f"it has {', '.join(columns)}" if columns else "it is empty"
-                raise UserError(f"{path}: the column {column} is missing ({has}); the columns are arm,seed,score.")
-        for row in reader:
-            yield f"{path}, line {reader.line_num}", {name: row[name].strip() for name in columns}

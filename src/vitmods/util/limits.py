@@ -4,20 +4,19 @@ The limits are far above real files. They stop files that were made to fill the 
 forever. Every error is a ValueError that names the limit.
 """
 
-import csv
 import json
 import os
 import stat
 import sys
 import threading
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from vitmods.util.errors import UserError, explaining
+from vitmods.util.errors import explaining
 from vitmods.util.text import printable
 
 if TYPE_CHECKING:
@@ -132,58 +131,6 @@ def parse_json(content: str | bytes) -> Any:
 def read_json(path: Path, kind: str = "settings") -> Any:
     """Parse a JSON file. Raises OSError and ValueError."""
     return parse_json(read_bytes(path, kind))
-
-
-def table(lines: Iterable[str], **how: Any) -> "csv.DictReader[str]":
-    """Rows of CSV by column; keywords as of csv.DictReader. Raises ValueError where there are too many columns, of
-    which every row would get one value each."""
-    reader = csv.DictReader(lines, **how)
-    if len(reader.fieldnames or ()) > MOST_COLUMNS:
-        raise ValueError(f"it has more than {MOST_COLUMNS:,} columns")
-    return reader
-
-
-@contextmanager
-def open_table(path: Path, errors: str = "strict") -> Iterator[IO[str]]:
-    """Open a CSV file for `table`. Raises OSError and ValueError."""
-    check_file(path, "text")
-    with open(path, newline="", encoding="utf-8-sig", errors=errors) as file:
-        yield file
-
-
-def read_table(
-    path: Path,
-    columns: Iterable[str],
-    layout: str = "",
-    *,
-    same: Mapping[str, str] = {},
-    errors: str = "strict",
-    **options: Any,
-) -> list[tuple[int, dict[str, str]]]:
-    """Read a table that has at least these columns: the number of each line, and its values by column in lower case.
-
-    layout: a sentence for the errors; same: other names of columns; options: as of csv.DictReader. Raises UserError.
-    """
-    file_name, layout = printable(str(path)), f" {layout}" if layout else ""
-    rows = []
-    problem, kinds = f"{file_name} cannot be read as a CSV file in UTF-8", (OSError, ValueError, csv.Error)
-    with explaining(lambda error: f"{problem}: {error}.{layout}", *kinds), open_table(path, errors) as file:
-        reader = table(file, restval="", **options)
-        reader.fieldnames = names = [
-            same.get(name := column.strip().lower(), name) for column in reader.fieldnames or ()
-        ]
-        if missing := [column for column in columns if column not in names]:
-            wanted, first = " and ".join(missing), printable(",".join(names))
-            raise UserError(f'{file_name} does not have the column {wanted}: its first line is "{first}".{layout}')
-        for row in reader:
-            if any(row.pop(None, ())):
-                separator = "tab" if options.get("delimiter") == "\t" else "comma"
-                raise UserError(
-                    f"Line {reader.line_num} of {file_name} has more columns than its first line: remove the extra "
-                    f"{separator}, or put the value that has it in double quotes.{layout}"
-                )
-            rows.append((reader.line_num, row))
-    return rows
 
 
 def check_zip(path: Path, small: int = SMALL) -> None:

@@ -7,22 +7,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from vitmods import data
 from vitmods.data.read import Unreadable
 from vitmods.data.sources.folder import folder
 from vitmods.util.errors import UserError
 
-from ..support import counts, load
+from ..support import counts, load, noise, write_files
 
 
 @pytest.mark.parametrize(
     ("folders", "classes", "labels"),
     [
         ({"dog": 2, "cat": 3}, ("cat", "dog"), [0, 0, 0, 1, 1]),
-        ({"train": 2, "bus": 2, "test": 2}, ("bus", "test", "train"), [0, 0, 1, 1, 2, 2]),
+        ({"train": 2, "bus": 2, "tram": 2}, ("bus", "train", "tram"), [0, 0, 1, 1, 2, 2]),
         ({"cat/indoor/old": 2, "cat/outdoor": 1, "dog": 1}, ("cat", "dog"), [0, 0, 0, 1]),
-        ({"cat/train": 2, "cat/wild": 2, "dog/train": 2, "dog/wild": 1}, ("cat", "dog"), [0] * 4 + [1] * 3),
+        ({"cat/train": 2, "cat/wild": 2, "dog/zoo": 2, "dog/farm": 1}, ("cat", "dog"), [0] * 4 + [1] * 3),
         ({"cat": 3}, ("cat",), [0, 0, 0]),
         ({"images": 2, "hats": 2}, ("hats", "images"), [0, 0, 1, 1]),
     ],
@@ -158,3 +159,71 @@ def test_images_without_class_folders_have_no_class(make_folder):
         assert [text for text in dataset.summary()["warnings"] if "no label" in text] == []
     with pytest.raises(UserError, match="no class of each image, not a class"):
         data.check(root / "train")
+
+
+HEIC = b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic"
+
+
+@pytest.mark.parametrize("unreadable", ["stop", "skip"])
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a{}.HEIC", HEIC, "HEIC: install what reads it with pip install 'vitmods[heic]'"),
+        ("a{}.png", b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer: fetch the image with git lfs"),
+        ("a{}.jpg", b"<!DOCTYPE html><html>", r"a web page (HTML): download it again"),
+        ("a{}.psd", b"8BPS\0\1", "a Photoshop file: convert it"),
+        ("a{}", HEIC, "HEIC: install"),
+    ],
+)
+def test_a_class_of_pictures_that_cannot_be_read_does_not_vanish(make_folder, name, content, words, unreadable):
+    root = make_folder({"bird": 6, "dog": 6})
+    write_files(root, {f"cat/{name.format(i)}": content for i in range(6)})
+    checked = data.check(root)
+    assert not checked.fit
+    assert words in checked.text
+    with pytest.raises(UserError, match="No image of cat can be read"):
+        load(root, unreadable=unreadable)
+    assert load(f"{root}?allow=missing", unreadable="skip").summary()["left_out"] == 6
+
+
+def test_a_heic_photo_is_read_with_the_extra(make_folder):
+    pillow_heif = pytest.importorskip("pillow_heif", reason="needs the heic extra")
+    root = make_folder({"cat": 3, "dog": 3})
+    pillow_heif.register_heif_opener()
+    noise(9, (24, 24)).save(root / "cat" / "photo.heic")
+    assert data.check(root).summary["splits"]["train"]["per_class"]["cat"] > 2
+
+
+@pytest.mark.parametrize(
+    ("made", "of", "size", "left"),
+    [
+        ("@eaDir/{}.png/SYNOPHOTO_M.jpg", "000", 6, 0),  # by its folder, whatever its pixels
+        ("small/{}.jpg", "same", 6, 0),
+        ("{}_thumb.jpg", "same", 6, 0),
+        ("{}-150x150.jpg", "same", 4, 0),
+        ("small/{}.jpg", "other", 6, 6),  # other pictures of the same names
+        ("{}_2.jpg", "other", 6, 6),
+        ("{}_2.jpg", "other", 12, 6),
+    ],
+)
+def test_smaller_copies_are_left_out_by_their_pixels(make_folder, made, of, size, left):
+    root = make_folder({"cat": 6, "dog": 6})
+    for i in range(6):
+        path = root / "cat" / made.format(f"{i:03d}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture = noise(i if of == "same" else 5000 + i, (12, 12))
+        picture.resize((size, size), Image.Resampling.BILINEAR).save(path, quality=95)
+    source = folder(root)
+    assert counts(source) == {"train": 12 + left}
+    assert any("6 smaller copies" in text for text in source.warnings) == (not left)
+
+
+def test_several_pages_are_counted(make_folder):
+    root = make_folder({"cat": 6, "dog": 6})
+    pages = [noise(i) for i in range(900, 903)]
+    pages[0].save(root / "cat" / "stack.tif", save_all=True, append_images=pages[1:])
+    pages[1].save(root / "cat" / "moving.gif", save_all=True, append_images=pages[:1])
+    pages[2].save(root / "dog" / "still.tif")
+    texts = data.check(root).summary["warnings"]
+    assert "2 files with several pages or frames" in " ".join(texts)
+    assert "2 files with several pages or frames" in " ".join(load(root).summary()["warnings"])

@@ -146,3 +146,48 @@ def test_rows_without_a_label_or_an_image_are_found(saved, tmp_path):
         load(saved(with_bytes(rows, 3, lambda raw: raw[:40]), "cut"))
     with pytest.raises(UserError, match="cannot be loaded"):
         open_source(f"hf:{tmp_path / 'nothing'}")
+
+
+@pytest.mark.parametrize("kind", ["binary", "struct", "array"])
+def test_images_that_are_not_typed_as_images(saved, kind):
+    pixels = [np.asarray(noise(i, (9, 9))) for i in range(20)]
+    raw = [support.encoded(noise(i, (9, 9))) for i in range(20)]
+    values, feature = {
+        "binary": (raw, datasets.Value("binary")),
+        "struct": ([{"bytes": b, "path": None} for b in raw], None),
+        "array": (pixels, datasets.Array3D((9, 9, 3), "uint8")),
+    }[kind]
+    rows = datasets.Dataset.from_dict({"image": values, "label": ["cat", "dog"] * 10})
+    rows = rows if feature is None else rows.cast_column("image", feature)
+    for query in ("", "?streaming=1"):
+        dataset = load(saved(rows, f"{kind}{len(query)}") + query, val_fraction=0.2)
+        number = int(dataset.splits["train"].ids[0].split("[")[1][:-1])
+        np.testing.assert_array_equal(dataset.splits["train"].store.image(0), pixels[number].transpose(2, 0, 1))
+        assert dataset.classes == ("cat", "dog")
+
+
+def test_lists_of_classes_are_labels(saved):
+    sets = [[0], [0, 1], []] * 10
+    for feature, classes in (
+        (datasets.ClassLabel(names=["cat", "dog"]), ("cat", "dog")),
+        (datasets.Value("int64"), ("0", "1")),
+    ):
+        rows = table(30).remove_columns("label").add_column("label", [sets[i] for i in range(30)])
+        rows = rows.cast_column("label", datasets.Sequence(feature))
+        source = open_source(saved(rows, classes[0]))
+        assert (source.target, source.classes) == ("labels", classes)
+        assert source.splits["train"].label_sets[:3] == ((0,), (0, 1), ())
+        assert load(saved(rows, classes[0] + "2"), target="labels").num_classes == 2
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("label", 0.5, r'The column "label" of .* has the type .*float64.*cast_column\("label", datasets.ClassLabel'),
+        ("image", "a.png", r'The column "image" of .* has the type .*string.*cast it with cast_column\("image"'),
+    ],
+)
+def test_types_that_cannot_be_used_are_named(saved, column, value, words):
+    rows = table(4).remove_columns(column).add_column(column, [value] * 4)
+    with pytest.raises(UserError, match=words):
+        open_source(saved(rows))

@@ -315,3 +315,56 @@ def test_classes_are_named_once_in_classes_txt(tmp_path, spec):
         write_files(tmp_path, {"classes.txt": content})
         with pytest.raises(UserError, match=words):
             open_source(spec.format(tmp_path))
+
+
+def as_floats(split, content):
+    """As pandas writes a column of numbers."""
+    for row in [*content["images"], *content["annotations"], *content["categories"]]:
+        row |= {key: float(row[key]) for key in ("id", "image_id", "category_id", "height", "width") if key in row}
+
+
+def without_sizes(split, content):
+    for row in content["images"]:
+        row.pop("height")
+        row["width"] = None
+
+
+def fewer_categories(split, content):
+    if split == "val":
+        content["categories"] = content["categories"][:1]
+        content["annotations"] = content["annotations"][:1]
+
+
+@pytest.mark.parametrize("change", [as_floats, without_sizes, fewer_categories])
+def test_coco_as_programs_write_it(tmp_path, change):
+    source = open_source(f"coco:{coco(tmp_path, change)}")
+    assert (source.classes, source.broken) == (("cat", "dog"), [])
+    assert source.splits["train"].label_sets == ((1,), (0,), ())
+    assert [item.size for item in source.splits["train"].annotations] == [SIZE] * 3
+
+
+def test_categories_of_val_that_are_others_are_refused(tmp_path):
+    def change(split, content):
+        content["categories"][0]["name"] += split
+
+    with pytest.raises(UserError, match=r"other categories than .*, such as dogval"):
+        open_source(f"coco:{coco(tmp_path, change)}")
+
+
+def test_a_test_folder_that_is_missing_is_a_warning_and_a_train_folder_an_error(tmp_path):
+    settings = "train: ../images/train\nval: ../images/val\ntest: ../test/images\nnames: [cat, dog]\n"
+    write_files(yolo(tmp_path), {"data.yaml": settings})
+    source = open_source(str(tmp_path))
+    assert list(source.splits) == ["train", "val"]
+    assert "data.yaml names ../test/images for test, which is missing: it was not used." in source.warnings
+    (tmp_path / "data.yaml").write_text(settings.replace("images/train", "images/trian"))
+    with pytest.raises(UserError, match=r"names \.\./images/trian, which is missing"):
+        open_source(str(tmp_path))
+
+
+def test_boxes_of_other_programs(tmp_path):
+    table(tmp_path, "")
+    rows = "0;64.0;48.0;cat;10;8;30;24\nimages\\1.png;64;48;dog;1;1;9;9\n"
+    write_files(tmp_path, {"boxes.csv": f"id;width;height;class;xmin;ymin;xmax;ymax\n{rows}"})
+    source = open_source(str(tmp_path))
+    assert (source.splits["train"].ids, source.broken) == (("images/0.png", "images/1.png"), [])

@@ -236,3 +236,12 @@ def test_ade20k_and_camvid(tmp_path):
     assert source.classes[10] == "bicyclist"
     assert source.splits["test"].label_sets == ((0, 5, 10),)
     assert (first_mask(source)[0] == IGNORE).all()
+
+
+def test_masks_with_longer_names_and_gray_masks_of_three_channels(tmp_path):
+    write_set(tmp_path, {"": 12}, mask=lambda seed: np.stack([labels(seed)] * 3, axis=2))
+    for path in list((tmp_path / "masks").iterdir()):
+        path.rename(path.with_name(f"{path.stem}_mask.png"))
+    source = open_source(f"masks:{tmp_path}")
+    assert (len(source.splits["train"]), source.broken) == (12, [])
+    assert (first_mask(source) == labels(0)).all()

@@ -1,196 +1,204 @@
-"""A folder with one sub-folder per class, with or without train, val and test folders above them; and images that a
-CSV file lists with any number of labels.
+"""A folder with one sub-folder per class, with or without train, val and test folders above them.
 
-Hidden files, files with other endings and repeated directories (links that loop) are left out; all but hidden ones are
-counted in the warnings. Files are only listed here, never opened.
+Files are only listed here; `layout` says what the folders are. Hidden files, files that are not pictures and repeated
+directories (links that loop) are left out; all but hidden ones are counted in the warnings.
 """
 
 import functools
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitmods.data.multilabel import with_rarest
 from vitmods.data.read import Unreadable, reading
-from vitmods.data.records import ENDINGS, Records, Source, printable, split_named
+from vitmods.data.records import PICTURES, Records, Source, printable, split_named
 from vitmods.data.sources import Spec, data_source, known_specs
-from vitmods.util.errors import UserError, nearest
+from vitmods.data.sources.layout import (
+    LAYOUT,
+    SeveralReadings,
+    Tree,
+    ending_of,
+    is_dir,
+    leave_out_copies,
+    list_tree,
+    parse_reading,
+    places_of,
+    understand,
+)
+from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, similar_folder
-from vitmods.util.limits import lines_of, read_bytes, read_table
+from vitmods.util.limits import lines_of, read_bytes
 
-LAYOUT = "Expected FOLDER/class/image.jpg, or FOLDER/train/class/image.jpg with val and test next to train."
-_IMAGES = {"image", "images", "img", "imgs", "jpegimages"}
-_MASKS = {"annotation", "annotations", "gt", "labels", "mask", "masks", "segmentation", "segmentationclass", "trimaps"}
-
-
-class _Files:
-    """Images below one folder, and what was left out. Paths are strings: a million Path objects take seconds."""
-
-    def __init__(self, *visited: Path) -> None:
-        """visited: folders that links inside may lead back to."""
-        self.paths: list[str] = []
-        self.labels: list[str] = []
-        self.other_endings = Counter[str]()
-        self.repeated: list[str] = []
-        self.inner_splits: set[str] = set()
-        self._visited = {(status.st_dev, status.st_ino) for status in map(os.stat, visited)}
-
-    def add(self, folder: Path, label: str = "") -> None:
-        """Add the images in a folder and its sub-folders."""
-        pending = [str(folder)]
-        while pending:
-            current = pending.pop()
-            status = os.stat(current)
-            if (identity := (status.st_dev, status.st_ino)) in self._visited:
-                self.repeated.append(printable(current))
-                continue
-            self._visited.add(identity)
-            with os.scandir(current) as entries:
-                for entry in entries:
-                    if entry.name.startswith("."):
-                        continue
-                    if _is_dir(entry):
-                        pending.append(entry.path)
-                        self.inner_splits |= {entry.name} if split_named(entry.name) else set()
-                    elif (ending := _ending(entry.name)) in ENDINGS:
-                        self.paths.append(entry.path)
-                        self.labels.append(label)
-                    else:
-                        self.other_endings[ending or "no ending"] += 1
+CSV = "labels.csv"
+LABEL_OPTIONS = ("labels", "file", "label", "group", "split", "root")
+Places = Mapping[str, list[tuple[Tree, str]]]
+"""split -> its folders, each with its class, or "" where the folders in it are classes"""
 
 
 @data_source(
     "folder",
     "path/to/folder",
-    "one sub-folder per class, directly or below `train`, `val` and `test` folders",
-    options=("stream", "buffer"),
+    "one sub-folder per class, with or without splits (`?splits=`), or images and a table of their labels (`?labels=`)",
+    options=("stream", "buffer", "splits", *LABEL_OPTIONS),
 )
 def open_folder(spec: Spec) -> Source:
-    """A folder of class folders."""
-    source = folder(spec.rest)
+    """A folder of class folders, or of images and a table with their labels."""
+    from vitmods.data.sources import labels
+
+    options = spec.options
+    if "labels" in options or ("splits" not in options and os.path.isfile(spec.folder / CSV)):
+        if "splits" in options:
+            raise UserError(f'"{spec}": the splits are those of the table (?split=COLUMN): leave splits out.')
+        source = labels.from_option(spec, options.get("labels", CSV))
+    elif given := [name for name in LABEL_OPTIONS if name in options]:
+        raise UserError(f'"{spec}": {given[0]} is a column of a table: write "?labels=FILE&{given[0]}=...".')
+    else:
+        source = folder(spec.rest, options.get("splits"))
     source.streaming = spec.streaming()
     return source
 
 
-def folder(path: str | Path) -> Source:
-    """List the images of a folder. Without any class folder its target is "none". Raises UserError if it is missing,
-    not a folder, or without images."""
-    where, root = printable(str(path)), expand_user(path)
+def folder(path: str | Path, splits: str | None = None) -> Source:
+    """List the images of a folder. Without any class folder its target is "none".
+
+    splits: as the option. Raises UserError if it is missing, not a folder, or without images, and if what its folders
+    are is not clear.
+    """
+    where, root = printable(str(path)).rstrip("/") or "/", expand_user(path)
     if not os.path.exists(root):  # unlike Path.exists, False for a name that is too long for the system
         hint = similar_folder(root) or f"Give a folder of images, or one of: {known_specs()}."
         raise UserError(f"The folder {where} does not exist. {hint}")
     if not root.is_dir():
         raise UserError(f"{where} is a file. Give the folder that holds the class folders. {LAYOUT}")
-    with _listing():
-        entries = list(root.iterdir())
-        if any(entry.suffix == ".tar" for entry in entries) and not any(entry.is_dir() for entry in entries):
+    with listing():
+        tree, repeated = list_tree(root)
+        if any(name.endswith(".tar") for name in tree.others) and not tree.folders:
             raise UserError(
                 f"{where} holds tar files without a manifest.json. If `vitmods data pack` was stopped before its "
                 f"end, run it again; shards from elsewhere are read as wds:{where}."
             )
-        of_splits = _split_folders(root)
-        unused = [printable(p.name) for p in _directories(root) if p not in of_splits.values()] if of_splits else []
-        text = f"Beside the split folders, these folders were not used: {', '.join(unused)}."
-        warnings, folders = [text] if unused else [], of_splits or {"train": root}
-        name = printable(root.resolve().name)
-        if not any(map(_directories, folders.values())) and any(map(loose_images, folders.values())):
-            splits = {}
-            for split, path in folders.items():
-                paths = [path / image for image in loose_images(path)]
-                ids = tuple(normalize("NFC", image.relative_to(root).as_posix()) for image in paths)
-                splits[split] = file_records(ids, np.zeros(len(ids), dtype=np.int64), paths)
-            return Source(name, ("image",), splits, warnings, target="none")
-    classes, splits, more = class_folders(root, folders)
-    nested = not of_splits and any(image.count("/") > 1 for image in splits["train"].ids)
-    if nested and (below := _deeper(root, classes)):
-        raise UserError(f"{where} is above the folders of the classes. Give {' or '.join(below)}. {LAYOUT}")
-    images, masks = ([label for label in classes if label.lower() in usual] for usual in (_IMAGES, _MASKS))
-    if images and masks:
-        raise UserError(
-            f"{where} holds {printable(images[0])} and {printable(masks[0])}, which look like images and their masks "
-            f"instead of two classes. For segmentation write masks:{where} (with classes.txt next to them); if they "
-            "are classes, rename one."
-        )
-    return Source(name, tuple(map(printable, classes)), splits, warnings + more)
+        warnings = leave_out_copies(tree)
+        given = None if splits is None else parse_reading(splits)
+        from vitmods.data.sources import labels
+
+        try:
+            found, notes = understand(tree, where) if given is None else (given, [])
+        except SeveralReadings as error:  # a table may say what is meant
+            lines = labels.specifications(error.tree, error.where)
+            raise UserError("\n".join([str(error), *lines])) from None
+        if given is None and (table := labels.table_of(tree, found, where)):
+            return table
+    places = places_of(tree, found)
+    warnings += [f"Linked folders already read once were not read again: {', '.join(repeated)}."] if repeated else []
+    inside = {id(place): label for some in places.values() for place, label in some}
+    unused = [f"{printable(name)} ({count:,} images)" for name, count in _unused(tree, inside).items()]
+    warnings += notes + [f"Beside the split folders, these folders were not used: {', '.join(unused)}."] * bool(unused)
+    name = printable(root.resolve().name)
+    bare = {split for split, some in places.items() if not any(label or place.filled for place, label in some)}
+    if bare == places.keys() and tree.count:
+        records = {}
+        for split, some in places.items():
+            paths = sorted(path for place, _ in some for path in place.paths())
+            records[split] = file_records(_ids(root, paths), np.zeros(len(paths), dtype=np.int64), paths)
+        return Source(name, ("image",), records, warnings, target="none")
+    for split in bare - {"train"}:  # the images of a contest's test split, say
+        if count := sum(place.count for place, _ in places[split]):
+            warnings.append(f"{count:,} images of {split} are in no class folder: {split} was not used.")
+            del places[split]
+    classes, records, more = _class_records(root, places)
+    return Source(name, tuple(map(printable, classes)), records, warnings + more)
 
 
-def _deeper(root: Path, classes: Sequence[str]) -> list[str]:
-    """The folders up to three levels below root that are probably meant, where these are not classes: each has a train
-    folder with class folders below it, or there would be only one class and they have several."""
-
-    def has_train(path: Path) -> bool:
-        return any(split_named(p.name) == "train" and len(_directories(p)) > 1 for p in _directories(path))
-
-    level = [path for path in _directories(root) if normalize("NFC", path.name) in classes]
-    for _ in range(3):
-        meant = [path for path in level if has_train(path)]
-        if len(classes) == 1 and not meant:
-            meant = [path for path in level if sum(bool(loose_images(inner)) for inner in _directories(path)) > 1]
-        if meant and (len(meant) == len(level) or len(classes) == 1):
-            return [printable(str(path)) for path in meant]
-        level = [inner for path in level for inner in _directories(path)]
-    return []
+def _unused(tree: Tree, places: Mapping[int, str]) -> Counter[str]:
+    """Count the images of the folders that a reading passes by, by name."""
+    if id(tree) in places:
+        return Counter()
+    if not any(id(below) in places for below in tree.walk()):
+        return Counter({tree.name: tree.count})
+    counts = Counter({f"directly in {tree.name}": len(tree.pictures)}) if tree.pictures else Counter[str]()
+    for below in tree.folders.values():
+        for name, count in _unused(below, places).items():
+            counts[name] += count
+    return counts
 
 
 def class_folders(
-    root: Path, folders: dict[str, Path], order: Sequence[str] | None = None
+    root: Path, folders: dict[str, Path], order: Sequence[str]
 ) -> tuple[tuple[str, ...], dict[str, Records], list[str]]:
     """Class names, records and warnings of split folders at or below root that hold one folder per class.
 
-    order: all possible classes, in their order; otherwise the folders' names, sorted. Raises UserError without images,
-    and for folders that are not in `order`.
+    order: all possible classes, in their order. Raises UserError without images, and for other folders.
     """
-    listed, warnings = dict[str, _Files](), []
-    with _listing():
-        for split, folder in folders.items():
-            where, empty = printable(str(folder)), []
-            listed[split] = files = _Files(folder)
-            for class_folder in _directories(folder):
-                before = len(files.paths)
-                if class_folder.name != "__MACOSX":
-                    files.add(class_folder, normalize("NFC", class_folder.name))
-                    empty += [printable(class_folder.name)] if len(files.paths) == before else []
-            loose, inner = len(loose_images(folder)), ", ".join(map(printable, sorted(files.inner_splits)))
-            endings = printable(", ".join(f"{count} {ending}" for ending, count in files.other_endings.most_common()))
-            texts = {
-                f"{loose} images directly in {where}, outside of class folders, were not used.": loose,
-                f"These folders of {where} do not hold images and are not classes: {', '.join(empty)}.": empty,
-                f"Folders inside of class folders are not splits: {inner}. Put the classes inside of them instead.": (
-                    len(files.inner_splits) > 1
-                ),
-                f"Linked folders already read once were not read again: {', '.join(files.repeated)}.": files.repeated,
-                f"Files in {where} that are not images by their ending were not used: {endings}.": endings,
-            }
-            warnings += [text for text, applies in texts.items() if applies]
-    names = sorted({label for files in listed.values() for label in files.labels})
-    if not names:
-        where = " and ".join(printable(str(path)) for path in folders.values())
+    with listing():
+        trees = {split: list_tree(folder) for split, folder in folders.items()}
+    classes, records, warnings = _class_records(
+        root, {split: [(tree, "")] for split, (tree, _) in trees.items()}, order
+    )
+    repeated = [name for _, names in trees.values() for name in names]
+    warnings += [f"Linked folders already read once were not read again: {', '.join(repeated)}."] if repeated else []
+    return classes, records, warnings
+
+
+def _class_records(
+    root: Path, places: Places, order: Sequence[str] | None = None
+) -> tuple[tuple[str, ...], dict[str, Records], list[str]]:
+    listed, warnings, all_names = dict[str, list[tuple[str, str, str]]](), list[str](), set[str]()
+    for split, some in places.items():
+        images, loose, empty, inner, endings = listed.setdefault(split, []), 0, [], set[str](), Counter[str]()
+        for place, label in some:
+            loose += 0 if label else len(place.pictures)
+            for name, below in [(label, place)] if label else [(tree.name, tree) for tree in place.folders.values()]:
+                paths = list(below.paths())
+                images += zip(_ids(root, paths), paths, [name] * len(paths), strict=True)
+                trees = list(below.walk())
+                others = Counter(ending_of(file) or "no ending" for tree in trees for file in tree.others)
+                endings += others
+                inner |= {tree.name for tree in trees[1:] if split_named(tree.name)} if not label else set()
+                if not paths and name != "__MACOSX":
+                    what = ", ".join(f"{count} {ending}" for ending, count in others.most_common(3))
+                    empty.append(printable(f"{name} ({what})" if what else name))
+        where = " and ".join(printable(place.path) for place, _ in some[:3])
+        text = printable(", ".join(f"{count} {ending}" for ending, count in endings.most_common()))
+        texts = {
+            f"{loose} images directly in {where}, outside of class folders, were not used.": loose,
+            f"These folders of {where} do not hold images and are not classes: {', '.join(empty)}.": empty,
+            f"Folders inside of class folders are not splits: {', '.join(map(printable, sorted(inner)))}. Put the "
+            "classes inside of them instead.": len(inner) > 1,
+            f"Files in {where} that are not images by their ending were not used: {text}.": endings,
+        }
+        warnings += [text for text, applies in texts.items() if applies]
+        all_names |= {name for *_, name in images}
+    if not all_names:
+        where = " and ".join(printable(place.path) for some in places.values() for place, _ in some)
         raise UserError(" ".join([f"No images in class folders under {where}. {LAYOUT}", *warnings]))
-    if strange := [name for name in names if order is not None and name not in order]:
+    if strange := [name for name in sorted(all_names) if order is not None and name not in order]:
         examples = ", ".join(map(printable, strange[:5]))
         raise UserError(
             f"Folders under {printable(str(root))} that are not classes of this set: {examples}. Move them."
         )
-    classes, splits, start = tuple(order or names), {}, len(os.path.join(root, ""))
-    number = {name: i for i, name in enumerate(classes)}
-    for split, files in listed.items():
-        ids = [normalize("NFC", path[start:].replace(os.sep, "/")) for path in files.paths]
-        images = sorted(zip(ids, files.paths, files.labels, strict=True))
+    classes = tuple(order or sorted(all_names))
+    number, splits = {name: i for i, name in enumerate(classes)}, {}
+    for split, images in listed.items():
+        images.sort()
         labels = np.array([number[label] for *_, label in images], dtype=np.int64)
         splits[split] = file_records(tuple(name for name, *_ in images), labels, [path for _, path, _ in images])
     return classes, splits, warnings
 
 
+def _ids(root: Path, paths: Sequence[str]) -> tuple[str, ...]:
+    start = len(os.path.join(root, ""))
+    return tuple(normalize("NFC", path[start:].replace(os.sep, "/")) for path in paths)
+
+
 @contextmanager
-def _listing() -> Iterator[None]:
+def listing() -> Iterator[None]:
+    """Turn errors of the disk into a UserError that names the folder."""
     try:
         yield
     except OSError as error:
@@ -203,57 +211,25 @@ def _listing() -> Iterator[None]:
 def folders_of_splits(root: Path) -> dict[str, Path]:
     """The folders that are called as splits. UserError where two could be the same."""
     folders: dict[str, Path] = {}
-    for path in _directories(root):
-        if (split := split_named(path.name)) and folders.setdefault(split, path) != path:
-            raise UserError(f"Both {folders[split].name} and {path.name} in {root} could be {split}: keep one.")
-    return folders
-
-
-def _split_folders(root: Path) -> dict[str, Path]:
-    """The train, val and test folders, or {} where the class folders are directly under root."""
-    folders = folders_of_splits(root)
-    # A class may be called "train" or "test" (vehicles, say): a train folder without folders is a split only where all
-    # its neighbors are called as splits too.
-    alone = len(folders) > 1 and len(folders) == len(_directories(root))
-    if "train" in folders and (alone or _directories(folders["train"])):
-        return folders
-    if folders and "train" not in folders and all(map(_directories, folders.values())):
-        names = " and ".join(path.name for path in folders.values())
-        raise UserError(f"{printable(str(root))} holds {names} with class folders, but not a train folder. {LAYOUT}")
-    return {}
-
-
-def _directories(root: Path) -> list[Path]:
     with os.scandir(root) as entries:
-        return sorted(Path(e.path) for e in entries if not e.name.startswith(".") and _is_dir(e))
-
-
-def _is_dir(entry: "os.DirEntry[str]") -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that points to itself
-        return False
+        for path in sorted(Path(e.path) for e in entries if not e.name.startswith(".") and is_dir(e)):
+            if (split := split_named(path.name)) and folders.setdefault(split, path) != path:
+                raise UserError(f"Both {folders[split].name} and {path.name} in {root} could be {split}: keep one.")
+    return folders
 
 
 def loose_images(folder: Path) -> list[str]:
     """Names of the images that lie directly in a folder, sorted."""
     with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if _ending(e.name) in ENDINGS and os.path.isfile(e))
-
-
-def _ending(name: str) -> str:
-    """Return ".jpg" of a file's name that starts without a dot; os.path.splitext takes four times as long."""
-    dot = name.rfind(".")
-    return name[dot:].lower() if dot > 0 else ""
+        return sorted(e.name for e in entries if ending_of(e.name) in PICTURES and os.path.isfile(e))
 
 
 def images_below(folder: Path) -> list[Path]:
-    """All images in a folder and its sub-folders by their endings, hidden ones left out, sorted. UserError where a
-    folder cannot be listed."""
-    files = _Files()
-    with _listing():
-        files.add(folder)
-    return sorted(map(Path, files.paths))
+    """All images in a folder and its sub-folders, hidden ones left out, sorted. UserError where a folder cannot be
+    listed."""
+    with listing():
+        tree, _ = list_tree(folder)
+    return sorted(map(Path, tree.paths()))
 
 
 def file_records(ids: tuple[str, ...], labels: NDArray[np.int64], paths: Sequence[Path | str]) -> Records:
@@ -294,66 +270,3 @@ def class_names(path: Path) -> list[str]:
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise UserError(f"{printable(str(path))} names {printable(twice[0])} twice: leave one out.")
     return names
-
-
-CSV = "labels.csv"
-CSV_LAYOUT = 'Its first line is "file,labels" or "file,labels,split", with labels separated by ; or |, not by commas.'
-_SHOWN = 5
-
-
-@data_source(
-    "labels",
-    "path/to/labels.csv",
-    "a CSV file with any number of labels per image, or the folder of a `labels.csv`",
-    claims=lambda path: path.suffix == ".csv" or os.path.isfile(path / CSV),
-)
-def labels_csv(spec: Spec) -> Source:
-    """The images that a CSV file names, with any number of labels each.
-
-        file,labels[,split]
-        cats/1.jpg,cat;indoor,train
-        2.jpg,,                       an image with none of the labels
-
-    Files are named from the folder of the CSV on; labels are separated by ; or |. classes.txt next to it, one label a
-    line, sets their order and refuses others. Raises UserError with all that is wrong, counted and with examples.
-    """
-    path = spec.folder if spec.folder.suffix == ".csv" else spec.folder / CSV
-    listed, file = class_names(path.parent / CLASSES), printable(str(path))
-    images, wrong = dict[str, tuple[str, set[str]]](), list[str]()
-    for line, row in read_table(path, ("file", "labels"), CSV_LAYOUT, skipinitialspace=True):
-        name = normalize("NFC", row["file"].strip())
-        labels = {label.strip() for label in row["labels"].replace("|", ";").split(";")} - {""}
-        split = split_named(row.get("split", "").strip() or "train")
-        strange = sorted(labels.difference(listed)) if listed else []
-        if split is None:
-            reason = f"has the split {printable(row['split'])}, which is not train, val or test"
-        elif not name or not os.path.isfile(path.parent / name):
-            reason = "is missing"
-        elif name in images:
-            reason = "is named a second time"
-        elif strange:
-            reason = f"has the label {printable(strange[0])}. {nearest(strange[0], listed)} ({CLASSES})"
-        else:
-            images[name] = split, labels
-            continue
-        wrong.append(f"line {line}: {printable(name) or '(no file)'} {reason}")
-    if not images and not wrong:
-        raise UserError(f"{file} does not name any image. {CSV_LAYOUT}")
-    named_splits = dict.fromkeys(split for split, _ in images.values())
-    if len(named_splits) > 1 and "train" not in named_splits:
-        raise UserError(f"{file} lacks images with split train: name some, or leave the column out.")
-    if wrong:
-        more = f"\n  and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-        lines = "".join(f"\n  {text}" for text in wrong[:_SHOWN])
-        raise UserError(f"{spec} cannot be used as it is ({len(wrong)} lines):{lines}{more}")
-    classes = listed or sorted(set().union(*(labels for _, labels in images.values())))
-    if not classes:
-        raise UserError(f"{spec} does not label any image. {CSV_LAYOUT}")
-    number, splits = {label: i for i, label in enumerate(classes)}, {}
-    for split in named_splits:
-        ids = tuple(sorted(name for name, (of_image, _) in images.items() if of_image == split))
-        sets = tuple(tuple(sorted(number[label] for label in images[name][1])) for name in ids)
-        records = file_records(ids, np.zeros(len(ids), np.int64), [path.parent / name for name in ids])
-        splits[split] = replace(records, label_sets=sets)
-    name = printable(path.resolve().parent.name if path.name == CSV else path.stem)
-    return with_rarest(Source(name, tuple(map(printable, classes)), splits, target="labels"))

@@ -3,6 +3,7 @@
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
@@ -11,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from vitmods.data.augment import Ints
+from vitmods.data.multilabel import with_rarest
 from vitmods.data.read import Unreadable, decode, reading
-from vitmods.data.records import Records, Source, Streaming, printable, split_named
+from vitmods.data.records import Raw, Records, Source, Streaming, printable, split_named
 from vitmods.data.sources import Spec, data_source
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user
@@ -20,6 +22,7 @@ from vitmods.util.limits import read_bytes
 
 BUFFER = 1000  # rows, as in datasets: unlike files of which any part can be read, they fill the memory
 _LOOKED_AT = 4  # images of a stream that are read before training; all others are when they are needed
+_BITS = (8, 16, 32, 64)
 _LABELS_AT_A_TIME = 10_000
 ROWS_A_SHARD = 1000  # of a saved set that is streamed
 KEPT = Streaming(asked=False)
@@ -78,16 +81,35 @@ def hf_set(name: str, options: Mapping[str, str], streaming: Streaming = KEPT) -
         raise UserError(
             f'The splits of "{short}" name different classes: give all of them one ClassLabel in "{label}".'
         )
-    names = list(getattr(feature, "names", None) or [])
+    one = getattr(feature, "feature", feature)  # of a list
+    if not hasattr(one, "dtype") or one.dtype not in (
+        "string",
+        "large_string",
+        "bool",
+        *(f"{u}int{n}" for u in ("", "u") for n in _BITS),
+    ):
+        cast = "" if one is feature else ", in lists"
+        raise UserError(
+            f'The column "{label}" of "{short}" has the type {one}{cast}, which is not a class: cast it with '
+            f'cast_column("{label}", datasets.ClassLabel(names=...)), or name another with ?label=.'
+        )
+    names = list(getattr(one, "names", None) or [])
     number: dict[Any, int] = {i: i for i in range(len(names))}
     if not names:  # numbers or words
-        distinct = sorted({value for part in labels.values() for value in part if value is not None}, key=str)
+        each = (
+            v for part in labels.values() for value in part for v in (value if isinstance(value, list) else [value])
+        )
+        distinct = sorted({value for value in each if value is not None}, key=str)
         names, number = list(map(str, distinct)), {value: i for i, value in enumerate(distinct)}
     splits = {}
     for split, part in labels.items():
-        numbers = np.array([number.get(value, -1) for value in part], dtype=np.int64)  # -1 is refused afterwards
-        buffer = streaming.buffer if streaming.asked else None
+        several = part if one is not feature else None
+        numbers = np.array([0 if several else number.get(value, -1) for value in part], dtype=np.int64)
+        buffer = streaming.buffer if streaming.asked else None  # a label of -1 is refused afterwards
         splits[split] = _records(split, short, tables[split], image, numbers, sizes[split], buffer)
+        if several is not None:
+            sets = tuple(tuple(sorted({number[value] for value in values or ()})) for values in several)
+            splits[split] = replace(splits[split], label_sets=sets)
     if streaming.asked:
         first = splits["train"].some(_LOOKED_AT)
         for i, key in enumerate(first.keys.tolist()):
@@ -96,7 +118,9 @@ def hf_set(name: str, options: Mapping[str, str], streaming: Streaming = KEPT) -
             except Unreadable as error:
                 raise UserError(f'{first.ids[i]} of "{short}" cannot be read: {error}.') from error
         warnings.append("Streamed: the fingerprint is of names and labels, and images are checked when they are read.")
-    return Source(short, tuple(names), splits, warnings, streaming=streaming)
+    target = "class" if one is feature else "labels"
+    source = Source(short, tuple(names), splits, warnings, streaming=streaming, target=target)
+    return source if target == "class" else with_rarest(source)
 
 
 def _load(name: str, options: Mapping[str, str], streaming: bool) -> dict[str, Any]:
@@ -123,20 +147,45 @@ def _load(name: str, options: Mapping[str, str], streaming: bool) -> dict[str, A
 def _columns(table: Any, options: Mapping[str, str], name: str) -> tuple[str, str]:
     from datasets import ClassLabel, Image
 
-    chosen = []
+    features, chosen = table.features, []
     for role, kind in (("image", Image), ("label", ClassLabel)):
-        typed = [column for column, feature in table.features.items() if isinstance(feature, kind)]
+        typed = [column for column, feature in features.items() if isinstance(feature, kind)]
+        if role == "image":
+            typed = typed or [column for column in features if _is_stored(features[column])]
         column = options.get(role) or (typed[0] if len(typed) == 1 else role)
-        if column not in table.features or (role == "image" and column not in typed):
-            names = ", ".join(table.features)
-            raise UserError(f'Which column of "{name}" is the {role}? Add "?{role}=NAME" (or "&"); it has {names}.')
+        if column not in features:
+            raise UserError(
+                f'Which column of "{name}" is the {role}? Add "?{role}=NAME" (or "&"); it has {", ".join(features)}.'
+            )
+        if role == "image" and column not in typed and not _is_stored(features[column]):
+            raise UserError(
+                f'The column "{column}" of "{name}" has the type {features[column]}, which is not an image: cast it '
+                f'with cast_column("{column}", datasets.Image()), or name another ({", ".join(features)}) by ?image=.'
+            )
         chosen.append(column)
     return chosen[0], chosen[1]
 
 
-def _stored_bytes(img: dict[str, Any]) -> bytes:
-    """The bytes of an image that datasets has not decoded."""
-    return img["bytes"] if img["bytes"] is not None else read_bytes(Path(img["path"]), "image")
+def _is_stored(feature: Any) -> bool:
+    """Whether a column of another type than Image holds images: bytes, a struct with bytes, or an array of 8 bits."""
+    if isinstance(feature, dict):
+        return "bytes" in feature
+    return getattr(feature, "dtype", "") in ("binary", "large_binary") or (
+        getattr(feature, "dtype", "") == "uint8" and len(getattr(feature, "shape", ())) == 3
+    )
+
+
+def _stored_image(img: Any) -> Raw:
+    """The bytes of an image that datasets has not decoded, or its pixels (H, W, C)."""
+    if isinstance(img, dict):
+        return img["bytes"] if img["bytes"] is not None else read_bytes(Path(img["path"]), "image")
+    if isinstance(img, bytes):
+        return img
+    if img is None:
+        raise Unreadable("the row has no image")
+    pixels = np.asarray(img, dtype=np.uint8)
+    pixels = pixels.transpose(1, 2, 0) if pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3) else pixels
+    return pixels[..., 0] if pixels.shape[2] == 1 else pixels
 
 
 def _labels_of_shards(table: Any, label: str) -> list[list[Any]]:
@@ -155,15 +204,17 @@ def _records(
     """The rows of a table; a streamed one has `sizes` rows in each shard, and a shuffle buffer."""
     from datasets import Image
 
-    images = table.select_columns([image]).cast_column(image, Image(decode=False))
+    images = table.select_columns([image])
+    if isinstance(table.features[image], Image):
+        images = images.cast_column(image, Image(decode=False))
     ids = tuple(f"{split}[{row}]" for row in range(len(labels)))
 
-    def fetch(key: int) -> bytes:
+    def fetch(key: int) -> Raw:
         with reading():
-            return _stored_bytes(images[key][image])
+            return _stored_image(images[key][image])
 
-    def read_shard(shard: int) -> Iterator[bytes]:
-        return (_stored_bytes(row[image]) for row in images.shard(num_shards=len(sizes), index=shard))
+    def read_shard(shard: int) -> Iterator[Raw]:
+        return (_stored_image(row[image]) for row in images.shard(num_shards=len(sizes), index=shard))
 
     if buffer is None:
         stamps = tuple(f"{table._fingerprint}:{row}" for row in ids)
@@ -189,16 +240,16 @@ class Forward:
     moved by fewer than b places, 4 b are enough to read every shard once. Threads take turns.
     """
 
-    def __init__(self, read: Callable[[int], Iterator[bytes]], sizes: list[int], limit: int):
+    def __init__(self, read: Callable[[int], Iterator[Raw]], sizes: list[int], limit: int):
         self._read, self._limit = read, limit
         self._starts: Ints = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        self._open: dict[int, tuple[Iterator[bytes], int]] = {}
+        self._open: dict[int, tuple[Iterator[Raw], int]] = {}
         weakref.finalize(self, self._open.clear)  # at the latest before the interpreter takes the readers' modules away
-        self._held: OrderedDict[int, bytes] = OrderedDict()
+        self._held: OrderedDict[int, Raw] = OrderedDict()
         self._lock = Lock()
 
-    def __call__(self, row: int) -> bytes:
-        """The bytes of a row, counted through all shards. Raises Unreadable."""
+    def __call__(self, row: int) -> Raw:
+        """The image of a row, counted through all shards. Raises Unreadable."""
         with self._lock, reading():
             if row in self._held:
                 return self._held[row]

@@ -27,7 +27,8 @@ from vitmods.data.sources.wds import Member, open_tar, read_at
 from vitmods.papers.sources import published_set
 from vitmods.util.errors import UserError, explaining, nearest
 from vitmods.util.files import expand_user
-from vitmods.util.limits import MOST_BYTES, check_bytes, lines_of, parse_json, read_bytes, table
+from vitmods.util.limits import MOST_BYTES, check_bytes, lines_of, parse_json, read_bytes
+from vitmods.util.tables import read_rows
 
 DEVKIT = "ILSVRC2012_devkit_t12"
 _TRUTH, _META = "data/ILSVRC2012_validation_ground_truth.txt", "data/meta.mat"
@@ -147,7 +148,7 @@ def _from_list(path: Path) -> dict[int, int]:
     where, lines = printable(str(path)), lines_of(path)
     words = [line.split() for line in lines if line.strip()]
     if lines and lines[0].startswith("ImageId"):
-        words = [[row["ImageId"], row["PredictionString"].split()[0]] for row in table(lines)]
+        words = [[row["ImageId"], row["PredictionString"].split()[0]] for _, row in read_rows(path)[1] if row]
     if words and all(len(row) == 1 and row[0].startswith("n") for row in words):
         return _numbered([_positions().get(row[0]) for row in words], where)
     if not words or any(len(row) != 2 for row in words):

@@ -26,6 +26,7 @@ height) names images without a box too; `classes.txt`, one a line, sets the orde
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,9 +42,11 @@ from vitmods.data.read import Unreadable, size_in_header
 from vitmods.data.records import SPLIT_NAMES, SPLITS, Broken, Raw, Records, Source, printable, split_named
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.folder import CLASSES, class_names, file_records, images_below, loose_images
+from vitmods.data.sources.labels import Paths
 from vitmods.tasks.detection.objects import Objects, Segment, drawn, outline_area, with_instances
 from vitmods.util.errors import UserError, nearest
-from vitmods.util.limits import MOST_PIXELS, lines_of, read_bytes, read_json, read_table, read_text
+from vitmods.util.limits import MOST_PIXELS, lines_of, read_bytes, read_json, read_text
+from vitmods.util.tables import IMAGE_NAMES, read_table, whole_number
 
 OPTIONS = ("classes", "agnostic")
 OVERHANG, FRACTION_OVERHANG = 1.0, 0.01  # by which a box may exceed its image (rounding): pixels, fractions of a side
@@ -238,17 +241,22 @@ def coco(spec: Spec) -> Source:
         images, annotations, categories = _read_coco(path)
         if split == "train":
             classes = categories
-        elif categories != classes:
+        elif other := next((name for key, name in categories.items() if classes.get(key) != name), None):
             raise UserError(
-                f"{printable(str(path))} has other categories than {printable(str(paths['train']))}: {split} needs the "
-                "same ids and names."
+                f"{printable(str(path))} has other categories than {printable(str(paths['train']))}, such as "
+                f"{printable(other)}: {split} needs the same ids and names, or some of them."
             )
         folder, listed = _coco_folder(split, spec.folder, path, images), dict[Any, ListedImage]()
         for i, image in enumerate(images):
             try:
-                size = int(image["height"]), int(image["width"])
-                file, key = folder / str(image["file_name"]), image["id"]
-                hash(key)
+                file, key = folder / str(image["file_name"]), _key(image["id"])
+                sides = [image.get("height"), image.get("width")]
+                height, width = size_in_header(read_bytes(file, "image")) if None in sides else map(whole_number, sides)
+            except (OSError, Unreadable) as error:
+                broken.append(
+                    Broken(split, str(image["file_name"]), f"its size is not listed, and it cannot be read: {error}")
+                )
+                continue
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 reason = f"image number {i} lacks id, file_name, width or height ({error!r})"
                 broken.append(Broken(split, path.name, reason))
@@ -256,16 +264,22 @@ def coco(spec: Spec) -> Source:
             if key in listed:
                 broken.append(Broken(split, path.name, f"two images have the id {key}"))
             else:
-                listed[key] = ListedImage(file, size)
+                listed[key] = ListedImage(file, (height, width))
         for annotation in annotations:
-            key = annotation.get("image_id")
-            if isinstance(key, list | dict) or key not in listed:
-                reason = f"annotation {annotation.get('id')} is of image {key}, not listed"
+            of = annotation.get("image_id")
+            if isinstance(of, list | dict) or (key := _key(of)) not in listed:
+                reason = f"annotation {annotation.get('id')} is of image {of}, not listed"
                 broken.append(Broken(split, path.name, reason))
             else:
                 _add_coco(listed[key], annotation, classes)
         splits[split] = list(listed.values())
     return source_of_boxes(spec, [name for _, name in sorted(classes.items())], splits, broken)
+
+
+def _key(value: Any) -> Any:
+    """An id by its value: 1.0 is 1. Raises TypeError for lists and objects."""
+    hash(value)
+    return whole_number(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _coco_files(spec: Spec) -> dict[str, Path]:
@@ -308,7 +322,7 @@ def _read_coco(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], 
         raise UserError(f"{name} is not in COCO's format: it needs the lists images, annotations and categories.")
     images, annotations, categories = parts
     try:
-        classes = {int(row["id"]): str(row["name"]) for row in categories}
+        classes = {whole_number(row["id"]): str(row["name"]) for row in categories}
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{name}: each category needs an id, a number, and a name ({error!r}).") from error
     if len(set(classes.values())) < len(categories):
@@ -330,7 +344,7 @@ def _coco_folder(split: str, root: Path, path: Path, images: list[dict[str, Any]
 def _add_coco(image: ListedImage, annotation: Mapping[str, Any], classes: Mapping[int, str]) -> None:
     category, crowd, area = (annotation.get(key) for key in ("category_id", "iscrowd", "area"))
     try:
-        if not isinstance(category, int) or category not in classes:
+        if isinstance(category, bool | list | dict) or _key(category) not in classes:
             raise ValueError(f"has the unknown category {category}")
         if crowd not in (None, 0, 1):
             raise ValueError(f"has iscrowd {crowd!r}, which is 0 or 1")
@@ -341,7 +355,7 @@ def _add_coco(image: ListedImage, annotation: Mapping[str, Any], classes: Mappin
         except (KeyError, TypeError, ValueError, OverflowError):
             raise ValueError("lacks a bbox of four numbers") from None
         box, segment = (x, y, x + width, y + height), annotation.get("segmentation") or None
-        image.add(box, classes[category], bool(crowd), area, segment)
+        image.add(box, classes[_key(category)], bool(crowd), area, segment)
         if segment is None or image.wrong:
             return
         extent = _extent(segment, image.size or (1, 1))
@@ -401,7 +415,8 @@ def yolo(spec: Spec) -> Source:
     root = spec.folder
     settings = _yaml(root / YAML) if (root / YAML).is_file() else {}
     classes = _yolo_classes(root, settings)
-    paths = _yolo_images(root, settings)
+    warnings: list[str] = []
+    paths = _yolo_images(root, settings, warnings)
     if "train" not in paths:
         raise UserError(f"{spec} lacks images of train. {YOLO_LAYOUT}")
     broken: list[Broken] = []
@@ -420,7 +435,8 @@ def yolo(spec: Spec) -> Source:
             names = sorted(os.listdir(folder)) if folder.is_dir() else []
             alone = [name for name in names if name.endswith(".txt") and name not in stems and name != CLASSES]
             broken += [Broken(split, f"{folder.name}/{name}", "lacks an image") for name in alone]
-    return source_of_boxes(spec, classes, splits, broken)
+    source = source_of_boxes(spec, classes, splits, broken)
+    return replace(source, warnings=[*warnings, *source.warnings])
 
 
 def _yaml(path: Path) -> dict[str, Any]:
@@ -459,8 +475,9 @@ def _yolo_classes(root: Path, settings: dict[str, Any]) -> list[str]:
     return [str(name) for name in names]
 
 
-def _yolo_images(root: Path, settings: dict[str, Any]) -> dict[str, list[Path]]:
-    """The images of each split: as data.yaml lists them, or those in images/train and so on, or in images."""
+def _yolo_images(root: Path, settings: dict[str, Any], warnings: list[str]) -> dict[str, list[Path]]:
+    """The images of each split: as data.yaml lists them, or those in images/train and so on, or in images. A val or
+    test folder that is not there is only a warning."""
     images: dict[str, list[Path]] = {}
     for split in SPLITS:
         entry = next((settings[word] for word in SPLIT_NAMES[split] if settings.get(word)), None)
@@ -475,12 +492,15 @@ def _yolo_images(root: Path, settings: dict[str, Any]) -> dict[str, list[Path]]:
                 tries = [root / base / part, root / part, root / part.removeprefix("../")]
                 place = next(path for path in tries if path.exists())
             except (OSError, ValueError, StopIteration):  # ValueError: of a name that no file can have
+                if split != "train" and not images[split]:
+                    warnings.append(f"{YAML} names {printable(part)} for {split}, which is missing: it was not used.")
+                    continue
                 raise UserError(f"{printable(str(root / YAML))} names {printable(part)}, which is missing.") from None
             images[split] += (
                 images_below(place) if place.is_dir() else [place.parent / line for line in lines_of(place)]
             )
     if images:
-        return images
+        return {split: paths for split, paths in images.items() if paths or split == "train"}
     if not (folder := root / "images").is_dir():
         raise UserError(f"{printable(str(root))} lacks images. {YOLO_LAYOUT}")
     for split in SPLITS:
@@ -594,7 +614,7 @@ class _Builder(ElementTree.TreeBuilder):
 
 BOXES, IMAGES = "boxes.csv", "images.csv"
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
-_SAME = {"filename": "image", "file": "image", "class": "label"}
+_SAME = {**dict.fromkeys(IMAGE_NAMES, "image"), "class": "label"}
 TABLE_LAYOUT = f"The first line of {BOXES} is image,width,height,label,{','.join(CORNERS)}, perhaps with split."
 
 
@@ -614,6 +634,8 @@ def boxes(spec: Spec) -> Source:
     images: dict[str, tuple[str, ListedImage]] = {}
     broken: list[Broken] = []
     folder = root / "images" if (root / "images").is_dir() else root
+    find = Paths(folder)
+    find.above = os.path.relpath(root, folder)
 
     def split_of(row: dict[str, str]) -> str:
         if split := split_named(row.get("split", "train")):
@@ -624,7 +646,8 @@ def boxes(spec: Spec) -> Source:
         name = row["image"]
         try:
             split = split_of(row)
-            size = int(row["height"]), int(row["width"])
+            size = whole_number(row["height"]), whole_number(row["width"])
+            name = find(name) or name
             xmin, ymin, xmax, ymax = (float(row[corner]) for corner in CORNERS)
         except ValueError as error:
             split = split_named(row.get("split", "train")) or "train"
@@ -640,10 +663,13 @@ def boxes(spec: Spec) -> Source:
         else:
             image.add((xmin, ymin, xmax, ymax), row["label"])
     for line, row in listed:
-        if row["image"] not in images:
+        name = row["image"]
+        with suppress(ValueError):
+            name = find(name) or name
+        if name not in images:
             try:
-                native = (int(row["height"]), int(row["width"])) if row.get("width") else None
-                images[row["image"]] = split_of(row), ListedImage(folder / row["image"], native)
+                native = (whole_number(row["height"]), whole_number(row["width"])) if row.get("width") else None
+                images[name] = split_of(row), ListedImage(folder / name, native)
             except ValueError as error:
                 broken.append(Broken("train", f"{IMAGES}, line {line}", str(error)))
     splits: dict[str, list[ListedImage]] = {}
@@ -655,5 +681,5 @@ def boxes(spec: Spec) -> Source:
 
 
 def _table_rows(path: Path, *columns: str) -> list[tuple[int, dict[str, str]]]:
-    rows = read_table(path, columns, TABLE_LAYOUT, same=_SAME, skipinitialspace=True)
+    rows = read_table(path, columns, TABLE_LAYOUT, same=_SAME)
     return [(line, {column: value.strip() for column, value in row.items()}) for line, row in rows]

@@ -9,7 +9,8 @@ layout have KEY.jpg with KEY.txt, one caption, or KEY.json with "captions" or "c
 of shards name splits. Without splits they are made; images of one group stay in one.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,9 +23,11 @@ from vitmods.data.multilabel import TARGETS, Target, with_target
 from vitmods.data.records import SPLITS, Broken, Records, Source, printable, split_named
 from vitmods.data.sources import Spec, data_source, open_source
 from vitmods.data.sources.folder import file_records
+from vitmods.data.sources.labels import Paths
 from vitmods.data.sources.wds import ROW, ImageFact, Member, content_of, index_of, shard_records, shards_of
 from vitmods.util.errors import UserError
-from vitmods.util.limits import parse_json, read_table, read_text
+from vitmods.util.limits import parse_json
+from vitmods.util.tables import IMAGE_NAMES, cell, read_rows
 
 _SHOWN = 5
 
@@ -174,7 +177,7 @@ def _from_file(spec: Spec) -> Source:
     first_of_group: dict[str, _Line] = {}
     for line in _lines(spec, path, wrong):
         images_of, group = images.setdefault(line.image, []), first_of_group.setdefault(line.group, line)
-        if not line.image or not (path.parent / line.image).is_file():
+        if not line.image or not os.path.isfile(path.parent / line.image):
             reason = f"the image {printable(line.image) or '(without name)'} is missing"
         elif not line.captions or not all(isinstance(text, str) and text.strip() for text in line.captions):
             reason = f"{printable(line.image)} has an empty caption, or none"
@@ -213,34 +216,28 @@ def _from_file(spec: Spec) -> Source:
 
 def _lines(spec: Spec, path: Path, wrong: list[str]) -> Iterator[_Line]:
     """Read the lines of the file; `wrong` gets those that are not objects or are of an unknown split."""
-    is_csv = path.suffix.lower() == ".csv"
-    rows: Iterable[tuple[int, dict[str, Any]]] = read_table(path, ()) if is_csv else _json_lines(path, wrong)
-    column = spec.options.get("captions", "caption" if is_csv else "captions")
+    header, rows = read_rows(path)
+    column, find = (
+        spec.options.get("captions") or ("captions" if "captions" in header else "caption"),
+        Paths(path.parent),
+    )
+    usual = "image" if "image" in header else next((name for name in IMAGE_NAMES if name in header), "image")
     for number, row in rows:
-        split, captions = split_named(str(row.get("split") or "train").strip()), row.get(column) or []
-        if split is None:
-            wrong.append(f"line {number}: the split {printable(str(row['split']))} is not train, val or test")
+        if row is None:
+            wrong.append(f"line {number}: not a JSON object")
             continue
-        image = row.get(spec.options.get(split, spec.options.get("image", "image")))
+        split, captions = split_named(cell(row.get("split")) or "train"), row.get(column) or []
+        if split is None:
+            wrong.append(f"line {number}: the split {printable(cell(row['split']))} is not train, val or test")
+            continue
+        image = cell(row.get(spec.options.get(split, spec.options.get("image", usual))))
+        try:
+            found = find(image)
+        except ValueError as error:
+            wrong.append(f"line {number}: the image {printable(image)} {error}")
+            continue
         captions = captions if isinstance(captions, list) else [captions]
-        yield _Line(number, split, str(image or ""), captions, _group(row))
-
-
-def _json_lines(path: Path, wrong: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        lines = read_text(path).split("\n")
-    except (OSError, ValueError) as error:
-        raise UserError(f"{printable(str(path))} cannot be read as JSON Lines in UTF-8: {error}") from error
-    for number, text in enumerate(lines, 1):
-        if text.strip():
-            try:
-                row = parse_json(text)
-            except ValueError:
-                row = None
-            if isinstance(row, dict):
-                yield number, row
-            else:
-                wrong.append(f"line {number}: not a JSON object")
+        yield _Line(number, split, found or image, captions, _group(row))
 
 
 def _with_classes(source: Source, spec: str) -> Source:

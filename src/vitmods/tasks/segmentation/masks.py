@@ -66,6 +66,8 @@ class Coding:
             if self.colored:
                 r, g, b = np.asarray(image.convert("RGB"), dtype=np.int64).transpose(2, 0, 1)
                 values = r << 16 | g << 8 | b
+            elif image.mode == "RGB" and not np.ptp(np.asarray(image), axis=2).any():  # gray values, three times
+                values = np.asarray(image)[..., 0]
             elif image.mode in ("RGB", "RGBA", "CMYK", "YCbCr"):
                 raise Unreadable(f"its mask has colors, and {self.source} numbers: give a palette.csv instead")
             else:

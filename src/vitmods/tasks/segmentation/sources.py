@@ -10,9 +10,10 @@ from vitmods.data.multilabel import TARGETS, Target, with_rarest
 from vitmods.data.records import Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
 from vitmods.data.sources.folder import CLASSES, class_names, folders_of_splits, images_below, loose_images
+from vitmods.data.sources.layout import base_of
 from vitmods.tasks.segmentation.masks import IGNORE, Coding, ImageAndMask, masked_records
 from vitmods.util.errors import UserError, nearest
-from vitmods.util.limits import read_table
+from vitmods.util.tables import read_table
 
 PALETTE = "palette.csv"
 LAYOUT = (
@@ -91,7 +92,9 @@ def _unseen(source: Source, coding: Coding, held: set[int]) -> str:
 
 def _pairs(split: str, images: Path, annotated: Path) -> tuple[list[ImageAndMask], list[Broken]]:
     """Files of the same path below the two folders, whatever their ending, and those without a partner."""
-    images_of, masks_of = _by_stem(images), _by_stem(annotated)
+    images_of, masks_of = _by_stem(images), dict[str, list[Path]]()
+    for stem, paths in _by_stem(annotated).items():  # 1_mask belongs to 1
+        masks_of.setdefault(base_of(stem, images_of) or stem, []).extend(paths)
     pairs, broken = [], []
     for stem, paths in images_of.items():
         names = [normalize("NFC", path.relative_to(images.parent).as_posix()) for path in paths]
@@ -156,7 +159,7 @@ def _numbers(path: Path, ignored: str) -> tuple[list[str], Coding]:
 
 def _colors(path: Path, ignored: str) -> tuple[list[str], Coding]:
     """The classes of palette.csv, in its order; several colors may have one name."""
-    listed = read_table(path, ("name", *"rgb"), skipinitialspace=True)
+    listed = read_table(path, ("name", *"rgb"))
     rows = [(row["name"].strip(), [row[channel].strip() for channel in "rgb"]) for _, row in listed]
     for name, color in rows:
         if not name or not all(part.isdecimal() and len(part) <= 3 and int(part) < 256 for part in color):

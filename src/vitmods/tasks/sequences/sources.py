@@ -22,7 +22,8 @@ from vitmods.data.store import remembered
 from vitmods.tasks.sequences.data import Tokens, encode
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user
-from vitmods.util.limits import read_npz, read_table
+from vitmods.util.limits import read_npz
+from vitmods.util.tables import read_table
 
 OPERATIONS = ("[MIN", "[MAX", "[MED", "[SM")
 VOCABULARY = (*"0123456789", *OPERATIONS, "]")

@@ -1,0 +1,383 @@
+"""Labels of images from a table.
+
+    file,labels[,split,group]
+    cats/1.jpg,cat;indoor,train,p1
+    2.jpg,,,p2                    an image with none of the labels
+
+Images are named by their paths from the folder of the table on, by the ends of these or by names alone, with or without
+ending. Labels are in one column, separated by ; or |, or a column each has 0 and 1. Columns are found by what they hold
+and by their names; options name others. An image with one label in every line is of that class.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from unicodedata import normalize
+from urllib.parse import quote
+
+import numpy as np
+
+from vitmods.data.multilabel import with_rarest
+from vitmods.data.records import Source, printable, split_named
+from vitmods.data.sources import Spec, data_source
+from vitmods.data.sources.folder import CLASSES, CSV, LABEL_OPTIONS, class_names, file_records, listing
+from vitmods.data.sources.layout import (
+    Reading,
+    Tree,
+    ending_of,
+    in_words,
+    list_tree,
+    places_of,
+    split_word,
+    stem_of,
+)
+from vitmods.util.errors import UserError, nearest
+from vitmods.util.tables import IMAGE_NAMES, TABLES, Finder, Row, cell, read_rows
+from vitmods.util.text import first_of
+
+CSV_LAYOUT = 'Its first line is "file,labels" or "file,labels,split", with labels separated by ; or |, not by commas.'
+_LABELS = (
+    *("labels", "label", "class", "classes", "class_name", "label_name", "category", "categories", "target", "tags"),
+    *("species", "breed", "diagnosis", "dx"),
+)
+_SPLITS, _GROUPS = ("split", "subset", "partition", "set"), ("group",)
+_YES, _NO = {"1", "true", "True"}, {"0", "-1", "false", "False", ""}
+_SHOWN, _TRIED = 5, 100
+_NEARLY_ALL = 0.95
+
+
+class _Columns(NamedTuple):
+    """The columns of a table: of the image, of its labels (several: one each), of its split and its group, or ""."""
+
+    file: str
+    labels: list[str]
+    split: str
+    group: str
+
+
+@data_source(
+    "labels",
+    "path/to/labels.csv",
+    "a table with the labels of each image, or the folder of a `labels.csv`",
+    options=LABEL_OPTIONS[1:],
+    claims=lambda path: path.suffix.lower() in TABLES and path.suffix.lower() != ".txt" and not path.is_dir(),
+)
+def labels_csv(spec: Spec) -> Source:
+    """The images that a table names, with any number of labels each. classes.txt next to it, one label a line, sets
+    their order and refuses others. Raises UserError with all that is wrong, counted and with examples."""
+    return labeled(spec, spec.folder.parent, [(spec.folder, "")], spec.options)
+
+
+def from_option(spec: Spec, text: str) -> Source:
+    """The images of a folder with the labels of tables in it: FILE, or FILE:SPLIT separated by commas."""
+    parts = [(part, part.rpartition(":")) for part in text.split(",")]
+    tables = [(name, split) if split_named(split) else (part, "") for part, (name, _, split) in parts]
+    return labeled(spec, spec.folder, [(spec.folder / name, split) for name, split in tables], spec.options, whole=True)
+
+
+class _Entry(NamedTuple):
+    split: str
+    labels: frozenset[str]
+    group: str
+
+
+def labeled(
+    spec: object, folder: Path, tables: Sequence[tuple[Path, str]], options: Mapping[str, str], whole: bool = False
+) -> Source:
+    """The images in a folder that tables name, each table of a split or of all. whole: count images that none names."""
+    base, listed, wrong = folder / options.get("root", ""), class_names(tables[0][0].parent / CLASSES), list[str]()
+    if not base.is_dir():
+        raise UserError(f'"{spec}": the folder {printable(str(base))} does not exist: correct root.')
+    images, find = dict[str, _Entry](), Paths(base)
+    for path, of_table in tables:
+        header, rows = read_rows(path, CSV_LAYOUT)
+        find.above = "." if "root" in options else os.path.relpath(path.parent, base)
+        columns, file = _columns(path, header, rows, options, find), printable(str(path))
+        for line, row in rows:
+            text = cell((row or {}).get(columns.file))
+            try:
+                if row is None:
+                    raise ValueError("is not a JSON object")
+                said, labels, found = cell(row.get(columns.split)) or of_table, _labels(row, columns), find(text)
+                split = split_named(said) or (word[0] if (word := split_word(said)) else "")
+                if said and not split:
+                    raise ValueError(f"has the split {printable(said)}, which is not train, val or test")
+                if not found:
+                    raise ValueError("is missing")
+                if found in images:
+                    raise ValueError("is named a second time")
+                if listed and (strange := sorted(labels.difference(listed))):
+                    near = nearest(strange[0], listed)
+                    raise ValueError(f"has the label {printable(strange[0])}. {near} ({CLASSES})")
+                images[found] = _Entry(split, labels, cell(row.get(columns.group)))
+            except ValueError as error:
+                where = f"line {line} of {file}" if len(tables) > 1 else f"line {line}"
+                wrong.append(f"{where}: {printable(text) or '(no file)'} {error}")
+        if not rows:
+            raise UserError(f"{file} does not name any image. {CSV_LAYOUT}")
+    if wrong:
+        more = f"\n  and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        lines = "".join(f"\n  {text}" for text in wrong[:_SHOWN])
+        raise UserError(f"{spec} cannot be used as it is ({len(wrong)} lines):{lines}{more}")
+    folders = {image: split_named(image.partition("/")[0]) or "" for image in images}
+    if not any(entry.split for entry in images.values()) and all(folders.values()) and "train" in folders.values():
+        images = {image: entry._replace(split=folders[image]) for image, entry in images.items()}
+    images = {image: entry._replace(split=entry.split or "train") for image, entry in sorted(images.items())}
+    named_splits = dict.fromkeys(entry.split for entry in images.values())
+    if len(named_splits) > 1 and "train" not in named_splits:
+        raise UserError(f"{spec} lacks images with split train: name some, or leave the column out.")
+    classes = listed or sorted(set().union(*(entry.labels for entry in images.values())))
+    if not classes:
+        raise UserError(f"{spec} does not label any image. {CSV_LAYOUT}")
+    number, splits = {label: i for i, label in enumerate(classes)}, {}
+    is_class = all(len(entry.labels) == 1 for entry in images.values())
+    for split in named_splits:
+        ids = tuple(image for image, entry in images.items() if entry.split == split)
+        sets = tuple(tuple(sorted(number[label] for label in images[image].labels)) for image in ids)
+        labels_of = np.array([one for (one,) in sets] if is_class else [0] * len(ids), np.int64)
+        splits[split] = replace(
+            file_records(ids, labels_of, [base / image for image in ids]),
+            label_sets=None if is_class else sets,
+            groups=tuple(images[image].group or image for image in ids) if any(images[i].group for i in ids) else None,
+        )
+    warnings = []
+    if whole and (left := find.tree().count - len(images)) > 0:
+        warnings = [f"{left:,} images in {printable(str(base))} that the table does not name were left out."]
+    first = tables[0][0]
+    name = printable(folder.resolve().name if whole or first.name == CSV else first.stem)
+    source = Source(name, tuple(map(printable, classes)), splits, warnings, target="class" if is_class else "labels")
+    return source if is_class else with_rarest(source)
+
+
+class Paths:
+    """From the name of an image in a table to its path below a folder, which is listed when it has to be."""
+
+    def __init__(self, base: Path) -> None:
+        self._base, self.above = base, "."  # the folder of the table, from there
+        self._tree: Tree | None = None
+        self._finder: Finder | None = None
+
+    def tree(self) -> Tree:
+        if self._tree is None:
+            with listing():
+                self._tree = list_tree(self._base)[0]
+        return self._tree
+
+    def direct(self, text: str) -> str:
+        """The path, if the text is one from the folder of the table on, or from the listed folder; else ""."""
+        for folder in dict.fromkeys([self.above, "."]) if text else ():
+            path = os.path.join(self._base, folder, text.replace("\\", "/"))
+            with suppress(ValueError):  # of a name that no file can have
+                if os.path.isfile(path):
+                    return os.path.relpath(path, self._base).replace(os.sep, "/")
+        return ""
+
+    def __call__(self, text: str) -> str | None:
+        """Raises ValueError where several images could be meant."""
+        if path := self.direct(text):
+            return path
+        if self._finder is None:
+            self._finder = Finder([_relative(self.tree(), path) for path in self.tree().paths()])
+        return self._finder.find(text)
+
+
+def _labels(row: Mapping[str, Any], columns: _Columns) -> frozenset[str]:
+    if len(columns.labels) > 1:
+        return frozenset(name for name in columns.labels if cell(row.get(name)) in _YES)
+    words = re.split("[;|]", cell(row.get(columns.labels[0])))
+    return frozenset(cell(word) for word in words) - {""}
+
+
+def _columns(path: Path, header: list[str], rows: list[Row], options: Mapping[str, str], find: Paths) -> _Columns:
+    """The columns of a table. Raises UserError where one is not there or not clear."""
+    names = {name.lower(): name for name in reversed(header)}
+    file = printable(str(path))
+
+    def given(option: str) -> list[str]:
+        asked = [word for word in options.get(option, "").split(",") if word]
+        if unknown := [word for word in asked if word.lower() not in names]:
+            raise UserError(f"{file} does not have the column {printable(unknown[0])}. {nearest(unknown[0], header)}")
+        return [names[word.lower()] for word in asked]
+
+    def usual(words: Sequence[str]) -> str:
+        return next((names[word] for word in words if word in names), "")
+
+    objects = [row for _, row in rows if row is not None]
+    some = objects[:: max(1, len(objects) // _TRIED)]
+    if not (image := "".join(given("file"))):
+        ordered = [names[word] for word in IMAGE_NAMES if word in names]
+        paths = {name: sum(bool(find.direct(cell(row.get(name)))) for row in some) for name in ordered}
+        image = next((name for name in ordered if 2 * paths[name] > len(some)), "")
+    if not image and some:
+        found = {name: sum(_is_found(find, cell(row.get(name))) for row in some) for name in [*ordered, *header]}
+        best = max(found, key=lambda name: found[name], default="")
+        image = best if best and 2 * found[best] > len(some) else ""
+    if not (image := image or usual(IMAGE_NAMES)):
+        raise UserError(
+            f"Which column of {file} names the images? Add ?file=COLUMN; it has {printable(', '.join(header))}. "
+            f"{CSV_LAYOUT}"
+        )
+    split, group = ("".join(given("split")) or usual(_SPLITS), "".join(given("group")) or usual(_GROUPS))
+    if split.lower() in _SPLITS[1:] and not options.get("split"):  # words that have other meanings
+        split = split if all(split_word(cell(row.get(split))) for row in objects) else ""
+    labels = given("label")
+    others = [name for name in header if name not in (image, split, group)]
+    labels = labels or [name for name in [usual(_LABELS)] if name in others] or label_columns(objects, others)
+    if not labels or (len(labels) > 1 and not options.get("label") and not _is_one_hot(objects, labels)):
+        which = first_of([f"{printable(name)} ({_count(objects, name):,} values)" for name in labels or others], 6)
+        wanted = "" if others else "labels is missing. "
+        raise UserError(
+            f"Which column of {file} has the labels? {wanted}Add ?label=COLUMN: {which or 'none'}. {CSV_LAYOUT}"
+        )
+    return _Columns(image, labels, split, group)
+
+
+def _is_found(find: Paths, text: str) -> bool:
+    try:
+        return bool(find(text))
+    except ValueError:
+        return True
+
+
+def _count(rows: Sequence[Mapping[str, Any]], name: str) -> int:
+    return len({cell(row.get(name)) for row in rows})
+
+
+def _is_one_hot(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bool:
+    return len(names) > 1 and all({cell(row.get(name)) for row in rows} <= _YES | _NO for name in names)
+
+
+def label_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """The columns that may hold labels: those of yes and no if there are several, or those with few values, which are
+    words or whole numbers."""
+    yes_or_no = [name for name in names if _is_one_hot(rows, [name, name]) and _count(rows, name) > 1]
+    fitting = []
+    for name in names:
+        values = {cell(row.get(name)) for row in rows}
+        is_measured = any(re.fullmatch(r"[+-]?\d*\.\d+(e[+-]?\d+)?", value) for value in values)
+        if 1 < len(values) <= max(2, len(rows) / 2) and not is_measured:
+            fitting.append(name)
+    return yes_or_no if len(yes_or_no) > 1 and set(fitting) <= set(yes_or_no) else fitting
+
+
+# A table next to images that were given as a folder
+
+
+def table_of(tree: Tree, reading: Reading, where: str) -> Source | None:
+    """The source that a table makes of images without class folders, as Hugging Face writes it (metadata.csv or .jsonl
+    with file_name); None if no table contradicts the folders. Raises UserError where one does."""
+    places, folder = places_of(tree, reading), Path(tree.path)
+    beside = [(place, split) for split, some in places.items() for place, _ in some] + [(tree, "")]
+    if not any(ending_of(name) in TABLES for place, _ in beside for name in place.others):
+        return None
+    class_of = {
+        _relative(tree, path): name
+        for some in places.values()
+        for place, label in some
+        for name, below in ([(label, place)] if label else place.filled.items())
+        for path in below.paths()
+    }
+    if not class_of:
+        tables = [
+            (Path(place.path, name), split)
+            for place, split in beside
+            for name in place.others
+            if stem_of(name) == "metadata" and ending_of(name) in TABLES
+        ]
+        of_splits = [(path, split) for path, split in tables if path.parent != folder] or tables[:1]
+        if of_splits and all("file_name" in read_rows(path)[0] for path, _ in of_splits):
+            return labeled(where, folder, of_splits, {"file": "file_name"}, whole=True)
+    classes = set(class_of.values())
+    lines = specifications(tree, where, class_of if len(classes) > 1 else {})
+    if not lines:
+        return None
+    folders = (
+        f"the folders ({first_of(sorted(map(printable, classes)), 4)}) say others" if classes else "no folder does"
+    )
+    said = f"A table in {where} says the labels of its images, and {folders}. Say which is meant:"
+    raise UserError("\n".join([said, *lines, in_words(tree, reading, where)]))
+
+
+def _relative(tree: Tree, path: str) -> str:
+    return normalize("NFC", path[len(tree.path) + 1 :].replace(os.sep, "/"))
+
+
+def specifications(tree: Tree, where: str, class_of: Mapping[str, str] = {}) -> list[str]:
+    """A line for each column of labels in the tables next to the images. class_of: the class of each path by its
+    folder; tables that agree with it are left out, and those whose columns are not called as labels."""
+    lines = []
+    for name in tree.others:
+        objects: list[dict[str, Any]] = []
+        with suppress(UserError):  # another kind of text
+            header, rows = read_rows(Path(tree.path, name)) if ending_of(name) in TABLES else ([], [])
+            objects = [row for _, row in rows if row is not None]
+        file, paths = _named_in(tree, header, objects, bool(class_of)) if len(header) > 1 and objects else ("", [])
+        if not file:
+            continue
+        others = [column for column in header if column != file]
+        if any(_agrees(column, objects, paths, class_of) for column in others if class_of):
+            continue
+        usual = [name for name in others if name.lower() in _LABELS and _count(objects, name) > 1]
+        fitting = [name for name in label_columns(objects, others) if name.lower() not in (*_SPLITS, *_GROUPS)]
+        columns = usual or ([] if class_of else fitting)
+        groups = [c for c in others if c not in columns and _are_groups([cell(row.get(c)) for row in objects])]
+        options = {"labels": name, "file": file}
+        more = {"group": groups[0]} if len(groups) == 1 else {}
+        if _is_one_hot(objects, columns):
+            found = {f"labels in the columns {first_of([*map(printable, columns)], 4)}": options | more}
+        else:
+            values = [first_of(sorted({printable(cell(row.get(c))) for row in objects}), 4) for c in columns[:3]]
+            found = {
+                f"{v} in the column {c}": options | {"label": c} | more for v, c in zip(values, columns, strict=False)
+            }
+        for text, chosen in found.items():
+            query = "&".join(f"{key}={quote(value, safe=' /')}" for key, value in chosen.items())
+            lines.append(f'  {text}: --data "{where}?{query}"')
+    return lines
+
+
+def _are_groups(values: Sequence[str]) -> bool:
+    """Whether they look like the numbers of patients or scenes that have a few images each."""
+    count = len(set(values))
+    return len(values) / 5 <= count < len(values) and all(re.search(r"\D\d", value) for value in values)
+
+
+def _named_in(
+    tree: Tree, header: Sequence[str], rows: Sequence[Mapping[str, Any]], most: bool
+) -> tuple[str, list[str | None]]:
+    """The column whose rows name at least 80 % of the images of the folder or, unless `most`, images by 80 % of them;
+    and the path of each row."""
+    finder = Finder([_relative(tree, path) for path in tree.paths()])
+    for column in header:
+        values = [cell(row.get(column)) for row in rows]
+        if 5 * len(set(values)) < 4 * len(values):
+            continue
+        found: list[str | None] = []
+        for value in values:
+            try:
+                found.append(finder.find(value))
+            except ValueError:
+                found.append(None)
+        named = sum(bool(path) for path in found)
+        if 5 * named >= 4 * tree.count or (not most and 5 * named >= 4 * len(rows)):
+            return column, found
+    return "", []
+
+
+def _agrees(
+    column: str, rows: Sequence[Mapping[str, Any]], paths: Sequence[str | None], class_of: Mapping[str, str]
+) -> bool:
+    """Whether a column says the same as the class folders, in its own words, of nearly all images."""
+    pairs = Counter(
+        (class_of[p], cell(row.get(column))) for row, p in zip(rows, paths, strict=True) if p and p in class_of
+    )
+    words: dict[str, tuple[int, str]] = {}
+    for (name, word), count in pairs.items():
+        words[name] = max(words.get(name, (0, "")), (count, word))
+    common = sum(count for count, _ in words.values())
+    return len({word for _, word in words.values()}) == len(words) > 1 and common >= _NEARLY_ALL * pairs.total()

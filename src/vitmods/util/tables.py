@@ -1,0 +1,190 @@
+"""Tables from outside: CSV with any usual delimiter and encoding, JSON Lines and Parquet, read as rows by column."""
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+from unicodedata import normalize
+
+from vitmods.util.errors import UserError, explaining, needs
+from vitmods.util.limits import MOST_COLUMNS, parse_json, read_bytes
+from vitmods.util.text import printable
+
+TABLES = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".parquet")
+"""endings of tables, in lower case"""
+IMAGE_NAMES = "image file file_name filename image_id img path filepath image_path image_name id name".split()  # noqa: SIM905
+"""usual headers of the column that names images"""
+_JSON = "JSON Lines in UTF-8"
+_DELIMITERS = ",;\t|"
+_SAMPLE = 1 << 14  # characters
+_WHOLE = re.compile(r"\s*([+-]?\d+)(\.0*)?\s*")
+
+Row = tuple[int, dict[str, Any] | None]
+"""The number of a line and its values by column; None for a line of JSON that is not an object."""
+
+
+def whole_number(value: Any) -> int:
+    """Read a number by its value: 3, 3.0, "3" and "3.0" are 3. Raises ValueError for anything else."""
+    if not isinstance(value, bool) and (match := _WHOLE.fullmatch(str(value))):
+        return int(match[1])
+    if isinstance(value, float) and value.is_integer():  # 1e+20
+        return int(value)
+    raise ValueError(f"{value!r} is not a whole number")
+
+
+def cell(value: Any) -> str:
+    """The text of a value; a list becomes words between semicolons, and 1.0 is 1."""
+    if isinstance(value, list | tuple):
+        return ";".join(map(cell, value))
+    text = "" if value is None or value != value else normalize("NFC", str(value).strip())
+    return match[1] if (match := _WHOLE.fullmatch(text)) and match[2] else text
+
+
+def read_rows(path: Path, layout: str = "", errors: str = "strict", delimiter: str = "") -> tuple[list[str], list[Row]]:
+    """Read the header and the lines that are not empty; unless given, the delimiter is the one that divides the header.
+
+    Raises UserError: it cannot be read, or a line has more columns than the header. layout: a sentence for the errors.
+    """
+    name, layout, ending = printable(str(path)), f" {layout}" if layout else "", path.suffix.lower()
+    what = {".jsonl": _JSON, ".ndjson": _JSON, ".parquet": "Parquet"}.get(ending, "a CSV file in UTF-8")
+    with explaining(lambda error: f"{name} cannot be read as {what}: {error}.{layout}", OSError, ValueError, csv.Error):
+        raw = read_bytes(path, "text")
+        if what == "Parquet":
+            with needs(f"Reading {name} needs pyarrow", "hf"):
+                from pyarrow import ArrowException, BufferReader, parquet  # type: ignore[import-untyped]
+            try:
+                table = parquet.read_table(BufferReader(raw))
+            except ArrowException as error:
+                raise ValueError(error) from error
+            return table.column_names, list(enumerate(table.to_pylist(), 1))
+        if what == _JSON:
+            text = raw.decode("utf-8-sig")
+            rows = [(number, _object(line)) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+            return list(dict.fromkeys(column for _, row in rows for column in row or ())), rows
+        return _csv_rows(_decoded(raw, errors), name, layout, delimiter)
+
+
+def _decoded(raw: bytes, errors: str) -> str:
+    """UTF-8, UTF-16 with its mark, or what Windows writes in the West."""
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return raw.decode("utf-16")
+    try:
+        return raw.decode("utf-8-sig", errors)
+    except UnicodeDecodeError as error:
+        if b"\0" in raw:
+            raise
+        try:
+            return raw.decode("cp1252")
+        except UnicodeDecodeError:
+            raise error from None
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _csv_rows(text: str, name: str, layout: str, delimiter: str) -> tuple[list[str], list[Row]]:
+    first = next((line for line in io.StringIO(text, newline="") if line.strip()), "")
+    counts = {mark: len(next(csv.reader([first], delimiter=mark), [])) for mark in delimiter or _DELIMITERS}
+    most = [mark for mark in counts if counts[mark] == max(counts.values())]
+    if len(most) > 1 and counts[most[0]] > 1:
+        with suppress(csv.Error):  # the lines do not decide it
+            most = [csv.Sniffer().sniff(text[:_SAMPLE], "".join(most)).delimiter]
+    how: dict[str, Any] = {"delimiter": most[0], "strict": not delimiter, "skipinitialspace": most[0] != "\t"}
+    reader = csv.reader(io.StringIO(text, newline=""), **how)
+    header, rows = list[str](), list[Row]()
+    for values in reader:
+        if not any(value.strip() for value in values):
+            continue
+        if not header:
+            header = [value.strip() for value in values]
+            if len(header) > MOST_COLUMNS:
+                raise ValueError(f"it has more than {MOST_COLUMNS:,} columns")
+            continue
+        if any(values[len(header) :]):
+            mark = {"\t": "tab", ",": "comma", ";": "semicolon"}.get(most[0], most[0])
+            raise UserError(
+                f"Line {reader.line_num} of {name} has more columns than its first line: remove the extra {mark}, or "
+                f"put the value that has it in double quotes.{layout}"
+            )
+        values += [""] * (len(header) - len(values))
+        rows.append((reader.line_num, dict(zip(header, values, strict=False))))
+    return header, rows
+
+
+def read_table(
+    path: Path,
+    columns: Iterable[str],
+    layout: str = "",
+    *,
+    same: Mapping[str, str] = {},
+    errors: str = "strict",
+    delimiter: str = "",
+) -> list[tuple[int, dict[str, str]]]:
+    """Read a table that has at least these columns: the number of each line, and its text by column in lower case.
+
+    same: other names of columns, which hold where the table does not have the column itself. Raises UserError.
+    """
+    file, (header, rows) = printable(str(path)), read_rows(path, layout, errors, delimiter)
+    names = renamed(header, same)
+    if missing := [column for column in columns if column not in names.values()]:
+        wanted, first = " and ".join(missing), printable(",".join(header))
+        raise UserError(f'{file} does not have the column {wanted}: its first line is "{first}". {layout}'.rstrip())
+    if (odd := next((line for line, row in rows if row is None), None)) is not None:
+        raise UserError(f"Line {odd} of {file} is not a JSON object. {layout}".rstrip())
+    return [
+        (
+            line,
+            {
+                name: value if isinstance(value := (row or {}).get(key), str) else cell(value)
+                for key, name in names.items()
+            },
+        )
+        for line, row in rows
+    ]
+
+
+def renamed(header: Iterable[str], same: Mapping[str, str]) -> dict[str, str]:
+    """Header -> name in lower case; the first header of `same` replaces a column that is not there by its own name."""
+    names = {name: name.lower() for name in header}
+    for other, column in same.items():
+        if column not in names.values() and (found := next((n for n in names if names[n] == other), None)):
+            names[found] = column
+    return names
+
+
+class Finder:
+    """Finds images by what a table calls them: the path, its end, or either without the ending of the file."""
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        self._ids = set(ids)
+        self._ending_in: dict[str, list[str]] = {}
+        for name in ids:
+            last = name.rpartition("/")[2]
+            for key in {last, last.rpartition(".")[0] or last}:
+                self._ending_in.setdefault(key, []).append(name)
+
+    def find(self, text: str) -> str | None:
+        """The image of this name, or None. Raises ValueError where several could be meant."""
+        text = normalize("NFC", text.strip().replace("\\", "/").removeprefix("./"))
+        if text in self._ids or not text:
+            return text or None
+        *folders, last = PurePosixPath(text).parts
+        found = self._ending_in.get(last) or self._ending_in.get(cell(last)) or []
+        for count in range(1, len(folders) + 1):  # the folder above it has to agree; those above that choose
+            above = "/".join(["", *folders[-count:]])
+            closer = [name for name in found if f"/{name}".rpartition("/")[0].endswith(above)]
+            if not closer:
+                found = [] if count == 1 else found
+                break
+            found = closer
+        if len(found) > 1:
+            raise ValueError(f"could be {printable(found[0])} or {printable(found[1])}: write its folder too")
+        return found[0] if found else None

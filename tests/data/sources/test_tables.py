@@ -1,0 +1,209 @@
+"""Tables of labels as people and programs write them: all of these say the same of the same images."""
+
+import json
+
+import pytest
+
+from vitmods.data import check, load
+from vitmods.data.multilabel import with_target
+from vitmods.data.sources import open_source
+from vitmods.data.splits import SplitOptions, make_splits
+from vitmods.recipes import Augment
+from vitmods.stats.read import read_csv
+from vitmods.util.errors import UserError
+from vitmods.util.tables import Finder, read_rows, whole_number
+
+from ..support import counts, encoded, noise, write_files
+
+NAMES = [f"img/{c}{i}.png" for i in range(3) for c in "ab"]
+CLASS = ["cat", "dog"] * 3
+
+
+@pytest.fixture
+def root(tmp_path):
+    write_files(tmp_path, {name: encoded(noise(i)) for i, name in enumerate(NAMES)})
+    return tmp_path
+
+
+def lines(first, of_row, names=NAMES):
+    return "\n".join([first, *(of_row(name, CLASS[i]) for i, name in enumerate(names))]) + "\n"
+
+
+def stem(name):
+    return name[4:-4]
+
+
+SAME = {
+    "as documented": ("labels.csv", lines("file,labels", "{},{}".format), ""),
+    "names of images": ("labels.csv", lines("image_id,label", lambda n, c: f"{n[4:]},{c}"), ""),
+    "without ending": ("labels.csv", lines("id,breed", lambda n, c: f"{stem(n)},{c}"), ""),
+    "of another machine": ("labels.csv", lines("path,class", lambda n, c: f"/home/me/data/{n},{c}"), ""),
+    "of Windows": ("labels.csv", lines("file_name,label", lambda n, c: n.replace("/", "\\") + "," + c), ""),
+    "semicolons": ("labels.csv", lines("file;labels", "{};{}".format), ""),
+    "tabs": ("all.tsv", lines("file\tlabel", "{}\t{}".format), ""),
+    "bars": ("labels.csv", lines("file|label", "{}|{}".format), ""),
+    "UTF-16": ("labels.csv", lines("file,label", "{},{}".format).encode("utf-16"), ""),
+    "of a spreadsheet": ("labels.csv", lines("file,label", "{},{}\r".format).encode("utf-8-sig"), ""),
+    "empty rows": ("labels.csv", lines("file,label", "{},{}\n,\n".format), ""),
+    "blanks": ("labels.csv", lines(" file , label ", " {} , {} ".format), ""),
+    "unusual headers": ("labels.csv", lines("what,where", lambda n, c: f"{c},{n}"), ""),
+    "named columns": (
+        "x.csv",
+        lines("a,b,label", lambda n, c: f"{n},{c},{len(c) * len(n)}"),
+        "?file=A&label=b",
+    ),
+    "one column a class": (
+        "labels.csv",
+        lines("file,cat,dog", lambda n, c: f"{n},{c == 'cat':d},{c == 'dog':d}.0"),
+        "",
+    ),
+    "of an attribute list": (
+        "labels.csv",
+        lines("image_id,cat,dog", lambda n, c: f"{n},{'1,-1' if c == 'cat' else '-1,1'}"),
+        "",
+    ),
+    "from another folder": ("tables/all.csv", lines("file,label", lambda n, c: f"{n[4:]},{c}"), "?root=../img"),
+    "JSON Lines": ("all.jsonl", lines("", lambda n, c: json.dumps({"file_name": n, "label": c})), ""),
+    "lists": ("all.jsonl", lines("", lambda n, c: json.dumps({"file_name": n, "labels": [c]})), ""),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_tables_that_say_the_same(root, name):
+    file, content, options = SAME[name]
+    write_files(root, {file: content})
+    source = open_source(f"{root / file}{options}")
+    assert (source.classes, source.target) == (("cat", "dog"), "class")
+    of_image = dict(zip(source.splits["train"].ids, source.splits["train"].labels.tolist(), strict=True))
+    assert sorted(of_image.values()) == [0, 0, 0, 1, 1, 1]
+    assert {name[-6] == "b" for name, label in of_image.items() if label == 1} == {True}
+    if "/" not in file:
+        assert sorted(of_image) == sorted(NAMES)
+        option = options.replace("?", "&")
+        assert counts(open_source(f"{root}?labels={file}{option}")) == {"train": 6}
+
+
+def test_a_parquet_file(root):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"image": NAMES, "label": CLASS}), root / "all.parquet")
+    assert open_source(root / "all.parquet").classes == ("cat", "dog")
+    (root / "all.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match="cannot be read as Parquet"):
+        open_source(root / "all.parquet")
+
+
+def test_hugging_faces_metadata(tmp_path):
+    for split, count in (("train", 6), ("test", 2)):
+        files = {f"{split}/{i}.png": encoded(noise(i)) for i in range(count)}
+        rows = [json.dumps({"file_name": f"{i}.png", "label": CLASS[i]}) for i in range(count)]
+        write_files(tmp_path, files | {f"{split}/metadata.jsonl": "\n".join(rows)})
+    assert counts(open_source(tmp_path)) == {"train": 6, "test": 2}
+    for split in ("train", "test"):
+        (tmp_path / split / "metadata.jsonl").unlink()
+    rows = [f"{split}/{i}.png,{CLASS[i]}" for split, count in (("train", 6), ("test", 2)) for i in range(count)]
+    write_files(tmp_path, {"metadata.csv": "\n".join(["file_name,label", *rows])})
+    source = open_source(tmp_path)
+    assert (counts(source), source.classes) == ({"train": 6, "test": 2}, ("cat", "dog"))
+
+
+def test_one_number_is_one_class_and_splits_and_groups_are_kept(root):
+    rows = [f"{name},{label},{split},p{i % 3}" for i, (name, label, split) in enumerate(
+        zip(NAMES, ("0", "1.0", "0.0", " 1", "0", "1"), ("train_set", "train", "train", "train", "VAL", "val"))
+    )]  # fmt: skip
+    write_files(root, {"labels.csv": "\n".join(["file,label,split,group", *rows]), "extra.png": encoded(noise(99))})
+    source = open_source(root)
+    assert (source.classes, counts(source)) == (("0", "1"), {"train": 4, "val": 2})
+    assert source.splits["train"].groups == ("p0", "p2", "p1", "p0")
+    assert source.warnings == [f"1 images in {root} that the table does not name were left out."]
+    write_files(
+        root, {"a.csv": lines("file,label", "{},{}".format, NAMES[:4]), "b.csv": "file,label\nimg/a2.png,cat\n"}
+    )
+    assert counts(open_source(f"{root}?labels=a.csv:train,b.csv:test")) == {"train": 4, "test": 1}
+
+
+def test_a_table_of_classes_is_for_both_tasks(root):
+    write_files(root, {"labels.csv": lines("file,labels", "{},{}".format)})
+    options = {"img_size": 8, "augment": Augment(crop="none"), "test_fraction": 0.4, "val_fraction": 0.2}
+    assert load(root, **options).target == "class"
+    assert with_target(open_source(root), "labels").splits["train"].label_sets == ((0,), (0,), (0,), (1,), (1,), (1,))
+    assert check(root).summary["target"] == "class"
+    write_files(root, {"labels.csv": lines("file,labels", lambda n, c: f"{n},{c};{stem(n)}")})
+    with pytest.raises(UserError, match="gives labels of each image, not a class"):
+        load(root, **options)
+
+
+@pytest.mark.parametrize(
+    ("table", "option", "words"),
+    [
+        ("file,size,color\n", "", "Which column of .* has the labels"),
+        ("what,label\n", "", r"Which column of .* names the images\? Add \?file=COLUMN"),
+        ("file,label\n", "?label=lable", r"does not have the column lable. Did you mean 'label'"),
+        ("file,label\n", "?root=nowhere", r"the folder .*nowhere does not exist: correct root"),
+        ("file,label\n1.png,cat\n", "", r"line 2: 1.png is missing"),
+        ("file,label\na0,cat\nimg/a0.png,cat\n", "", r"line 3: img/a0.png is named a second time"),
+    ],
+)
+def test_what_is_not_clear_is_asked(root, table, option, words):
+    if table.count("\n") == 1:
+        table += "x,red,1\n" if table.count(",") > 1 else "x,red\n"
+    write_files(root, {"x.csv": table})
+    with pytest.raises(UserError, match=words):
+        open_source(f"{root / 'x.csv'}{option}")
+
+
+def test_names_that_could_be_two_images_are_asked(tmp_path):
+    write_files(tmp_path, {f"{place}/1.png": encoded(noise(i)) for i, place in enumerate("ab")})
+    write_files(tmp_path, {"x.csv": "file,label\n1,cat\n"})
+    with pytest.raises(UserError, match=r"1 could be a/1.png or b/1.png"):
+        open_source(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a/1.png", "a/1.png"),
+        ("1", None),
+        ("x/a/1", "a/1.png"),
+        (r"b\1.png", "b/1.png"),
+        ("2.0", "a/2.png"),
+        ("c/1", None),
+    ],
+)
+def test_names_of_images(text, found):
+    finder = Finder(["a/1.png", "b/1.png", "a/2.png"])
+    if text == "1":
+        with pytest.raises(ValueError, match="could be"):
+            finder.find(text)
+    else:
+        assert finder.find(text) == found
+
+
+def test_groups_splits_and_scores_are_read_alike(root, tmp_path):
+    write_files(root, {"labels.csv": lines("file,labels", "{},{}".format)})
+    write_files(root, {"g.csv": lines("filename;group", lambda n, c: f"{stem(n)};{n[5]}").replace(",", ";")})
+    write_files(root, {"s.csv": lines("id\tsplit", lambda n, c: f"{stem(n)}\t{'test' if '2' in n else 'train'}")})
+    options = {"group_by": str(root / "g.csv"), "test_fraction": 0.3, "val_fraction": 0.0}
+    splits, _ = make_splits(open_source(root), SplitOptions(**options))
+    assert {name[5] for name in splits["train"].ids}.isdisjoint(name[5] for name in splits["test"].ids)
+    splits, _ = make_splits(open_source(root), SplitOptions(split_file=root / "s.csv"))
+    assert {name: len(part) for name, part in splits.items()} == {"train": 4, "test": 2}
+    (root / "scores.csv").write_text("arm;seed;score\nbase;0.0;0.5\ndpn;0;0.7\n")
+    assert read_csv(root / "scores.csv") == {"base": {0: 0.5}, "dpn": {0: 0.7}}
+
+
+@pytest.mark.parametrize(("value", "number"), [(3, 3), (3.0, 3), ("3", 3), (" 3.0 ", 3), ("-2.", -2), (1e20, 10**20)])
+def test_whole_numbers(value, number):
+    assert whole_number(value) == number
+
+
+@pytest.mark.parametrize("value", [True, None, 0.5, "0.5", "", "1e2x", float("nan"), [1]])
+def test_no_whole_numbers(value):
+    with pytest.raises(ValueError, match="is not a whole number"):
+        whole_number(value)
+
+
+def test_delimiters_inside_of_values(tmp_path):
+    (tmp_path / "x.csv").write_text('file,labels\n"a,b.png",cat;dog\n')
+    assert read_rows(tmp_path / "x.csv") == (["file", "labels"], [(2, {"file": "a,b.png", "labels": "cat;dog"})])
