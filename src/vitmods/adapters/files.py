@@ -226,6 +226,11 @@ def _read(source: str | Path, asked: dict[str, Any]) -> tuple[ViT, Coverage]:
         model, account = _read_foreign(path.name, files[0].name, weights, record, settings)
     account = replace(account, left_out=(*account.left_out, *weights.outside.items()), choice=weights.choice)
     names = {row.ours: " + ".join(row.theirs) for row in account.rows}
+    used = {name for row in account.rows for name in row.theirs}
+    whole = [name for name, value in weights.tensors.items() if name in used and not value.is_floating_point()]
+    if whole and description is None:
+        kind = weights.tensors[whole[0]].dtype
+        raise UserError(f"{path.name}: {whole[0]} is {kind}: quantized weights are not read. Save them as numbers.")
     if broken := [names[name] for name, value in model.state_dict().items() if not value.isfinite().all()]:
         raise UserError(
             f"{path.name} has NaN or infinite numbers in {len(broken)} of its {len(names)} tensors ({broken[0]}): its "
@@ -256,7 +261,8 @@ def _read_foreign(
 
 
 def _pixels_beside(weights: Path) -> dict[str, tuple[float, ...]]:
-    """``mean`` and ``std`` of pixels in [0, 1] from Hugging Face's preprocessor_config.json; empty without that file.
+    """``mean`` and ``std`` of pixels in [0, 1], and ``seen_size``, the (rows, columns) to which images are cropped or
+    resized, from Hugging Face's preprocessor_config.json; empty without that file.
 
     Raises UserError when that file cannot be read, or scales pixels otherwise.
     """
@@ -265,10 +271,14 @@ def _pixels_beside(weights: Path) -> dict[str, tuple[float, ...]]:
         return {}
     try:
         record: dict[str, Any] = read_json(path)
+        crops = record.get("do_center_crop", "crop_size" in record)
+        size = record.get("crop_size" if crops else "size")
+        sides = (size, size) if isinstance(size, int) else [(size or {}).get(side) for side in ("height", "width")]
+        pixels = {} if None in sides else {"seen_size": tuple(map(int, sides))}
         if not record.get("do_normalize", True):
-            return {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+            return pixels | {"mean": (0.0,) * 3, "std": (1.0,) * 3}
         names = [name for name in ("mean", "std") if f"image_{name}" in record]
-        pixels = {name: tuple(map(float, record[f"image_{name}"])) for name in names}
+        pixels |= {name: tuple(map(float, record[f"image_{name}"])) for name in names}
         scale = float(record.get("rescale_factor", 1 / 255)) if record.get("do_rescale", True) else 1.0
     except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(

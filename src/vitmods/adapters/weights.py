@@ -143,7 +143,7 @@ def find_model(source: str, tensors: Mapping[str, Tensor], key: str | None = Non
         if name.startswith(prefix) or (kind == "huggingface" and body.match(name)):
             inside[name[len(start) :]] = tensor
         else:
-            outside[name] = f"{OUTSIDE}{prefix}"
+            outside[name] = f"{OUTSIDE}{prefix.rstrip('.')}"
     return Weights(inside, kind, outside, choice)
 
 

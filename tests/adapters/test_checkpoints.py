@@ -1,0 +1,245 @@
+"""Checkpoints that people bring: the same weights in the forms that training scripts write, and published releases."""
+
+import argparse
+import json
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.layers import LayerNorm, QuickGELU, SwiGLUPacked
+from timm.models import beit, eva, vision_transformer
+from timm.models.beit import Beit
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+import vitmods as vm
+from vitmods.adapters import coverage, load, open_checkpoint
+from vitmods.layers.position import RotaryPositions
+from vitmods.ops.rotary import RopeConfig
+from vitmods.study.checkpoints import is_checkpoint
+from vitmods.util.errors import UserError
+
+SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 5}
+HEADS = {"num_heads": 2}
+
+
+@pytest.fixture
+def small(scatter):
+    return lambda kind=VisionTransformer, **options: scatter(kind(**(SIZES | options)))
+
+
+def under(prefix, tensors):
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+
+
+def inside_blocks(word, tensors):
+    """As wrappers of parts of a model write names: ``blocks.0._orig_mod.norm1``."""
+    return {re.sub(r"^(blocks\.\d+\.)", rf"\1{word}.", name): tensor for name, tensor in tensors.items()}
+
+
+def others(tensors):
+    """Other weights of the same model."""
+    return {name: tensor + 0.1 for name, tensor in tensors.items()}
+
+
+def sharded(tensors, folder, ending):
+    names = list(tensors)
+    index = {"weight_map": {}}
+    for part, chosen in enumerate((names[::2], names[1::2])):
+        file = f"{'model' if ending == 'safetensors' else 'pytorch_model'}-0000{part + 1}-of-00002.{ending}"
+        write = save_file if ending == "safetensors" else torch.save
+        write({name: tensors[name] for name in chosen}, folder / file)
+        index["weight_map"] |= dict.fromkeys(chosen, file)
+    stem = "model" if ending == "safetensors" else "pytorch_model"
+    (folder / f"{stem}.{ending}.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def with_optimizer(tensors):
+    parameters = [nn.Parameter(tensor.clone()) for tensor in tensors.values()]
+    optimizer = torch.optim.AdamW(parameters)
+    sum(parameter.sum() for parameter in parameters).backward()
+    optimizer.step()
+    return {"model_state_dict": tensors, "optimizer_state_dict": optimizer.state_dict(), "epoch": 3}
+
+
+def of_timm(tensors):
+    """What timm's train.py writes."""
+    args, ema = argparse.Namespace(lr=0.1), tensors
+    return {"epoch": 1, "arch": "vit", "state_dict": others(tensors), "state_dict_ema": ema, "args": args, "metric": 0.5}
+
+
+def of_dino(tensors):
+    student, teacher = (under("backbone.", t) | {"head.mlp.0.weight": torch.ones(2)} for t in (others(tensors), tensors))
+    return {"student": under("module.", student), "teacher": teacher, "epoch": 1, "dino_loss": {"center": torch.ones(2)}}
+
+
+def of_lightning(prefix, tensors, beside="loss.weight"):
+    state = under(prefix, tensors) | {beside: torch.ones(2)}
+    callbacks = {"EarlyStopping": {"wait_count": 0, "best_score": torch.tensor(0.5)}}
+    return {"state_dict": state, "epoch": 1, "callbacks": callbacks, "hyper_parameters": {"lr": 0.1}}
+
+
+def as_dtype(dtype, tensors):
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+
+def decoder(width=16):
+    blocks = {f"decoder_blocks.0.{name}": torch.ones(width) for name in ("norm1.weight", "attn.qkv.weight")}
+    return {"mask_token": torch.ones(1, 1, width), "decoder_embed.weight": torch.ones(width, 64), **blocks}
+
+
+LANGUAGE = {"text.transformer.resblocks.0.ln_1.weight": torch.ones(4), "logit_scale": torch.ones(())}
+
+SHAPES = {  # the name of the file, its content, and what has to be said
+    "plain": ("m.pth", lambda t: t, {}),
+    "model": ("m.pth", lambda t: {"model": t, "args": argparse.Namespace(lr=0.1)}, {}),
+    "state_dict": ("m.pt", lambda t: {"state_dict": t, "epoch": 3}, {}),
+    "with optimizer": ("m.pth", with_optimizer, {}),
+    "any word": ("m.pth", lambda t: {"net_params": t}, {}),
+    "several words": ("m.pth", lambda t: {"checkpoint": {"model": {"weights": t}}}, {}),
+    "best score": ("m.pth", lambda t: {"state_dict": t, "best": np.float64(0.5), "count": np.int64(3)}, {}),
+    "DDP": ("m.pth", lambda t: under("module.", t), {}),
+    "DDP below model": ("m.pth", lambda t: {"model": under("module.", t)}, {}),
+    "compiled": ("m.pth", lambda t: under("_orig_mod.", t), {}),
+    "compiled DDP": ("m.pth", lambda t: under("_orig_mod.module.", t), {}),
+    "DDP compiled": ("m.pth", lambda t: {"model": under("module._orig_mod.", t)}, {}),
+    "compiled blocks": ("m.pth", lambda t: inside_blocks("_orig_mod", t), {}),
+    "Lightning model": ("m.ckpt", lambda t: of_lightning("model.", t), {}),
+    "Lightning net, compiled": ("m.ckpt", lambda t: of_lightning("net._orig_mod.", t), {}),
+    "Lightning backbone": ("m.ckpt", lambda t: of_lightning("backbone.", t, "train_acc.tp"), {}),
+    "Lightning strategy": ("m.ckpt", lambda t: of_lightning("_forward_module.model.", t), {}),
+    "FSDP": ("m.pth", lambda t: under("_fsdp_wrapped_module.", inside_blocks("_fsdp_wrapped_module", t)), {}),
+    "checkpointed": ("m.pth", lambda t: inside_blocks("_checkpoint_wrapped_module", t), {}),
+    "DeepSpeed": ("m.pt", lambda t: {"module": t, "ds_version": "0.1", "global_steps": 3}, {}),
+    "timm's train.py": ("model_best.pth.tar", of_timm, {}),
+    "timm's, weights": ("last.pth.tar", lambda t: of_timm(others(t)) | {"state_dict": t}, {"key": "state_dict"}),
+    "EMA in names": ("m.safetensors", lambda t: under("model.", others(t)) | under("ema_model.", t), {"key": "ema_model"}),
+    "twins": ("m.ckpt", lambda t: {"state_dict": under("model.", t) | under("encoder.", t)}, {}),
+    "safetensors": ("m.safetensors", lambda t: t, {}),
+    "safetensors, DDP": ("m.safetensors", lambda t: under("module.", t), {}),
+    "half": ("m.safetensors", partial(as_dtype, torch.float16), {}),
+    "bfloat16": ("m.bin", partial(as_dtype, torch.bfloat16), {}),
+    "float64": ("m.pth", partial(as_dtype, torch.float64), {}),
+    "parameters": ("m.pth", lambda t: {name: nn.Parameter(tensor) for name, tensor in t.items()}, {}),
+    "mask token": ("m.pth", lambda t: t | {"mask_token": torch.ones(1, 64)}, {}),
+    "masked autoencoder": ("m.pth", lambda t: {"model": t | decoder()}, {}),
+    "open_clip": ("open_clip_model.safetensors", lambda t: under("visual.trunk.", t) | LANGUAGE, {}),
+    "teacher": ("m.pth", lambda t: {"teacher": of_dino(t)["teacher"]}, {}),
+    "student and teacher": ("m.pth", of_dino, {"key": "teacher"}),
+    "momentum encoder": (
+        "m.pth.tar",
+        lambda t: {"state_dict": under("module.base_encoder.", others(t)) | under("module.momentum_encoder.", t)},
+        {"key": "momentum_encoder"},
+    ),
+}
+FOLDERS = {"sharded safetensors": "safetensors", "sharded bin": "bin"}
+
+
+def put(content, path):
+    (save_file if path.suffix == ".safetensors" else torch.save)(content, path)
+    return path
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, *FOLDERS])
+@pytest.mark.filterwarnings("ignore:.*an average")
+def test_the_same_weights_in_every_form(small, same_function, tmp_path, shape):
+    reference = small().bfloat16().half().float()  # of numbers that half precision has
+    tensors = reference.state_dict()
+    if shape in FOLDERS:
+        path, settings = sharded(tensors, tmp_path, FOLDERS[shape]), {}
+    else:
+        name, write, settings = SHAPES[shape]
+        path = put(write(tensors), tmp_path / name)
+    assert is_checkpoint(path)
+    model = load(path, **HEADS, **settings)
+    assert {value.dtype for value in model.state_dict().values()} == {torch.float32}
+    same_function(reference, model)
+    options = ",".join(f"{name}={value}" for name, value in {**HEADS, **settings}.items())
+    same_function(reference, open_checkpoint(f"{path}?{options}"))
+
+
+def test_the_old_format_of_torch(small, same_function, tmp_path):
+    torch.save(small().state_dict(), tmp_path / "m.pth", _use_new_zipfile_serialization=False)
+    same_function(small(), load(tmp_path / "m.pth", **HEADS))
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (lambda m: m, "more than tensors"),
+        (lambda m: m.state_dict() | {"norm.bias": torch.full((64,), torch.nan)}, r"NaN .* 1 of its .*norm\.bias"),
+        (lambda m: m.state_dict() | {"norm.bias": torch.full((64,), torch.inf)}, r"infinite"),
+        (lambda m: m.state_dict() | {"norm.bias": torch.ones(64, dtype=torch.int8)}, r"norm\.bias is torch\.int8"),
+        (lambda m: of_dino(m.state_dict()), r"student\.module\.backbone, teacher\.backbone.*--key"),
+        (lambda m: m.state_dict() | {"adapter.down": torch.ones(2)}, "without a place here: adapter.down"),
+    ],
+)
+def test_what_is_refused(small, tmp_path, write, says):
+    torch.save(write(small()), tmp_path / "m.pth")
+    with pytest.raises(UserError, match=says):
+        load(tmp_path / "m.pth", **HEADS)
+
+
+def test_keys_that_name_none_or_several(small, tmp_path):
+    path = put(of_dino(small().state_dict()), tmp_path / "m.pth")
+    for key, says in (("ema", "ema names none"), ("backbone", "backbone names 2 of them"), (".", "names none")):
+        with pytest.raises(UserError, match=rf"student\.module\.backbone, teacher\.backbone.*{says}.*Choose one"):
+            load(path, **HEADS, key=key)
+    with pytest.raises(UserError, match="has no names of a known ViT, and a names none"):
+        load(put({"a": torch.ones(2)}, tmp_path / "n.pth"), key="a")
+
+
+def test_an_average_is_taken_and_said(small, tmp_path):
+    path = put(of_timm(small().state_dict()), tmp_path / "m.pth.tar")
+    with pytest.warns(UserWarning, match=r"m\.pth\.tar: state_dict_ema was read, an average; key=state_dict is there too"):
+        load(path, **HEADS)
+    account = coverage(path, **HEADS)
+    assert "chosen: state_dict_ema was read" in str(account)
+    assert f"left out: state_dict (outside the model's state_dict_ema.)  ({len(account.rows)}x)" in str(account)
+    assert not coverage(path, **HEADS, key="state_dict").choice
+
+
+def test_what_is_left_out_is_named(small, tmp_path):
+    path = put(of_dino(small().state_dict() | decoder()), tmp_path / "m.pth")
+    account = coverage(path, **HEADS, key="teacher")
+    left_out = dict(account.left_out)
+    assert left_out["decoder_embed.weight"] == "of the decoder of pre-training"
+    assert left_out["mask_token"].startswith("stands for masked patches")
+    assert left_out["student.module.backbone.norm.bias"] == "outside the model's teacher.backbone."
+    assert "teacher.head (outside" in account.summary
+    assert "decoder_embed, decoder_blocks (of the decoder" in account.summary
+    assert load(path, **HEADS, key="teacher").pretrained_cfg["account"] == account.summary
+
+
+def test_mappings_within_themselves_and_many_times(small, tmp_path):
+    tensors = small().state_dict()
+    itself = {"model": tensors}
+    itself["again"] = itself
+    many = [tensors]
+    for _ in range(40):
+        many.append({"a": many[-1], "b": many[-1]})
+    deep = tensors
+    for _ in range(200):
+        deep = {"a": deep}
+    for content in (itself, many[-1]):
+        put(content, tmp_path / "m.pth")
+        assert load(tmp_path / "m.pth", **HEADS).vit_config.depth == 2
+    with pytest.raises(UserError, match="nested too deeply"):
+        load(put(deep, tmp_path / "m.pth"))
+
+
+@pytest.mark.parametrize("name", ["../m.safetensors", "/etc/passwd", "model.bin", "absent.safetensors"])
+def test_an_index_names_files_beside_it(small, tmp_path, name):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in (tmp_path / "m.safetensors", folder / "model.bin"):
+        put(small().state_dict(), file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"cls_token": name}}))
+    with pytest.raises(UserError, match=r"model\.safetensors\.index\.json cannot be read"):
+        load(folder, **HEADS)
