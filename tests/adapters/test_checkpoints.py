@@ -7,7 +7,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import timm
 import torch
 from safetensors.torch import save_file
 from timm.layers import LayerNorm, QuickGELU, SwiGLUPacked
@@ -17,7 +16,6 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-import vitmods as vm
 from vitmods.adapters import coverage, load, open_checkpoint
 from vitmods.layers.position import RotaryPositions
 from vitmods.ops.rotary import RopeConfig
@@ -71,12 +69,26 @@ def with_optimizer(tensors):
 def of_timm(tensors):
     """What timm's train.py writes."""
     args, ema = argparse.Namespace(lr=0.1), tensors
-    return {"epoch": 1, "arch": "vit", "state_dict": others(tensors), "state_dict_ema": ema, "args": args, "metric": 0.5}
+    return {
+        "epoch": 1,
+        "arch": "vit",
+        "state_dict": others(tensors),
+        "state_dict_ema": ema,
+        "args": args,
+        "metric": 0.5,
+    }
 
 
 def of_dino(tensors):
-    student, teacher = (under("backbone.", t) | {"head.mlp.0.weight": torch.ones(2)} for t in (others(tensors), tensors))
-    return {"student": under("module.", student), "teacher": teacher, "epoch": 1, "dino_loss": {"center": torch.ones(2)}}
+    student, teacher = (
+        under("backbone.", t) | {"head.mlp.0.weight": torch.ones(2)} for t in (others(tensors), tensors)
+    )
+    return {
+        "student": under("module.", student),
+        "teacher": teacher,
+        "epoch": 1,
+        "dino_loss": {"center": torch.ones(2)},
+    }
 
 
 def of_lightning(prefix, tensors, beside="loss.weight"):
@@ -119,7 +131,11 @@ SHAPES = {  # the name of the file, its content, and what has to be said
     "DeepSpeed": ("m.pt", lambda t: {"module": t, "ds_version": "0.1", "global_steps": 3}, {}),
     "timm's train.py": ("model_best.pth.tar", of_timm, {}),
     "timm's, weights": ("last.pth.tar", lambda t: of_timm(others(t)) | {"state_dict": t}, {"key": "state_dict"}),
-    "EMA in names": ("m.safetensors", lambda t: under("model.", others(t)) | under("ema_model.", t), {"key": "ema_model"}),
+    "EMA in names": (
+        "m.safetensors",
+        lambda t: under("model.", others(t)) | under("ema_model.", t),
+        {"key": "ema_model"},
+    ),
     "twins": ("m.ckpt", lambda t: {"state_dict": under("model.", t) | under("encoder.", t)}, {}),
     "safetensors": ("m.safetensors", lambda t: t, {}),
     "safetensors, DDP": ("m.safetensors", lambda t: under("module.", t), {}),
@@ -197,11 +213,13 @@ def test_keys_that_name_none_or_several(small, tmp_path):
 
 def test_an_average_is_taken_and_said(small, tmp_path):
     path = put(of_timm(small().state_dict()), tmp_path / "m.pth.tar")
-    with pytest.warns(UserWarning, match=r"m\.pth\.tar: state_dict_ema was read, an average; key=state_dict is there too"):
+    with pytest.warns(
+        UserWarning, match=r"m\.pth\.tar: state_dict_ema was read, an average; key=state_dict is there too"
+    ):
         load(path, **HEADS)
     account = coverage(path, **HEADS)
     assert "chosen: state_dict_ema was read" in str(account)
-    assert f"left out: state_dict (outside the model's state_dict_ema.)  ({len(account.rows)}x)" in str(account)
+    assert f"left out: state_dict (outside the model's state_dict_ema)  ({len(account.rows)}x)" in str(account)
     assert not coverage(path, **HEADS, key="state_dict").choice
 
 
@@ -211,9 +229,9 @@ def test_what_is_left_out_is_named(small, tmp_path):
     left_out = dict(account.left_out)
     assert left_out["decoder_embed.weight"] == "of the decoder of pre-training"
     assert left_out["mask_token"].startswith("stands for masked patches")
-    assert left_out["student.module.backbone.norm.bias"] == "outside the model's teacher.backbone."
-    assert "teacher.head (outside" in account.summary
-    assert "decoder_embed, decoder_blocks (of the decoder" in account.summary
+    assert left_out["student.module.backbone.norm.bias"] == "outside the model's teacher.backbone"
+    assert "student, teacher.head, loss (outside the model's teacher.backbone)" in account.summary
+    assert "decoder_blocks, decoder_embed (of the decoder of pre-training)" in account.summary
     assert load(path, **HEADS, key="teacher").pretrained_cfg["account"] == account.summary
 
 
@@ -243,3 +261,204 @@ def test_an_index_names_files_beside_it(small, tmp_path, name):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"cls_token": name}}))
     with pytest.raises(UserError, match=r"model\.safetensors\.index\.json cannot be read"):
         load(folder, **HEADS)
+
+
+def renamed(pairs, tensors):
+    """The same tensors with each name rewritten by all pairs of (pattern, new)."""
+    new = {}
+    for name, tensor in tensors.items():
+        for pattern, text in pairs.items():
+            name = re.sub(pattern, text, name)
+        new[name] = tensor
+    return new
+
+
+def head_of_dino(*names):
+    return {f"{name}.{end}": torch.ones(3) for name in names for end in ("mlp.0.weight", "last_layer.weight_g")}
+
+
+def of_dinov2(tensors):
+    return tensors | {"mask_token": torch.ones(1, 64)}
+
+
+def of_registers(tensors):
+    """Registers without positions; the class token's is apart from it."""
+    tensors, place = of_dinov2(tensors), torch.linspace(-1, 1, 64).view(1, 1, 64)
+    token = tensors.pop("cls_token") - place
+    positions = torch.cat([place, tensors.pop("pos_embed")], 1)
+    return {"cls_token": token, "pos_embed": positions, "register_tokens": tensors.pop("reg_token"), **tensors}
+
+
+def of_dinov3(tensors):
+    names = {r"gamma_(\d)": r"ls\1.gamma", "^reg_token": "storage_tokens"}
+    tensors = renamed(names, tensors)
+    for i in range(2):
+        q, v = (tensors.pop(f"blocks.{i}.attn.{name}_bias") for name in "qv")
+        tensors[f"blocks.{i}.attn.qkv.bias"] = torch.cat([q, torch.ones_like(q), v])
+        mask = torch.cat([torch.ones_like(q), torch.zeros_like(q), torch.ones_like(q)])
+        tensors[f"blocks.{i}.attn.qkv.bias_mask"] = mask
+    return tensors | {
+        "mask_token": torch.ones(1, 64),
+        "rope_embed.periods": 100 ** (2 * torch.arange(8) / 16),
+        "local_cls_norm.weight": torch.ones(64),
+    }
+
+
+EVA02 = {
+    r"mlp\.fc1_g": "mlp.w1", r"mlp\.fc1_x": "mlp.w2", r"mlp\.fc2": "mlp.w3", r"mlp\.norm": "mlp.ffn_ln",
+    r"attn\.norm": "attn.inner_attn_ln", r"attn\.([qv])_proj\.bias": r"attn.\1_bias",
+}  # fmt: skip
+
+
+def of_eva02(tensors, reference=16):
+    """With the tables of rotary positions at the top and in each block."""
+    rope = RopeConfig(base=10_000, reference=(reference, reference))
+    cos, sin = RotaryPositions(32, 2, (4, 4), settings=rope).table
+    sin = sin * torch.tensor([-1.0, 1.0]).repeat(16)
+    tables = {f"{at}rope.freqs_{n}": x for n, x in (("cos", cos), ("sin", sin)) for at in ("", "blocks.0.attn.")}
+    return renamed(EVA02, tensors) | tables
+
+
+def of_beit(tensors):
+    return tensors | {f"blocks.{i}.attn.relative_position_index": torch.ones(17, 17, dtype=torch.int64) for i in (0, 1)}
+
+
+CLIP = {
+    r"^patch_embed\.proj": "conv1", "^pos_embed": "positional_embedding", r"^blocks\.": "transformer.resblocks.",
+    r"^norm_pre\.": "ln_pre.", r"^norm\.": "ln_post.", r"\.norm(\d)\.": r".ln_\1.", r"qkv\.": "in_proj_",
+    r"attn\.proj": "attn.out_proj", r"mlp\.fc1": "mlp.c_fc", r"mlp\.fc2": "mlp.c_proj",
+    "^cls_token": "class_embedding",
+}  # fmt: skip
+
+
+def of_clip(tensors, **beside):
+    tensors = renamed(CLIP, {name: tensor for name, tensor in tensors.items() if name != "head.bias"})
+    tensors["proj"] = tensors.pop("head.weight").T
+    for name in ("class_embedding", "positional_embedding"):
+        tensors[name] = tensors[name].squeeze(0).squeeze(0) if name == "class_embedding" else tensors[name][0]
+    language = {"token_embedding.weight": torch.ones(9, 4), "transformer.resblocks.0.ln_1.weight": torch.ones(4)}
+    return under("visual.", tensors) | LANGUAGE | language | {n: torch.tensor(v) for n, v in beside.items()}
+
+
+def of_ijepa(tensors):
+    tensors = under("module.", tensors)
+    predictor = {"module.predictor_embed.weight": torch.ones(4), "module.mask_token": torch.ones(1, 1, 4)}
+    return {"encoder": tensors, "target_encoder": others(tensors), "predictor": predictor, "epoch": 3, "lr": 0.1}
+
+
+def masked_image_model(tensors):
+    head = {f"lm_head.{name}": torch.ones(9) for name in ("weight", "bias")}
+    return tensors | {"mask_token": torch.ones(1, 1, 64)} | head
+
+
+SCALED = {"init_values": 0.1}
+AT_CLASS = {"num_classes": 0, "global_pool": "token"}
+PLAIN, EPS5 = {"num_classes": 0}, partial(LayerNorm, eps=1e-5)
+DINOV3 = {
+    "qkv_bias": True, "init_values": 0.1, "rope_type": "dinov3", "rope_temperature": 100, "rope_rotate_half": True,
+    "use_rot_pos_emb": True, "use_abs_pos_emb": False, "num_reg_tokens": 4, "use_fc_norm": False, "norm_layer": EPS5,
+    "img_size": 128, "dynamic_img_size": True, **AT_CLASS,
+}  # fmt: skip
+EVA = {"swiglu_mlp": True, "use_rot_pos_emb": True, "ref_feat_shape": (16, 16)}
+EVA_FINE = {**EVA, "qkv_fused": False, "scale_mlp": True}
+CLIPS = {"pre_norm": True, "norm_layer": EPS5}
+
+BEIT = {"use_abs_pos_emb": False, "init_values": 0.1}
+RELEASES = {  # timm's class and options with the same function, what the published file holds, and settings
+    "DINO": (VisionTransformer, PLAIN, lambda t: t, {}),
+    "iBOT": (VisionTransformer, PLAIN, lambda t: {"state_dict": t | {"masked_embed": torch.ones(1, 64)}}, {}),
+    "iBOT with head": (VisionTransformer, PLAIN, lambda t: {"state_dict": t | head_of_dino("head")}, {}),
+    "MAE": (VisionTransformer, PLAIN, lambda t: {"model": t | decoder()}, {}),
+    "DINOv2": (VisionTransformer, SCALED | PLAIN, of_dinov2, {}),
+    "DINOv2 with registers": (
+        *(VisionTransformer, {"reg_tokens": 4, "no_embed_class": True, **SCALED, **PLAIN}),
+        *(of_registers, {}),
+    ),
+    "DINOv2 giant": (
+        *(VisionTransformer, {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU, **SCALED, **PLAIN}),
+        *(lambda t: of_dinov2(renamed({r"mlp\.fc1": "mlp.w12", r"mlp\.fc2": "mlp.w3"}, t)), {}),
+    ),
+    "DINOv3": (Eva, DINOV3, of_dinov3, {"num_heads": None, "img_size": 128}),
+    "BEiT": (Beit, {"use_rel_pos_bias": True, **BEIT}, lambda t: {"model": of_beit(t)}, {}),
+    "BEiT before fine-tuning": (Beit, {"use_shared_rel_pos_bias": True, **BEIT, **AT_CLASS}, masked_image_model, {}),
+    "EVA": (Eva, {}, lambda t: {"module": t}, {}),
+    "EVA-02 tiny": (Eva, EVA, of_eva02, {"num_heads": None}),
+    "EVA-02": (Eva, EVA_FINE, of_eva02, {"num_heads": None}),
+    "EVA-02 CLIP": (
+        *(Eva, {**EVA_FINE, "scale_attn_inner": True, "global_pool": "token", "use_fc_norm": False}),
+        *(lambda t: under("visual.", of_eva02(t)) | LANGUAGE, {"num_heads": None}),
+    ),
+    "EVA-02 in timm's names": (Eva, EVA, lambda t: t, {"rope": RopeConfig(base=10_000, reference=(16, 16))}),
+    "OpenAI's CLIP": (
+        *(VisionTransformer, {"act_layer": QuickGELU, **CLIPS}),
+        *(lambda t: of_clip(t, input_resolution=32, vocab_size=9), {}),
+    ),
+    "open_clip": (VisionTransformer, CLIPS, of_clip, {}),
+    "open_clip, DDP": (VisionTransformer, CLIPS, lambda t: {"state_dict": under("module.", of_clip(t))}, {}),
+    "SigLIP in open_clip": (
+        *(VisionTransformer, {"class_token": False, "global_pool": "map", **PLAIN}),
+        *(lambda t: under("visual.trunk.", t) | LANGUAGE | {"logit_bias": torch.ones(1)}, {}),
+    ),
+    "DeiT III": (
+        *(VisionTransformer, {"no_embed_class": True, **SCALED}),
+        *(lambda t: {"model": renamed({r"ls(\d)\.gamma": r"gamma_\1"}, t)}, {}),
+    ),
+    "I-JEPA": (
+        *(VisionTransformer, {"class_token": False, "global_pool": "avg", "fc_norm": False, **PLAIN}),
+        *(of_ijepa, {"key": "encoder"}),
+    ),
+}
+FILTERS = {
+    VisionTransformer: partial(vision_transformer.checkpoint_filter_fn, adapt_layer_scale=True),
+    Eva: eva.checkpoint_filter_fn,
+    Beit: beit.checkpoint_filter_fn,
+}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_releases_are_read_as_timm_reads_them(small, same_function, tmp_path, release):
+    kind, options, publish, settings = RELEASES[release]
+    published = publish(dict(small(kind, **options).state_dict()))
+    path = put(published, tmp_path / "release.pth")
+    model = load(path, **{**HEADS, **settings})
+    theirs = kind(**(SIZES | options)).eval()
+    found = theirs.load_state_dict(FILTERS[kind](dict(published), theirs), strict=False)
+    assert not found.missing_keys
+    same_function(theirs, model, (3, *theirs.patch_embed.img_size))
+    read = {name for row in coverage(path, **{**HEADS, **settings}).rows for name in row.theirs}
+    assert all(any(whole.endswith(name) for whole in flat_names(published)) for name in read)
+
+
+def flat_names(content):
+    """The names of a file as they are in it, whatever they are below."""
+    inside = (flat_names(value) for value in content.values() if isinstance(value, dict))
+    return {name for name, value in content.items() if isinstance(value, torch.Tensor)}.union(*inside)
+
+
+def test_a_checkpoint_of_dinov2s_training(small, same_function, tmp_path):
+    reference = small(init_values=0.1, num_classes=0)
+    chunked = renamed({r"^blocks\.": "blocks.0."}, of_dinov2(reference.state_dict()))
+    teacher = under("backbone.", chunked) | head_of_dino("dino_head", "ibot_head")
+    model = load(put({"teacher": teacher, "iteration": 3}, tmp_path / "m.pth"), **HEADS)
+    same_function(reference, model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "publish", "says"),
+    [
+        (Eva, EVA, lambda t: t, "names of EVA-02, and not its rotary positions: give rope="),
+        (Eva, EVA, lambda t: of_eva02(t) | {"rope.freqs_cos": torch.ones(16, 32)}, "rotary positions other than"),
+        (Eva, DINOV3, lambda t: of_dinov3(t) | {"rope_embed.periods": torch.rand(8)}, "rotary positions other than"),
+        (VisionTransformer, {}, lambda t: t | {"blocks.0.attn.relative": torch.ones(2)}, "without a place here"),
+        (
+            VisionTransformer,
+            {},
+            lambda t: {"a.conv1.weight": torch.ones(2)},
+            "does not contain a ViT .* a.conv1.weight",
+        ),
+    ],
+)
+def test_what_is_not_a_known_release(small, tmp_path, kind, options, publish, says):
+    path = put(publish(dict(small(kind, **options).state_dict())), tmp_path / "release.pth")
+    with pytest.raises(UserError, match=says):
+        load(path, **HEADS)

@@ -178,10 +178,10 @@ def _read_rope(source: str, tensors: Mapping[str, Tensor]) -> RopeConfig | None:
             base=float(f"{float(periods[-1]) ** (count / (count - 1)):.2g}"), pairs="halved", coordinates="centered"
         )
         is_known = torch.allclose(rope.base ** (torch.arange(count) / count), periods, rtol=1e-2)
-    elif cos is not None and sin is not None and isqrt(len(cos)) ** 2 == len(cos):
-        side = isqrt(len(cos))
-        step = float(torch.atan2(sin[side % len(sin), 0], cos[side % len(cos), 0]))
-        rope = replace(_EVA02, reference=(round(step * side) or 1,) * 2)
+    elif cos is not None and sin is not None and isqrt(len(cos)) ** 2 == len(cos) > 1:
+        side, slowest = isqrt(len(cos)), cos.shape[1] // 2 - 1  # the channel in which a row turns least
+        step = float(torch.atan2(sin[side, slowest], cos[side, slowest])) * 10_000 ** (1 - 4 / cos.shape[1])
+        rope = replace(_EVA02, reference=(max(round(step * side), 1),) * 2)
         turn = RotaryPositions(cos.shape[1], 1, (side, side), settings=rope).table
         is_known = torch.allclose(turn[0], cos, atol=1e-3) and torch.allclose(turn[1][:, 1::2], sin[:, 1::2], atol=1e-3)
     else:

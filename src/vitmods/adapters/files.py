@@ -274,7 +274,9 @@ def _pixels_beside(weights: Path) -> dict[str, tuple[float, ...]]:
         crops = record.get("do_center_crop", "crop_size" in record)
         size = record.get("crop_size" if crops else "size")
         sides = (size, size) if isinstance(size, int) else [(size or {}).get(side) for side in ("height", "width")]
-        pixels = {} if None in sides else {"seen_size": tuple(map(int, sides))}
+        pixels: dict[str, tuple[float, ...]] = (
+            {} if None in sides else {"seen_size": tuple(int(side or 0) for side in sides)}
+        )
         if not record.get("do_normalize", True):
             return pixels | {"mean": (0.0,) * 3, "std": (1.0,) * 3}
         names = [name for name in ("mean", "std") if f"image_{name}" in record]

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vitmods.cli.options import DataOptions, announce, expected_folder, parse, readable_folder
+from vitmods.cli.options import DataOptions, announce, expected_folder, parse, readable_folder, with_key
 from vitmods.cli.train import run_trial, show
 from vitmods.study.defaults import RecipeChoice
 from vitmods.train.options import RunOptions
@@ -40,6 +40,8 @@ class Finetune:
     options: RunOptions
     model: Annotated[str | None, tyro.conf.arg(aliases=["--from"])] = None
     """a trial's folder, a file of weights (.pth, .safetensors, .npz), or a timm model with published weights"""
+    key: str | None = None
+    """of several models in that file the one to adapt, by its place in it or a part of that: teacher"""
     positions: Literal["bicubic", "bilinear"] = "bicubic"
     """how position embeddings become those of --img-size: as timm, or with aligned corners as big_vision"""
     seed: int = 0
@@ -60,6 +62,8 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(
             "Say what is adapted: --model (or --from) with a trial's folder, a file of weights or a timm model's name."
         )
+    options = replace(options, model=with_key(options.model, options.key))
+    assert options.model is not None
     data, overrides = options.dataset, {"train": "attention", **options.training.overrides}
     recipe, trained = RecipeChoice(options.recipe, overrides), overrides["train"]
     words = (Path(options.model).name, "finetune", trained, f"seed{options.seed}")

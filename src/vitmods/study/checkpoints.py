@@ -36,7 +36,6 @@ from vitmods.util.limits import parse_json
 from vitmods.util.text import printable
 
 
-
 def seeds_of(source: str) -> list[int]:
     """List the seeds in a folder of checkpoints seed0, seed1, ...; empty for a checkpoint."""
     folder = Path(source)

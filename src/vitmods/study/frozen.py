@@ -50,9 +50,9 @@ def frozen_scores(model: nn.Module, runner: TrialRunner, settings: Settings, cel
 
 
 def trained_lines(settings: Settings, frozen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """State what was read of a file of weights, what these reach frozen, and the rates of the arms unless they are tuned
-    or swept; nothing of a study of new weights. `frozen`: setting of a sweep, empty without one -> what `frozen_scores`
-    returned."""
+    """State what was read of a file of weights, what these reach frozen, and the rates of the arms unless they are
+    tuned or swept; nothing of a study of new weights. `frozen`: setting of a sweep, empty without one -> what
+    `frozen_scores` returned."""
     if "start" not in settings.fixed:
         return
     if account := settings.fixed["start"].get("account"):
