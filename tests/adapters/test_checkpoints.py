@@ -2,11 +2,14 @@
 
 import argparse
 import json
+import os
 import re
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 from timm.layers import LayerNorm, QuickGELU, SwiGLUPacked
@@ -16,10 +19,12 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+import vitmods as vm
 from vitmods.adapters import coverage, load, open_checkpoint
+from vitmods.adapters.timm import fill_timm
 from vitmods.layers.position import RotaryPositions
 from vitmods.ops.rotary import RopeConfig
-from vitmods.study.checkpoints import is_checkpoint
+from vitmods.study.checkpoints import Checkpoint, Start, is_checkpoint
 from vitmods.util.errors import UserError
 
 SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 5}
@@ -80,15 +85,9 @@ def of_timm(tensors):
 
 
 def of_dino(tensors):
-    student, teacher = (
-        under("backbone.", t) | {"head.mlp.0.weight": torch.ones(2)} for t in (others(tensors), tensors)
-    )
-    return {
-        "student": under("module.", student),
-        "teacher": teacher,
-        "epoch": 1,
-        "dino_loss": {"center": torch.ones(2)},
-    }
+    head = {"head.mlp.0.weight": torch.ones(2)}
+    student = under("module.", under("backbone.", others(tensors)) | head)
+    return {"student": student, "teacher": under("backbone.", tensors) | head, "loss": {"center": torch.ones(2)}}
 
 
 def of_lightning(prefix, tensors, beside="loss.weight"):
@@ -462,3 +461,75 @@ def test_what_is_not_a_known_release(small, tmp_path, kind, options, publish, sa
     path = put(publish(dict(small(kind, **options).state_dict())), tmp_path / "release.pth")
     with pytest.raises(UserError, match=says):
         load(path, **HEADS)
+
+
+def towers():
+    """Models of Hugging Face with more than a ViT, and the ViT in them."""
+    import transformers as hf
+
+    small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision = {**small, "image_size": 32, "patch_size": 8}
+    words = {**small, "vocab_size": 99, "max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2}
+    both = {"vision_config": vision, "text_config": words}
+    decoder = {f"decoder_{name}": value for name, value in small.items()}
+    return {
+        "CLIP": (hf.CLIPModel(hf.CLIPConfig(**both)), "vision_model", "text_model"),
+        "SigLIP": (hf.SiglipModel(hf.SiglipConfig(**both)), "vision_model", "logit_bias"),
+        "MAE": (hf.ViTMAEForPreTraining(hf.ViTMAEConfig(**vision, **decoder, mask_ratio=0.0)), "vit", "decoder"),
+        "BEiT": (hf.BeitForMaskedImageModeling(hf.BeitConfig(**vision, use_mean_pooling=False)), "beit", "lm_head"),
+    }
+
+
+@pytest.mark.parametrize("name", ["CLIP", "SigLIP", "MAE", "BEiT"])
+def test_the_tower_for_images_in_a_folder_of_hugging_face(name, scatter, same_function, tmp_path):
+    pytest.importorskip("transformers")
+    model, tower, other = towers()[name]
+    scatter(model).save_pretrained(tmp_path)
+    noise = {"noise": torch.arange(16.0).expand(2, -1)} if name == "MAE" else {}
+
+    def theirs(images):
+        output = getattr(model, tower)(images, **noise)
+        return output.last_hidden_state[:, 0] if output.get("pooler_output") is None else output.pooler_output
+
+    same_function(theirs, load(tmp_path))
+    assert f"(outside the model's {tower})" in coverage(tmp_path).summary
+    assert other in coverage(tmp_path).summary
+
+
+@pytest.fixture
+def dinov2_small():
+    folder = Path(os.environ.get("VITMODS_DATA", "")) / "dinov2_small"
+    if not (folder / "model.safetensors").is_file():
+        pytest.skip("VITMODS_DATA does not name the folder with a trained DINOv2")
+    pytest.importorskip("transformers")
+    return folder
+
+
+@torch.no_grad()
+def test_a_trained_dinov2_by_folder_by_file_by_timms_names_and_in_place(dinov2_small, tmp_path):
+    from transformers import Dinov2Model
+
+    theirs = Dinov2Model.from_pretrained(dinov2_small, dtype=torch.float32).eval()
+    images = torch.randn(1, 3, 518, 518, generator=torch.Generator().manual_seed(0))
+    expected = theirs(images).last_hidden_state
+    folder = load(dinov2_small)
+    named = coverage(folder_file := dinov2_small / "model.safetensors")
+    assert "mask_token" in named.summary or not named.left_out
+    timms = timm.create_model("vit_small_patch14_dinov2.lvd142m", num_classes=0).eval()
+    fill_timm(folder, timms)
+    put(timms.state_dict() | {"mask_token": torch.ones(1, 384)}, tmp_path / "dinov2_vits14.pth")
+    for model in (folder, load(folder_file), load(tmp_path / "dinov2_vits14.pth")):
+        difference = (model.forward_features(images) - expected).abs().max()
+        assert difference < 1e-5 * expected.abs().max()
+    assert torch.equal(load(tmp_path / "dinov2_vits14.pth").pos_embed, folder.pos_embed)
+    changed = vm.apply(theirs, vm.GatedAttention(start="open"), in_place=True)
+    assert (changed(images).last_hidden_state - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert vm.diff(theirs, changed).changed
+
+
+def test_images_have_the_size_of_the_preprocessor(dinov2_small):
+    trained = Checkpoint.open(str(dinov2_small))
+    assert trained.settings["img_size"] == [518, 518]
+    seen = trained.as_seen()
+    assert seen.settings["img_size"] == [224, 224] == [*seen.model.vit_config.img_size]
+    assert Start.of(str(dinov2_small))[1].settings["img_size"] == [224, 224]

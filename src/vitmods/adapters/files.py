@@ -273,7 +273,7 @@ def _pixels_beside(weights: Path) -> dict[str, tuple[float, ...]]:
         record: dict[str, Any] = read_json(path)
         crops = record.get("do_center_crop", "crop_size" in record)
         size = record.get("crop_size" if crops else "size")
-        sides = (size, size) if isinstance(size, int) else [(size or {}).get(side) for side in ("height", "width")]
+        sides: Any = (size, size) if isinstance(size, int) else [(size or {}).get(s) for s in ("height", "width")]
         pixels: dict[str, tuple[float, ...]] = (
             {} if None in sides else {"seen_size": tuple(int(side or 0) for side in sides)}
         )
