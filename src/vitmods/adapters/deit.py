@@ -69,7 +69,6 @@ _OTHER_NAMES = {
     r"^(blocks\.\d+\.mlp\.)ffn_ln\.": r"\1norm.",
 }
 """Names of other releases -> timm's, one after the other."""
-_EVA02 = RopeConfig(base=10_000.0, reference=(16, 16))
 
 
 def read_deit(
@@ -91,25 +90,26 @@ def read_deit(
     Raises UserError for stems other than one convolution or hMLP, and when something is missing, left over or cannot be
     reported.
     """
-    names = {name: _timm_name(name) for name in tensors}
-    theirs = {new: old for old, new in names.items()}
-    if len(theirs) < len(names):  # two names for one place
-        theirs = {name: name for name in names}
-    named = {new: _with_batch(new, tensors[old]) for new, old in theirs.items()}
+    theirs = {_timm_name(name): name for name in tensors}
+    if len(theirs) < len(tensors):  # two names for one place
+        theirs = {name: name for name in tensors}
+    named = {name: tensors[old] for name, old in theirs.items()}
+    for name in {"cls_token", "pos_embed"} & named.keys():  # CLIP's are (C,) and (N, C)
+        named[name] = named[name].reshape(1, -1, named[name].shape[-1]) if named[name].ndim < 3 else named[name]
     is_clip = "class_embedding" in tensors
     eps = eps or (1e-5 if is_clip or "storage_tokens" in tensors else 1e-6)
     folds_token = bool({"register_tokens", "storage_tokens"} & tensors.keys())
-    rope = settings.get("rope", _read_rope(source, named))
+    turns = (settings["rope"], 0, 16**2) if settings.get("rope") else _read_turns(source, named)
     is_openai = is_clip and any(name.endswith("input_resolution") for name in beside)
     activation: Any = "quick_gelu" if is_openai else "gelu"
-    config, assumed = _read_config(source, named, num_heads, img_size, eps, activation, folds_token, rope)
+    config, assumed = _read_config(source, named, num_heads, img_size, eps, activation, folds_token, turns)
     is_eva02 = "blocks.0.attn.q_proj.bias" in named and (
         config.mlp_kind == "swiglu" or "blocks.0.attn.q_proj.weight" in named
     )
-    if is_eva02 and rope is None and "rope" not in settings:
+    if is_eva02 and turns is None and "rope" not in settings:
         raise UserError(
-            f"{source} has the names of EVA-02, and not its rotary positions: give rope=vm.RopeConfig(base=10000, "
-            "reference=(16, 16)), those of its release, or rope=None."
+            f"{source} has the names of EVA-02, and not its rotary positions: give rope=RopeConfig(base=10000, "
+            "reference=(16, 16)) of vitmods.model.config, those of its release, or rope=None."
         )
     config = config.with_(**settings)
     assumed = [setting for setting in assumed if setting.partition("=")[0] not in settings]
@@ -127,15 +127,9 @@ def read_deit(
 
 
 def _timm_name(name: str) -> str:
-    for pattern, new in _OTHER_NAMES.items():
-        name = re.sub(pattern, new, name)
+    for other, timms in _OTHER_NAMES.items():
+        name = re.sub(other, timms, name)
     return name
-
-
-def _with_batch(name: str, tensor: Tensor) -> Tensor:
-    """Tokens and positions as timm has them, (1, N, C)."""
-    is_tokens = name in ("cls_token", "pos_embed") and 0 < tensor.ndim < 3
-    return tensor.reshape(1, -1, tensor.shape[-1]) if is_tokens else tensor
 
 
 def _table(tensors: Mapping[str, Tensor], config: ViTConfig, folds_token: bool) -> Table:
@@ -165,30 +159,29 @@ def _table(tensors: Mapping[str, Tensor], config: ViTConfig, folds_token: bool) 
     return table
 
 
-def _read_rope(source: str, tensors: Mapping[str, Tensor]) -> RopeConfig | None:
-    """The rotary positions of which a file has the table (EVA-02) or the periods (DINOv3). Raises UserError where these
-    are not what is computed here."""
-    periods = tensors.get("rope_embed.periods")
+def _read_turns(source: str, tensors: Mapping[str, Tensor]) -> tuple[RopeConfig, int, int] | None:
+    """The rotary positions of which a file has the table (EVA-02) or the periods (DINOv3), the channels of a head, and
+    how many patches its images had. Raises UserError where these are not what is computed here."""
     cos, sin = (
         next((t for n, t in tensors.items() if n.endswith(f"rope.freqs_{word}")), None) for word in ("cos", "sin")
     )
-    if periods is not None and len(periods) > 1:
-        count = len(periods)
-        rope = RopeConfig(
-            base=float(f"{float(periods[-1]) ** (count / (count - 1)):.2g}"), pairs="halved", coordinates="centered"
-        )
-        is_known = torch.allclose(rope.base ** (torch.arange(count) / count), periods, rtol=1e-2)
+    if (periods := tensors.get("rope_embed.periods")) is not None:
+        count, patches = len(periods), 16**2
+        base = float(f"{float(periods[-1]) ** (count / max(count - 1, 1)):.2g}")
+        rope, channels = RopeConfig(base=base, pairs="halved", coordinates="centered"), 4 * count
+        is_known = torch.allclose(base ** (torch.arange(count) / count), periods, rtol=1e-2)
     elif cos is not None and sin is not None and isqrt(len(cos)) ** 2 == len(cos) > 1:
-        side, slowest = isqrt(len(cos)), cos.shape[1] // 2 - 1  # the channel in which a row turns least
-        step = float(torch.atan2(sin[side, slowest], cos[side, slowest])) * 10_000 ** (1 - 4 / cos.shape[1])
-        rope = replace(_EVA02, reference=(max(round(step * side), 1),) * 2)
-        turn = RotaryPositions(cos.shape[1], 1, (side, side), settings=rope).table
+        patches, channels = cos.shape
+        side, slowest = isqrt(patches), channels // 2 - 1  # the channel in which a row turns least
+        step = float(torch.atan2(sin[side, slowest], cos[side, slowest])) * 10_000 ** (1 - 4 / channels)
+        rope = RopeConfig(base=10_000.0, reference=(max(round(step * side), 1),) * 2)
+        turn = RotaryPositions(channels, 1, (side, side), settings=rope).table
         is_known = torch.allclose(turn[0], cos, atol=1e-3) and torch.allclose(turn[1][:, 1::2], sin[:, 1::2], atol=1e-3)
     else:
         return None
     if not is_known:
         raise UserError(f"{source} has rotary positions other than those of EVA-02 and DINOv3, which are not covered.")
-    return rope
+    return rope, channels, patches
 
 
 def to_deit(model: ViT) -> dict[str, Tensor]:
@@ -282,7 +275,7 @@ def _read_config(
     eps: float,
     activation: Any,
     folds_token: bool,
-    rope: RopeConfig | None,
+    turns: tuple[RopeConfig, int, int] | None,
 ) -> tuple[ViTConfig, list[str]]:
     depth = count_blocks(source, list(tensors), "blocks.")
     # timm's parallel blocks are numbered; DeiT III's have two branches.
@@ -300,12 +293,13 @@ def _read_config(
     positions = need(source, tensors, "pos_embed", 3).shape[1] if "pos_embed" in tensors else None
     tables = {True: "blocks.0.attn.relative_position_bias_table", "shared": "rel_pos_bias.relative_position_bias_table"}
     rel_pos = next((kind for kind, name in tables.items() if name in tensors), False)
-    patches = None if positions is None else positions - folds_token
-    if positions is None and rel_pos:  # offsets from 1 - rows to rows - 1, and three of the class token
+    rope, turned, patches = turns or (None, 0, None)
+    if positions is not None:
+        patches = positions - folds_token
+    elif rel_pos:  # offsets from 1 - rows to rows - 1, and three of the class token
         patches = ((isqrt(len(tensors[tables[rel_pos]]) - 3) + 1) // 2) ** 2
-    elif positions is None and rope is not None and img_size is None:
-        tables_of_turns = [len(t) for n, t in tensors.items() if n.endswith("rope.freqs_cos")]
-        patches = tables_of_turns[0] if tables_of_turns else 16**2
+    elif img_size is not None:
+        patches = None
     with_positions = 0 if folds_token or positions is None else prefix
     size, on_prefix = image_size(source, patches, with_positions, patch_size, img_size)
     assumed = [*[f"activation={activation}"] * (not is_gated), f"eps of all norms {eps:g}"]
@@ -315,7 +309,7 @@ def _read_config(
         assumed.append(f"img_size={size}")
     if num_heads is None and "blocks.0.attn.q_norm.weight" in tensors:
         num_heads = width // tensors["blocks.0.attn.q_norm.weight"].shape[0]
-    elif num_heads is None and rope is not None and (turned := _turned_channels(tensors)):
+    elif num_heads is None and turned:
         num_heads = width // turned
     elif num_heads is None:
         num_heads = heads_of_width(source, width)
@@ -363,10 +357,3 @@ def _read_config(
         norm_after_pool=after_pool,
     )
     return config, assumed
-
-
-def _turned_channels(tensors: Mapping[str, Tensor]) -> int | None:
-    """Channels of a head, by what a file says of rotary positions."""
-    if "rope_embed.periods" in tensors:
-        return 4 * len(tensors["rope_embed.periods"])
-    return next((t.shape[1] for n, t in tensors.items() if n.endswith("rope.freqs_cos")), None)

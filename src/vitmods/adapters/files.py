@@ -16,7 +16,7 @@ from vitmods.adapters.tensors import Coverage
 from vitmods.adapters.weights import ENDINGS, Weights, find_files, find_model, read_tensors_of
 from vitmods.changes import parse_changes
 from vitmods.model.vit import ViT, vit
-from vitmods.util.errors import UserError
+from vitmods.util.errors import UserError, explaining
 from vitmods.util.files import similar_folder, write_atomically
 from vitmods.util.limits import parse_json, read_json
 
@@ -250,10 +250,12 @@ def _read_foreign(
         if record is None:
             raise UserError(f"{file} needs a readable config.json next to it, as save_pretrained writes it.")
         return huggingface.read_saved(source, weights.tensors, record)
-    if weights.kind == "big_vision":
-        return big_vision.read_big_vision(source, weights.tensors, **settings)
-    if weights.kind == "timm":
-        return deit.read_deit(source, weights.tensors, beside=weights.outside, **settings)
+    kinds = (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError)
+    with explaining(lambda error: f"{source} cannot be read, its tensors have unknown shapes: {error}", *kinds):
+        if weights.kind == "big_vision":
+            return big_vision.read_big_vision(source, weights.tensors, **settings)
+        if weights.kind == "timm":
+            return deit.read_deit(source, weights.tensors, beside=weights.outside, **settings)
     raise UserError(
         f"{source} does not contain a ViT with the names of timm, big_vision, torchvision, Hugging Face, CLIP or "
         f"another known release; its first are {', '.join(list(weights.tensors)[:3])}."
