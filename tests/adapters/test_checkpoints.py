@@ -204,6 +204,9 @@ def test_keys_that_name_none_or_several(small, tmp_path):
     for key, says in (("ema", "ema names none"), ("backbone", "backbone names 2 of them"), (".", "names none")):
         with pytest.raises(UserError, match=rf"student\.module\.backbone, teacher\.backbone.*{says}.*Choose one"):
             load(path, **HEADS, key=key)
+    vm.adapters.save(vm.vit("mu/8", img_size=16), own := tmp_path / "own.safetensors")
+    with pytest.raises(UserError, match=r"own\.safetensors is complete: leave key out"):
+        load(f"{own}?key=a")
     with pytest.raises(UserError, match="has no names of a known ViT, and a names none"):
         load(put({"a": torch.ones(2)}, tmp_path / "n.pth"), key="a")
 

@@ -201,36 +201,39 @@ def _split(source: str | Path) -> tuple[Path, dict[str, Any]]:
 
 def _read(source: str | Path, asked: dict[str, Any]) -> tuple[ViT, Coverage]:
     path, settings = _split(source)
-    settings |= asked
-    files, key = find_files(path), settings.pop("key", None)
+    asked = settings | asked
+    settings = {name: value for name, value in asked.items() if name != "key"}
+    files, key = find_files(path), asked.get("key")
     tensors, record = read_tensors_of(files), None
     with suppress(OSError, ValueError):  # the reader that needs the file says what is wrong with it
         record = read_json(files[0].with_name("config.json"))
     is_timms = isinstance(record, dict) and isinstance(record.get("architecture"), str) and not own.is_own(files[0])
     description = None if is_timms else own.own_description(files[0])
-    if settings and (is_timms or description is not None):
-        raise UserError(f"The config of {path.name} is complete: leave {', '.join(settings)} out.")
+    complete = [*settings] if is_timms else [*asked] if description is not None else []
+    if complete:
+        raise UserError(f"The config of {path.name} is complete: leave {', '.join(complete)} out.")
     if files[0].with_name("vitmods.json").is_file() or (isinstance(record, dict) and "vitmods_changes" in record):
         raise UserError(f"{path.name} is a model that was changed in place: vm.from_pretrained opens it.")
     weights = Weights(tensors) if description else find_model(path.name, tensors, key)
-    if description is None:
-        singles = {n: t.float() if t.is_floating_point() else t for n, t in weights.tensors.items()}
-        weights = replace(weights, tensors=singles)
+    kept = {torch.float64} if description else set()  # half precision loses nothing, and images are in float32
+    singles = {
+        name: tensor.float() if tensor.is_floating_point() and tensor.dtype not in kept else tensor
+        for name, tensor in weights.tensors.items()
+    }
     if is_timms:
         from vitmods.adapters.timm import read_saved
 
-        model, account = read_saved(files[0], weights.tensors)
+        model, account = read_saved(files[0], singles)
     elif description is not None:
-        model, account = own.read_own(path.name, tensors, description)
+        model, account = own.read_own(path.name, singles, description)
     else:
-        model, account = _read_foreign(path.name, files[0].name, weights, record, settings)
+        model, account = _read_foreign(path.name, files[0].name, replace(weights, tensors=singles), record, settings)
     account = replace(account, left_out=(*account.left_out, *weights.outside.items()), choice=weights.choice)
     names = {row.ours: " + ".join(row.theirs) for row in account.rows}
     used = {name for row in account.rows for name in row.theirs}
-    whole = [name for name, value in weights.tensors.items() if name in used and not value.is_floating_point()]
+    whole = [f"{n} is {t.dtype}" for n, t in singles.items() if n in used and not t.is_floating_point()]
     if whole and description is None:
-        kind = weights.tensors[whole[0]].dtype
-        raise UserError(f"{path.name}: {whole[0]} is {kind}: quantized weights are not read. Save them as numbers.")
+        raise UserError(f"{path.name}: {whole[0]}: quantized weights are not read. Save them as numbers.")
     if broken := [names[name] for name, value in model.state_dict().items() if not value.isfinite().all()]:
         raise UserError(
             f"{path.name} has NaN or infinite numbers in {len(broken)} of its {len(names)} tensors ({broken[0]}): its "

@@ -87,8 +87,7 @@ def files_of_index(index: Path) -> list[Path]:
 
 
 def read_tensors_of(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """All tensors of files by name, of nested mappings by the keys on the way; half precision becomes float32, which
-    loses nothing.
+    """All tensors of files by name, of nested mappings by the keys on the way.
 
     Raises UserError for a file that is damaged or holds anything but plain tensors with all of their elements: a file
     can repeat one number a million times without a byte more, until a copy takes the memory.
@@ -101,8 +100,7 @@ def read_tensors_of(paths: Sequence[Path]) -> dict[str, Tensor]:
         if not plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             label = printable(name[:80])
             raise UserError(f"The tensor {label} is not a plain one with all of its elements: save it again.")
-    half_types = (torch.float16, torch.bfloat16)
-    return {name: tensor.float() if tensor.dtype in half_types else tensor for name, tensor in tensors.items()}
+    return tensors
 
 
 def find_model(source: str, tensors: Mapping[str, Tensor], key: str | None = None) -> Weights:
@@ -114,7 +112,7 @@ def find_model(source: str, tensors: Mapping[str, Tensor], key: str | None = Non
     if len({*short}) == len(short):
         tensors = dict(zip(short, tensors.values(), strict=True))
     places = _places(tensors)
-    labels = {place: place.rstrip("./") or ROOT for place in places}
+    labels = {place: printable(place.rstrip("./")) or ROOT for place in places}
     chosen, choice = list(places), ""
     if key is not None:
         chosen = [place for place, label in labels.items() if key == label] or [
