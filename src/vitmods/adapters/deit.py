@@ -100,8 +100,7 @@ def read_deit(
     eps = eps or (1e-5 if is_clip or "storage_tokens" in tensors else 1e-6)
     folds_token = bool({"register_tokens", "storage_tokens"} & tensors.keys())
     turns = (settings["rope"], 0, 16**2) if settings.get("rope") else _read_turns(source, named)
-    is_openai = is_clip and any(name.endswith("input_resolution") for name in beside)
-    activation: Any = "quick_gelu" if is_openai else "gelu"
+    activation = "quick_gelu" if is_clip and any(name.endswith("input_resolution") for name in beside) else "gelu"
     config, assumed = _read_config(source, named, num_heads, img_size, eps, activation, folds_token, turns)
     is_eva02 = "blocks.0.attn.q_proj.bias" in named and (
         config.mlp_kind == "swiglu" or "blocks.0.attn.q_proj.weight" in named

@@ -38,8 +38,7 @@ _KINDS = {
 _EMA = re.compile(r"(^|[._])ema([._]|$)", re.IGNORECASE)
 _UNREAD = (  # classes of plain values that training scripts save along
     *("argparse.Namespace", "pathlib.PosixPath", "pathlib._local.PosixPath", "numpy.dtype"),
-    *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar", "numpy.dtypes.Float64DType"),
-    *("numpy.dtypes.Float32DType", "numpy.dtypes.Int64DType"),
+    *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
 )
 
 
@@ -131,9 +130,8 @@ def find_model(source: str, tensors: Mapping[str, Tensor], key: str | None = Non
         way = " Choose one: --key KEY, or key= in Python." if places else ""
         raise UserError(f"{source} {there}{asked}.{way}")
     prefix = chosen[0] if chosen else ""
-    kind = places.get(prefix)
+    kind, start = places.get(prefix), prefix
     inside, outside = dict[str, Tensor](), dict[str, str]()
-    start = prefix
     if kind == "huggingface":  # its head, and in some files its blocks, are next to the body
         start = prefix[: prefix[:-1].rfind(".") + 1]
     body = re.compile(rf"{re.escape(start)}(\w+_)?classifier\.|{re.escape(start)}(encoder\.)?layers?\.\d+\.")
@@ -149,12 +147,9 @@ def _places(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """What comes before the names of each model, and the kind of these."""
     places = {}
     for kind, (anchor, other) in _KINDS.items():
-        pattern = re.compile(rf"((?:.*[./])?){anchor}")
-        for name in tensors:
-            if match := pattern.fullmatch(name):
-                begins = re.compile(re.escape(match[1]) + other)
-                if any(map(begins.match, tensors)):
-                    places[match[1]] = kind
+        for match in filter(None, map(re.compile(rf"((?:.*[./])?){anchor}").fullmatch, tensors)):
+            if any(map(re.compile(re.escape(match[1]) + other).match, tensors)):
+                places[match[1]] = kind
     return places
 
 

@@ -58,12 +58,11 @@ class Finetune:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Finetune, arguments, "finetune", COMMON)
+    options = replace(options, model=with_key(options.model, options.key))
     if options.model is None:
         raise UserError(
             "Say what is adapted: --model (or --from) with a trial's folder, a file of weights or a timm model's name."
         )
-    options = replace(options, model=with_key(options.model, options.key))
-    assert options.model is not None
     data, overrides = options.dataset, {"train": "attention", **options.training.overrides}
     recipe, trained = RecipeChoice(options.recipe, overrides), overrides["train"]
     words = (Path(options.model).name, "finetune", trained, f"seed{options.seed}")
