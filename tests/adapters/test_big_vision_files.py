@@ -11,6 +11,8 @@ from torch import nn
 
 import vitmods as vm
 from vitmods.adapters import coverage, load, save
+from vitmods.adapters.big_vision import read_big_vision
+from vitmods.adapters.weights import find_model, read_tensors_of
 from vitmods.model.slots import NormConfig
 from vitmods.util.errors import UserError
 
@@ -53,7 +55,7 @@ def test_goldens_through_the_file(tmp_path, name, prefix):
     """float64, with outputs and gradients of the images that big_vision gave."""
     g = arrays_of(GOLDEN / f"{name}.npz")
     path = write(tmp_path / "golden.npz", {prefix + n[6:]: v for n, v in g.items() if n.startswith("param.")})
-    model = load(path, img_size=(12, 8))
+    model = read_big_vision("", find_model("", read_tensors_of([path])).tensors, img_size=(12, 8))[0].eval()
     images = torch.from_numpy(g["in.image_nhwc"]).permute(0, 3, 1, 2).requires_grad_()
     out = model(images)
     gradient = torch.autograd.grad((out * torch.from_numpy(g["ct.logits"])).sum(), images)[0].permute(0, 2, 3, 1)

@@ -1,7 +1,4 @@
-"""Hugging Face's Trainer trains, evaluates, saves and resumes our ViT in the wrapper of docs/foreign-models.md."""
-
-import re
-from pathlib import Path
+"""Hugging Face's Trainer trains, evaluates, saves and resumes our ViT in a wrapper that computes its loss."""
 
 import pytest
 import torch
@@ -12,16 +9,16 @@ import vitmods as vm
 
 hf = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-PAGE = Path(__file__).parents[2] / "docs" / "foreign-models.md"
 
 
-@pytest.fixture(scope="module")
-def with_loss():
-    """The class as the page shows it."""
-    source = re.search(r"^class WithLoss.*?(?=^\S|\Z)", PAGE.read_text(), flags=re.M | re.S).group()
-    names = {"torch": torch, "F": F}
-    exec(source, names)
-    return names["WithLoss"]
+class WithLoss(torch.nn.Module):
+    def __init__(self, vit):
+        super().__init__()
+        self.vit = vit
+
+    def forward(self, pixel_values, labels=None):
+        logits = self.vit(pixel_values)
+        return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
 class Images(torch.utils.data.Dataset):
@@ -48,15 +45,15 @@ def make(model, folder, steps, **options):
     return hf.Trainer(model, arguments, train_dataset=Images(), eval_dataset=Images(), compute_metrics=accuracy)
 
 
-def test_it_trains_evaluates_saves_and_resumes(with_loss, tmp_path):
+def test_it_trains_evaluates_saves_and_resumes(tmp_path):
     torch.manual_seed(0)
     vit = vm.apply(vm.vit("mu/8", img_size=16, depth=2, num_classes=2), *vm.parse_changes("dpn+dtn"))
-    trainer = make(with_loss(vit), tmp_path, 32)
+    trainer = make(WithLoss(vit), tmp_path, 32)
     trainer.train()
     assert trainer.evaluate()["eval_accuracy"] == 1
     saved = load_file(tmp_path / "checkpoint-32" / "model.safetensors")
     assert all(torch.equal(saved[f"vit.{name}"], value) for name, value in vit.state_dict().items())
-    again = make(with_loss(vm.ViT(vit.vit_config)), tmp_path, 36)
+    again = make(WithLoss(vm.ViT(vit.vit_config)), tmp_path, 36)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-32"))
     assert again.state.global_step == 36
 

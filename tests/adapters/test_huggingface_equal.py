@@ -243,5 +243,5 @@ def test_saved_folders_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match=r"needs a readable config\.json"):
         load(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00002.safetensors")
-    with pytest.raises(UserError, match="several files"):
+    with pytest.raises(UserError, match="nor an index of them"):
         load(tmp_path)

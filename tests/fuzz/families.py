@@ -259,6 +259,7 @@ PROCESSOR = {"do_normalize": True, "image_mean": [0.5], "image_std": [1], "resca
 EXAMPLES = {"schema": 1, "images": [{"id": "a", "panels": ["x"]}], "legend": {"a": "#000000"}}
 IMAGES = {"names": np.zeros(1, np.uint64), "contents": np.zeros(1), "groups_test": np.array(["a"])}
 # name: the file that is hit and what it holds, the files beside it, and the spec or function that reads the folder
+INDEX = {"metadata": {"total_size": 9}, "weight_map": {"a": "a.safetensors", "b": "a.safetensors"}}
 READERS = {
     "coco": ("train.json", COCO, A, "coco:{}"),
     "boxes": ("boxes.csv", BOXES, A, "boxes:{}"),
@@ -286,6 +287,8 @@ READERS = {
     "delta": ("d", DELTA, {}, lambda f: load_delta(BASE, f / "d")),
     "npz": ("f.npz", _npz(**FLAX), {}, lambda f: load(f / "f.npz")),
     "pth": ("f.pth", PTH, {}, lambda f: load(f / "f.pth")),
+    "index": ("model.safetensors.index.json", INDEX, {"a.safetensors": _hugging_face(), "config.json": _json(HF)},
+              load),
     "trial": ("config.json", TRIAL, {"model.safetensors": _safetensors(None)}, lambda f: Checkpoint.open(str(f))),
     "hf": ("config.json", HF, {"model.safetensors": _hugging_face()}, load),
     "pixels": ("preprocessor_config.json", PROCESSOR, {"f.safetensors": OWN}, lambda f: load(f / "f.safetensors")),

@@ -35,7 +35,7 @@ ALLOWED = {
     ("ast", "literal_eval"): {"study/bases.py"},
     ("pickle", "dumps"): {"train/distributed.py"},
     ("torch.export", "load"): {"study/checkpoints.py", "fast/export.py"},  # the second what it has just written
-    ("torch", "load"): {"adapters/files.py", "train/checkpoint.py"},
+    ("torch", "load"): {"adapters/weights.py", "train/checkpoint.py"},
 }
 # Who may call Path.read_bytes(), which has no limit: for what this process has just written or found by its own name.
 READ_BYTES = {LIMITS, "ops/native/build.py"}  # the package's own sources, and what the compiler made of them

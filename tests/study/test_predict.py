@@ -143,3 +143,9 @@ def test_bad_requests_name_what_is_wrong(checkpoint, given, words, trial, images
     paths = {"trial": trial, "images": images, "empty": tmp_path / "empty"}
     with pytest.raises(UserError, match=words):
         vm.predict(paths.get(checkpoint, tmp_path / checkpoint), paths.get(given, given), device="cpu")
+
+
+def test_a_backbone_without_a_head_names_no_classes(images, tmp_path):
+    vm.adapters.save(vm.vit("mu/8", img_size=16, num_classes=0), tmp_path / "backbone.safetensors")
+    with pytest.raises(UserError, match=r"has no head: it gives features, not classes\. Train one with"):
+        vm.predict(tmp_path / "backbone.safetensors", images)

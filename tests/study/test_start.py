@@ -427,3 +427,32 @@ def test_a_model_of_another_library_is_trained_further(tmp_path):
         start.build(make_base(spec, 7, (16, 16), 1), seed=3)
     with pytest.raises(UserError, match=r"layerscale\(init=0.5\): start from a trial of base"):
         Start.of(str(next(trials.glob("layerscale*/seed0"))))
+
+
+def test_a_study_starts_from_the_model_that_the_key_names_and_says_what_it_left(checkpoint, tmp_path, capsys):
+    weights = open_checkpoint(str(checkpoint)).state_dict()
+    student = {f"student.{name}": tensor + 0.1 for name, tensor in weights.items()}
+    teacher = {f"teacher.{name}": tensor for name, tensor in weights.items()}
+    torch.save(student | teacher | {"teacher.mask_token": torch.ones(1, 32)}, tmp_path / "m.pth")
+    source = [
+        "--from",
+        f"{tmp_path / 'm.pth'}?num_heads=2",
+        "--data",
+        "digits",
+        "--limit-train",
+        "128",
+        "--arms",
+        "dpn",
+    ]
+    given = [*source, "--recipe", "plain", "--epochs", "1", "--seeds", "2", "--device", "cpu", "--img-size", "8"]
+    out = ["--out", str(tmp_path / "out"), "--workers", "1"]
+    with pytest.raises(UserError, match=r"m\.pth holds the models student, teacher. Choose one: --key KEY"):
+        make_study(parse(Compare, given, "compare", ""))
+    assert main(["compare", *given, "--key", "teacher", *out, "--dry-run"]) == 0
+    left_out = "mask_token (stands for masked patches, which a plain forward pass lacks)"
+    assert left_out in " ".join(capsys.readouterr().out.split())
+    assert main(["compare", *given, "--key", "teacher", *out]) == 0
+    assert left_out in (tmp_path / "out" / "report.html").read_text()
+    settings = Settings.from_dict(StudyFolder(tmp_path / "out").facts().settings)
+    model = Start(**settings.fixed["start"]).build(base_config(settings.cells[0], 10), 0)
+    assert torch.equal(model.state_dict()["blocks.0.norm1.weight"], weights["blocks.0.norm1.weight"])

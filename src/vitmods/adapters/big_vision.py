@@ -32,14 +32,8 @@ from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError
 
-_ANCHOR = "Transformer/encoder_norm/scale"
 _POSITIONS = ("pos_embedding", "Transformer/pos_embedding", "Transformer/posembed_input/pos_embedding")
 _NORM = NormConfig("layer", 1e-6)
-
-
-def is_big_vision(tensors: Iterable[str]) -> bool:
-    """Whether tensors have the names of big_vision."""
-    return any(name.endswith(_ANCHOR) for name in tensors)
 
 
 def read_big_vision(
@@ -53,31 +47,24 @@ def read_big_vision(
     """A ViT from the flat tensors of a big_vision checkpoint, and the account of all tensors.
 
     The config follows from names and shapes; ``img_size`` is needed where the positions are not a square of learned
-    ones. Tensors outside the model's own (``params/`` or ``params/img/`` before the names, or nothing) are left out.
-    ``settings`` are fields of ViTConfig that are known to be otherwise (``in_chans`` for a Dual PatchNorm stem).
+    ones. ``settings`` are fields of ViTConfig that are known to be otherwise (``in_chans`` for a Dual PatchNorm stem).
 
     Raises UserError when something is missing, left over or cannot be reported.
     """
-    prefixes = sorted(name.removesuffix(_ANCHOR) for name in tensors if name.endswith(_ANCHOR))
-    if len(prefixes) != 1:
-        raise UserError(f"{source} cannot be read: {_ANCHOR} is in it {len(prefixes)} times, expected once.")
-    (prefix,) = prefixes
-    inside = unstack({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+    inside = unstack(tensors)
     asked = {"num_heads": num_heads, "in_chans": settings.pop("in_chans", None)}
     config = infer_config(source, inside, img_size, asked["in_chans"] or 3, NormConfig("layer", eps))
     for name, value in asked.items():
         if value not in (None, getattr(config, name)):
             raise UserError(f"{source} says {name}={getattr(config, name)}, not {value}: leave it out.")
     config = config.with_(**settings)
-    outside = {n: f"outside the model's {prefix}" for n in tensors if not n.startswith(prefix)}
     assumed = [f"eps of all norms {eps:g}"]
     if "activation" not in settings:
         assumed.append("activation=gelu_tanh")
     if img_size is None:
         assumed.append(f"img_size={config.img_size}")
-    named = inside | {name: tensors[name] for name in outside}
     names = table(config, inside)
-    return read_weights(source, config, lambda ours: rows_of(ours, names), named, outside, assumed)
+    return read_weights(source, config, lambda ours: rows_of(ours, names), inside, None, assumed)
 
 
 def to_big_vision(model: ViT) -> dict[str, Tensor]:

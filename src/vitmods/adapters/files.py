@@ -1,49 +1,52 @@
 """Models from files and names: reads files of other libraries without running code from them, and writes files."""
 
-import argparse
-import pickle
-import zipfile
-from collections.abc import Mapping
+import warnings
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitmods.adapters import big_vision, deit, huggingface, own
 from vitmods.adapters.apply import apply, read_model
 from vitmods.adapters.tensors import Coverage
+from vitmods.adapters.weights import ENDINGS, Weights, find_files, find_model, read_tensors_of
 from vitmods.changes import parse_changes
 from vitmods.model.vit import ViT, vit
 from vitmods.util.errors import UserError, explaining
-from vitmods.util.files import check_weights, check_weights_kept, similar_folder, write_atomically
-from vitmods.util.limits import check_zip, read_json, read_npz
-from vitmods.util.text import printable
+from vitmods.util.files import similar_folder, write_atomically
+from vitmods.util.limits import parse_json, read_json
 
 LIBRARIES = ("timm", "hf", "torchvision")
-_ENDINGS = (".npz", ".safetensors", ".pth", ".pt", ".bin", ".ckpt")
 
 
 def load(path: str | Path, **settings: Any) -> ViT:
     """Read a ViT from a file of our own or of another library, exactly, in evaluation mode.
 
     Args:
-        path: a .safetensors that ``save`` wrote, or a trial's folder; a .npz of big_vision; a .pth of DeiT, or a
-            .safetensors, with DeiT's or timm's names; a folder that Hugging Face's ``save_pretrained`` or timm's
-            ``save_for_hf`` wrote, or the weights in it. The format follows from the tensors' names and the config
-            next to them, mean and std of the pixels from the other files of the folder.
-        settings: what the tensors leave open (not where a config goes with them): ``img_size`` in
-            pixels, when it is not the square that the positions form; ``num_heads``, when it is not the published one
-            for the width; ``eps`` of all norms, 1e-6; other fields of ViTConfig. ``coverage(path, ...)`` lists what
-            was assumed.
+        path: a file of weights, with the names of timm, big_vision, torchvision or a published ViT (below whatever a
+            training script puts before them); a folder that Hugging Face's ``save_pretrained`` or timm's
+            ``save_for_hf`` wrote, or the weights in it, in one file or several; what ``save`` wrote; a trial's folder.
+            The format follows from the tensors' names and the config next to them, mean and std of the pixels from
+            the other files of the folder. ``FILE?key=KEY,num_heads=2`` has settings in it.
+        settings: ``key``, which of several models in the file (``teacher.backbone``), also by a part of its place; and
+            what the tensors leave open (not where a config goes with them): ``img_size`` in pixels, when it is not the
+            square that the positions form; ``num_heads``, when it is not the published one for the width; ``eps`` of
+            all norms; other fields of ViTConfig. ``coverage(path, ...)`` lists what was assumed, chosen and left out.
+
+    Warns where weights and their average (EMA) are in the file, and the average was read.
 
     Raises:
-        UserError: the file cannot be read safely, does not contain a ViT, or a part of it is not covered; the message
-            names it.
+        UserError: the file cannot be read safely, does not contain a ViT or several, a part of it is not covered, or
+            weights are NaN; the message names it.
     """
-    return _read(Path(path), settings)[0].eval()
+    model, account = _read(path, settings)
+    if account.choice:
+        warnings.warn(f"{account.source}: {account.choice}.", stacklevel=2)
+    return model.eval()
 
 
 def coverage(source: nn.Module | str | Path, **settings: Any) -> Coverage:
@@ -55,7 +58,7 @@ def coverage(source: nn.Module | str | Path, **settings: Any) -> Coverage:
         if settings:
             raise UserError(f"A model object needs no settings: leave {', '.join(settings)} out.")
         return read_model(source)[1]
-    return _read(Path(source), settings)[1]
+    return _read(source, settings)[1]
 
 
 def save(model: ViT, path: str | Path) -> None:
@@ -123,7 +126,7 @@ def open_model(source: str, img_size: int | tuple[int, int] | None = None, **fie
             model.set_input_size(img_size)
         return model
     size, _, changes = source.partition("+")
-    if Path(source).suffix in (".safetensors", ".pth", ".npz") or source.startswith((".", "/", "~")):
+    if Path(source).suffix in ENDINGS or source.startswith((".", "/", "~")):
         raise UserError(f"{source} does not exist.")
     model = vit(size, **fields, **({} if img_size is None else {"img_size": img_size}))
     return apply(model, *parse_changes(changes)) if changes else model
@@ -134,12 +137,13 @@ def open_checkpoint(source: str) -> ViT:
 
     Args:
         source: a trial's folder (`vitmods train`, or one of a study), a file or folder that `vitmods.adapters.load`
-            reads, or the name of a timm model with published weights, with or without `timm:` before it.
+            reads, with `?key=KEY` where it holds several models, or the name of a timm model with published weights,
+            with or without `timm:` before it.
 
     Raises:
         UserError: the checkpoint does not exist, cannot be read, or cannot be downloaded.
     """
-    if Path(source).exists():
+    if _split(source)[0].exists():
         return load(source)
     import timm
 
@@ -172,7 +176,7 @@ def cached_checkpoints() -> list[str]:
             if _is_vit_name(config.get("architecture") or "") or config.get("model_type") in huggingface.FAMILIES:
                 paths.append(weights.parent)
     hub = Path(torch.hub.get_dir(), "checkpoints")
-    paths += [path for path in hub.glob("*") if path.suffix in _ENDINGS and _is_vit_name(path.name)]
+    paths += [path for path in hub.glob("*") if path.suffix in ENDINGS and _is_vit_name(path.name)]
     return sorted(map(str, paths))
 
 
@@ -181,125 +185,89 @@ def _is_vit_name(name: str) -> bool:
     return name.startswith(("vit_", "deit", "beit", "eva", "dino"))
 
 
-def _read(path: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
-    weights = _find_weights(path)
-    model, account = _read_weights(path, weights, settings)
-    model.pretrained_cfg.update(_pixels_beside(weights))
-    return model, account
+def _split(source: str | Path) -> tuple[Path, dict[str, Any]]:
+    """The path and the settings of ``FILE?key=KEY,num_heads=2``."""
+    path, _, options = str(source).partition("?")
+    if not options or Path(source).exists():
+        return Path(source), {}
+    settings = dict[str, Any]()
+    for option in options.split(","):
+        name, _, value = option.partition("=")
+        settings[name] = value
+        with suppress(ValueError):
+            settings[name] = value if name == "key" else parse_json(value)
+    return Path(path), settings
 
 
-def _read_weights(path: Path, weights: Path, settings: dict[str, Any]) -> tuple[ViT, Coverage]:
-    tensors, record = _read_tensors(weights), None
+def _read(source: str | Path, asked: dict[str, Any]) -> tuple[ViT, Coverage]:
+    path, settings = _split(source)
+    asked = settings | asked
+    settings = {name: value for name, value in asked.items() if name != "key"}
+    files, key = find_files(path), asked.get("key")
+    tensors, record = read_tensors_of(files), None
     with suppress(OSError, ValueError):  # the reader that needs the file says what is wrong with it
-        record = read_json(weights.with_name("config.json"))
-    is_timms = isinstance(record, dict) and isinstance(record.get("architecture"), str) and not own.is_own(weights)
-    description = None if is_timms else own.own_description(weights)
-    is_big_vision = big_vision.is_big_vision(tensors)
-    is_huggingface = description is None and not is_big_vision and huggingface.is_saved(tensors)
-    if settings and (is_timms or description is not None or is_huggingface):
-        raise UserError(f"The config of {path.name} is complete: leave {', '.join(settings)} out.")
-    if weights.with_name("vitmods.json").is_file() or (isinstance(record, dict) and "vitmods_changes" in record):
+        record = read_json(files[0].with_name("config.json"))
+    is_timms = isinstance(record, dict) and isinstance(record.get("architecture"), str) and not own.is_own(files[0])
+    description = None if is_timms else own.own_description(files[0])
+    complete = [*settings] if is_timms else [*asked] if description is not None else []
+    if complete:
+        raise UserError(f"The config of {path.name} is complete: leave {', '.join(complete)} out.")
+    if files[0].with_name("vitmods.json").is_file() or (isinstance(record, dict) and "vitmods_changes" in record):
         raise UserError(f"{path.name} is a model that was changed in place: vm.from_pretrained opens it.")
+    weights = Weights(tensors) if description else find_model(path.name, tensors, key)
+    kept = {torch.float64} if description else set()  # half precision loses nothing, and images are in float32
+    singles = {
+        name: tensor.float() if tensor.is_floating_point() and tensor.dtype not in kept else tensor
+        for name, tensor in weights.tensors.items()
+    }
     if is_timms:
         from vitmods.adapters.timm import read_saved
 
-        return read_saved(weights, tensors)
-    if description is not None:
-        return own.read_own(path.name, tensors, description)
-    if is_huggingface:
-        if record is None:
-            raise UserError(f"{weights.name} needs a readable config.json next to it, as save_pretrained writes it.")
-        return huggingface.read_saved(path.name, tensors, record)
-    if is_big_vision:
-        return big_vision.read_big_vision(path.name, tensors, **settings)
-    if deit.is_deit(tensors):
-        return deit.read_deit(path.name, tensors, **settings)
-    if "conv_proj.weight" in tensors:
-        raise UserError(f"{path.name} has torchvision's names: load it into torchvision's model and give that.")
-    raise UserError(
-        f"{path.name} does not contain a ViT with the names of big_vision, DeiT, timm or Hugging Face; its first are "
-        f"{', '.join(list(tensors)[:3])}."
-    )
-
-
-def _find_weights(path: Path) -> Path:
-    if not path.exists():
-        raise UserError(f"{path} does not exist.")
-    if path.is_file():
-        return path
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (path / name).is_file():
-            return path / name
-    check_weights_kept(path)
-    if (path / "study.json").is_file():
-        raise UserError(f"{path} is a study: name one of its trials, such as {path / 'trials' / 'base' / 'seed0'}.")
-    raise UserError(
-        f"{path} contains neither model.safetensors nor pytorch_model.bin. Weights in several files: load them with "
-        "their library and give the model."
-    )
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """The file's tensors by name; half precision becomes float32, which loses nothing.
-
-    Raises UserError for a file that is damaged or holds anything but plain tensors with all of their elements: a file
-    can repeat one number a million times without a byte more, until a copy takes the memory.
-    """
-    if path.suffix not in _ENDINGS:
-        raise UserError(f"{path.name}: files that can be read end in {', '.join(_ENDINGS)}.")
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    errors = (OSError, ValueError, TypeError, RuntimeError, LookupError, EOFError, MemoryError, zipfile.BadZipFile)
-    tensors: dict[str, Any]
-    with explaining(lambda error: f"{path.name} cannot be read; it may be damaged: {error}", *errors, SafetensorError):
-        if path.suffix == ".npz":
-            arrays = read_npz(path, small=0)  # numpy does not know bfloat16
-            tensors = {}
-            for name, array in arrays.items():
-                tensor = torch.from_numpy(array.view(np.int16) if array.dtype == np.dtype("V2") else array)
-                tensors[name] = tensor.view(torch.bfloat16) if array.dtype == np.dtype("V2") else tensor
-        elif path.suffix == ".safetensors":
-            check_weights(path)
-            tensors = load_file(path)
-        else:
-            tensors = _from_torch(path)
-    others = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
-    if others or not tensors:
-        content = ", ".join(map(str, others[:5])) or "it is empty"
-        raise UserError(f"{path.name} is not a set of named tensors: {content}.")
-    for name, tensor in tensors.items():
-        plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-        if not plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            label = printable(str(name)[:80])
-            raise UserError(f"The tensor {label} is not a plain one with all of its elements: save it again.")
-    half_types = (torch.float16, torch.bfloat16)
-    return {name: tensor.float() if tensor.dtype in half_types else tensor for name, tensor in tensors.items()}
-
-
-def _from_torch(path: Path) -> dict[str, Tensor]:
-    """Weights alone, never other code; the arguments that DeiT's main.py saves along are plain values."""
-    try:
-        if zipfile.is_zipfile(path):
-            check_zip(path, small=0)
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+        model, account = read_saved(files[0], singles)
+    elif description is not None:
+        model, account = own.read_own(path.name, singles, description)
+    else:
+        model, account = _read_foreign(path.name, files[0].name, replace(weights, tensors=singles), record, settings)
+    account = replace(account, left_out=(*account.left_out, *weights.outside.items()), choice=weights.choice)
+    names = {row.ours: " + ".join(row.theirs) for row in account.rows}
+    used = {name for row in account.rows for name in row.theirs}
+    whole = [f"{n} is {t.dtype}" for n, t in singles.items() if n in used and not t.is_floating_point()]
+    if whole and description is None:
+        raise UserError(f"{path.name}: {whole[0]}: quantized weights are not read. Save them as numbers.")
+    if broken := [names[name] for name, value in model.state_dict().items() if not value.isfinite().all()]:
         raise UserError(
-            f"{path.name} contains more than tensors, or is damaged, and is not opened: reading it could run its code. "
-            "Write its state dict alone, torch.save(model.state_dict(), ...), where it is trusted."
-        ) from error
-    for key in ("model", "state_dict"):
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-    if not isinstance(content, Mapping):
-        raise UserError(f"{path.name} is a {type(content).__name__}, expected a state dict, or one under 'model'.")
-    wrapped = all(str(name).startswith("module.") for name in content)
-    return {str(name).removeprefix("module.") if wrapped else name: value for name, value in content.items()}
+            f"{path.name} has NaN or infinite numbers in {len(broken)} of its {len(names)} tensors ({broken[0]}): its "
+            "training diverged, or the file is damaged. Take an earlier checkpoint."
+        )
+    model.pretrained_cfg.update(_pixels_beside(files[0]))
+    model.pretrained_cfg["account"] = account.summary
+    return model, account
+
+
+def _read_foreign(
+    source: str, file: str, weights: Weights, record: Any, settings: dict[str, Any]
+) -> tuple[ViT, Coverage]:
+    if weights.kind == "huggingface":
+        if settings:
+            raise UserError(f"The config of {source} is complete: leave {', '.join(settings)} out.")
+        if record is None:
+            raise UserError(f"{file} needs a readable config.json next to it, as save_pretrained writes it.")
+        return huggingface.read_saved(source, weights.tensors, record)
+    kinds = (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError)
+    with explaining(lambda error: f"{source} cannot be read, its tensors have unknown shapes: {error}", *kinds):
+        if weights.kind == "big_vision":
+            return big_vision.read_big_vision(source, weights.tensors, **settings)
+        if weights.kind == "timm":
+            return deit.read_deit(source, weights.tensors, beside=weights.outside, **settings)
+    raise UserError(
+        f"{source} does not contain a ViT with the names of timm, big_vision, torchvision, Hugging Face, CLIP or "
+        f"another known release; its first are {', '.join(list(weights.tensors)[:3])}."
+    )
 
 
 def _pixels_beside(weights: Path) -> dict[str, tuple[float, ...]]:
-    """``mean`` and ``std`` of pixels in [0, 1] from Hugging Face's preprocessor_config.json; empty without that file.
+    """``mean`` and ``std`` of pixels in [0, 1], and ``seen_size``, the (rows, columns) to which images are cropped or
+    resized, from Hugging Face's preprocessor_config.json; empty without that file.
 
     Raises UserError when that file cannot be read, or scales pixels otherwise.
     """
@@ -308,10 +276,16 @@ def _pixels_beside(weights: Path) -> dict[str, tuple[float, ...]]:
         return {}
     try:
         record: dict[str, Any] = read_json(path)
+        crops = record.get("do_center_crop", "crop_size" in record)
+        size = record.get("crop_size" if crops else "size")
+        sides: Any = (size, size) if isinstance(size, int) else [(size or {}).get(s) for s in ("height", "width")]
+        pixels: dict[str, tuple[float, ...]] = (
+            {} if None in sides else {"seen_size": tuple(int(side or 0) for side in sides)}
+        )
         if not record.get("do_normalize", True):
-            return {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+            return pixels | {"mean": (0.0,) * 3, "std": (1.0,) * 3}
         names = [name for name in ("mean", "std") if f"image_{name}" in record]
-        pixels = {name: tuple(map(float, record[f"image_{name}"])) for name in names}
+        pixels |= {name: tuple(map(float, record[f"image_{name}"])) for name in names}
         scale = float(record.get("rescale_factor", 1 / 255)) if record.get("do_rescale", True) else 1.0
     except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(

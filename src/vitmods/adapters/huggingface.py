@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from vitmods.adapters import transfer
 from vitmods.adapters.surgery import repeat
 from vitmods.adapters.tensors import HEADS, STACKED, WITHOUT_KEYS, Coverage, Layout, Row, packed_gate, part_of, rows_of
+from vitmods.adapters.weights import files_of_index
 from vitmods.model.config import ViTConfig
 from vitmods.model.slots import BranchConfig, NormConfig, StemConfig
 from vitmods.model.vit import ViT
 from vitmods.util.errors import UserError, explaining, first_line, needs
-from vitmods.util.limits import check_file, offline, read_bytes, read_json
-from vitmods.util.text import printable
+from vitmods.util.limits import offline, read_bytes, read_json
 
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -87,11 +87,6 @@ _IN_BLOCK = {
 }
 _QUERIES = ("block.attention.attention.query", "block.attention.q_proj", "block.self_attn.q_proj")
 _KINDS = {kind: (f".{kind}", STACKED) for kind in ("weight", "bias")}
-_UNUSED = {
-    r"embeddings\.mask_token$": "stands for masked patches, which a plain forward pass does not have",
-    r"embeddings\.position_ids$": "numbers the positions",
-    r"\w.*relative_position_index$": "numbers the offsets of tokens",
-}
 
 
 def from_huggingface(model: Any) -> ViT:
@@ -205,7 +200,8 @@ def open_changed_huggingface(folder: Path) -> nn.Module:
     if getattr(config, "quantization_config", None):
         raise UserError(f"{folder / 'config.json'} asks for quantization: leave quantization_config out.")
     with explaining(lambda error: f"{folder} cannot be read: {first_line(error)}"):
-        files = _weights_in(folder)
+        whole, index = (folder / f"model.safetensors{ending}" for ending in ("", ".index.json"))
+        files = [whole] if whole.exists() else files_of_index(index)
         with offline(), transfer.outline(source, transfer.most_bytes(sum(file.stat().st_size for file in files))):
             changed(config)
         tensors = {name: tensor for file in files for name, tensor in load(read_bytes(file, "weights")).items()}
@@ -217,19 +213,6 @@ def open_changed_huggingface(folder: Path) -> nn.Module:
         raise UserError(f"{folder}: the weights do not fit the changes in config.json: {', '.join(wrong[:5])}.")
     model.__class__ = kind
     return model
-
-
-def _weights_in(folder: Path) -> list[Path]:
-    """List the files of weights in a folder: one, or those of its index. Raises ValueError if one is elsewhere, OSError
-    without any."""
-    names = ["model.safetensors"]
-    if not (folder / names[0]).exists():
-        names = sorted(set(read_json(folder / "model.safetensors.index.json")["weight_map"].values()))
-    for name in names:
-        if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name):
-            raise ValueError(f"its index names {printable(name)[:80]!r}, which is not a file of weights in it")
-        check_file(folder / name, "weights")
-    return [folder / name for name in names]
 
 
 def check_values(source: str, values: Any) -> None:
@@ -253,11 +236,6 @@ def check_values(source: str, values: Any) -> None:
         if name.endswith("implementation") and "/" in str(value):
             raise UserError(f"{source}: its config names code of others as {name}: set it to 'sdpa'.")
         check_values(source, value)
-
-
-def is_saved(tensors: Iterable[str]) -> bool:
-    """Whether tensors have the names of a Hugging Face ViT."""
-    return any(re.search(r"(^|\.)embeddings\.patch_embedding(s\.projection)?\.weight$", name) for name in tensors)
 
 
 def to_huggingface(model: ViT, like: nn.Module | None = None) -> nn.Module:
@@ -461,7 +439,7 @@ def _rows_of(tensors: Iterable[str], config: ViTConfig) -> tuple[Callable[[Itera
         table["cls_token"] = ((token, positions), {"cls_token": ("", folded)})
         table["pos_embed"] = ((positions,), {"pos_embed": ("", part_of(lambda x: x[:, 1:], dim=1))})
     table["head"] = "classifier" if "classifier" in names else (("cls_classifier", "distillation_classifier"), HEADS)
-    unused = dict(_UNUSED)
+    unused = {}
     if "classifier" in names:
         unused[r"head\."] = "pools the tokens, of which the classifier reads the mean"
     if config.final_norm is None:

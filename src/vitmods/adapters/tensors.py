@@ -14,8 +14,23 @@ from torch import Tensor
 
 from vitmods.model.names import SIZES
 from vitmods.util.errors import UserError
+from vitmods.util.text import first_of, plural
 
 _BLOCK = re.compile(r"((?:blocks|layers?|encoder_layer|encoderblock)[._])\d+")
+LEFTOVERS = {
+    r"(.*\.)?(mask_token|mask(ed)?_embed\w*)(\.weight)?": "stands for masked patches, which a plain forward pass lacks",
+    r"(.*\.)?position_ids": "numbers the positions",
+    r"(.*\.)?relative_position_index": "numbers the offsets of tokens",
+    r"(.*\.)?num_batches_tracked": "norms here do not count batches",
+    r"(.*\.)?rope(_embed)?\.(freqs_cos|freqs_sin|periods)": "is computed here, and was compared",
+    r"(.*\.)?bias_mask": "leaves the biases of keys out",
+    r"(\w+\.)?decoder.*": "of the decoder of pre-training",
+    r"(\w*predictor|local_cls_norm).*": "of pre-training",
+    r"(\w+_)?head\.\w+\..*|\w+_head\..*|projectors?\..*": "of a head of pre-training",
+    r"logit_(scale|bias)": "scales what images and texts have in common",
+}
+"""Names of tensors that a plain ViT does not read -> why. They are left out where no other tensor needs them."""
+OUTSIDE = "outside the model's "
 
 
 @dataclass(frozen=True)
@@ -106,13 +121,40 @@ class Coverage:
     """(foreign tensor, why it takes no part)"""
     assumed: tuple[str, ...] = ()
     """settings that the source does not contain"""
+    choice: str = ""
+    """of several models in a file, which was read though nobody asked, and what else is there"""
 
     def __str__(self) -> str:
         went = group_blocks([f"{' + '.join(row.theirs)} -> {row.ours}" for row in self.rows])
-        omitted = group_blocks([f"left out: {name} ({reason})" for name, reason in self.left_out])
+        omitted = group_blocks([f"left out: {_part(name, why)} ({why})" for name, why in self.left_out])
         count = len({name for row in self.rows for name in row.theirs})
         head = f"{self.source}: {count} tensors read, {len(self.left_out)} left out, none missing"
-        return "\n".join([head, *went, *omitted, *(f"assumed: {setting}" for setting in self.assumed)])
+        chosen = [f"chosen: {self.choice}"] * bool(self.choice)
+        return "\n".join([head, *chosen, *went, *omitted, *(f"assumed: {setting}" for setting in self.assumed)])
+
+    @property
+    def summary(self) -> str:
+        """What was chosen and what was left out, in a sentence; empty if all of the source is the model."""
+        parts = dict[str, dict[str, None]]()
+        for name, why in self.left_out:
+            words = _part(name, why).split(".")
+            label = ".".join(words) if OUTSIDE in why else words[0 if why.startswith("of ") else -1]
+            parts.setdefault(why, {})[label] = None
+        listed = "; ".join(f"{first_of([*names])} ({why})" for why, names in parts.items())
+        left_out = [f"{plural(len(self.left_out), 'tensor')} left out: {listed}"] * bool(parts)
+        said = [self.choice] * bool(self.choice) + left_out
+        return f"Of {self.source} {'; '.join(said)}." if said else ""
+
+
+def _part(name: str, why: str) -> str:
+    """What is said of a tensor that is left out: its name, or the part of the file that it is in."""
+    _, is_outside, place = why.partition(OUTSIDE)
+    if not is_outside:
+        return name
+    shared = max(
+        end for end in range(len(place) + 1) if end == 0 or (name.startswith(place[:end]) and place[end - 1] in "./")
+    )
+    return name[:shared] + re.split("[./]", name[shared:])[0]
 
 
 def read_tensors(
@@ -124,13 +166,15 @@ def read_tensors(
 ) -> tuple[dict[str, Tensor], Coverage]:
     """Our tensors from the foreign ones, and the account of all of them.
 
-    ``left_out`` names foreign tensors that take no part, with the reason. Raises UserError that lists what is missing
-    and what is left over.
+    ``left_out`` names foreign tensors that take no part, with the reason; `LEFTOVERS` does too. Raises UserError that
+    lists what is missing and what is left over.
     """
-    rows, left_out = tuple(rows), left_out or {}
+    rows, left_out = tuple(rows), dict(left_out or {})
     wanted = {name for row in rows for name in row.theirs}
     missing = sorted(wanted - theirs.keys())
     surplus = sorted(theirs.keys() - wanted - left_out.keys())
+    left_out |= {n: why for n in surplus for known, why in LEFTOVERS.items() if re.fullmatch(known, n)}
+    surplus = [name for name in surplus if name not in left_out]
     problems = [
         f"{what}: {', '.join(group_blocks(names))}"
         for what, names in (("missing", missing), ("without a place here", surplus))

@@ -97,6 +97,8 @@ MOST_CLASSES = 1 << 17
 """of a head, each of which Hugging Face gives a name; ImageNet-21k has 21,843"""
 MOST_NUMBER = 1 << 20
 """the largest width, length or count in such a description"""
+MOST_SIDE = 4 * 1024
+"""pixels of an image's side in a trial or folder that is opened"""
 _COUNTS_OF_BLOCKS = ("depth", "depths", "layer", "layers")  # how the names of such settings end
 
 

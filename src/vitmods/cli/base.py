@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitmods.cli.compare import Compare, make_study, run
-from vitmods.cli.options import announce, expected_folder, parse, readable_folder
+from vitmods.cli.options import announce, expected_folder, parse, readable_folder, with_key
 from vitmods.study.budget import make_budget
 from vitmods.study.executors.processes import start_template_early
 from vitmods.util.errors import UserError
@@ -47,6 +47,7 @@ class Base(Compare):
 def main(arguments: Sequence[str]) -> int:
     """Run `vitmods base`; returns the exit code."""
     options = parse(Base, arguments, "base", COMMON)
+    options = replace(options, start=with_key(options.start, options.key))
     data, base = options.dataset.data, Path(options.start).name if options.start else "".join(options.base)
     if not options.quiet:
         what = f"Training base{f' ({base})' if base else ''} on {data}, {plural(options.seeds or 0, 'seed')}"

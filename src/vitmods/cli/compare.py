@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vitmods.cli.options import DataOptions, announce, expected_folder, note, parse, readable_folder
+from vitmods.cli.options import DataOptions, announce, expected_folder, note, parse, readable_folder, with_key
 from vitmods.evals.options import Options
 from vitmods.finetune.roles import ALL
 from vitmods.study.arms import make_arms, table_of
@@ -87,6 +87,8 @@ class Compare:
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """trained weights to start from, which also set base: a trial folder, a file or a timm model name. A study folder,
     or a folder of several checkpoints, starts each arm from its own weights"""
+    key: str | None = None
+    """of several models in the file of --from the one to start from, by its place in it or a part of that: teacher"""
     pretrain: str | None = None
     """first train every arm and seed without labels: a task or a recipe with settings, as dino or
     "beit(epochs=50,codes=512)". These trials are the study in pretraining of --out; the arms then start from them"""
@@ -136,6 +138,7 @@ class Compare:
 def main(arguments: Sequence[str]) -> int:
     """Run `vitmods compare`; returns the exit code."""
     options = parse(Compare, arguments, "compare", COMMON)
+    options = replace(options, start=with_key(options.start, options.key))
     budget, line_up, data = make_budget(options.budget), table_of(options.arms), options.dataset.data
     task = options.dataset.task if any(re.match("--task(=|$)", word) for word in arguments) else None
     if line_up and line_up.pretrain and not (options.pretrain or options.start or task):

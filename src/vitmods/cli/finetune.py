@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vitmods.cli.options import DataOptions, announce, expected_folder, parse, readable_folder
+from vitmods.cli.options import DataOptions, announce, expected_folder, parse, readable_folder, with_key
 from vitmods.cli.train import run_trial, show
 from vitmods.study.defaults import RecipeChoice
 from vitmods.train.options import RunOptions
@@ -40,6 +40,8 @@ class Finetune:
     options: RunOptions
     model: Annotated[str | None, tyro.conf.arg(aliases=["--from"])] = None
     """a trial's folder, a file of weights (.pth, .safetensors, .npz), or a timm model with published weights"""
+    key: str | None = None
+    """of several models in that file the one to adapt, by its place in it or a part of that: teacher"""
     positions: Literal["bicubic", "bilinear"] = "bicubic"
     """how position embeddings become those of --img-size: as timm, or with aligned corners as big_vision"""
     seed: int = 0
@@ -56,6 +58,7 @@ class Finetune:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parse(Finetune, arguments, "finetune", COMMON)
+    options = replace(options, model=with_key(options.model, options.key))
     if options.model is None:
         raise UserError(
             "Say what is adapted: --model (or --from) with a trial's folder, a file of weights or a timm model's name."

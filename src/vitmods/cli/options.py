@@ -228,6 +228,13 @@ def rows_and_columns(img_size: Sequence[int]) -> tuple[int, int]:
     return img_size[0], img_size[-1]
 
 
+def with_key(source: str | None, key: str | None) -> str | None:
+    """Return a checkpoint's name with the key of the model in it. UserError for a key without a checkpoint."""
+    if key is not None and source is None:
+        raise UserError("--key names one of several models in the file of --from: give that.")
+    return source if key is None else f"{source}{',' if '?' in str(source) else '?'}key={key}"
+
+
 def readable_folder(data: str, *parts: str) -> Path:
     """`runs/` and a name made of these parts; the same command always gets the same folder, so that it resumes."""
     source = Path(data.partition("?")[0]).name  # torchvision:CIFAR10?root=... has its folder behind the mark

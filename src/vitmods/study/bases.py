@@ -23,7 +23,16 @@ from vitmods.adapters.apply import apply, as_vit, config_of
 from vitmods.adapters.libraries import LIBRARIES, Library
 from vitmods.adapters.replace import put_norms, replace_norms
 from vitmods.adapters.surgery import record_of_changes, repeat
-from vitmods.adapters.transfer import MOST_CLASSES, MOST_NUMBER, bounded, check_numbers, evaluating, most_bytes, outline
+from vitmods.adapters.transfer import (
+    MOST_CLASSES,
+    MOST_NUMBER,
+    MOST_SIDE,
+    bounded,
+    check_numbers,
+    evaluating,
+    most_bytes,
+    outline,
+)
 from vitmods.changes import Change
 from vitmods.changes.compose import edit as edit_config
 from vitmods.model.config import ViTConfig
@@ -50,8 +59,6 @@ if TYPE_CHECKING:
     from vitmods.study.arms import Edit
 
 
-MOST_SIDE = 4 * 1024
-"""pixels of an image's side in a trial that is opened"""
 _TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 

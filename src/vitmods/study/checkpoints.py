@@ -6,7 +6,7 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vitmods.adapters import load, open_checkpoint
 from vitmods.adapters.apply import as_vit
+from vitmods.adapters.weights import ENDINGS, NAMES
 from vitmods.fast.export import EXTRA
 from vitmods.finetune.delta import fingerprint_of
 from vitmods.model.config import ViTConfig
@@ -33,9 +34,6 @@ from vitmods.util.errors import UserError, explaining, first_line, needs
 from vitmods.util.files import check_weights_kept
 from vitmods.util.limits import parse_json
 from vitmods.util.text import printable
-
-_FILES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def seeds_of(source: str) -> list[int]:
@@ -144,8 +142,8 @@ def check_weights_for(line_up: LineUp, start: str | Path | None) -> None:
 def is_checkpoint(path: Path) -> bool:
     """Whether a path is a file of weights by its ending, or a folder that holds one, or one of seed0, seed1, ..."""
     if path.is_file():
-        return path.suffix in _FILES
-    return any((path / name).is_file() for name in _WEIGHTS) or bool(seeds_of(str(path)))
+        return path.suffix in ENDINGS
+    return any((path / name).is_file() for name in NAMES) or bool(seeds_of(str(path)))
 
 
 def open_trial(folder: Path) -> Any:
@@ -235,6 +233,15 @@ class Checkpoint:
         except (AttributeError, KeyError, TypeError) as error:
             raise UserError(f"{folder / 'config.json'} is damaged ({error!r}): copy the folder again.") from error
         return cls(source, name, open_trial(folder), recipe, settings, classes, fingerprint, data)
+
+    def as_seen(self) -> Checkpoint:
+        """The checkpoint with its ViT for images of the size that the preprocessor beside the weights makes, which may
+        be another than that of the positions."""
+        size = getattr(self.model, "pretrained_cfg", {}).get("seen_size")
+        if size is None or not isinstance(self.model, ViT) or size == self.model.vit_config.img_size:
+            return self
+        self.model.set_input_size(size)
+        return replace(self, settings={**self.settings, "img_size": list(size)})
 
     @property
     def backbone(self) -> nn.Module:
@@ -337,11 +344,13 @@ class Start:
 
     fingerprint: of its weights; None for one of several seeds
     positions:   how positions are resampled to another resolution
+    account:     what was chosen from a file of several models, and left out
     """
 
     source: str
     fingerprint: str | None
     positions: Resampling = "bicubic"
+    account: str = ""
 
     @classmethod
     def of(cls, source: str, positions: Resampling = "bicubic") -> tuple[Start, Checkpoint, ViTConfig | str]:
@@ -361,11 +370,13 @@ class Start:
             )
         else:
             base = record["base"]
-        return (
-            cls(source, fingerprint_of(checkpoint.backbone.state_dict()) if path == source else None, positions),
-            checkpoint,
-            base,
-        )
+        fingerprint = fingerprint_of(checkpoint.backbone.state_dict()) if path == source else None
+        account = getattr(checkpoint.backbone, "pretrained_cfg", {}).get("account", "")
+        return cls(source, fingerprint, positions, account), checkpoint.as_seen(), base
+
+    def record(self) -> dict[str, Any]:
+        """Return its fields, as a study's settings have them."""
+        return {name: value for name, value in asdict(self).items() if name != "account" or value}
 
     def build(
         self, config: Base, seed: int, recipe: Recipe | None = None, classes: Sequence[str] | None = None

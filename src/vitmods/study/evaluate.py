@@ -141,7 +141,7 @@ def figure_names(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
 def _open(source: str, data: str | None) -> Checkpoint:
     """Open a checkpoint with the trial's own images or those of `data`, which have the default split without a
     trial."""
-    checkpoint = Checkpoint.open(source) if data is not None or Path(source).is_dir() else None
+    checkpoint = Checkpoint.open(source).as_seen() if data is not None or Path(source).is_dir() else None
     if checkpoint is None or (data is None and "data" not in checkpoint.settings):
         hint = similar_folder(Path(source)) or "Say which with --data."
         raise UserError(f"{source} is not a trial's folder, which names its images. {hint}")

@@ -50,10 +50,13 @@ def frozen_scores(model: nn.Module, runner: TrialRunner, settings: Settings, cel
 
 
 def trained_lines(settings: Settings, frozen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """State what the frozen weights reach, and the rates of the arms unless they are tuned or swept; nothing of a study
-    of new weights. `frozen`: setting of a sweep, empty without one -> what `frozen_scores` returned."""
+    """State what was read of a file of weights, what these reach frozen, and the rates of the arms unless they are
+    tuned or swept; nothing of a study of new weights. `frozen`: setting of a sweep, empty without one -> what
+    `frozen_scores` returned."""
     if "start" not in settings.fixed:
         return
+    if account := settings.fixed["start"].get("account"):
+        yield printable(str(account))
     for setting, scores in frozen.items():
         under = f" with {setting}" if setting else ""
         if all(isinstance(scores.get(name), float) for name in LEARNERS):

@@ -83,7 +83,13 @@ def predict(
     source = str(checkpoint)
     if Path(source).suffix in GRAPHS and device not in ("auto", "cpu"):
         raise UserError(f"{source} runs on the CPU here: leave --device out, or give the weights.")
-    trained = Checkpoint.open(source, trust)
+    trained = Checkpoint.open(source, trust).as_seen()
+    shape = getattr(trained.model, "vit_config", None)
+    if shape is not None and not shape.num_classes:
+        raise UserError(
+            f"{source} has no head: it gives features, not classes. Train one with `vitmods finetune --from {source}`, "
+            f"or measure the features: `vitmods evaluate {source} --data path/to/images --protocol knn probe`."
+        )
     settings, names = trained.settings, trained.classes
     kind = TASKS[settings.get("task", DEFAULT)]
     if kind.inputs == "images" and settings["in_chans"] not in (1, 3):

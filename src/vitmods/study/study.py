@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -561,7 +561,7 @@ def fixed_settings(
         from vitmods.study.checkpoints import Start  # imports torch, so only here: --help does without
 
         trained, checkpoint, base = Start.of(str(start), positions)
-        started["start"], named_model, shape = asdict(trained), None, checkpoint.settings
+        started["start"], named_model, shape = trained.record(), None, checkpoint.settings
         defaults = replace(defaults, img_size=tuple(shape["img_size"]), in_chans=shape["in_chans"])
         pixels = {name: tuple(getattr(checkpoint.recipe.augment, name)) for name in ("mean", "std")}
     size = defaults.img_size if images.img_size is None else images.img_size
