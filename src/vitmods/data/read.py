@@ -20,7 +20,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 # Raster formats only: PIL would start Ghostscript for an EPS file, and documents are not images.
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "TGA", "PCX", "HEIF")
 _ORIENTATION = 0x0112  # the tag of EXIF
-_SUBFILE = 0x00FE  # the tag of TIFF for the kind of a page
+_SUBFILE, _WIDTH, _HEIGHT, _PHOTOMETRIC = 0x00FE, 0x0100, 0x0101, 0x0106  # tags of TIFF: kind of a page, sides, meaning
 _ON_ITS_SIDE = (5, 6, 7, 8)  # its values
 _WIDE_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 
@@ -71,8 +71,9 @@ def size_in_header(raw: bytes) -> tuple[int, int]:
     """Height and width that `decode` would give, as the file says without being decoded. Raises Unreadable."""
     with reading():
         image = _open(raw)
-        turned = image.getexif().get(_ORIENTATION, 1) in _ON_ITS_SIDE
-        return (image.width, image.height) if turned else (image.height, image.width)
+        tags = getattr(image, "tag_v2", {})  # of TIFF, whose size PIL turns by itself
+        width, height = tags.get(_WIDTH, image.width), tags.get(_HEIGHT, image.height)
+        return (width, height) if image.getexif().get(_ORIENTATION, 1) in _ON_ITS_SIDE else (height, width)
 
 
 def shown_size(raw: bytes) -> tuple[int, int]:
@@ -169,6 +170,8 @@ def _pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:
         if not (low >= 0 and high <= top):
             outside = f"pixel values run from {low:g} to {high:g}, outside 0 to {top:g}"
             raise Unreadable(f"{outside}: save it with 8 or 16 bits")
+        # PIL inverts WhiteIsZero (0) in images of 8 bits alone.
+        values = top - values if getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0 else values
         image = Image.fromarray(np.rint(values * (255 / top)).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
