@@ -102,6 +102,23 @@ def test_images_in_two_splits_stop_unless_that_is_allowed(make_folder):
     assert [p for p in data.check(root).summary["problems"] if "8 images of test are also in train" in p]
 
 
+def test_images_of_the_same_pixels_in_other_files_are_copies(make_folder):
+    """A PNG with a text, or another compression, has other bytes: of found splits it is an error, of made ones a
+    warning."""
+    root = make_folder({"train/a": 9, "train/b": 9, "test/a": 2, "test/b": 2})
+    for name in ("a", "b"):
+        Image.open(root / "train" / name / "000.png").save(root / "test" / name / "copy.png", compress_level=0)
+    with pytest.raises(UserError, match="2 images of test are also in train, with the same pixels in other files"):
+        load(root)
+    allowed = load(f"{root}?allow=overlap").summary()["warnings"]
+    assert [w for w in allowed if "with the same pixels in other files (test/a/copy.png = train/a/000.png" in w]
+    made = make_folder({"a": 9, "b": 9}, under="made")
+    for path in sorted(made.glob("*/*.png")):
+        Image.open(path).save(path.with_name(f"{path.stem} again.png"), compress_level=0)
+    (warning,) = (w for w in load(made).summary()["warnings"] if "images of test are also in train" in w)
+    assert "group them (--group-by)" in warning
+
+
 def test_what_can_be_allowed(make_folder):
     make_folder({"train/a": 9, "train/b": 9})
     root = make_folder({"test/a": 4, "test/fox": 4}, seed=5000)

@@ -291,6 +291,8 @@ def problems(
         ]
     if "overlap" not in source.allow:
         shared = _repeats(splits)
+        # Of splits that are made, copies of the same bytes stay together; others are known after the images are read.
+        shared += _repeats({name: split for name, split in splits.items() if name in source.splits}, of_pixels=True)
         groups = set(group_keys(group_by, train.ids)) if group_by else set()
         for name, split in others.items() if group_by else ():
             if keys := groups & set(group_keys(str(group_by), split.ids)):
@@ -379,8 +381,11 @@ def _warnings(source: Source, splits: Splits) -> list[str]:
         if bare := sum(not labels for labels in split.label_sets or ()) if source.target != "class" else 0:
             warnings.append(f"{bare:,} of {len(split):,} images in {name} are without labels: none applies to them.")
     warnings += _conflicts(source, splits)
+    made = {name: split for name, split in splits.items() if name == "train" or name not in source.splits}
+    repeats = _repeats(made, of_pixels=True)
     if "overlap" in source.allow:
-        warnings += [f"{text}: its numbers flatter." for text in _repeats(splits)]
+        repeats = [*_repeats(splits), *_repeats(splits, of_pixels=True)]
+    warnings += [f"{text}: its numbers flatter. Remove the copies, or group them (--group-by)." for text in repeats]
     if "train" not in splits:
         return [*warnings, "Without a train split this set is for evaluation only."]
     if "missing" in source.allow:
@@ -453,16 +458,24 @@ def _untrained(source: Source, splits: Splits) -> list[str]:
     return texts
 
 
-def _repeats(splits: Splits) -> list[str]:
-    """Describe how many images of val and test are also in train, with examples."""
+def _repeats(splits: Splits, of_pixels: bool = False) -> list[str]:
+    """Describe how many images of val and test are also in train, with examples; of_pixels: in files of other bytes."""
     if "train" not in splits:
         return []
     train, texts = splits["train"], []
-    trained = hashes(train.store.index.digests)
+    how = "with the same pixels in other files" if of_pixels else "byte for byte"
     for name, split in splits.items():
-        digests = hashes(split.store.index.digests)
-        if name != "train" and len(repeated := np.flatnonzero(np.isin(digests, trained))):
+        by_bytes, of_train = (hashes(part.store.index.digests) for part in (split, train))
+        digests, trained = by_bytes, of_train
+        if of_pixels:
+            digests, trained = (hashes(part.store.index.pixels) for part in (split, train))
+        if name == "train" or len(digests) < len(split) or len(trained) < len(train):
+            continue
+        repeated = np.isin(digests, trained)
+        if of_pixels:
+            repeated &= ~np.isin(by_bytes, of_train)
+        if repeated.any():
             names = dict(zip(trained.tolist(), train.ids, strict=True))
-            pairs = [f"{printable(split.ids[i])} = {printable(names[digests[i]])}" for i in repeated]
-            texts.append(f"{len(pairs)} images of {name} are also in train, byte for byte ({first_of(pairs, 3)})")
+            pairs = [f"{printable(split.ids[i])} = {printable(names[digests[i]])}" for i in np.flatnonzero(repeated)]
+            texts.append(f"{len(pairs)} images of {name} are also in train, {how} ({first_of(pairs, 3)})")
     return texts

@@ -19,8 +19,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 # Raster formats only: PIL would start Ghostscript for an EPS file, and documents are not images.
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "TGA", "PCX", "HEIF")
+HASHED_VALUES = 1 << 20  # a millisecond
 _ORIENTATION = 0x0112  # the tag of EXIF
-_SUBFILE = 0x00FE  # the tag of TIFF for the kind of a page
+_SUBFILE, _WIDTH, _HEIGHT, _PHOTOMETRIC = 0x00FE, 0x0100, 0x0101, 0x0106  # tags of TIFF: kind of a page, sides, meaning
 _ON_ITS_SIDE = (5, 6, 7, 8)  # its values
 _WIDE_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 
@@ -71,8 +72,9 @@ def size_in_header(raw: bytes) -> tuple[int, int]:
     """Height and width that `decode` would give, as the file says without being decoded. Raises Unreadable."""
     with reading():
         image = _open(raw)
-        turned = image.getexif().get(_ORIENTATION, 1) in _ON_ITS_SIDE
-        return (image.width, image.height) if turned else (image.height, image.width)
+        tags = getattr(image, "tag_v2", {})  # of TIFF, whose size PIL turns by itself
+        width, height = tags.get(_WIDTH, image.width), tags.get(_HEIGHT, image.height)
+        return (width, height) if image.getexif().get(_ORIENTATION, 1) in _ON_ITS_SIDE else (height, width)
 
 
 def shown_size(raw: bytes) -> tuple[int, int]:
@@ -92,6 +94,12 @@ def digest(raw: "bytes | Image.Image | NDArray[np.generic]") -> bytes:
     """A hash of an image's bytes in its source: 16 bytes."""
     content = raw if isinstance(raw, bytes) else np.ascontiguousarray(np.asarray(raw)).tobytes()
     return blake2b(content, digest_size=16).digest()
+
+
+def pixel_digest(image: NDArray[np.uint8]) -> bytes:
+    """A hash of decoded pixels (C, H, W): 16 bytes. Of more than HASHED_VALUES equally spaced rows are hashed."""
+    rows = np.ascontiguousarray(image[:, :: 1 + image.size // HASHED_VALUES])
+    return blake2b(rows.data, digest_size=16, key=repr(image.shape).encode()).digest()
 
 
 def _open(raw: "bytes | Image.Image | NDArray[np.generic]") -> Image.Image:
@@ -169,6 +177,8 @@ def _pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:
         if not (low >= 0 and high <= top):
             outside = f"pixel values run from {low:g} to {high:g}, outside 0 to {top:g}"
             raise Unreadable(f"{outside}: save it with 8 or 16 bits")
+        # PIL inverts WhiteIsZero (0) in images of 8 bits alone.
+        values = top - values if getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0 else values
         image = Image.fromarray(np.rint(values * (255 / top)).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")

@@ -32,7 +32,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from vitmods.data.geometry import Geometry
-from vitmods.data.read import Unreadable, decode, digest, has_more, reading
+from vitmods.data.read import Unreadable, decode, digest, has_more, pixel_digest, reading
 from vitmods.data.records import Raw, Records, printable
 from vitmods.data.threads import AHEAD, busy_with, cores, in_order
 from vitmods.util.cache import user_cache
@@ -59,6 +59,7 @@ _ROW = np.dtype(
         ("crc", "<i8"),
         ("digest", "u1", (16,)),
         ("several", "?"),
+        ("pixels", "u1", (16,)),
     ]
 )
 
@@ -67,16 +68,17 @@ _ROW = np.dtype(
 class Index:
     """The facts of the m readable images of n records, and the places of those that are stored.
 
-    kept (m,): positions in the records; digests (m, 16): hash of the source's bytes; native (m, 2): height and width
-    before resizing, empty if unknown; several (m,): has more pages or frames, empty if unknown; unreadable: (position,
-    reason) of the others. Stored: shapes (m, 3): C, H, W;
-    offsets (m,): bytes; crc (m,): checksum of the pixels.
+    kept (m,): positions in the records; digests (m, 16): hash of the source's bytes; unreadable: (position, reason) of
+    the others. Empty if unknown: native (m, 2), height and width before resizing; pixels (m, 16), hash of the decoded
+    pixels; several (m,), whether there are more pages or frames. Stored: shapes (m, 3): C, H, W; offsets (m,): bytes;
+    crc (m,): checksum of the pixels.
     """
 
     kept: NDArray[np.int64]
     digests: NDArray[np.uint8]
     native: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
     unreadable: tuple[tuple[int, str], ...] = ()
+    pixels: NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 16), np.uint8))
     several: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
     shapes: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 3), np.int64))
     offsets: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -99,13 +101,13 @@ class _Table:
         """Index of the images in these rows (n,)."""
         chosen = self.rows[rows]
         kept = np.flatnonzero(chosen["state"] == _READABLE)
-        digests, native, several, shapes, offsets, crc = (
+        digests, native, pixels, several, shapes, offsets, crc = (
             np.ascontiguousarray(chosen[name][kept])
-            for name in ("digest", "native", "several", "shape", "offset", "crc")
+            for name in ("digest", "native", "pixels", "several", "shape", "offset", "crc")
         )
         bad = np.flatnonzero(chosen["state"] == _UNREADABLE).tolist()
         unreadable = tuple((i, self.reasons[int(rows[i])]) for i in bad)
-        return Index(kept, digests, native, unreadable, several, shapes, offsets, crc)
+        return Index(kept, digests, native, unreadable, pixels, several, shapes, offsets, crc)
 
     def add(self, records: Records, geometry: Geometry | None, channels: int, out: BinaryIO) -> None:
         """Decode those of the records that are unknown, and append their pixels to `out`; without geometry only their
@@ -121,8 +123,9 @@ class _Table:
                 return str(error)
             stored = image if geometry is None else np.ascontiguousarray(geometry.store(image))
             content = (_NO_PIXELS if geometry is None else stored.reshape(-1)).data
-            digested = np.frombuffer(digest(raw), np.uint8)
-            return content, (stored.shape, image.shape[1:], zlib.crc32(content), digested, has_more(raw))
+            by_bytes, by_pixels = (np.frombuffer(made, np.uint8) for made in (digest(raw), pixel_digest(image)))
+            facts = stored.shape, image.shape[1:], zlib.crc32(content), by_bytes, has_more(raw), by_pixels
+            return content, facts
 
         # PIL warns of large images and odd metadata; what matters is reported as a reason.
         with warnings.catch_warnings():
