@@ -24,7 +24,7 @@ from vitmods.data.geometry import Geometry, middle
 from vitmods.data.loading import geometry_of, parse_size
 from vitmods.data.read import Unreadable, decode, reading
 from vitmods.data.records import printable
-from vitmods.data.sources.folder import images_below
+from vitmods.data.sources.files import images_below
 from vitmods.data.threads import in_order
 from vitmods.study.checkpoints import GRAPHS, Checkpoint, Graph
 from vitmods.tasks.base import DEFAULT, TASKS, Predicted, Task

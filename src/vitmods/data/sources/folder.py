@@ -4,27 +4,22 @@ Files are only listed here; `layout` says what the folders are. Hidden files, fi
 directories (links that loop) are left out; all but hidden ones are counted in the warnings.
 """
 
-import functools
 import os
-import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from unicodedata import normalize
 
 import numpy as np
-from numpy.typing import NDArray
 
-from vitmods.data.read import Unreadable, reading
-from vitmods.data.records import PICTURES, Records, Source, printable, split_named
-from vitmods.data.sources import Spec, data_source, known_specs
+from vitmods.data.records import Records, Source, printable, split_named
+from vitmods.data.sources import Spec, data_source, known_specs, labels
+from vitmods.data.sources.files import file_records, listing
 from vitmods.data.sources.layout import (
     LAYOUT,
     SeveralReadings,
     Tree,
     ending_of,
-    is_dir,
     leave_out_copies,
     list_tree,
     parse_reading,
@@ -33,10 +28,7 @@ from vitmods.data.sources.layout import (
 )
 from vitmods.util.errors import UserError
 from vitmods.util.files import expand_user, similar_folder
-from vitmods.util.limits import lines_of, read_bytes
 
-CSV = "labels.csv"
-LABEL_OPTIONS = ("labels", "file", "label", "group", "split", "root")
 Places = Mapping[str, list[tuple[Tree, str]]]
 """split -> its folders, each with its class, or "" where the folders in it are classes"""
 
@@ -45,18 +37,16 @@ Places = Mapping[str, list[tuple[Tree, str]]]
     "folder",
     "path/to/folder",
     "one sub-folder per class, with or without splits (`?splits=`), or images and a table of their labels (`?labels=`)",
-    options=("stream", "buffer", "splits", *LABEL_OPTIONS),
+    options=("stream", "buffer", "splits", *labels.LABEL_OPTIONS),
 )
 def open_folder(spec: Spec) -> Source:
     """A folder of class folders, or of images and a table with their labels."""
-    from vitmods.data.sources import labels
-
     options = spec.options
-    if "labels" in options or ("splits" not in options and os.path.isfile(spec.folder / CSV)):
+    if "labels" in options or ("splits" not in options and os.path.isfile(spec.folder / labels.CSV)):
         if "splits" in options:
             raise UserError(f'"{spec}": the splits are those of the table (?split=COLUMN): leave splits out.')
-        source = labels.from_option(spec, options.get("labels", CSV))
-    elif given := [name for name in LABEL_OPTIONS if name in options]:
+        source = labels.from_option(spec, options.get("labels", labels.CSV))
+    elif given := [name for name in labels.LABEL_OPTIONS if name in options]:
         raise UserError(f'"{spec}": {given[0]} is a column of a table: write "?labels=FILE&{given[0]}=...".')
     else:
         source = folder(spec.rest, options.get("splits"))
@@ -85,8 +75,6 @@ def folder(path: str | Path, splits: str | None = None) -> Source:
             )
         warnings = leave_out_copies(tree)
         given = None if splits is None else parse_reading(splits)
-        from vitmods.data.sources import labels
-
         try:
             found, notes = understand(tree, where) if given is None else (given, [])
         except SeveralReadings as error:  # a table may say what is meant
@@ -194,79 +182,3 @@ def _class_records(
 def _ids(root: Path, paths: Sequence[str]) -> tuple[str, ...]:
     start = len(os.path.join(root, ""))
     return tuple(normalize("NFC", path[start:].replace(os.sep, "/")) for path in paths)
-
-
-@contextmanager
-def listing() -> Iterator[None]:
-    """Turn errors of the disk into a UserError that names the folder."""
-    try:
-        yield
-    except OSError as error:
-        where = printable(str(error.filename))
-        raise UserError(
-            f"The folder {where} cannot be listed: {error.strerror}. Make it readable or move it."
-        ) from error
-
-
-def folders_of_splits(root: Path) -> dict[str, Path]:
-    """The folders that are called as splits. UserError where two could be the same."""
-    folders: dict[str, Path] = {}
-    with os.scandir(root) as entries:
-        for path in sorted(Path(e.path) for e in entries if not e.name.startswith(".") and is_dir(e)):
-            if (split := split_named(path.name)) and folders.setdefault(split, path) != path:
-                raise UserError(f"Both {folders[split].name} and {path.name} in {root} could be {split}: keep one.")
-    return folders
-
-
-def loose_images(folder: Path) -> list[str]:
-    """Names of the images that lie directly in a folder, sorted."""
-    with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if ending_of(e.name) in PICTURES and os.path.isfile(e))
-
-
-def images_below(folder: Path) -> list[Path]:
-    """All images in a folder and its sub-folders, hidden ones left out, sorted. UserError where a folder cannot be
-    listed."""
-    with listing():
-        tree, _ = list_tree(folder)
-    return sorted(map(Path, tree.paths()))
-
-
-def file_records(ids: tuple[str, ...], labels: NDArray[np.int64], paths: Sequence[Path | str]) -> Records:
-    """Return the records of images that are a file each."""
-    absolute = functools.cache(os.path.abspath)  # of a folder, not of a million files in it
-
-    def stamp(path: str) -> str:
-        folder, _, name = path.rpartition(os.sep)
-        try:
-            status = os.stat(path)
-        except (OSError, ValueError) as error:  # ValueError: of a name that no file can have
-            return f"{path}:{getattr(error, 'errno', None)}"
-        return f"{absolute(folder)}/{name}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
-
-    stamps = tuple(stamp(os.fspath(path)) for path in paths)
-
-    def fetch(key: int) -> bytes:
-        with reading():
-            if not stat.S_ISREG(os.stat(paths[key]).st_mode):
-                raise Unreadable("not a regular file")
-            return read_bytes(Path(paths[key]), "image")
-
-    return Records(ids, labels, stamps, fetch, np.arange(len(paths)))
-
-
-CLASSES = "classes.txt"
-
-
-def class_names(path: Path) -> list[str]:
-    """The lines of the file that are not empty, in their order; none without the file.
-
-    Raises:
-        UserError: it is not text in UTF-8, or names a class twice.
-    """
-    if not path.is_file():
-        return []
-    names = lines_of(path)
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise UserError(f"{printable(str(path))} names {printable(twice[0])} twice: leave one out.")
-    return names

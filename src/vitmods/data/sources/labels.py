@@ -25,7 +25,7 @@ import numpy as np
 from vitmods.data.multilabel import with_rarest
 from vitmods.data.records import Source, printable, split_named
 from vitmods.data.sources import Spec, data_source
-from vitmods.data.sources.folder import CLASSES, CSV, LABEL_OPTIONS, class_names, file_records, listing
+from vitmods.data.sources.files import CLASSES, class_names, file_records, listing
 from vitmods.data.sources.layout import (
     Reading,
     Tree,
@@ -40,6 +40,8 @@ from vitmods.util.errors import UserError, nearest
 from vitmods.util.tables import IMAGE_NAMES, TABLES, Finder, Row, cell, read_rows
 from vitmods.util.text import first_of
 
+CSV = "labels.csv"
+LABEL_OPTIONS = ("labels", "file", "label", "group", "split", "root")
 CSV_LAYOUT = 'Its first line is "file,labels" or "file,labels,split", with labels separated by ; or |, not by commas.'
 _LABELS = (
     *("labels", "label", "class", "classes", "class_name", "label_name", "category", "categories", "target", "tags"),

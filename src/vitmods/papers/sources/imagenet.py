@@ -21,7 +21,8 @@ import numpy as np
 from vitmods.data.records import ENDINGS, Records, Source, printable
 from vitmods.data.rng import text_order
 from vitmods.data.sources import SOURCES, Spec
-from vitmods.data.sources.folder import class_folders, file_records, loose_images
+from vitmods.data.sources.files import file_records, loose_images
+from vitmods.data.sources.folder import class_folders
 from vitmods.data.sources.hf import hf_set
 from vitmods.data.sources.wds import Member, open_tar, read_at
 from vitmods.papers.sources import published_set

@@ -15,7 +15,8 @@ import numpy as np
 
 from vitmods.data.records import Records, Source, joined, printable
 from vitmods.data.sources import SOURCES, Spec
-from vitmods.data.sources.folder import file_records, folder
+from vitmods.data.sources.files import file_records
+from vitmods.data.sources.folder import folder
 from vitmods.data.sources.torchvision import torchvision_set
 from vitmods.data.splits import cut, limit, take_out
 from vitmods.papers.sources import SETS, published_set

@@ -41,7 +41,7 @@ from vitmods.data.multilabel import TARGETS, Target, with_rarest
 from vitmods.data.read import Unreadable, size_in_header
 from vitmods.data.records import SPLIT_NAMES, SPLITS, Broken, Raw, Records, Source, printable, split_named
 from vitmods.data.sources import Spec, data_source
-from vitmods.data.sources.folder import CLASSES, class_names, file_records, images_below, loose_images
+from vitmods.data.sources.files import CLASSES, class_names, file_records, images_below, loose_images
 from vitmods.data.sources.labels import Paths
 from vitmods.tasks.detection.objects import Objects, Segment, drawn, outline_area, with_instances
 from vitmods.util.errors import UserError, nearest

@@ -22,7 +22,7 @@ import numpy as np
 from vitmods.data.multilabel import TARGETS, Target, with_target
 from vitmods.data.records import SPLITS, Broken, Records, Source, printable, split_named
 from vitmods.data.sources import Spec, data_source, open_source
-from vitmods.data.sources.folder import file_records
+from vitmods.data.sources.files import file_records
 from vitmods.data.sources.labels import Paths
 from vitmods.data.sources.wds import ROW, ImageFact, Member, content_of, index_of, shard_records, shards_of
 from vitmods.util.errors import UserError

@@ -24,7 +24,7 @@ from vitmods.data.geometry import LONGEST, Geometry, Method, middle, resize
 from vitmods.data.read import Unreadable, digest, opened, reading, size_in_header
 from vitmods.data.records import Broken, Records, printable
 from vitmods.data.rng import Stream, uniform
-from vitmods.data.sources.folder import file_records
+from vitmods.data.sources.files import file_records
 from vitmods.data.store import remembered
 from vitmods.data.threads import AHEAD, busy_with, cores, in_order
 from vitmods.recipes import Augment

@@ -9,7 +9,7 @@ from unicodedata import normalize
 from vitmods.data.multilabel import TARGETS, Target, with_rarest
 from vitmods.data.records import Broken, Source, printable
 from vitmods.data.sources import Spec, data_source
-from vitmods.data.sources.folder import CLASSES, class_names, folders_of_splits, images_below, loose_images
+from vitmods.data.sources.files import CLASSES, class_names, folders_of_splits, images_below, loose_images
 from vitmods.data.sources.layout import base_of
 from vitmods.tasks.segmentation.masks import IGNORE, Coding, ImageAndMask, masked_records
 from vitmods.util.errors import UserError, nearest
